@@ -1,0 +1,21 @@
+"""Replication: the protocol core without I/O (`core`), and the aiohttp links and streams around it."""
+
+from .coalesce import Write
+from .core import Member, Members, Promise, Role
+from .disk import Disk, Placed, Reason
+from .promises import PromiseFile
+from .replica import Replica, ReplicaOptions
+
+__all__ = [
+    "Disk",
+    "Member",
+    "Members",
+    "Placed",
+    "Promise",
+    "PromiseFile",
+    "Reason",
+    "Replica",
+    "ReplicaOptions",
+    "Role",
+    "Write",
+]

@@ -1,0 +1,187 @@
+"""What a core asks of its driver, in order. Disk actions are answered by the event that each names."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from .events import Request
+from .messages import Ack, CoreMessage, Open, OpenAnswer
+from .promise import Promise
+
+# Disk: one at a time, in order; only appends go on beside a flush (rule 2).
+
+
+@dataclass(frozen=True, slots=True)
+class StorePromise:
+    """Write and fsync both promise slots, then `PromiseStored`."""
+
+    promise: Promise
+
+
+@dataclass(frozen=True, slots=True)
+class AppendRequests:
+    """Append these requests as one frame of `epoch`, then `Appended`."""
+
+    epoch: int
+    requests: tuple[Request, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class AppendSystem:
+    """Append one system record as a frame of `epoch`, then `Appended`."""
+
+    epoch: int
+    value: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class AppendFrames:
+    """Verify and append a leader's frames, then `Appended` or `AppendRefused`."""
+
+    stream_id: int
+    raw: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Truncate:
+    """Cut the log to a frame border, durably, then `Truncated`."""
+
+    stream_id: int
+    index: int
+
+
+@dataclass(frozen=True, slots=True)
+class Flush:
+    """Make durable what has been appended, then `Flushed` or `DiskFailed`."""
+
+
+# Network
+
+
+@dataclass(frozen=True, slots=True)
+class Send:
+    """Send on the link that this node dialled; lost without a word if there is none."""
+
+    node_id: str
+    message: CoreMessage
+
+
+@dataclass(frozen=True, slots=True)
+class DialStream:
+    """Dial the leader's `/peer/stream`, then `StreamConnected` or `StreamClosed`."""
+
+    stream_id: int
+    leader_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class SendOpen:
+    """Say what this node has."""
+
+    stream_id: int
+    open: Open
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerOpen:
+    """Answer a follower's opening."""
+
+    stream_id: int
+    answer: OpenAnswer
+
+
+@dataclass(frozen=True, slots=True)
+class Ship:
+    """Send the positions and whole frames from `from_index`, at most `max_bytes` (or one frame), then `Shipped`."""
+
+    stream_id: int
+    from_index: int
+    max_bytes: int
+    commit_index: int
+    durable_index: int
+
+
+@dataclass(frozen=True, slots=True)
+class SendAck:
+    """Acknowledge on a stream. The driver fills in what only it knows: the applied index and digest."""
+
+    stream_id: int
+    durable_index: int
+    plain_durable_index: int
+
+    def to_ack(self, applied_index: int, digest: bytes) -> Ack:
+        """The message, with the machine's position."""
+        return Ack(self.durable_index, self.plain_durable_index, applied_index, digest)
+
+
+@dataclass(frozen=True, slots=True)
+class CloseStream:
+    """Close a stream; `StreamClosed` need not follow."""
+
+    stream_id: int
+    reason: str
+
+
+# The node above
+
+
+@dataclass(frozen=True, slots=True)
+class Apply:
+    """Every record below `to_index` is committed, and durable on this node (rule 7): apply up to there."""
+
+    to_index: int
+
+
+@dataclass(frozen=True, slots=True)
+class RoleMoved:
+    """The node's role, epoch or leader changed. `serving`: a leader whose `epoch_start` is committed (rule 6)."""
+
+    role: str
+    epoch: int
+    leader_id: str | None
+    serving: bool
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class RejectRequest:
+    """A proposed request was not appended and never will be. `reason`: "not_leader" or "overloaded"."""
+
+    request: Request
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class ReadReady:
+    """A linearizable read may answer from a state at or after `index`; None: this node cannot answer it."""
+
+    read_id: int
+    index: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Halt:
+    """A broken invariant or a failed disk: stop the node and say the values."""
+
+    reason: str
+
+
+Action = (
+    StorePromise
+    | AppendRequests
+    | AppendSystem
+    | AppendFrames
+    | Truncate
+    | Flush
+    | Send
+    | DialStream
+    | SendOpen
+    | AnswerOpen
+    | Ship
+    | SendAck
+    | CloseStream
+    | Apply
+    | RoleMoved
+    | RejectRequest
+    | ReadReady
+    | Halt
+)

@@ -1,0 +1,375 @@
+"""The core: one node's replication, as a machine that is handed events and hands out actions.
+
+It is always in one of three states, each an object that is dropped whole at the end of it:
+
+    nobody's  -> knows no live leader; may be an attempt's nominee
+    Following -> an elected leader was heard, and its triple promised
+    Leading   -> a majority promised this node's triple
+
+`handle` runs the event, then lets the writer queue go on as far as the disk admits, then ships.
+"""
+
+from typing import assert_never
+
+from .actions import (
+    Action,
+    AnswerOpen,
+    Flush,
+    ReadReady,
+    RejectRequest,
+    RoleMoved,
+    Send,
+    StorePromise,
+)
+from .election import Nominee, answer_pre_vote, refusal
+from .events import (
+    AckArrived,
+    Appended,
+    AppendRefused,
+    DiskFailed,
+    Event,
+    Flushed,
+    FramesArrived,
+    LinkDown,
+    LinkUp,
+    Nominated,
+    OpenAnswered,
+    PromiseStored,
+    Proposed,
+    ReadAsked,
+    Received,
+    Shipped,
+    StreamClosed,
+    StreamConnected,
+    StreamOpened,
+    Tick,
+    Truncated,
+)
+from .following import Following
+from .leading import Leading
+from .messages import (
+    Heartbeat,
+    HeartbeatEcho,
+    OpenAnswer,
+    OpenVerb,
+    PreVote,
+    PreVoteAnswer,
+    PromiseAnswer,
+    PromiseRequest,
+)
+from .promise import Promise
+from .state import State
+from .writer import Adopt, Consider, Cut, Write, Writer
+
+
+class Core:
+    """One node's protocol state. Not thread-safe; every call to `handle` is one step."""
+
+    def __init__(self, state: State) -> None:
+        self.state = state
+        self.writer = Writer()
+        self.nominee = Nominee(state)
+        self.leading: Leading | None = None
+        self.following: Following | None = None
+        self._asked_by: Consider | None = None
+        # Rule 1: at start the promise is at least the last frame's epoch.
+        if state.log.last_epoch > state.promise.epoch:
+            state.promise = Promise(state.log.last_epoch, "", 0)
+
+    def handle(self, event: Event, now: int, clock: int) -> list[Action]:
+        """Take one step; return what to do, in order.
+
+        `now` is monotonic and `clock` the wall clock, both in microseconds.
+        """
+        state = self.state
+        if state.halted is not None:
+            return []
+        state.now, state.clock = now, clock
+        self._dispatch(event)
+        self._advance()
+        actions, state.actions = state.actions, []
+        return actions
+
+    # Events
+
+    def _dispatch(self, event: Event) -> None:
+        match event:
+            case AckArrived() | Shipped() | StreamOpened() | Proposed() | ReadAsked():
+                self._lead_on(event)
+            case FramesArrived() | OpenAnswered() | StreamConnected():
+                self._follow_on(event)
+            case Received():
+                self._received(event)
+            case Appended() | Flushed() | PromiseStored() | Truncated() | AppendRefused() | DiskFailed():
+                self._disk_done(event)
+            case StreamClosed(stream_id):
+                self._stream_closed(stream_id)
+            case LinkUp() | LinkDown():
+                self._link_changed(event)
+            case Nominated(nominated):
+                self.nominee.nominated = nominated
+            case Tick():
+                self._tick()
+            case _:
+                assert_never(event)
+
+    def _stream_closed(self, stream_id: int) -> None:
+        if self.leading:
+            self.leading.close_stream(stream_id)
+        if self.following:
+            self.following.stream_closed(stream_id)
+
+    def _link_changed(self, event: LinkUp | LinkDown) -> None:
+        if isinstance(event, LinkDown):
+            self.state.links.discard(event.node_id)
+            return
+        self.state.links.add(event.node_id)
+        if self.leading:
+            self.leading.send_heartbeats()
+
+    def _tick(self) -> None:
+        if self.following:
+            self.following.tick()
+        if self.leading and not self.leading.tick():
+            self._end_leading("no majority was heard for an election timeout")
+        if self.live_leader is None:
+            self.nominee.tick()
+            self._stand()
+
+    def _stand(self) -> None:
+        """Ask this node's own promise first, once a majority would promise."""
+        if (request := self.nominee.chosen_target()) is not None:
+            self.writer.submit(Consider(self.state.me.node_id, request))
+
+    def _lead(self) -> None:
+        """Lead, once a majority has promised."""
+        if self.leading is None and (promise := self.nominee.elected()) is not None:
+            self.leading = Leading(self.state, promise)
+            self.leading.start()
+
+    def _lead_on(self, event: AckArrived | Shipped | StreamOpened | Proposed | ReadAsked) -> None:
+        leading = self.leading
+        match event:
+            case AckArrived():
+                if leading:
+                    leading.acknowledged(event)
+            case Shipped():
+                if leading:
+                    leading.shipped(event)
+            case StreamOpened(stream_id):
+                if leading:
+                    leading.open_stream(event)
+                else:
+                    refusal_ = OpenAnswer(OpenVerb.REFUSE, 0, 0, "this node does not lead")
+                    self.state.act(AnswerOpen(stream_id, refusal_))
+            case Proposed(requests):
+                for request in requests:
+                    if leading:
+                        leading.propose(request)
+                    else:
+                        self.state.act(RejectRequest(request, "not_leader"))
+            case ReadAsked(read_id):
+                if leading:
+                    leading.read(read_id)
+                else:
+                    self.state.act(ReadReady(read_id, None))
+            case _:
+                assert_never(event)
+
+    def _follow_on(self, event: FramesArrived | OpenAnswered | StreamConnected) -> None:
+        following = self.following
+        if following is None:
+            return
+        match event:
+            case FramesArrived():
+                following.frames_arrived(event)
+            case OpenAnswered():
+                following.answered(event)
+            case StreamConnected(stream_id):
+                following.connected(stream_id)
+            case _:
+                assert_never(event)
+
+    def _received(self, event: Received) -> None:
+        state, sender, message = self.state, event.node_id, event.message
+        match message:
+            case Heartbeat():
+                self._heartbeat(sender, message)
+            case HeartbeatEcho():
+                if message.held_epoch > state.promise.epoch:
+                    self.nominee.highest_epoch = max(self.nominee.highest_epoch, message.held_epoch)
+                    self._end_leading(f"{sender} holds epoch {message.held_epoch}")
+                elif self.leading:
+                    self.leading.echoed(sender, event.disk_id, message)
+            case PreVote():
+                answer_pre_vote(state, sender, message, self.live_leader)
+            case PreVoteAnswer():
+                if state.members.is_voter(sender, event.disk_id):
+                    self.nominee.pre_vote_answered(sender, message)
+                    self._stand()
+            case PromiseRequest():
+                if state.is_voter and message.promise.nominee == sender:
+                    self.writer.submit(Consider(sender, message))
+            case PromiseAnswer():
+                if state.members.is_voter(sender, event.disk_id):
+                    self.nominee.promise_answered(sender, message)
+                    self._lead()
+            case _:
+                assert_never(message)
+
+    def _heartbeat(self, sender: str, message: Heartbeat) -> None:
+        state, leader = self.state, message.promise
+        if leader.nominee != sender or leader.nominee == state.me.node_id:
+            return
+        following = self.following
+        if following and following.leader == leader:
+            following.heard()
+        if (leader == state.stored_promise and following) or leader.epoch < state.promise.epoch:
+            echo = HeartbeatEcho(leader.epoch, message.sequence, state.promise.epoch)
+            state.act(Send(sender, echo))
+        elif not self.writer.waits(Adopt(leader)):
+            # Rule 1: following raises the promise; only an elected leader sends heartbeats.
+            self.writer.submit(Adopt(leader))
+
+    def _disk_done(self, event: Appended | Flushed | PromiseStored | Truncated | AppendRefused | DiskFailed) -> None:
+        following = self.following
+        match event:
+            case Appended(stream_id):
+                self.writer.appended()
+                if following and stream_id:
+                    following.appended(stream_id)
+            case Flushed():
+                self.writer.end_flush()
+                if self.leading:
+                    self.leading.advance_commit()
+                if following:
+                    following.acknowledge()
+            case PromiseStored(promise):
+                self.writer.end_exclusive()
+                self._promise_stored(promise)
+            case Truncated(stream_id, index):
+                self.writer.end_exclusive()
+                if following:
+                    following.truncated(stream_id, index)
+            case AppendRefused(stream_id, reason):
+                if following and following.stream and following.stream.stream_id == stream_id:
+                    following.close_stream(reason)
+            case DiskFailed(reason):
+                self._end_leading(reason)
+                self.state.halt(reason)
+            case _:
+                assert_never(event)
+
+    # Promises (rule 1)
+
+    def _promise_stored(self, promise: Promise) -> None:
+        self.state.stored_promise = promise
+        asked, self._asked_by = self._asked_by, None
+        if asked is not None:
+            self._answer_promise(asked, granted=True)
+        self.nominee.own_promise_stored()
+        self._lead()
+        if self.following:
+            self.following.tick()
+
+    def _answer_promise(self, asked: Consider, *, granted: bool) -> None:
+        state = self.state
+        if asked.node_id != state.me.node_id:
+            answer = PromiseAnswer(asked.request.promise, granted, state.promise.epoch, state.clock)
+            state.act(Send(asked.node_id, answer))
+
+    def _consider(self, job: Consider) -> None:
+        state = self.state
+        if refusal(state, job.request) is not None:
+            self._answer_promise(job, granted=False)
+            if job.request.promise == self.nominee.target:
+                self.nominee.give_up()
+            return
+        if job.request.promise == state.stored_promise:
+            self._answer_promise(job, granted=True)
+            return
+        self._asked_by = job
+        self._promise(job.request.promise, f"promised epoch {job.request.promise.epoch} to {job.node_id}")
+
+    def _adopt(self, job: Adopt) -> None:
+        state, leader = self.state, job.promise
+        if leader.epoch < state.promise.epoch or (self.following and self.following.leader == leader):
+            return
+        if leader.epoch == state.promise.epoch and (self.leading or self.following):
+            state.halt(f"two leaders in one epoch: {leader} was heard, this node follows or leads {state.promise}")
+            return
+        if leader != state.stored_promise:
+            self._promise(leader, f"heard the leader of epoch {leader.epoch}")
+        self.nominee.give_up()
+        self.following = Following(state, self.writer, leader)
+        self.following.tick()
+
+    def _promise(self, promise: Promise, reason: str) -> None:
+        """Queue a promise to disk; from here on it counts, and whatever was done under the last one is over."""
+        state = self.state
+        self._end_leading(reason)
+        if self.following:
+            self.following.close_stream(reason)
+            self.following = None
+        if self.nominee.target != promise:
+            self.nominee.give_up()
+        state.promise = promise
+        self.writer.begin_exclusive()
+        state.act(StorePromise(promise))
+
+    # Every step's end
+
+    def _advance(self) -> None:
+        """Let the writer queue go on as far as the disk admits, ship, and tell the node above."""
+        self._write()
+        if self.leading:
+            self.leading.ship(quiet=self.writer.is_quiet and not self.leading.has_waiting)
+        self.state.tell_apply()
+        self._tell_role()
+
+    def _write(self) -> None:
+        while (job := self.writer.take()) is not None:
+            match job:
+                case Consider():
+                    self._consider(job)
+                case Adopt():
+                    self._adopt(job)
+                case Cut():
+                    if self.following and self.following.cut(job):
+                        self.writer.begin_exclusive()
+                case Write():
+                    if self.following:
+                        self.following.write(job)
+                case _:
+                    assert_never(job)
+        if self.leading and self.writer.may_append:
+            self.leading.append_waiting()
+        if self.writer.take_flush():
+            self.state.act(Flush())
+
+    def _end_leading(self, reason: str) -> None:
+        if self.leading is not None:
+            self.leading.end()
+            self.leading = None
+            self._tell_role(reason)
+
+    # What it is
+
+    @property
+    def live_leader(self) -> str | None:
+        """The leader that this node hears, itself included."""
+        if self.leading:
+            return self.state.me.node_id
+        if self.following and self.following.hears_leader:
+            return self.following.leader.nominee
+        return None
+
+    def _tell_role(self, reason: str = "") -> None:
+        state = self.state
+        if self.leading:
+            role = RoleMoved("leader", self.leading.promise.epoch, state.me.node_id, self.leading.serving, reason)
+        elif state.is_voter:
+            role = RoleMoved("follower", state.promise.epoch, self.live_leader, False, reason)
+        else:
+            role = RoleMoved("observer", state.promise.epoch, self.live_leader, False, reason)
+        state.tell_role(role)

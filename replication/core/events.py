@@ -1,0 +1,191 @@
+"""What happens to a core. `Core.handle` takes one event at a time, with the time at which it happened."""
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from .messages import Ack, CoreMessage, Open, OpenAnswer
+from .promise import Promise
+
+
+class Request(Protocol):
+    """A client's write as the core sees it: opaque, with a size."""
+
+    @property
+    def size(self) -> int:
+        """Bytes that it adds to a frame."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Tick:
+    """Time passed. Sent at least every half heartbeat."""
+
+
+@dataclass(frozen=True, slots=True)
+class Nominated:
+    """The control plane's level: whether this node should try to lead (rule 13)."""
+
+    nominated: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Proposed:
+    """Clients' writes arrived at this node, in this order."""
+
+    requests: tuple[Request, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ReadAsked:
+    """A linearizable read arrived at this node (rule 12)."""
+
+    read_id: int
+
+
+@dataclass(frozen=True, slots=True)
+class LinkUp:
+    """The link that this node dialled to a peer stands: what is sent now can arrive."""
+
+    node_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class LinkDown:
+    """The link that this node dialled to a peer is gone."""
+
+    node_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class Received:
+    """A message from a peer, over the link that it dialled. `disk_id` is the one its hello named."""
+
+    node_id: str
+    disk_id: bytes
+    message: CoreMessage
+
+
+@dataclass(frozen=True, slots=True)
+class StreamConnected:
+    """The stream that this node asked for stands; nothing was said on it."""
+
+    stream_id: int
+
+
+@dataclass(frozen=True, slots=True)
+class StreamOpened:
+    """A follower opened a stream to this node."""
+
+    stream_id: int
+    node_id: str
+    disk_id: bytes
+    open: Open
+
+
+@dataclass(frozen=True, slots=True)
+class OpenAnswered:
+    """The leader answered the opening."""
+
+    stream_id: int
+    answer: OpenAnswer
+
+
+@dataclass(frozen=True, slots=True)
+class FramesArrived:
+    """Whole frames (or none) arrived on a stream, with the leader's positions. `last_epoch` is that of the last one."""
+
+    stream_id: int
+    raw: bytes
+    last_epoch: int
+    commit_index: int
+    durable_index: int
+
+
+@dataclass(frozen=True, slots=True)
+class AckArrived:
+    """A follower acknowledged on a stream."""
+
+    stream_id: int
+    ack: Ack
+
+
+@dataclass(frozen=True, slots=True)
+class Shipped:
+    """A `Ship` was handed to the socket: whole frames up to `next_index`."""
+
+    stream_id: int
+    next_index: int
+    size: int
+
+
+@dataclass(frozen=True, slots=True)
+class StreamClosed:
+    """A stream ended, whoever ended it."""
+
+    stream_id: int
+
+
+@dataclass(frozen=True, slots=True)
+class PromiseStored:
+    """A `StorePromise` is on disk, in both slots."""
+
+    promise: Promise
+
+
+@dataclass(frozen=True, slots=True)
+class Appended:
+    """An append reached the file (not the disk); `stream_id` 0 means this node's own."""
+
+    stream_id: int
+
+
+@dataclass(frozen=True, slots=True)
+class AppendRefused:
+    """Frames of a peer failed their checks; nothing was written."""
+
+    stream_id: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Truncated:
+    """A `Truncate` is done and durable."""
+
+    stream_id: int
+    index: int
+
+
+@dataclass(frozen=True, slots=True)
+class Flushed:
+    """A `Flush` ended well: what was written before it began is durable."""
+
+
+@dataclass(frozen=True, slots=True)
+class DiskFailed:
+    """A flush or a write failed: final (DESIGN 4)."""
+
+    reason: str
+
+
+Event = (
+    Tick
+    | Nominated
+    | Proposed
+    | ReadAsked
+    | LinkUp
+    | LinkDown
+    | Received
+    | StreamConnected
+    | StreamOpened
+    | OpenAnswered
+    | FramesArrived
+    | AckArrived
+    | Shipped
+    | StreamClosed
+    | PromiseStored
+    | Appended
+    | AppendRefused
+    | Truncated
+    | Flushed
+    | DiskFailed
+)

@@ -1,0 +1,175 @@
+"""Rules 1, 7, 8 and 9 from the follower's side: open a stream, cut what diverges, append, acknowledge.
+
+    promise stored -> DIALLING -> OPENING -> (TRUNCATING ->) MATCHED -> gone -> DIALLING ...
+
+`matched` is what this stream has proved to be equal to the leader's log. Neither an ack nor commit_index goes beyond
+it: a divergent suffix is durable, too, and must not count (rule 8).
+"""
+
+from dataclasses import dataclass
+from enum import Enum, auto
+
+from .actions import AppendFrames, CloseStream, DialStream, SendAck, SendOpen, Truncate
+from .events import FramesArrived, OpenAnswered
+from .messages import Open, OpenVerb
+from .promise import Promise
+from .state import State
+from .writer import Cut, Write, Writer
+
+
+class Step(Enum):
+    """How far a stream is."""
+
+    DIALLING = auto()
+    OPENING = auto()
+    TRUNCATING = auto()
+    MATCHED = auto()
+
+
+@dataclass(slots=True)
+class Upstream:
+    """The stream opened last: no other may write here."""
+
+    stream_id: int
+    step: Step = Step.DIALLING
+    matched: int = 0
+    leader_commit: int = 0
+
+
+class Following:
+    """Following one elected leader. Dropped whole when another promise is made."""
+
+    def __init__(self, state: State, writer: Writer, leader: Promise) -> None:
+        self.state = state
+        self.writer = writer
+        self.leader = leader
+        self.heard_at = state.now
+        self.stream: Upstream | None = None
+        self._dial_at = state.now
+
+    @property
+    def hears_leader(self) -> bool:
+        """Whether the leader was heard within an election timeout."""
+        return self.state.now - self.heard_at < self.state.options.election_timeout_us
+
+    def heard(self) -> None:
+        """The leader is alive."""
+        self.heard_at = self.state.now
+
+    def tick(self) -> None:
+        """Dial when there is no stream, the promise is on disk and the leader lives."""
+        state = self.state
+        if self.stream or not self.hears_leader or state.now < self._dial_at or state.stored_promise != self.leader:
+            return
+        self._dial_at = state.now + state.options.heartbeat_us
+        self.stream = Upstream(state.next_stream_id())
+        state.act(DialStream(self.stream.stream_id, self.leader.nominee))
+
+    def _current(self, stream_id: int, step: Step) -> Upstream | None:
+        stream = self.stream
+        return stream if stream and stream.stream_id == stream_id and stream.step is step else None
+
+    def connected(self, stream_id: int) -> None:
+        """Say what this node has."""
+        state, stream = self.state, self._current(stream_id, Step.DIALLING)
+        if stream is None:
+            return
+        stream.step = Step.OPENING
+        epochs = tuple(state.log.epochs)[-state.options.open_epochs :]
+        asked = Open(self.leader, epochs, state.log.highest_index, state.log.durable.index)
+        state.act(SendOpen(stream_id, asked))
+
+    def answered(self, event: OpenAnswered) -> None:
+        """Resume, or truncate first. Rule 9: never below commit_index."""
+        state, stream, answer = self.state, self._current(event.stream_id, Step.OPENING), event.answer
+        if stream is None:
+            return
+        if answer.verb is OpenVerb.REFUSE or answer.index > state.log.highest_index:
+            self.close_stream(f"the leader refused: {answer.reason or answer}")
+        elif answer.index < state.commit_index:
+            state.halt(f"told to truncate to {answer.index}, below commit_index {state.commit_index}")
+        elif answer.crc32c != state.log.crc32c_before(answer.index):
+            # Rule 8: equal (epoch, index) with unequal crc is never divergence.
+            mine = state.log.crc32c_before(answer.index)
+            state.halt(
+                f"the frame before {answer.index} has crc32c {mine:#x} here and {answer.crc32c:#x} at the leader"
+            )
+        elif answer.verb is OpenVerb.TRUNCATE:
+            stream.step = Step.TRUNCATING
+            self.writer.submit(Cut(stream.stream_id, answer.index))
+        elif answer.index != state.log.highest_index:
+            self.close_stream("the log moved while the stream opened")
+        else:
+            self._match(stream, answer.index)
+
+    def _match(self, stream: Upstream, index: int) -> None:
+        stream.step, stream.matched = Step.MATCHED, index
+        self._commit(stream)
+        self.acknowledge()
+
+    def cut(self, job: Cut) -> bool:
+        """Rule 9, at the head of the queue: only for the stream opened last, and never below commit_index."""
+        stream = self._current(job.stream_id, Step.TRUNCATING)
+        if stream is None:
+            return False
+        if job.index < self.state.commit_index:
+            self.state.halt(f"truncating to {job.index}, below commit_index {self.state.commit_index}")
+            return False
+        self.state.act(Truncate(job.stream_id, job.index))
+        return True
+
+    def truncated(self, stream_id: int, index: int) -> None:
+        """The log is a prefix of the leader's now."""
+        stream = self._current(stream_id, Step.TRUNCATING)
+        if stream is not None:
+            self._match(stream, index)
+
+    def frames_arrived(self, event: FramesArrived) -> None:
+        """Note the leader's positions, queue its frames (behind a truncation, if one is due)."""
+        stream = self.stream
+        if stream is None or stream.stream_id != event.stream_id or stream.step in (Step.DIALLING, Step.OPENING):
+            return
+        self.heard()
+        if event.last_epoch > self.leader.epoch:
+            self.close_stream(f"a frame of epoch {event.last_epoch} from the leader of epoch {self.leader.epoch}")
+            return
+        stream.leader_commit = max(stream.leader_commit, event.commit_index)
+        if event.raw:
+            self.writer.submit(Write(event.stream_id, event.raw))
+        elif stream.step is Step.MATCHED:
+            self._commit(stream)
+
+    def write(self, job: Write) -> None:
+        """Append, at the head of the queue: a stream's queued frames die with it (rule 9)."""
+        if self._current(job.stream_id, Step.MATCHED) is not None:
+            self.state.act(AppendFrames(job.stream_id, job.raw))
+
+    def appended(self, stream_id: int) -> None:
+        """The frames passed their checks (crcs, chain, index, epoch): they match."""
+        stream = self._current(stream_id, Step.MATCHED)
+        if stream is not None:
+            stream.matched = self.state.log.highest_index
+            self._commit(stream)
+
+    def _commit(self, stream: Upstream) -> None:
+        # Rule 7: a follower's commit_index = min(the leader's, what this stream has matched).
+        self.state.commit(min(stream.leader_commit, stream.matched))
+
+    def acknowledge(self) -> None:
+        """Rule 2: the promise is checked again after the flush; rule 8: never beyond what this stream has matched."""
+        state, stream = self.state, self.stream
+        if stream is None or stream.step is not Step.MATCHED or state.stored_promise != self.leader:
+            return
+        durable = state.log.durable.index
+        state.act(SendAck(stream.stream_id, min(durable, stream.matched), durable))
+
+    def close_stream(self, reason: str) -> None:
+        """Drop the stream; `tick` dials another."""
+        if self.stream is not None:
+            self.state.act(CloseStream(self.stream.stream_id, reason))
+            self.stream = None
+
+    def stream_closed(self, stream_id: int) -> None:
+        """The stream is gone."""
+        if self.stream is not None and self.stream.stream_id == stream_id:
+            self.stream = None

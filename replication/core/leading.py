@@ -1,0 +1,276 @@
+"""Rules 6, 7, 8, 11 and 12 from the leader's side: append, ship, count, commit; be heard or step down.
+
+A `Leading` lives for one epoch. When it ends, for whatever reason, it is dropped whole: late acks, echoes and
+flushes find nothing to count in (rule 2).
+"""
+
+from collections import deque
+from dataclasses import dataclass, field
+
+from .actions import (
+    AnswerOpen,
+    AppendRequests,
+    AppendSystem,
+    CloseStream,
+    ReadReady,
+    RejectRequest,
+    Send,
+    Ship,
+)
+from .events import AckArrived, Request, Shipped, StreamOpened
+from .members import Member
+from .messages import Heartbeat, HeartbeatEcho, OpenAnswer, OpenVerb
+from .opening import match_border
+from .promise import Promise
+from .state import State
+
+
+@dataclass(slots=True)
+class Downstream:
+    """One follower's stream: what was shipped and what of it is in flight (shipped, not yet acknowledged)."""
+
+    node_id: str
+    disk_id: bytes
+    next_index: int
+    match_index: int = 0
+    told_commit: int = 0
+    shipping: bool = False
+    in_flight_bytes: int = 0
+    in_flight: deque[tuple[int, int]] = field(default_factory=deque)
+
+
+@dataclass(slots=True)
+class Read:
+    """A linearizable read: `sequence` is the first heartbeat sent after it arrived, 0 while none was."""
+
+    read_id: int
+    index: int
+    sequence: int
+
+
+class Leading:
+    """One leadership, from `epoch_start` to whatever ends it."""
+
+    def __init__(self, state: State, promise: Promise) -> None:
+        self.state = state
+        self.promise = promise
+        self.start_index: int | None = None
+        self.streams: dict[int, Downstream] = {}
+        self._matched: dict[tuple[str, bytes], int] = {}
+        self._echoed: dict[tuple[str, bytes], tuple[int, int]] = {}
+        self._since = state.now
+        self._waiting: deque[Request] = deque()
+        self._waiting_bytes = 0
+        self._sequence = 0
+        self._heartbeat_at = state.now
+        self._reads: deque[Read] = deque()
+
+    @property
+    def serving(self) -> bool:
+        """Rule 6: nothing is served until `epoch_start` is committed."""
+        return self.start_index is not None and self.state.commit_index > self.start_index
+
+    # Writes
+
+    def start(self) -> None:
+        """Rule 6: `epoch_start` first. It stands where the log ends now: no leader appended before it in this epoch."""
+        self.start_index = self.state.log.highest_index
+        self.state.act(AppendSystem(self.promise.epoch, {"type": "epoch_start", "node_id": self.state.me.node_id}))
+        self.send_heartbeats()
+
+    def propose(self, request: Request) -> None:
+        """Let a request wait for the writer, or say that it is one too many."""
+        options = self.state.options
+        full = (
+            len(self._waiting) >= options.waiting_requests or self._waiting_bytes + request.size > options.waiting_bytes
+        )
+        if not self.serving:
+            self.state.act(RejectRequest(request, "not_leader"))
+        elif full:
+            self.state.act(RejectRequest(request, "overloaded"))
+        else:
+            self._waiting.append(request)
+            self._waiting_bytes += request.size
+
+    def append_waiting(self) -> None:
+        """Append all that waits, each frame up to its limits; a request is never split."""
+        options = self.state.options
+        while self._waiting:
+            batch, size = [self._waiting.popleft()], 0
+            size = batch[0].size
+            while (
+                self._waiting
+                and len(batch) < options.frame_requests
+                and size + self._waiting[0].size <= options.frame_bytes
+            ):
+                batch.append(self._waiting.popleft())
+                size += batch[-1].size
+            self._waiting_bytes -= size
+            self.state.act(AppendRequests(self.promise.epoch, tuple(batch)))
+
+    @property
+    def has_waiting(self) -> bool:
+        """Whether a request waits for the writer."""
+        return bool(self._waiting)
+
+    # Commit
+
+    def _durable_on(self, member: Member) -> int:
+        if member.node_id == self.state.me.node_id:
+            return self.state.log.durable.index
+        return self._matched.get((member.node_id, member.disk_id), 0)
+
+    def advance_commit(self) -> None:
+        """Rule 7. All indices here are frame borders, so the result is one."""
+        if self.start_index is None:
+            return
+        reached = self.state.members.held_by_majority(self._durable_on)
+        reached = min(reached, self.state.log.durable.index)  # never above the leader's own
+        # Raft 5.4.2: only records of the leader's own epoch commit by counting; what is before commits with them.
+        if reached > self.start_index:
+            self.state.commit(reached)
+
+    # Streams
+
+    def open_stream(self, event: StreamOpened) -> None:
+        """Rule 8: answer where to go on from; the newest stream of a disk replaces an earlier one."""
+        state, log = self.state, self.state.log
+        if event.open.promise != self.promise:
+            reason = f"epoch {event.open.promise.epoch} is not the one that this node leads, {self.promise.epoch}"
+            state.act(AnswerOpen(event.stream_id, OpenAnswer(OpenVerb.REFUSE, 0, 0, reason)))
+            return
+        for stream_id, stream in list(self.streams.items()):
+            if stream.node_id == event.node_id:
+                self.close_stream(stream_id)
+                state.act(CloseStream(stream_id, "a newer stream of this node was opened"))
+        border = match_border(log.epochs, log.highest_index, event.open.epochs, event.open.highest_index)
+        verb = OpenVerb.RESUME if border == event.open.highest_index else OpenVerb.TRUNCATE
+        self.streams[event.stream_id] = Downstream(event.node_id, event.disk_id, next_index=border)
+        state.act(AnswerOpen(event.stream_id, OpenAnswer(verb, border, log.crc32c_before(border), "")))
+
+    def close_stream(self, stream_id: int) -> None:
+        """Forget a stream: what comes from it later counts for nothing."""
+        self.streams.pop(stream_id, None)
+
+    def acknowledged(self, event: AckArrived) -> None:
+        """Count an ack of a stream that stands; one that claims more than was shipped is a peer's fault."""
+        stream = self.streams.get(event.stream_id)
+        if stream is None:
+            return
+        index = event.ack.durable_index
+        if index > stream.next_index:
+            self.close_stream(event.stream_id)
+            reason = f"acknowledged {index}, shipped up to {stream.next_index}"
+            self.state.act(CloseStream(event.stream_id, reason))
+            return
+        stream.match_index = max(stream.match_index, index)
+        while stream.in_flight and stream.in_flight[0][0] <= index:
+            stream.in_flight_bytes -= stream.in_flight.popleft()[1]
+        disk = (stream.node_id, stream.disk_id)
+        self._matched[disk] = max(self._matched.get(disk, 0), index)
+        self.advance_commit()
+
+    def shipped(self, event: Shipped) -> None:
+        """A shipment left; the next may."""
+        stream = self.streams.get(event.stream_id)
+        if stream is None:
+            return
+        stream.shipping = False
+        if event.next_index > stream.next_index:
+            stream.next_index = event.next_index
+            stream.in_flight.append((event.next_index, event.size))
+            stream.in_flight_bytes += event.size
+
+    def ship(self, *, quiet: bool) -> None:
+        """Ship what each stream lacks and its window admits.
+
+        A moved commit_index alone is worth a message only when the writer is quiet: otherwise frames follow soon, and
+        carry it.
+        """
+        state, options = self.state, self.state.options
+        for stream_id, stream in self.streams.items():
+            if stream.shipping:
+                continue
+            lacks = stream.next_index < state.log.highest_index and stream.in_flight_bytes < options.window_bytes
+            news = stream.told_commit < state.commit_index
+            if not lacks and not (news and quiet):
+                continue
+            stream.shipping = True
+            stream.told_commit = state.commit_index
+            room = min(options.shipment_bytes, options.window_bytes - stream.in_flight_bytes) if lacks else 0
+            state.act(Ship(stream_id, stream.next_index, room, state.commit_index, state.log.durable.index))
+
+    # Being heard
+
+    def send_heartbeats(self) -> None:
+        """One to every linked node, with a fresh sequence: the nonce of the read barrier."""
+        state = self.state
+        self._sequence += 1
+        self._heartbeat_at = state.now + state.options.heartbeat_us
+        for read in self._reads:
+            read.sequence = read.sequence or self._sequence
+        for node_id in sorted(state.links):
+            state.act(Send(node_id, Heartbeat(self.promise, self._sequence, state.clock)))
+
+    def echoed(self, sender: str, disk_id: bytes, echo: HeartbeatEcho) -> None:
+        """Note who heard which heartbeat."""
+        if echo.epoch == self.promise.epoch:
+            earlier, _ = self._echoed.get((sender, disk_id), (0, 0))
+            self._echoed[(sender, disk_id)] = (max(earlier, echo.sequence), self.state.now)
+            self._answer_reads()
+
+    def tick(self) -> bool:
+        """Heartbeats when due. False: rule 11, no majority was heard for an election timeout, step down."""
+        state = self.state
+        if state.now >= self._heartbeat_at:
+            self.send_heartbeats()
+        oldest = state.now - state.options.election_timeout_us
+
+        def heard(member: Member) -> bool:
+            if member.node_id == state.me.node_id:
+                return True
+            return max(self._since, self._echoed.get((member.node_id, member.disk_id), (0, 0))[1]) >= oldest
+
+        return state.members.is_majority(heard)
+
+    # Reads (rule 12)
+
+    def read(self, read_id: int) -> None:
+        """Note commit_index; answer once a majority echoed a heartbeat that was sent after this call."""
+        if not self.serving or len(self._reads) >= self.state.options.reads_waiting:
+            self.state.act(ReadReady(read_id, None))
+            return
+        under_way = bool(self._reads)  # a heartbeat of theirs is out, and its echo sends the next
+        self._reads.append(Read(read_id, self.state.commit_index, 0))
+        if not under_way:
+            self.send_heartbeats()
+            self._answer_reads()
+
+    def _answer_reads(self) -> None:
+        def sequence_of(member: Member) -> int:
+            if member.node_id == self.state.me.node_id:
+                return self._sequence
+            return self._echoed.get((member.node_id, member.disk_id), (0, 0))[0]
+
+        reached = self.state.members.held_by_majority(sequence_of)
+        answered = False
+        while self._reads and 0 < self._reads[0].sequence <= reached:
+            read = self._reads.popleft()
+            self.state.act(ReadReady(read.read_id, read.index))
+            answered = True
+        if answered and self._reads and not self._reads[0].sequence:
+            self.send_heartbeats()
+
+    # The end
+
+    def end(self) -> None:
+        """Give back what was not appended, refuse the reads, close the streams."""
+        for request in self._waiting:
+            self.state.act(RejectRequest(request, "not_leader"))
+        for read in self._reads:
+            self.state.act(ReadReady(read.read_id, None))
+        for stream_id in self.streams:
+            self.state.act(CloseStream(stream_id, "this node leads no longer"))
+        self._waiting.clear()
+        self._reads.clear()
+        self.streams.clear()

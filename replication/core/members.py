@@ -1,0 +1,61 @@
+"""Who belongs to the cluster, and what a majority of them is."""
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+MAX_MEMBERS = 64
+
+
+class Role(StrEnum):
+    """What a member is for: a voter counts, an observer only replicates."""
+
+    VOTER = "voter"
+    OBSERVER = "observer"
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """One node with one disk. A node that comes back with another disk is another member."""
+
+    node_id: str
+    disk_id: bytes
+    address: str
+    role: Role
+
+
+@dataclass(frozen=True, slots=True)
+class Members:
+    """The members as the log's last `genesis` or `members` record names them."""
+
+    members: tuple[Member, ...]
+
+    @classmethod
+    def from_record(cls, rows: Iterable[Sequence[Any]]) -> "Members":
+        """The members of a system record's `members` field: rows of node_id, disk_id, address, role."""
+        return cls(tuple(Member(node, bytes(disk), address, Role(role)) for node, disk, address, role in rows))
+
+    def to_record(self) -> list[list[Any]]:
+        """The rows that stand in a system record."""
+        return [[m.node_id, m.disk_id, m.address, str(m.role)] for m in self.members]
+
+    def voters(self) -> tuple[Member, ...]:
+        """The members that count."""
+        return tuple(m for m in self.members if m.role is Role.VOTER)
+
+    def is_voter(self, node_id: str, disk_id: bytes) -> bool:
+        """Whether this node with this disk counts. A known node with an unknown disk does not."""
+        return any(m.node_id == node_id and m.disk_id == disk_id for m in self.voters())
+
+    def majority(self) -> int:
+        """How many voters are more than half of them."""
+        return len(self.voters()) // 2 + 1
+
+    def is_majority(self, agrees: Callable[[Member], bool]) -> bool:
+        """Whether more than half of the voters agree."""
+        return sum(1 for voter in self.voters() if agrees(voter)) >= self.majority()
+
+    def held_by_majority(self, value_of: Callable[[Member], int]) -> int:
+        """The greatest value that more than half of the voters have reached."""
+        return sorted((value_of(voter) for voter in self.voters()), reverse=True)[self.majority() - 1]

@@ -1,0 +1,163 @@
+"""What nodes say to one another, as data. `quire.replication.wire` gives the bytes.
+
+On `/peer` (rule 10), each on the socket that its sender dialled:
+
+    message         from -> to            proves on arrival
+    GenesisShown    member -> unformatted the cluster is formed, and of whom
+    PreVote         nominee -> voters     nothing (no effect)
+    PreVoteAnswer   voter -> nominee      the voter's promise and durable last, and that it reaches the nominee
+    PromiseRequest  nominee -> voters     the nominee's own promise is durable
+    PromiseAnswer   voter -> nominee      granted: the triple is durable on the voter
+    Heartbeat       leader -> members     the leader was elected in its epoch
+    HeartbeatEcho   member -> leader      the member held no higher promise after the heartbeat was sent
+    PositionTold    member -> leader      nothing that commit reads: for lag and status only
+    LagTold         leader -> member      nothing: the receiver's own lag as the leader knows it
+
+On `/peer/stream` (rule 8), which the follower dials: Open, OpenAnswer, then shipments one way and Acks the other.
+"""
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import NamedTuple
+
+from .promise import Promise
+
+
+class Last(NamedTuple):
+    """The end of what is durable: (epoch of the last frame, next index). Compared in this order (Raft 5.4.1)."""
+
+    epoch: int
+    index: int  # type: ignore[assignment]  # It hides tuple.index, which nobody needs here.
+
+
+@dataclass(frozen=True, slots=True)
+class GenesisShown:
+    """The genesis frame, shown to a node that is not formatted."""
+
+    frame: bytes
+    committed: bool
+
+
+@dataclass(frozen=True, slots=True)
+class PreVote:
+    """Would you promise me an epoch? Changes nothing anywhere (Raft 9.6 of the thesis)."""
+
+    attempt: int
+    last: Last
+
+
+@dataclass(frozen=True, slots=True)
+class PreVoteAnswer:
+    """`granted` counts towards an attempt; the rest tells the nominee which epoch is free and whose log is longest."""
+
+    attempt: int
+    granted: bool
+    held_epoch: int
+    last: Last
+    clock: int
+
+
+@dataclass(frozen=True, slots=True)
+class PromiseRequest:
+    """Promise me this triple; `last` was taken after my own promise was durable."""
+
+    promise: Promise
+    last: Last
+
+
+@dataclass(frozen=True, slots=True)
+class PromiseAnswer:
+    """The answer to exactly `asked`. Granted: it is on my disk."""
+
+    asked: Promise
+    granted: bool
+    held_epoch: int
+    clock: int
+
+
+@dataclass(frozen=True, slots=True)
+class Heartbeat:
+    """I was elected under `promise` and lead. Says nothing of what is committed: that is the stream's (rule 7)."""
+
+    promise: Promise
+    sequence: int
+    clock: int
+
+
+@dataclass(frozen=True, slots=True)
+class HeartbeatEcho:
+    """I heard heartbeat `sequence` of epoch `epoch`; `held_epoch` is the one I hold now."""
+
+    epoch: int
+    sequence: int
+    held_epoch: int
+
+
+@dataclass(frozen=True, slots=True)
+class PositionTold:
+    """Where a node stands, told to its leader beside each echo."""
+
+    durable_index: int
+    applied_index: int
+    digest: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class LagTold:
+    """A node's lag as its leader knows it: `since` is the timestamp of the first record that it lacks, 0 if none."""
+
+    durable_index: int
+    lag_bytes: int
+    since: int
+
+
+CoreMessage = PreVote | PreVoteAnswer | PromiseRequest | PromiseAnswer | Heartbeat | HeartbeatEcho
+PeerMessage = CoreMessage | GenesisShown | PositionTold | LagTold
+
+
+@dataclass(frozen=True, slots=True)
+class Open:
+    """A follower asks for the log from where the two logs part.
+
+    `epochs` are its last (epoch, first index) pairs, ascending; `highest_index` ends the last of them.
+    """
+
+    promise: Promise
+    epochs: tuple[tuple[int, int], ...]
+    highest_index: int
+    durable_index: int
+
+
+class OpenVerb(StrEnum):
+    """What a leader answers to an opening."""
+
+    RESUME = "resume"
+    TRUNCATE = "truncate"
+    REFUSE = "refuse"
+
+
+@dataclass(frozen=True, slots=True)
+class OpenAnswer:
+    """Frames follow from `index`; where the verb is `truncate`, cut to there first.
+
+    `crc32c` is the crc field of the leader's frame before `index`: the follower's must be equal. `reason` explains a
+    refusal.
+    """
+
+    verb: OpenVerb
+    index: int
+    crc32c: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Ack:
+    """What this stream has matched and this disk holds: the only index that commit counts (rule 8)."""
+
+    durable_index: int
+    plain_durable_index: int
+    applied_index: int
+    digest: bytes
+
+
+StreamMessage = Open | OpenAnswer | Ack

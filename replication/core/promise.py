@@ -1,0 +1,21 @@
+"""A promise: a node's durable word to follow no lower epoch, and whom in this one (DESIGN 5, rule 1)."""
+
+from dataclasses import dataclass
+
+MAX_NODE_ID_BYTES = 24
+
+
+@dataclass(frozen=True, slots=True)
+class Promise:
+    """(epoch, nominee, incarnation): the whole triple, since a restarted nominee is another nominee.
+
+    Raft's (currentTerm, votedFor), with the incarnation added: a nominee that crashed after it collected promises and
+    before it led has lost what it knew of them, so what was promised to it binds nobody to its successor.
+    """
+
+    epoch: int
+    nominee: str
+    incarnation: int
+
+
+NO_PROMISE = Promise(0, "", 0)

@@ -1,0 +1,132 @@
+"""What all rules of the core share: who this node is, what it promised, what is committed, and the actions so far."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple, Protocol
+
+from .actions import Action, Apply, Halt, RoleMoved
+from .members import Members
+from .messages import Last
+from .promise import Promise
+
+
+class LogView(Protocol):
+    """What the core may ask of a log: facts that are in memory, never a wait."""
+
+    @property
+    def highest_index(self) -> int:
+        """Next index to be written."""
+        ...
+
+    @property
+    def last_epoch(self) -> int:
+        """Epoch of the last frame, 0 if there is none."""
+        ...
+
+    @property
+    def durable(self) -> Last:
+        """The durable last (epoch, index)."""
+        ...
+
+    @property
+    def epochs(self) -> Sequence[tuple[int, int]]:
+        """(epoch, first index) pairs, ascending."""
+        ...
+
+    def crc32c_before(self, index: int) -> int:
+        """The crc field of the frame that ends at this frame border, 0 at the log's origin."""
+        ...
+
+
+class Identity(NamedTuple):
+    """This process: the node, its disk, and a number that is random at each start."""
+
+    node_id: str
+    disk_id: bytes
+    incarnation: int
+
+
+@dataclass(frozen=True, slots=True)
+class CoreOptions:
+    """Times in microseconds, sizes in bytes. Every queue and window of the core has its limit here."""
+
+    heartbeat_us: int = 100_000
+    election_timeout_us: int = 1_000_000
+    clock_ahead_us: int = 10_000_000
+    window_bytes: int = 8 << 20
+    shipment_bytes: int = 1 << 20
+    frame_requests: int = 1_000
+    frame_bytes: int = 1 << 20
+    waiting_requests: int = 20_000
+    waiting_bytes: int = 64 << 20
+    open_epochs: int = 10_000
+    reads_waiting: int = 10_000
+
+
+@dataclass(slots=True)
+class State:
+    """Shared by the rules; changed only while an event is handled.
+
+    `promise` counts for every check from the moment it is queued to disk (rule 2); `stored_promise` is on disk.
+    `may_vote` is false where no promise slot was valid at start: such a node cannot know what it promised.
+    """
+
+    me: Identity
+    members: Members
+    log: LogView
+    options: CoreOptions
+    promise: Promise
+    stored_promise: Promise
+    commit_index: int
+    may_vote: bool = True
+    now: int = 0
+    clock: int = 0
+    links: set[str] = field(default_factory=set)
+    actions: list[Action] = field(default_factory=list)
+    halted: str | None = None
+    last_stream_id: int = 0
+    told_apply: int = 0
+    told_role: RoleMoved | None = None
+
+    @property
+    def is_voter(self) -> bool:
+        """Whether this node counts and answers votes."""
+        return self.may_vote and self.members.is_voter(self.me.node_id, self.me.disk_id)
+
+    def act(self, action: Action) -> None:
+        """Ask the driver for an action, after those asked before."""
+        self.actions.append(action)
+
+    def halt(self, reason: str) -> None:
+        """Stop for good: a broken invariant is never worked around."""
+        if self.halted is None:
+            self.halted = reason
+            self.act(Halt(reason))
+
+    def next_stream_id(self) -> int:
+        """A number that no stream of this node had in this run; 0 means none."""
+        self.last_stream_id += 1
+        return self.last_stream_id
+
+    def commit(self, index: int) -> None:
+        """Raise commit_index; it never falls."""
+        self.commit_index = max(self.commit_index, index)
+
+    def tell_apply(self) -> None:
+        """Rule 7: nodes apply only below min(commit_index, durable_index)."""
+        to_index = min(self.commit_index, self.log.durable.index)
+        if to_index > self.told_apply:
+            self.told_apply = to_index
+            self.act(Apply(to_index))
+
+    def tell_role(self, role: RoleMoved) -> None:
+        """Tell the node above what it is now, once a change."""
+        told = self.told_role
+        if told is None or (told.role, told.epoch, told.leader_id, told.serving) != (
+            role.role,
+            role.epoch,
+            role.leader_id,
+            role.serving,
+        ):
+            self.told_role = role
+            self.act(role)

@@ -1,0 +1,121 @@
+"""Rule 2, one writer: whatever changes this node's disk stands in one queue.
+
+    job        what it does at the head of the queue           waits for
+    Consider   decides on a promise, stores it                 flush, promise, truncation
+    Adopt      follows an elected leader, stores that promise  flush, promise, truncation
+    Cut        truncates                                       flush, promise, truncation
+    Write      appends a stream's frames                       promise, truncation
+
+Since a promise is decided at the head, with no flush running, the comparison of rule 5 sees all that is durable, and
+no flush of an older epoch ends after it. Since a truncation waits for the flush, a flush begun before it proves
+nothing about what is written after it. A leader's own appends need no job: they are made when the queue is empty and
+the disk is free (`may_append`), all that waits as one frame.
+"""
+
+from collections import deque
+from dataclasses import dataclass
+from enum import Enum, auto
+
+from .messages import PromiseRequest
+from .promise import Promise
+
+
+@dataclass(frozen=True, slots=True)
+class Consider:
+    """A nominee asks for a promise; `node_id` is where the answer goes (this node's own id for its own attempt)."""
+
+    node_id: str
+    request: PromiseRequest
+
+
+@dataclass(frozen=True, slots=True)
+class Adopt:
+    """An elected leader was heard."""
+
+    promise: Promise
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """A stream's opening said: truncate."""
+
+    stream_id: int
+    index: int
+
+
+@dataclass(frozen=True, slots=True)
+class Write:
+    """A stream brought frames."""
+
+    stream_id: int
+    raw: bytes
+
+
+Job = Consider | Adopt | Cut | Write
+
+
+class Disk(Enum):
+    """What the disk is doing."""
+
+    FREE = auto()
+    FLUSHING = auto()
+    EXCLUSIVE = auto()
+
+
+class Writer:
+    """The queue, and what the disk is doing. It decides when; the rules decide whether."""
+
+    def __init__(self) -> None:
+        self._jobs: deque[Job] = deque()
+        self._disk = Disk.FREE
+        self._unflushed = False
+
+    def submit(self, job: Job) -> None:
+        """Queue a job behind those that wait."""
+        self._jobs.append(job)
+
+    def waits(self, job: Job) -> bool:
+        """Whether an equal job is queued already."""
+        return job in self._jobs
+
+    def take(self) -> Job | None:
+        """The next job, if it may begin now."""
+        if not self._jobs or self._disk is Disk.EXCLUSIVE:
+            return None
+        if self._disk is Disk.FLUSHING and not isinstance(self._jobs[0], Write):
+            return None
+        return self._jobs.popleft()
+
+    def begin_exclusive(self) -> None:
+        """A promise or truncation goes to disk: nothing else begins until `end_exclusive`."""
+        self._disk = Disk.EXCLUSIVE
+
+    def end_exclusive(self) -> None:
+        """The promise or truncation is done."""
+        self._disk = Disk.FREE
+
+    def appended(self) -> None:
+        """Something reached the file: a flush is due."""
+        self._unflushed = True
+
+    def take_flush(self) -> bool:
+        """Whether a flush begins now. It covers what was appended before this call and nothing later."""
+        if not self._unflushed or self._disk is not Disk.FREE:
+            return False
+        self._unflushed = False
+        self._disk = Disk.FLUSHING
+        return True
+
+    def end_flush(self) -> None:
+        """The flush is done."""
+        self._disk = Disk.FREE
+
+    @property
+    def may_append(self) -> bool:
+        """Whether a leader may append what waits: nothing is queued and the disk is free."""
+        return not self._jobs and self._disk is Disk.FREE
+
+    @property
+    def is_quiet(self) -> bool:
+        """Whether nothing is under way or due."""
+        return self.may_append and not self._unflushed

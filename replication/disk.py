@@ -1,0 +1,114 @@
+"""The core's disk actions on the log and the promise file; and the log as the core sees it.
+
+Appends and truncations are done when called. Flushes and promises block on the device: they are handed back as
+something to run in another thread, and finished on the caller's.
+"""
+
+from collections.abc import Sequence
+from enum import StrEnum
+from typing import Any, NamedTuple
+
+from quire.log import DiskFull, Kind, Log, RecordTooLarge, decode_header, encode_system
+
+from .coalesce import Share, Write, to_sheets
+from .core.messages import Last
+from .core.promise import Promise
+from .promises import PromiseFile
+
+
+class Placed(NamedTuple):
+    """A frame of clients' writes as it stands in the log: [index, next_index), and whose records it holds."""
+
+    index: int  # type: ignore[assignment]  # It hides tuple.index, which nobody needs here.
+    next_index: int
+    epoch: int
+    shares: Sequence[Share]
+
+
+class Reason(StrEnum):
+    """Why a write was not appended and never will be."""
+
+    NOT_LEADER = "not_leader"
+    OVERLOADED = "overloaded"
+    WRONG_INDEX = "wrong_index"
+    DISK_FULL = "disk_full"
+    TOO_LARGE = "too_large"
+
+
+class Rejected(NamedTuple):
+    """A write of which nothing is in the log."""
+
+    write: Write
+    reason: Reason
+
+
+class Appended(NamedTuple):
+    """What became of some writes."""
+
+    placed: list[Placed]
+    rejected: list[Rejected]
+
+
+class Disk:
+    """One node's log and promise, behind the core's one writer. Also the core's `LogView`."""
+
+    def __init__(self, log: Log, promises: PromiseFile) -> None:
+        self.log = log
+        self.promises = promises
+
+    # LogView
+
+    @property
+    def highest_index(self) -> int:
+        """Next index to be written."""
+        return self.log.tail.index
+
+    @property
+    def last_epoch(self) -> int:
+        """Epoch of the last frame."""
+        return self.log.tail.epoch
+
+    @property
+    def durable(self) -> Last:
+        """The durable last (epoch, index)."""
+        tail = self.log.durable_tail
+        return Last(tail.epoch, tail.index)
+
+    @property
+    def epochs(self) -> Sequence[tuple[int, int]]:
+        """(epoch, first index) pairs, ascending."""
+        return self.log.epochs
+
+    def crc32c_before(self, index: int) -> int:
+        """The crc field of the frame that ends at this border."""
+        for tail in (self.log.tail, self.log.durable_tail, self.log.origin):
+            if index == tail.index:
+                return tail.crc32c
+        raw, _ = self.log.read_frames(self.log.border_at_or_below(index - 1), 1, unflushed=True)
+        return decode_header(raw).crc32c
+
+    # Actions
+
+    def append_writes(self, epoch: int, writes: Sequence[Write]) -> Appended:
+        """Append clients' writes, as few frames as may be; say what of them is in the file now, and what is not."""
+        placed: list[Placed] = []
+        rejected: list[Rejected] = []
+        misplaced: list[Write] = []
+        for sheet in to_sheets(writes, self.log.tail.index, misplaced):
+            try:
+                header = self.log.append_payload(sheet.payload, count=sheet.count, kind=sheet.kind, epoch=epoch)
+            except (DiskFull, RecordTooLarge) as error:
+                reason = Reason.DISK_FULL if isinstance(error, DiskFull) else Reason.TOO_LARGE
+                rejected += (Rejected(share.write, reason) for share in sheet.shares)
+            else:
+                placed.append(Placed(header.index, header.next_index, epoch, sheet.shares))
+        rejected += (Rejected(write, Reason.WRONG_INDEX) for write in misplaced)
+        return Appended(placed, rejected)
+
+    def append_system(self, epoch: int, value: dict[str, Any]) -> None:
+        """Append one system record."""
+        self.log.append_payload(encode_system(value), count=1, kind=Kind.SYSTEM, epoch=epoch)
+
+    def store_promise(self, promise: Promise) -> None:
+        """Blocking: both slots, both fsynced."""
+        self.promises.write(promise)

@@ -1,0 +1,63 @@
+"""Lag, as the glossary defines it.
+
+records   the leader's durable_index - the node's; bytes likewise, of frames
+seconds   0 when equal, else the leader's clock - the timestamp of the first record that the node lacks
+never below 0; of a silent node its last known position counts; a node itself counts at least the seconds since it
+last heard its leader
+"""
+
+from typing import NamedTuple
+
+from quire.log import Log, decode_header
+
+MICROSECONDS = 1_000_000
+
+
+class Lag(NamedTuple):
+    """How far a node is behind its leader."""
+
+    records: int
+    bytes: int
+    seconds: float
+
+
+class Position(NamedTuple):
+    """Where a node stood when it was last heard. `heard_at` is this node's wall clock, in microseconds."""
+
+    durable_index: int
+    applied_index: int
+    digest: bytes
+    heard_at: int
+
+
+NO_LAG = Lag(0, 0, 0.0)
+
+
+def first_lacking(log: Log, durable_index: int) -> int:
+    """The timestamp of the first record that a node with `durable_index` lacks, 0 if it lacks none."""
+    if durable_index >= log.durable_index:
+        return 0
+    raw, _ = log.read_frames(log.border_at_or_below(max(durable_index, log.bounds.lowest_index)), 1)
+    return decode_header(raw).timestamp
+
+
+def lacking_bytes(log: Log, durable_index: int) -> int:
+    """The bytes of the durable frames that a node with `durable_index` lacks."""
+    if durable_index >= log.durable_index:
+        return 0
+    begin = log.border_at_or_below(max(durable_index, log.bounds.lowest_index))
+    return log.bytes_between(begin, log.durable_index)
+
+
+def lag_of(log: Log, durable_index: int, clock: int) -> Lag:
+    """The lag of another node, computed on its leader's log at the leader's clock (microseconds)."""
+    if durable_index >= log.durable_index:
+        return NO_LAG
+    late = clock - first_lacking(log, durable_index)
+    return Lag(log.durable_index - durable_index, lacking_bytes(log, durable_index), max(0, late) / MICROSECONDS)
+
+
+def own_lag(told: Lag, heard_at: int, clock: int) -> Lag:
+    """A follower's own lag: what its leader told at `heard_at`, and at least the time since."""
+    silent = max(0, clock - heard_at) / MICROSECONDS
+    return Lag(told.records, told.bytes, max(told.seconds, silent))

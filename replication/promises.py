@@ -1,0 +1,75 @@
+"""The promise file: two slots, both written and fsynced, one after the other, before a promise is answered.
+
+    0 4 crc32c of 4..64 | 4 4 version=1 | 8 8 epoch | 16 24 nominee, zero-padded | 40 8 incarnation | 48 16 disk_id
+
+At any crash at least one slot is whole, and it holds the last promise that was answered or a later one. The highest
+valid epoch wins, of equals the first slot. No valid slot: the node cannot know what it promised, and is no voter.
+"""
+
+import struct
+
+from quire.log import Directory, SlotFile
+
+from .core.promise import MAX_NODE_ID_BYTES, NO_PROMISE, Promise
+
+PROMISE_FILE = "promise"
+PROMISE_VERSION = 1
+FILE_BYTES = 8192
+DISK_ID_BYTES = 16
+
+_BODY = struct.Struct(f"<Q{MAX_NODE_ID_BYTES}sQ{DISK_ID_BYTES}s")
+
+
+class PromiseFile:
+    """What this disk promised, and which disk it is. `write` blocks for two fsyncs; one caller at a time."""
+
+    def __init__(self, slots: SlotFile, disk_id: bytes, promise: Promise | None) -> None:
+        self._slots = slots
+        self.disk_id = disk_id
+        self.promise = promise
+
+    @classmethod
+    def create(cls, directory: Directory, disk_id: bytes) -> "PromiseFile":
+        """Write (0, none) with a new disk_id; durable on return, and only then may anybody hear of the disk."""
+        storage = directory.create(PROMISE_FILE)
+        storage.allocate(FILE_BYTES)
+        promises = cls(SlotFile(storage, name=PROMISE_FILE, version=PROMISE_VERSION), disk_id, NO_PROMISE)
+        promises.write(NO_PROMISE)
+        directory.sync()
+        return promises
+
+    @classmethod
+    def open(cls, directory: Directory, disk_id: bytes | None = None) -> "PromiseFile":
+        """Read the winning slot and write it again to both: what kill -9 left in a cache becomes durable.
+
+        `disk_id` is what the identity names. With no valid slot, `promise` is None and the file is left as it is.
+
+        Raises:
+            ValueError: the slots are of another disk than the identity.
+            UnknownVersion: another version's promise.
+        """
+        slots = SlotFile(directory.open(PROMISE_FILE), name=PROMISE_FILE, version=PROMISE_VERSION)
+        held: tuple[Promise, bytes] | None = None
+        for slot in slots.read():
+            epoch, nominee, incarnation, disk = _BODY.unpack(slot.body)
+            if held is None or epoch > held[0].epoch:
+                held = (Promise(epoch, nominee.rstrip(b"\0").decode("ascii"), incarnation), disk)
+        if held is None:
+            return cls(slots, disk_id or bytes(DISK_ID_BYTES), None)
+        if disk_id not in (None, held[1]):
+            raise ValueError(f"the promise file is of disk {held[1].hex()}, the identity of another")
+        promises = cls(slots, held[1], held[0])
+        promises.write(held[0])
+        return promises
+
+    def write(self, promise: Promise) -> None:
+        """Make a promise durable: slot, fsync, slot, fsync."""
+        body = _BODY.pack(promise.epoch, promise.nominee.encode("ascii"), promise.incarnation, self.disk_id)
+        for number in (0, 1):
+            self._slots.write(number, body)
+            self._slots.sync()
+        self.promise = promise
+
+    def close(self) -> None:
+        """Give the handle back."""
+        self._slots.close()

@@ -1,0 +1,396 @@
+"""One node's replication, running: the core's driver on asyncio, with a thread for the disk.
+
+It takes what happens, hands it to the core with the time, and carries out what the core asks, in order. It decides
+nothing that a rule of DESIGN 5 decides.
+"""
+
+import asyncio
+import time
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Protocol, assert_never
+
+from aiohttp import ClientSession
+
+from quire.log import DiskFull, Flush, FrameInvalid, LogError
+
+from .coalesce import Write
+from .core import Core, CoreOptions, Identity, Members, actions, events
+from .core.following import Step
+from .core.messages import HeartbeatEcho, LagTold, PositionTold
+from .core.promise import NO_PROMISE
+from .core.state import State
+from .disk import Disk, Placed, Reason
+from .hello import Who
+from .lag import NO_LAG, Lag, Position, first_lacking, lacking_bytes, lag_of, own_lag
+from .network import Network
+from .streams import Positions, Shipment
+
+MARK_SYNC_S = 1.0
+
+
+class ReplicaOwner(Protocol):
+    """What a replica tells the node above; none of these may block."""
+
+    @property
+    def applied_index(self) -> int:
+        """Every record below it has been applied."""
+        ...
+
+    @property
+    def digest(self) -> bytes:
+        """The digest at applied_index."""
+        ...
+
+    def apply_to(self, index: int) -> None:
+        """Every record below `index` is committed, and durable here."""
+        ...
+
+    def placed(self, placed: Placed) -> None:
+        """A frame of writes was appended to this leader's file."""
+        ...
+
+    def rejected(self, write: Write, reason: Reason) -> None:
+        """A write was not appended and never will be."""
+        ...
+
+    def role_moved(self, role: actions.RoleMoved) -> None:
+        """The role, epoch or leader changed."""
+        ...
+
+    def read_ready(self, read_id: int, index: int | None) -> None:
+        """A linearizable read may be answered at `index`; None: not by this node."""
+        ...
+
+    def halted(self, reason: str) -> None:
+        """The node must stop."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaOptions:
+    """What a replica is told at start. `urls` are HOST:PORT to dial, by node id; `genesis` is the first frame."""
+
+    address: str
+    genesis: bytes
+    urls: dict[str, str]
+    core: CoreOptions
+    max_frame_bytes: int
+    secret: bytes | None = None
+
+
+def wall_clock() -> int:
+    """Microseconds since the Unix epoch."""
+    return time.time_ns() // 1_000
+
+
+class Replica:
+    """Runs on one event loop; every method is called there."""
+
+    def __init__(
+        self,
+        me: Identity,
+        cluster_id: bytes,
+        members: Members,
+        disk: Disk,
+        owner: ReplicaOwner,
+        options: ReplicaOptions,
+    ) -> None:
+        held = disk.promises.promise
+        state = State(
+            me=me,
+            members=members,
+            log=disk,
+            options=options.core,
+            promise=held or NO_PROMISE,
+            stored_promise=held or NO_PROMISE,
+            commit_index=disk.log.mark_commit_index,
+            may_vote=held is not None,
+        )
+        self.core = Core(state)
+        self.positions: dict[str, Position] = {}
+        self._disk = disk
+        self._owner = owner
+        self._options = options
+        self._events: deque[events.Event] = deque()
+        self._stepping = False
+        self._proposed: list[Write] = []
+        self._lag_told: tuple[LagTold, int] | None = None
+        self._writer = ThreadPoolExecutor(1, "quire-writer")
+        self._marker = ThreadPoolExecutor(1, "quire-mark")
+        self._tasks: list[asyncio.Task[None]] = []
+        self._loop = asyncio.get_running_loop()
+        who = Who(cluster_id, me.node_id, me.disk_id, me.incarnation, options.address)
+        self.network = Network(
+            who, self._step, self._heard_aside, state.next_stream_id, options.secret, options.max_frame_bytes
+        )
+
+    # Life
+
+    def start(self, session: ClientSession, *, nominated: bool) -> None:
+        """Dial the peers, apply what is known to be committed, and begin to keep time."""
+        self._step(events.Nominated(nominated))
+        self.network.start(session, self._options.urls)
+        self._tasks = [
+            asyncio.create_task(self._keep_time(), name="ticks"),
+            asyncio.create_task(self._keep_mark(), name="mark"),
+        ]
+
+    async def stop(self) -> None:
+        """Stop talking and writing; the log is the owner's to close. Returns when no thread uses it any more."""
+        for task in self._tasks:
+            task.cancel()
+        for task in self._tasks:
+            with suppress(asyncio.CancelledError):
+                await task
+        await self.network.close()
+        await asyncio.to_thread(self._writer.shutdown, wait=True)
+        await asyncio.to_thread(self._marker.shutdown, wait=True)
+        await asyncio.sleep(0)  # what the threads handed back is taken before the owner closes the log
+
+    # What the node above asks
+
+    def propose(self, write: Write) -> None:
+        """Let a write wait for the writer. All that is proposed in one turn of the loop is one event."""
+        if not self._proposed:
+            self._loop.call_soon(self._propose_all)
+        self._proposed.append(write)
+
+    def _propose_all(self) -> None:
+        proposed, self._proposed = tuple(self._proposed), []
+        self._step(events.Proposed(proposed))
+
+    def ask_read(self, read_id: int) -> None:
+        """Begin a linearizable read; `read_ready` follows."""
+        self._step(events.ReadAsked(read_id))
+
+    @property
+    def commit_index(self) -> int:
+        """Every record below it is durable on a majority, as far as this node knows."""
+        return self.core.state.commit_index
+
+    @property
+    def is_matched(self) -> bool:
+        """Whether this node follows a leader whose log it matches."""
+        following = self.core.following
+        return following is not None and following.stream is not None and following.stream.step is Step.MATCHED
+
+    # The core
+
+    def _step(self, event: events.Event) -> None:
+        """Hand an event to the core and carry out its actions; events that these cause follow in order."""
+        self._events.append(event)
+        if self._stepping:
+            return
+        self._stepping = True
+        try:
+            while self._events:
+                now, clock = time.monotonic_ns() // 1_000, wall_clock()
+                for action in self.core.handle(self._events.popleft(), now, clock):
+                    self._carry_out(action)
+        except LogError as error:
+            self.core.state.halt(str(error))
+            self._owner.halted(f"{type(error).__name__}: {error}")
+        finally:
+            self._stepping = False
+
+    def _carry_out(self, action: actions.Action) -> None:
+        match action:
+            case (
+                actions.AppendRequests()
+                | actions.AppendSystem()
+                | actions.AppendFrames()
+                | actions.Truncate()
+                | actions.Flush()
+                | actions.StorePromise()
+            ):
+                self._write(action)
+            case actions.Apply(to_index):
+                self._disk.log.set_commit_index(self.commit_index)
+                self._owner.apply_to(to_index)
+            case actions.RoleMoved():
+                self._owner.role_moved(action)
+            case actions.RejectRequest(write, reason):
+                self._owner.rejected(write, Reason(reason))  # type: ignore[arg-type]
+            case actions.ReadReady(read_id, index):
+                self._owner.read_ready(read_id, index)
+            case actions.Halt(reason):
+                self._owner.halted(reason)
+            case _:
+                self._send(action)
+
+    def _send(
+        self,
+        action: actions.Send
+        | actions.DialStream
+        | actions.SendOpen
+        | actions.AnswerOpen
+        | actions.Ship
+        | actions.SendAck
+        | actions.CloseStream,
+    ) -> None:
+        network = self.network
+        match action:
+            case actions.Send(node_id, message):
+                network.send(node_id, message)
+                if isinstance(message, HeartbeatEcho):
+                    network.send(node_id, self._position())
+            case actions.DialStream():
+                network.dial_stream(action)
+            case actions.SendOpen(stream_id, opening):
+                network.send_up(stream_id, opening)
+            case actions.SendAck(stream_id):
+                network.send_up(stream_id, action.to_ack(self._owner.applied_index, self._owner.digest))
+            case actions.AnswerOpen(stream_id, answer):
+                network.send_down(stream_id, answer)
+            case actions.Ship():
+                self._ship(action)
+            case actions.CloseStream(stream_id):
+                network.close_stream(stream_id)
+            case _:
+                assert_never(action)
+
+    def _ship(self, action: actions.Ship) -> None:
+        raw, next_index = b"", action.from_index
+        if action.max_bytes:
+            raw, next_index = self._disk.log.read_frames(action.from_index, action.max_bytes, unflushed=True)
+        positions = Positions(action.commit_index, action.durable_index, wall_clock())
+        self.network.send_down(action.stream_id, Shipment(positions, raw, next_index))
+
+    # The disk
+
+    def _write(
+        self,
+        action: actions.AppendRequests
+        | actions.AppendSystem
+        | actions.AppendFrames
+        | actions.Truncate
+        | actions.Flush
+        | actions.StorePromise,
+    ) -> None:
+        match action:
+            case actions.AppendRequests(epoch, writes):
+                self._append_writes(epoch, writes)  # type: ignore[arg-type]
+            case actions.AppendSystem(epoch, value):
+                self._append(0, lambda: self._disk.append_system(epoch, value))
+            case actions.AppendFrames(stream_id, raw):
+                self._append(stream_id, lambda: self._disk.log.append_frames(raw))
+            case actions.Truncate(stream_id, index):
+                self._disk.log.truncate(index)
+                self._step(events.Truncated(stream_id, index))
+            case actions.Flush():
+                self._flush()
+            case actions.StorePromise(promise):
+                self._offload(
+                    lambda: self._disk.store_promise(promise), lambda: self._step(events.PromiseStored(promise))
+                )
+            case _:
+                assert_never(action)
+
+    def _append(self, stream_id: int, append: Callable[[], object]) -> None:
+        try:
+            append()
+        except (FrameInvalid, DiskFull) as error:
+            self._step(events.AppendRefused(stream_id, str(error)))
+        else:
+            self._step(events.Appended(stream_id))
+
+    def _append_writes(self, epoch: int, writes: tuple[Write, ...]) -> None:
+        appended = self._disk.append_writes(epoch, writes)
+        for placed in appended.placed:
+            self._owner.placed(placed)
+        for write, reason in appended.rejected:
+            self._owner.rejected(write, reason)
+        self._step(events.Appended(0))
+
+    def _flush(self) -> None:
+        flush = self._disk.log.begin_flush()
+        if flush is None:
+            self._step(events.Flushed())
+            return
+        running: Flush = flush
+
+        def finish() -> None:
+            self._disk.log.end_flush(running)
+            self._step(events.Flushed())
+
+        self._offload(running.run, finish)
+
+    def _offload(self, block: Callable[[], None], finish: Callable[[], None]) -> None:
+        """Run `block` in the writer's thread and `finish` here; a failure of either is final (DESIGN 4)."""
+
+        def done() -> None:
+            error = future.exception()
+            if error is None:
+                finish()
+            else:
+                self._step(events.DiskFailed(f"the disk failed: {error}"))
+
+        future = self._writer.submit(block)
+        future.add_done_callback(lambda _: self._loop.call_soon_threadsafe(done))
+
+    # Time
+
+    async def _keep_time(self) -> None:
+        pause = self._options.core.heartbeat_us / 2_000_000
+        while True:
+            self._step(events.Tick())
+            self._tell_asides()
+            await asyncio.sleep(pause)
+
+    async def _keep_mark(self) -> None:
+        log = self._disk.log
+        while True:
+            await asyncio.sleep(MARK_SYNC_S)
+            if (sync := log.begin_mark_sync()) is not None:
+                await self._loop.run_in_executor(self._marker, sync.run)
+                log.end_mark_sync(sync)
+
+    # Asides: lag and status, which no rule reads
+
+    def _position(self) -> PositionTold:
+        return PositionTold(self._disk.log.durable_index, self._owner.applied_index, self._owner.digest)
+
+    def _heard_aside(self, peer: Who, message: PositionTold | LagTold) -> None:
+        match message:
+            case PositionTold(durable_index, applied_index, digest):
+                self.positions[peer.node_id] = Position(durable_index, applied_index, digest, wall_clock())
+            case LagTold():
+                self._lag_told = (message, wall_clock())
+            case _:
+                assert_never(message)
+
+    def _tell_asides(self) -> None:
+        for node_id in self.network.unformatted():
+            self.network.show_genesis(node_id, self._options.genesis, committed=self.commit_index > 0)
+        if self.core.leading is None:
+            return
+        log = self._disk.log
+        for node_id, position in self.positions.items():
+            self.network.send(
+                node_id,
+                LagTold(
+                    log.durable_index,
+                    lacking_bytes(log, position.durable_index),
+                    first_lacking(log, position.durable_index),
+                ),
+            )
+
+    def lag(self) -> Lag:
+        """This node's own lag; a leader has none."""
+        if self.core.leading is not None:
+            return NO_LAG
+        if self._lag_told is None:
+            return NO_LAG
+        told, heard_at = self._lag_told
+        durable = self._disk.log.durable_index
+        records = max(0, told.durable_index - durable)
+        seconds = max(0, heard_at - told.since) / 1_000_000 if told.since and records else 0.0
+        return own_lag(Lag(records, told.lag_bytes if records else 0, seconds), heard_at, wall_clock())
+
+    def lag_of(self, position: Position) -> Lag:
+        """Another node's lag as this leader knows it."""
+        return lag_of(self._disk.log, position.durable_index, wall_clock())

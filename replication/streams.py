@@ -1,0 +1,266 @@
+"""`/peer/stream` (rule 8): frames one way, acks the other. The follower dials.
+
+    Upstream stream     the follower's end: hello, Open, OpenAnswer, then shipments in and Acks out
+    Downstream streams  the leader's ends: the driver's `Ship` and `AnswerOpen` go out, Acks come in
+
+Both only carry; what is said and what it means is the core's. A message is at most 1 MiB of frame bytes behind its
+24-byte head; a larger frame spans messages.
+"""
+
+import asyncio
+import os
+from contextlib import suppress
+from typing import NamedTuple, Protocol, TypeVar
+
+from aiohttp import ClientSession, ClientWebSocketResponse, ClientWSTimeout, WSMsgType, web
+
+from .assembler import Assembled, FrameAssembler
+from .core.messages import Ack, Open, OpenAnswer, StreamMessage
+from .hello import NONCE_BYTES, Who, answer_hello, dial_hello
+from .links import HELLO_TIMEOUT_S, LINK_FAILURES
+from .wire import MAX_MESSAGE_BYTES, SHIPMENT, BadMessage, decode_stream, encode
+
+STREAM_PATH = "/peer/stream"
+SHIPMENT_BYTES = 1 << 20
+
+
+# A message from the leader begins with one byte: an opening's answer follows, or positions and frames.
+ANSWER, FRAMES = 0, 1
+
+T = TypeVar("T", Open, Ack)
+
+
+class Positions(NamedTuple):
+    """What each shipment opens with: the leader's commit_index, durable_index and clock."""
+
+    commit_index: int
+    durable_index: int
+    clock: int
+
+
+class StreamOwner(Protocol):
+    """What streams tell their node."""
+
+    def who(self) -> Who:
+        """What this node says of itself now."""
+        ...
+
+    def stream_connected(self, stream_id: int) -> None:
+        """The stream that this node dialled stands."""
+        ...
+
+    def open_answered(self, stream_id: int, answer: OpenAnswer) -> None:
+        """The leader answered."""
+        ...
+
+    def frames_arrived(self, stream_id: int, frames: Assembled, positions: Positions, received_bytes: int) -> None:
+        """A shipment arrived."""
+        ...
+
+    def stream_opened(self, downstream: "DownstreamSocket", opening: Open) -> None:
+        """A follower opened a stream to this node; give it its stream id."""
+        ...
+
+    def ack_arrived(self, stream_id: int, ack: Ack) -> None:
+        """A follower acknowledged."""
+        ...
+
+    def shipped(self, stream_id: int, next_index: int, size: int) -> None:
+        """A shipment left."""
+        ...
+
+    def stream_closed(self, stream_id: int, reason: str) -> None:
+        """A stream ended."""
+        ...
+
+
+class UpstreamSocket:
+    """The follower's end of one stream; a new object each time it dials."""
+
+    def __init__(
+        self,
+        owner: StreamOwner,
+        session: ClientSession,
+        stream_id: int,
+        leader: tuple[str, str],
+        secret: bytes | None,
+        max_frame_bytes: int,
+    ) -> None:
+        self.stream_id = stream_id
+        self._owner = owner
+        self._session = session
+        self._leader_id, self._url = leader
+        self._secret = secret
+        self._assembler = FrameAssembler(max_frame_bytes)
+        self._outbox: asyncio.Queue[StreamMessage] = asyncio.Queue()
+        self._task = asyncio.create_task(self._run(), name=f"stream {stream_id} to {self._leader_id}")
+
+    def send(self, message: Open | Ack) -> None:
+        """Queue a message. An ack that waits is replaced by a newer one: it says all that the older one did."""
+        while isinstance(message, Ack) and not self._outbox.empty():
+            self._outbox.get_nowait()
+        self._outbox.put_nowait(message)
+
+    def close(self) -> None:
+        """Hang up; nothing more is told of this stream."""
+        self._task.cancel()
+
+    async def _run(self) -> None:
+        reason = "the leader closed it"
+        try:
+            await self._talk()
+        except LINK_FAILURES as error:
+            reason = str(error) or type(error).__name__
+        self._owner.stream_closed(self.stream_id, reason)
+
+    async def _talk(self) -> None:
+        async with asyncio.timeout(HELLO_TIMEOUT_S):
+            socket = await self._session.ws_connect(
+                f"http://{self._url}{STREAM_PATH}",
+                max_msg_size=MAX_MESSAGE_BYTES,
+                timeout=ClientWSTimeout(ws_close=1.0),
+            )
+            await dial_hello(
+                socket, self._owner.who(), self._leader_id, "stream", self._secret, os.urandom(NONCE_BYTES)
+            )
+        sender = asyncio.create_task(self._send(socket))
+        try:
+            self._owner.stream_connected(self.stream_id)
+            async for message in socket:
+                if message.type is WSMsgType.BINARY:
+                    self._take(message.data)
+        finally:
+            sender.cancel()
+            with suppress(asyncio.CancelledError, *LINK_FAILURES):
+                await sender
+            await socket.close()
+
+    async def _send(self, socket: ClientWebSocketResponse) -> None:
+        while True:
+            await socket.send_bytes(encode(await self._outbox.get()))
+
+    def _take(self, data: bytes) -> None:
+        kind, view = data[0], memoryview(data)[1:]
+        if kind == ANSWER:
+            answer = decode_stream(bytes(view))
+            if not isinstance(answer, OpenAnswer):
+                raise BadMessage("an opening's answer was expected")
+            self._owner.open_answered(self.stream_id, answer)
+        elif kind == FRAMES and len(view) >= SHIPMENT.size:
+            positions = Positions._make(SHIPMENT.unpack_from(view))
+            frames = self._assembler.feed(view[SHIPMENT.size :])
+            self._owner.frames_arrived(self.stream_id, frames, positions, len(view) - SHIPMENT.size)
+        else:
+            raise BadMessage("neither an answer nor frames")
+
+
+class Shipment(NamedTuple):
+    """Whole frames to send, up to `next_index`."""
+
+    positions: Positions
+    raw: bytes
+    next_index: int
+
+
+class DownstreamSocket:
+    """The leader's end of one stream: one shipment on its way at a time, so that nothing piles up here."""
+
+    def __init__(self, owner: StreamOwner, socket: web.WebSocketResponse, peer: Who) -> None:
+        self.peer = peer
+        self.stream_id = 0
+        self._owner = owner
+        self._socket = socket
+        self._outbox: asyncio.Queue[OpenAnswer | Shipment] = asyncio.Queue()
+        self._carrying: asyncio.Task[None] | None = None
+
+    def send(self, message: OpenAnswer | Shipment) -> None:
+        """Queue what is to leave; `shipped` is told for a shipment once the socket took it."""
+        self._outbox.put_nowait(message)
+
+    def hang_up(self) -> None:
+        """End the stream; whoever serves it is told by a cancelled `run`."""
+        if self._carrying is not None:
+            self._carrying.cancel()
+
+    async def run(self) -> None:
+        """Carry until the stream ends.
+
+        Raises:
+            ConnectionResetError, BadMessage: the follower is gone, or does not speak this.
+        """
+        self._carrying = asyncio.create_task(self._carry(), name=f"stream from {self.peer.node_id}")
+        try:
+            await self._carrying
+        except asyncio.CancelledError as error:
+            if self._carrying.cancelled():
+                raise ConnectionResetError("this node closed it") from error
+            self._carrying.cancel()
+            raise
+
+    async def _carry(self) -> None:
+        opening = await self._receive(Open)
+        self._owner.stream_opened(self, opening)
+        sender = asyncio.create_task(self._send())
+        try:
+            while True:
+                self._owner.ack_arrived(self.stream_id, await self._receive(Ack))
+        finally:
+            sender.cancel()
+            with suppress(asyncio.CancelledError, *LINK_FAILURES):
+                await sender
+
+    async def _receive(self, kind: type[T]) -> T:
+        message = await self._socket.receive()
+        if message.type is not WSMsgType.BINARY:
+            raise ConnectionResetError("the follower closed it")
+        decoded = decode_stream(message.data)
+        if not isinstance(decoded, kind):
+            raise BadMessage(f"{kind.__name__} was expected")
+        return decoded
+
+    async def _send(self) -> None:
+        while True:
+            message = await self._outbox.get()
+            if isinstance(message, OpenAnswer):
+                await self._socket.send_bytes(bytes([ANSWER]) + encode(message))
+                continue
+            head = bytes([FRAMES]) + SHIPMENT.pack(*message.positions)
+            raw = memoryview(message.raw)
+            for begin in range(0, max(1, len(raw)), SHIPMENT_BYTES):
+                await self._socket.send_bytes(b"".join((head, raw[begin : begin + SHIPMENT_BYTES])))
+            self._owner.shipped(self.stream_id, message.next_index, len(raw))
+
+
+class StreamServer:
+    """Takes the streams that followers open."""
+
+    def __init__(self, owner: StreamOwner, secret: bytes | None) -> None:
+        self._owner = owner
+        self._secret = secret
+        self._open: set[DownstreamSocket] = set()
+
+    async def serve(self, request: web.Request) -> web.WebSocketResponse:
+        """Handle one `/peer/stream` connection until it ends."""
+        socket = web.WebSocketResponse(max_msg_size=MAX_MESSAGE_BYTES, timeout=1.0)
+        await socket.prepare(request)
+        downstream: DownstreamSocket | None = None
+        reason = "the follower closed it"
+        try:
+            async with asyncio.timeout(HELLO_TIMEOUT_S):
+                peer = await answer_hello(socket, self._owner.who(), "stream", self._secret, os.urandom(NONCE_BYTES))
+            downstream = DownstreamSocket(self._owner, socket, peer)
+            self._open.add(downstream)
+            await downstream.run()
+        except LINK_FAILURES as error:
+            reason = str(error) or type(error).__name__
+        finally:
+            if downstream is not None:
+                self._open.discard(downstream)
+                self._owner.stream_closed(downstream.stream_id, reason)
+            await socket.close()
+        return socket
+
+    async def close(self) -> None:
+        """Hang up on everybody."""
+        for downstream in list(self._open):
+            downstream.hang_up()

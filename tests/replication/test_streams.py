@@ -1,0 +1,215 @@
+"""Rules 8 and 9: openings, divergence, truncation, and what an ack may say."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from quire.replication.core import CoreOptions, Promise, actions, events
+from quire.replication.core.following import Step
+from quire.replication.core.messages import Ack, Open, OpenAnswer, OpenVerb
+from quire.replication.core.opening import match_border
+from tests.sim.world import World, values
+
+
+def serving(*node_ids: str) -> World:
+    world = World(*node_ids)
+    world.start()
+    world.elect(node_ids[0])
+    return world
+
+
+def diverged() -> World:
+    """n1 led alone for a while: it holds a suffix that the cluster, now led by n2, does not have."""
+    world = serving("n1", "n2", "n3")
+    world["n1"].write("shared")
+    world.run_until(lambda: all(node.apply_to == world["n1"].log.tail.index for node in world.nodes.values()))
+    world.isolate("n1")
+    world["n1"].write("lost", "lost, too")
+    world["n1"].write("and this")
+    world.run_for(0.1)
+    world["n1"].nominated = False
+    world["n1"].step(events.Nominated(False))
+    world.run_for(2)
+    leader = world.elect("n2")
+    leader.write("kept")
+    world.run_until(lambda: leader.state.commit_index == leader.log.tail.index)
+    return world
+
+
+def test_a_follower_truncates_exactly_to_the_match_border_and_goes_on() -> None:
+    world = diverged()
+    border = world["n2"].start_index
+    assert world["n1"].log.tail.index == border + 3
+
+    world.heal()
+    world.run_until(lambda: world["n1"].apply_to == world["n2"].log.tail.index)
+
+    assert world["n1"].truncations == [border]
+    assert values(world["n1"]) == values(world["n2"]) == ["shared", "kept"]
+
+
+def test_a_divergent_suffix_is_never_acknowledged() -> None:
+    # Rule 8: *a divergent suffix is counted as an ack.*
+    world = diverged()
+    border = world["n2"].start_index
+    first = len(world["n1"].acked)
+
+    world.heal()
+    world.run_until(lambda: world["n1"].apply_to == world["n2"].log.tail.index)
+
+    acked = [index for _, index in world["n1"].acked[first:]]
+    assert acked[0] == border
+    assert acked == sorted(acked)
+
+
+def test_a_follower_that_was_away_is_sent_only_what_it_lacks() -> None:
+    world = serving("n1", "n2", "n3")
+    world["n1"].write("before")
+    world.run_until(lambda: world["n3"].apply_to == world["n1"].log.tail.index)
+    world["n3"].crash()
+    match = world["n1"].log.tail.index
+    for number in range(20):
+        world["n1"].write(number)
+        world.run_for(0.01)
+    world.run_until(lambda: world["n1"].state.commit_index == world["n1"].log.tail.index)
+    lacking = world["n1"].log.bytes_between(match, world["n1"].log.tail.index)
+    shipped = world["n1"].shipped_bytes
+
+    world["n3"].start()
+    world.run_until(lambda: world["n3"].apply_to == world["n1"].log.tail.index)
+
+    assert world["n1"].shipped_bytes - shipped == lacking
+
+
+def test_a_truncation_below_commit_index_halts_the_node() -> None:
+    world = serving("n1", "n2", "n3")
+    world["n1"].write("committed")
+    world.run_until(lambda: world["n2"].apply_to == world["n1"].log.tail.index)
+    stream = world["n2"].upstream
+    stream.step = Step.OPENING
+
+    told = OpenAnswer(OpenVerb.TRUNCATE, 1, 0, "")
+    world["n2"].step(events.OpenAnswered(stream.stream_id, told))
+
+    assert "below commit_index" in (world["n2"].halted or "")
+
+
+def test_equal_indices_with_unequal_crcs_halt_and_name_both() -> None:
+    world = serving("n1", "n2", "n3")
+    world["n1"].write("committed")
+    world.run_until(lambda: world["n2"].apply_to == world["n1"].log.tail.index)
+    stream = world["n2"].upstream
+    stream.step = Step.OPENING
+    index = world["n2"].log.tail.index
+
+    told = OpenAnswer(OpenVerb.RESUME, index, 0xBAD, "")
+    world["n2"].step(events.OpenAnswered(stream.stream_id, told))
+
+    assert "crc32c" in (world["n2"].halted or "")
+    assert "0xbad" in (world["n2"].halted or "")
+
+
+def test_an_earlier_streams_truncation_is_not_carried_out() -> None:
+    # Rule 9: *the first opening's truncation, delayed, cuts what the second one acknowledged.*
+    world = diverged()
+    node = world["n1"]
+    node.hold_flush = True
+    world.heal()
+    world.run_until(lambda: node.has_stream)
+    stream_id = node.upstream.stream_id
+    node.step(events.StreamClosed(stream_id))
+
+    node.step(events.OpenAnswered(stream_id, OpenAnswer(OpenVerb.TRUNCATE, 2, 0, "")))
+
+    assert node.truncations == []
+
+
+def test_frames_of_a_stream_that_is_gone_are_not_appended() -> None:
+    world = serving("n1", "n2", "n3")
+    world.run_until(lambda: world["n2"].has_stream)
+    world.run_for(0.2)
+    raw, _ = world["n1"].log.read_frames(0, 1)
+    tail = world["n2"].log.tail
+
+    world["n2"].step(events.FramesArrived(999_999, raw, 0, 0, 0))
+
+    assert world["n2"].log.tail == tail
+
+
+def test_an_ack_beyond_what_was_shipped_closes_the_stream() -> None:
+    world = serving("n1", "n2", "n3")
+    world.run_for(0.2)
+    stream_id = next(iter(world["n1"].leading.streams))
+    commit = world["n1"].state.commit_index
+
+    world["n1"].step(events.AckArrived(stream_id, Ack(10**6, 10**6, 0, bytes(16))))
+
+    assert stream_id not in world["n1"].leading.streams
+    assert world["n1"].state.commit_index == commit
+
+
+def test_shipping_stops_at_the_window_and_goes_on_with_the_acks() -> None:
+    world = World("n1", "n2", "n3", options=CoreOptions(window_bytes=1_000, shipment_bytes=400))
+    world.start()
+    world.elect("n1")
+    world.run_for(0.2)
+    world["n2"].hold_flush = True
+    shipped = world["n1"].shipped_bytes
+    for number in range(50):
+        world["n1"].write(f"{number:0100}")
+        world.run_for(0.002)
+    n2 = next(s for s in world["n1"].leading.streams.values() if s.node_id == "n2")
+    assert n2.in_flight_bytes <= 1_000 + 400
+    assert shipped < world["n1"].shipped_bytes
+
+    world["n2"].release()
+    world.run_until(lambda: world["n2"].apply_to == world["n1"].log.tail.index)
+
+
+def test_a_refused_open_is_told_why() -> None:
+    world = World("n1", "n2", "n3")
+    world.start()
+    opened = events.StreamOpened(5, "n2", b"n2".ljust(16, b"\0"), Open(Promise(3, "n1", 1), (), 0, 0))
+    core = world["n1"].core
+    told = core.handle(opened, world.now, world.clock()) if core else []
+
+    assert next(action for action in told if isinstance(action, actions.AnswerOpen)).answer.verb is OpenVerb.REFUSE
+
+
+@st.composite
+def histories(draw: st.DrawFn) -> tuple[list[tuple[int, int]], int, list[tuple[int, int]], int, int]:
+    """Two logs that share a prefix: their (epoch, first index) pairs, their ends, and where they part."""
+    shared = draw(st.integers(1, 6))
+    sizes = draw(st.lists(st.integers(1, 5), min_size=shared, max_size=shared))
+    epochs, index = [], 0
+    for epoch, size in enumerate(sizes):
+        epochs.append((epoch * 3, index))
+        index += size
+    border = index
+    ours, theirs = list(epochs), list(epochs)
+    ends = []
+    for log, first in ((ours, shared * 3), (theirs, shared * 3 + 1)):
+        end = border
+        for place in range(draw(st.integers(0, 3))):
+            log.append((first + place * 3, end))
+            end += draw(st.integers(1, 5))
+        ends.append(end)
+    return ours, ends[0], theirs, ends[1], border
+
+
+@given(histories())
+def test_the_border_is_where_the_logs_part(
+    history: tuple[list[tuple[int, int]], int, list[tuple[int, int]], int, int],
+) -> None:
+    leader, leader_highest, follower, follower_highest, border = history
+
+    assert match_border(leader, leader_highest, follower, follower_highest) == border
+
+
+def test_an_epoch_that_one_side_has_longer_ends_the_match_where_the_shorter_ends() -> None:
+    assert match_border([(1, 0)], 10, [(1, 0)], 7) == 7
+    assert match_border([(1, 0)], 7, [(1, 0)], 10) == 7
+    assert match_border([(1, 0), (3, 7)], 12, [(1, 0)], 10) == 7
+
+
+def test_without_a_shared_epoch_in_what_was_sent_the_match_goes_on_before_it() -> None:
+    assert match_border([(1, 0), (9, 50)], 60, [(5, 40), (7, 45)], 48) == 40
