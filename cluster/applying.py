@@ -1,0 +1,78 @@
+"""Applying what is committed: from the log to the machine, in slices that leave the loop to others."""
+
+import asyncio
+import heapq
+import time
+from collections.abc import Callable
+from itertools import count
+
+from quire.log import Log, walk_frames
+from quire.sm import Applied, Applier, ApplyFailed
+
+APPLY_BYTES = 1 << 20
+SLICE_S = 0.01
+
+
+class Applying:
+    """Runs an applier up to what it was told. One loop; `on_applied` is called after each frame."""
+
+    def __init__(
+        self,
+        log: Log,
+        applier: Applier,
+        on_applied: Callable[[Applied], None],
+        on_failed: Callable[[ApplyFailed], None],
+    ) -> None:
+        self.applier = applier
+        self._log = log
+        self._on_applied = on_applied
+        self._on_failed = on_failed
+        self._to_index = applier.applied_index
+        self._scheduled = False
+        self._waiting: list[tuple[int, int, asyncio.Future[None]]] = []
+        self._order = count()
+
+    def apply_to(self, index: int) -> None:
+        """Apply all below `index`; at once, as far as a slice of time goes."""
+        self._to_index = max(self._to_index, index)
+        if not self._scheduled:
+            self._apply_slice()
+
+    async def reached(self, index: int) -> None:
+        """Return when all below `index` is applied.
+
+        Raises:
+            ApplyFailed: applying has stopped.
+        """
+        if self.applier.failure is not None:
+            raise self.applier.failure
+        if self.applier.applied_index < index:
+            waiting: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            heapq.heappush(self._waiting, (index, next(self._order), waiting))
+            await waiting
+
+    def _apply_slice(self) -> None:
+        self._scheduled = False
+        applier, until = self.applier, time.monotonic() + SLICE_S
+        try:
+            while applier.failure is None and applier.applied_index < self._to_index:
+                if time.monotonic() > until:
+                    self._scheduled = True
+                    asyncio.get_running_loop().call_soon(self._apply_slice)
+                    break
+                raw, _ = self._log.read_frames(applier.applied_index, APPLY_BYTES, to_index=self._to_index)
+                for frame in walk_frames(raw):
+                    self._on_applied(applier.apply(frame))
+        except ApplyFailed as failure:
+            self._on_failed(failure)
+        self._wake()
+
+    def _wake(self) -> None:
+        failure = self.applier.failure
+        while self._waiting and (failure or self._waiting[0][0] <= self.applier.applied_index):
+            waiting = heapq.heappop(self._waiting)[2]
+            if not waiting.done():
+                if failure is None:
+                    waiting.set_result(None)
+                else:
+                    waiting.set_exception(failure)

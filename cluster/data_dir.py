@@ -1,0 +1,133 @@
+"""A node's data_dir: lock, identity, promise and log, opened in the order that DESIGN 3 to 5 ask for.
+
+    lock -> identity -> promise (a new disk_id at the first start) -> log (recovery)
+
+A log without an identity is the leftover of a crash before the cluster was formed here: it is removed. An identity
+without its genesis, or without a promise file, is a damaged disk: refused.
+"""
+
+import os
+import time
+from pathlib import Path
+
+from quire.log import Directory, FileDirectory, Log, LogLocked, LogOptions
+from quire.replication import PromiseFile
+
+from .genesis import Genesis, read_genesis
+from .identity import DataDirRefused, NodeIdentity, read_identity, write_identity
+
+DISK_ID_BYTES = 16
+LOG_FOLDER = "log"
+MARK_FILE = "mark"
+
+
+def clock() -> int:
+    """Microseconds since the Unix epoch."""
+    return time.time_ns() // 1_000
+
+
+class DataDir:
+    """An open, locked data_dir. All methods block; one caller at a time."""
+
+    def __init__(self, directory: Directory, options: LogOptions) -> None:
+        self._directory = directory
+        self._options = options
+        self.identity: NodeIdentity | None = None
+        self.promises: PromiseFile
+        self.log: Log | None = None
+
+    @classmethod
+    def open(cls, path: Path, node_id: str, options: LogOptions) -> "DataDir":
+        """Lock and read it; recover the log if the node is formatted.
+
+        Raises:
+            DataDirRefused: in use, another node's, another mode's, or damaged.
+            LogError: the log cannot be opened.
+        """
+        path.mkdir(parents=True, exist_ok=True)
+        directory = FileDirectory(path)
+        try:
+            directory.lock()
+        except LogLocked as error:
+            raise DataDirRefused(str(path), "another process uses it; stop that one or choose another") from error
+        data_dir = cls(directory, options)
+        try:
+            data_dir._read(node_id)
+        except BaseException:
+            data_dir.close()
+            raise
+        return data_dir
+
+    def _read(self, node_id: str) -> None:
+        directory, path = self._directory, self._directory.path
+        self.identity = read_identity(directory)
+        if self.identity is None:
+            self._forget_log()
+        elif self.identity.mode != "cluster":
+            raise DataDirRefused(path, f"it is of mode {self.identity.mode!r}; start it so, or choose another")
+        elif self.identity.node_id != node_id:
+            raise DataDirRefused(path, f"it is node {self.identity.node_id}'s, not {node_id}'s; choose another")
+        self._read_promise()
+        if self.identity is not None:
+            self.log = self._open_log(self.identity.cluster_id)
+
+    def _forget_log(self) -> None:
+        segments = self._directory.child(LOG_FOLDER)
+        for name in segments.list():
+            segments.remove(name)
+        segments.sync()
+        if MARK_FILE in self._directory.list():
+            self._directory.remove(MARK_FILE)
+            self._directory.sync()
+
+    def _read_promise(self) -> None:
+        disk_id = self.identity.disk_id if self.identity else None
+        try:
+            self.promises = PromiseFile.open(self._directory, disk_id)
+        except ValueError as error:
+            raise DataDirRefused(self._directory.path, f"{error}; this is not the disk that joined") from error
+        except FileNotFoundError:
+            if self.identity is not None:
+                reason = "its promise file is missing; wipe it, and the node comes back as a new member"
+                raise DataDirRefused(self._directory.path, reason) from None
+            self.promises = PromiseFile.create(self._directory, os.urandom(DISK_ID_BYTES))
+        if self.identity is None and self.promises.promise is None:
+            # A crash in the middle of the first start: nobody has heard of this disk yet.
+            self.promises.close()
+            self._directory.remove("promise")
+            self.promises = PromiseFile.create(self._directory, os.urandom(DISK_ID_BYTES))
+
+    def _open_log(self, cluster_id: bytes) -> Log:
+        return Log.open(self._directory, self._options, cluster_id=cluster_id, clock=clock, standalone=False)
+
+    def genesis_frame(self) -> bytes:
+        """The first frame of the log.
+
+        Raises:
+            DataDirRefused: an identity without its genesis.
+        """
+        if self.log is None or self.log.bounds.lowest_index > 0 or self.log.durable_index == 0:
+            raise DataDirRefused(self._directory.path, "an identity without genesis; wipe it, or restore a backup")
+        raw, _ = self.log.read_frames(0, 1)
+        return raw
+
+    def format(self, node_id: str, frame: bytes) -> Genesis:
+        """Store the genesis frame, then the identity: in this order, so that no identity stands without a genesis."""
+        genesis = read_genesis(frame)
+        log = self._open_log(genesis.cluster_id)
+        self.log = log
+        log.append_frames(frame)
+        log.flush()
+        self.identity = NodeIdentity(
+            genesis.cluster_id, node_id, self.promises.disk_id, genesis.machine, genesis.initial
+        )
+        write_identity(self._directory, self.identity)
+        return genesis
+
+    def close(self) -> None:
+        """Mark a clean stop and unlock."""
+        if self.log is not None:
+            self.log.close()
+        if hasattr(self, "promises"):
+            self.promises.close()
+        self._directory.unlock()

@@ -1,0 +1,161 @@
+"""What a node answers when it does not do what it was asked to do. Only `cluster/api/problems.py` maps these to HTTP.
+
+Each says whose fault it was and carries its numbers as attributes:
+
+- the caller's: Malformed, CommandsRefused, LimitExceeded, WrongIndex, OutOfBounds, NotCommitted, Expired, NotInThisMode
+- try again, here or elsewhere (nothing was written): NotLeader, NoLeader, LeaderUnreachable, Overloaded, NodeStopping,
+  DiskFullError, StateUnavailable, CorruptHere
+- nobody knows: OutcomeUnknown
+"""
+
+from typing import Any
+
+
+class ClusterError(Exception):
+    """The root of what the cluster package raises."""
+
+
+class Malformed(ClusterError):
+    """The request is not what the call takes; nothing was written."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(reason)
+        self.reason = reason
+
+
+class CommandsRefused(ClusterError):
+    """The machine's check refused the request; nothing was written. `refused` is [[place, code, text], ...]."""
+
+    def __init__(self, refused: list[list[Any]]) -> None:
+        place, code, text = refused[0]
+        more = f" (and {len(refused) - 1} more)" if len(refused) > 1 else ""
+        super().__init__(f"command {place} was refused, {code}: {text}{more}; nothing was written")
+        self.refused = refused
+
+
+class LimitExceeded(ClusterError):
+    """Something is larger than its limit; nothing was written."""
+
+    def __init__(self, what: str, size: int, limit: int) -> None:
+        super().__init__(f"{what} is {size}, above the limit of {limit}")
+        self.what = what
+        self.size = size
+        self.limit = limit
+
+
+class WrongIndex(ClusterError):
+    """The caller expected another next index; nothing was written."""
+
+    def __init__(self, expected: int, highest: int) -> None:
+        super().__init__(f"the record would stand at index {highest}, not at the expected {expected}")
+        self.expected = expected
+        self.highest = highest
+
+
+class OutOfBounds(ClusterError):
+    """No record was ever written at this index."""
+
+    def __init__(self, index: int, lowest: int, highest: int) -> None:
+        super().__init__(f"index {index} is outside of what is visible here: [{lowest}, {highest})")
+        self.index = index
+        self.lowest = lowest
+        self.highest = highest
+
+
+class NotCommitted(ClusterError):
+    """The record exists on this node but a majority does not hold it yet, or this node has not heard so."""
+
+    def __init__(self, index: int, commit_index: int) -> None:
+        super().__init__(
+            f"index {index} is not committed yet as far as this node knows; commit_index is {commit_index}"
+        )
+        self.index = index
+        self.commit_index = commit_index
+
+
+class Expired(ClusterError):
+    """The record was removed by expiry."""
+
+    def __init__(self, index: int, lowest: int) -> None:
+        super().__init__(f"index {index} has expired; the lowest index held here is {lowest}")
+        self.index = index
+        self.lowest = lowest
+
+
+class CorruptHere(ClusterError):
+    """The record's bytes are rotten on this node; another node may hold them whole."""
+
+    def __init__(self, index: int, reason: str) -> None:
+        super().__init__(f"index {index} cannot be read on this node: {reason}; another node may hold it")
+        self.index = index
+        self.reason = reason
+
+
+class NotInThisMode(ClusterError):
+    """The call exists, but not for a node with this machine or mode."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(reason)
+        self.reason = reason
+
+
+class NotLeader(ClusterError):
+    """This node does not lead; nothing was written. `leader` is the id of the node that does, if known."""
+
+    def __init__(self, leader: str | None) -> None:
+        super().__init__(f"this node does not lead; {leader} does" if leader else "this node does not lead")
+        self.leader = leader
+
+
+class NoLeader(ClusterError):
+    """No leader is known; nothing was written."""
+
+    def __init__(self) -> None:
+        super().__init__("no leader is known at the moment")
+
+
+class LeaderUnreachable(ClusterError):
+    """The leader could not be connected, so the request never reached it; nothing was written."""
+
+    def __init__(self, leader: str, reason: str) -> None:
+        super().__init__(f"the leader {leader} cannot be reached: {reason}; nothing was written")
+        self.leader = leader
+        self.reason = reason
+
+
+class Overloaded(ClusterError):
+    """Too much waits already; nothing was written."""
+
+    def __init__(self, retry_after_s: float) -> None:
+        super().__init__(f"overloaded; try again in {retry_after_s:g} s")
+        self.retry_after_s = retry_after_s
+
+
+class OutcomeUnknown(ClusterError):
+    """The write may or may not have happened, or may still happen."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(f"the outcome is unknown: {reason}")
+        self.reason = reason
+
+
+class StateUnavailable(ClusterError):
+    """This node cannot answer from its machine: it stopped applying, or lags more than the caller allows."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(reason)
+        self.reason = reason
+
+
+class DiskFullError(ClusterError):
+    """No space is left for the write; nothing was written."""
+
+    def __init__(self) -> None:
+        super().__init__("the disk of the leader is full; nothing was written")
+
+
+class NodeStopping(ClusterError):
+    """The node is shutting down; nothing was written."""
+
+    def __init__(self) -> None:
+        super().__init__("this node is stopping")

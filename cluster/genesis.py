@@ -1,0 +1,74 @@
+"""The genesis record: what all nodes of a cluster must share, and whether this node does."""
+
+import os
+import time
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from quire.log import Kind, decode_system, encode_frame, encode_system, walk_frames
+from quire.replication import Members
+
+from .config import ServeConfig
+from .errors import ClusterError
+
+CLUSTER_ID_BYTES = 16
+
+
+class GenesisRefused(ClusterError):
+    """The cluster's genesis and this node's configuration do not fit; the text names both values."""
+
+
+class Genesis(NamedTuple):
+    """A genesis record, read."""
+
+    cluster_id: bytes
+    members: Members
+    machine: tuple[str, int]
+    initial: Any
+    limits: Mapping[str, int]
+
+
+def make_genesis(members: Members, machine: tuple[str, int], initial: Any, config: ServeConfig) -> bytes:
+    """A genesis frame with a new cluster_id, as it will stand at index 0, epoch 0."""
+    value = {
+        "type": "genesis",
+        "cluster_id": os.urandom(CLUSTER_ID_BYTES),
+        "members": members.to_record(),
+        "machine": list(machine),
+        "initial": initial,
+        "limits": {"max_frame_bytes": config.max_frame_bytes},
+    }
+    timestamp = time.time_ns() // 1_000
+    return encode_frame(
+        index=0, epoch=0, timestamp=timestamp, count=1, prev_crc32c=0, kind=Kind.SYSTEM, payload=encode_system(value)
+    )
+
+
+def read_genesis(raw: bytes) -> Genesis:
+    """The genesis record in a frame that was verified before."""
+    value = decode_system(next(walk_frames(raw)).payload)
+    name, version = value["machine"]
+    return Genesis(
+        value["cluster_id"], Members.from_record(value["members"]), (name, version), value["initial"], value["limits"]
+    )
+
+
+def check_genesis(genesis: Genesis, machine: tuple[str, int], config: ServeConfig) -> None:
+    """Refuse to run another machine, from another initial value, or with less room than the cluster agreed on.
+
+    Raises:
+        GenesisRefused: with both values.
+    """
+    if genesis.machine != machine:
+        ours, theirs = (" version ".join(map(str, pair)) for pair in (machine, genesis.machine))
+        raise GenesisRefused(f"the cluster runs machine {theirs}, this node {ours}; start it with the cluster's")
+    if config.initial is not None and config.initial != genesis.initial:
+        raise GenesisRefused(
+            f"the cluster started from {genesis.initial!r}, this node is told {config.initial!r}; leave out --initial"
+        )
+    limit = genesis.limits["max_frame_bytes"]
+    if config.max_frame_bytes < limit:
+        raise GenesisRefused(
+            f"the cluster's frames have up to {limit} bytes, this node's max_frame_bytes is {config.max_frame_bytes}; "
+            "raise it"
+        )

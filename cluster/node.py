@@ -1,0 +1,362 @@
+"""A node: its data_dir, its replica, its machine, and the write path through them."""
+
+import asyncio
+import os
+from collections import deque
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any, assert_never
+
+import structlog
+from aiohttp import ClientSession, ClientTimeout, DummyCookieJar, TCPConnector, web
+
+from quire.log import HEADER_BYTES, Bounds, Log, LogError, LogOptions, StoredRecord
+from quire.replication import Disk, Placed, Reason, Replica, ReplicaOptions, Write
+from quire.replication.core import CoreOptions, Identity, actions
+from quire.replication.forming import Forming
+from quire.sm import (
+    EMPTY_DIGEST,
+    Applier,
+    ApplyFailed,
+    MachineError,
+    StateMachine,
+    check_batch,
+    default_initial,
+    load_machine,
+)
+
+from .applying import Applying
+from .config import ServeConfig
+from .data_dir import DataDir
+from .errors import (
+    ClusterError,
+    DiskFullError,
+    LimitExceeded,
+    NodeStopping,
+    NoLeader,
+    NotLeader,
+    Overloaded,
+    StateUnavailable,
+    WrongIndex,
+)
+from .genesis import Genesis, check_genesis, make_genesis, read_genesis
+from .pending import Pending, Waiter, WriteReply, fail
+from .reading import Reading, StateAnswer
+from .status import node_status
+
+journal = structlog.get_logger(__name__)
+
+COALESCED_BYTES = 1 << 20  # DESIGN 3: whatever waits is one frame, up to here.
+FRAME_OVERHEAD_BYTES = HEADER_BYTES + 8  # A frame's header and its array's head.
+LEADER_HISTORY = 100
+OVERLOADED_RETRY_S = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """What a node consists of once it belongs to a cluster."""
+
+    genesis: Genesis
+    log: Log
+    replica: Replica
+    applying: Applying
+    reading: Reading
+
+
+class Node:
+    """One node of a cluster. Everything is called on one event loop."""
+
+    def __init__(self, config: ServeConfig) -> None:
+        """Load the machine; nothing is opened yet.
+
+        Raises:
+            MachineError: the machine cannot be loaded, or does not take the initial value.
+        """
+        machine = load_machine(config.machine)
+        self.config = config
+        self.node_id = config.node
+        self.machine_name = machine.name
+        self.role = actions.RoleMoved("forming", 0, None, False, "")
+        self.leaders: deque[actions.RoleMoved] = deque(maxlen=LEADER_HISTORY)
+        self.parts: Parts | None = None
+        self.failure: str | None = None
+        self.ended = asyncio.Event()
+        self._machine_type = machine
+        self._initial = default_initial(machine) if config.initial is None else config.initial
+        self._checker: StateMachine = machine(self._initial)
+        self._incarnation = int.from_bytes(os.urandom(8), "little")
+        self._secret = config.peer_secret_file.read_bytes().strip() if config.peer_secret_file else None
+        self._pending = Pending()
+        self._data_dir: DataDir | None = None
+        self._session: ClientSession | None = None
+        self._forming: Forming | None = None
+        self._formation: asyncio.Task[None] | None = None
+
+    # Life
+
+    async def start(self) -> None:
+        """Open the data_dir, recover, and run; a node that is not formatted yet begins to form the cluster.
+
+        Raises:
+            DataDirRefused, GenesisRefused, LogError: it cannot run here; nothing was changed.
+        """
+        config = self.config
+        options = LogOptions(
+            segment_bytes=config.segment_bytes,
+            segment_overflow_bytes=max(config.segment_bytes // 2, config.max_frame_bytes),  # any frame fits any segment
+            max_frame_bytes=config.max_frame_bytes,
+        )
+        data_dir = await asyncio.to_thread(DataDir.open, config.data_dir, self.node_id, options)
+        session = ClientSession(
+            connector=TCPConnector(limit=0), timeout=ClientTimeout(total=None), cookie_jar=DummyCookieJar()
+        )
+        self._data_dir, self._session = data_dir, session
+        try:
+            if data_dir.identity is not None:
+                self._run(data_dir, session, read_genesis(data_dir.genesis_frame()))
+            else:
+                self._formation = asyncio.create_task(self._form(data_dir, session), name="formation")
+        except BaseException:
+            await self.stop()
+            raise
+
+    async def _form(self, data_dir: DataDir, session: ClientSession) -> None:
+        """Rule 0: wait for a genesis, store it, run."""
+        config, machine = self.config, (self.machine_name, self._machine_type.version)
+        self._forming = Forming(
+            self._identity(data_dir),
+            config.members[self.node_id],
+            list(config.initial_members),
+            self._secret,
+            lambda members: make_genesis(members, machine, self._initial, config),
+        )
+        try:
+            frame = await self._forming.run(session, self._urls())
+            check_genesis(read_genesis(frame), machine, config)
+            genesis = await asyncio.to_thread(data_dir.format, self.node_id, frame)
+            self._run(data_dir, session, genesis)
+        except (ClusterError, LogError, MachineError, OSError) as error:
+            self.halted(str(error))
+        self._forming = None
+
+    def _identity(self, data_dir: DataDir) -> Identity:
+        return Identity(self.node_id, data_dir.promises.disk_id, self._incarnation)
+
+    def _urls(self) -> dict[str, str]:
+        members, links = self.config.members, self.config.link
+        return {node: links.get(node, address) for node, address in members.items() if node != self.node_id}
+
+    def _run(self, data_dir: DataDir, session: ClientSession, genesis: Genesis) -> None:
+        config, log = self.config, data_dir.log
+        check_genesis(genesis, (self.machine_name, self._machine_type.version), config)
+        if log is None:
+            raise NodeStopping
+        machine = self._machine_type(genesis.initial)
+        self._checker = machine
+        options = ReplicaOptions(
+            address=config.members[self.node_id],
+            genesis=data_dir.genesis_frame(),
+            urls=self._urls(),
+            core=CoreOptions(
+                heartbeat_us=config.heartbeat_ms * 1000,
+                election_timeout_us=config.election_timeout_ms * 1000,
+                window_bytes=config.stream_window_bytes,
+                frame_bytes=min(COALESCED_BYTES, genesis.limits["max_frame_bytes"] - FRAME_OVERHEAD_BYTES),
+            ),
+            max_frame_bytes=genesis.limits["max_frame_bytes"],
+            secret=self._secret,
+        )
+        disk = Disk(log, data_dir.promises)
+        replica = Replica(self._identity(data_dir), genesis.cluster_id, genesis.members, disk, self, options)
+        applying = Applying(log, Applier(machine), self._pending.applied, self._apply_failed)
+        self.parts = Parts(genesis, log, replica, applying, Reading(log, replica, applying, self._not_leader))
+        replica.start(session, nominated=config.leader == self.node_id)
+        journal.info("running", cluster_id=genesis.cluster_id.hex(), bounds=tuple(log.bounds))
+
+    async def stop(self) -> None:
+        """Stop cleanly: what is acknowledged is durable already; what still waits has an unknown outcome."""
+        self._pending.end("this node is stopping")
+        if self._formation is not None:
+            self._formation.cancel()
+            with suppress(asyncio.CancelledError):
+                await self._formation
+        if self.parts is not None:
+            await self.parts.replica.stop()
+            self._pending.end("this node is stopping")
+        if self._session is not None:
+            await self._session.close()
+        if self._data_dir is not None:
+            await asyncio.to_thread(self._data_dir.close)
+
+    def routes(self) -> list[web.RouteDef]:
+        """The peers' routes, on the same port as the clients'."""
+        return [web.get("/peer", self._serve_peer), web.get("/peer/stream", self._serve_stream)]
+
+    async def _serve_peer(self, request: web.Request) -> web.StreamResponse:
+        if self.parts is not None:
+            return await self.parts.replica.network.link_server.serve(request)
+        if self._forming is not None:
+            return await self._forming.serve(request)
+        raise web.HTTPServiceUnavailable
+
+    async def _serve_stream(self, request: web.Request) -> web.StreamResponse:
+        if self.parts is None:
+            raise web.HTTPServiceUnavailable
+        return await self.parts.replica.network.stream_server.serve(request)
+
+    # The write path
+
+    def check(self, commands: list[Any]) -> list[list[Any]]:
+        """[place, code, text] of each command that the machine refuses before anything is appended."""
+        return check_batch(self._checker, commands)
+
+    async def write(self, write: Write, *, applied: bool) -> WriteReply:
+        """Write checked records as a part of one frame; answer when they are committed (and, if asked, applied).
+
+        check    the caller has: `check`, before it packed them
+        append   the replica hands all that waits to its core, which appends it as one frame: `placed`
+        ship     the frame goes from the file to every follower, while
+        flush    the leader's own fdatasync runs in its thread
+        acks     followers answer when it is durable there
+        commit   a majority has it, this leader too: `apply_to`
+        apply    frame by frame, to the machine
+        reply    this write's share of the results: `Pending.applied`
+
+        Raises:
+            NotLeader, NoLeader, Overloaded, WrongIndex, DiskFullError, NodeStopping: nothing was written.
+            OutcomeUnknown: this node lost its leadership first.
+        """
+        if (error := self._not_leader()) is not None:
+            raise error
+        waiter = Waiter(asyncio.get_running_loop().create_future(), applied)
+        write.owner = waiter
+        self._require().replica.propose(write)
+        return await waiter.answer
+
+    def _require(self) -> Parts:
+        if self.parts is None:
+            raise StateUnavailable("the cluster is not formed yet")
+        return self.parts
+
+    def _not_leader(self) -> ClusterError | None:
+        if self.is_leader:
+            return None
+        return NotLeader(self.leader_id) if self.leader_id not in (None, self.node_id) else NoLeader()
+
+    # What the replica tells: `ReplicaOwner`
+
+    @property
+    def applied_index(self) -> int:
+        """Every record below it has been applied here."""
+        return self.parts.applying.applier.applied_index if self.parts else 0
+
+    @property
+    def digest(self) -> bytes:
+        """The digest at applied_index."""
+        return self.parts.applying.applier.digest if self.parts else EMPTY_DIGEST
+
+    def apply_to(self, index: int) -> None:
+        """Answer who waits for the commit; apply."""
+        self._pending.committed(index)
+        if self.parts is not None:
+            self.parts.applying.apply_to(index)
+
+    def placed(self, placed: Placed) -> None:
+        """A frame of writes is in this leader's file."""
+        self._pending.placed(placed)
+
+    def rejected(self, write: Write, reason: Reason) -> None:
+        """Nothing was written of it."""
+        match reason:
+            case Reason.OVERLOADED:
+                fail(write, Overloaded(OVERLOADED_RETRY_S))
+            case Reason.DISK_FULL:
+                fail(write, DiskFullError())
+            case Reason.TOO_LARGE:
+                fail(
+                    write, LimitExceeded("the frame's payload", write.size, self.config.max_frame_bytes - HEADER_BYTES)
+                )
+            case Reason.WRONG_INDEX:
+                fail(write, WrongIndex(write.expected_index or 0, self._require().log.tail.index))
+            case Reason.NOT_LEADER:
+                fail(write, self._not_leader() or NoLeader())
+            case _:
+                assert_never(reason)
+
+    def role_moved(self, role: actions.RoleMoved) -> None:
+        """Keep the history; what a lost leadership left uncommitted is unknown."""
+        was, self.role = self.role, role
+        if was.leader_id != role.leader_id or was.epoch != role.epoch:
+            self.leaders.append(role)
+            journal.info("role", role=role.role, epoch=role.epoch, leader=role.leader_id, reason=role.reason)
+        if was.role == "leader" and (role.role != "leader" or role.epoch != was.epoch):
+            reason = role.reason or f"this node leads epoch {was.epoch} no longer"
+            self._pending.lost(self._require().replica.commit_index, reason)
+
+    def read_ready(self, read_id: int, index: int | None) -> None:
+        """A read barrier was passed, or cannot be."""
+        if self.parts is not None:
+            self.parts.reading.barrier_passed(read_id, index)
+
+    def halted(self, reason: str) -> None:
+        """Stop serving for good; whoever runs the node sees `ended`."""
+        if self.failure is None:
+            self.failure = reason
+            journal.error("halted", reason=reason)
+            self._pending.end(reason)
+            self.ended.set()
+
+    def _apply_failed(self, failure: ApplyFailed) -> None:
+        journal.error("applying stopped", reason=str(failure))
+        self._pending.end(str(failure))
+
+    # Reading
+
+    @property
+    def is_leader(self) -> bool:
+        """Whether this node leads and may serve."""
+        return self.role.role == "leader" and self.role.serving and self.failure is None
+
+    @property
+    def leader_id(self) -> str | None:
+        """The leader that this node hears, itself included."""
+        return self.role.leader_id
+
+    @property
+    def visible_bounds(self) -> Bounds:
+        """[lowest_index, highest_index) of what may be read here."""
+        return self.parts.reading.bounds if self.parts else Bounds(0, 0)
+
+    def read(self, index: int) -> StoredRecord:
+        """A committed record; raises as `Reading.read`."""
+        return self._require().reading.read(index)
+
+    def read_frames(self, from_index: int, max_bytes: int) -> tuple[bytes, int]:
+        """Committed raw frames; raises as `Reading.read_frames`."""
+        return self._require().reading.read_frames(from_index, max_bytes)
+
+    async def state(self, consistency: str, max_lag: int | None) -> StateAnswer:
+        """The machine's state; raises as `Reading.state`."""
+        return await self._require().reading.state(consistency, max_lag)
+
+    def status(self) -> dict[str, Any]:
+        """What this node knows of itself, and a leader of the others."""
+        return node_status(self)
+
+    def not_ready_reasons(self) -> list[str]:
+        """Why this node should get no traffic; empty if it should."""
+        if self.failure is not None:
+            return [f"the node has halted: {self.failure}"]
+        if self.parts is None:
+            awaited = ", ".join(self._forming.awaited()) if self._forming else ""
+            return [f"the cluster is not formed yet; waiting for {awaited or 'its genesis'}"]
+        reasons: list[str] = []
+        if (failure := self.parts.applying.applier.failure) is not None:
+            reasons.append(f"applying has stopped: {failure}")
+        if self.leader_id is None:
+            reasons.append("no leader is heard")
+        elif self.leader_id == self.node_id and not self.is_leader:
+            reasons.append("this leader's first record is not committed yet")
+        elif self.leader_id != self.node_id and not self.parts.replica.is_matched:
+            reasons.append(f"the stream from {self.leader_id} is not open yet")
+        return reasons

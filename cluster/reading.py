@@ -1,0 +1,116 @@
+"""Reading on one node: committed records from its log, and the state of its machine."""
+
+import asyncio
+from collections.abc import Callable
+from itertools import count
+from typing import Any, NamedTuple
+
+from quire.log import Bounds, FrameCorrupt, IndexExpired, Log, StoredRecord
+from quire.replication import Replica
+from quire.sm import ApplyFailed
+
+from .applying import Applying
+from .errors import ClusterError, CorruptHere, Expired, NotCommitted, OutOfBounds, StateUnavailable
+
+
+class StateAnswer(NamedTuple):
+    """The machine's whole state, and what was applied to reach it."""
+
+    state: Any
+    applied_index: int
+    digest: bytes
+
+
+class Reading:
+    """What may be read here: nothing that is not committed, and durable on this node."""
+
+    def __init__(
+        self, log: Log, replica: Replica, applying: Applying, not_leader: Callable[[], ClusterError | None]
+    ) -> None:
+        """`not_leader` gives the error of a node that may not answer as a leader, None of one that may."""
+        self._log = log
+        self._replica = replica
+        self._applying = applying
+        self._not_leader = not_leader
+        self._barriers: dict[int, asyncio.Future[int | None]] = {}
+        self._read_ids = count(1)
+
+    @property
+    def bounds(self) -> Bounds:
+        """[lowest_index, highest_index) of what is visible."""
+        return Bounds(self._log.bounds.lowest_index, min(self._replica.commit_index, self._log.durable_index))
+
+    def read(self, index: int) -> StoredRecord:
+        """The record at `index`.
+
+        Raises:
+            OutOfBounds, NotCommitted, Expired, CorruptHere: it cannot be read here.
+        """
+        bounds = self.bounds
+        if index < bounds.lowest_index:
+            raise Expired(index, bounds.lowest_index)
+        if index >= self._log.bounds.highest_index:
+            raise OutOfBounds(index, bounds.lowest_index, bounds.highest_index)
+        if index >= bounds.highest_index:
+            raise NotCommitted(index, bounds.highest_index)
+        try:
+            return self._log.read(index)
+        except IndexExpired as error:
+            raise Expired(index, error.lowest) from error
+        except FrameCorrupt as error:
+            raise CorruptHere(index, str(error)) from error
+
+    def read_frames(self, from_index: int, max_bytes: int) -> tuple[bytes, int]:
+        """Raw frames from the one that holds `from_index`, at least one if there is one; and the next index.
+
+        Raises:
+            CorruptHere: the bytes are rotten on this node.
+        """
+        bounds = self.bounds
+        if from_index >= bounds.highest_index:
+            return b"", from_index
+        try:
+            border = self._log.border_at_or_below(from_index)
+            return self._log.read_frames(border, max_bytes, to_index=bounds.highest_index)
+        except FrameCorrupt as error:
+            raise CorruptHere(from_index, str(error)) from error
+
+    async def state(self, consistency: str, max_lag: int | None) -> StateAnswer:
+        """The machine's state, as fresh as `consistency` asks (rule 12).
+
+        Raises:
+            NotLeader, NoLeader, StateUnavailable: not here, or not now.
+        """
+        if consistency == "local":
+            lag = self._replica.lag().records
+            if max_lag is not None and lag > max_lag:
+                raise StateUnavailable(f"this node lags by {lag} records, {max_lag} are allowed")
+        elif (error := self._not_leader()) is not None:
+            raise error
+        applier = self._applying.applier
+        try:
+            if consistency == "linearizable":
+                await self._applying.reached(await self._barrier())
+            return StateAnswer(applier.state(), applier.applied_index, applier.digest)
+        except ApplyFailed as failure:
+            raise StateUnavailable(str(failure)) from failure
+
+    async def _barrier(self) -> int:
+        """The index that a linearizable read must have seen (rule 12)."""
+        read_id = next(self._read_ids)
+        barrier: asyncio.Future[int | None] = asyncio.get_running_loop().create_future()
+        self._barriers[read_id] = barrier
+        try:
+            self._replica.ask_read(read_id)
+            index = await barrier
+        finally:
+            self._barriers.pop(read_id, None)
+        if index is None:
+            raise self._not_leader() or StateUnavailable("the leadership changed under the read")
+        return index
+
+    def barrier_passed(self, read_id: int, index: int | None) -> None:
+        """A barrier was passed at `index`, or cannot be by this node."""
+        barrier = self._barriers.pop(read_id, None)
+        if barrier is not None and not barrier.done():
+            barrier.set_result(index)

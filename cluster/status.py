@@ -1,0 +1,64 @@
+"""`GET /status`: what a node knows of itself, and a leader of the others."""
+
+from typing import TYPE_CHECKING, Any
+
+from quire.replication import Replica
+from quire.replication.replica import wall_clock
+
+if TYPE_CHECKING:
+    from .node import Node
+
+
+def node_status(node: "Node") -> dict[str, Any]:
+    """The document; see `docs/architecture.md` for its fields."""
+    document: dict[str, Any] = {
+        "node_id": node.node_id,
+        "role": node.role.role,
+        "epoch": node.role.epoch,
+        "leader": node.leader_id,
+        "serving": node.is_leader,
+        "clock": wall_clock(),
+        "ready": not node.not_ready_reasons(),
+        "reasons": node.not_ready_reasons(),
+        "machine": {"name": node.machine_name},
+    }
+    if (parts := node.parts) is None:
+        return document
+    replica, log, genesis = parts.replica, parts.log, parts.genesis
+    document |= {
+        "cluster_id": genesis.cluster_id.hex(),
+        "disk_id": replica.core.state.me.disk_id.hex(),
+        "machine": {"name": genesis.machine[0], "version": genesis.machine[1], "initial": genesis.initial},
+        "lowest_index": log.bounds.lowest_index,
+        "highest_index": log.bounds.highest_index,
+        "durable_index": log.durable_index,
+        "commit_index": replica.commit_index,
+        "applied_index": node.applied_index,
+        "digest": node.digest.hex(),
+        "log_bytes": log.size,
+        "lag": replica.lag()._asdict(),
+        "members": [
+            {"node_id": member.node_id, "disk_id": member.disk_id.hex(), "address": member.address, "role": member.role}
+            for member in genesis.members.members
+        ],
+        "links": sorted(replica.core.state.links),
+        "link_failures": dict(replica.network.told.failures),
+    }
+    if replica.core.leading is not None:
+        document["nodes"] = _nodes(replica)
+    elif (upstream := replica.network.told.upstream) is not None:
+        document["stream"] = {"from_index": upstream.from_index, "received_bytes": upstream.received_bytes}
+    return document
+
+
+def _nodes(replica: Replica) -> dict[str, Any]:
+    rows: dict[str, Any] = {}
+    for node_id, position in sorted(replica.positions.items()):
+        rows[node_id] = {
+            "durable_index": position.durable_index,
+            "applied_index": position.applied_index,
+            "digest": position.digest.hex(),
+            "heard_at": position.heard_at,
+            "lag": replica.lag_of(position)._asdict(),
+        }
+    return rows
