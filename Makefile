@@ -1,0 +1,48 @@
+# Every target does its own set-up: a virtual environment in .venv, what it needs from PyPI, and for the tests a
+# toxiproxy server in .cache. Python 3.11 or newer, make and git are all that must be there before.
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test lint lint-ruff lint-format lint-mypy lint-pyright clean distclean run-environment dev-environment toxiproxy
+
+BIN := .venv/bin
+
+help: ## this list
+	@sed -n 's/^\([a-z-]*\):[^#]*## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 18
+
+demo: run-environment ## three nodes, one log, one answer (CHECK=1: check the answers and exit; ARGS=...: more flags)
+	@check=$(if $(filter-out 0,$(CHECK)),--check); \
+	if [ ! -t 0 ] || [ ! -t 1 ]; then check=--check; fi; \
+	exec $(BIN)/quire demo $$check $(ARGS)
+
+test: dev-environment toxiproxy ## all tests (ARGS=...: what to pass to pytest)
+	$(BIN)/python -m pytest $(ARGS)
+
+lint: lint-ruff lint-format lint-mypy lint-pyright ## ruff, mypy, pyright
+
+lint-ruff: dev-environment
+	$(BIN)/ruff check
+
+lint-format: dev-environment
+	$(BIN)/ruff format --check
+
+lint-mypy: dev-environment
+	$(BIN)/mypy
+
+lint-pyright: dev-environment
+	$(BIN)/pyright
+
+clean: ## remove what builds, tests and linters left
+	rm -rf build dist src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	find . -path ./.venv -prune -o -name __pycache__ -type d -exec rm -rf {} +
+
+distclean: clean ## that, and the virtual environment and the cache of tools
+	rm -rf .venv .cache
+
+run-environment:
+	@tests/setup/python.sh run
+
+dev-environment:
+	@tests/setup/python.sh dev
+
+toxiproxy: dev-environment
+	@tests/setup/toxiproxy.sh

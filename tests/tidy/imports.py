@@ -1,0 +1,109 @@
+"""Import rules: DESIGN 2's directions, the core without I/O, one wrapper for each dependency without types."""
+
+import ast
+from collections import defaultdict
+from collections.abc import Iterator
+from pathlib import PurePosixPath
+
+from tests.tidy.tree import Finding, Source, Tree
+
+# What each package may import of ours. "quire" is the root, whose __init__ offers the client.
+MAY_IMPORT = {
+    "log": frozenset[str](),
+    "sm": frozenset({"log"}),
+    "replication": frozenset({"log"}),
+    "cluster": frozenset({"quire", "log", "sm", "replication"}),
+    "pipeline": frozenset({"quire", "log", "cluster"}),
+    "src": frozenset({"quire", "cluster"}),
+}
+PACKAGES = frozenset({"log", "sm", "replication", "cluster", "pipeline"})
+
+# Of cluster, these see no more than its client.
+CLIENT_ONLY = frozenset({"pipeline", "src"})
+
+CORE = PurePosixPath("replication/core")
+CLOCKS = ["datetime", "time"]
+CHANCE = ["random", "secrets", "uuid"]
+NETWORK = ["aiohttp", "select", "selectors", "socket", "ssl"]
+SYSTEM = ["io", "os", "pathlib", "shutil", "signal", "subprocess", "tempfile"]
+CONCURRENCY = ["asyncio", "concurrent", "contextvars", "multiprocessing", "threading", "uvloop"]
+IMPURE = frozenset([*CLOCKS, *CHANCE, *NETWORK, *SYSTEM, *CONCURRENCY])
+IMPURE_CALLS = frozenset({"open", "input", "print"})
+
+UNTYPED = frozenset({"msgpack", "pysyncobj", "toxiproxy"})
+CONTROL = PurePosixPath("cluster/control")
+
+
+def imported(source: Source) -> Iterator[tuple[int, int, str]]:
+    """Every import of a module as (line, level, dotted name); `from a import b` counts as a.b."""
+    for node in source.nodes:
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                yield node.lineno, 0, alias.name
+        elif isinstance(node, ast.ImportFrom):
+            for alias in node.names:
+                yield node.lineno, node.level, f"{node.module}.{alias.name}" if node.module else alias.name
+
+
+def directions(tree: Tree) -> Iterator[Finding]:
+    """Imports go one way: relative inside a package, `quire.x` across, and only where DESIGN 2 allows it."""
+    for source in tree.modules:
+        for line, level, name in imported(source):
+            complaint = _relative(source, level) if level else _absolute(source, name)
+            if complaint:
+                yield Finding(source.path, line, complaint)
+
+
+def _relative(source: Source, level: int) -> str:
+    if source.folder in PACKAGES and level > len(source.path.parts) - 1:
+        return "a relative import leaves its package: write quire.<package>"
+    return ""
+
+
+def _absolute(source: Source, name: str) -> str:
+    parts = name.split(".")
+    if parts[0] in PACKAGES:
+        return f"imports {parts[0]} by its folder's name: write quire.{parts[0]}"
+    if parts[0] != "quire" or source.folder not in MAY_IMPORT:
+        return ""
+    target = parts[1] if len(parts) > 1 and parts[1] in PACKAGES else "quire"
+    if target == source.folder:
+        return f"imports its own package as quire.{target}: imports are relative inside a package"
+    if target not in MAY_IMPORT[source.folder]:
+        return f"{source.folder} may not import {'quire.' if target != 'quire' else ''}{target}"
+    if target == "cluster" and source.folder in CLIENT_ONLY and parts[2:3] not in (["client"], ["errors"]):
+        return f"{source.folder} may import only quire.cluster.client and quire.cluster.errors"
+    return ""
+
+
+def core_without_io(tree: Tree) -> Iterator[Finding]:
+    """The protocol core imports no clock, socket, file, thread or random of its own, and calls none."""
+    for source in tree.modules:
+        if not source.path.is_relative_to(CORE):
+            continue
+        for line, level, name in imported(source):
+            if not level and name.split(".")[0] in IMPURE:
+                yield Finding(source.path, line, f"the core does no I/O, but imports {name}")
+        for node in source.nodes:
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in IMPURE_CALLS:
+                yield Finding(source.path, node.lineno, f"the core does no I/O, but calls {node.func.id}()")
+
+
+def one_wrapper_each(tree: Tree) -> Iterator[Finding]:
+    """A dependency without types is imported by one module, which gives it types; pysyncobj's is in cluster/control."""
+    importers: dict[str, list[tuple[Source, int]]] = defaultdict(list)
+    for source in tree.modules:
+        seen: set[str] = set()
+        for line, level, name in imported(source):
+            package = name.split(".")[0]
+            if not level and package in UNTYPED and package not in seen:
+                seen.add(package)
+                importers[package].append((source, line))
+    for package, places in sorted(importers.items()):
+        if len(places) > 1:
+            others = ", ".join(str(source.path) for source, _ in places)
+            for source, line in places:
+                yield Finding(source.path, line, f"{package} has no types: one module wraps it, not {others}")
+        for source, line in places:
+            if package == "pysyncobj" and not source.path.is_relative_to(CONTROL):
+                yield Finding(source.path, line, f"only {CONTROL} may import pysyncobj")

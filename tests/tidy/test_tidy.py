@@ -1,0 +1,152 @@
+"""STYLE and DESIGN as tests: each rule holds for the tree, finds its bad samples, and passes its good ones.
+
+The samples stand in `samples/`, one file a rule: `#### bad: why` or `#### good: why` opens a sample, `==== path` a file
+of it.
+"""
+
+import re
+import tomllib
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path, PurePosixPath
+
+import pytest
+
+from tests.tidy import code, house, imports, testing, words
+from tests.tidy.tree import Rule, Tree
+
+TOP = Path(__file__).resolve().parents[2]
+SAMPLES = Path(__file__).resolve().parent / "samples"
+
+RULES: dict[str, Rule] = {
+    "import directions": imports.directions,
+    "core without io": imports.core_without_io,
+    "one wrapper each": imports.one_wrapper_each,
+    "top level": house.top_level,
+    "machine paths": house.machine_paths,
+    "file names": words.file_names,
+    "identifiers": words.identifiers,
+    "flags": words.flags,
+    "sizes": code.sizes,
+    "docstrings": code.docstrings,
+    "bare asserts": code.bare_asserts,
+    "swallowed errors": code.swallowed_errors,
+    "stubs": code.stubs,
+    "unfinished": code.unfinished,
+    "possessive patterns": code.possessive_patterns,
+    "sleeps": testing.sleeps,
+    "always run": testing.always_run,
+    "sentences": testing.sentences,
+}
+
+
+@dataclass(frozen=True)
+class Sample:
+    """A few files that break a rule, or almost do."""
+
+    bad: bool
+    why: str
+    files: dict[str, str]
+
+    def lay_out(self, top: Path) -> Tree:
+        for name, text in self.files.items():
+            (top / name).parent.mkdir(parents=True, exist_ok=True)
+            (top / name).write_text(text)
+        return Tree.of_folder(top)
+
+
+@cache
+def checkout() -> Tree:
+    return Tree.of_checkout(TOP)
+
+
+def samples_of(rule: str) -> list[Sample]:
+    text = (SAMPLES / f"{rule.replace(' ', '-')}.txt").read_text()
+    samples: list[Sample] = []
+    for kind, why, body in re.findall(r"^#### (bad|good): (.*)\n((?:(?!#### ).*\n)*)", text, re.MULTILINE):
+        files = dict(re.findall(r"^==== (.*)\n((?:(?!==== ).*\n)*)", body, re.MULTILINE))
+        samples.append(Sample(kind == "bad", why, files))
+    return samples
+
+
+def samples(*, bad: bool) -> list[object]:
+    return [
+        pytest.param(rule, sample, id=f"{rule}: {sample.why}")
+        for rule in RULES
+        for sample in samples_of(rule)
+        if sample.bad == bad
+    ]
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_the_tree_keeps_every_rule(rule: str) -> None:
+    findings = sorted({str(finding) for finding in RULES[rule](checkout())})
+
+    assert not findings, "\n".join(["", *findings])
+
+
+@pytest.mark.parametrize(("rule", "sample"), samples(bad=True))
+def test_each_rule_finds_its_bad_samples(rule: str, sample: Sample, tmp_path: Path) -> None:
+    assert list(RULES[rule](sample.lay_out(tmp_path)))
+
+
+@pytest.mark.parametrize(("rule", "sample"), samples(bad=False))
+def test_each_rule_passes_its_good_samples(rule: str, sample: Sample, tmp_path: Path) -> None:
+    assert not [str(finding) for finding in RULES[rule](sample.lay_out(tmp_path))]
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_every_rule_has_a_bad_and_a_good_sample(rule: str) -> None:
+    assert {sample.bad for sample in samples_of(rule)} == {True, False}
+
+
+def test_the_links_of_the_tree_are_there_and_point_to_the_packages() -> None:
+    assert not [str(finding) for finding in house.links(checkout())]
+
+
+def test_the_type_checkers_see_every_package() -> None:
+    settings = tomllib.loads((TOP / "pyproject.toml").read_text())["tool"]
+
+    assert {str(link) for link in house.LINKS} <= set(settings["pyright"]["include"])
+    assert settings["mypy"]["files"][:2] == ["src", "tests"]
+
+
+@pytest.mark.parametrize("harm", ["missing", "a folder", "elsewhere", "dangling", "one more"])
+def test_a_wrong_link_is_found(harm: str, tmp_path: Path) -> None:
+    (tmp_path / "src" / "quire").mkdir(parents=True)
+    for name in ["cluster", "log", "pipeline", "replication", "sm"]:
+        (tmp_path / name).mkdir()
+        (tmp_path / "src" / "quire" / name).symlink_to(f"../../{name}")
+    assert not list(house.links(Tree.of_folder(tmp_path)))
+
+    link = tmp_path / "src" / "quire" / "log"
+    match harm:
+        case "missing":
+            link.unlink()
+        case "a folder":
+            link.unlink()
+            link.mkdir()
+        case "elsewhere":
+            link.unlink()
+            link.symlink_to("../../sm")
+        case "dangling":
+            (tmp_path / "log").rmdir()
+        case _:
+            (tmp_path / "src" / "quire" / "extra").symlink_to("../../sm")
+
+    assert len(list(house.links(Tree.of_folder(tmp_path)))) == 1
+
+
+def test_the_tree_holds_what_git_tracks_and_not_what_it_ignores() -> None:
+    tree = checkout()
+
+    assert PurePosixPath("pyproject.toml") in tree.paths
+    assert PurePosixPath("tests/tidy/test_tidy.py") in tree.paths
+    assert not [path for path in tree.paths if ".venv" in path.parts or "__pycache__" in path.parts]
+
+
+def test_a_folder_outside_git_is_refused_in_plain_words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path.parent))
+
+    with pytest.raises(RuntimeError, match="need a git checkout"):
+        Tree.of_checkout(tmp_path)
