@@ -210,7 +210,7 @@ class SimNode:
         """One step of the core, its invariants, its actions."""
         if self.core is None or self.halted:
             return
-        for action in self.core.handle(event, self.world.now, self.world.clock()):
+        for action in self.core.handle(event, self.world.now, self.world.clock(self.node_id)):
             self._carry_out(action)
         after = check_point(self.core)
         if self.point is not None:
@@ -333,6 +333,7 @@ class World:
         self.incarnations = count(1)
         self._order = count()
         self._queue: list[tuple[int, int, Callable[..., None], tuple[object, ...]]] = []
+        self.clock_ahead: dict[str, int] = {}
         self._cut: set[tuple[str, str]] = set()
         self._streams: dict[tuple[str, int], tuple[str, int]] = {}
         self._stream_ids = count(1_000)
@@ -342,9 +343,9 @@ class World:
     def __getitem__(self, node_id: str) -> SimNode:
         return self.nodes[node_id]
 
-    def clock(self) -> int:
-        """Everybody's wall clock."""
-        return START_CLOCK + self.now
+    def clock(self, node_id: str = "") -> int:
+        """A node's wall clock."""
+        return START_CLOCK + self.now + self.clock_ahead.get(node_id, 0)
 
     def start(self, *node_ids: str) -> None:
         """Start these nodes, or all."""

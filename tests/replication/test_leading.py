@@ -1,0 +1,198 @@
+"""Rules 11 and 12, and the limits of a leader: being heard, answering reads, refusing what is too much."""
+
+from quire.log import encode_records
+from quire.replication import Write
+from quire.replication.core import CoreOptions, events
+from quire.replication.core.messages import HeartbeatEcho
+from tests.sim.world import World, disk_id
+
+
+def serving(*node_ids: str, options: CoreOptions | None = None) -> World:
+    world = World(*node_ids, options=options)
+    world.start()
+    world.elect(node_ids[0])
+    world.run_for(0.3)
+    return world
+
+
+def test_a_leader_that_no_majority_hears_steps_down() -> None:
+    # Rule 11; Raft 6.2 of the thesis: a leader steps down if an election timeout passes without a majority's answers.
+    world = serving("n1", "n2", "n3")
+    world["n1"].step(events.Nominated(False))
+
+    world.isolate("n1")
+    world.run_for(1.2)
+
+    assert not world["n1"].leads
+    assert "no majority" in next(role.reason for role in world["n1"].roles if role.reason)
+
+
+def test_a_leader_that_hears_one_follower_of_two_goes_on() -> None:
+    world = serving("n1", "n2", "n3")
+
+    world.isolate("n3")
+    world.run_for(3)
+
+    assert world["n1"].leads
+
+
+def test_a_higher_epoch_in_an_echo_ends_a_leadership() -> None:
+    world = serving("n1", "n2", "n3")
+    world["n1"].step(events.Nominated(False))
+    epoch = world["n1"].state.promise.epoch
+
+    world["n1"].step(events.Received("n2", disk_id("n2"), HeartbeatEcho(epoch, 1, epoch + 1)))
+
+    assert not world["n1"].leads
+
+
+def test_writes_that_wait_when_a_leadership_ends_are_given_back_as_not_written() -> None:
+    world = serving("n1", "n2", "n3")
+    leader = world["n1"]
+    leader.hold_flush = True
+    leader.write("appended")
+    world.run_for(0)
+    waiting = leader.write("still waiting")
+    leader.step(events.Nominated(False))
+
+    world.isolate("n1")
+    world.run_for(1.2)
+
+    assert leader.rejected == [(waiting, "not_leader")]
+
+
+def test_a_linearizable_read_waits_for_an_echo_of_a_later_heartbeat() -> None:
+    world = serving("n1", "n2", "n3")
+    leader = world["n1"]
+
+    leader.step(events.ReadAsked(7))
+    asked = dict(leader.reads)
+    world.run_until(lambda: 7 in leader.reads)
+
+    assert asked == {}
+    assert leader.reads[7] == leader.state.commit_index
+
+
+def test_a_deposed_leader_answers_no_linearizable_read() -> None:
+    world = serving("n1", "n2", "n3")
+    leader = world["n1"]
+    leader.step(events.Nominated(False))
+    world.isolate("n1")
+
+    leader.step(events.ReadAsked(7))
+    world.run_for(0.5)
+    assert leader.reads == {}
+
+    world.run_for(1)
+    assert leader.reads == {7: None}
+
+
+def test_an_echo_of_an_earlier_heartbeat_answers_no_read() -> None:
+    world = serving("n1", "n2", "n3")
+    leader = world["n1"]
+    epoch = leader.state.promise.epoch
+    world.isolate("n1")
+    leader.step(events.ReadAsked(7))
+
+    for node in ("n2", "n3"):
+        leader.step(events.Received(node, disk_id(node), HeartbeatEcho(epoch, 1, epoch)))
+
+    assert leader.reads == {}
+
+
+def test_reads_that_arrive_while_a_barrier_is_under_way_share_the_next_one() -> None:
+    world = serving("n1", "n2", "n3")
+    leader = world["n1"]
+
+    for read_id in range(50):
+        leader.step(events.ReadAsked(read_id))
+    world.run_until(lambda: len(leader.reads) == 50)
+
+    assert all(index is not None for index in leader.reads.values())
+
+
+def test_a_node_that_does_not_lead_answers_no_read_and_takes_no_write() -> None:
+    world = serving("n1", "n2", "n3")
+
+    world["n2"].step(events.ReadAsked(7))
+    write = world["n2"].write("a")
+
+    assert world["n2"].reads == {7: None}
+    assert world["n2"].rejected == [(write, "not_leader")]
+
+
+def test_a_leader_serves_nothing_before_its_first_record_is_committed() -> None:
+    # Rule 6.
+    world = World("n1", "n2", "n3")
+    world.start()
+    for follower in ("n2", "n3"):
+        world[follower].hold_flush = True
+    world["n1"].nominate()
+    world.run_until(lambda: world["n1"].leads)
+
+    write = world["n1"].write("too early")
+    world["n1"].step(events.ReadAsked(7))
+
+    assert world["n1"].rejected == [(write, "not_leader")]
+    assert world["n1"].reads == {7: None}
+
+
+def test_one_write_too_many_is_refused_as_overload() -> None:
+    world = serving("n1", options=CoreOptions(waiting_requests=3))
+    leader = world["n1"]
+    leader.hold_flush = True
+    leader.write("in the flush")
+    world.run_for(0)
+
+    writes = [leader.write(number) for number in range(4)]
+
+    assert leader.rejected == [(writes[3], "overloaded")]
+
+
+def test_bytes_too_many_are_refused_as_overload() -> None:
+    write = Write(encode_records(["x" * 100]), 1)
+    world = serving("n1", options=CoreOptions(waiting_bytes=3 * write.size))
+    leader = world["n1"]
+    leader.hold_flush = True
+    leader.write("in the flush")
+    world.run_for(0)
+
+    writes = [leader.write("x" * 100) for _ in range(4)]
+
+    assert leader.rejected == [(writes[3], "overloaded")]
+
+
+def test_all_that_waits_for_a_flush_becomes_one_frame() -> None:
+    world = serving("n1")
+    leader = world["n1"]
+    leader.hold_flush = True
+    leader.write("first")
+    world.run_for(0)
+    for number in range(10):
+        leader.write(number)
+
+    leader.release()
+    world.run_until(lambda: leader.state.commit_index == leader.log.tail.index)
+
+    last = leader.log.read_frame(leader.log.tail.index - 1).header
+    assert last.count == 10
+
+
+def test_a_nominee_far_ahead_of_the_majoritys_clocks_does_not_lead() -> None:
+    # Rule 5: it would freeze the log's time.
+    world = World("n1", "n2", "n3")
+    world.clock_ahead["n1"] = 11_000_000
+    world.start()
+
+    world["n1"].nominate()
+    world.run_for(5)
+
+    assert not world["n1"].leads
+
+
+def test_a_nominee_somewhat_ahead_leads() -> None:
+    world = World("n1", "n2", "n3")
+    world.clock_ahead["n1"] = 9_000_000
+    world.start()
+
+    assert world.elect("n1").leads

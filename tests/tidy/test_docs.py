@@ -1,0 +1,31 @@
+"""What the documents name is there: tests, and pages that are linked."""
+
+import re
+from pathlib import Path
+
+from tests.tidy.tree import Tree
+
+TOP = Path(__file__).parents[2]
+NAMED_TEST = re.compile(r"`(test_[a-z0-9_]+)`")
+LINK = re.compile(r"\]\((?!https?:)([^)#\s]+)")
+
+
+def _pages() -> list[Path]:
+    return [TOP / path for path in Tree.of_checkout(TOP).paths if path.suffix == ".md"]
+
+
+def test_every_test_that_a_document_names_exists() -> None:
+    sources = {path.stem: path.read_text() for path in (TOP / "tests").rglob("test_*.py")}
+    known = set(sources)
+    for text in sources.values():
+        known.update(re.findall(r"def (test_[a-z0-9_]+)", text))
+
+    missing = [f"{page.name}: {name}" for page in _pages() for name in NAMED_TEST.findall(page.read_text())]
+
+    assert [line for line in missing if line.split(": ")[1] not in known] == []
+
+
+def test_every_page_that_a_document_links_exists() -> None:
+    links = [(page, target) for page in _pages() for target in LINK.findall(page.read_text())]
+
+    assert [f"{page.name}: {target}" for page, target in links if not (page.parent / target).exists()] == []
