@@ -1,0 +1,111 @@
+"""The segmented log: frames, payloads, segments on disk, and what a crash leaves of them (DESIGN.md)."""
+
+from __future__ import annotations
+
+from .errors import (
+    ChainBroken,
+    DiskFull,
+    ForeignStore,
+    FrameCorrupt,
+    FrameInvalid,
+    IndexExpired,
+    IndexOutOfBounds,
+    LogClosed,
+    LogError,
+    LogLocked,
+    LogReadOnly,
+    LogRotten,
+    NotFrameBorder,
+    NotYetFlushed,
+    PayloadInvalid,
+    RecordTooLarge,
+    UnexpectedIndex,
+    UnknownVersion,
+)
+from .files import FileDirectory, FileStorage
+from .flush import Flush, Sync
+from .flusher import GroupFlusher
+from .frames import HEADER_BYTES, Frame, FrameHeader, Kind, Tail, decode_header, encode_frame, walk_frames
+from .log import Bounds, Log
+from .memory import MemoryDirectory, MemoryStorage
+from .options import LogOptions
+from .packing import check_value, pack, unpack
+from .payload import (
+    Record,
+    Run,
+    StoredRecord,
+    decode_blob,
+    decode_records,
+    decode_runs,
+    decode_system,
+    decode_values,
+    encode_blob,
+    encode_records,
+    encode_runs,
+    encode_system,
+    frame_values,
+    stored_records,
+)
+from .removal import remove_log
+from .slots import SlotFile
+from .storage import Directory, Storage
+
+__all__ = [
+    "HEADER_BYTES",
+    "Bounds",
+    "ChainBroken",
+    "Directory",
+    "DiskFull",
+    "FileDirectory",
+    "FileStorage",
+    "Flush",
+    "ForeignStore",
+    "Frame",
+    "FrameCorrupt",
+    "FrameHeader",
+    "FrameInvalid",
+    "GroupFlusher",
+    "IndexExpired",
+    "IndexOutOfBounds",
+    "Kind",
+    "Log",
+    "LogClosed",
+    "LogError",
+    "LogLocked",
+    "LogOptions",
+    "LogReadOnly",
+    "LogRotten",
+    "MemoryDirectory",
+    "MemoryStorage",
+    "NotFrameBorder",
+    "NotYetFlushed",
+    "PayloadInvalid",
+    "Record",
+    "RecordTooLarge",
+    "Run",
+    "SlotFile",
+    "Storage",
+    "StoredRecord",
+    "Sync",
+    "Tail",
+    "UnexpectedIndex",
+    "UnknownVersion",
+    "check_value",
+    "decode_blob",
+    "decode_header",
+    "decode_records",
+    "decode_runs",
+    "decode_system",
+    "decode_values",
+    "encode_blob",
+    "encode_frame",
+    "encode_records",
+    "encode_runs",
+    "encode_system",
+    "frame_values",
+    "pack",
+    "remove_log",
+    "stored_records",
+    "unpack",
+    "walk_frames",
+]

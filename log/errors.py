@@ -1,0 +1,150 @@
+"""What can go wrong in a log, with its values.
+
+The caller's fault: `IndexOutOfBounds`, `IndexExpired`, `NotYetFlushed`, `NotFrameBorder`, `UnexpectedIndex`,
+`RecordTooLarge`, `PayloadInvalid`, `LogLocked`, `ForeignStore`. A peer's fault: `FrameInvalid`, `ChainBroken`. The
+disk's fault: `FrameCorrupt`, `LogRotten`, `LogReadOnly`, `DiskFull`. Another program's: `UnknownVersion`.
+"""
+
+from __future__ import annotations
+
+
+class LogError(Exception):
+    """The root of every error that `quire.log` raises on purpose."""
+
+
+class IndexOutOfBounds(LogError):
+    """The index lies outside [lowest, highest)."""
+
+    def __init__(self, index: int, lowest: int, highest: int) -> None:
+        super().__init__(f"index {index} is outside the log's [{lowest}, {highest})")
+        self.index, self.lowest, self.highest = index, lowest, highest
+
+
+class IndexExpired(LogError):
+    """The index was in the log once; its segment has been removed."""
+
+    def __init__(self, index: int, lowest: int) -> None:
+        super().__init__(f"index {index} has expired: the log begins at {lowest}")
+        self.index, self.lowest = index, lowest
+
+
+class NotYetFlushed(LogError):
+    """The record was appended but is not durable yet, and so not readable."""
+
+    def __init__(self, index: int, durable: int) -> None:
+        super().__init__(f"index {index} is not flushed yet: the log is durable below {durable}")
+        self.index, self.durable = index, durable
+
+
+class NotFrameBorder(LogError):
+    """The index lies inside a frame: frames are atomic."""
+
+    def __init__(self, index: int, frame_index: int, next_index: int) -> None:
+        super().__init__(f"index {index} lies inside the frame [{frame_index}, {next_index})")
+        self.index, self.frame_index, self.next_index = index, frame_index, next_index
+
+
+class UnexpectedIndex(LogError):
+    """The caller expected to append at another index; nothing was appended."""
+
+    def __init__(self, expected: int, highest: int) -> None:
+        super().__init__(f"expected to append at {expected}, but the next index is {highest}")
+        self.expected, self.highest = expected, highest
+
+
+class RecordTooLarge(LogError):
+    """A frame of this size fits in no segment or is above `max_frame_bytes`; nothing was appended."""
+
+    def __init__(self, size: int, limit: int) -> None:
+        super().__init__(f"a frame of {size} bytes is above the limit of {limit} bytes")
+        self.size, self.limit = size, limit
+
+
+class PayloadInvalid(LogError):
+    """A payload or a value in it is not as the format says."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(f"the payload is invalid: {reason}")
+        self.reason = reason
+
+
+class FrameInvalid(LogError):
+    """Bytes that should be a frame are none; `position` counts from the start of the bytes given."""
+
+    def __init__(self, reason: str, position: int = 0) -> None:
+        super().__init__(f"no valid frame at byte {position}: {reason}")
+        self.reason, self.position = reason, position
+
+
+class ChainBroken(LogError):
+    """A frame, valid by itself, does not follow the frame before it."""
+
+    def __init__(self, index: int, field: str, expected: int, found: int) -> None:
+        super().__init__(f"the frame at index {index} does not follow: {field} is {found}, expected {expected}")
+        self.index, self.field, self.expected, self.found = index, field, expected, found
+
+
+class FrameCorrupt(LogError):
+    """A stored frame failed its check when it was read."""
+
+    def __init__(self, file: str, position: int, reason: str) -> None:
+        super().__init__(f"{file} is corrupt at byte {position}: {reason}")
+        self.file, self.position, self.reason = file, position, reason
+
+
+class LogRotten(LogError):
+    """The log refuses to open: bytes that were durable are not what was written."""
+
+    def __init__(self, file: str, position: int, reason: str) -> None:
+        super().__init__(
+            f"{file} is rotten at byte {position}: {reason}; the log does not open. "
+            "Look with `quire log verify`, set the bad bytes aside with `quire log repair`"
+        )
+        self.file, self.position, self.reason = file, position, reason
+
+
+class LogReadOnly(LogError):
+    """An earlier write or flush failed; only a restart recovers what is durable."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(f"the log is read-only until a restart: {reason}")
+        self.reason = reason
+
+
+class LogClosed(LogError):
+    """The log was closed or removed."""
+
+    def __init__(self) -> None:
+        super().__init__("the log is closed")
+
+
+class DiskFull(LogError):
+    """No space could be allocated; nothing was appended and the log goes on."""
+
+    def __init__(self, file: str, size: int) -> None:
+        super().__init__(f"the disk is full: {file} cannot grow to {size} bytes")
+        self.file, self.size = file, size
+
+
+class LogLocked(LogError):
+    """Another process holds the directory."""
+
+    def __init__(self, directory: str) -> None:
+        super().__init__(f"{directory} is in use by another process")
+        self.directory = directory
+
+
+class ForeignStore(LogError):
+    """The store file belongs to another cluster."""
+
+    def __init__(self, file: str, found: bytes, expected: bytes) -> None:
+        super().__init__(f"{file} belongs to cluster {found.hex()}, not to {expected.hex()}")
+        self.file, self.found, self.expected = file, found, expected
+
+
+class UnknownVersion(LogError):
+    """A file or frame was written in a version of the format that this program does not know."""
+
+    def __init__(self, file: str, version: int) -> None:
+        super().__init__(f"{file} has format version {version}; this program knows version 1")
+        self.file, self.version = file, version

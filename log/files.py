@@ -1,0 +1,136 @@
+"""Storage and Directory on a file system."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+from pathlib import Path
+
+from .errors import DiskFull, LogLocked
+
+LOCK_NAME = "lock"
+
+_FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
+
+
+class FileStorage:
+    """A file by its descriptor."""
+
+    __slots__ = ("_descriptor", "_path")
+
+    def __init__(self, path: str, flags: int) -> None:
+        self._path = path
+        self._descriptor = os.open(path, flags | os.O_RDWR | os.O_CLOEXEC, 0o640)
+
+    @property
+    def size(self) -> int:
+        return os.fstat(self._descriptor).st_size
+
+    def read_at(self, position: int, length: int) -> bytes:
+        data = os.pread(self._descriptor, length, position)
+        if len(data) == length or not data:
+            return data
+        # The kernel returns at most 2 GiB at once, and less at a signal.
+        pieces = [data]
+        got = len(data)
+        while got < length and (data := os.pread(self._descriptor, length - got, position + got)):
+            pieces.append(data)
+            got += len(data)
+        return b"".join(pieces)
+
+    def write_at(self, position: int, data: bytes | bytearray | memoryview) -> None:
+        written = os.pwrite(self._descriptor, data, position)
+        while written < len(data):
+            written += os.pwrite(self._descriptor, memoryview(data)[written:], position + written)
+
+    def truncate(self, length: int) -> None:
+        os.ftruncate(self._descriptor, length)
+
+    def allocate(self, length: int) -> None:
+        try:
+            os.posix_fallocate(self._descriptor, 0, length)
+        except OSError as error:
+            if error.errno in _FULL:
+                raise DiskFull(self._path, length) from error
+            raise
+
+    def sync(self) -> None:
+        os.fdatasync(self._descriptor)
+
+    def close(self) -> None:
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+            self._descriptor = -1
+
+
+class FileDirectory:
+    """A folder of a file system, made if there is none."""
+
+    __slots__ = ("_lock_descriptor", "_path")
+
+    def __init__(self, path: str | Path) -> None:
+        self._path = os.fspath(path)
+        self._lock_descriptor = -1
+        missing = [folder for folder in (Path(self._path), *Path(self._path).parents) if not folder.exists()]
+        os.makedirs(self._path, mode=0o750, exist_ok=True)
+        # The new folders' names must outlive a power loss as the files in them do.
+        for folder in missing:
+            _sync_folder(folder.parent)
+
+    @property
+    def path(self) -> str:
+        return self._path
+
+    def list(self) -> list[str]:
+        return os.listdir(self._path)
+
+    def create(self, name: str) -> FileStorage:
+        path = os.path.join(self._path, name)
+        try:
+            return FileStorage(path, os.O_CREAT | os.O_EXCL)
+        except OSError as error:
+            if error.errno in _FULL:
+                raise DiskFull(path, 0) from error
+            raise
+
+    def open(self, name: str) -> FileStorage:
+        return FileStorage(os.path.join(self._path, name), 0)
+
+    def rename(self, source: str, target: str) -> None:
+        os.replace(os.path.join(self._path, source), os.path.join(self._path, target))
+
+    def remove(self, name: str) -> None:
+        os.unlink(os.path.join(self._path, name))
+
+    def sync(self) -> None:
+        _sync_folder(Path(self._path))
+
+    def child(self, name: str) -> FileDirectory:
+        return FileDirectory(os.path.join(self._path, name))
+
+    def lock(self) -> bool:
+        if self._lock_descriptor >= 0:
+            return False
+        descriptor = os.open(os.path.join(self._path, LOCK_NAME), os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o640)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            os.close(descriptor)
+            raise LogLocked(self._path) from error
+        self._lock_descriptor = descriptor
+        return True
+
+    def unlock(self) -> None:
+        # The file stays: removing it would let two processes lock two files of one name.
+        if self._lock_descriptor >= 0:
+            os.close(self._lock_descriptor)
+            self._lock_descriptor = -1
+
+
+def _sync_folder(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

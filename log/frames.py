@@ -1,0 +1,223 @@
+"""Frames: what is appended, shipped and applied as one.
+
+    0 4 crc32c of 4..64          4 4 length: payload bytes      8 8 index of the first record
+    16 8 epoch                   24 8 timestamp, microseconds   32 4 count: records
+    36 4 prev_crc32c             40 8 session, 0 = none         48 8 sequence of the first record
+    56 1 kind   57 1 version=1   58 2 zero                      60 4 payload_crc32c
+
+All little-endian, the payload behind it. `prev_crc32c` is the crc32c field of the frame before: frames form a chain,
+across segments, and 0 stands only in the log's first frame.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator
+from enum import IntEnum
+from typing import NamedTuple
+
+from crc32c import crc32c
+
+from .errors import ChainBroken, FrameInvalid, UnknownVersion
+
+HEADER_BYTES = 64
+FRAME_VERSION = 1
+
+# The eleven fields in the order of `FrameHeader`; version and zeros are checked as the three bytes at 57.
+_HEADER = struct.Struct("<IIQQQIIQQB3xI")
+_BODY = struct.Struct("<IQQQIIQQB3sI")
+_CRC = struct.Struct("<I")
+_VERSION_AND_ZEROS = bytes([FRAME_VERSION, 0, 0])
+
+
+class Kind(IntEnum):
+    """What a frame's payload holds."""
+
+    RECORDS = 0
+    BLOB = 1
+    SYSTEM = 2
+    RUNS = 3
+
+
+_HIGHEST_KIND = max(Kind)
+_SINGLE_KINDS = (Kind.BLOB, Kind.SYSTEM)
+
+
+class FrameHeader(NamedTuple):
+    """The 64 bytes before a payload. (`index` and `count` hide the tuple's methods; mypy is told that it may.)"""
+
+    crc32c: int
+    length: int
+    index: int  # type: ignore[assignment]
+    epoch: int
+    timestamp: int
+    count: int  # type: ignore[assignment]
+    prev_crc32c: int
+    session: int
+    sequence: int
+    kind: int
+    payload_crc32c: int
+
+    @property
+    def size(self) -> int:
+        """Bytes of the whole frame."""
+        return HEADER_BYTES + self.length
+
+    @property
+    def next_index(self) -> int:
+        """Index of the first record behind this frame."""
+        return self.index + self.count
+
+
+class Frame(NamedTuple):
+    """A header and its payload, both verified."""
+
+    header: FrameHeader
+    payload: bytes
+
+
+class Tail(NamedTuple):
+    """Where a chain of frames ends: the next index, and epoch, timestamp and crc32c of the last frame (0 if none)."""
+
+    index: int  # type: ignore[assignment]
+    epoch: int
+    timestamp: int
+    crc32c: int
+
+
+def seal_header(
+    payload: bytes | memoryview,
+    index: int,
+    epoch: int,
+    timestamp: int,
+    count: int,
+    prev_crc32c: int,
+    session: int,
+    sequence: int,
+    kind: int,
+) -> tuple[FrameHeader, bytes]:
+    """Return the header for a payload, as fields and as its 64 bytes."""
+    length = len(payload)
+    payload_crc = crc32c(payload)
+    body = _BODY.pack(
+        length, index, epoch, timestamp, count, prev_crc32c, session, sequence, kind, _VERSION_AND_ZEROS, payload_crc
+    )
+    crc = crc32c(body)
+    header = FrameHeader(crc, length, index, epoch, timestamp, count, prev_crc32c, session, sequence, kind, payload_crc)
+    return header, _CRC.pack(crc) + body
+
+
+def encode_frame(
+    *,
+    index: int,
+    epoch: int,
+    timestamp: int,
+    count: int,
+    prev_crc32c: int,
+    kind: int,
+    payload: bytes,
+    session: int = 0,
+    sequence: int = 0,
+) -> bytes:
+    """Return one whole frame as bytes."""
+    _, head = seal_header(payload, index, epoch, timestamp, count, prev_crc32c, session, sequence, kind)
+    return head + payload
+
+
+def decode_header(buffer: bytes | bytearray | memoryview, offset: int = 0) -> FrameHeader:
+    """Return the frame header at `offset`, verified by its own crc.
+
+    Raises:
+        FrameInvalid: too short, wrong crc, zeros that are none, an unknown kind, an impossible count.
+        UnknownVersion: a valid header of a version that this program does not know.
+    """
+    view = memoryview(buffer)
+    if len(view) - offset < HEADER_BYTES:
+        raise FrameInvalid("the header is cut short", offset)
+    header = FrameHeader._make(_HEADER.unpack_from(view, offset))
+    if crc32c(view[offset + 4 : offset + HEADER_BYTES]) != header.crc32c:
+        raise FrameInvalid("the header's crc32c differs", offset)
+    if view[offset + 57] != FRAME_VERSION:
+        raise UnknownVersion("frame", view[offset + 57])
+    if view[offset + 58] or view[offset + 59]:
+        raise FrameInvalid("reserved bytes are not zero", offset)
+    _check_count(header, offset)
+    return header
+
+
+def _check_count(header: FrameHeader, offset: int) -> None:
+    # A record takes at least one byte, so a count above the length is a lie that would overflow relative indices.
+    kind, count = header.kind, header.count
+    if kind > _HIGHEST_KIND:
+        raise FrameInvalid(f"kind {kind} is unknown", offset)
+    if count == 0 or (count != 1 and kind in _SINGLE_KINDS) or count > header.length:
+        raise FrameInvalid(f"count {count} is impossible for kind {kind} and {header.length} bytes", offset)
+
+
+def walk_headers(raw: bytes | memoryview, *, partial: bool = False) -> Iterator[tuple[int, FrameHeader]]:
+    """Yield (offset, header) of the frames that stand back to back in `raw`, headers and payloads verified by crc.
+
+    With `partial`, a last frame that is not whole ends the walk; without, it is an error.
+
+    Raises:
+        FrameInvalid: bytes that are no frame, with their offset in `raw`.
+        UnknownVersion: as `decode_header`.
+    """
+    view = memoryview(raw)
+    end = len(view)
+    unpack = _HEADER.unpack_from
+    make = FrameHeader._make
+    offset = 0
+    while offset < end:
+        body = offset + HEADER_BYTES
+        if body > end:
+            if partial:
+                return
+            raise FrameInvalid("the header is cut short", offset)
+        header = make(unpack(view, offset))
+        if crc32c(view[offset + 4 : body]) != header.crc32c:
+            raise FrameInvalid("the header's crc32c differs", offset)
+        if view[offset + 57] != FRAME_VERSION:
+            raise UnknownVersion("frame", view[offset + 57])
+        if view[offset + 58] or view[offset + 59]:
+            raise FrameInvalid("reserved bytes are not zero", offset)
+        if header.count != 1 or header.kind or not header.length:
+            _check_count(header, offset)
+        following = body + header.length
+        if following > end:
+            if partial:
+                return
+            raise FrameInvalid("the payload is cut short", offset)
+        if crc32c(view[body:following]) != header.payload_crc32c:
+            raise FrameInvalid("the payload's crc32c differs", offset)
+        yield offset, header
+        offset = following
+
+
+def walk_frames(raw: bytes | memoryview) -> Iterator[Frame]:
+    """Yield the whole frames that stand back to back in `raw`, crcs verified (the chain is not).
+
+    Raises:
+        FrameInvalid: bytes that are no frame; the frames before it have been yielded.
+    """
+    view = memoryview(raw)
+    for offset, header in walk_headers(view):
+        body = offset + HEADER_BYTES
+        yield Frame(header, bytes(view[body : body + header.length]))
+
+
+def follow(tail: Tail, header: FrameHeader) -> Tail:
+    """Return the tail behind `header`, having checked that it follows `tail`: index, chain, epoch, timestamp.
+
+    Raises:
+        ChainBroken: it does not follow.
+    """
+    if header.index != tail.index:
+        raise ChainBroken(header.index, "index", tail.index, header.index)
+    if header.prev_crc32c != tail.crc32c:
+        raise ChainBroken(header.index, "prev_crc32c", tail.crc32c, header.prev_crc32c)
+    if header.epoch < tail.epoch:
+        raise ChainBroken(header.index, "epoch", tail.epoch, header.epoch)
+    if header.timestamp < tail.timestamp:
+        raise ChainBroken(header.index, "timestamp", tail.timestamp, header.timestamp)
+    return Tail(header.index + header.count, header.epoch, header.timestamp, header.crc32c)

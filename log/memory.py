@@ -1,0 +1,99 @@
+"""Storage and Directory in memory, for tests and simulations: nothing is lost as long as the object lives."""
+
+from __future__ import annotations
+
+from .errors import LogLocked
+
+
+class MemoryStorage:
+    """A file as bytes; space that was only allocated takes none."""
+
+    __slots__ = ("_data", "_size")
+
+    def __init__(self) -> None:
+        self._data = bytearray()
+        self._size = 0
+
+    @property
+    def size(self) -> int:
+        return self._size
+
+    def read_at(self, position: int, length: int) -> bytes:
+        end = min(position + length, self._size)
+        if position >= end:
+            return b""
+        data = bytes(memoryview(self._data)[position:end])
+        return data if len(data) == end - position else data + bytes(end - position - len(data))
+
+    def write_at(self, position: int, data: bytes | bytearray | memoryview) -> None:
+        if position > len(self._data):
+            self._data += bytes(position - len(self._data))
+        self._data[position : position + len(data)] = data
+        self._size = max(self._size, len(self._data))
+
+    def truncate(self, length: int) -> None:
+        del self._data[length:]
+        self._size = length
+
+    def allocate(self, length: int) -> None:
+        self._size = max(self._size, length)
+
+    def sync(self) -> None:
+        """Memory is as durable as it gets."""
+
+    def close(self) -> None:
+        """A file in memory has no handle to give back."""
+
+
+class MemoryDirectory:
+    """A folder in memory."""
+
+    def __init__(self, path: str = "memory") -> None:
+        self._path = path
+        self._files: dict[str, MemoryStorage] = {}
+        self._children: dict[str, MemoryDirectory] = {}
+        self._locked = False
+
+    @property
+    def path(self) -> str:
+        return self._path
+
+    def list(self) -> list[str]:
+        return [*self._files, *self._children]
+
+    def create(self, name: str) -> MemoryStorage:
+        if name in self._files:
+            raise FileExistsError(f"{self._path}/{name}")
+        storage = self._files[name] = MemoryStorage()
+        return storage
+
+    def open(self, name: str) -> MemoryStorage:
+        if name not in self._files:
+            raise FileNotFoundError(f"{self._path}/{name}")
+        return self._files[name]
+
+    def rename(self, source: str, target: str) -> None:
+        if source not in self._files:
+            raise FileNotFoundError(f"{self._path}/{source}")
+        self._files[target] = self._files.pop(source)
+
+    def remove(self, name: str) -> None:
+        if self._files.pop(name, None) is None:
+            raise FileNotFoundError(f"{self._path}/{name}")
+
+    def sync(self) -> None:
+        """Memory is as durable as it gets."""
+
+    def child(self, name: str) -> MemoryDirectory:
+        if name not in self._children:
+            self._children[name] = MemoryDirectory(f"{self._path}/{name}")
+        return self._children[name]
+
+    def lock(self) -> bool:
+        if self._locked:
+            raise LogLocked(self._path)
+        self._locked = True
+        return True
+
+    def unlock(self) -> None:
+        self._locked = False

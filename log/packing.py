@@ -1,0 +1,109 @@
+"""msgpack, typed and strict: the one place that imports a library without types.
+
+What is packed has the smallest encodings, `bin` for bytes and `str` for text. What is unpacked is exactly one value,
+nothing behind it, at most 32 containers deep, valid UTF-8, without ext types unless they are asked for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import msgpack  # type: ignore[import-untyped, unused-ignore]
+
+from .errors import PayloadInvalid
+
+MAX_DEPTH = 32
+RESERVED_EXT_TYPES = range(16)
+"""Ext types that quire keeps for itself; a client's value must not hold one."""
+
+ExtType: Any = msgpack.ExtType
+Timestamp: Any = msgpack.Timestamp
+
+# Types that hold nothing further, so that a value of them needs no walk.
+_PLAIN_TYPES = frozenset({int, float, bool, str, bytes, type(None)})
+_CONTAINER_TYPES = (list, tuple, dict)
+
+_packer: Callable[[Any], bytes] = msgpack.Packer(use_bin_type=True, autoreset=True).pack
+_unpackb: Callable[..., Any] = msgpack.unpackb
+
+
+def pack(value: Any) -> bytes:
+    """Return the msgpack bytes of `value`, maps in the order given.
+
+    Raises:
+        PayloadInvalid: a type, an integer or a string that msgpack does not hold, or too deep a nesting.
+    """
+    try:
+        return _packer(value)
+    except (TypeError, ValueError, OverflowError) as error:
+        raise PayloadInvalid(f"cannot be packed: {error}") from error
+
+
+def unpack(buffer: bytes | bytearray | memoryview, *, ext: bool = False) -> Any:
+    """Return the one value in `buffer`, checked for depth; with `ext`, unreserved ext types may stand in it.
+
+    Raises:
+        PayloadInvalid: not exactly one value, too deep, invalid UTF-8, an ext type or a timestamp that may not be.
+    """
+    value = unpack_trusted(buffer, _keep_free_ext if ext else _refuse_ext)
+    check_value(value, timestamps=ext)
+    return value
+
+
+def unpack_trusted(buffer: bytes | bytearray | memoryview, ext_hook: Callable[[int, bytes], Any]) -> Any:
+    """Return the one value in `buffer` without looking at its depth: for bytes that were checked when appended.
+
+    Raises:
+        PayloadInvalid: not exactly one value, or invalid UTF-8.
+    """
+    try:
+        return _unpackb(buffer, strict_map_key=False, ext_hook=ext_hook)
+    except (ValueError, TypeError, RecursionError, OverflowError) as error:
+        raise PayloadInvalid(f"is not exactly one msgpack value: {type(error).__name__}: {error}") from error
+
+
+def check_value(value: Any, *, timestamps: bool = True, depth: int = MAX_DEPTH) -> None:
+    """Refuse a value that a client may not store: deeper than `depth` containers, or holding a reserved ext type.
+
+    Raises:
+        PayloadInvalid: what was found.
+    """
+    kind = type(value)
+    if kind in _PLAIN_TYPES:
+        return
+    if isinstance(value, ExtType):
+        if value.code in RESERVED_EXT_TYPES:
+            raise PayloadInvalid(f"ext type {value.code} is reserved")
+    elif isinstance(value, Timestamp):
+        if not timestamps:
+            raise PayloadInvalid("holds a timestamp")
+    elif isinstance(value, _CONTAINER_TYPES):
+        if depth == 0:
+            raise PayloadInvalid(f"is nested deeper than {MAX_DEPTH}")
+        if isinstance(value, dict):
+            _check_items(tuple(value), timestamps, depth - 1)
+            _check_items(tuple(value.values()), timestamps, depth - 1)
+        else:
+            _check_items(value, timestamps, depth - 1)
+
+
+def _check_items(items: list[Any] | tuple[Any, ...], timestamps: bool, depth: int) -> None:
+    if not all_plain(items):
+        for item in items:
+            check_value(item, timestamps=timestamps, depth=depth)
+
+
+def all_plain(items: Any) -> bool:
+    """Return whether every item is of a type that holds nothing further; the common case, checked at C's speed."""
+    return _PLAIN_TYPES.issuperset(map(type, items))
+
+
+def _refuse_ext(code: int, _data: bytes) -> Any:
+    raise PayloadInvalid(f"holds ext type {code}")
+
+
+def _keep_free_ext(code: int, data: bytes) -> Any:
+    if code in RESERVED_EXT_TYPES:
+        raise PayloadInvalid(f"ext type {code} is reserved")
+    return ExtType(code, data)

@@ -1,0 +1,284 @@
+"""Payloads of the four kinds of frames.
+
+records   one msgpack array of count values; a record with headers is ext type 1 holding [map, value]
+runs      one msgpack array of two: [[session, sequence, count], ...] and the array of all their records
+blob      metadata_len u32, metadata (a msgpack map, may be empty), the raw value; count 1
+system    one msgpack map, keys in the order given; count 1
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from .errors import PayloadInvalid
+from .frames import Frame, FrameHeader, Kind
+from .packing import RESERVED_EXT_TYPES, ExtType, all_plain, check_value, pack, unpack, unpack_trusted
+
+HEADERS_EXT_TYPE = 1
+
+_LENGTH = struct.Struct("<I")
+
+
+class Record(NamedTuple):
+    """A value to store with headers (text to text), or None for none."""
+
+    value: Any
+    headers: Mapping[str, str] | None = None
+
+
+class Run(NamedTuple):
+    """One request's share of a `runs` frame; session and sequence are 0 where it has no session."""
+
+    session: int
+    sequence: int
+    count: int  # type: ignore[assignment]
+
+
+class StoredRecord(NamedTuple):
+    """A record as the log holds it."""
+
+    index: int  # type: ignore[assignment]
+    epoch: int
+    timestamp: int
+    kind: int
+    headers: Mapping[str, str] | None
+    value: Any
+    session: int
+    sequence: int
+
+
+def encode_records(records: Sequence[Any]) -> bytes:
+    """Return the payload of kind `records` for values and `Record`s, at least one.
+
+    Raises:
+        PayloadInvalid: no record, a value that msgpack does not hold, too deep, or with a reserved ext type.
+    """
+    if not records:
+        raise PayloadInvalid("holds no record")
+    return pack(_storable(records))
+
+
+def _storable(records: Sequence[Any]) -> Sequence[Any]:
+    if all_plain(records):
+        return records
+    return [_storable_record(record) for record in records]
+
+
+def _storable_record(record: Any) -> Any:
+    if type(record) is not Record:
+        check_value(record)
+        return record
+    check_value(record.value)
+    if record.headers is None:
+        return record.value
+    headers = dict(record.headers)
+    if not all(type(key) is str and type(text) is str for key, text in headers.items()):
+        raise PayloadInvalid("headers are not text to text")
+    return ExtType(HEADERS_EXT_TYPE, pack([headers, record.value]))
+
+
+def decode_values(payload: bytes | memoryview, count: int) -> list[Any]:
+    """Return the values of a payload of kind `records`, headers dropped.
+
+    Raises:
+        PayloadInvalid: it is not exactly one array of `count` values.
+    """
+    return _array(unpack_trusted(payload, _value_of_ext), count)
+
+
+def decode_records(payload: bytes | memoryview, count: int) -> list[Record]:
+    """Return the records of a payload of kind `records`, with headers.
+
+    Raises:
+        PayloadInvalid: it is not exactly one array of `count` values.
+    """
+    return _records(_array(unpack_trusted(payload, _record_of_ext), count))
+
+
+def encode_runs(runs: Sequence[Run], records: Sequence[Any]) -> bytes:
+    """Return the payload of kind `runs`: the runs' counts add up to the number of records.
+
+    Raises:
+        PayloadInvalid: they do not, a run is empty, or a value is invalid as in `encode_records`.
+    """
+    if not records or not all(run.count > 0 for run in runs) or sum(run.count for run in runs) != len(records):
+        raise PayloadInvalid(f"the runs do not add up to {len(records)} records")
+    return pack([[list(run) for run in runs], _storable(records)])
+
+
+def decode_runs(payload: bytes | memoryview, count: int) -> tuple[list[Run], list[Any]]:
+    """Return runs and values of a payload of kind `runs`, headers dropped.
+
+    Raises:
+        PayloadInvalid: not as `encode_runs` writes it, or other than `count` records.
+    """
+    return _decode_runs(payload, count, _value_of_ext)
+
+
+def _decode_runs(
+    payload: bytes | memoryview, count: int, ext_hook: Callable[[int, bytes], Any]
+) -> tuple[list[Run], list[Any]]:
+    raw_runs, values = _array(unpack_trusted(payload, ext_hook), 2)
+    if type(raw_runs) is not list:
+        raise PayloadInvalid("the runs are no array")
+    runs: list[Run] = []
+    total = 0
+    for raw in raw_runs:
+        if type(raw) is not list or len(raw) != 3 or not all(type(field) is int and field >= 0 for field in raw):
+            raise PayloadInvalid("a run is not [session, sequence, count]")
+        runs.append(Run(*raw))
+        total += raw[2]
+    if total != count or any(run.count == 0 for run in runs):
+        raise PayloadInvalid(f"the runs hold {total} records, not {count}")
+    return runs, _array(values, count)
+
+
+def encode_blob(value: bytes | memoryview, metadata: Mapping[str, str] | None = None) -> bytes:
+    """Return the payload of kind `blob`."""
+    packed = pack(dict(metadata)) if metadata else b""
+    return b"".join((_LENGTH.pack(len(packed)), packed, value))
+
+
+def decode_blob(payload: bytes | memoryview) -> tuple[dict[str, str], bytes]:
+    """Return metadata and raw value of a payload of kind `blob`.
+
+    Raises:
+        PayloadInvalid: the metadata are cut short or no map of text.
+    """
+    if len(payload) < _LENGTH.size:
+        raise PayloadInvalid("a blob is cut short")
+    start = _LENGTH.size + _LENGTH.unpack_from(payload)[0]
+    if start > len(payload):
+        raise PayloadInvalid("a blob's metadata are cut short")
+    metadata = unpack(payload[_LENGTH.size : start]) if start > _LENGTH.size else {}
+    if type(metadata) is not dict or not all(type(key) is str and type(text) is str for key, text in metadata.items()):
+        raise PayloadInvalid("a blob's metadata are no map of text to text")
+    return metadata, bytes(payload[start:])
+
+
+def encode_system(fields: Mapping[str, Any]) -> bytes:
+    """Return the payload of kind `system`, keys in the order given; `type` names it.
+
+    Raises:
+        PayloadInvalid: no `type`, or a value that msgpack does not hold.
+    """
+    if type(fields.get("type")) is not str:
+        raise PayloadInvalid("a system record without a type")
+    return pack(dict(fields))
+
+
+def decode_system(payload: bytes | memoryview) -> dict[str, Any]:
+    """Return the map of a payload of kind `system`.
+
+    Raises:
+        PayloadInvalid: no map with text keys and a `type`.
+    """
+    fields = unpack(payload)
+    if type(fields) is not dict or type(fields.get("type")) is not str or not all(type(key) is str for key in fields):
+        raise PayloadInvalid("a system record is no map with a type")
+    return fields
+
+
+def frame_values(frame: Frame) -> list[Any]:
+    """Return the values of a frame of any kind, one for each of its records.
+
+    Raises:
+        PayloadInvalid: the payload is not as its kind says.
+    """
+    header, payload = frame
+    match Kind(header.kind):
+        case Kind.RECORDS:
+            return decode_values(payload, header.count)
+        case Kind.RUNS:
+            return decode_runs(payload, header.count)[1]
+        case Kind.BLOB:
+            return [decode_blob(payload)[1]]
+        case Kind.SYSTEM:
+            return [decode_system(payload)]
+
+
+def stored_records(frame: Frame) -> list[StoredRecord]:
+    """Return every record of a frame with its index, headers, session and sequence.
+
+    Raises:
+        PayloadInvalid: the payload is not as its kind says.
+    """
+    runs, records = _runs_and_records(frame)
+    stored: list[StoredRecord] = []
+    for run in runs:
+        for place in range(run.count):
+            stored.append(_stored(frame.header, len(stored), records[len(stored)], run, place))
+    return stored
+
+
+def stored_record(frame: Frame, index: int) -> StoredRecord:
+    """Return the one record at `index`, which the frame holds.
+
+    Raises:
+        PayloadInvalid: the payload is not as its kind says.
+    """
+    runs, records = _runs_and_records(frame)
+    place = index - frame.header.index
+    run_start = 0
+    for run in runs:
+        if place < run_start + run.count:
+            return _stored(frame.header, place, records[place], run, place - run_start)
+        run_start += run.count
+    raise PayloadInvalid(f"no run holds index {index}")
+
+
+def _runs_and_records(frame: Frame) -> tuple[list[Run], list[Record]]:
+    header, payload = frame
+    only_run = Run(header.session, header.sequence, header.count)
+    match Kind(header.kind):
+        case Kind.RECORDS:
+            return [only_run], decode_records(payload, header.count)
+        case Kind.RUNS:
+            runs, values = _decode_runs(payload, header.count, _record_of_ext)
+            return runs, _records(values)
+        case Kind.BLOB:
+            metadata, value = decode_blob(payload)
+            return [only_run], [Record(value, metadata or None)]
+        case Kind.SYSTEM:
+            return [only_run], [Record(decode_system(payload))]
+
+
+def _stored(header: FrameHeader, place: int, record: Record, run: Run, place_in_run: int) -> StoredRecord:
+    return StoredRecord(
+        header.index + place,
+        header.epoch,
+        header.timestamp,
+        header.kind,
+        record.headers,
+        record.value,
+        run.session,
+        run.sequence + place_in_run if run.session else 0,
+    )
+
+
+def _array(value: Any, count: int) -> list[Any]:
+    if type(value) is not list or len(value) != count:
+        raise PayloadInvalid(f"is not one array of {count} values")
+    return value
+
+
+def _records(values: list[Any]) -> list[Record]:
+    return [value if type(value) is Record else Record(value) for value in values]
+
+
+def _record_of_ext(code: int, data: bytes) -> Any:
+    if code != HEADERS_EXT_TYPE:
+        if code in RESERVED_EXT_TYPES:
+            raise PayloadInvalid(f"ext type {code} is reserved")
+        return ExtType(code, data)
+    parts = _array(unpack(data, ext=True), 2)
+    if type(parts[0]) is not dict:
+        raise PayloadInvalid("a record's headers are no map")
+    return Record(parts[1], parts[0])
+
+
+def _value_of_ext(code: int, data: bytes) -> Any:
+    record = _record_of_ext(code, data)
+    return record.value if type(record) is Record else record

@@ -1,0 +1,129 @@
+"""What a log knows of itself in memory; the operations on it stand in modules of their own.
+
+Invariants, at every point where no operation is under way:
+
+- segments ascend; each begins where the one before ends; the last one is the write segment
+- lowest_index <= durable.index <= tail.index, and durable.index is a frame border in `durable_segment`
+- the mark on disk never says more than `durable`
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from contextlib import contextmanager
+
+from .errors import LogClosed, LogReadOnly
+from .flush import Flush
+from .frames import Tail
+from .mark import Mark, MarkFile
+from .options import STORE_HEADER_BYTES, LogOptions
+from .segments import Segment, Segments
+from .storage import Directory, Storage
+from .survey import Survey
+from .write_segment import WriteSegment
+
+
+class LogState:
+    """The shared state of a log's parts; only the writer's thread touches it."""
+
+    def __init__(
+        self,
+        files: Directory,
+        options: LogOptions,
+        *,
+        cluster_id: bytes,
+        standalone: bool,
+        origin: Tail,
+        segments: Segments,
+        mark: MarkFile,
+        writer: WriteSegment,
+    ) -> None:
+        self.files = files
+        self.options = options
+        self.cluster_id = cluster_id
+        self.standalone = standalone
+        self.origin = origin
+        self.segments = segments
+        self.mark = mark
+        self.writer = writer
+        self.tail = origin
+        self.durable = origin
+        self.durable_segment: Segment = writer.segment
+        self.durable_position = STORE_HEADER_BYTES
+        self.epochs: list[tuple[int, int]] = []
+        self.members: list[int] = []
+        self.read_segments_bytes = 0
+        self.commit_index = 0
+        self.generation = 0
+        """Counts truncations: a flush of an earlier generation proves nothing."""
+        self.flush: Flush | None = None
+        self.retired: list[Storage] = []
+        """Files that are no longer used, but that a flush on its way may still sync."""
+        self.failure: str | None = None
+        self.closed = False
+
+    def refuse_if_unwritable(self) -> None:
+        """Raise what keeps the log from being written to, if anything does."""
+        if self.closed:
+            raise LogClosed
+        if self.failure is not None:
+            raise LogReadOnly(self.failure)
+
+    @contextmanager
+    def failing(self, doing: str) -> Generator[None]:
+        """Turn the log read-only for ever if the device fails in the block: a failed write or sync proves nothing."""
+        try:
+            yield
+        except OSError as error:
+            self.fail(f"{doing}: {error}")
+            raise LogReadOnly(self.failure or doing) from error
+
+    def fail(self, reason: str) -> None:
+        """Turn the log read-only for ever; the first reason stays."""
+        if self.failure is None:
+            self.failure = reason
+
+    def set_durable(self, tail: Tail, segment: Segment, position: int) -> None:
+        """Take note of how far the log is durable."""
+        self.durable, self.durable_segment, self.durable_position = tail, segment, position
+
+    def next_mark(self, *, clean: bool = False) -> Mark:
+        """Return the mark that tells what is durable now."""
+        durable = self.durable
+        commit_index = durable.index if self.standalone else min(self.commit_index, durable.index)
+        return Mark(
+            0,
+            durable.index,
+            self.durable_segment.base_index,
+            self.durable_position,
+            durable.epoch,
+            commit_index,
+            durable.crc32c,
+            clean,
+        )
+
+    def settle_flush(self) -> None:
+        """Run a flush that is on its way to its end, so that no two syncs meet on one file."""
+        if self.flush is not None:
+            self.flush.run()
+
+    def retire(self, storage: Storage) -> None:
+        """Close a file, later if a flush is on its way."""
+        if self.flush is None:
+            storage.close()
+        else:
+            self.retired.append(storage)
+
+    def close_retired(self) -> None:
+        """Close what waited for the flush to end."""
+        for storage in self.retired:
+            storage.close()
+        self.retired.clear()
+
+    def take_write_segment(self, writer: WriteSegment, survey: Survey) -> None:
+        """Make `writer`, surveyed to its end, the write segment: its tail is the log's, its epochs and members join."""
+        self.writer = writer
+        self.tail = survey.tail
+        self.epochs += survey.epochs
+        below = writer.header.members_index
+        self.members = ([] if below is None else [below]) + survey.members

@@ -1,0 +1,104 @@
+"""Where bytes lie: two small protocols, so that files, memory and a faulty disk can stand behind a log."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+
+class Storage(Protocol):
+    """One open file. Errors of the device are `OSError`; one thread uses it, `sync` may run in another."""
+
+    @property
+    def size(self) -> int:
+        """Bytes, preallocated ones included."""
+        ...
+
+    def read_at(self, position: int, length: int) -> bytes:
+        """Return the bytes at `position`, fewer only where the file ends."""
+        ...
+
+    def write_at(self, position: int, data: bytes | bytearray | memoryview) -> None:
+        """Write all of `data`; not durable before `sync` returns."""
+        ...
+
+    def truncate(self, length: int) -> None:
+        """Cut to `length`."""
+        ...
+
+    def allocate(self, length: int) -> None:
+        """Make the file at least `length` bytes, zeros where nothing was written, and keep the space for it.
+
+        Raises:
+            DiskFull: there is no room; what was written before is untouched.
+        """
+        ...
+
+    def sync(self) -> None:
+        """Return when everything written before this call survives a power loss (fdatasync)."""
+        ...
+
+    def close(self) -> None:
+        """Give the handle back. Nothing is synced."""
+        ...
+
+
+class Directory(Protocol):
+    """A flat folder of files. Creations, renames and removals are durable once `sync` returned."""
+
+    @property
+    def path(self) -> str:
+        """A name for messages."""
+        ...
+
+    def list(self) -> list[str]:
+        """Return the names in it, in no order."""
+        ...
+
+    def create(self, name: str) -> Storage:
+        """Return a new, empty file.
+
+        Raises:
+            FileExistsError: there is one already.
+            DiskFull: there is no room for it.
+        """
+        ...
+
+    def open(self, name: str) -> Storage:
+        """Return an existing file.
+
+        Raises:
+            FileNotFoundError: there is none.
+        """
+        ...
+
+    def rename(self, source: str, target: str) -> None:
+        """Give `source` the name `target`, in place of what had it."""
+        ...
+
+    def remove(self, name: str) -> None:
+        """Remove a file; open handles still read it.
+
+        Raises:
+            FileNotFoundError: there is none.
+        """
+        ...
+
+    def sync(self) -> None:
+        """Return when all changes of names before this call survive a power loss."""
+        ...
+
+    def child(self, name: str) -> Directory:
+        """Return a folder in this one, made if there is none (durable after `sync` of this one)."""
+        ...
+
+    def lock(self) -> bool:
+        """Take the folder for this process; return whether this call took it (False: this object held it already).
+
+        Raises:
+            LogLocked: another holder has it.
+        """
+        ...
+
+    def unlock(self) -> None:
+        """Give the folder free; nothing if it was not held."""
+        ...

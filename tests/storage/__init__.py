@@ -1,0 +1,7 @@
+"""Storage that fails as disks do, for every test that needs it."""
+
+from __future__ import annotations
+
+from .faulty import Disk, FaultyDirectory, FaultyStorage, Keep, PowerLoss
+
+__all__ = ["Disk", "FaultyDirectory", "FaultyStorage", "Keep", "PowerLoss"]
