@@ -29,6 +29,7 @@ class Applying:
         self._on_failed = on_failed
         self._to_index = applier.applied_index
         self._scheduled = False
+        self._stopped = False
         self._waiting: list[tuple[int, int, asyncio.Future[None]]] = []
         self._order = count()
 
@@ -37,6 +38,10 @@ class Applying:
         self._to_index = max(self._to_index, index)
         if not self._scheduled:
             self._apply_slice()
+
+    def stop(self) -> None:
+        """Apply nothing more: the log is about to be closed."""
+        self._stopped = True
 
     async def reached(self, index: int) -> None:
         """Return when all below `index` is applied.
@@ -53,6 +58,8 @@ class Applying:
 
     def _apply_slice(self) -> None:
         self._scheduled = False
+        if self._stopped:
+            return
         applier, until = self.applier, time.monotonic() + SLICE_S
         try:
             while applier.failure is None and applier.applied_index < self._to_index:

@@ -11,7 +11,8 @@ import time
 from pathlib import Path
 
 from quire.log import Directory, FileDirectory, Log, LogLocked, LogOptions
-from quire.replication import PromiseFile
+from quire.replication import PromiseFile, PromiseLost
+from quire.replication.promises import PROMISE_FILE
 
 from .genesis import Genesis, read_genesis
 from .identity import DataDirRefused, NodeIdentity, read_identity, write_identity
@@ -84,17 +85,14 @@ class DataDir:
         disk_id = self.identity.disk_id if self.identity else None
         try:
             self.promises = PromiseFile.open(self._directory, disk_id)
-        except ValueError as error:
-            raise DataDirRefused(self._directory.path, f"{error}; this is not the disk that joined") from error
-        except FileNotFoundError:
+        except (PromiseLost, FileNotFoundError) as error:
             if self.identity is not None:
-                reason = "its promise file is missing; wipe it, and the node comes back as a new member"
-                raise DataDirRefused(self._directory.path, reason) from None
-            self.promises = PromiseFile.create(self._directory, os.urandom(DISK_ID_BYTES))
-        if self.identity is None and self.promises.promise is None:
-            # A crash in the middle of the first start: nobody has heard of this disk yet.
-            self.promises.close()
-            self._directory.remove("promise")
+                why = error if isinstance(error, PromiseLost) else "its promise file is missing"
+                reason = f"{why}; wipe it, and the node comes back as a new member"
+                raise DataDirRefused(self._directory.path, reason) from error
+            # The first start, or a crash in the middle of it: nobody has heard of this disk yet.
+            if PROMISE_FILE in self._directory.list():
+                self._directory.remove(PROMISE_FILE)
             self.promises = PromiseFile.create(self._directory, os.urandom(DISK_ID_BYTES))
 
     def _open_log(self, cluster_id: bytes) -> Log:

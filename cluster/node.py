@@ -47,7 +47,7 @@ from .status import node_status
 journal = structlog.get_logger(__name__)
 
 COALESCED_BYTES = 1 << 20  # DESIGN 3: whatever waits is one frame, up to here.
-FRAME_OVERHEAD_BYTES = HEADER_BYTES + 8  # A frame's header and its array's head.
+FRAME_OVERHEAD_BYTES = HEADER_BYTES + 8  # A frame's header and its arrays' heads.
 LEADER_HISTORY = 100
 OVERLOADED_RETRY_S = 1.0
 
@@ -91,6 +91,7 @@ class Node:
         self._session: ClientSession | None = None
         self._forming: Forming | None = None
         self._formation: asyncio.Task[None] | None = None
+        self._stopping = False
 
     # Life
 
@@ -174,14 +175,15 @@ class Node:
         journal.info("running", cluster_id=genesis.cluster_id.hex(), bounds=tuple(log.bounds))
 
     async def stop(self) -> None:
-        """Stop cleanly: what is acknowledged is durable already; what still waits has an unknown outcome."""
-        self._pending.end("this node is stopping")
+        """Stop cleanly: what is acknowledged is durable already; what was appended has an unknown outcome."""
+        self._stopping = True
         if self._formation is not None:
             self._formation.cancel()
             with suppress(asyncio.CancelledError):
                 await self._formation
         if self.parts is not None:
             await self.parts.replica.stop()
+            self.parts.applying.stop()
             self._pending.end("this node is stopping")
         if self._session is not None:
             await self._session.close()
@@ -223,14 +225,21 @@ class Node:
         reply    this write's share of the results: `Pending.applied`
 
         Raises:
-            NotLeader, NoLeader, Overloaded, WrongIndex, DiskFullError, NodeStopping: nothing was written.
+            NotLeader, NoLeader, NodeStopping, StateUnavailable: not by this node; nothing was written.
+            Overloaded, LimitExceeded, WrongIndex, DiskFullError: nothing was written.
             OutcomeUnknown: this node lost its leadership first.
         """
         if (error := self._not_leader()) is not None:
             raise error
+        parts = self._require()
+        if (stopped := parts.applying.applier.failure) is not None:
+            raise StateUnavailable(f"nothing can be answered here: {stopped}")
+        limit = parts.genesis.limits["max_frame_bytes"] - FRAME_OVERHEAD_BYTES
+        if write.size > limit:
+            raise LimitExceeded("the frame's payload", write.size, limit)
         waiter = Waiter(asyncio.get_running_loop().create_future(), applied)
         write.owner = waiter
-        self._require().replica.propose(write)
+        parts.replica.propose(write)
         return await waiter.answer
 
     def _require(self) -> Parts:
@@ -239,6 +248,8 @@ class Node:
         return self.parts
 
     def _not_leader(self) -> ClusterError | None:
+        if self._stopping:
+            return NodeStopping()
         if self.is_leader:
             return None
         return NotLeader(self.leader_id) if self.leader_id not in (None, self.node_id) else NoLeader()
@@ -272,10 +283,6 @@ class Node:
                 fail(write, Overloaded(OVERLOADED_RETRY_S))
             case Reason.DISK_FULL:
                 fail(write, DiskFullError())
-            case Reason.TOO_LARGE:
-                fail(
-                    write, LimitExceeded("the frame's payload", write.size, self.config.max_frame_bytes - HEADER_BYTES)
-                )
             case Reason.WRONG_INDEX:
                 fail(write, WrongIndex(write.expected_index or 0, self._require().log.tail.index))
             case Reason.NOT_LEADER:
@@ -343,13 +350,21 @@ class Node:
         """What this node knows of itself, and a leader of the others."""
         return node_status(self)
 
+    def forming_failures(self) -> dict[str, str]:
+        """Why an unformatted node does not reach others, by node id."""
+        return dict(self._forming.failures) if self._forming else {}
+
+    def _awaited(self) -> str:
+        failures = self.forming_failures()
+        awaited = self._forming.awaited() if self._forming else []
+        return ", ".join(f"{node} ({failures[node]})" if node in failures else node for node in awaited)
+
     def not_ready_reasons(self) -> list[str]:
         """Why this node should get no traffic; empty if it should."""
         if self.failure is not None:
             return [f"the node has halted: {self.failure}"]
         if self.parts is None:
-            awaited = ", ".join(self._forming.awaited()) if self._forming else ""
-            return [f"the cluster is not formed yet; waiting for {awaited or 'its genesis'}"]
+            return [f"the cluster is not formed yet; waiting for {self._awaited() or 'its genesis'}"]
         reasons: list[str] = []
         if (failure := self.parts.applying.applier.failure) is not None:
             reasons.append(f"applying has stopped: {failure}")

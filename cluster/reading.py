@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 from quire.log import Bounds, FrameCorrupt, IndexExpired, Log, StoredRecord
 from quire.replication import Replica
+from quire.replication.replica import wall_clock
 from quire.sm import ApplyFailed
 
 from .applying import Applying
@@ -82,9 +83,8 @@ class Reading:
             NotLeader, NoLeader, StateUnavailable: not here, or not now.
         """
         if consistency == "local":
-            lag = self._replica.lag().records
-            if max_lag is not None and lag > max_lag:
-                raise StateUnavailable(f"this node lags by {lag} records, {max_lag} are allowed")
+            if max_lag is not None:
+                self._refuse_lag_above(max_lag)
         elif (error := self._not_leader()) is not None:
             raise error
         applier = self._applying.applier
@@ -94,6 +94,13 @@ class Reading:
             return StateAnswer(applier.state(), applier.applied_index, applier.digest)
         except ApplyFailed as failure:
             raise StateUnavailable(str(failure)) from failure
+
+    def _refuse_lag_above(self, max_lag: int) -> None:
+        if not self._replica.knows_its_lag:
+            raise StateUnavailable("this node hears no leader, so it does not know how far it lags")
+        lag = self._replica.lag(wall_clock()).records
+        if lag > max_lag:
+            raise StateUnavailable(f"this node lags by {lag} records, {max_lag} are allowed")
 
     async def _barrier(self) -> int:
         """The index that a linearizable read must have seen (rule 12)."""

@@ -11,19 +11,20 @@ if TYPE_CHECKING:
 
 def node_status(node: "Node") -> dict[str, Any]:
     """The document; see `docs/architecture.md` for its fields."""
+    clock = wall_clock()
     document: dict[str, Any] = {
         "node_id": node.node_id,
         "role": node.role.role,
         "epoch": node.role.epoch,
         "leader": node.leader_id,
         "serving": node.is_leader,
-        "clock": wall_clock(),
+        "clock": clock,
         "ready": not node.not_ready_reasons(),
         "reasons": node.not_ready_reasons(),
         "machine": {"name": node.machine_name},
     }
     if (parts := node.parts) is None:
-        return document
+        return document | {"link_failures": node.forming_failures()}
     replica, log, genesis = parts.replica, parts.log, parts.genesis
     document |= {
         "cluster_id": genesis.cluster_id.hex(),
@@ -36,7 +37,7 @@ def node_status(node: "Node") -> dict[str, Any]:
         "applied_index": node.applied_index,
         "digest": node.digest.hex(),
         "log_bytes": log.size,
-        "lag": replica.lag()._asdict(),
+        "lag": replica.lag(clock)._asdict(),
         "members": [
             {"node_id": member.node_id, "disk_id": member.disk_id.hex(), "address": member.address, "role": member.role}
             for member in genesis.members.members
@@ -45,13 +46,13 @@ def node_status(node: "Node") -> dict[str, Any]:
         "link_failures": dict(replica.network.told.failures),
     }
     if replica.core.leading is not None:
-        document["nodes"] = _nodes(replica)
+        document["nodes"] = _nodes(replica, clock)
     elif (upstream := replica.network.told.upstream) is not None:
         document["stream"] = {"from_index": upstream.from_index, "received_bytes": upstream.received_bytes}
     return document
 
 
-def _nodes(replica: Replica) -> dict[str, Any]:
+def _nodes(replica: Replica, clock: int) -> dict[str, Any]:
     rows: dict[str, Any] = {}
     for node_id, position in sorted(replica.positions.items()):
         rows[node_id] = {
@@ -59,6 +60,6 @@ def _nodes(replica: Replica) -> dict[str, Any]:
             "applied_index": position.applied_index,
             "digest": position.digest.hex(),
             "heard_at": position.heard_at,
-            "lag": replica.lag_of(position)._asdict(),
+            "lag": replica.lag_of(position, clock)._asdict(),
         }
     return rows

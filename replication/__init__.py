@@ -3,7 +3,7 @@
 from .coalesce import Write
 from .core import Member, Members, Promise, Role
 from .disk import Disk, Placed, Reason
-from .promises import PromiseFile
+from .promises import PromiseFile, PromiseLost
 from .replica import Replica, ReplicaOptions
 
 __all__ = [
@@ -13,6 +13,7 @@ __all__ = [
     "Placed",
     "Promise",
     "PromiseFile",
+    "PromiseLost",
     "Reason",
     "Replica",
     "ReplicaOptions",

@@ -48,7 +48,7 @@ class FrameAssembler:
                 header = decode_header(view, offset)
             except (FrameInvalid, UnknownVersion) as error:
                 raise BadMessage(f"no frame at byte {offset} of a shipment: {error}") from error
-            if header.size > self._max_frame_bytes + HEADER_BYTES:
+            if header.size > self._max_frame_bytes:
                 raise BadMessage(f"a frame of {header.size} bytes, above the limit of {self._max_frame_bytes}")
             if offset + header.size > len(view):
                 self._lacks = header.size

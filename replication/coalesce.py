@@ -1,6 +1,7 @@
 """Whatever waits becomes one frame (DESIGN 3): clients' writes, and how they share frames.
 
-Sessionless records that stand next to one another share a `records` frame; a blob stands alone. A request is never
+Writes that stand next to one another share a frame: of kind `records` where all of them are sessionless, or are one
+session's consecutive sequences; of kind `runs`, with a run for each, where not. A blob stands alone. A write is never
 split, and its records are consecutive.
 """
 
@@ -9,7 +10,10 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from quire.log import Kind
+from quire.log import Kind, pack
+
+RUN_BYTES = 32
+"""What a write may add to a `runs` frame beside its records: its session, sequence and count, packed."""
 
 
 @dataclass(eq=False, slots=True)
@@ -17,18 +21,21 @@ class Write:
     """A client's write: a payload as DESIGN 3 has it for its kind, with the smallest array head.
 
     `owner` is whatever the node above wants to find again. `expected_index`: refused unless it would stand there.
+    `sequence` is that of its first record in `session`; both are 0 without one.
     """
 
     payload: bytes
     count: int
     kind: Kind = Kind.RECORDS
     expected_index: int | None = None
+    session: int = 0
+    sequence: int = 0
     owner: Any = field(default=None, repr=False)
 
     @property
     def size(self) -> int:
-        """Bytes that it adds to a frame."""
-        return len(self.payload)
+        """Bytes that it adds to a frame, at most."""
+        return len(self.payload) + RUN_BYTES
 
 
 class Share(NamedTuple):
@@ -45,6 +52,8 @@ class Sheet(NamedTuple):
     count: int  # type: ignore[assignment]  # It hides tuple.count, which nobody needs here.
     payload: bytes
     shares: Sequence[Share]
+    session: int = 0
+    sequence: int = 0
 
 
 def array_head(count: int) -> bytes:
@@ -56,8 +65,8 @@ def array_head(count: int) -> bytes:
     return struct.pack(">BI", 0xDD, count)
 
 
-def to_sheets(writes: Iterable[Write], next_index: int, rejected: list[Write]) -> Iterator[Sheet]:
-    """Yield the frames that hold `writes`, in order; those with another `expected_index` go to `rejected` instead.
+def to_sheets(writes: Iterable[Write], next_index: int, misplaced: list[Write]) -> Iterator[Sheet]:
+    """Yield the frames that hold `writes`, in order; those with another `expected_index` go to `misplaced` instead.
 
     `next_index` is the log's highest_index before the first; all frames but the last are taken to be appended.
     """
@@ -65,22 +74,35 @@ def to_sheets(writes: Iterable[Write], next_index: int, rejected: list[Write]) -
     count = 0
     for write in writes:
         if write.expected_index not in (None, next_index + count):
-            rejected.append(write)
+            misplaced.append(write)
         elif write.kind is Kind.RECORDS:
             shares.append(Share(write, count))
             count += write.count
         else:
             if shares:
-                yield _records(shares, count)
-            yield Sheet(write.kind, write.count, write.payload, (Share(write, 0),))
+                yield _sheet(shares, count)
+            yield Sheet(write.kind, write.count, write.payload, (Share(write, 0),), write.session, write.sequence)
             next_index += count + write.count
             shares, count = [], 0
     if shares:
-        yield _records(shares, count)
+        yield _sheet(shares, count)
 
 
-def _records(shares: list[Share], count: int) -> Sheet:
+def _sheet(shares: list[Share], count: int) -> Sheet:
+    first = shares[0].write
     if len(shares) == 1:
-        return Sheet(Kind.RECORDS, count, shares[0].write.payload, shares)
-    bodies = (memoryview(share.write.payload)[len(array_head(share.write.count)) :] for share in shares)
-    return Sheet(Kind.RECORDS, count, b"".join([array_head(count), *bodies]), shares)
+        return Sheet(Kind.RECORDS, count, first.payload, shares, first.session, first.sequence)
+    records: list[bytes | memoryview] = [array_head(count)]
+    records += [memoryview(write.payload)[len(array_head(write.count)) :] for write, _ in shares]
+    if _is_one_run(shares):
+        return Sheet(Kind.RECORDS, count, b"".join(records), shares, first.session, first.sequence)
+    runs = pack([[write.session, write.sequence, write.count] for write, _ in shares])
+    return Sheet(Kind.RUNS, count, b"".join([array_head(2), runs, *records]), shares)
+
+
+def _is_one_run(shares: list[Share]) -> bool:
+    """Whether the header alone can say whose records these are."""
+    first = shares[0].write
+    if first.session == 0:
+        return all(write.session == 0 for write, _ in shares)
+    return all(write.session == first.session and write.sequence == first.sequence + offset for write, offset in shares)

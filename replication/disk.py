@@ -8,9 +8,9 @@ from collections.abc import Sequence
 from enum import StrEnum
 from typing import Any, NamedTuple
 
-from quire.log import DiskFull, Kind, Log, RecordTooLarge, decode_header, encode_system
+from quire.log import DiskFull, FrameHeader, Kind, Log, decode_header, encode_system
 
-from .coalesce import Share, Write, to_sheets
+from .coalesce import Share, Sheet, Write, to_sheets
 from .core.messages import Last
 from .core.promise import Promise
 from .promises import PromiseFile
@@ -32,7 +32,6 @@ class Reason(StrEnum):
     OVERLOADED = "overloaded"
     WRONG_INDEX = "wrong_index"
     DISK_FULL = "disk_full"
-    TOO_LARGE = "too_large"
 
 
 class Rejected(NamedTuple):
@@ -47,6 +46,7 @@ class Appended(NamedTuple):
 
     placed: list[Placed]
     rejected: list[Rejected]
+    disk_full: bool
 
 
 class Disk:
@@ -79,6 +79,12 @@ class Disk:
         """(epoch, first index) pairs, ascending."""
         return self.log.epochs
 
+    def is_border(self, index: int) -> bool:
+        """Whether a frame of this log ends or begins at `index`."""
+        if not self.log.bounds.lowest_index <= index <= self.log.tail.index:
+            return False
+        return index == self.log.tail.index or self.log.border_at_or_below(index) == index
+
     def crc32c_before(self, index: int) -> int:
         """The crc field of the frame that ends at this border."""
         for tail in (self.log.tail, self.log.durable_tail, self.log.origin):
@@ -94,16 +100,28 @@ class Disk:
         placed: list[Placed] = []
         rejected: list[Rejected] = []
         misplaced: list[Write] = []
+        full = False
         for sheet in to_sheets(writes, self.log.tail.index, misplaced):
             try:
-                header = self.log.append_payload(sheet.payload, count=sheet.count, kind=sheet.kind, epoch=epoch)
-            except (DiskFull, RecordTooLarge) as error:
-                reason = Reason.DISK_FULL if isinstance(error, DiskFull) else Reason.TOO_LARGE
-                rejected += (Rejected(share.write, reason) for share in sheet.shares)
+                header = None if full else self._append(epoch, sheet)
+            except DiskFull:
+                header, full = None, True  # and nothing after it, so that no later write of a client overtakes
+            if header is None:
+                rejected += (Rejected(share.write, Reason.DISK_FULL) for share in sheet.shares)
             else:
                 placed.append(Placed(header.index, header.next_index, epoch, sheet.shares))
         rejected += (Rejected(write, Reason.WRONG_INDEX) for write in misplaced)
-        return Appended(placed, rejected)
+        return Appended(placed, rejected, full)
+
+    def _append(self, epoch: int, sheet: Sheet) -> FrameHeader:
+        return self.log.append_payload(
+            sheet.payload,
+            count=sheet.count,
+            kind=sheet.kind,
+            epoch=epoch,
+            session=sheet.session,
+            sequence=sheet.sequence,
+        )
 
     def append_system(self, epoch: int, value: dict[str, Any]) -> None:
         """Append one system record."""

@@ -96,9 +96,9 @@ class Forming:
         self.failures[node_id] = reason
         self._formation.unlinked(node_id)
 
-    def link_failed(self, node_id: str, reason: str) -> None:
+    def link_failed(self, node_id: str, error: Exception) -> None:
         """Note why a peer is awaited."""
-        self.failures[node_id] = reason
+        self.failures[node_id] = str(error) or type(error).__name__
 
     def peer_came(self, peer: Who) -> None:
         """Nobody is dialled who is not a member."""

@@ -16,14 +16,14 @@ from aiohttp import ClientWebSocketResponse, WSMsgType, web
 
 from quire.log import PayloadInvalid, pack, unpack
 
-from .core.promise import MAX_NODE_ID_BYTES
-from .wire import MAX_U64, BadMessage
+from .wire import MAX_U64, NODE_ID, BadMessage
 
 PROTOCOL = 1
 NONCE_BYTES = 16
 ID_BYTES = 16
 MAX_ADDRESS = 300
 NO_CLUSTER = bytes(ID_BYTES)
+FOREIGN_CLUSTER = "foreign_cluster"
 
 Socket = ClientWebSocketResponse | web.WebSocketResponse
 
@@ -62,7 +62,7 @@ def _who(row: Any) -> Who:
         raise BadMessage("a hello of another shape")
     cluster_id, node_id, disk_id, incarnation, address = row
     ids = type(cluster_id) is bytes and type(disk_id) is bytes and len(cluster_id) == len(disk_id) == ID_BYTES
-    named = type(node_id) is str and 0 < len(node_id) <= MAX_NODE_ID_BYTES
+    named = type(node_id) is str and NODE_ID.fullmatch(node_id) is not None
     reached = type(address) is str and len(address) <= MAX_ADDRESS
     if not ids or not named or not reached or type(incarnation) is not int or not 0 <= incarnation <= MAX_U64:
         raise BadMessage("a hello of another shape")
@@ -83,7 +83,7 @@ def check_peer(me: Who, peer: Who) -> None:
         PeerRefused: with the reason.
     """
     if me.is_formatted and peer.is_formatted and me.cluster_id != peer.cluster_id:
-        raise PeerRefused("foreign_cluster", f"{peer.node_id} is of cluster {peer.cluster_id.hex()}, this is another")
+        raise PeerRefused(FOREIGN_CLUSTER, f"{peer.node_id} is of cluster {peer.cluster_id.hex()}, this is another")
     if me.node_id == peer.node_id:
         raise PeerRefused("same_node", f"this node is {me.node_id}, too")
 

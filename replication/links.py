@@ -6,7 +6,6 @@ So bulk on `/peer/stream` cannot delay a heartbeat, and an answer proves that th
 import asyncio
 import os
 from collections import deque
-from contextlib import suppress
 from typing import Protocol
 
 from aiohttp import ClientError, ClientSession, ClientWebSocketResponse, ClientWSTimeout, WSMsgType, web
@@ -17,6 +16,7 @@ from .wire import MAX_MESSAGE_BYTES, BadMessage, decode_peer, encode
 
 PEER_PATH = "/peer"
 HELLO_TIMEOUT_S = 5.0
+PING_S = 10.0
 REDIAL_S = 0.2
 REFUSED_REDIAL_S = 2.0
 MAX_WAITING_MESSAGES = 1_000
@@ -39,7 +39,7 @@ class LinkOwner(Protocol):
         """It is gone."""
         ...
 
-    def link_failed(self, node_id: str, reason: str) -> None:
+    def link_failed(self, node_id: str, error: Exception) -> None:
         """It could not be made; it is dialled again."""
         ...
 
@@ -75,25 +75,25 @@ class Link:
     async def close(self) -> None:
         """Hang up."""
         self._task.cancel()
-        with suppress(asyncio.CancelledError):
-            await self._task
+        await asyncio.gather(self._task, return_exceptions=True)
 
     async def _run(self) -> None:
         while True:
             pause = REDIAL_S
             try:
                 await self._dial()
-            except PeerRefused as error:
-                pause = REFUSED_REDIAL_S
-                self._owner.link_failed(self.node_id, str(error))
             except LINK_FAILURES as error:
-                self._owner.link_failed(self.node_id, str(error) or type(error).__name__)
+                pause = REFUSED_REDIAL_S if isinstance(error, PeerRefused) else REDIAL_S
+                self._owner.link_failed(self.node_id, error)
             await asyncio.sleep(pause)
 
     async def _dial(self) -> None:
         async with asyncio.timeout(HELLO_TIMEOUT_S):
             socket = await self._session.ws_connect(
-                f"http://{self._url}{PEER_PATH}", max_msg_size=MAX_MESSAGE_BYTES, timeout=ClientWSTimeout(ws_close=1.0)
+                f"http://{self._url}{PEER_PATH}",
+                max_msg_size=MAX_MESSAGE_BYTES,
+                timeout=ClientWSTimeout(ws_close=1.0),
+                heartbeat=PING_S,
             )
             nonce = os.urandom(NONCE_BYTES)
             try:
@@ -112,8 +112,7 @@ class Link:
         finally:
             self.peer = None
             sender.cancel()
-            with suppress(asyncio.CancelledError, *LINK_FAILURES):
-                await sender
+            await asyncio.gather(sender, return_exceptions=True)
             await socket.close()
             self._owner.link_down(self.node_id, "the connection ended")
 
@@ -132,14 +131,19 @@ class LinkServer:
         self._owner = owner
         self._secret = secret
         self._sockets: dict[web.WebSocketResponse, Who] = {}
+        self._closed = False
 
     async def serve(self, request: web.Request) -> web.WebSocketResponse:
         """Handle one `/peer` connection until it ends."""
+        if self._closed:
+            raise web.HTTPServiceUnavailable
         socket = web.WebSocketResponse(max_msg_size=MAX_MESSAGE_BYTES, timeout=1.0)
         await socket.prepare(request)
         try:
             async with asyncio.timeout(HELLO_TIMEOUT_S):
                 peer = await answer_hello(socket, self._owner.who(), "peer", self._secret, os.urandom(NONCE_BYTES))
+            if self._closed:  # while the hello was under way: whoever comes next serves the next dial
+                raise ConnectionResetError("this node hung up")
             self._sockets[socket] = peer
             self._owner.peer_came(peer)
             async for message in socket:
@@ -152,6 +156,7 @@ class LinkServer:
         return socket
 
     async def close(self) -> None:
-        """Hang up on everybody."""
+        """Hang up on everybody, and take nobody any more."""
+        self._closed = True
         for socket in list(self._sockets):
             await socket.close()

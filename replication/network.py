@@ -3,6 +3,7 @@
 It keeps no protocol state: only which socket has which number.
 """
 
+import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -20,7 +21,7 @@ from .core.messages import (
     PeerMessage,
     PositionTold,
 )
-from .hello import Who
+from .hello import FOREIGN_CLUSTER, PeerRefused, Who
 from .links import Link, LinkServer
 from .streams import (
     DownstreamSocket,
@@ -45,7 +46,7 @@ class Told:
     """What peers said that no rule reads."""
 
     failures: dict[str, str] = field(default_factory=dict)
-    peers: dict[str, Who] = field(default_factory=dict)
+    foreign: set[str] = field(default_factory=set)
     upstream: UpstreamTold | None = None
 
 
@@ -57,6 +58,7 @@ class Network:
         who: Who,
         handle: Callable[[events.Event], None],
         on_aside: Callable[[Who, PositionTold | LagTold], None],
+        on_foreign: Callable[[set[str]], None],
         stream_id: Callable[[], int],
         secret: bytes | None,
         max_frame_bytes: int,
@@ -64,6 +66,7 @@ class Network:
         self._who = who
         self._handle = handle
         self._on_aside = on_aside
+        self._on_foreign = on_foreign
         self._stream_id = stream_id
         self._secret = secret
         self._max_frame_bytes = max_frame_bytes
@@ -84,8 +87,8 @@ class Network:
 
     async def close(self) -> None:
         """Hang up everywhere."""
-        for upstream in self._upstreams.values():
-            upstream.close()
+        hung_up = [upstream.close() for upstream in self._upstreams.values()]
+        await asyncio.gather(*hung_up, return_exceptions=True)
         for link in list(self._links.values()):
             await link.close()
         await self.stream_server.close()
@@ -148,7 +151,7 @@ class Network:
     def link_up(self, peer: Who) -> None:
         """What is sent to it now can arrive."""
         self.told.failures.pop(peer.node_id, None)
-        self.told.peers[peer.node_id] = peer
+        self.told.foreign.discard(peer.node_id)
         self._handle(events.LinkUp(peer.node_id))
 
     def link_down(self, node_id: str, reason: str) -> None:
@@ -156,9 +159,13 @@ class Network:
         self.told.failures[node_id] = reason
         self._handle(events.LinkDown(node_id))
 
-    def link_failed(self, node_id: str, reason: str) -> None:
+    def link_failed(self, node_id: str, error: Exception) -> None:
         """Note why; it is dialled again."""
-        self.told.failures[node_id] = reason
+        self.told.failures[node_id] = str(error) or type(error).__name__
+        foreign = isinstance(error, PeerRefused) and error.code == FOREIGN_CLUSTER
+        (self.told.foreign.add if foreign else self.told.foreign.discard)(node_id)
+        if foreign:
+            self._on_foreign(self.told.foreign)
 
     def peer_came(self, peer: Who) -> None:
         """Dial back whoever is not known yet: an observer that no configuration names."""
@@ -180,6 +187,7 @@ class Network:
     def stream_connected(self, stream_id: int) -> None:
         """The stream that this node dialled stands."""
         self.told.upstream = UpstreamTold(stream_id)
+        self.told.failures.pop(f"stream with {self._upstreams[stream_id].peer_id}", None)
         self._handle(events.StreamConnected(stream_id))
 
     def open_answered(self, stream_id: int, answer: OpenAnswer) -> None:
@@ -204,6 +212,7 @@ class Network:
         downstream.stream_id = stream_id
         self._downstreams[stream_id] = downstream
         peer = downstream.peer
+        self.told.failures.pop(f"stream with {peer.node_id}", None)
         self._handle(events.StreamOpened(stream_id, peer.node_id, peer.disk_id, opening))
 
     def ack_arrived(self, stream_id: int, ack: Ack) -> None:
@@ -221,5 +230,5 @@ class Network:
         """A stream ended."""
         known = self._upstreams.pop(stream_id, None) or self._downstreams.pop(stream_id, None)
         if known is not None:
-            self.told.failures["stream"] = reason
+            self.told.failures[f"stream with {known.peer_id}"] = reason
             self._handle(events.StreamClosed(stream_id))

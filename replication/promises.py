@@ -3,7 +3,8 @@
     0 4 crc32c of 4..64 | 4 4 version=1 | 8 8 epoch | 16 24 nominee, zero-padded | 40 8 incarnation | 48 16 disk_id
 
 At any crash at least one slot is whole, and it holds the last promise that was answered or a later one. The highest
-valid epoch wins, of equals the first slot. No valid slot: the node cannot know what it promised, and is no voter.
+valid epoch wins, of equals the first slot. No valid slot: the node cannot know what it promised, and does not start; it
+would not be enough that it answers no vote, since an ack in an older epoch can break a forgotten promise, too.
 """
 
 import struct
@@ -20,10 +21,14 @@ DISK_ID_BYTES = 16
 _BODY = struct.Struct(f"<Q{MAX_NODE_ID_BYTES}sQ{DISK_ID_BYTES}s")
 
 
+class PromiseLost(Exception):
+    """The promise file holds no promise of this disk; the text says what it holds."""
+
+
 class PromiseFile:
     """What this disk promised, and which disk it is. `write` blocks for two fsyncs; one caller at a time."""
 
-    def __init__(self, slots: SlotFile, disk_id: bytes, promise: Promise | None) -> None:
+    def __init__(self, slots: SlotFile, disk_id: bytes, promise: Promise) -> None:
         self._slots = slots
         self.disk_id = disk_id
         self.promise = promise
@@ -42,10 +47,10 @@ class PromiseFile:
     def open(cls, directory: Directory, disk_id: bytes | None = None) -> "PromiseFile":
         """Read the winning slot and write it again to both: what kill -9 left in a cache becomes durable.
 
-        `disk_id` is what the identity names. With no valid slot, `promise` is None and the file is left as it is.
+        `disk_id` is what the identity names.
 
         Raises:
-            ValueError: the slots are of another disk than the identity.
+            PromiseLost: no slot is valid, or they are of another disk than the identity.
             UnknownVersion: another version's promise.
         """
         slots = SlotFile(directory.open(PROMISE_FILE), name=PROMISE_FILE, version=PROMISE_VERSION)
@@ -55,11 +60,14 @@ class PromiseFile:
             if held is None or epoch > held[0].epoch:
                 held = (Promise(epoch, nominee.rstrip(b"\0").decode("ascii"), incarnation), disk)
         if held is None:
-            return cls(slots, disk_id or bytes(DISK_ID_BYTES), None)
+            slots.close()
+            raise PromiseLost("no slot of the promise file is valid")
         if disk_id not in (None, held[1]):
-            raise ValueError(f"the promise file is of disk {held[1].hex()}, the identity of another")
+            slots.close()
+            raise PromiseLost(f"the promise file is of disk {held[1].hex()}, the identity of another")
         promises = cls(slots, held[1], held[0])
         promises.write(held[0])
+        directory.sync()  # its name, too, if the start that made it was killed before
         return promises
 
     def write(self, promise: Promise) -> None:

@@ -9,23 +9,21 @@ import time
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from dataclasses import dataclass
 from typing import Protocol, assert_never
 
 from aiohttp import ClientSession
 
-from quire.log import DiskFull, Flush, FrameInvalid, LogError
+from quire.log import DiskFull, Flush, LogClosed, LogError, LogReadOnly
 
 from .coalesce import Write
-from .core import Core, CoreOptions, Identity, Members, actions, events
+from .core import Core, CoreOptions, Identity, Members, Promise, actions, events
 from .core.following import Step
 from .core.messages import HeartbeatEcho, LagTold, PositionTold
-from .core.promise import NO_PROMISE
 from .core.state import State
 from .disk import Disk, Placed, Reason
 from .hello import Who
-from .lag import NO_LAG, Lag, Position, first_lacking, lacking_bytes, lag_of, own_lag
+from .lag import MICROSECONDS, NO_LAG, Lag, Position, first_lacking, lacking_bytes, lag_of, own_lag
 from .network import Network
 from .streams import Positions, Shipment
 
@@ -82,6 +80,15 @@ class ReplicaOptions:
     secret: bytes | None = None
 
 
+def _failure_of(block: Callable[[], None]) -> OSError | None:
+    """What the device said to something that blocks."""
+    try:
+        block()
+    except OSError as error:
+        return error
+    return None
+
+
 def wall_clock() -> int:
     """Microseconds since the Unix epoch."""
     return time.time_ns() // 1_000
@@ -99,16 +106,14 @@ class Replica:
         owner: ReplicaOwner,
         options: ReplicaOptions,
     ) -> None:
-        held = disk.promises.promise
         state = State(
             me=me,
             members=members,
             log=disk,
             options=options.core,
-            promise=held or NO_PROMISE,
-            stored_promise=held or NO_PROMISE,
+            promise=disk.promises.promise,
+            stored_promise=disk.promises.promise,
             commit_index=disk.log.mark_commit_index,
-            may_vote=held is not None,
         )
         self.core = Core(state)
         self.positions: dict[str, Position] = {}
@@ -118,14 +123,22 @@ class Replica:
         self._events: deque[events.Event] = deque()
         self._stepping = False
         self._proposed: list[Write] = []
-        self._lag_told: tuple[LagTold, int] | None = None
+        self._stopped = False
+        self._lag_told: LagTold | None = None
+        self._leader_heard_at = wall_clock()
         self._writer = ThreadPoolExecutor(1, "quire-writer")
         self._marker = ThreadPoolExecutor(1, "quire-mark")
         self._tasks: list[asyncio.Task[None]] = []
         self._loop = asyncio.get_running_loop()
         who = Who(cluster_id, me.node_id, me.disk_id, me.incarnation, options.address)
         self.network = Network(
-            who, self._step, self._heard_aside, state.next_stream_id, options.secret, options.max_frame_bytes
+            who,
+            self._step,
+            self._heard_aside,
+            self._met_foreigners,
+            state.next_stream_id,
+            options.secret,
+            options.max_frame_bytes,
         )
 
     # Life
@@ -140,12 +153,16 @@ class Replica:
         ]
 
     async def stop(self) -> None:
-        """Stop talking and writing; the log is the owner's to close. Returns when no thread uses it any more."""
+        """Stop talking and writing; the log is the owner's to close. Returns when no thread uses it any more.
+
+        What waits to be appended is given back as not written; nothing is taken any more.
+        """
+        self._propose_all()
+        self._stopped = True
+        self._step(events.Stopped("this node is stopping"))
         for task in self._tasks:
             task.cancel()
-        for task in self._tasks:
-            with suppress(asyncio.CancelledError):
-                await task
+        await asyncio.gather(*self._tasks, return_exceptions=True)
         await self.network.close()
         await asyncio.to_thread(self._writer.shutdown, wait=True)
         await asyncio.to_thread(self._marker.shutdown, wait=True)
@@ -155,13 +172,17 @@ class Replica:
 
     def propose(self, write: Write) -> None:
         """Let a write wait for the writer. All that is proposed in one turn of the loop is one event."""
+        if self._stopped:
+            self._owner.rejected(write, Reason.NOT_LEADER)
+            return
         if not self._proposed:
             self._loop.call_soon(self._propose_all)
         self._proposed.append(write)
 
     def _propose_all(self) -> None:
         proposed, self._proposed = tuple(self._proposed), []
-        self._step(events.Proposed(proposed))
+        if proposed:
+            self._step(events.Proposed(proposed))
 
     def ask_read(self, read_id: int) -> None:
         """Begin a linearizable read; `read_ready` follows."""
@@ -192,10 +213,16 @@ class Replica:
                 for action in self.core.handle(self._events.popleft(), now, clock):
                     self._carry_out(action)
         except LogError as error:
-            self.core.state.halt(str(error))
-            self._owner.halted(f"{type(error).__name__}: {error}")
+            self._events.clear()
+            self._log_failed(error)
         finally:
             self._stepping = False
+
+    def _log_failed(self, error: LogError) -> None:
+        """The log cannot go on, and so cannot this node."""
+        reason = f"{type(error).__name__}: {error}"
+        self.core.state.halt(reason)
+        self._owner.halted(reason)
 
     def _carry_out(self, action: actions.Action) -> None:
         match action:
@@ -284,16 +311,18 @@ class Replica:
             case actions.Flush():
                 self._flush()
             case actions.StorePromise(promise):
-                self._offload(
-                    lambda: self._disk.store_promise(promise), lambda: self._step(events.PromiseStored(promise))
-                )
+                self._store_promise(promise)
             case _:
                 assert_never(action)
 
     def _append(self, stream_id: int, append: Callable[[], object]) -> None:
         try:
             append()
-        except (FrameInvalid, DiskFull) as error:
+        except DiskFull:
+            self._step(events.AppendRefused(stream_id, Reason.DISK_FULL))
+        except (LogReadOnly, LogClosed):
+            raise
+        except LogError as error:  # a peer's fault: frames that are none, or do not follow
             self._step(events.AppendRefused(stream_id, str(error)))
         else:
             self._step(events.Appended(stream_id))
@@ -305,6 +334,8 @@ class Replica:
         for write, reason in appended.rejected:
             self._owner.rejected(write, reason)
         self._step(events.Appended(0))
+        if appended.disk_full:
+            self._step(events.AppendRefused(0, Reason.DISK_FULL))
 
     def _flush(self) -> None:
         flush = self._disk.log.begin_flush()
@@ -317,17 +348,33 @@ class Replica:
             self._disk.log.end_flush(running)
             self._step(events.Flushed())
 
-        self._offload(running.run, finish)
+        def fail(error: BaseException) -> None:
+            self._disk.log.end_flush(running, error if isinstance(error, OSError) else OSError(str(error)))
 
-    def _offload(self, block: Callable[[], None], finish: Callable[[], None]) -> None:
-        """Run `block` in the writer's thread and `finish` here; a failure of either is final (DESIGN 4)."""
+        self._offload(running.run, finish, fail)
+
+    def _store_promise(self, promise: Promise) -> None:
+        self._offload(
+            lambda: self._disk.store_promise(promise),
+            lambda: self._step(events.PromiseStored(promise)),
+            lambda _: None,
+        )
+
+    def _offload(
+        self, block: Callable[[], None], finish: Callable[[], None], fail: Callable[[BaseException], None]
+    ) -> None:
+        """Run `block` in the writer's thread, then `finish` here; or `fail`, and that is final (DESIGN 4)."""
 
         def done() -> None:
             error = future.exception()
-            if error is None:
-                finish()
-            else:
-                self._step(events.DiskFailed(f"the disk failed: {error}"))
+            try:
+                if error is None:
+                    finish()
+                else:
+                    fail(error)
+                    self._step(events.DiskFailed(f"the disk failed: {type(error).__name__}: {error}"))
+            except LogError as failure:
+                self._log_failed(failure)
 
         future = self._writer.submit(block)
         future.add_done_callback(lambda _: self._loop.call_soon_threadsafe(done))
@@ -338,16 +385,23 @@ class Replica:
         pause = self._options.core.heartbeat_us / 2_000_000
         while True:
             self._step(events.Tick())
-            self._tell_asides()
+            try:
+                self._tell_asides()
+            except LogError as error:
+                self._log_failed(error)
             await asyncio.sleep(pause)
 
     async def _keep_mark(self) -> None:
         log = self._disk.log
         while True:
             await asyncio.sleep(MARK_SYNC_S)
-            if (sync := log.begin_mark_sync()) is not None:
-                await self._loop.run_in_executor(self._marker, sync.run)
-                log.end_mark_sync(sync)
+            try:
+                if (sync := log.begin_mark_sync()) is not None:
+                    error = await self._loop.run_in_executor(self._marker, _failure_of, sync.run)
+                    log.end_mark_sync(sync, error)
+            except LogError as failure:
+                self._log_failed(failure)
+                return
 
     # Asides: lag and status, which no rule reads
 
@@ -359,7 +413,8 @@ class Replica:
             case PositionTold(durable_index, applied_index, digest):
                 self.positions[peer.node_id] = Position(durable_index, applied_index, digest, wall_clock())
             case LagTold():
-                self._lag_told = (message, wall_clock())
+                if peer.node_id == self.core.live_leader:
+                    self._lag_told, self._leader_heard_at = message, wall_clock()
             case _:
                 assert_never(message)
 
@@ -379,18 +434,30 @@ class Replica:
                 ),
             )
 
-    def lag(self) -> Lag:
-        """This node's own lag; a leader has none."""
+    def _met_foreigners(self, foreign: set[str]) -> None:
+        """Halt where a majority of the members that this log names turn out to be of another cluster: a wrong disk."""
+        members = self.core.state.members
+        if members.is_majority(lambda member: member.node_id in foreign):
+            reason = f"this data_dir is of another cluster than {', '.join(sorted(foreign))}; give this node its own"
+            self.core.state.halt(reason)
+            self._owner.halted(reason)
+
+    @property
+    def knows_its_lag(self) -> bool:
+        """Whether a leader that is heard has told it; one that leads has none."""
+        leads = self.core.leading is not None
+        return leads or (self.core.live_leader is not None and self._lag_told is not None)
+
+    def lag(self, clock: int) -> Lag:
+        """This node's own lag at `clock`; a leader has none."""
         if self.core.leading is not None:
             return NO_LAG
-        if self._lag_told is None:
-            return NO_LAG
-        told, heard_at = self._lag_told
-        durable = self._disk.log.durable_index
-        records = max(0, told.durable_index - durable)
-        seconds = max(0, heard_at - told.since) / 1_000_000 if told.since and records else 0.0
-        return own_lag(Lag(records, told.lag_bytes if records else 0, seconds), heard_at, wall_clock())
+        told = self._lag_told or LagTold(0, 0, 0)
+        records = max(0, told.durable_index - self._disk.log.durable_index)
+        late = self._leader_heard_at - told.since if told.since and records else 0
+        known = Lag(records, told.lag_bytes if records else 0, max(0, late) / MICROSECONDS)
+        return own_lag(known, self._leader_heard_at, clock)
 
-    def lag_of(self, position: Position) -> Lag:
-        """Another node's lag as this leader knows it."""
-        return lag_of(self._disk.log, position.durable_index, wall_clock())
+    def lag_of(self, position: Position, clock: int) -> Lag:
+        """Another node's lag at `clock`, as this leader knows it."""
+        return lag_of(self._disk.log, position.durable_index, clock)

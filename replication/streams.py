@@ -9,7 +9,6 @@ Both only carry; what is said and what it means is the core's. A message is at m
 
 import asyncio
 import os
-from contextlib import suppress
 from typing import NamedTuple, Protocol, TypeVar
 
 from aiohttp import ClientSession, ClientWebSocketResponse, ClientWSTimeout, WSMsgType, web
@@ -22,10 +21,11 @@ from .wire import MAX_MESSAGE_BYTES, SHIPMENT, BadMessage, decode_stream, encode
 
 STREAM_PATH = "/peer/stream"
 SHIPMENT_BYTES = 1 << 20
+PING_S = 30.0  # A slow link may need seconds for a full window before it carries the answer to a ping.
 
 
 # A message from the leader begins with one byte: an opening's answer follows, or positions and frames.
-ANSWER, FRAMES = 0, 1
+ANSWER, FRAMES = b"\0", b"\1"
 
 T = TypeVar("T", Open, Ack)
 
@@ -89,11 +89,11 @@ class UpstreamSocket:
         self.stream_id = stream_id
         self._owner = owner
         self._session = session
-        self._leader_id, self._url = leader
+        self.peer_id, self._url = leader
         self._secret = secret
         self._assembler = FrameAssembler(max_frame_bytes)
         self._outbox: asyncio.Queue[StreamMessage] = asyncio.Queue()
-        self._task = asyncio.create_task(self._run(), name=f"stream {stream_id} to {self._leader_id}")
+        self._task = asyncio.create_task(self._run(), name=f"stream {stream_id} to {self.peer_id}")
 
     def send(self, message: Open | Ack) -> None:
         """Queue a message. An ack that waits is replaced by a newer one: it says all that the older one did."""
@@ -101,9 +101,10 @@ class UpstreamSocket:
             self._outbox.get_nowait()
         self._outbox.put_nowait(message)
 
-    def close(self) -> None:
-        """Hang up; nothing more is told of this stream."""
+    def close(self) -> "asyncio.Task[None]":
+        """Hang up; nothing more is told of this stream. Returns what to await where it matters that it is over."""
         self._task.cancel()
+        return self._task
 
     async def _run(self) -> None:
         reason = "the leader closed it"
@@ -119,10 +120,17 @@ class UpstreamSocket:
                 f"http://{self._url}{STREAM_PATH}",
                 max_msg_size=MAX_MESSAGE_BYTES,
                 timeout=ClientWSTimeout(ws_close=1.0),
+                heartbeat=PING_S,
             )
-            await dial_hello(
-                socket, self._owner.who(), self._leader_id, "stream", self._secret, os.urandom(NONCE_BYTES)
-            )
+            nonce = os.urandom(NONCE_BYTES)
+            try:
+                await dial_hello(socket, self._owner.who(), self.peer_id, "stream", self._secret, nonce)
+            except BaseException:
+                await socket.close()
+                raise
+        await self._carry(socket)
+
+    async def _carry(self, socket: ClientWebSocketResponse) -> None:
         sender = asyncio.create_task(self._send(socket))
         try:
             self._owner.stream_connected(self.stream_id)
@@ -131,8 +139,7 @@ class UpstreamSocket:
                     self._take(message.data)
         finally:
             sender.cancel()
-            with suppress(asyncio.CancelledError, *LINK_FAILURES):
-                await sender
+            await asyncio.gather(sender, return_exceptions=True)
             await socket.close()
 
     async def _send(self, socket: ClientWebSocketResponse) -> None:
@@ -140,7 +147,7 @@ class UpstreamSocket:
             await socket.send_bytes(encode(await self._outbox.get()))
 
     def _take(self, data: bytes) -> None:
-        kind, view = data[0], memoryview(data)[1:]
+        kind, view = data[:1], memoryview(data)[1:]
         if kind == ANSWER:
             answer = decode_stream(bytes(view))
             if not isinstance(answer, OpenAnswer):
@@ -177,6 +184,11 @@ class DownstreamSocket:
         """Queue what is to leave; `shipped` is told for a shipment once the socket took it."""
         self._outbox.put_nowait(message)
 
+    @property
+    def peer_id(self) -> str:
+        """The follower's node id."""
+        return self.peer.node_id
+
     def hang_up(self) -> None:
         """End the stream; whoever serves it is told by a cancelled `run`."""
         if self._carrying is not None:
@@ -198,7 +210,8 @@ class DownstreamSocket:
             raise
 
     async def _carry(self) -> None:
-        opening = await self._receive(Open)
+        async with asyncio.timeout(HELLO_TIMEOUT_S):
+            opening = await self._receive(Open)
         self._owner.stream_opened(self, opening)
         sender = asyncio.create_task(self._send())
         try:
@@ -206,8 +219,7 @@ class DownstreamSocket:
                 self._owner.ack_arrived(self.stream_id, await self._receive(Ack))
         finally:
             sender.cancel()
-            with suppress(asyncio.CancelledError, *LINK_FAILURES):
-                await sender
+            await asyncio.gather(sender, return_exceptions=True)
 
     async def _receive(self, kind: type[T]) -> T:
         message = await self._socket.receive()
@@ -222,9 +234,9 @@ class DownstreamSocket:
         while True:
             message = await self._outbox.get()
             if isinstance(message, OpenAnswer):
-                await self._socket.send_bytes(bytes([ANSWER]) + encode(message))
+                await self._socket.send_bytes(ANSWER + encode(message))
                 continue
-            head = bytes([FRAMES]) + SHIPMENT.pack(*message.positions)
+            head = FRAMES + SHIPMENT.pack(*message.positions)
             raw = memoryview(message.raw)
             for begin in range(0, max(1, len(raw)), SHIPMENT_BYTES):
                 await self._socket.send_bytes(b"".join((head, raw[begin : begin + SHIPMENT_BYTES])))

@@ -4,6 +4,7 @@ What does not decode is a peer's fault (`BadMessage`): the link is closed, nothi
 is the one message that is no msgpack: three u64 (commit_index, durable_index, clock) and raw frame bytes.
 """
 
+import re
 import struct
 from collections.abc import Callable
 from itertools import pairwise
@@ -39,6 +40,8 @@ MAX_MESSAGE_BYTES = (1 << 20) + 4096
 
 SHIPMENT = struct.Struct("<QQQ")
 
+NODE_ID = re.compile(rf"[a-z0-9-]{{1,{MAX_NODE_ID_BYTES}}}")
+
 M = TypeVar("M")
 
 
@@ -67,6 +70,12 @@ def _text(limit: int) -> Callable[[Any], str]:
     return check
 
 
+def _node_id(value: Any) -> str:
+    if type(value) is not str or not NODE_ID.fullmatch(value):
+        raise BadMessage(f"{value!r:.80} is no node id")
+    return value
+
+
 def _octets(lowest: int, highest: int) -> Callable[[Any], bytes]:
     def check(value: Any) -> bytes:
         if type(value) is not bytes or not lowest <= len(value) <= highest:
@@ -84,7 +93,7 @@ def _row(value: Any, length: int) -> list[Any]:
 
 def _promise(value: Any) -> Promise:
     epoch, nominee, incarnation = _row(value, 3)
-    return Promise(_u64(epoch), _text(MAX_NODE_ID_BYTES)(nominee), _u64(incarnation))
+    return Promise(_u64(epoch), _node_id(nominee), _u64(incarnation))
 
 
 def _last(value: Any) -> Last:

@@ -39,6 +39,7 @@ from .events import (
     ReadAsked,
     Received,
     Shipped,
+    Stopped,
     StreamClosed,
     StreamConnected,
     StreamOpened,
@@ -108,6 +109,9 @@ class Core:
                 self._link_changed(event)
             case Nominated(nominated):
                 self.nominee.nominated = nominated
+            case Stopped(reason):
+                self._end_leading(reason)
+                self.state.halted = reason
             case Tick():
                 self._tick()
             case _:
@@ -130,9 +134,12 @@ class Core:
     def _tick(self) -> None:
         if self.following:
             self.following.tick()
+        hangs = self.writer.hangs(self.state.now, self.state.options.election_timeout_us)
+        if self.leading and hangs:
+            self._end_leading("the disk has not answered for an election timeout")
         if self.leading and not self.leading.tick():
             self._end_leading("no majority was heard for an election timeout")
-        if self.live_leader is None:
+        if self.live_leader is None and not hangs:
             self.nominee.tick()
             self._stand()
 
@@ -163,10 +170,10 @@ class Core:
                     refusal_ = OpenAnswer(OpenVerb.REFUSE, 0, 0, "this node does not lead")
                     self.state.act(AnswerOpen(stream_id, refusal_))
             case Proposed(requests):
-                for request in requests:
-                    if leading:
-                        leading.propose(request)
-                    else:
+                if leading:
+                    leading.propose(requests)
+                else:
+                    for request in requests:
                         self.state.act(RejectRequest(request, "not_leader"))
             case ReadAsked(read_id):
                 if leading:
@@ -208,7 +215,8 @@ class Core:
                     self.nominee.pre_vote_answered(sender, message)
                     self._stand()
             case PromiseRequest():
-                if state.is_voter and message.promise.nominee == sender:
+                asks = message.promise.nominee == sender and state.members.is_voter(sender, event.disk_id)
+                if asks and state.is_voter and not self.writer.considers(sender):
                     self.writer.submit(Consider(sender, message))
             case PromiseAnswer():
                 if state.members.is_voter(sender, event.disk_id):
@@ -238,6 +246,8 @@ class Core:
                 self.writer.appended()
                 if following and stream_id:
                     following.appended(stream_id)
+                if self.leading and not stream_id:
+                    self.leading.appended()
             case Flushed():
                 self.writer.end_flush()
                 if self.leading:
@@ -252,13 +262,22 @@ class Core:
                 if following:
                     following.truncated(stream_id, index)
             case AppendRefused(stream_id, reason):
-                if following and following.stream and following.stream.stream_id == stream_id:
-                    following.close_stream(reason)
+                self._append_refused(stream_id, reason)
             case DiskFailed(reason):
                 self._end_leading(reason)
                 self.state.halt(reason)
             case _:
                 assert_never(event)
+
+    def _append_refused(self, stream_id: int, reason: str) -> None:
+        following = self.following
+        if following and following.stream and following.stream.stream_id == stream_id:
+            following.close_stream(reason)
+        if self.leading and stream_id == 0:
+            if self.leading.serving:
+                self.leading.refuse_waiting(reason)
+            else:
+                self._end_leading(reason)  # without its epoch_start it never serves
 
     # Promises (rule 1)
 
@@ -314,7 +333,7 @@ class Core:
         if self.nominee.target != promise:
             self.nominee.give_up()
         state.promise = promise
-        self.writer.begin_exclusive()
+        self.writer.begin_exclusive(self.state.now)
         state.act(StorePromise(promise))
 
     # Every step's end
@@ -336,7 +355,7 @@ class Core:
                     self._adopt(job)
                 case Cut():
                     if self.following and self.following.cut(job):
-                        self.writer.begin_exclusive()
+                        self.writer.begin_exclusive(self.state.now)
                 case Write():
                     if self.following:
                         self.following.write(job)
@@ -344,7 +363,7 @@ class Core:
                     assert_never(job)
         if self.leading and self.writer.may_append:
             self.leading.append_waiting()
-        if self.writer.take_flush():
+        if self.writer.take_flush(self.state.now):
             self.state.act(Flush())
 
     def _end_leading(self, reason: str) -> None:

@@ -29,6 +29,13 @@ class Nominated:
 
 
 @dataclass(frozen=True, slots=True)
+class Stopped:
+    """The node stops: what waits is given back, and nothing is done any more."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
 class Proposed:
     """Clients' writes arrived at this node, in this order."""
 
@@ -141,7 +148,7 @@ class Appended:
 
 @dataclass(frozen=True, slots=True)
 class AppendRefused:
-    """Frames of a peer failed their checks; nothing was written."""
+    """An append was not made: a peer's frames failed their checks, or the disk is full (`disk_full`)."""
 
     stream_id: int
     reason: str
@@ -170,6 +177,7 @@ class DiskFailed:
 Event = (
     Tick
     | Nominated
+    | Stopped
     | Proposed
     | ReadAsked
     | LinkUp

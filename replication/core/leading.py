@@ -61,6 +61,9 @@ class Leading:
         self._since = state.now
         self._waiting: deque[Request] = deque()
         self._waiting_bytes = 0
+        self._appending_bytes = 0
+        self._uncommitted: deque[tuple[int, int]] = deque()
+        self._uncommitted_bytes = 0
         self._sequence = 0
         self._heartbeat_at = state.now
         self._reads: deque[Read] = deque()
@@ -78,35 +81,49 @@ class Leading:
         self.state.act(AppendSystem(self.promise.epoch, {"type": "epoch_start", "node_id": self.state.me.node_id}))
         self.send_heartbeats()
 
-    def propose(self, request: Request) -> None:
-        """Let a request wait for the writer, or say that it is one too many."""
-        options = self.state.options
-        full = (
-            len(self._waiting) >= options.waiting_requests or self._waiting_bytes + request.size > options.waiting_bytes
-        )
-        if not self.serving:
-            self.state.act(RejectRequest(request, "not_leader"))
-        elif full:
-            self.state.act(RejectRequest(request, "overloaded"))
-        else:
-            self._waiting.append(request)
-            self._waiting_bytes += request.size
+    def propose(self, requests: tuple[Request, ...]) -> None:
+        """Let requests wait for the writer. After one that is too many the rest is refused, too.
+
+        So no client finds a later write of its own appended and an earlier one not.
+        """
+        options, reason = self.state.options, None if self.serving else "not_leader"
+        for request in requests:
+            size = self._waiting_bytes + request.size
+            if reason is None and (len(self._waiting) >= options.waiting_requests or size > options.waiting_bytes):
+                reason = "overloaded"
+            if reason is not None:
+                self.state.act(RejectRequest(request, reason))
+            else:
+                self._waiting.append(request)
+                self._waiting_bytes = size
+
+    def refuse_waiting(self, reason: str) -> None:
+        """Give back all that waits: what comes after a write that could not be appended is not appended either."""
+        for request in self._waiting:
+            self.state.act(RejectRequest(request, reason))
+        self._waiting.clear()
+        self._waiting_bytes = 0
 
     def append_waiting(self) -> None:
-        """Append all that waits, each frame up to its limits; a request is never split."""
-        options = self.state.options
-        while self._waiting:
-            batch, size = [self._waiting.popleft()], 0
-            size = batch[0].size
-            while (
-                self._waiting
-                and len(batch) < options.frame_requests
-                and size + self._waiting[0].size <= options.frame_bytes
-            ):
-                batch.append(self._waiting.popleft())
-                size += batch[-1].size
-            self._waiting_bytes -= size
-            self.state.act(AppendRequests(self.promise.epoch, tuple(batch)))
+        """Append what waits as one frame, up to its limits; the rest follows when this one is in the file."""
+        options, waiting = self.state.options, self._waiting
+        if not waiting or self._uncommitted_bytes >= options.uncommitted_bytes:
+            return
+        batch = [waiting.popleft()]
+        size = batch[0].size
+        while waiting and len(batch) < options.frame_requests and size + waiting[0].size <= options.frame_bytes:
+            batch.append(waiting.popleft())
+            size += batch[-1].size
+        self._waiting_bytes -= size
+        self._appending_bytes += size
+        self.state.act(AppendRequests(self.promise.epoch, tuple(batch)))
+
+    def appended(self) -> None:
+        """What `append_waiting` asked for is in the file."""
+        if self._appending_bytes:
+            self._uncommitted.append((self.state.log.highest_index, self._appending_bytes))
+            self._uncommitted_bytes += self._appending_bytes
+            self._appending_bytes = 0
 
     @property
     def has_waiting(self) -> bool:
@@ -129,24 +146,31 @@ class Leading:
         # Raft 5.4.2: only records of the leader's own epoch commit by counting; what is before commits with them.
         if reached > self.start_index:
             self.state.commit(reached)
+            while self._uncommitted and self._uncommitted[0][0] <= reached:
+                self._uncommitted_bytes -= self._uncommitted.popleft()[1]
 
     # Streams
 
     def open_stream(self, event: StreamOpened) -> None:
         """Rule 8: answer where to go on from; the newest stream of a disk replaces an earlier one."""
         state, log = self.state, self.state.log
+        border = match_border(log.epochs, log.highest_index, event.open.epochs, event.open.highest_index)
         if event.open.promise != self.promise:
-            reason = f"epoch {event.open.promise.epoch} is not the one that this node leads, {self.promise.epoch}"
-            state.act(AnswerOpen(event.stream_id, OpenAnswer(OpenVerb.REFUSE, 0, 0, reason)))
+            self._refuse_open(event.stream_id, f"this node leads epoch {self.promise.epoch}")
+            return
+        if border is None or not log.is_border(border):
+            self._refuse_open(event.stream_id, f"the logs do not part at a border of this one: {border}")
             return
         for stream_id, stream in list(self.streams.items()):
             if stream.node_id == event.node_id:
                 self.close_stream(stream_id)
                 state.act(CloseStream(stream_id, "a newer stream of this node was opened"))
-        border = match_border(log.epochs, log.highest_index, event.open.epochs, event.open.highest_index)
         verb = OpenVerb.RESUME if border == event.open.highest_index else OpenVerb.TRUNCATE
         self.streams[event.stream_id] = Downstream(event.node_id, event.disk_id, next_index=border)
         state.act(AnswerOpen(event.stream_id, OpenAnswer(verb, border, log.crc32c_before(border), "")))
+
+    def _refuse_open(self, stream_id: int, reason: str) -> None:
+        self.state.act(AnswerOpen(stream_id, OpenAnswer(OpenVerb.REFUSE, 0, 0, reason)))
 
     def close_stream(self, stream_id: int) -> None:
         """Forget a stream: what comes from it later counts for nothing."""
@@ -265,12 +289,10 @@ class Leading:
 
     def end(self) -> None:
         """Give back what was not appended, refuse the reads, close the streams."""
-        for request in self._waiting:
-            self.state.act(RejectRequest(request, "not_leader"))
+        self.refuse_waiting("not_leader")
         for read in self._reads:
             self.state.act(ReadReady(read.read_id, None))
         for stream_id in self.streams:
             self.state.act(CloseStream(stream_id, "this node leads no longer"))
-        self._waiting.clear()
         self._reads.clear()
         self.streams.clear()

@@ -5,6 +5,9 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
+from .promise import MAX_NODE_ID_BYTES
+
+DISK_ID_BYTES = 16
 MAX_MEMBERS = 64
 
 
@@ -25,6 +28,17 @@ class Member:
     role: Role
 
 
+def _member(row: Sequence[Any]) -> Member:
+    if type(row) is not list or len(row) != 4:
+        raise ValueError(f"{row!r} is no row of node_id, disk_id, address and role")
+    node_id, disk_id, address, role = row
+    if type(node_id) is not str or type(address) is not str or type(disk_id) is not bytes:
+        raise ValueError(f"{row!r} names no node")
+    if not 0 < len(node_id) <= MAX_NODE_ID_BYTES or len(disk_id) != DISK_ID_BYTES:
+        raise ValueError(f"{row!r} has ids of another length")
+    return Member(node_id, disk_id, address, Role(role))
+
+
 @dataclass(frozen=True, slots=True)
 class Members:
     """The members as the log's last `genesis` or `members` record names them."""
@@ -33,8 +47,15 @@ class Members:
 
     @classmethod
     def from_record(cls, rows: Iterable[Sequence[Any]]) -> "Members":
-        """The members of a system record's `members` field: rows of node_id, disk_id, address, role."""
-        return cls(tuple(Member(node, bytes(disk), address, Role(role)) for node, disk, address, role in rows))
+        """The members of a system record's `members` field: rows of node_id, disk_id, address, role.
+
+        Raises:
+            ValueError: a row of another shape.
+        """
+        members = tuple(_member(row) for row in rows)
+        if not 0 < len(members) <= MAX_MEMBERS:
+            raise ValueError(f"{len(members)} members, not 1 to {MAX_MEMBERS}")
+        return cls(members)
 
     def to_record(self) -> list[list[Any]]:
         """The rows that stand in a system record."""

@@ -27,14 +27,13 @@ def match_border(
     leader_highest: int,
     follower: Sequence[tuple[int, int]],
     follower_highest: int,
-) -> int:
-    """The greatest index up to which the follower's log is a prefix of the leader's.
+) -> int | None:
+    """The greatest index up to which the follower's log is a prefix of the leader's; None: no epoch is shared.
 
-    Where the follower sent only its newest epochs and none is shared, all that it sent is divergent: the border is
-    the first index of the oldest of them, and the next opening goes on from there.
+    Nodes of one cluster share epoch 0, the genesis, so None takes more divergent epochs than one opening names.
     """
     leader_ends = epoch_ends(leader, leader_highest)
     for epoch, follower_end in reversed(epoch_ends(follower, follower_highest).items()):
         if epoch in leader_ends:
             return min(follower_end, leader_ends[epoch])
-    return follower[0][1] if follower else 0
+    return None if follower else 0

@@ -33,6 +33,10 @@ class LogView(Protocol):
         """(epoch, first index) pairs, ascending."""
         ...
 
+    def is_border(self, index: int) -> bool:
+        """Whether a frame of this log ends or begins at `index`."""
+        ...
+
     def crc32c_before(self, index: int) -> int:
         """The crc field of the frame that ends at this frame border, 0 at the log's origin."""
         ...
@@ -59,6 +63,7 @@ class CoreOptions:
     frame_bytes: int = 1 << 20
     waiting_requests: int = 20_000
     waiting_bytes: int = 64 << 20
+    uncommitted_bytes: int = 64 << 20
     open_epochs: int = 10_000
     reads_waiting: int = 10_000
 
@@ -68,7 +73,6 @@ class State:
     """Shared by the rules; changed only while an event is handled.
 
     `promise` counts for every check from the moment it is queued to disk (rule 2); `stored_promise` is on disk.
-    `may_vote` is false where no promise slot was valid at start: such a node cannot know what it promised.
     """
 
     me: Identity
@@ -78,7 +82,6 @@ class State:
     promise: Promise
     stored_promise: Promise
     commit_index: int
-    may_vote: bool = True
     now: int = 0
     clock: int = 0
     links: set[str] = field(default_factory=set)
@@ -91,7 +94,7 @@ class State:
     @property
     def is_voter(self) -> bool:
         """Whether this node counts and answers votes."""
-        return self.may_vote and self.members.is_voter(self.me.node_id, self.me.disk_id)
+        return self.members.is_voter(self.me.node_id, self.me.disk_id)
 
     def act(self, action: Action) -> None:
         """Ask the driver for an action, after those asked before."""

@@ -68,6 +68,7 @@ class Writer:
     def __init__(self) -> None:
         self._jobs: deque[Job] = deque()
         self._disk = Disk.FREE
+        self._busy_since = 0
         self._unflushed = False
 
     def submit(self, job: Job) -> None:
@@ -78,6 +79,10 @@ class Writer:
         """Whether an equal job is queued already."""
         return job in self._jobs
 
+    def considers(self, node_id: str) -> bool:
+        """Whether a nominee's request is queued already: it asks again, so one is enough."""
+        return any(isinstance(job, Consider) and job.node_id == node_id for job in self._jobs)
+
     def take(self) -> Job | None:
         """The next job, if it may begin now."""
         if not self._jobs or self._disk is Disk.EXCLUSIVE:
@@ -86,9 +91,9 @@ class Writer:
             return None
         return self._jobs.popleft()
 
-    def begin_exclusive(self) -> None:
+    def begin_exclusive(self, now: int) -> None:
         """A promise or truncation goes to disk: nothing else begins until `end_exclusive`."""
-        self._disk = Disk.EXCLUSIVE
+        self._disk, self._busy_since = Disk.EXCLUSIVE, now
 
     def end_exclusive(self) -> None:
         """The promise or truncation is done."""
@@ -98,17 +103,21 @@ class Writer:
         """Something reached the file: a flush is due."""
         self._unflushed = True
 
-    def take_flush(self) -> bool:
+    def take_flush(self, now: int) -> bool:
         """Whether a flush begins now. It covers what was appended before this call and nothing later."""
         if not self._unflushed or self._disk is not Disk.FREE:
             return False
         self._unflushed = False
-        self._disk = Disk.FLUSHING
+        self._disk, self._busy_since = Disk.FLUSHING, now
         return True
 
     def end_flush(self) -> None:
         """The flush is done."""
         self._disk = Disk.FREE
+
+    def hangs(self, now: int, patience: int) -> bool:
+        """Whether the disk has been at one thing for longer than `patience` (rule 11: a hung flush)."""
+        return self._disk is not Disk.FREE and now - self._busy_since > patience
 
     @property
     def may_append(self) -> bool:

@@ -154,22 +154,6 @@ def test_a_new_epoch_is_above_all_that_were_seen_and_never_resumed() -> None:
     assert world["n1"].state.promise.epoch > first + 5
 
 
-def test_a_node_without_a_valid_promise_slot_answers_no_vote() -> None:
-    world = World("n1", "n2", "n3")
-    world.start()
-    world["n2"].crash()
-    storage = world["n2"].directory.open("promise")
-    storage.write_at(0, bytes(8192))
-    storage.close()
-    world["n2"].start()
-
-    ask(world, "n2", Promise(7, "n3", 1), Last(9, 99))
-    world.run_for(0.05)
-
-    assert not world["n2"].state.may_vote
-    assert world["n2"].state.promise.epoch == 0
-
-
 def test_a_leader_whose_log_lacks_an_acknowledged_record_is_not_elected() -> None:
     world = serving("n1", "n2", "n3")
     world.isolate("n3")

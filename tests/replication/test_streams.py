@@ -211,5 +211,23 @@ def test_an_epoch_that_one_side_has_longer_ends_the_match_where_the_shorter_ends
     assert match_border([(1, 0), (3, 7)], 12, [(1, 0)], 10) == 7
 
 
-def test_without_a_shared_epoch_in_what_was_sent_the_match_goes_on_before_it() -> None:
-    assert match_border([(1, 0), (9, 50)], 60, [(5, 40), (7, 45)], 48) == 40
+def test_without_a_shared_epoch_there_is_no_border() -> None:
+    assert match_border([(1, 0), (9, 50)], 60, [(5, 40), (7, 45)], 48) is None
+
+
+def test_an_empty_log_begins_at_the_beginning() -> None:
+    assert match_border([(0, 0), (9, 1)], 60, [], 0) == 0
+
+
+def test_an_opening_that_names_no_border_of_the_leaders_log_is_refused_and_harms_nobody() -> None:
+    world = serving("n1", "n2", "n3")
+    world["n1"].write("a", "b", "c")
+    world.run_until(lambda: world["n2"].apply_to == world["n1"].log.tail.index)
+    promise = world["n1"].state.promise
+    inside = world["n1"].log.tail.index - 1
+
+    opening = Open(promise, tuple(world["n1"].log.epochs), inside, inside)
+    world["n1"].step(events.StreamOpened(77, "n2", b"n2".ljust(16, b"\0"), opening))
+
+    assert world["n1"].halted is None
+    assert 77 not in world["n1"].leading.streams

@@ -28,7 +28,6 @@ from quire.replication.core.following import Following, Upstream
 from quire.replication.core.invariants import Point, check_point, check_step
 from quire.replication.core.leading import Leading
 from quire.replication.core.messages import Ack, Open, OpenAnswer
-from quire.replication.core.promise import NO_PROMISE
 from quire.replication.disk import Disk
 from quire.replication.wire import decode_peer, decode_stream, encode
 from tests.storage import faulty
@@ -172,10 +171,9 @@ class SimNode:
                 members=self.world.members,
                 log=self.disk,
                 options=self.world.options,
-                promise=promises.promise or NO_PROMISE,
-                stored_promise=promises.promise or NO_PROMISE,
+                promise=promises.promise,
+                stored_promise=promises.promise,
                 commit_index=log.mark_commit_index,
-                may_vote=promises.promise is not None,
             )
         )
         self.point, self.halted, self.apply_to = None, None, 0

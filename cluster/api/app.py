@@ -1,0 +1,89 @@
+"""The aiohttp application: routes, the middleware that turns errors into problems, the header that names the leader."""
+
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING
+
+import structlog
+from aiohttp import ClientPayloadError, web
+from aiohttp.http_exceptions import HttpProcessingError
+
+from ..errors import ClusterError, Malformed
+from .commands import post_commands
+from .forwarding import FORWARDED, forwarding_session
+from .keys import NODE
+from .problems import problem, problem_of
+from .records import get_index_bounds, get_record, get_records, post_records
+from .state import get_healthz, get_readyz, get_state, get_status
+
+if TYPE_CHECKING:
+    from ..node import Node
+
+log = structlog.get_logger(__name__)
+
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+def make_app(node: "Node") -> web.Application:
+    """The application that answers for `node`: the HTTP API, and the node's routes for its peers."""
+    app = web.Application(middlewares=[answer_errors])
+    app[NODE] = node
+    app.cleanup_ctx.append(forwarding_session)
+    app.on_response_prepare.append(_name_leader)
+    app.add_routes(
+        [
+            web.post("/commands", post_commands),
+            web.post("/records", post_records),
+            web.get("/records", get_records),
+            web.get("/records/{index}", get_record),
+            web.get("/index_bounds", get_index_bounds),
+            web.get("/state", get_state),
+            web.get("/status", get_status),
+            web.get("/healthz", get_healthz),
+            web.get("/readyz", get_readyz),
+        ]
+    )
+    app.add_routes(node.routes())
+    return app
+
+
+@web.middleware
+async def answer_errors(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """The handler's answer, or a problem for whatever it raised."""
+    try:
+        _refuse_unknown_headers(request)
+        return await handler(request)
+    except ClusterError as error:
+        return problem_of(error)
+    except web.HTTPException as error:
+        if error.status < 400:
+            raise
+        return _of_http_exception(request, error)
+    except (HttpProcessingError, ClientPayloadError) as error:
+        return problem_of(Malformed(f"the body cannot be read: {error}"))
+    except ConnectionError:
+        raise  # The caller went away; there is nobody to answer.
+    except Exception:
+        log.exception("request failed", method=request.method, path=request.path)
+        return problem(500, "internal", "A fault of this node", "see the node's log; a write's outcome is unknown")
+
+
+def _refuse_unknown_headers(request: web.Request) -> None:
+    # What a later version promises in such a header (exactly-once, say) must not be dropped silently.
+    for name in request.headers:
+        if name.lower().startswith("quire-") and name.lower() != FORWARDED.lower():
+            raise Malformed(f"header {name} is not known to this version")
+
+
+def _of_http_exception(request: web.Request, error: web.HTTPException) -> web.Response:
+    detail = f"{request.method} {request.path}: {error.reason}"
+    response = problem(error.status, "http", error.reason or "HTTP error", detail)
+    if isinstance(error, web.HTTPMethodNotAllowed):
+        response.headers["Allow"] = ", ".join(sorted(error.allowed_methods))
+    return response
+
+
+async def _name_leader(request: web.Request, response: web.StreamResponse) -> None:
+    node = request.app[NODE]
+    leader = node.leader_id
+    if leader is not None and leader in node.config.members:
+        response.headers["Quire-Leader"] = f"{leader}={node.config.members[leader]}"

@@ -1,0 +1,84 @@
+"""One hop to the leader, for what only the leader may answer.
+
+A request is forwarded once: what arrives with `Quire-Forwarded` and finds no leader here is answered 503. A
+connection that could not be made proves that nothing was written; one that breaks after the request went out proves
+nothing, so a write's outcome is then unknown.
+"""
+
+from collections.abc import AsyncIterator
+from io import BytesIO
+
+import aiohttp
+from aiohttp import web
+from aiohttp.payload import TOO_LARGE_BYTES_BODY
+from yarl import URL
+
+from ..errors import LeaderUnreachable, NoLeader, NotLeader, OutcomeUnknown
+from .keys import FORWARDING, NODE
+
+FORWARDED = "Quire-Forwarded"
+CONNECT_TIMEOUT_S = 1.0
+CONNECTION_LIMIT = 256  # Towards the leader; what comes on top of them waits, within its deadline.
+KEPT_ALIVE_S = 15.0  # Shorter than the server keeps its side open.
+READ_BUFFER_BYTES = 1 << 18
+
+_REQUEST_HEADERS = ("Content-Type", "Accept")
+_OWN_HEADERS = frozenset({"Content-Type", "Retry-After"})
+
+
+async def forwarding_session(app: web.Application) -> AsyncIterator[None]:
+    """The application's connections to the leader."""
+    connector = aiohttp.TCPConnector(limit=CONNECTION_LIMIT, keepalive_timeout=KEPT_ALIVE_S)
+    async with aiohttp.ClientSession(
+        connector=connector, auto_decompress=False, read_bufsize=READ_BUFFER_BYTES, cookie_jar=aiohttp.DummyCookieJar()
+    ) as session:
+        app[FORWARDING] = session
+        yield
+
+
+async def forward(request: web.Request, body: bytes | None, *, writes: bool) -> web.Response | None:
+    """The leader's answer; None where this node leads and answers itself.
+
+    Raises:
+        NotLeader: the request was forwarded already.
+        NoLeader, LeaderUnreachable: it was not sent.
+        OutcomeUnknown: it was sent, and the answer did not come.
+    """
+    node = request.app[NODE]
+    if node.is_leader:
+        return None
+    leader = node.leader_id
+    if FORWARDED in request.headers:
+        raise NotLeader(leader)
+    address = node.config.address_of(leader) if leader is not None else None
+    if leader is None or leader == node.node_id or address is None:
+        raise NoLeader
+    headers = {name: request.headers[name] for name in _REQUEST_HEADERS if name in request.headers}
+    headers[FORWARDED] = node.node_id
+    timeout = aiohttp.ClientTimeout(
+        total=node.config.request_timeout_ms / 1000 + CONNECT_TIMEOUT_S, sock_connect=CONNECT_TIMEOUT_S
+    )
+    url = URL(f"http://{address}{request.rel_url.raw_path_qs}", encoded=True)
+    try:
+        async with request.app[FORWARDING].request(
+            request.method, url, data=sendable(body), headers=headers, timeout=timeout, allow_redirects=False
+        ) as answer:
+            content = await answer.read()
+            kept = {name: value for name, value in answer.headers.items() if _is_kept(name)}
+            return web.Response(status=answer.status, body=content, headers=kept)
+    except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as error:
+        raise LeaderUnreachable(leader, str(error) or type(error).__name__) from None
+    except (aiohttp.ClientError, OSError) as error:
+        reason = f"the link to the leader {leader} broke ({str(error) or type(error).__name__})"
+        if writes:
+            raise OutcomeUnknown(reason) from None
+        raise LeaderUnreachable(leader, reason) from None
+
+
+def sendable(body: bytes | None) -> bytes | BytesIO | None:
+    """The body as aiohttp takes it without a warning: it wants large ones as files."""
+    return body if body is None or len(body) <= TOO_LARGE_BYTES_BODY else BytesIO(body)
+
+
+def _is_kept(name: str) -> bool:
+    return name in _OWN_HEADERS or name.startswith("Quire-")

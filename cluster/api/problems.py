@@ -1,0 +1,112 @@
+"""Errors as HTTP answers: RFC 9457 problem+json with stable types. The one place that maps errors to a status.
+
+A problem's `type` is `urn:quire:problem:<name>`; an error's values stand beside it as members. What a client may
+conclude:
+
+- 4xx and 503: nothing was written
+- 504: the outcome is unknown
+- 500: a fault of ours; for a write the outcome is unknown
+"""
+
+from typing import Any, NamedTuple
+
+import orjson
+from aiohttp import web
+
+from ..errors import (
+    ClusterError,
+    CommandsRefused,
+    CorruptHere,
+    DiskFullError,
+    Expired,
+    LeaderUnreachable,
+    LimitExceeded,
+    Malformed,
+    NodeStopping,
+    NoLeader,
+    NotCommitted,
+    NotInThisMode,
+    NotLeader,
+    OutcomeUnknown,
+    OutOfBounds,
+    Overloaded,
+    StateUnavailable,
+    WrongIndex,
+)
+
+TYPE_PREFIX = "urn:quire:problem:"
+PROBLEM_JSON = "application/problem+json"
+
+
+class UnsupportedMedia(Malformed):
+    """The body's content type is not one that the call takes."""
+
+
+class NotReady(ClusterError):
+    """The node lives but should get no traffic yet."""
+
+    def __init__(self, reasons: list[str]) -> None:
+        super().__init__("; ".join(reasons))
+        self.reasons = reasons
+
+
+class Answer(NamedTuple):
+    """How one error is answered. `retry_after_s` is for those that pass by themselves."""
+
+    status: int
+    name: str
+    title: str
+    retry_after_s: int | None = None
+
+
+ANSWERS: dict[type[Exception], Answer] = {
+    Malformed: Answer(400, "malformed", "The request is malformed"),
+    OutOfBounds: Answer(404, "out-of-bounds", "There is no such record"),
+    NotCommitted: Answer(404, "not-committed", "The record is not committed yet"),
+    WrongIndex: Answer(409, "wrong-index", "The log's next index is not the expected one"),
+    NotInThisMode: Answer(409, "not-in-this-mode", "Not with this machine or mode"),
+    Expired: Answer(410, "expired", "The record has expired"),
+    LimitExceeded: Answer(413, "limit-exceeded", "Too large"),
+    UnsupportedMedia: Answer(415, "unsupported-media-type", "The body's content type is not supported"),
+    CommandsRefused: Answer(422, "commands-refused", "The machine refuses the request"),
+    Overloaded: Answer(429, "overloaded", "Too much waits already", 1),
+    NotLeader: Answer(503, "not-leader", "This node does not lead", 1),
+    NoLeader: Answer(503, "no-leader", "There is no leader at the moment", 1),
+    LeaderUnreachable: Answer(503, "leader-unreachable", "The leader cannot be reached", 1),
+    StateUnavailable: Answer(503, "state-unavailable", "This node cannot answer from its machine", 1),
+    CorruptHere: Answer(503, "corrupt-here", "The record is corrupt on this node", 1),
+    DiskFullError: Answer(503, "disk-full", "The disk is full", 10),
+    NodeStopping: Answer(503, "stopping", "The node is stopping", 1),
+    NotReady: Answer(503, "not-ready", "The node is not ready", 1),
+    OutcomeUnknown: Answer(504, "outcome-unknown", "The outcome is unknown"),
+}
+
+# Attributes of an error that a problem calls by another name; a reason is its detail already.
+MEMBER_NAMES = {"lowest": "lowest_index", "highest": "highest_index", "reason": None}
+
+
+def answer_of(error: ClusterError) -> Answer:
+    """The row for an error, or for the nearest of its base classes. Raises KeyError for one without a row."""
+    for base in type(error).__mro__:
+        if base in ANSWERS:
+            return ANSWERS[base]
+    raise KeyError(type(error))
+
+
+def problem_of(error: ClusterError) -> web.Response:
+    """The answer to a request that ended in this error."""
+    answer = answer_of(error)
+    names = ((MEMBER_NAMES.get(name, name), value) for name, value in vars(error).items())
+    members = {name: value for name, value in names if name is not None}
+    response = problem(answer.status, answer.name, answer.title, str(error), members)
+    if isinstance(error, Overloaded):
+        response.headers["Retry-After"] = str(max(1, round(error.retry_after_s)))
+    elif answer.retry_after_s is not None:
+        response.headers["Retry-After"] = str(answer.retry_after_s)
+    return response
+
+
+def problem(status: int, name: str, title: str, detail: str, members: dict[str, Any] | None = None) -> web.Response:
+    """A problem+json answer."""
+    body = {"type": TYPE_PREFIX + name, "title": title, "status": status, "detail": detail, **(members or {})}
+    return web.Response(status=status, body=orjson.dumps(body, default=repr), content_type=PROBLEM_JSON)

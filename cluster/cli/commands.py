@@ -1,0 +1,186 @@
+"""Every command but `serve`'s own parsing: typer, with plain text for people and `--json` for programs."""
+
+import asyncio
+import json
+import re
+from collections.abc import Awaitable, Callable
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated, NoReturn, TypeVar
+
+import stamina.instrumentation
+import typer
+
+from ..client import Client, ClientError, connect
+from ..demo import run_demo
+from .exits import Exit, complain, exit_of
+from .load import load_file
+from .output import printable, to_json
+from .status import show_status
+
+Result = TypeVar("Result")
+
+app = typer.Typer(
+    name="quire",
+    help="A replicated state-machine cluster: one log, and on every node the same answer.",
+    no_args_is_help=True,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+)
+
+Server = Annotated[
+    str,
+    typer.Option(
+        "--server",
+        envvar="QUIRE_SERVER",
+        metavar="HOST:PORT,...",
+        help="Nodes to talk to; one is enough to find the leader.",
+    ),
+]
+Json = Annotated[bool, typer.Option("--json", help="Answer as one JSON value (one a line for many).")]
+Timeout = Annotated[float, typer.Option("--timeout", metavar="SECONDS", min=0.1, help="How long one call may take.")]
+DEFAULT_TIMEOUT_S = 30.0
+
+
+@app.command(add_help_option=False, context_settings={"ignore_unknown_options": True, "allow_extra_args": True})
+def serve(context: typer.Context) -> None:
+    """Run one node of a cluster. `quire serve --help` lists its flags."""
+    from .serve import serve as run_node  # noqa: PLC0415  # The node's modules are needed for nothing else here.
+
+    raise typer.Exit(run_node(context.args))
+
+
+@app.command()
+def demo(
+    check: Annotated[
+        bool, typer.Option("--check", help="End when the answers are compared; 0 only if all agree.")
+    ] = False,
+    data_dir: Annotated[
+        Path | None,
+        typer.Option("--data-dir", help="Keep the nodes' data here; may be used again. Default: a fresh one."),
+    ] = None,
+    commands: Annotated[int, typer.Option("--commands", min=1, help="How many instructions to load.")] = 100_000,
+    as_json: Json = False,
+) -> None:
+    """Start three nodes on this machine, load the classroom's instructions, show that all reach the same answer."""
+    raise typer.Exit(run_demo(check=check, data_dir=data_dir, commands=commands, as_json=as_json))
+
+
+@app.command(context_settings={"ignore_unknown_options": True})
+def apply(
+    operation: Annotated[str, typer.Argument(help="For the arithmetic machine: add, sub, mul or div.")],
+    operands: Annotated[list[str] | None, typer.Argument(help="An int, or anything else as a string.")] = None,
+    server: Server = "",
+    as_json: Json = False,
+    timeout: Timeout = DEFAULT_TIMEOUT_S,
+) -> None:
+    """Apply one command, as in `quire apply add 3`, and print its result."""
+    command = [operation, *map(parse_operand, operands or [])]
+    result = ask(server, timeout, lambda client: client.apply(command))
+    typer.echo(json.dumps({"result": result}) if as_json else printable(result))
+
+
+@app.command()
+def load(
+    file: Annotated[Path, typer.Argument(help="NDJSON: one command a line.")],
+    batch: Annotated[
+        int, typer.Option("--batch", min=1, help="Commands in one request, applied all or none.")
+    ] = 10_000,
+    acknowledged: Annotated[
+        Path | None,
+        typer.Option("--acknowledged", help="Append a JSON line for each acknowledged batch: lines [from, to), index."),
+    ] = None,
+    server: Server = "",
+    as_json: Json = False,
+    timeout: Timeout = DEFAULT_TIMEOUT_S,
+) -> None:
+    """Apply a file of commands in their order, batch after batch."""
+    raise typer.Exit(load_file(servers_of(server), file, batch, acknowledged, as_json=as_json, timeout_s=timeout))
+
+
+@app.command()
+def read(
+    index: Annotated[int | None, typer.Argument(min=0, help="Index of one record; a range by --from and --to.")] = None,
+    from_index: Annotated[int | None, typer.Option("--from", min=0, help="First index of a range.")] = None,
+    to_index: Annotated[int | None, typer.Option("--to", min=0, help="Index behind the last one of a range.")] = None,
+    server: Server = "",
+    as_json: Json = False,
+    timeout: Timeout = DEFAULT_TIMEOUT_S,
+) -> None:
+    """Print a record, or the records of a range with their indices."""
+    if index is not None and (from_index is not None or to_index is not None):
+        fail_usage("give either an index or a range, not both")
+
+    async def print_range(client: Client) -> None:
+        async for record in client.records(from_index, to_index):
+            typer.echo(to_json(asdict(record)) if as_json else f"{record.index}\t{printable(record.value)}")
+
+    if index is None:
+        ask(server, timeout, print_range)
+        return
+    wanted = index
+    value = ask(server, timeout, lambda client: client.read(wanted))
+    typer.echo(to_json({"index": index, "value": value}) if as_json else printable(value))
+
+
+@app.command()
+def state(
+    consistency: Annotated[
+        str, typer.Option("--consistency", help="linearizable, leader, or local (of the first server, however old).")
+    ] = "linearizable",
+    server: Server = "",
+    as_json: Json = False,
+    timeout: Timeout = DEFAULT_TIMEOUT_S,
+) -> None:
+    """Print the machine's state."""
+    asked = servers_of(server).split(",")[0] if consistency == "local" else None
+    answer = ask(server, timeout, lambda client: client.state(consistency, server=asked))
+    if as_json:
+        typer.echo(to_json(asdict(answer)))
+    else:
+        typer.echo(f"{printable(answer.state)}\napplied_index {answer.applied_index}\ndigest {answer.digest}")
+
+
+@app.command()
+def status(server: Server = "", as_json: Json = False, timeout: Timeout = 2.0) -> None:
+    """Show every node: role, indices, lag, answer, digest."""
+    raise typer.Exit(show_status(servers_of(server), as_json=as_json, timeout_s=timeout))
+
+
+def ask(server: str, timeout_s: float, question: Callable[[Client], Awaitable[Result]]) -> Result:
+    """What the question gives on an open client; ends the process with a sentence where it gives none."""
+
+    async def asked() -> Result:
+        async with connect(servers_of(server), timeout_s=timeout_s) as client:
+            return await question(client)
+
+    try:
+        return asyncio.run(asked())
+    except ClientError as error:
+        raise typer.Exit(exit_of(error)) from None
+
+
+def servers_of(server: str) -> str:
+    """The servers that were named; ends the process where none is."""
+    if not server.replace(",", "").strip():
+        fail_usage("no server is named; give --server HOST:PORT or set QUIRE_SERVER")
+    return server
+
+
+def fail_usage(sentence: str) -> NoReturn:
+    """End the process: the command line is wrong."""
+    complain(sentence)
+    raise typer.Exit(Exit.USAGE)
+
+
+def parse_operand(text: str) -> int | str:
+    """An int where the text spells one that fits 64 bits; else the text itself, as decimals are sent."""
+    if re.fullmatch(r"-?[0-9]{1,20}", text) and -(2**63) <= int(text) < 2**64:
+        return int(text)
+    return text
+
+
+def run() -> None:
+    """Run the command that the arguments name; ends the process with its exit code."""
+    stamina.instrumentation.set_on_retry_hooks([])  # A retry is no news for whoever waits for one answer.
+    app(prog_name="quire")

@@ -1,0 +1,29 @@
+"""The entry point. `quire serve` goes its own way, past typer and rich, which a node never needs."""
+
+import sys
+from importlib import import_module
+from typing import NoReturn
+
+
+def main() -> NoReturn:
+    """Run the command that the process's arguments name, and end the process with its exit code."""
+    if sys.argv[1:2] == ["serve"]:
+        _import_structlog_without_rich()
+        from .serve import serve  # noqa: PLC0415
+
+        sys.exit(serve(sys.argv[2:]))
+    from .commands import run  # noqa: PLC0415
+
+    run()
+    sys.exit(0)
+
+
+def _import_structlog_without_rich() -> None:
+    # structlog.dev imports rich wherever it finds it: 60 ms and several MB that a node has no use for.
+    sys.modules["rich"] = None  # type: ignore[assignment]
+    import_module("structlog")
+    del sys.modules["rich"]
+
+
+if __name__ == "__main__":
+    main()

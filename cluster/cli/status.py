@@ -1,0 +1,89 @@
+"""`quire status`: what every node says of itself, side by side."""
+
+import asyncio
+from typing import Any, NamedTuple
+
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.table import Table
+
+from ..client import Client, ClientError, Unavailable, connect
+from .exits import Exit, complain
+from .output import printable, to_json
+
+SHOWN = ("role", "epoch", "highest_index", "durable_index", "commit_index", "applied_index", "lag")
+
+Rows = dict[str, "NodeRow"]
+
+
+class NodeRow(NamedTuple):
+    """One node as it answered: its status, and the local state that goes with it; or why it did not."""
+
+    address: str
+    status: dict[str, Any] | None
+    answer: Any = None
+    failure: str = ""
+
+
+async def ask_nodes(client: Client, addresses: dict[str, str]) -> Rows:
+    """A row for each node, by id, asked at the same time."""
+
+    async def ask(address: str) -> NodeRow:
+        try:
+            status = await client.status(address)
+        except ClientError as error:
+            return NodeRow(address, None, failure=str(error))
+        try:
+            state = await client.state("local", server=address)
+        except ClientError as error:
+            return NodeRow(address, status, failure=str(error))
+        # The state may be newer than the status: these three belong together.
+        status |= {"applied_index": state.applied_index, "digest": state.digest}
+        return NodeRow(address, status, state.state)
+
+    rows = await asyncio.gather(*map(ask, addresses.values()))
+    return dict(zip(addresses, rows, strict=True))
+
+
+def node_table(rows: Rows) -> Table:
+    """A column for each node, so that three fit a terminal of 80: role, indices, lag, answer, digest."""
+    table = Table("", *rows, box=SIMPLE_HEAD)
+    for column in table.columns[1:]:
+        column.overflow = "fold"
+        column.justify = "right"
+    table.add_row("address", *(row.address for row in rows.values()))
+    for name in SHOWN:
+        table.add_row(name, *(_shown(row, name) for row in rows.values()))
+    table.add_row("answer", *(row.failure or printable(row.answer) for row in rows.values()))
+    table.add_row("digest", *(_shown(row, "digest") for row in rows.values()))
+    return table
+
+
+def show_status(servers: str, *, as_json: bool, timeout_s: float) -> int:
+    """Ask all nodes that the named servers know of; print them; return the exit code."""
+    try:
+        rows = asyncio.run(_all_nodes(servers, timeout_s))
+    except Unavailable as error:
+        complain(f"{error}; check --server, or start the nodes")
+        return Exit.UNAVAILABLE
+    if as_json:
+        print(to_json({node_id: row._asdict() for node_id, row in rows.items()}))
+    else:
+        Console().print(node_table(rows))
+    return Exit.DONE
+
+
+async def _all_nodes(servers: str, timeout_s: float) -> Rows:
+    async with connect(servers, timeout_s=timeout_s) as client:
+        status = await client.status()
+        members = {member["node_id"]: member["address"] for member in status.get("members", ())}
+        return await ask_nodes(client, members or {status["node_id"]: servers.partition(",")[0]})
+
+
+def _shown(row: NodeRow, name: str) -> str:
+    if row.status is None:
+        return "no answer" if name == "role" else ""
+    value = row.status.get(name)
+    if isinstance(value, dict):  # Lag is the one with parts.
+        return f"{value['records']:,} records\n{value['bytes']:,} bytes\n{value['seconds']:.2f} s"
+    return f"{value:,}" if isinstance(value, int) else str(value or "")

@@ -1,0 +1,69 @@
+"""What a call of the client can end in, apart from its answer.
+
+- Refused: the machine said no; whether it stands in the log is told by `index`
+- BadRequest, NotFound: the cluster cannot do what was asked; nothing was written
+- Unavailable: nobody could be reached who could; nothing was written, try again later
+- OutcomeUnknown: the write may have happened, may happen yet, or not at all
+- ServerFault: a node failed at a read in a way that it should not
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+
+class ClientError(Exception):
+    """The root of what the client raises."""
+
+
+class Refused(ClientError):
+    """The machine refused a command.
+
+    `index` is its place in the log where `apply` refused it; None where the check refused the whole request and nothing
+    was written. `refused` lists all refused commands of the request as [place, code, text].
+    """
+
+    def __init__(self, refused: list[list[Any]], index: int | None = None) -> None:
+        place, self.code, self.text = refused[0]
+        which = f"command {place} of {len(refused)} refused ones" if len(refused) > 1 else "the command"
+        super().__init__(f"{which} was refused, {self.code}: {self.text}")
+        self.place: int = place
+        self.refused = refused
+        self.index = index
+
+
+class BadRequest(ClientError):
+    """The request is malformed, too large, or not for this cluster. `problem` holds the server's words and numbers."""
+
+    def __init__(self, problem: Mapping[str, Any]) -> None:
+        super().__init__(str(problem.get("detail") or problem.get("title") or problem))
+        self.problem = problem
+        self.status: int = problem["status"]
+        self.type: str = problem.get("type", "about:blank")
+
+
+class NotFound(BadRequest):
+    """There is no such record, not yet, or no more: `type` tells which."""
+
+
+class Unavailable(ClientError):
+    """No server could do it before the deadline; nothing was written."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(f"the cluster is not available: {reason}")
+        self.reason = reason
+
+
+class OutcomeUnknown(ClientError):
+    """The request went out and no answer says what became of it."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(f"the outcome is unknown: {reason}")
+        self.reason = reason
+
+
+class ServerFault(ClientError):
+    """A server answered a read with a fault of its own."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(f"the server failed: {reason}")
+        self.reason = reason

@@ -1,0 +1,312 @@
+"""The configuration of `quire serve`: one frozen model, filled from flags, the environment and a TOML file.
+
+Flags win over `QUIRE_...` variables, those over the file. Nothing is guessed and nothing is passed over: an unknown key
+in the file, an unknown `QUIRE_...` variable and a named file that is not there are errors, as is every value that does
+not fit. (pydantic-settings itself lets unknown variables and missing files pass.)
+"""
+
+import os
+import re
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import AfterValidator, BeforeValidator, Field, FilePath, ValidationError, model_validator
+from pydantic_core import ErrorDetails
+from pydantic_settings import (
+    BaseSettings,
+    EnvSettingsSource,
+    NoDecode,
+    PydanticBaseSettingsSource,
+    SettingsConfigDict,
+    TomlConfigSettingsSource,
+)
+
+from .errors import ClusterError
+
+ENVIRONMENT_PREFIX = "QUIRE_"
+OTHER_VARIABLES = frozenset({"QUIRE_SERVER", "QUIRE_CONFIG"})  # Read by the command line, not by the model.
+MIB = 1 << 20
+FRAME_OVERHEAD_BYTES = 1024  # Frame header and the msgpack around a request's records, generously.
+
+_NODE_ID = re.compile(r"[a-z0-9-]{1,24}")
+_HOST = re.compile(r"\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+")
+_INTEGER = re.compile(r"-?[0-9]{1,19}")
+
+
+class ConfigInvalid(ClusterError):
+    """The configuration cannot be used. `problems` are sentences that name field, value and next step."""
+
+    def __init__(self, problems: list[str]) -> None:
+        super().__init__("; ".join(problems))
+        self.problems = problems
+
+
+def host_and_port(address: str) -> tuple[str, int]:
+    """The two parts of HOST:PORT; the brackets of an IPv6 address are taken off. Raises ValueError."""
+    host, colon, port = address.rpartition(":")
+    if not colon or not _HOST.fullmatch(host) or not re.fullmatch(r"[0-9]{1,5}", port) or not 0 < int(port) < 65536:
+        raise ValueError(f"{address!r} is not HOST:PORT with a port from 1 to 65535; write it as in 127.0.0.1:7001")
+    return host.strip("[]"), int(port)
+
+
+def _checked_address(address: str) -> str:
+    host_and_port(address)
+    return address
+
+
+def _checked_node_id(node_id: str) -> str:
+    if not _NODE_ID.fullmatch(node_id):
+        raise ValueError(f"{node_id!r} is no node id; take 1 to 24 of a-z, 0-9 and -")
+    return node_id
+
+
+def _parse_addresses(value: Any) -> Any:
+    """A map of node id to address from `n1=HOST:PORT,n2=...`, or from a list of such strings (a repeated flag)."""
+    if isinstance(value, str):
+        value = [value]
+    if not isinstance(value, list):
+        return value
+    addresses: dict[str, str] = {}
+    for part in (part.strip() for text in value for part in str(text).split(",")):
+        node_id, equals, address = part.partition("=")
+        if not equals:
+            raise ValueError(f"{part!r} is not ID=HOST:PORT; write it as in n1=127.0.0.1:7001,n2=127.0.0.1:7002")
+        if node_id in addresses:
+            raise ValueError(f"{node_id!r} is named twice; give each node one address")
+        addresses[node_id] = address
+    return addresses
+
+
+def _parse_names(value: Any) -> Any:
+    return tuple(part.strip() for part in value.split(",")) if isinstance(value, str) else value
+
+
+def _parse_initial(value: Any) -> Any:
+    """A string that spells an int becomes that int, so that a flag and a TOML integer name the same initial value."""
+    if isinstance(value, bool | float):
+        raise ValueError(f"{value!r} is neither an int nor a string; write a decimal number as a string")
+    return int(value) if isinstance(value, str) and _INTEGER.fullmatch(value) else value
+
+
+NodeId = Annotated[str, AfterValidator(_checked_node_id)]
+Address = Annotated[str, AfterValidator(_checked_address)]
+Addresses = Annotated[dict[NodeId, Address], BeforeValidator(_parse_addresses), NoDecode]
+NodeIds = Annotated[tuple[NodeId, ...], BeforeValidator(_parse_names), NoDecode]
+Initial = Annotated[int | str | None, BeforeValidator(_parse_initial)]
+
+
+class ServeConfig(BaseSettings):
+    """What one node is started with. Each field says its unit, its default and why it exists."""
+
+    model_config = SettingsConfigDict(frozen=True, extra="forbid", env_prefix=ENVIRONMENT_PREFIX)
+
+    node: NodeId = Field(description="This node's id, one of the members: 1 to 24 of a-z, 0-9 and -.")
+    listen: Address = Field(description="HOST:PORT to listen on; clients and peers share this one port.")
+    members: Addresses = Field(
+        description="Every node of the cluster and where the others reach it: n1=HOST:PORT,n2=HOST:PORT,..."
+    )
+    initial_members: NodeIds = Field(
+        default_factory=lambda data: tuple(data.get("members", ())),
+        description="Ids of the members that form a new cluster, as n1,n2,n3; the others join it as observers. "
+        "Only looked at until the cluster is formed. Default: all members.",
+    )
+    leader: NodeId = Field(description="Id of the member that leads. Must be the same on all nodes.")
+    data_dir: Path = Field(description="Directory of the node's log and promises; made if it does not exist.")
+    machine: str = Field(
+        default="arithmetic",
+        min_length=1,
+        description="The state machine: arithmetic, log, or your own as package.module:Class. Stands in the log's "
+        "genesis, so it cannot be changed later.",
+    )
+    initial: Initial = Field(
+        default=None,
+        description="The machine's initial value. Stands in genesis, too. Default: the machine's own (arithmetic: 42).",
+    )
+    link: Addresses = Field(
+        default_factory=dict,
+        description="This node reaches that peer there, for example through a proxy: n2=HOST:PORT. May be repeated.",
+    )
+    peer_secret_file: FilePath | None = Field(
+        default=None,
+        description="File with the secret that peers prove to one another they know. None: the network is trusted.",
+    )
+    heartbeat_ms: int = Field(
+        default=100,
+        ge=10,
+        le=60_000,
+        description="How often the leader shows that it lives. Short enough for several within an election timeout.",
+    )
+    election_timeout_ms: int = Field(
+        default=1000,
+        ge=50,
+        le=600_000,
+        description="Silence after which a leader counts as gone, and after which one that hears no majority stops "
+        "leading. Long enough for a busy machine's pauses.",
+    )
+    segment_bytes: int = Field(
+        default=64 * MIB,
+        ge=64 * 1024,
+        lt=4096 * MIB,
+        description="Size at which a segment of the log is sealed. Expiry removes whole segments.",
+    )
+    max_request_bytes: int = Field(
+        default=MIB,
+        ge=1024,
+        le=64 * MIB,
+        description="Largest batch of commands or records in one request. One request is one frame, so this also "
+        "bounds how long it holds up others.",
+    )
+    max_frame_bytes: int = Field(
+        default=8 * MIB,
+        ge=64 * 1024,
+        le=256 * MIB,
+        description="Largest frame, and so the largest blob. Stands in genesis: all nodes must be able to hold it.",
+    )
+    stream_window_bytes: int = Field(
+        default=8 * MIB,
+        ge=64 * 1024,
+        le=1024 * MIB,
+        description="Bytes shipped to a follower that it has not acknowledged yet; bounds the leader's memory for it.",
+    )
+    state_limit_bytes: int = Field(
+        default=8 * MIB,
+        ge=1024,
+        le=256 * MIB,
+        description="Largest state that GET /state gives; above it the answer is 413.",
+    )
+    request_timeout_ms: int = Field(
+        default=10_000,
+        ge=100,
+        le=600_000,
+        description="How long a request waits for its commit or for the leader; after that a write's outcome is "
+        "reported as unknown.",
+    )
+    log_level: Literal["debug", "info", "warning", "error"] = Field(
+        default="info", description="The least important messages that are still logged."
+    )
+    log_format: Literal["console", "json"] = Field(
+        default="console", description="Messages on stderr as lines for people, or as one JSON object each."
+    )
+
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,
+        dotenv_settings: PydanticBaseSettingsSource,
+        file_secret_settings: PydanticBaseSettingsSource,
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        """Only what the constructor is given: `load_config` reads the other sources, and says which one was wrong."""
+        return (init_settings,)
+
+    @model_validator(mode="after")
+    def _fits_together(self) -> Self:
+        known = ", ".join(self.members)
+        for field, node_ids in (
+            ("node", (self.node,)),
+            ("leader", (self.leader,)),
+            ("initial_members", self.initial_members),
+            ("link", tuple(self.link)),
+        ):
+            for node_id in node_ids:
+                if node_id not in self.members:
+                    raise ValueError(
+                        f"{field} names {node_id!r}, which is not one of the members ({known}); add it there"
+                    )
+        if self.leader not in self.initial_members:
+            raise ValueError(f"leader {self.leader!r} is not one of initial_members; only those can lead")
+        if len(set(self.initial_members)) != len(self.initial_members):
+            raise ValueError("initial_members names a node twice; name each once")
+        if len(set(self.members.values())) != len(self.members):
+            raise ValueError("members gives two nodes the same address; give each its own")
+        if self.node in self.link:
+            raise ValueError(f"link names this node itself ({self.node}); name only other nodes")
+        if self.election_timeout_ms < 3 * self.heartbeat_ms:
+            raise ValueError(
+                f"election_timeout_ms {self.election_timeout_ms} is below three heartbeats of {self.heartbeat_ms} ms; "
+                "raise it, or lower heartbeat_ms"
+            )
+        if self.max_request_bytes + FRAME_OVERHEAD_BYTES > self.max_frame_bytes:
+            raise ValueError(
+                f"max_request_bytes {self.max_request_bytes} does not fit a frame of max_frame_bytes "
+                f"{self.max_frame_bytes}; lower the one or raise the other"
+            )
+        return self
+
+    def address_of(self, node_id: str) -> str | None:
+        """Where this node reaches a member: its link if it has one, else its address; None for an unknown id."""
+        return self.link.get(node_id) or self.members.get(node_id)
+
+
+def unit_of(field: str) -> str:
+    """The unit that a field's name ends in: ms, bytes, or nothing."""
+    for suffix in ("ms", "bytes"):
+        if field.endswith("_" + suffix):
+            return suffix
+    return ""
+
+
+def load_config(flags: Mapping[str, Any], config_file: Path | None = None) -> ServeConfig:
+    """The configuration from flags (those given, by field name), the process's environment and a TOML file.
+
+    Raises:
+        ConfigInvalid: with one sentence for each thing that is wrong.
+    """
+    fields = ServeConfig.model_fields
+    known = {(ENVIRONMENT_PREFIX + name).upper() for name in fields} | OTHER_VARIABLES
+    unknown = sorted(
+        name for name in os.environ if name.upper().startswith(ENVIRONMENT_PREFIX) and name.upper() not in known
+    )
+    if unknown:
+        raise ConfigInvalid(
+            [f"environment variable {name} is not known; unset it or correct its name" for name in unknown]
+        )
+    from_file = _read_file(config_file) if config_file is not None else {}
+    from_environment = EnvSettingsSource(ServeConfig)()
+    sources = {name: f"key {name} of {config_file}" for name in from_file}
+    sources |= {name: f"variable {ENVIRONMENT_PREFIX}{name.upper()}" for name in from_environment}
+    sources |= {name: f"flag {flag_of(name)}" for name in flags}
+    try:
+        return ServeConfig(**{**from_file, **from_environment, **flags})
+    except ValidationError as error:
+        raise ConfigInvalid([_sentence(problem, sources) for problem in error.errors() if _is_own(problem)]) from None
+
+
+def flag_of(field: str) -> str:
+    """The command line flag of a field."""
+    return "--" + field.replace("_", "-")
+
+
+def _read_file(path: Path) -> dict[str, Any]:
+    if not path.is_file():
+        raise ConfigInvalid([f"configuration file {path} does not exist; correct --config or QUIRE_CONFIG"])
+    try:
+        return dict(TomlConfigSettingsSource(ServeConfig, toml_file=path)())
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigInvalid([f"configuration file {path} is not TOML: {error}; correct it"]) from None
+    except OSError as error:
+        raise ConfigInvalid([f"configuration file {path} cannot be read: {error.strerror}"]) from None
+
+
+def _is_own(problem: ErrorDetails) -> bool:
+    """Whether this is a fault of its own, not a default that waits for another field to be right."""
+    return problem["type"] != "default_factory_not_called"
+
+
+def _sentence(problem: ErrorDetails, sources: Mapping[str, str]) -> str:
+    text = problem["msg"].removeprefix("Value error, ")
+    if not problem["loc"]:
+        return text
+    field = str(problem["loc"][0])
+    if problem["type"] == "missing":
+        variable = ENVIRONMENT_PREFIX + field.upper()
+        return f"{field} is missing; give {flag_of(field)}, {variable} or the key {field} in a file"
+    source = sources.get(field, field)
+    if problem["type"] == "extra_forbidden":
+        return f"{source} is not known; remove it or correct its name"
+    if problem["type"] == "value_error":
+        return f"{source}: {text}"
+    return f"{source}: {text.replace('Input should', 'it must')}, not {problem['input']!r}"

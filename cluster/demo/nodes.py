@@ -1,0 +1,121 @@
+"""The demo's three nodes: processes of `quire serve`, each with a data directory and a log file."""
+
+import asyncio
+import json
+import os
+import random
+import socket
+import sys
+from itertools import islice
+from pathlib import Path
+
+NODE_IDS = ("n1", "n2", "n3")
+LEADER = NODE_IDS[0]
+STOP_TIMEOUT_S = 15.0
+LAST_LINES = 12
+PORTS_FILE = "demo.json"
+PORTS = (20_000, 32_000)
+PORT_TRIES = 200
+
+
+class DemoFailed(Exception):
+    """The demo cannot go on; the text says why, and what to do."""
+
+
+class DemoNodes:
+    """Three nodes below one directory. What is started is stopped by `stop`, whatever happened in between."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.addresses: dict[str, str] = {}
+        self._processes: dict[str, asyncio.subprocess.Process] = {}
+
+    @property
+    def servers(self) -> str:
+        """The nodes as `--server` takes them."""
+        return ",".join(self.addresses.values())
+
+    def log_file(self, node_id: str) -> Path:
+        """Where a node's output goes."""
+        return self.directory / f"{node_id}.log"
+
+    async def start(self) -> None:
+        """Start all three. Raises DemoFailed if a port of an earlier run is taken."""
+        self.addresses = {node_id: f"127.0.0.1:{port}" for node_id, port in self._ports().items()}
+        members = ",".join(f"{node_id}={address}" for node_id, address in self.addresses.items())
+        environment = {name: value for name, value in os.environ.items() if not name.upper().startswith("QUIRE_")}
+        for node_id, address in self.addresses.items():
+            arguments = ["--node", node_id, "--listen", address, "--members", members, "--leader", LEADER]
+            arguments += ["--data-dir", str(self.directory / node_id)]
+            with self.log_file(node_id).open("ab") as output:
+                # A session of its own: Ctrl-C reaches the demo alone, which then stops the nodes in its own time.
+                self._processes[node_id] = await asyncio.create_subprocess_exec(
+                    sys.executable,
+                    *("-m", "quire.cluster.cli.main", "serve", *arguments),
+                    stdin=asyncio.subprocess.DEVNULL,
+                    stdout=output,
+                    stderr=output,
+                    env=environment,
+                    start_new_session=True,
+                )
+
+    async def watch(self) -> None:
+        """Raises DemoFailed, with the last lines of its log, as soon as a node ends by itself."""
+        waits = {asyncio.create_task(process.wait()): node_id for node_id, process in self._processes.items()}
+        try:
+            ended, _ = await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for wait in waits:
+                wait.cancel()
+        node_id = waits[ended.pop()]
+        lines = self.log_file(node_id).read_text(errors="replace").splitlines()[-LAST_LINES:]
+        code = self._processes[node_id].returncode
+        raise DemoFailed(
+            f"node {node_id} ended with code {code}; the end of {self.log_file(node_id)}:\n  " + "\n  ".join(lines)
+        )
+
+    async def stop(self) -> None:
+        """Stop all nodes cleanly; kill one that does not stop in time."""
+        running = [process for process in self._processes.values() if process.returncode is None]
+        for process in running:
+            process.terminate()
+        try:
+            async with asyncio.timeout(STOP_TIMEOUT_S):
+                await asyncio.gather(*(process.wait() for process in running))
+        except TimeoutError:
+            for process in running:
+                if process.returncode is None:
+                    process.kill()
+            await asyncio.gather(*(process.wait() for process in running))
+
+    def _ports(self) -> dict[str, int]:
+        """The ports of an earlier run with this directory, which its log names; else free ones, kept for the next."""
+        file = self.directory / PORTS_FILE
+        if file.exists():
+            ports: dict[str, int] = json.loads(file.read_text())["ports"]
+            for node_id, port in ports.items():
+                if not _is_free(port):
+                    raise DemoFailed(
+                        f"port {port} of {node_id} is in use; stop what uses it, or give another --data-dir"
+                    )
+            return ports
+        ports = dict(zip(NODE_IDS, _free_ports(len(NODE_IDS)), strict=True))
+        file.write_text(json.dumps({"ports": ports}) + "\n")
+        return ports
+
+
+def _free_ports(count: int) -> list[int]:
+    # Below the ephemeral range, from which the kernel gives a port to whoever connects before a node has started.
+    tried = random.sample(range(*PORTS), PORT_TRIES)
+    free = list(islice(filter(_is_free, tried), count))
+    if len(free) < count:
+        raise DemoFailed(f"no {count} free ports among {PORT_TRIES} from {PORTS[0]} to {PORTS[1]}; try again")
+    return free
+
+
+def _is_free(port: int) -> bool:
+    try:
+        socket.create_server(("127.0.0.1", port)).close()
+    except OSError:
+        return False
+    return True

@@ -1,0 +1,154 @@
+"""Real nodes with real logs and sockets, in this process: what the HTTP API is tested against."""
+
+import asyncio
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import orjson
+from aiohttp import ClientResponse, ClientSession, DummyCookieJar, web
+
+from quire.cluster.api.app import make_app
+from quire.cluster.api.forwarding import sendable
+from quire.cluster.config import ServeConfig, host_and_port
+from quire.cluster.node import Node
+from tests.faults.toxiproxy import HOST
+from tests.processes.cluster import distinct_ports
+
+START_TIMEOUT_S = 20.0
+
+
+@dataclass
+class Reply:
+    """An answer, read."""
+
+    status: int
+    headers: dict[str, str]
+    body: bytes
+
+    @property
+    def document(self) -> Any:
+        return orjson.loads(self.body)
+
+    @property
+    def problem(self) -> str:
+        """The last part of a problem's type."""
+        assert self.headers["Content-Type"].startswith("application/problem+json"), self
+        assert self.document["status"] == self.status
+        assert self.document["detail"]
+        return str(self.document["type"]).removeprefix("urn:quire:problem:")
+
+
+@dataclass
+class RunningNode:
+    """One node with its server."""
+
+    config: ServeConfig
+    node: Node
+    runner: web.AppRunner
+
+    async def stop(self) -> None:
+        await self.node.stop()
+        await self.runner.cleanup()
+
+
+@dataclass
+class RunningCluster:
+    """Nodes by id; n1 leads."""
+
+    session: ClientSession
+    nodes: dict[str, RunningNode] = field(default_factory=dict)
+
+    def address(self, node_id: str) -> str:
+        return self.nodes[node_id].config.listen
+
+    async def ask(
+        self,
+        node_id: str,
+        method: str,
+        path: str,
+        body: bytes | str | None = None,
+        content_type: str | None = None,
+        headers: dict[str, str] | None = None,
+    ) -> Reply:
+        """Send one request, exactly as given, to one node."""
+        sent = dict(headers or {})
+        data = sendable(body) if isinstance(body, bytes) else body
+        if content_type is not None:
+            sent["Content-Type"] = content_type
+        url = f"http://{self.address(node_id)}{path}"
+        skipped = ["Content-Type", "Accept"] if content_type is None else ["Accept"]
+        async with self.session.request(
+            method,
+            url,
+            data=data,
+            headers=sent,
+            skip_auto_headers=skipped,
+        ) as answer:
+            return await read(answer)
+
+    async def stop(self, node_id: str) -> None:
+        await self.nodes.pop(node_id).stop()
+
+    async def restart(self, node_id: str) -> None:
+        """Stop a node and start it again, with its data and its address."""
+        running = self.nodes.pop(node_id)
+        await running.stop()
+        self.nodes[node_id] = await started(running.config)
+
+    async def commands(self, node_id: str, *commands: Any) -> Any:
+        """The document that answers a batch of commands."""
+        reply = await self.ask(node_id, "POST", "/commands", orjson.dumps({"commands": commands}), "application/json")
+        assert reply.status == 200, reply
+        return reply.document
+
+
+async def read(answer: ClientResponse) -> Reply:
+    return Reply(answer.status, dict(answer.headers), await answer.read())
+
+
+def free_addresses(count: int) -> list[str]:
+    return [f"{HOST}:{port}" for port in distinct_ports(count)]
+
+
+@asynccontextmanager
+async def running_cluster(
+    directory: Path, count: int = 3, links: dict[str, dict[str, str]] | None = None, **settings: Any
+) -> AsyncGenerator[RunningCluster, None]:
+    """A formed cluster whose nodes are all ready; `links` gives nodes another way to a peer."""
+    node_ids = [f"n{number}" for number in range(1, count + 1)]
+    members = dict(zip(node_ids, settings.pop("addresses", free_addresses(count)), strict=True))
+    async with ClientSession(cookie_jar=DummyCookieJar()) as session:
+        cluster = RunningCluster(session)
+        try:
+            for node_id in node_ids:
+                config = ServeConfig(
+                    node=node_id,
+                    listen=members[node_id],
+                    members=members,
+                    leader="n1",
+                    data_dir=directory / node_id,
+                    link=(links or {}).get(node_id, {}),
+                    **settings,
+                )
+                cluster.nodes[node_id] = await started(config)
+            async with asyncio.timeout(START_TIMEOUT_S):
+                while any(running.node.not_ready_reasons() for running in cluster.nodes.values()):
+                    await asyncio.wait([asyncio.ensure_future(session.get(f"http://{members['n1']}/healthz"))])
+            yield cluster
+        finally:
+            for running in cluster.nodes.values():
+                await running.stop()
+
+
+async def started(config: ServeConfig) -> RunningNode:
+    """A node that answers on its address."""
+    node = Node(config)
+    await node.start()
+    runner = web.AppRunner(make_app(node), access_log=None, shutdown_timeout=0.5)
+    await runner.setup()
+    host, port = host_and_port(config.listen)
+    await web.TCPSite(runner, host, port).start()
+    return RunningNode(config, node, runner)

@@ -1,0 +1,120 @@
+"""A server that says what a test tells it to: what a client meets when a node, or its network, misbehaves."""
+
+import asyncio
+from collections.abc import AsyncGenerator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+
+from aiohttp import web
+
+from quire.cluster.api.problems import problem
+from quire.log import pack
+
+Step = Callable[[web.Request], web.Response | None]
+
+
+@dataclass
+class ScriptedServer:
+    """Answers requests by its steps, in order, the last one for ever. A step that gives None breaks the connection."""
+
+    steps: list[Step]
+    address: str = ""
+    requests: list[tuple[str, str, bytes]] = field(default_factory=list)
+
+    async def handle(self, request: web.Request) -> web.Response:
+        self.requests.append((request.method, request.path_qs, await request.read()))
+        step = self.steps.pop(0) if len(self.steps) > 1 else self.steps[0]
+        answer = step(request)
+        if answer is None:
+            assert request.transport is not None
+            request.transport.abort()
+            return web.Response()
+        return answer
+
+
+@asynccontextmanager
+async def scripted(*steps: Step) -> AsyncGenerator[ScriptedServer, None]:
+    server = ScriptedServer(list(steps))
+    app = web.Application()
+    app.router.add_route("*", "/{path:.*}", server.handle)
+    runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.1)
+    await runner.setup()
+    site = web.TCPSite(runner, "127.0.0.1", 0)
+    await site.start()
+    host, port = runner.addresses[0][:2]
+    server.address = f"{host}:{port}"
+    try:
+        yield server
+    finally:
+        await runner.cleanup()
+
+
+@asynccontextmanager
+async def silent() -> AsyncGenerator[str, None]:
+    """The address of a server that takes connections and never answers."""
+
+    async def ignore(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            await reader.read()
+        finally:
+            writer.close()
+
+    server = await asyncio.start_server(ignore, "127.0.0.1", 0)
+    host, port = server.sockets[0].getsockname()[:2]
+    try:
+        yield f"{host}:{port}"
+    finally:
+        server.close()
+
+
+def applied(*results: str | None, leader: str | None = None, refused: list[list[object]] | None = None) -> Step:
+    """A good answer to POST /commands."""
+
+    def step(_request: web.Request) -> web.Response:
+        document: dict[str, object] = {"index": 7, "epoch": 1, "results": list(results)}
+        if refused:
+            document["refused"] = refused
+        headers = {"Quire-Leader": f"n1={leader}"} if leader else None
+        return web.Response(body=pack(document), content_type="application/msgpack", headers=headers)
+
+    return step
+
+
+def document(value: object) -> Step:
+    """A good answer of any call."""
+    return lambda _request: web.Response(body=pack(value), content_type="application/msgpack")
+
+
+def lines(*indices: int, next_index: int) -> Step:
+    """A range of GET /records."""
+    rows = [
+        {"index": index, "epoch": 1, "timestamp": 1, "kind": "records", "headers": {}, "value": index}
+        for index in indices
+    ]
+
+    def step(_request: web.Request) -> web.Response:
+        headers = {"Quire-Next-Index": str(next_index)}
+        return web.Response(body=pack(rows), content_type="application/msgpack", headers=headers)
+
+    return step
+
+
+def refusing(status: int, name: str, leader: str | None = None, **members: object) -> Step:
+    """A problem of a node's own."""
+
+    def step(_request: web.Request) -> web.Response:
+        response = problem(status, name, "title", f"detail of {name}", members)
+        if leader:
+            response.headers["Quire-Leader"] = f"n1={leader}"
+        return response
+
+    return step
+
+
+def foreign(status: int) -> Step:
+    """What some proxy on the way says."""
+    return lambda _request: web.Response(status=status, text="<html>bad gateway</html>")
+
+
+def broken(_request: web.Request) -> None:
+    """The connection breaks after the request came."""

@@ -1,0 +1,194 @@
+"""The client: it follows the leader, sends again only what provably did nothing, and reports the rest as it is."""
+
+import socket
+
+import pytest
+
+from quire.cluster.client import (
+    BadRequest,
+    BatchReply,
+    ClientError,
+    NotFound,
+    OutcomeUnknown,
+    Refused,
+    ServerFault,
+    Unavailable,
+    connect,
+)
+from tests.cluster.scripted import applied, broken, document, foreign, lines, refusing, scripted, silent
+
+STATE = document({"state": "45", "applied_index": 8, "digest": "00" * 16})
+
+
+def closed_port() -> str:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        return f"127.0.0.1:{taken.getsockname()[1]}"
+
+
+async def test_apply_gives_the_result() -> None:
+    async with scripted(applied("45")) as server, connect(server.address) as cluster:
+        assert await cluster.apply(["add", 3]) == "45"
+        assert [request[:2] for request in server.requests] == [("POST", "/commands")]
+
+
+async def test_a_command_that_apply_refuses_raises_with_its_index() -> None:
+    step = applied(None, refused=[[0, "OVERFLOW", "too large"]])
+    async with scripted(step) as server, connect(server.address) as cluster:
+        with pytest.raises(Refused, match="OVERFLOW: too large") as refused:
+            await cluster.apply(["mul", "1e6144"])
+
+    assert (refused.value.code, refused.value.index) == ("OVERFLOW", 7)
+
+
+async def test_a_batch_with_refused_commands_is_returned_whole() -> None:
+    step = applied("1", None, refused=[[1, "OVERFLOW", "too large"]])
+    async with scripted(step) as server, connect(server.address) as cluster:
+        reply = await cluster.apply_batch([["add", 1], ["mul", "1e6144"]])
+
+    assert reply == BatchReply(7, 1, ["1", None], [[1, "OVERFLOW", "too large"]])
+
+
+async def test_a_request_that_check_refuses_raises_without_an_index() -> None:
+    step = refusing(422, "commands-refused", refused=[[0, "DIVISION_BY_ZERO", "cannot divide by 0"]])
+    async with scripted(step) as server, connect(server.address) as cluster:
+        with pytest.raises(Refused) as refused:
+            await cluster.apply(["div", 0])
+        assert len(server.requests) == 1
+
+    assert (refused.value.code, refused.value.index) == ("DIVISION_BY_ZERO", None)
+
+
+async def test_a_write_is_sent_again_while_nothing_was_written() -> None:
+    steps = [refusing(503, "no-leader"), refusing(503, "leader-unreachable"), applied("45")]
+    async with scripted(*steps) as server, connect(server.address) as cluster:
+        assert await cluster.apply(["add", 3]) == "45"
+        assert len(server.requests) == 3
+
+
+@pytest.mark.parametrize(
+    "step",
+    [broken, refusing(504, "outcome-unknown"), refusing(500, "internal"), foreign(502), foreign(503), foreign(504)],
+)
+async def test_a_write_whose_outcome_is_unknown_is_never_sent_again(step: object) -> None:
+    async with (
+        scripted(step) as server,  # type: ignore[arg-type]
+        scripted(applied("45")) as other,
+        connect([server.address, other.address]) as cluster,
+    ):
+        with pytest.raises(OutcomeUnknown):
+            await cluster.apply(["add", 3])
+        assert len(server.requests) == 1
+        assert other.requests == []
+
+
+async def test_a_write_that_gets_no_answer_in_time_has_an_unknown_outcome() -> None:
+    async with silent() as address, connect(address, timeout_s=0.2) as cluster:
+        with pytest.raises(OutcomeUnknown):
+            await cluster.apply(["add", 3])
+
+
+async def test_a_write_goes_to_the_next_server_where_one_cannot_be_reached() -> None:
+    async with scripted(applied("45")) as server, connect(f"{closed_port()},{server.address}") as cluster:
+        assert await cluster.apply(["add", 3]) == "45"
+
+
+async def test_nobody_there_is_unavailable_before_the_deadline() -> None:
+    async with connect(closed_port(), timeout_s=0.2) as cluster:
+        with pytest.raises(Unavailable, match="connection refused"):
+            await cluster.apply(["add", 3])
+
+
+async def test_the_leader_that_an_answer_names_is_asked_next() -> None:
+    async with (
+        scripted(applied("2")) as leader,
+        scripted(applied("1", leader=leader.address)) as follower,
+        connect(follower.address) as cluster,
+    ):
+        assert [await cluster.apply(["add", 1]) for _ in range(3)] == ["1", "2", "1"]
+
+
+async def test_a_leader_that_cannot_be_reached_is_left_for_the_servers_that_were_named() -> None:
+    async with scripted(applied("1", leader=closed_port())) as server, connect(server.address) as cluster:
+        assert [await cluster.apply(["add", 1]) for _ in range(3)] == ["1", "1", "1"]
+        assert len(server.requests) == 3
+
+
+@pytest.mark.parametrize("step", [broken, refusing(504, "outcome-unknown"), refusing(503, "no-leader"), foreign(502)])
+async def test_a_read_is_asked_again_whatever_went_wrong(step: object) -> None:
+    async with scripted(step, STATE) as server, connect(server.address) as cluster:  # type: ignore[arg-type]
+        assert (await cluster.state()).state == "45"
+
+
+async def test_a_read_is_asked_of_another_server_where_one_is_silent(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("quire.cluster.client.transport.READ_ATTEMPT_TIMEOUT_S", 0.1)
+    async with silent() as address, scripted(STATE) as server, connect([address, server.address]) as cluster:
+        assert (await cluster.state()).applied_index == 8
+
+
+async def test_a_record_that_a_follower_does_not_know_yet_is_asked_of_the_leader() -> None:
+    async with scripted(document("value")) as leader:
+        behind = refusing(404, "not-committed", leader=leader.address)
+        async with scripted(behind) as follower, connect(follower.address) as cluster:
+            assert await cluster.read(7) == "value"
+            assert (len(follower.requests), len(leader.requests)) == (1, 1)
+
+
+async def test_a_range_that_a_server_knows_only_a_part_of_is_not_given_out_as_whole() -> None:
+    bounds = document({"lowest_index": 0, "highest_index": 9})
+    async with scripted(bounds, lines(1, next_index=2), lines(next_index=2)) as server:
+        async with connect(server.address) as cluster:
+            seen = []
+            with pytest.raises(Unavailable, match="index 2"):
+                async for record in cluster.records(1, 5):
+                    seen.append(record.index)
+
+    assert seen == [1]
+
+
+async def test_what_is_not_there_is_not_asked_for_again() -> None:
+    async with scripted(refusing(410, "expired", lowest_index=5)) as server, connect(server.address) as cluster:
+        with pytest.raises(NotFound) as missing:
+            await cluster.read(1)
+        assert len(server.requests) == 1
+
+    assert missing.value.problem["lowest_index"] == 5
+
+
+@pytest.mark.parametrize("status", [400, 409, 413, 415])
+async def test_a_request_that_is_wrong_is_not_sent_again(status: int) -> None:
+    async with scripted(refusing(status, "malformed")) as server, connect(server.address) as cluster:
+        with pytest.raises(BadRequest) as wrong:
+            await cluster.apply("nonsense")
+        assert len(server.requests) == 1
+
+    assert (wrong.value.status, wrong.value.type) == (status, "urn:quire:problem:malformed")
+
+
+async def test_a_value_that_msgpack_cannot_hold_is_refused_before_it_is_sent() -> None:
+    async with scripted(applied("1")) as server, connect(server.address) as cluster:
+        for value in (2**64, object(), "\ud800"):
+            with pytest.raises(BadRequest):
+                await cluster.apply(["add", value])
+        assert server.requests == []
+
+
+async def test_a_server_that_fails_at_a_read_is_reported_as_that() -> None:
+    async with scripted(refusing(500, "internal")) as server, connect(server.address) as cluster:
+        with pytest.raises(ServerFault):
+            await cluster.state()
+
+
+async def test_a_server_that_is_no_node_is_named_as_that() -> None:
+    async with scripted(foreign(200)) as server, connect(server.address) as cluster:
+        with pytest.raises(ClientError, match="no quire node"):
+            await cluster.state()
+
+
+def test_a_client_without_a_server_is_refused() -> None:
+    with pytest.raises(ValueError, match="at least one server"):
+        connect(" , ")
+
+
+async def test_a_client_that_is_not_open_says_how_to_open_it() -> None:
+    with pytest.raises(RuntimeError, match="async with"):
+        await connect("127.0.0.1:1").apply(["add", 1])

@@ -1,0 +1,204 @@
+"""The configuration: three sources in their order, and nothing wrong passes silently."""
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from quire.cluster.config import MIB, ConfigInvalid, ServeConfig, host_and_port, load_config, unit_of
+
+MEMBERS = "n1=127.0.0.1:7001,n2=127.0.0.1:7002,n3=127.0.0.1:7003"
+FLAGS: dict[str, Any] = {
+    "node": "n1",
+    "listen": "127.0.0.1:7001",
+    "members": MEMBERS,
+    "leader": "n1",
+    "data_dir": "n1-data",
+}
+
+
+@pytest.fixture(autouse=True)
+def clean_environment(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
+    for name in list(os.environ):
+        if name.upper().startswith("QUIRE_"):
+            monkeypatch.delenv(name)
+    return monkeypatch
+
+
+def problems_of(flags: dict[str, Any], config_file: Path | None = None) -> list[str]:
+    with pytest.raises(ConfigInvalid) as refused:
+        load_config(flags, config_file)
+    return refused.value.problems
+
+
+def test_flags_alone_are_enough() -> None:
+    config = load_config(FLAGS)
+
+    assert config.node == "n1"
+    assert config.members == {"n1": "127.0.0.1:7001", "n2": "127.0.0.1:7002", "n3": "127.0.0.1:7003"}
+    assert config.initial_members == ("n1", "n2", "n3")
+    assert config.data_dir == Path("n1-data")
+    assert (config.machine, config.initial) == ("arithmetic", None)
+    assert (config.heartbeat_ms, config.election_timeout_ms) == (100, 1000)
+    assert (config.max_request_bytes, config.max_frame_bytes, config.stream_window_bytes) == (MIB, 8 * MIB, 8 * MIB)
+
+
+def test_a_configuration_cannot_be_changed() -> None:
+    config = load_config(FLAGS)
+
+    with pytest.raises(ValidationError):
+        config.node = "n2"  # type: ignore[misc]
+
+
+def test_flags_win_over_the_environment_and_that_over_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "quire.toml"
+    file.write_text(
+        'heartbeat_ms = 11\nelection_timeout_ms = 110\nsegment_bytes = 100000\ninitial = 7\n[link]\nn2 = "a:1"\n'
+    )
+    monkeypatch.setenv("QUIRE_ELECTION_TIMEOUT_MS", "120")
+    monkeypatch.setenv("QUIRE_SEGMENT_BYTES", "200000")
+
+    config = load_config(FLAGS | {"segment_bytes": "300000"}, file)
+
+    assert (config.heartbeat_ms, config.election_timeout_ms, config.segment_bytes) == (11, 120, 300_000)
+    assert config.initial == 7
+    assert config.link == {"n2": "a:1"}
+
+
+def test_the_environment_alone_is_enough(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in FLAGS.items():
+        monkeypatch.setenv(f"QUIRE_{name.upper()}", value)
+    monkeypatch.setenv("QUIRE_INITIAL_MEMBERS", "n1,n2")
+    monkeypatch.setenv("QUIRE_LINK", "n2=proxy:1,n3=proxy:2")
+    monkeypatch.setenv("QUIRE_INITIAL", "4.5")
+
+    config = load_config({})
+
+    assert config.initial_members == ("n1", "n2")
+    assert config.link == {"n2": "proxy:1", "n3": "proxy:2"}
+    assert config.initial == "4.5"
+
+
+def test_an_initial_value_means_the_same_from_every_source(tmp_path: Path) -> None:
+    file = tmp_path / "quire.toml"
+    file.write_text("initial = 42\n")
+
+    assert load_config(FLAGS, file).initial == load_config(FLAGS | {"initial": "42"}).initial == 42
+
+
+def test_a_link_says_where_a_peer_is_reached() -> None:
+    config = load_config(FLAGS | {"link": ["n2=127.0.0.1:9002"]})
+
+    assert config.address_of("n2") == "127.0.0.1:9002"
+    assert config.address_of("n3") == "127.0.0.1:7003"
+    assert config.address_of("n4") is None
+
+
+def test_an_unknown_variable_is_an_error_that_names_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("QUIRE_HEARTBEAT", "100")
+
+    assert problems_of(FLAGS) == ["environment variable QUIRE_HEARTBEAT is not known; unset it or correct its name"]
+
+
+def test_variables_of_the_command_line_are_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("QUIRE_SERVER", "127.0.0.1:7001")
+    monkeypatch.setenv("QUIRE_CONFIG", "quire.toml")
+
+    assert load_config(FLAGS).node == "n1"
+
+
+def test_a_missing_file_is_an_error_that_names_it(tmp_path: Path) -> None:
+    [problem] = problems_of(FLAGS, tmp_path / "none.toml")
+
+    assert "none.toml does not exist" in problem
+
+
+@pytest.mark.parametrize("text", ["node = ", "node = 'n1'\nnode = 'n2'", "\xff"])
+def test_a_file_that_is_no_toml_is_an_error(tmp_path: Path, text: str) -> None:
+    file = tmp_path / "quire.toml"
+    file.write_bytes(text.encode("latin-1"))
+
+    [problem] = problems_of(FLAGS, file)
+
+    assert "is not TOML" in problem
+
+
+def test_an_unknown_key_of_the_file_is_an_error_that_names_key_and_file(tmp_path: Path) -> None:
+    file = tmp_path / "quire.toml"
+    file.write_text("heartbeat = 100\n")
+
+    [problem] = problems_of(FLAGS, file)
+
+    assert problem == f"key heartbeat of {file} is not known; remove it or correct its name"
+
+
+def test_everything_that_is_missing_is_named_at_once() -> None:
+    problems = problems_of({})
+
+    assert [problem.split()[0] for problem in problems] == ["node", "listen", "members", "leader", "data_dir"]
+    assert problems[4] == "data_dir is missing; give --data-dir, QUIRE_DATA_DIR or the key data_dir in a file"
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"node": "N1"}, "flag --node: 'N1'"),
+        ({"node": "n" * 25}, "flag --node"),
+        ({"node": ""}, "flag --node"),
+        ({"node": "n4"}, "node names 'n4'"),
+        ({"leader": "n4"}, "leader names 'n4'"),
+        ({"leader": "n3", "initial_members": "n1,n2"}, "initial_members"),
+        ({"listen": "7001"}, "HOST:PORT"),
+        ({"listen": ":7001"}, "HOST:PORT"),
+        ({"listen": "localhost:0"}, "HOST:PORT"),
+        ({"listen": "localhost:65536"}, "HOST:PORT"),
+        ({"listen": "http://localhost:1"}, "HOST:PORT"),
+        ({"members": "n1"}, "ID=HOST:PORT"),
+        ({"members": "n1=a:1,n1=b:1"}, "named twice"),
+        ({"members": "n1=a:1,n2=a:1"}, "same address"),
+        ({"members": "n1=a:1,N2=b:1"}, "'N2' is no node id"),
+        ({"members": "n1=a:1,n2=b:x"}, "HOST:PORT"),
+        ({"members": "n1=a:1,"}, "ID=HOST:PORT"),
+        ({"initial_members": "n1,n9"}, "initial_members names 'n9'"),
+        ({"initial_members": "n1,n1"}, "names a node twice"),
+        ({"link": ["n9=a:1"]}, "link names 'n9'"),
+        ({"link": ["n1=a:1"]}, "itself"),
+        ({"heartbeat_ms": "fast"}, "flag --heartbeat-ms"),
+        ({"heartbeat_ms": "9"}, "must be greater than or equal to 10, not '9'"),
+        ({"heartbeat_ms": "334"}, "three heartbeats"),
+        ({"segment_bytes": str(4096 * MIB)}, "less than 4294967296"),
+        ({"max_request_bytes": str(8 * MIB)}, "does not fit a frame"),
+        ({"peer_secret_file": "/nowhere/secret"}, "flag --peer-secret-file"),
+        ({"log_level": "loud"}, "'debug', 'info', 'warning' or 'error', not 'loud'"),
+        ({"machine": ""}, "flag --machine"),
+    ],
+)
+def test_a_value_that_does_not_fit_is_an_error_that_names_it(change: dict[str, Any], words: str) -> None:
+    problems = problems_of(FLAGS | change)
+
+    assert len(problems) == 1
+    assert words in problems[0]
+
+
+@pytest.mark.parametrize("initial", ["1.5", "true"])
+def test_an_initial_value_that_the_log_could_not_hold_exactly_is_refused(tmp_path: Path, initial: str) -> None:
+    file = tmp_path / "quire.toml"
+    file.write_text(f"initial = {initial}\n")
+
+    [problem] = problems_of(FLAGS, file)
+
+    assert "neither an int nor a string" in problem
+
+
+def test_addresses_are_taken_apart() -> None:
+    assert host_and_port("localhost:7001") == ("localhost", 7001)
+    assert host_and_port("[::1]:7001") == ("::1", 7001)
+
+
+def test_every_field_says_what_it_is_for_and_numbers_have_a_unit() -> None:
+    for name, field in ServeConfig.model_fields.items():
+        assert field.description, name
+        if field.annotation is int:
+            assert unit_of(name), name

@@ -1,0 +1,224 @@
+"""Request bodies: what is exactly a value passes unchanged, everything else is refused by name."""
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from quire.cluster.api.decoding import (
+    DEPTH_LIMIT,
+    JSON,
+    MSGPACK,
+    NDJSON,
+    MalformedLine,
+    decode_commands,
+    decode_records,
+    pack_records,
+)
+from quire.cluster.errors import LimitExceeded, Malformed
+from quire.log import pack
+from quire.log.packing import ExtType, Timestamp
+
+
+def nested(depth: int) -> list[object]:
+    value: list[object] = []
+    for _ in range(depth - 1):
+        value = [value]
+    return value
+
+
+def test_the_three_encodings_of_a_batch_decode_to_the_same_commands() -> None:
+    commands = [["add", 3], ["div", "5"], {"op": None, "x": [True, 1.5, "é"]}]
+
+    assert decode_commands(JSON, json.dumps({"commands": commands}).encode()) == commands
+    assert decode_commands(MSGPACK, pack({"commands": commands})) == commands
+    assert decode_commands(NDJSON, "\n".join(map(json.dumps, commands)).encode()) == commands
+    assert decode_commands(NDJSON, "".join(json.dumps(c) + "\r\n" for c in commands).encode()) == commands
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"",
+        b" ",
+        b"{",
+        b"null",
+        b"[]",
+        b"[1]",
+        b'"commands"',
+        b"{}",
+        b'{"commands": []}',
+        b'{"commands": null}',
+        b'{"commands": {}}',
+        b'{"commands": "add"}',
+        b'{"commands": [1], "more": 1}',
+        b'{"Commands": [1]}',
+        b'{"commands": [1]} x',
+        b'{"commands": [1],}',
+        b'{"commands": [NaN]}',
+        b'{"commands": [Infinity]}',
+        b'{"commands": [-Infinity]}',
+        b'{"commands": [1e999]}',
+        b'{"commands": [01]}',
+        b'{"commands": [+1]}',
+        b'{"commands": [.5]}',
+        b'{"commands": [0x10]}',
+        b"{'commands': [1]}",
+        b'{"commands": ["\xff"]}',
+        b'{"commands": ["\\ud800"]}',
+        b'{"commands": ["\x01"]}',
+        b'\xef\xbb\xbf{"commands": [1]}',
+        b'{"commands": [18446744073709551616]}',
+        b'{"commands": [-9223372036854775809]}',
+        b'{"commands": [["add", 99999999999999999999999999]]}',
+        json.dumps({"commands": [nested(DEPTH_LIMIT + 1)]}).encode(),
+        b'{"commands": [' + b"[" * 100_000 + b"]" * 100_000 + b"]}",
+        "﻿".encode("utf-16"),
+    ],
+)
+def test_json_that_is_no_batch_of_commands_is_refused(body: bytes) -> None:
+    with pytest.raises(Malformed):
+        decode_commands(JSON, body)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"",
+        b"\xc1",
+        b"\x92\x01",
+        b"\x81\xa8commands",
+        pack({"commands": []}),
+        pack({"commands": None}),
+        pack([["add", 3]]),
+        pack({"commands": [1]}) + b"\x00",
+        pack({b"commands": [1]}),
+        pack({"commands": [float("nan")]}),
+        pack({"commands": [["add", float("inf")]]}),
+        pack({"commands": [{"deep": [{"x": float("-inf")}]}]}),
+        pack({"commands": [nested(DEPTH_LIMIT + 1)]}),
+        *(pack({"commands": [["add", ExtType(code, b"12")]]}) for code in range(16)),
+        b"\x81\xa8commands\x91\xa2\xff\xfe",
+        b"\x81\xa8commands\x91\x81\x90\x01",
+        b"\x81\xa8commands\xdd\xff\xff\xff\xff\x01",
+        b"\x81\xa8commands\x91\xd4\xfe\x00",
+        b"\x81\xa8commands\x91\xd6\xff",
+        b"\x81\xa8commands\x91\xc7\x03\xffabc",
+        b"\x81\xa8commands" + b"\x91" * 100_000 + b"\x01",
+    ],
+)
+def test_msgpack_that_is_no_batch_of_commands_is_refused(body: bytes) -> None:
+    with pytest.raises(Malformed):
+        decode_commands(MSGPACK, body)
+
+
+@pytest.mark.parametrize(
+    ("body", "line"),
+    [
+        (b"\n", 1),
+        (b"1\n\n2\n", 2),
+        (b"1\n2\n\n", 3),
+        (b"1,2\n3\n", 1),
+        (b"[1\n2]\n", 1),
+        (b'"a\nb"\n', 1),
+        (b"1 2\n", 1),
+        (b"1\n  \n", 2),
+        (b"1\nNaN\n", 2),
+        (b"1\n2\n18446744073709551616\n", 3),
+        (b'["add", 3]\n["add", 3\n', 2),
+    ],
+)
+def test_a_bad_line_is_refused_by_its_number(body: bytes, line: int) -> None:
+    with pytest.raises(MalformedLine) as refused:
+        decode_commands(NDJSON, body)
+
+    assert refused.value.line == line
+
+
+def test_no_line_at_all_is_refused() -> None:
+    with pytest.raises(Malformed, match="at least one"):
+        decode_commands(NDJSON, b"")
+
+
+@pytest.mark.parametrize("depth", [1, DEPTH_LIMIT])
+@pytest.mark.parametrize("content_type", [JSON, MSGPACK, NDJSON])
+def test_a_record_may_nest_as_deep_as_the_limit_and_no_deeper(content_type: str, depth: int) -> None:
+    def encode(value: object) -> bytes:
+        return pack([value]) if content_type == MSGPACK else json.dumps(value).encode()
+
+    assert decode_records(content_type, encode(nested(depth))) == [nested(depth)]
+    with pytest.raises(Malformed, match="deep"):
+        decode_records(content_type, encode(nested(DEPTH_LIMIT + 1)))
+    with pytest.raises(Malformed, match="deep"):
+        decode_records(content_type, encode({"x": nested(DEPTH_LIMIT)}))
+
+
+@pytest.mark.parametrize("number", [2**64 - 1, -(2**63), 10**18, -1, 0])
+def test_every_integer_of_64_bits_passes_unchanged(number: int) -> None:
+    for content_type, body in ((JSON, json.dumps(number).encode()), (MSGPACK, pack([number]))):
+        [value] = decode_records(content_type, body)
+        assert type(value) is int
+        assert value == number
+
+
+def test_long_digits_that_are_no_integer_pass() -> None:
+    body = b'["123456789012345678901234567890", 0.1234567890123456789012345, 12345678901234567890123e2]'
+
+    [value] = decode_records(JSON, body)
+
+    assert value[0] == "123456789012345678901234567890"
+    assert value[1:] == [0.1234567890123456789012345, 12345678901234567890123e2]
+
+
+def test_free_ext_types_and_timestamps_pass() -> None:
+    values = [ExtType(16, b"x"), ExtType(127, b"y"), Timestamp(1, 2)]
+
+    assert decode_records(MSGPACK, pack(values)) == values
+
+
+json_values = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers(min_value=-(2**63), max_value=2**64 - 1)
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | st.text(st.characters(exclude_categories=["Cs"])),
+    lambda children: st.lists(children, max_size=4) | st.dictionaries(st.text("ab"), children, max_size=4),
+    max_leaves=12,
+)
+
+
+@given(st.lists(json_values, min_size=1, max_size=5))
+def test_what_a_log_can_hold_survives_every_encoding(values: list[object]) -> None:
+    assert decode_records(MSGPACK, pack(values)) == values
+    assert decode_records(NDJSON, "\n".join(map(json.dumps, values)).encode()) == values
+    assert decode_commands(JSON, json.dumps({"commands": values}).encode()) == values
+    assert pack_records(values, 1 << 20) == pack(values)
+
+
+@given(st.integers())
+def test_an_integer_is_kept_or_refused_but_never_changed(number: int) -> None:
+    try:
+        [value] = decode_records(JSON, str(number).encode())
+    except Malformed:
+        assert not -(2**63) <= number < 2**64
+    else:
+        assert type(value) is int
+        assert value == number
+
+
+@given(st.binary(max_size=64))
+def test_random_bytes_are_decoded_or_refused_as_malformed(body: bytes) -> None:
+    for content_type in (JSON, MSGPACK, NDJSON):
+        for decode in (decode_commands, decode_records):
+            try:
+                decode(content_type, body)
+            except Malformed:
+                continue
+
+
+def test_a_batch_may_be_as_large_as_its_limit_and_no_larger() -> None:
+    assert len(pack_records(["x" * 100], 103)) == 103
+    with pytest.raises(LimitExceeded) as refused:
+        pack_records(["x" * 100], 102)
+    assert (refused.value.size, refused.value.limit) == (103, 102)

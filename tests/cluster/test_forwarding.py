@@ -1,0 +1,162 @@
+"""One hop to the leader: what is written once is answered once, and never answered falsely."""
+
+import asyncio
+from collections.abc import AsyncGenerator, Callable
+from contextlib import asynccontextmanager, suppress
+from pathlib import Path
+
+import orjson
+import pytest
+
+from quire.cluster.client import OutcomeUnknown, Unavailable, connect
+from quire.cluster.config import host_and_port
+from tests.cluster.running import RunningCluster, free_addresses, running_cluster
+
+JSON = "application/json"
+ADD_3 = orjson.dumps({"commands": [["add", 3]]})
+
+
+class Relay:
+    """A way to a node that a test can cut. It passes everything on until `cut` says otherwise for a request."""
+
+    def __init__(self, target: str) -> None:
+        self.target = target
+        self.address = ""
+        self.requests: list[bytes] = []
+        self.cut: Callable[[bytes], bool] = lambda _request: False
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Pass one connection on; a request that is to be cut reaches the node, but its answer does not come back."""
+        upstream_reader, upstream_writer = await asyncio.open_connection(*host_and_port(self.target))
+        back = asyncio.create_task(_copy(upstream_reader, writer))
+        try:
+            while chunk := await reader.read(1 << 16):
+                self.requests.append(chunk.partition(b"\r\n")[0])
+                upstream_writer.write(chunk)
+                if self.cut(chunk):
+                    back.cancel()
+                    await upstream_reader.read(1)  # The node has answered: it is done.
+                    return
+        finally:
+            back.cancel()
+            upstream_writer.close()
+            writer.transport.abort()
+
+
+async def _copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    with suppress(ConnectionError):
+        while chunk := await reader.read(1 << 16):
+            writer.write(chunk)
+        writer.close()
+
+
+@asynccontextmanager
+async def relayed(directory: Path) -> AsyncGenerator[tuple[RunningCluster, Relay], None]:
+    """Three nodes, of which n2 reaches the leader only by a relay."""
+    addresses = free_addresses(3)
+    relay = Relay(addresses[0])
+    server = await asyncio.start_server(relay.serve, "127.0.0.1", 0)
+    relay.address = "{}:{}".format(*server.sockets[0].getsockname()[:2])
+    try:
+        async with running_cluster(directory, addresses=addresses, links={"n2": {"n1": relay.address}}) as cluster:
+            yield cluster, relay
+    finally:
+        server.close()
+
+
+async def test_a_write_through_a_follower_costs_one_hop_and_is_written_once(tmp_path: Path) -> None:
+    async with relayed(tmp_path) as (cluster, relay):
+        relay.requests.clear()
+        answer = await cluster.commands("n2", ["add", 3])
+
+        assert answer["results"] == ["45"]
+        assert [line for line in relay.requests if b"/commands" in line] == [b"POST /commands HTTP/1.1"]
+        assert (await cluster.ask("n1", "GET", "/state")).document["state"] == "45"
+
+
+async def test_query_body_and_encoding_are_forwarded_as_they_came(tmp_path: Path) -> None:
+    async with running_cluster(tmp_path, machine="log") as cluster:
+        highest = (await cluster.ask("n1", "GET", "/index_bounds")).document["highest_index"]
+
+        written = await cluster.ask("n2", "POST", f"/records?index={highest}", b'{"a": 1}', JSON)
+        wrong = await cluster.ask("n2", "POST", f"/records?index={highest}", b'{"a": 1}', JSON)
+
+        assert written.document == {"write_index": highest, "count": 1}
+        assert (wrong.status, wrong.problem, wrong.document["highest_index"]) == (409, "wrong-index", highest + 1)
+
+
+async def test_a_forwarded_request_is_not_forwarded_again(tmp_path: Path) -> None:
+    async with running_cluster(tmp_path) as cluster:
+        reply = await cluster.ask("n2", "POST", "/commands", ADD_3, JSON, {"Quire-Forwarded": "n3"})
+
+        assert (reply.status, reply.problem, reply.document["leader"]) == (503, "not-leader", "n1")
+        assert reply.headers["Retry-After"] == "1"
+        assert (await cluster.ask("n1", "GET", "/state")).document["state"] == "42"
+
+
+async def test_a_write_whose_answer_is_lost_on_the_hop_has_an_unknown_outcome(tmp_path: Path) -> None:
+    async with relayed(tmp_path) as (cluster, relay):
+        relay.cut = lambda request: request.startswith(b"POST /commands")
+
+        reply = await cluster.ask("n2", "POST", "/commands", ADD_3, JSON)
+        async with connect(cluster.address("n2")) as client:
+            with pytest.raises(OutcomeUnknown):
+                await client.apply(["add", 3])
+
+        assert (reply.status, reply.problem) == (504, "outcome-unknown")
+        # Both were written, each once: that is what unknown means here.
+        assert (await cluster.ask("n1", "GET", "/state")).document["state"] == "48"
+
+
+async def test_a_read_whose_answer_is_lost_on_the_hop_is_unavailable(tmp_path: Path) -> None:
+    async with relayed(tmp_path) as (cluster, relay):
+        relay.cut = lambda request: request.startswith(b"GET /state")
+
+        reply = await cluster.ask("n2", "GET", "/state?consistency=leader")
+
+        assert (reply.status, reply.problem) == (503, "leader-unreachable")
+
+
+async def test_a_leader_that_is_gone_is_503_and_nothing_is_written(tmp_path: Path) -> None:
+    async with running_cluster(tmp_path) as cluster:
+        await cluster.commands("n1", ["add", 3])
+        await cluster.stop("n1")
+        problems = set()
+        while True:
+            reply = await cluster.ask("n2", "POST", "/commands", ADD_3, JSON)
+            assert reply.status == 503
+            problems.add(reply.problem)
+            if reply.problem == "no-leader":
+                break
+        assert problems <= {"leader-unreachable", "no-leader"}
+
+        state = (await cluster.ask("n2", "GET", "/state?consistency=local")).document["state"]
+        assert state == "45"
+        assert (await cluster.ask("n2", "GET", "/readyz")).document["reasons"]
+
+
+async def test_a_leader_without_a_majority_leaves_the_outcome_unknown(tmp_path: Path) -> None:
+    async with running_cluster(tmp_path, request_timeout_ms=500) as cluster:
+        await cluster.stop("n2")
+        await cluster.stop("n3")
+
+        reply = await cluster.ask("n1", "POST", "/commands", ADD_3, JSON)
+
+        assert reply.status in (503, 504)
+        assert reply.problem in ("outcome-unknown", "no-leader")
+
+
+async def test_a_client_rides_over_a_restart_of_the_leader(tmp_path: Path) -> None:
+    async with running_cluster(tmp_path) as cluster, connect(cluster.address("n2"), timeout_s=20) as client:
+        assert await client.apply(["add", 3]) == "45"
+        await cluster.restart("n1")
+        assert await client.apply(["div", 5]) == "9"
+
+
+async def test_a_client_that_finds_no_leader_says_so_in_time(tmp_path: Path) -> None:
+    async with running_cluster(tmp_path) as cluster:
+        await cluster.stop("n1")
+        async with connect(cluster.address("n2"), timeout_s=0.5) as client:
+            with pytest.raises(Unavailable):
+                await client.apply(["add", 3])

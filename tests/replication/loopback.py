@@ -1,0 +1,68 @@
+"""Real sockets on this machine for the asyncio adapters: a server for any routes, and waiting with a deadline."""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+from aiohttp import ClientSession, ClientTimeout, web
+
+from quire.replication.hello import NO_CLUSTER, Who
+
+HOST = "127.0.0.1"
+DEADLINE_S = 10.0
+CLUSTER_ID = bytes(range(16))
+
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+def who(node_id: str, *, cluster_id: bytes = CLUSTER_ID, incarnation: int = 1) -> Who:
+    """A node as it says who it is."""
+    return Who(cluster_id, node_id, node_id.encode().ljust(16, b"\0"), incarnation, f"{HOST}:1")
+
+
+def unformatted(node_id: str) -> Who:
+    """A node without a cluster."""
+    return who(node_id, cluster_id=NO_CLUSTER)
+
+
+async def until(holds: Callable[[], Any], *, within_s: float = DEADLINE_S) -> None:
+    """Let others run until something holds.
+
+    Raises:
+        AssertionError: it does not within the deadline.
+    """
+    deadline = time.monotonic() + within_s
+    while not holds():
+        if time.monotonic() > deadline:
+            raise AssertionError(f"not within {within_s} s")
+        await asyncio.sleep(0)
+
+
+async def turns(number: int) -> None:
+    """Let everybody who is ready run so many times."""
+    for _ in range(number):
+        await asyncio.sleep(0)
+
+
+@asynccontextmanager
+async def listening(routes: dict[str, Handler]) -> AsyncIterator[str]:
+    """HOST:PORT of a server for these paths."""
+    app = web.Application()
+    app.add_routes([web.get(path, handler) for path, handler in routes.items()])
+    runner = web.AppRunner(app, access_log=None, shutdown_timeout=1.0)
+    await runner.setup()
+    site = web.TCPSite(runner, HOST, 0)
+    await site.start()
+    try:
+        yield f"{HOST}:{runner.addresses[0][1]}"
+    finally:
+        await asyncio.wait_for(runner.cleanup(), DEADLINE_S)
+
+
+@asynccontextmanager
+async def calling() -> AsyncIterator[ClientSession]:
+    """A session for what is dialled."""
+    async with ClientSession(timeout=ClientTimeout(total=None)) as session:
+        yield session

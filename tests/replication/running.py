@@ -1,0 +1,184 @@
+"""Replicas that run: real logs on simulated disks, real sockets on this machine, and an owner that notes what it is told."""
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from itertools import count
+
+from aiohttp import web
+
+from quire.log import Log, LogOptions, encode_records
+from quire.replication import Disk, Placed, PromiseFile, Reason, Replica, ReplicaOptions, Write
+from quire.replication.core import CoreOptions, Identity, actions
+from quire.replication.replica import wall_clock
+from tests.replication.loopback import HOST, calling, until
+from tests.sim.world import CLUSTER_ID, disk_id, genesis_frame, voters
+from tests.storage import faulty
+
+OPTIONS = CoreOptions(heartbeat_us=20_000, election_timeout_us=400_000)
+LOG_OPTIONS = LogOptions(segment_bytes=8 << 20)
+INCARNATIONS = count(1)
+
+
+@dataclass
+class Owner:
+    """The node above, as a replica sees it."""
+
+    applied_index: int = 0
+    digest: bytes = bytes(16)
+    placements: list[Placed] = field(default_factory=list)
+    rejections: list[tuple[Write, Reason]] = field(default_factory=list)
+    roles: list[actions.RoleMoved] = field(default_factory=list)
+    reads: dict[int, int | None] = field(default_factory=dict)
+    halts: list[str] = field(default_factory=list)
+
+    def apply_to(self, index: int) -> None:
+        self.applied_index = index
+
+    def placed(self, placed: Placed) -> None:
+        self.placements.append(placed)
+
+    def rejected(self, write: Write, reason: Reason) -> None:
+        self.rejections.append((write, reason))
+
+    def role_moved(self, role: actions.RoleMoved) -> None:
+        self.roles.append(role)
+
+    def read_ready(self, read_id: int, index: int | None) -> None:
+        self.reads[read_id] = index
+
+    def halted(self, reason: str) -> None:
+        self.halts.append(reason)
+
+
+def records(*values: object) -> Write:
+    """A write of these values."""
+    return Write(encode_records(list(values)), len(values))
+
+
+@dataclass
+class Running:
+    """One replica with its disk and its owner."""
+
+    device: faulty.Disk
+    disk: Disk
+    replica: Replica
+    owner: Owner
+
+    @property
+    def log(self) -> Log:
+        return self.disk.log
+
+    @property
+    def serves(self) -> bool:
+        leading = self.replica.core.leading
+        return leading is not None and leading.serving
+
+    def write(self, *values: object) -> Write:
+        write = records(*values)
+        self.replica.propose(write)
+        return write
+
+
+class Cluster:
+    """The nodes of one cluster on this machine, each behind an address that stays when its replica is replaced."""
+
+    def __init__(self, *node_ids: str, secret: bytes | None = None) -> None:
+        self.members = voters(*node_ids)
+        self.addresses: dict[str, str] = {}
+        self.nodes: dict[str, Running] = {}
+        self.secret = secret
+
+    def __getitem__(self, node_id: str) -> Running:
+        return self.nodes[node_id]
+
+    def make(self, node_id: str, device: faulty.Disk | None = None) -> Running:
+        """A replica that is not started, on a new disk or on one that it had before."""
+        device = device or faulty.Disk()
+        directory = device.directory()
+        log = Log.open(directory, LOG_OPTIONS, cluster_id=CLUSTER_ID, clock=wall_clock, standalone=False)
+        if log.tail.index == 0:
+            log.append_frames(genesis_frame(self.members))
+            log.flush()
+        held = "promise" in directory.list()
+        make = PromiseFile.open if held else PromiseFile.create
+        disk, owner = Disk(log, make(directory, disk_id(node_id))), Owner()
+        options = ReplicaOptions(
+            address=self.addresses.get(node_id, f"{HOST}:1"),
+            genesis=genesis_frame(self.members),
+            urls={node: address for node, address in self.addresses.items() if node != node_id},
+            core=OPTIONS,
+            max_frame_bytes=LOG_OPTIONS.max_frame_bytes,
+            secret=self.secret,
+        )
+        me = Identity(node_id, disk_id(node_id), next(INCARNATIONS))
+        node = Running(device, disk, Replica(me, CLUSTER_ID, self.members, disk, owner, options), owner)
+        self.nodes[node_id] = node
+        return node
+
+    async def serve_peer(self, request: web.Request) -> web.StreamResponse:
+        if (node := self.nodes.get(_node_of(request))) is None:
+            raise web.HTTPServiceUnavailable
+        return await node.replica.network.link_server.serve(request)
+
+    async def serve_stream(self, request: web.Request) -> web.StreamResponse:
+        if (node := self.nodes.get(_node_of(request))) is None:
+            raise web.HTTPServiceUnavailable
+        return await node.replica.network.stream_server.serve(request)
+
+    async def stop(self, node_id: str) -> faulty.Disk:
+        """Stop a replica and close its log; return its disk."""
+        node = self.nodes.pop(node_id)
+        await node.replica.stop()
+        node.log.close()
+        return node.device
+
+
+def _node_of(request: web.Request) -> str:
+    return request.app[NODE_ID]
+
+
+NODE_ID = web.AppKey("node_id", str)
+
+
+@asynccontextmanager
+async def cluster_of(*node_ids: str, leader: str | None = None, secret: bytes | None = None) -> AsyncIterator[Cluster]:
+    """A running cluster; `leader`, the first if not said, serves on entry."""
+    cluster = Cluster(*node_ids, secret=secret)
+    runners: list[web.AppRunner] = []
+    async with calling() as session:
+        try:
+            for node_id in node_ids:
+                app = web.Application()
+                app[NODE_ID] = node_id
+                app.add_routes([web.get("/peer", cluster.serve_peer), web.get("/peer/stream", cluster.serve_stream)])
+                runner = web.AppRunner(app, access_log=None, shutdown_timeout=1.0)
+                runners.append(runner)
+                await runner.setup()
+                await web.TCPSite(runner, HOST, 0).start()
+                cluster.addresses[node_id] = f"{HOST}:{runner.addresses[0][1]}"
+            named = leader or node_ids[0]
+            for node_id in node_ids:
+                cluster.make(node_id).replica.start(session, nominated=node_id == named)
+            await until(lambda: cluster[named].serves)
+            yield cluster
+        finally:
+            for node in cluster.nodes.values():
+                await node.replica.stop()
+            for runner in runners:
+                await runner.cleanup()
+
+
+@asynccontextmanager
+async def alone(device: faulty.Disk | None = None) -> AsyncIterator[Running]:
+    """The only node of its cluster, serving."""
+    node = Cluster("n1").make("n1", device)
+    async with calling() as session:
+        node.replica.start(session, nominated=True)
+        try:
+            await until(lambda: node.serves)
+            yield node
+        finally:
+            if node.device.holding_syncs is not None:
+                node.device.holding_syncs.set()
+            await node.replica.stop()

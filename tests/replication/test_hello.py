@@ -1,0 +1,243 @@
+"""Rule 10's hello over real sockets: who is let in, who is not, and what both are told."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from aiohttp import ClientWebSocketResponse, WSMsgType, web
+
+from quire.log import pack, unpack
+from quire.replication.hello import NONCE_BYTES, PROTOCOL, PeerRefused, Who, answer_hello, dial_hello, mac
+from quire.replication.wire import BadMessage
+from tests.replication.loopback import DEADLINE_S, calling, listening, unformatted, who
+
+SECRET, OTHER = b"a secret of the peers", b"another secret"
+DIALLED_NONCE, DIALLER_NONCE = b"dialled's nonce.", b"dialler's nonce."
+
+Dial = Callable[[ClientWebSocketResponse], Awaitable[Any]]
+Answer = Callable[[web.WebSocketResponse], Awaitable[Any]]
+
+
+async def meet(dial: Dial, answer: Answer) -> tuple[object, object]:
+    """What the two ends of one connection came to: what they returned or raised."""
+    ends: list[object] = []
+
+    async def serve(request: web.Request) -> web.WebSocketResponse:
+        socket = web.WebSocketResponse(timeout=1.0)
+        await socket.prepare(request)
+        ends.append(await outcome(answer(socket)))
+        await socket.close()
+        return socket
+
+    async with listening({"/peer": serve}) as address, calling() as session, asyncio.timeout(DEADLINE_S):
+        socket = await session.ws_connect(f"http://{address}/peer")
+        dialled = await outcome(dial(socket))
+        await socket.close()
+        while not ends:
+            await asyncio.sleep(0)
+    return dialled, ends[0]
+
+
+async def outcome(attempt: Awaitable[Any]) -> object:
+    """What it returned, or the error that it raised."""
+    try:
+        return await attempt
+    except (PeerRefused, BadMessage, OSError) as error:
+        return error
+
+
+def dialler(me: Who, secret: bytes | None = None, *, expects: str = "n2", purpose: str = "peer") -> Dial:
+    return lambda socket: dial_hello(socket, me, expects, purpose, secret, DIALLER_NONCE)
+
+
+def dialled(me: Who, secret: bytes | None = None, *, purpose: str = "peer") -> Answer:
+    return lambda socket: answer_hello(socket, me, purpose, secret, DIALLED_NONCE)
+
+
+def code(end: object) -> str:
+    assert isinstance(end, PeerRefused), end
+    return end.code
+
+
+async def test_two_nodes_of_a_cluster_learn_who_the_other_is() -> None:
+    assert await meet(dialler(who("n1")), dialled(who("n2"))) == (who("n2"), who("n1"))
+
+
+async def test_two_nodes_with_the_same_secret_let_each_other_in() -> None:
+    assert await meet(dialler(who("n1"), SECRET), dialled(who("n2"), SECRET)) == (who("n2"), who("n1"))
+
+
+@pytest.mark.parametrize(
+    ("mine", "theirs"), [(SECRET, OTHER), (OTHER, SECRET), (None, SECRET), (SECRET, None), (b"", SECRET), (SECRET, b"")]
+)
+async def test_nodes_with_unequal_secrets_refuse_each_other_and_both_know_why(
+    mine: bytes | None, theirs: bytes | None
+) -> None:
+    ends = await meet(dialler(who("n1"), mine), dialled(who("n2"), theirs))
+
+    assert [code(end) for end in ends] == ["peer_secret", "peer_secret"]
+
+
+async def test_a_node_of_another_cluster_is_refused() -> None:
+    ends = await meet(dialler(who("n1")), dialled(who("n2", cluster_id=b"another cluster.")))
+    assert [code(end) for end in ends] == ["foreign_cluster", "foreign_cluster"]
+
+
+async def test_a_node_without_a_cluster_speaks_to_any_and_any_to_it() -> None:
+    assert await meet(dialler(unformatted("n1")), dialled(who("n2"))) == (who("n2"), unformatted("n1"))
+    assert await meet(dialler(who("n1")), dialled(unformatted("n2"))) == (unformatted("n2"), who("n1"))
+
+
+async def test_another_node_than_the_one_that_was_dialled_is_refused() -> None:
+    mine, _ = await meet(dialler(who("n1"), expects="n2"), dialled(who("n3")))
+    assert code(mine) == "other_node"
+
+
+async def test_a_node_with_this_nodes_name_is_refused() -> None:
+    ends = await meet(dialler(who("n2", incarnation=5)), dialled(who("n2")))
+    assert [code(end) for end in ends] == ["same_node", "same_node"]
+
+
+async def test_a_link_is_not_taken_for_a_stream() -> None:
+    _, theirs = await meet(dialler(who("n1"), SECRET, purpose="stream"), dialled(who("n2"), SECRET, purpose="peer"))
+    assert isinstance(theirs, BadMessage)
+
+
+# Dialled by something else than a node
+
+
+async def receive(socket: ClientWebSocketResponse) -> Any:
+    message = await socket.receive()
+    assert message.type is WSMsgType.BINARY
+    return unpack(message.data)
+
+
+def row(peer: Who) -> list[Any]:
+    return [peer.cluster_id, peer.node_id, peer.disk_id, peer.incarnation, peer.address]
+
+
+def saying(*hello: Any) -> Dial:
+    """Say exactly this, whatever the challenge is; return the answer."""
+
+    async def dial(socket: ClientWebSocketResponse) -> Any:
+        await receive(socket)
+        await socket.send_bytes(pack(list(hello)))
+        return await receive(socket)
+
+    return dial
+
+
+async def test_another_protocol_is_refused_and_told_which_one_is_spoken() -> None:
+    hello = (PROTOCOL + 1, "peer", row(who("n1")), DIALLER_NONCE, b"")
+
+    answer, theirs = await meet(saying(*hello), dialled(who("n2")))
+
+    assert code(theirs) == "protocol"
+    assert isinstance(answer, list)
+    assert answer[:2] == ["refused", "protocol"]
+
+
+async def test_a_node_of_another_protocol_is_not_told_anything() -> None:
+    async def answer(socket: web.WebSocketResponse) -> object:
+        await socket.send_bytes(pack([PROTOCOL + 1, DIALLED_NONCE]))
+        return (await socket.receive()).type
+
+    mine, heard = await meet(dialler(who("n1"), SECRET), answer)
+
+    assert code(mine) == "protocol"
+    assert heard is not WSMsgType.BINARY
+
+
+async def test_a_replayed_hello_is_refused_since_the_challenge_is_another() -> None:
+    proof = mac(SECRET, "dialler", DIALLED_NONCE, DIALLER_NONCE, "peer", who("n1"))
+    replayed = saying(PROTOCOL, "peer", row(who("n1")), DIALLER_NONCE, proof)
+
+    _, first = await meet(replayed, dialled(who("n2"), SECRET))
+    _, second = await meet(replayed, lambda socket: answer_hello(socket, who("n2"), "peer", SECRET, bytes(NONCE_BYTES)))
+
+    assert first == who("n1")
+    assert code(second) == "peer_secret"
+
+
+async def test_a_reflected_proof_is_refused_at_either_end() -> None:
+    # Whoever does not know the secret sends back what it was sent.
+    mine = mac(SECRET, "dialled", DIALLED_NONCE, DIALLER_NONCE, "peer", who("n1"))
+    _, theirs = await meet(saying(PROTOCOL, "peer", row(who("n1")), DIALLER_NONCE, mine), dialled(who("n2"), SECRET))
+    assert code(theirs) == "peer_secret"
+
+    async def reflect(socket: web.WebSocketResponse) -> None:
+        await socket.send_bytes(pack([PROTOCOL, DIALLED_NONCE]))
+        _, _, peer, _, proof = unpack((await socket.receive()).data)
+        await socket.send_bytes(pack([peer, proof]))
+
+    dialling, _ = await meet(dialler(who("n1"), SECRET, expects="n1"), reflect)
+    assert code(dialling) == "peer_secret"
+
+
+@pytest.mark.parametrize(
+    "claim",
+    [
+        replace(who("n1"), node_id="n3"),
+        replace(who("n1"), disk_id=b"another disk id."),
+        replace(who("n1"), incarnation=2),
+        replace(who("n1"), cluster_id=bytes(16)),
+        replace(who("n1"), address="elsewhere:1"),
+    ],
+)
+async def test_a_proof_holds_for_nobody_else_than_who_made_it(claim: Who) -> None:
+    proof = mac(SECRET, "dialler", DIALLED_NONCE, DIALLER_NONCE, "peer", who("n1"))
+    _, theirs = await meet(saying(PROTOCOL, "peer", row(claim), DIALLER_NONCE, proof), dialled(who("n2"), SECRET))
+    assert code(theirs) == "peer_secret"
+
+
+async def test_a_proof_for_a_link_opens_no_stream() -> None:
+    proof = mac(SECRET, "dialler", DIALLED_NONCE, DIALLER_NONCE, "peer", who("n1"))
+    hello = saying(PROTOCOL, "stream", row(who("n1")), DIALLER_NONCE, proof)
+    _, theirs = await meet(hello, dialled(who("n2"), SECRET, purpose="stream"))
+    assert code(theirs) == "peer_secret"
+
+
+@pytest.mark.parametrize(
+    "hello",
+    [
+        [],
+        [PROTOCOL],
+        ["refused", "a", "b"],
+        [PROTOCOL, "peer", row(who("n1")), b"short", b""],
+        [PROTOCOL, "peer", row(who("n1")), "sixteen letters.", b""],
+        [PROTOCOL, "peer", row(who("n1"))[:4], DIALLER_NONCE, b""],
+        [PROTOCOL, "peer", "n1", DIALLER_NONCE, b""],
+        [PROTOCOL, 5, row(who("n1")), DIALLER_NONCE, b""],
+        [PROTOCOL, "peer", row(replace(who("n1"), node_id="")), DIALLER_NONCE, b""],
+        [PROTOCOL, "peer", row(replace(who("n1"), node_id="n" * 25)), DIALLER_NONCE, b""],
+        [PROTOCOL, "peer", row(replace(who("n1"), node_id="N1")), DIALLER_NONCE, b""],
+        [PROTOCOL, "peer", row(replace(who("n1"), disk_id=b"short")), DIALLER_NONCE, b""],
+        [PROTOCOL, "peer", row(replace(who("n1"), incarnation=-1)), DIALLER_NONCE, b""],
+        [PROTOCOL, "peer", row(replace(who("n1"), address="a" * 301)), DIALLER_NONCE, b""],
+        [PROTOCOL, "peer", row(who("n1")), DIALLER_NONCE, None],
+        [PROTOCOL, "peer", row(who("n1")), DIALLER_NONCE, ""],
+    ],
+)
+async def test_a_hello_of_another_shape_is_refused_as_a_peers_fault(hello: list[Any]) -> None:
+    async def dial(socket: ClientWebSocketResponse) -> object:
+        await receive(socket)
+        await socket.send_bytes(pack(hello))
+        return (await socket.receive()).type
+
+    _, theirs = await meet(dial, dialled(who("n2")))
+    assert isinstance(theirs, BadMessage | PeerRefused)
+
+
+@pytest.mark.parametrize("data", [b"", b"\xc1", pack("hello"), pack([PROTOCOL, b"short"]), pack([PROTOCOL])])
+async def test_a_challenge_of_another_shape_is_refused_as_a_peers_fault(data: bytes) -> None:
+    mine, _ = await meet(dialler(who("n1")), lambda socket: socket.send_bytes(data))
+    assert isinstance(mine, BadMessage)
+
+
+async def test_an_end_that_hangs_up_or_talks_in_words_is_gone() -> None:
+    mine, _ = await meet(dialler(who("n1")), lambda socket: socket.close())
+    assert isinstance(mine, ConnectionResetError)
+    _, theirs = await meet(lambda socket: socket.send_str("hello"), dialled(who("n2")))
+    assert isinstance(theirs, ConnectionResetError)

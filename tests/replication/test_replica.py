@@ -1,0 +1,290 @@
+"""The driver on asyncio: what it does when the disk fails, hangs or fills, and how it stops."""
+
+import asyncio
+import threading
+
+import pytest
+
+from quire.log import DiskFull, Kind, encode_blob
+from quire.replication import Promise, Reason, Write
+from quire.replication.core.election import Phase
+from quire.replication.core.messages import Last, PreVoteAnswer
+from tests.replication.loopback import DEADLINE_S, calling, turns, until, who
+from tests.replication.running import Cluster, Running, alone, cluster_of
+from tests.storage import faulty
+
+
+async def test_a_write_on_one_node_is_appended_flushed_and_committed() -> None:
+    async with alone() as node:
+        write = node.write("a", "b")
+
+        await until(lambda: node.owner.applied_index == node.log.tail.index and node.owner.placements)
+
+        (placed,) = node.owner.placements
+        assert [share.write for share in placed.shares] == [write]
+        assert node.log.durable_index == placed.next_index
+
+
+async def test_all_that_is_proposed_in_one_turn_of_the_loop_is_one_frame() -> None:
+    async with alone() as node:
+        writes = [node.write(number) for number in range(5)]
+
+        await until(lambda: node.owner.placements)
+
+        assert [share.write for share in node.owner.placements[0].shares] == writes
+
+
+# Disks that fail
+
+
+def failing(node_device: faulty.Disk, operation: str, name: str) -> None:
+    node_device.failing = lambda what, file: what == operation and file.endswith(name)
+
+
+async def test_a_failed_flush_is_final_and_proves_nothing() -> None:
+    async with alone() as node:
+        durable, applied = node.log.durable_index, node.owner.applied_index
+        failing(node.device, "sync", ".store")
+
+        node.write("a")
+        await until(lambda: node.owner.halts)
+
+        assert (node.log.durable_index, node.owner.applied_index) == (durable, applied)
+        assert node.log.failure is not None
+        assert not node.serves
+        assert node.owner.roles[-1].role == "follower"
+
+
+async def test_a_flush_that_ends_in_any_error_proves_nothing() -> None:
+    # Not only an OSError: whatever keeps a sync from its end keeps it from proving anything.
+    async with alone() as node:
+        durable = node.log.durable_index
+        node.device.holding_syncs = threading.Event()
+        node.write("a")
+        await until(lambda: node.owner.placements)
+        await turns(5)
+
+        node.device.lose_power(faulty.Keep.NOTHING)
+        node.device.holding_syncs.set()
+        await until(lambda: node.owner.halts)
+
+        assert node.log.durable_index == durable
+        assert node.owner.applied_index <= durable
+
+
+async def test_a_failed_flush_leaves_no_clean_mark_behind() -> None:
+    async with alone() as node:
+        failing(node.device, "sync", ".store")
+        node.write("a")
+        await until(lambda: node.owner.halts)
+        await node.replica.stop()
+        node.log.close()
+
+        node.device.failing = None
+        node.device.lose_power(faulty.Keep.NOTHING)
+        again = Cluster("n1").make("n1", node.device)
+        assert again.log.tail.index == again.log.durable_index
+        await again.replica.stop()
+
+
+async def test_a_mark_that_cannot_be_written_ends_the_leadership() -> None:
+    async with alone() as node:
+        failing(node.device, "write", "mark")
+
+        node.write("a")
+        await until(lambda: node.owner.halts)
+
+        assert node.log.failure is not None
+
+
+async def test_a_mark_that_cannot_be_synced_halts_the_node_and_it_still_stops() -> None:
+    async with alone() as node:
+        failing(node.device, "sync", "mark")
+
+        node.write("a")
+        await until(lambda: node.owner.halts)
+        await asyncio.wait_for(node.replica.stop(), DEADLINE_S)
+
+
+async def pre_vote(node: Running, held_epoch: int) -> None:
+    """Let n2 say yes to the pre-vote that this node asks for."""
+    nominee = node.replica.core.nominee
+    await until(lambda: nominee.phase is Phase.PRE_VOTE)
+    answer = PreVoteAnswer(nominee.attempt, True, held_epoch, Last(0, 1), 0)
+    node.replica.network.peer_said(who("n2"), answer)
+
+
+async def test_a_promise_that_cannot_be_written_is_not_kept_as_stored() -> None:
+    node = Cluster("n1", "n2", "n3").make("n1")
+    async with calling() as session:
+        node.replica.start(session, nominated=True)
+        failing(node.device, "sync", "promise")
+
+        await pre_vote(node, held_epoch=0)
+        await until(lambda: node.owner.halts)
+
+        assert node.replica.core.state.stored_promise == Promise(0, "", 0)
+        await node.replica.stop()
+
+
+async def test_an_epoch_that_no_promise_can_hold_is_never_taken_as_promised() -> None:
+    # A peer that claims the highest u64 asks for an epoch above it.
+    node = Cluster("n1", "n2", "n3").make("n1")
+    async with calling() as session:
+        node.replica.start(session, nominated=True)
+
+        await pre_vote(node, held_epoch=2**64 - 1)
+        await turns(200)
+        await asyncio.wait_for(node.replica.stop(), DEADLINE_S)
+
+        assert node.replica.core.state.stored_promise.epoch < 2**64
+        assert node.replica.core.state.stored_promise == node.disk.promises.promise
+
+
+async def test_a_leader_whose_flush_hangs_leads_no_longer() -> None:
+    # Rule 11.
+    async with alone() as node:
+        node.device.holding_syncs = threading.Event()
+        node.write("a")
+
+        await until(lambda: not node.serves)
+
+        assert node.owner.roles[-1].role == "follower"
+        assert node.owner.applied_index < node.log.tail.index
+
+
+def fill(node: Running) -> None:
+    """Append to the log until not even a small frame fits, on a disk that gives no more room."""
+    node.device.full = True
+    for size in (1 << 20, 1 << 14, 1 << 8, 1):
+        payload = encode_blob(bytes(size))
+        with pytest.raises(DiskFull):
+            for _ in range(10_000):
+                node.log.append_payload(payload, count=1, kind=Kind.BLOB, epoch=node.log.tail.epoch)
+    node.log.flush()
+
+
+async def answered(node: Running, write: Write) -> None:
+    """Wait until a write was placed or given back."""
+    await until(
+        lambda: any(share.write is write for placed in node.owner.placements for share in placed.shares)
+        or any(rejected is write for rejected, _ in node.owner.rejections)
+    )
+
+
+async def test_a_full_disk_refuses_writes_and_takes_them_again_once_it_has_room() -> None:
+    async with alone() as node:
+        node.device.full = True
+        for _ in range(20):
+            await answered(node, node.write("x" * 1_000_000))
+        refused = len(node.owner.rejections)
+
+        node.device.full = False
+        await answered(node, node.write("y" * 1_000_000))
+
+        assert {reason for _, reason in node.owner.rejections} == {Reason.DISK_FULL}
+        assert (0 < refused < 20, len(node.owner.rejections)) == (True, refused)
+        assert node.owner.halts == []
+
+
+async def test_a_leader_that_has_no_room_for_its_first_record_does_not_stay_leader() -> None:
+    node = Cluster("n1").make("n1")
+    fill(node)
+    async with calling() as session:
+        node.replica.start(session, nominated=True)
+        await until(lambda: node.disk.promises.promise.epoch >= 2)
+        assert not node.serves
+
+        node.device.full = False
+        await until(lambda: node.serves)
+        await node.replica.stop()
+
+
+# Stopping
+
+
+async def test_a_stopped_replica_takes_no_write_and_says_so() -> None:
+    async with alone() as node:
+        await node.replica.stop()
+        tail = node.log.tail.index
+
+        write = node.write("too late")
+        await turns(20)
+
+        assert node.owner.rejections == [(write, Reason.NOT_LEADER)]
+        assert node.log.tail.index == tail
+        assert node.owner.halts == []
+
+
+async def test_a_read_that_is_asked_of_a_stopped_replica_is_answered() -> None:
+    async with alone() as node:
+        await node.replica.stop()
+
+        node.replica.ask_read(7)
+        await turns(20)
+
+        assert node.owner.reads == {7: None}
+
+
+async def test_every_write_that_waits_when_a_replica_stops_is_placed_or_given_back() -> None:
+    async with alone() as node:
+        node.device.holding_syncs = threading.Event()
+        first = node.write("in the flush")
+        await until(lambda: node.owner.placements)
+        waiting = [node.write(number) for number in range(3)]
+        await turns(2)
+        last = node.write("in this turn")
+
+        stopping = asyncio.create_task(node.replica.stop())
+        await turns(5)
+        node.device.holding_syncs.set()
+        await asyncio.wait_for(stopping, DEADLINE_S)
+
+        placed = [share.write for placed in node.owner.placements for share in placed.shares]
+        rejected = [write for write, _ in node.owner.rejections]
+        assert placed[0] is first
+        assert {id(write) for write in placed + rejected} == {id(write) for write in [first, *waiting, last]}
+        assert len(placed + rejected) == 5
+
+
+async def test_a_log_closed_behind_a_stopped_replica_opens_as_it_was() -> None:
+    async with alone() as node:
+        for number in range(50):
+            node.write(number)
+        await turns(3)
+        await node.replica.stop()
+        node.write("too late")
+        node.log.close()
+        tail = node.log.tail
+
+        again = Cluster("n1").make("n1", node.device)
+
+        assert again.log.tail == tail
+        await again.replica.stop()
+
+
+async def test_a_replica_stops_twice_and_leaves_no_task_behind() -> None:
+    before = asyncio.all_tasks()
+    async with cluster_of("n1", "n2", "n3") as cluster:
+        cluster["n1"].write("a")
+        await until(lambda: cluster["n3"].owner.applied_index == cluster["n1"].log.tail.index)
+        for node in cluster.nodes.values():
+            await asyncio.wait_for(node.replica.stop(), DEADLINE_S)
+            await asyncio.wait_for(node.replica.stop(), DEADLINE_S)
+        await turns(50)
+
+        left = {task.get_name() for task in asyncio.all_tasks() - before}
+        assert [name for name in left if name.startswith(("link", "stream", "ticks", "mark"))] == []
+
+
+@pytest.mark.parametrize("node_id", ["n1", "n2"])
+async def test_a_clean_stop_halts_nobody(node_id: str) -> None:
+    async with cluster_of("n1", "n2", "n3") as cluster:
+        for number in range(100):
+            cluster["n1"].write(number)
+        owner = cluster[node_id].owner
+
+        await cluster.stop(node_id)
+        await turns(50)
+
+        assert owner.halts == []

@@ -1,0 +1,129 @@
+"""Rule 2's queue by itself: what may begin while the disk does something else."""
+
+from quire.replication.core import Promise
+from quire.replication.core.messages import Last, PromiseRequest
+from quire.replication.core.writer import Adopt, Consider, Cut, Job, Write, Writer
+
+CONSIDER = Consider("n2", PromiseRequest(Promise(3, "n2", 7), Last(1, 1)))
+ADOPT = Adopt(Promise(3, "n2", 7))
+CUT = Cut(1, 5)
+WRITE = Write(1, b"frames")
+
+
+def flushing() -> Writer:
+    """A writer whose flush is on its way."""
+    writer = Writer()
+    writer.appended()
+    assert writer.take_flush(0)
+    return writer
+
+
+def test_jobs_are_taken_in_the_order_they_came() -> None:
+    writer = Writer()
+    jobs: list[Job] = [WRITE, CUT, CONSIDER, ADOPT]
+    for job in jobs:
+        writer.submit(job)
+
+    assert [writer.take() for _ in range(5)] == [*jobs, None]
+
+
+def test_frames_are_appended_beside_a_flush_and_nothing_else_is() -> None:
+    for job in (CONSIDER, ADOPT, CUT):
+        writer = flushing()
+        writer.submit(WRITE)
+        writer.submit(job)
+
+        assert writer.take() == WRITE
+        assert writer.take() is None
+        writer.end_flush()
+        assert writer.take() == job
+
+
+def test_frames_behind_a_promise_wait_with_it_for_the_flush() -> None:
+    writer = flushing()
+    writer.submit(CONSIDER)
+    writer.submit(WRITE)
+
+    assert writer.take() is None
+    writer.end_flush()
+    assert writer.take() == CONSIDER
+
+
+def test_nothing_begins_while_a_promise_or_a_truncation_goes_to_disk() -> None:
+    for job in (CONSIDER, ADOPT, CUT, WRITE):
+        writer = Writer()
+        writer.appended()
+        writer.begin_exclusive(0)
+        writer.submit(job)
+
+        assert writer.take() is None
+        assert not writer.take_flush(0)
+        writer.end_exclusive()
+        assert writer.take() == job
+
+
+def test_a_flush_begins_only_when_something_was_appended_since_the_last() -> None:
+    writer = Writer()
+    assert not writer.take_flush(0)
+    writer.appended()
+    assert writer.take_flush(0)
+    writer.end_flush()
+    assert not writer.take_flush(0)
+
+
+def test_what_is_appended_while_a_flush_runs_needs_another() -> None:
+    writer = flushing()
+    writer.appended()
+
+    assert not writer.take_flush(0)
+    writer.end_flush()
+    assert writer.take_flush(0)
+
+
+def test_a_leader_appends_only_when_nothing_is_queued_and_the_disk_is_free() -> None:
+    writer = Writer()
+    assert writer.may_append
+    writer.submit(CONSIDER)
+    assert not writer.may_append
+    writer.take()
+    writer.begin_exclusive(0)
+    assert not writer.may_append
+    writer.end_exclusive()
+    assert writer.may_append
+    assert not flushing().may_append
+
+
+def test_a_writer_is_quiet_only_when_no_flush_is_due_or_on_its_way() -> None:
+    writer = Writer()
+    assert writer.is_quiet
+    writer.appended()
+    assert not writer.is_quiet
+    writer.take_flush(0)
+    assert not writer.is_quiet
+    writer.end_flush()
+    assert writer.is_quiet
+
+
+def test_an_equal_job_that_waits_is_known_and_one_that_was_taken_is_not() -> None:
+    writer = Writer()
+    writer.submit(ADOPT)
+    assert writer.waits(Adopt(Promise(3, "n2", 7)))
+    assert not writer.waits(Adopt(Promise(3, "n2", 8)))
+    writer.take()
+    assert not writer.waits(ADOPT)
+
+
+def test_a_disk_hangs_when_one_thing_takes_longer_than_patience() -> None:
+    # Rule 11: a hung flush ends a leadership as a failed one does.
+    writer = Writer()
+    writer.appended()
+    writer.take_flush(1_000)
+    assert not writer.hangs(1_500, 500)
+    assert writer.hangs(1_501, 500)
+    writer.end_flush()
+    assert not writer.hangs(9_999, 500)
+    writer.begin_exclusive(10_000)
+    assert not writer.hangs(10_500, 500)
+    assert writer.hangs(10_501, 500)
+    writer.end_exclusive()
+    assert not writer.hangs(99_999, 500)
