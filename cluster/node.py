@@ -40,7 +40,7 @@ from .errors import (
     WrongIndex,
 )
 from .genesis import Genesis, check_genesis, make_genesis, read_genesis
-from .pending import Pending, Waiter, WriteReply, fail
+from .pending import FutureWaiter, Pending, WriteReply, waiter_of
 from .reading import Reading, StateAnswer
 from .status import node_status
 
@@ -237,10 +237,10 @@ class Node:
         limit = parts.genesis.limits["max_frame_bytes"] - FRAME_OVERHEAD_BYTES
         if write.size > limit:
             raise LimitExceeded("the frame's payload", write.size, limit)
-        waiter = Waiter(asyncio.get_running_loop().create_future(), applied)
+        waiter = FutureWaiter(applied=applied)
         write.owner = waiter
         parts.replica.propose(write)
-        return await waiter.answer
+        return await waiter.reply
 
     def _require(self) -> Parts:
         if self.parts is None:
@@ -278,15 +278,16 @@ class Node:
 
     def rejected(self, write: Write, reason: Reason) -> None:
         """Nothing was written of it."""
+        waiter = waiter_of(write)
         match reason:
             case Reason.OVERLOADED:
-                fail(write, Overloaded(OVERLOADED_RETRY_S))
+                waiter.fail(Overloaded(OVERLOADED_RETRY_S))
             case Reason.DISK_FULL:
-                fail(write, DiskFullError())
+                waiter.fail(DiskFullError())
             case Reason.WRONG_INDEX:
-                fail(write, WrongIndex(write.expected_index or 0, self._require().log.tail.index))
+                waiter.fail(WrongIndex(write.expected_index or 0, self._require().log.tail.index))
             case Reason.NOT_LEADER:
-                fail(write, self._not_leader() or NoLeader())
+                waiter.fail(self._not_leader() or NoLeader())
             case _:
                 assert_never(reason)
 

@@ -2,8 +2,7 @@
 
 import asyncio
 from collections import deque
-from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 from quire.replication import Placed, Write
 from quire.sm import Applied
@@ -24,12 +23,39 @@ class WriteReply(NamedTuple):
     refused: list[list[Any]]
 
 
-@dataclass(slots=True)
-class Waiter:
-    """Who waits for a write: until it is committed, or until it is applied, too."""
+class Waiter(Protocol):
+    """Who waits for a write. Called once, on the loop, in log order for the writes of one leadership; never blocks."""
 
-    answer: "asyncio.Future[WriteReply]"
-    applied: bool
+    @property
+    def applied(self) -> bool:
+        """Whether to answer when the write is applied; else when it is committed."""
+        ...
+
+    def answer(self, reply: WriteReply) -> None:
+        """The write is committed (and applied)."""
+        ...
+
+    def fail(self, error: ClusterError) -> None:
+        """It is not, or nobody knows: the error says which."""
+        ...
+
+
+class FutureWaiter:
+    """Somebody who awaits one write."""
+
+    def __init__(self, *, applied: bool) -> None:
+        self.applied = applied
+        self.reply: asyncio.Future[WriteReply] = asyncio.get_running_loop().create_future()
+
+    def answer(self, reply: WriteReply) -> None:
+        """Wake who awaits, if it has not given up."""
+        if not self.reply.done():
+            self.reply.set_result(reply)
+
+    def fail(self, error: ClusterError) -> None:
+        """Raise where it awaits."""
+        if not self.reply.done():
+            self.reply.set_exception(error)
 
 
 class Pending:
@@ -53,9 +79,9 @@ class Pending:
                 break
             if placed.next_index > self._committed:
                 for write, offset in placed.shares:
-                    waiter = _waiter(write)
+                    waiter = waiter_of(write)
                     if not waiter.applied:
-                        _answer(waiter, WriteReply(placed.index + offset, placed.epoch, write.count, [], []))
+                        waiter.answer(WriteReply(placed.index + offset, placed.epoch, write.count, [], []))
         self._committed = max(self._committed, commit_index)
 
     def applied(self, applied: Applied) -> None:
@@ -65,43 +91,39 @@ class Pending:
             frames.popleft()  # an earlier leadership's, answered as unknown
         if not frames or frames[0].index != applied.index:
             return
-        placed = frames.popleft()
-        for write, offset in placed.shares:
-            waiter = _waiter(write)
-            if waiter.applied:
-                _answer(waiter, _reply(applied, placed.index, offset, write.count, whole=len(placed.shares) == 1))
+        _answer_applied(frames.popleft(), applied)
 
     def lost(self, commit_index: int, reason: str) -> None:
         """This node leads no longer: what is not known to be committed has an unknown outcome."""
         while self._frames and self._frames[-1].next_index > commit_index:
             for write, _ in self._frames.pop().shares:
-                fail(write, OutcomeUnknown(reason))
+                waiter_of(write).fail(OutcomeUnknown(reason))
 
     def end(self, reason: str) -> None:
         """Nothing is applied here any more: every outcome is unknown."""
         self.lost(0, reason)
 
 
-def _waiter(write: Write) -> Waiter:
+def waiter_of(write: Write) -> Waiter:
+    """Who waits for a write."""
     waiter: Waiter = write.owner
     return waiter
 
 
-def _answer(waiter: Waiter, reply: WriteReply) -> None:
-    if not waiter.answer.done():  # its caller may have given up
-        waiter.answer.set_result(reply)
-
-
-def fail(write: Write, error: ClusterError) -> None:
-    """Answer a write with an error."""
-    waiter = _waiter(write)
-    if not waiter.answer.done():
-        waiter.answer.set_exception(error)
-
-
-def _reply(applied: Applied, index: int, offset: int, count: int, *, whole: bool) -> WriteReply:
-    if whole:
-        return WriteReply(index, applied.epoch, count, applied.results, applied.refused)
-    end = offset + count
-    refused = [[place - offset, code, text] for place, code, text in applied.refused if offset <= place < end]
-    return WriteReply(index + offset, applied.epoch, count, applied.results[offset:end], refused)
+def _answer_applied(placed: Placed, applied: Applied) -> None:
+    """Give each write of a frame its share of the frame's results."""
+    if len(placed.shares) == 1:
+        write = placed.shares[0].write
+        if (waiter := waiter_of(write)).applied:
+            waiter.answer(WriteReply(placed.index, applied.epoch, write.count, applied.results, applied.refused))
+        return
+    refusals = deque(applied.refused)  # in the order of their places, as the shares are
+    for write, offset in placed.shares:
+        end = offset + write.count
+        refused: list[list[Any]] = []
+        while refusals and refusals[0][0] < end:
+            place, code, text = refusals.popleft()
+            refused.append([place - offset, code, text])
+        if (waiter := waiter_of(write)).applied:
+            results = applied.results[offset:end]
+            waiter.answer(WriteReply(placed.index + offset, applied.epoch, write.count, results, refused))

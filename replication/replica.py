@@ -172,21 +172,24 @@ class Replica:
 
     def propose(self, write: Write) -> None:
         """Let a write wait for the writer. All that is proposed in one turn of the loop is one event."""
-        if self._stopped:
-            self._owner.rejected(write, Reason.NOT_LEADER)
-            return
         if not self._proposed:
             self._loop.call_soon(self._propose_all)
         self._proposed.append(write)
 
     def _propose_all(self) -> None:
         proposed, self._proposed = tuple(self._proposed), []
-        if proposed:
+        if self._has_ended:
+            for write in proposed:
+                self._owner.rejected(write, Reason.NOT_LEADER)
+        elif proposed:
             self._step(events.Proposed(proposed))
 
     def ask_read(self, read_id: int) -> None:
         """Begin a linearizable read; `read_ready` follows."""
-        self._step(events.ReadAsked(read_id))
+        if self._has_ended:
+            self._owner.read_ready(read_id, None)
+        else:
+            self._step(events.ReadAsked(read_id))
 
     @property
     def commit_index(self) -> int:
@@ -220,9 +223,17 @@ class Replica:
 
     def _log_failed(self, error: LogError) -> None:
         """The log cannot go on, and so cannot this node."""
-        reason = f"{type(error).__name__}: {error}"
-        self.core.state.halt(reason)
+        self._halt(f"{type(error).__name__}: {error}")
+
+    def _halt(self, reason: str) -> None:
+        """Give back what waits and tell the owner; nothing is done any more."""
+        for action in self.core.handle(events.Stopped(reason), time.monotonic_ns() // 1_000, wall_clock()):
+            self._carry_out(action)
         self._owner.halted(reason)
+
+    @property
+    def _has_ended(self) -> bool:
+        return self._stopped or self.core.state.halted is not None
 
     def _carry_out(self, action: actions.Action) -> None:
         match action:
@@ -439,8 +450,7 @@ class Replica:
         members = self.core.state.members
         if members.is_majority(lambda member: member.node_id in foreign):
             reason = f"this data_dir is of another cluster than {', '.join(sorted(foreign))}; give this node its own"
-            self.core.state.halt(reason)
-            self._owner.halted(reason)
+            self._halt(reason)
 
     @property
     def knows_its_lag(self) -> bool:

@@ -149,9 +149,8 @@ def _stopped(error: ClientError, loaded: Loaded) -> Exit:
             complain(f"{error}; {done}, {_in_doubt(loaded)}")
             return Exit.OUTCOME_UNKNOWN
         case Unavailable():
-            complain(
-                f"{error}; {done}, nothing from line {loaded.commands + 1} on is; load the rest when `quire status` is well"
-            )
+            rest = f"nothing from line {loaded.commands + 1} on is; load the rest when `quire status` is well"
+            complain(f"{error}; {done}, {rest}")
             return Exit.UNAVAILABLE
         case Refused():
             line = loaded.commands + error.place + 1

@@ -196,3 +196,53 @@ def test_a_nominee_somewhat_ahead_leads() -> None:
     world.start()
 
     assert world.elect("n1").leads
+
+
+def test_a_leader_whose_disk_hangs_steps_down_and_stands_no_more_until_it_answers() -> None:
+    # Rule 11: a failed or hung flush does the same.
+    world = serving("n1", "n2", "n3")
+    leader = world["n1"]
+    leader.hold_flush = True
+    leader.write("never flushed")
+
+    world.run_for(1.5)
+    assert not leader.leads
+    world.run_for(3)
+    assert not leader.leads
+
+    leader.release()
+    world.run_until(lambda: leader.leads)
+
+
+def test_what_is_appended_and_not_committed_is_bounded() -> None:
+    world = serving("n1", "n2", "n3", options=CoreOptions(uncommitted_bytes=1_000))
+    for follower in ("n2", "n3"):
+        world[follower].hold_flush = True
+    leader = world["n1"]
+    before = leader.log.size
+
+    for _ in range(50):
+        leader.write("x" * 100)
+        world.run_for(0.002)
+
+    assert leader.log.size - before < 3_000
+    for follower in ("n2", "n3"):
+        world[follower].release()
+    world.run_until(lambda: leader.state.commit_index == leader.log.tail.index and not leader.leading.has_waiting)
+    assert leader.log.size - before > 5_000
+
+
+def test_a_stopped_node_gives_back_what_waits_and_does_nothing_more() -> None:
+    world = serving("n1", "n2", "n3")
+    leader = world["n1"]
+    leader.hold_flush = True
+    leader.write("appended")
+    world.run_for(0)
+    waiting = leader.write("still waiting")
+
+    leader.step(events.Stopped("the node stops"))
+
+    assert leader.rejected == [(waiting, "not_leader")]
+    tail = leader.log.tail
+    leader.write("too late")
+    assert leader.log.tail == tail

@@ -167,8 +167,10 @@ def fill(node: Running) -> None:
 async def answered(node: Running, write: Write) -> None:
     """Wait until a write was placed or given back."""
     await until(
-        lambda: any(share.write is write for placed in node.owner.placements for share in placed.shares)
-        or any(rejected is write for rejected, _ in node.owner.rejections)
+        lambda: (
+            any(share.write is write for placed in node.owner.placements for share in placed.shares)
+            or any(rejected is write for rejected, _ in node.owner.rejections)
+        )
     )
 
 
