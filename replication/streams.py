@@ -93,7 +93,9 @@ class UpstreamSocket:
         self._secret = secret
         self._assembler = FrameAssembler(max_frame_bytes)
         self._outbox: asyncio.Queue[StreamMessage] = asyncio.Queue()
-        self._task = asyncio.create_task(self._run(), name=f"stream {stream_id} to {self.peer_id}")
+        self._task: asyncio.Task[None] | None = asyncio.create_task(
+            self._run(), name=f"stream {stream_id} to {self.peer_id}"
+        )
 
     def send(self, message: Open | Ack) -> None:
         """Queue a message. An ack that waits is replaced by a newer one: it says all that the older one did."""
@@ -103,8 +105,11 @@ class UpstreamSocket:
 
     def close(self) -> "asyncio.Task[None]":
         """Hang up; nothing more is told of this stream. Returns what to await where it matters that it is over."""
-        self._task.cancel()
-        return self._task
+        task, self._task = self._task, None  # no cycle: a cancelled task holds its frames, and they a shipment
+        if task is None:
+            raise RuntimeError("this stream was closed before")
+        task.cancel()
+        return task
 
     async def _run(self) -> None:
         reason = "the leader closed it"
@@ -200,14 +205,18 @@ class DownstreamSocket:
         Raises:
             ConnectionResetError, BadMessage: the follower is gone, or does not speak this.
         """
-        self._carrying = asyncio.create_task(self._carry(), name=f"stream from {self.peer.node_id}")
+        carrying = asyncio.create_task(self._carry(), name=f"stream from {self.peer.node_id}")
+        self._carrying = carrying
         try:
-            await self._carrying
+            await carrying
         except asyncio.CancelledError as error:
-            if self._carrying.cancelled():
+            if carrying.cancelled():
                 raise ConnectionResetError("this node closed it") from error
-            self._carrying.cancel()
+            carrying.cancel()
             raise
+        finally:
+            # The task's exception holds its frames, and they a shipment: without this, until the next full collection.
+            self._carrying = None
 
     async def _carry(self) -> None:
         async with asyncio.timeout(HELLO_TIMEOUT_S):

@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -47,7 +47,7 @@ async def turns(number: int) -> None:
 
 
 @asynccontextmanager
-async def listening(routes: dict[str, Handler]) -> AsyncIterator[str]:
+async def listening(routes: dict[str, Handler]) -> AsyncGenerator[str]:
     """HOST:PORT of a server for these paths."""
     app = web.Application()
     app.add_routes([web.get(path, handler) for path, handler in routes.items()])
@@ -62,7 +62,7 @@ async def listening(routes: dict[str, Handler]) -> AsyncIterator[str]:
 
 
 @asynccontextmanager
-async def calling() -> AsyncIterator[ClientSession]:
+async def calling() -> AsyncGenerator[ClientSession]:
     """A session for what is dialled."""
     async with ClientSession(timeout=ClientTimeout(total=None)) as session:
         yield session

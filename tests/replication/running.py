@@ -1,6 +1,6 @@
-"""Replicas that run: real logs on simulated disks, real sockets on this machine, and an owner that notes what it is told."""
+"""Replicas that run: real logs on simulated disks, real sockets, and an owner that notes what it is told."""
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from itertools import count
@@ -142,7 +142,7 @@ NODE_ID = web.AppKey("node_id", str)
 
 
 @asynccontextmanager
-async def cluster_of(*node_ids: str, leader: str | None = None, secret: bytes | None = None) -> AsyncIterator[Cluster]:
+async def cluster_of(*node_ids: str, leader: str | None = None, secret: bytes | None = None) -> AsyncGenerator[Cluster]:
     """A running cluster; `leader`, the first if not said, serves on entry."""
     cluster = Cluster(*node_ids, secret=secret)
     runners: list[web.AppRunner] = []
@@ -170,7 +170,7 @@ async def cluster_of(*node_ids: str, leader: str | None = None, secret: bytes | 
 
 
 @asynccontextmanager
-async def alone(device: faulty.Disk | None = None) -> AsyncIterator[Running]:
+async def alone(device: faulty.Disk | None = None) -> AsyncGenerator[Running]:
     """The only node of its cluster, serving."""
     node = Cluster("n1").make("n1", device)
     async with calling() as session:

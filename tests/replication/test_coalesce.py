@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from quire.log import Kind, Log, LogOptions, decode_values, decode_runs, encode_blob, encode_records, frame_values
+from quire.log import Kind, Log, LogOptions, decode_runs, decode_values, encode_blob, encode_records, frame_values
 from quire.replication import Disk, PromiseFile, Write
 from quire.replication.coalesce import Sheet, array_head, to_sheets
 from quire.replication.core import CoreOptions
@@ -178,7 +178,7 @@ def test_a_write_is_in_the_log_exactly_if_it_was_placed() -> None:
     placed = [share.write for placed in appended.placed for share in placed.shares]
     assert len(placed) + len(appended.rejected) == len(writes)
     assert placed == [writes[0]]
-    assert [value for value in stored(disk)[tail:]] == ["fits"]
+    assert stored(disk)[tail:] == ["fits"]
     assert appended.rejected[-1] == (writes[3], Reason.WRONG_INDEX)
 
 

@@ -11,7 +11,7 @@ from aiohttp import ClientWebSocketResponse, WSMsgType, web
 from quire.log import pack, unpack
 from quire.replication.hello import NONCE_BYTES, PROTOCOL, PeerRefused, Who, answer_hello, dial_hello, mac
 from quire.replication.wire import BadMessage
-from tests.replication.loopback import DEADLINE_S, calling, listening, unformatted, who
+from tests.replication.loopback import DEADLINE_S, calling, listening, unformatted, until, who
 
 SECRET, OTHER = b"a secret of the peers", b"another secret"
 DIALLED_NONCE, DIALLER_NONCE = b"dialled's nonce.", b"dialler's nonce."
@@ -35,8 +35,7 @@ async def meet(dial: Dial, answer: Answer) -> tuple[object, object]:
         socket = await session.ws_connect(f"http://{address}/peer")
         dialled = await outcome(dial(socket))
         await socket.close()
-        while not ends:
-            await asyncio.sleep(0)
+        await until(lambda: ends)
     return dialled, ends[0]
 
 

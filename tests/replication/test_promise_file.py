@@ -9,7 +9,6 @@ from crc32c import crc32c
 from quire.log import MemoryDirectory, UnknownVersion
 from quire.replication import Promise, PromiseFile, PromiseLost
 from quire.replication.core.promise import NO_PROMISE
-from quire.replication.promises import PromiseLost
 from tests.golden.make_promise import DISK_ID, GOLDEN, PROMISE, write_promise
 from tests.storage import faulty
 

@@ -157,11 +157,14 @@ def fill(node: Running) -> None:
     """Append to the log until not even a small frame fits, on a disk that gives no more room."""
     node.device.full = True
     for size in (1 << 20, 1 << 14, 1 << 8, 1):
-        payload = encode_blob(bytes(size))
         with pytest.raises(DiskFull):
-            for _ in range(10_000):
-                node.log.append_payload(payload, count=1, kind=Kind.BLOB, epoch=node.log.tail.epoch)
+            fill_with(node, encode_blob(bytes(size)))
     node.log.flush()
+
+
+def fill_with(node: Running, payload: bytes) -> None:
+    for _ in range(10_000):
+        node.log.append_payload(payload, count=1, kind=Kind.BLOB, epoch=node.log.tail.epoch)
 
 
 async def answered(node: Running, write: Write) -> None:

@@ -82,26 +82,30 @@ def test_what_is_appended_while_a_flush_runs_needs_another() -> None:
 
 def test_a_leader_appends_only_when_nothing_is_queued_and_the_disk_is_free() -> None:
     writer = Writer()
-    assert writer.may_append
+    admitted = [writer.may_append]
     writer.submit(CONSIDER)
-    assert not writer.may_append
+    admitted.append(writer.may_append)
     writer.take()
     writer.begin_exclusive(0)
-    assert not writer.may_append
+    admitted.append(writer.may_append)
     writer.end_exclusive()
-    assert writer.may_append
+    admitted.append(writer.may_append)
+
+    assert admitted == [True, False, False, True]
     assert not flushing().may_append
 
 
 def test_a_writer_is_quiet_only_when_no_flush_is_due_or_on_its_way() -> None:
     writer = Writer()
-    assert writer.is_quiet
+    quiet = [writer.is_quiet]
     writer.appended()
-    assert not writer.is_quiet
+    quiet.append(writer.is_quiet)
     writer.take_flush(0)
-    assert not writer.is_quiet
+    quiet.append(writer.is_quiet)
     writer.end_flush()
-    assert writer.is_quiet
+    quiet.append(writer.is_quiet)
+
+    assert quiet == [True, False, False, True]
 
 
 def test_an_equal_job_that_waits_is_known_and_one_that_was_taken_is_not() -> None:

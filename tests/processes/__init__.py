@@ -1,0 +1,1 @@
+"""Tests of real `quire serve` processes, one cluster after the other."""

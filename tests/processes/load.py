@@ -1,0 +1,138 @@
+"""Clients that write until they are told to stop, in a thread of their own, and note what was acknowledged."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import threading
+from collections.abc import Callable, Generator, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import count, islice
+from typing import Any
+
+from quire.cluster.client import BatchReply, Client, OutcomeUnknown, Unavailable, connect
+from tests.processes.cluster import DEADLINE_S, Cluster
+from tests.sm.commands import example
+
+# The size of everything here: how many commands a load has. By hand: PROCESS_COMMANDS=1000000 pytest tests/processes
+COMMANDS = int(os.environ.get("PROCESS_COMMANDS", "100000"))
+BATCH = 200
+PATIENCE_S = 30.0
+
+classroom = example("classroom")
+classroom_check = example("classroom_check")
+
+Command = list[Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Acknowledged:
+    """A batch that a client was told stands at [index, index + len(commands)), with its results."""
+
+    client: int
+    commands: list[Command]
+    index: int
+    epoch: int
+    results: list[Any]
+
+
+def classroom_commands(client: int) -> Iterator[Command]:
+    """The classroom's instructions without end, others for each client."""
+    source = classroom.Instructions(classroom.DEFAULT_SEED + client)
+    while True:
+        yield source.draw()
+
+
+def unique_commands(client: int) -> Iterator[Command]:
+    """Commands no two of which are equal, so that one that stands in the log twice shows."""
+    for number in count(1):
+        yield ["add", client * 10**12 + number]
+
+
+class Load:
+    """Clients that write batch after batch, each when the one before was answered. Made by `running_load`.
+
+    A batch whose outcome is unknown is never sent again. One that was provably not written is: the client does that.
+    """
+
+    def __init__(self, servers: str, clients: int, commands_of: Callable[[int], Iterator[Command]], batch: int) -> None:
+        self._servers = servers
+        self._commands = [commands_of(client) for client in range(clients)]
+        self._batch = batch
+        self._ending = threading.Event()
+        self._failure: BaseException | None = None
+        self._thread = threading.Thread(target=self._run, name="load", daemon=True)
+        self.acknowledged: list[Acknowledged] = []
+        self.unknown: list[list[Command]] = []
+        self.not_written: list[list[Command]] = []
+
+    @property
+    def count(self) -> int:
+        """How many commands are acknowledged. Raises what the clients died of."""
+        if self._failure is not None:
+            raise self._failure
+        return sum(len(batch.commands) for batch in self.acknowledged)
+
+    def start(self) -> None:
+        """Begin."""
+        self._thread.start()
+
+    def finish(self) -> None:
+        """Let every client end its last batch. Raises what they died of."""
+        self._ending.set()
+        self._thread.join(DEADLINE_S)
+        assert not self._thread.is_alive(), f"the load did not end within {DEADLINE_S:g} s"
+        if self._failure is not None:
+            raise self._failure
+
+    def abandon(self) -> None:
+        """Ask the clients to end; waits no longer than a batch may take."""
+        self._ending.set()
+        self._thread.join(DEADLINE_S)
+
+    def wait_for_more(self, cluster: Cluster, commands: int) -> None:
+        """Return when so many more commands are acknowledged than now."""
+        goal = self.count + commands
+        cluster.wait_until(f"{goal} commands are acknowledged", lambda: self.count >= goal)
+
+    def _run(self) -> None:
+        try:
+            asyncio.run(self._clients())
+        except BaseException as error:  # noqa: BLE001  # Raised again where the test asks.
+            self._failure = error
+
+    async def _clients(self) -> None:
+        async with connect(self._servers, timeout_s=PATIENCE_S) as cluster:
+            await asyncio.gather(*(self._write(cluster, client) for client in range(len(self._commands))))
+
+    async def _write(self, cluster: Client, client: int) -> None:
+        while not self._ending.is_set():
+            commands = list(islice(self._commands[client], self._batch))
+            lines = b"".join(json.dumps(command).encode() + b"\n" for command in commands)
+            try:
+                reply: BatchReply = await cluster.apply_lines(lines)
+            except OutcomeUnknown:
+                self.unknown.append(commands)
+            except Unavailable:
+                self.not_written.append(commands)
+            else:
+                self.acknowledged.append(Acknowledged(client, commands, reply.index, reply.epoch, reply.results))
+
+
+@contextmanager
+def running_load(
+    cluster: Cluster,
+    *,
+    clients: int = 1,
+    commands_of: Callable[[int], Iterator[Command]] = classroom_commands,
+    batch: int = BATCH,
+) -> Generator[Load]:
+    """A load on every node of the cluster, ended whatever happens inside."""
+    load = Load(cluster.servers, clients, commands_of, batch)
+    load.start()
+    try:
+        yield load
+    finally:
+        load.abandon()

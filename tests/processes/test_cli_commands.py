@@ -1,0 +1,211 @@
+"""The commands of `quire` against a real cluster: what they print, and what they end with."""
+
+import json
+import signal
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.faults.toxiproxy import HOST, free_port
+from tests.processes.cluster import QUIRE, Cluster, Ended, ending_clusters, environment, run_quire
+
+DONE, FAILED, USAGE, UNAVAILABLE, INTERRUPTED = 0, 1, 2, 3, 130
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    with ending_clusters(tmp_path_factory.mktemp("cli")) as made:
+        yield made.formed()
+
+
+def quire(cluster: Cluster, *arguments: str, at: str = "n2") -> Ended:
+    return run_quire(*arguments, extra={"QUIRE_SERVER": cluster[at].address})
+
+
+def reset(cluster: Cluster) -> None:
+    """Bring the machine to 42."""
+    cluster.leader.apply(["sub", cluster.leader.get("/state")["state"]], ["add", 42])
+
+
+def check_one_sentence(ended: Ended, code: int, *words: str) -> None:
+    assert ended.code == code, ended
+    [line] = ended.stderr.splitlines()
+    assert line.startswith("quire: ")
+    for word in words:
+        assert word in line
+
+
+def test_apply_prints_the_result(cluster: Cluster) -> None:
+    reset(cluster)
+
+    assert quire(cluster, "apply", "add", "3") == (DONE, "45\n", "")
+    assert quire(cluster, "apply", "sub", "-5") == (DONE, "50\n", "")
+    assert quire(cluster, "apply", "div", "2.0", "--json") == (DONE, '{"result": "25"}\n', "")
+
+
+def test_a_server_may_be_named_by_flag(cluster: Cluster) -> None:
+    reset(cluster)
+
+    assert run_quire("apply", "add", "3", "--server", cluster.servers).stdout == "45\n"
+
+
+def test_a_refused_command_is_one_sentence_and_exit_1(cluster: Cluster) -> None:
+    reset(cluster)
+
+    check_one_sentence(quire(cluster, "apply", "div", "0"), FAILED, "DIVISION_BY_ZERO")
+    check_one_sentence(quire(cluster, "apply", "pow", "2"), FAILED, "OPERATION_UNKNOWN")
+    check_one_sentence(quire(cluster, "apply", "mul", "9e6144"), FAILED, "OVERFLOW")
+    assert quire(cluster, "state").stdout.splitlines()[0] == "42"
+
+
+def test_no_server_is_a_usage_error_and_one_that_is_not_there_unavailable() -> None:
+    check_one_sentence(run_quire("apply", "add", "3"), USAGE, "--server", "QUIRE_SERVER")
+    nobody = f"{HOST}:{free_port()}"
+    ended = run_quire("apply", "add", "3", "--server", nobody, "--timeout", "0.2")
+    check_one_sentence(ended, UNAVAILABLE, nobody, "connection refused", "quire status")
+
+
+def test_state_tells_answer_applied_index_and_digest(cluster: Cluster) -> None:
+    reset(cluster)
+    status = cluster.wait_for_equal()["n1"]
+
+    lines = quire(cluster, "state").stdout.splitlines()
+    local = json.loads(quire(cluster, "state", "--consistency", "local", "--json").stdout)
+
+    assert lines == ["42", f"applied_index {status['applied_index']}", f"digest {status['digest']}"]
+    assert local == {"state": "42", "applied_index": status["applied_index"], "digest": status["digest"]}
+
+
+def test_read_prints_a_record_or_a_range(cluster: Cluster) -> None:
+    index = cluster.leader.apply(["add", 1], ["add", "2"])["index"]
+
+    one = quire(cluster, "read", str(index))
+    several = quire(cluster, "read", "--from", str(index), "--to", str(index + 2))
+    as_json = quire(cluster, "read", "--from", str(index), "--to", str(index + 1), "--json")
+
+    assert one == (DONE, '["add",1]\n', "")
+    assert several == (DONE, f'{index}\t["add",1]\n{index + 1}\t["add","2"]\n', "")
+    assert json.loads(as_json.stdout)["value"] == ["add", 1]
+
+
+def test_a_record_that_is_not_there_is_one_sentence_and_exit_1(cluster: Cluster) -> None:
+    check_one_sentence(quire(cluster, "read", "99999999"), FAILED, "99999999")
+
+
+def test_status_shows_every_node_whichever_is_asked(cluster: Cluster) -> None:
+    cluster.wait_for_equal()
+
+    table = quire(cluster, "status", at="n3").stdout
+    rows = json.loads(quire(cluster, "status", "--json", at="n3").stdout)
+
+    assert all(node.address in table for node in cluster)
+    assert {node_id: row["status"]["role"] for node_id, row in rows.items()} == {
+        "n1": "leader",
+        "n2": "follower",
+        "n3": "follower",
+    }
+    assert len({row["answer"] for row in rows.values()}) == 1
+
+
+def test_load_sends_a_file_in_order_and_records_what_is_acknowledged(cluster: Cluster, tmp_path: Path) -> None:
+    reset(cluster)
+    file, acknowledged = tmp_path / "commands.ndjson", tmp_path / "acknowledged.ndjson"
+    commands = [["add", number] for number in range(1, 1001)]
+    file.write_text("".join(json.dumps(command) + "\n" for command in commands))
+
+    ended = quire(cluster, "load", str(file), "--batch", "64", "--json", "--acknowledged", str(acknowledged))
+
+    assert ended.code == DONE, ended
+    summary = json.loads(ended.stdout)
+    assert (summary["commands"], summary["refused"], summary["answer"]) == (1000, 0, str(42 + 500_500))
+    ranges = [json.loads(line) for line in acknowledged.read_text().splitlines()]
+    assert [(row["from_line"], row["to_line"]) for row in ranges] == [
+        (first, min(first + 64, 1001)) for first in range(1, 1001, 64)
+    ]
+    first = ranges[0]["index"]
+    assert all(row["index"] == first + row["from_line"] - 1 for row in ranges)
+    assert summary["applied_index"] == first + 1000
+    read = quire(cluster, "read", "--from", str(first), "--to", str(first + 1000))
+    assert [json.loads(line.split("\t")[1]) for line in read.stdout.splitlines()] == commands
+
+
+@pytest.mark.parametrize(
+    ("bad", "words"),
+    [('["div", 0]', "DIVISION_BY_ZERO"), ('["add", 3', "not JSON"), ("", "empty"), ("[1,2] [3]", "not JSON")],
+)
+def test_load_stops_at_a_wrong_line_and_says_exactly_what_is_acknowledged(
+    cluster: Cluster, tmp_path: Path, bad: str, words: str
+) -> None:
+    reset(cluster)
+    file = tmp_path / "commands.ndjson"
+    file.write_text('["add", 1]\n' * 27 + bad + "\n" + '["add", 1]\n' * 20)
+
+    ended = quire(cluster, "load", str(file), "--batch", "10", "--json")
+
+    assert ended.code == FAILED
+    [sentence] = ended.stderr.splitlines()
+    assert "line 28" in sentence
+    assert words in sentence
+    assert "lines 1 to 20 are acknowledged" in sentence
+    assert (json.loads(ended.stdout)["commands"], json.loads(ended.stdout)["answer"]) == (20, "62")
+    assert cluster.leader.get("/state")["state"] == "62"
+
+
+def test_load_counts_what_apply_refuses_and_goes_on(cluster: Cluster, tmp_path: Path) -> None:
+    reset(cluster)
+    file = tmp_path / "commands.ndjson"
+    file.write_text('["add", 1]\n["mul", "9e6144"]\n["add", 1]\n')
+
+    ended = quire(cluster, "load", str(file), "--batch", "1", "--json")
+
+    assert ended.code == FAILED
+    assert "1 commands were refused" in ended.stderr
+    assert json.loads(ended.stdout)["answer"] == "44"
+
+
+def test_an_interrupted_load_says_exactly_what_is_acknowledged(cluster: Cluster, tmp_path: Path) -> None:
+    file, acknowledged = tmp_path / "commands.ndjson", tmp_path / "acknowledged.ndjson"
+    file.write_text('["add", 1]\n' * 300_000)
+    command = [*QUIRE, "load", str(file), "--batch", "10", "--json", "--acknowledged", str(acknowledged)]
+    with subprocess.Popen(
+        [*command, "--server", cluster.servers],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=environment(),
+    ) as process:
+        cluster.wait_until("a batch is acknowledged", lambda: acknowledged.exists() and acknowledged.stat().st_size > 0)
+        process.send_signal(signal.SIGINT)
+        output, errors = process.communicate(timeout=60)
+
+    [*_, last] = map(json.loads, acknowledged.read_text().splitlines())
+    done = last["to_line"] - 1
+    assert process.returncode == INTERRUPTED
+    assert errors.startswith(f"quire: interrupted; lines 1 to {done} are acknowledged, the batch that begins at line ")
+    assert json.loads(output)["commands"] == done
+
+
+def test_load_of_an_empty_file_loads_nothing(cluster: Cluster, tmp_path: Path) -> None:
+    file = tmp_path / "empty.ndjson"
+    file.touch()
+
+    ended = quire(cluster, "load", str(file), "--json")
+
+    assert (ended.code, json.loads(ended.stdout)["commands"]) == (DONE, 0)
+
+
+def test_load_of_a_file_that_is_not_there_is_a_usage_error(cluster: Cluster) -> None:
+    check_one_sentence(quire(cluster, "load", "nowhere.ndjson"), USAGE, "nowhere.ndjson", "no such file")
+
+
+def test_an_unknown_command_is_a_usage_error() -> None:
+    assert run_quire("aply", "add", "3").code == USAGE
+
+
+def test_help_lists_every_command() -> None:
+    shown = run_quire("--help").stdout
+
+    for command in ("serve", "demo", "apply", "load", "read", "state", "status"):
+        assert f"  {command} " in shown

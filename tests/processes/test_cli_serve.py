@@ -1,0 +1,78 @@
+"""`quire serve`'s command line. What a wrong start ends in stands in `test_bad_starts.py`."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+from quire.cluster.config import ServeConfig, flag_of, unit_of
+from tests.processes.cluster import Clusters, environment, run_quire
+
+USAGE = 2
+
+
+def test_a_node_says_on_stdout_where_it_listens(clusters: Clusters) -> None:
+    cluster = clusters.make(["n1"])
+    cluster.start()
+    node = cluster["n1"]
+
+    assert f"quire: node n1 listens on {node.address}" in node.output.read_text().splitlines()
+
+
+def test_a_cluster_of_one_works(clusters: Clusters) -> None:
+    cluster = clusters.make(["n1"])
+    cluster.start()
+
+    assert cluster["n1"].apply(["add", 3], ["div", 5])["results"] == ["45", "9"]
+    cluster.stop()
+
+
+def test_every_configuration_error_is_a_sentence_of_its_own(tmp_path: Path) -> None:
+    file = tmp_path / "quire.toml"
+    file.write_text("heartbeat = 100\nelection_timeout_ms = 1\n")
+    arguments = ["--node", "n1", "--listen", "127.0.0.1:7001", "--members", "n1=127.0.0.1:7001", "--leader", "n1"]
+
+    ended = run_quire("serve", *arguments, "--data-dir", str(tmp_path / "n1"), "--config", str(file))
+
+    assert ended.code == USAGE
+    assert sorted(line.split()[3] for line in ended.stderr.splitlines()) == ["election_timeout_ms", "heartbeat"]
+
+
+def test_an_abbreviated_flag_is_a_usage_error() -> None:
+    ended = run_quire("serve", "--nod", "n1")
+
+    assert ended.code == USAGE
+    assert "--nod" in ended.stderr
+
+
+def test_help_names_every_field_with_its_unit_and_default() -> None:
+    ended = run_quire("serve", "--help", extra={"COLUMNS": "200"})
+    shown = " ".join(ended.stdout.split())
+
+    assert ended.code == 0
+    for name, field in ServeConfig.model_fields.items():
+        unit = unit_of(name)
+        assert f"{flag_of(name)} {unit.upper() or 'VALUE'}" in shown
+        if unit:
+            assert f"Default: {field.default} {unit}." in shown
+
+
+def test_serve_imports_neither_typer_nor_rich_nor_cryptography(tmp_path: Path) -> None:
+    script = tmp_path / "imports.py"
+    script.write_text(
+        "import sys\n"
+        "sys.argv = ['quire', 'serve', '--help']\n"
+        "from quire.cluster.cli.main import main\n"
+        "try:\n"
+        "    main()\n"
+        "except SystemExit:\n"
+        "    pass\n"
+        "assert 'structlog' in sys.modules and 'quire.cluster.node' in sys.modules\n"
+        "found = {'typer', 'rich', 'cryptography'} & {name.partition('.')[0] for name in sys.modules}\n"
+        "sys.exit(', '.join(sorted(found)) or 0)\n"
+    )
+
+    ended = subprocess.run(
+        [sys.executable, str(script)], capture_output=True, text=True, check=False, env=environment(), timeout=60
+    )
+
+    assert ended.returncode == 0, ended.stderr

@@ -1,0 +1,128 @@
+"""`quire demo`: three nodes, one answer, and honest words where there is none."""
+
+import json
+import os
+import re
+import signal
+import subprocess
+from collections.abc import Generator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from tests.processes.cluster import QUIRE, environment, run_quire
+
+TIMEOUT_S = 120.0
+
+
+def node_pids(directory: Path) -> list[int]:
+    """The processes of `quire serve` whose data stand below the directory."""
+    found: list[int] = []
+    for process in Path("/proc").glob("[0-9]*"):
+        try:
+            arguments = (process / "cmdline").read_bytes().split(b"\0")
+        except OSError:
+            continue
+        if b"serve" in arguments and any(argument.startswith(os.fsencode(directory)) for argument in arguments):
+            found.append(int(process.name))
+    return sorted(found)
+
+
+@contextmanager
+def running_demo(directory: Path, *flags: str) -> Generator["subprocess.Popen[str]", None, None]:
+    """A demo that stays up, once it has said what to try next."""
+    with subprocess.Popen(
+        [*QUIRE, "demo", "--data-dir", str(directory), *flags],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=environment({"PYTHONUNBUFFERED": "1"}),
+    ) as process:
+        try:
+            yield process
+        finally:
+            process.terminate()
+            process.communicate(timeout=TIMEOUT_S)
+
+
+def read_until(process: "subprocess.Popen[str]", words: str) -> str:
+    """What it prints up to a line with these words."""
+    assert process.stdout is not None
+    lines: list[str] = []
+    for line in process.stdout:
+        lines.append(line)
+        if words in line:
+            return "".join(lines)
+    raise AssertionError(f"{words!r} never came:\n{''.join(lines)}\n{process.stderr and process.stderr.read()}")
+
+
+def test_check_ends_with_three_equal_answers_and_leaves_no_process(tmp_path: Path) -> None:
+    ended = run_quire("demo", "--check", "--commands", "5000", "--data-dir", str(tmp_path), timeout_s=TIMEOUT_S)
+
+    assert ended.code == 0, ended
+    for words in ("n1", "n2", "n3", "leader", "follower", "applied_index", "digest", "knows nothing of quire"):
+        assert words in ended.stdout
+    assert ended.stdout.count("5,002") >= 12, "four indices on three nodes: genesis, epoch_start, 5,000 commands"
+    assert node_pids(tmp_path) == []
+
+
+def test_the_same_directory_may_be_used_again_and_goes_on_where_it_was(tmp_path: Path) -> None:
+    answers: list[str] = []
+    for _ in range(2):
+        ended = run_quire(
+            *("demo", "--check", "--json", "--commands", "2000", "--data-dir", str(tmp_path)), timeout_s=TIMEOUT_S
+        )
+        assert ended.code == 0, ended
+        document = json.loads(ended.stdout)
+        assert document["equal"]
+        assert len({row["status"]["digest"] for row in document["rows"].values()}) == 1
+        answers.append(document["expected"])
+
+    assert answers[0] != answers[1]
+
+
+def test_without_check_it_stays_up_says_what_to_try_and_ctrl_c_stops_it_cleanly(tmp_path: Path) -> None:
+    with running_demo(tmp_path, "--commands", "1000") as process:
+        shown = read_until(process, "quire read")
+        assert len(node_pids(tmp_path)) == 3
+        [server] = re.findall(r"export QUIRE_SERVER=(\S+)", shown)
+
+        assert run_quire("apply", "add", "3", extra={"QUIRE_SERVER": server}).code == 0
+
+        process.send_signal(signal.SIGINT)
+        assert process.wait(TIMEOUT_S) == 0
+        assert node_pids(tmp_path) == []
+    for node_id in ("n1", "n2", "n3"):
+        assert "Traceback" not in (tmp_path / f"{node_id}.log").read_text()
+
+
+@pytest.mark.parametrize("node_id", ["n1", "n3"])
+def test_a_node_that_dies_is_named_with_the_last_lines_of_its_log(tmp_path: Path, node_id: str) -> None:
+    with running_demo(tmp_path, "--commands", "1000") as process:
+        read_until(process, "quire read")
+        [pid] = [
+            pid
+            for pid in node_pids(tmp_path)
+            if os.fsencode(tmp_path / node_id) in Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+        ]
+        os.kill(pid, signal.SIGKILL)
+
+        _, errors = process.communicate(timeout=TIMEOUT_S)
+
+        assert process.returncode == 1
+        assert f"node {node_id} ended with code -9" in errors
+        assert f"{node_id}.log" in errors
+        assert "listens on" in errors
+        assert node_pids(tmp_path) == []
+
+
+def test_a_node_that_cannot_start_is_named_with_its_reason(tmp_path: Path) -> None:
+    (tmp_path / "n2").write_text("a file, where a directory must be")
+
+    ended = run_quire("demo", "--check", "--data-dir", str(tmp_path), timeout_s=TIMEOUT_S)
+
+    assert ended.code == 1
+    assert "node n2 ended with code 1" in ended.stderr
+    assert f"{tmp_path / 'n2'} cannot be used" in ended.stderr
+    assert node_pids(tmp_path) == []

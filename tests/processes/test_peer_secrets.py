@@ -1,0 +1,103 @@
+"""Peers prove that they know one secret; who does not is refused, told why, and not heard (DESIGN 5, rule 10)."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.processes.cluster import Cluster, Clusters, Node
+
+ELECTION_TIMEOUT_US = 1_000_000
+SOON_S = 20.0
+
+
+def secret_flags(folder: Path, name: str, secret: bytes) -> list[str]:
+    file = folder / name
+    file.write_bytes(secret)
+    return ["--peer-secret-file", str(file)]
+
+
+def without_secret(node: Node) -> list[str]:
+    """The node's flags but for its secret."""
+    place = node.flags.index("--peer-secret-file")
+    return node.flags[:place] + node.flags[place + 2 :]
+
+
+def test_nodes_that_share_a_secret_form_a_cluster_and_survive_restarts(clusters: Clusters, tmp_path: Path) -> None:
+    cluster = clusters.formed(flags=secret_flags(tmp_path, "secret", b"a sheet of paper\n"))
+    cluster["n2"].apply(["add", 3])
+    cluster.stop("n2")
+    # The same secret: a line's end is no part of it.
+    cluster["n2"].flags = without_secret(cluster["n2"]) + secret_flags(tmp_path, "again", b"a sheet of paper")
+    cluster.start("n2")
+
+    assert cluster["n2"].apply(["div", 5])["results"] == ["9"]
+    cluster.wait_for_equal()
+    for node in cluster:
+        status = node.status()
+        assert set(status["links"]) == set(cluster.nodes) - {node.node_id}
+        assert set(status["link_failures"]).isdisjoint(cluster.nodes), status["link_failures"]
+
+
+@pytest.mark.parametrize("other", [b"another sheet", None], ids=["another", "none"])
+def test_a_member_with_another_secret_or_none_is_refused_says_so_and_is_not_heard(
+    clusters: Clusters, tmp_path: Path, other: bytes | None
+) -> None:
+    cluster = clusters.formed(flags=secret_flags(tmp_path, "secret", b"a sheet of paper"))
+    cluster.wait_for_equal()
+    node = cluster["n3"]
+    right = node.flags
+    cluster.stop("n3")
+    heard = leader_s_view(cluster)
+    node.flags = without_secret(node) + (secret_flags(tmp_path, "other", other) if other else [])
+    node.start()
+
+    told = cluster.wait_until("n3 says why nobody speaks to it", lambda: refusals(node, "n1", "n2"), SOON_S)
+
+    assert all("peer_secret" in reason for reason in told.values()), told
+    cluster.leader.apply(["add", 3])
+    cluster.wait_until("n1 says why it does not speak to n3", lambda: refusals(cluster.leader, "n3"))
+    began = cluster.leader.status()["clock"]
+    cluster.wait_until("time passes", lambda: cluster.leader.status()["clock"] > began + 2 * ELECTION_TIMEOUT_US)
+    status = node.status()
+    assert (status["ready"], status["links"], status["leader"]) == (False, [], None)
+    assert status["durable_index"] == heard["durable_index"], "no record reached it"
+    assert leader_s_view(cluster) == heard, "the leader heard nothing of it"
+    assert "n3" not in cluster.leader.status()["links"]
+
+    cluster.stop("n3")
+    node.flags = right
+    cluster.start("n3")
+    assert cluster.leader.apply(["div", 5])["results"] == ["9"]
+    cluster.wait_for_equal()
+
+
+@pytest.mark.parametrize("other", [b"another sheet", None], ids=["another", "none"])
+def test_a_new_node_with_another_secret_or_none_gets_no_genesis_and_says_why(
+    clusters: Clusters, tmp_path: Path, other: bytes | None
+) -> None:
+    cluster = clusters.make(initial=["n1", "n2"], flags=secret_flags(tmp_path, "secret", b"a sheet of paper"))
+    cluster.start("n1", "n2")
+    node = cluster["n3"]
+    node.flags = without_secret(node) + (secret_flags(tmp_path, "other", other) if other else [])
+    node.start()
+
+    told = cluster.wait_until("n3 says why nobody speaks to it", lambda: refusals(node, "n1", "n2"), SOON_S)
+
+    assert all("peer_secret" in reason for reason in told.values()), told
+    assert not (node.data_dir / "identity").exists()
+    assert "cluster_id" not in node.status()
+    assert "n3" not in cluster.leader.status()["nodes"]
+
+
+def leader_s_view(cluster: Cluster) -> dict[str, Any]:
+    """What the leader last heard of n3."""
+    row: dict[str, Any] = cluster.leader.status()["nodes"]["n3"]
+    return {name: row[name] for name in ("durable_index", "applied_index", "heard_at")}
+
+
+def refusals(node: Node, *peers: str) -> dict[str, str] | None:
+    """Why the node has no link to these peers, once it says so of each."""
+    failures = node.status().get("link_failures", {})
+    told = {peer: failures[peer] for peer in peers if "peer_secret" in failures.get(peer, "")}
+    return told if len(told) == len(peers) else None

@@ -1,0 +1,112 @@
+"""A clean stop, and what a start after it begins with (DESIGN 3: mark; DESIGN 5: rules 3 and 6)."""
+
+import signal
+
+import pytest
+
+from tests.processes.cluster import Clusters, Node, Unreachable
+from tests.processes.data_files import read_mark
+from tests.processes.load import COMMANDS, running_load
+from tests.processes.verdict import check_cluster, system_records
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT], ids=["SIGTERM", "SIGINT"])
+def test_a_signal_stops_each_node_cleanly_with_exit_code_0(clusters: Clusters, number: signal.Signals) -> None:
+    cluster = clusters.formed()
+    cluster.leader.apply(["add", 3], ["div", 5])
+    statuses = cluster.wait_for_equal()
+
+    for node in reversed(list(cluster)):
+        node.running.send_signal(number)
+        assert node.stop() == 0, node.last_words()
+
+    for node in cluster:
+        mark, status = read_mark(node.data_dir), statuses[node.node_id]
+        assert mark.clean, node.node_id
+        assert (mark.durable_index, mark.epoch) == (status["durable_index"], status["epoch"])
+        assert "Traceback" not in node.output.read_text()
+
+
+def test_a_node_that_runs_or_was_killed_is_not_marked_clean(clusters: Clusters) -> None:
+    cluster = clusters.formed()
+    cluster.leader.apply(["add", 3])
+    for node in cluster:
+        assert not read_mark(node.data_dir).clean
+
+    cluster.kill_all()
+
+    for node in cluster:
+        assert not read_mark(node.data_dir).clean
+
+
+def test_a_stop_in_the_middle_of_a_load_loses_nothing_acknowledged(clusters: Clusters) -> None:
+    cluster = clusters.formed()
+    with running_load(cluster, clients=2) as load:
+        for node_id in ("n3", "n1", "n2"):
+            load.wait_for_more(cluster, COMMANDS // 50)
+            assert cluster[node_id].stop() == 0
+            cluster.start(node_id)
+        load.wait_for_more(cluster, COMMANDS // 50)
+        load.finish()
+
+    check_cluster(cluster, load)
+
+
+def test_a_restarted_node_serves_at_once_the_state_that_it_had(clusters: Clusters) -> None:
+    cluster = clusters.formed()
+    with running_load(cluster) as load:
+        load.wait_for_more(cluster, COMMANDS // 4)
+        load.finish()
+    cluster.wait_for_equal()
+    node = cluster["n2"]
+    before = node.local_state()
+    cluster.stop()
+
+    node.start()  # alone: nobody can tell it anything
+
+    assert cluster.wait_until("n2 answers", lambda: first_answer(node)) == before
+    assert node.status()["role"] != "leader"
+    cluster.start("n1", "n3")
+    statuses = cluster.wait_for_equal()
+    assert statuses["n1"]["applied_index"] == before["applied_index"] + 1, "only the new epoch's first record came"
+
+
+def first_answer(node: Node) -> dict[str, object]:
+    """The state that the node gives in its first answer of any kind: an error is none."""
+    try:
+        return node.local_state()
+    except Unreachable:
+        return {}
+
+
+def test_a_leader_takes_a_new_epoch_at_each_start_however_it_ended(clusters: Clusters) -> None:
+    cluster = clusters.formed()
+    epochs = [cluster.leader.status()["epoch"]]
+
+    for end in (cluster.leader.stop, cluster.leader.kill, cluster.leader.kill, cluster.leader.stop):
+        end()
+        cluster.start("n1")
+        epochs.append(cluster.leader.status()["epoch"])
+
+    assert epochs == sorted(set(epochs)), "each is above the one before"
+    cluster.leader.apply(["add", 3])
+    cluster.wait_for_equal()
+    for node in cluster:
+        begun = system_records(node.raw_frames(), "epoch_start")
+        assert begun[0][0] == epochs[0]
+        assert {epoch for epoch, _ in begun} >= set(epochs)
+        assert {record["node_id"] for _, record in begun} == {"n1"}
+
+
+def test_a_restart_of_a_follower_begins_no_new_epoch(clusters: Clusters) -> None:
+    cluster = clusters.formed()
+    epoch = cluster.leader.status()["epoch"]
+
+    for node_id in ("n2", "n3"):
+        cluster.stop(node_id)
+        cluster.start(node_id)
+        cluster[node_id].kill()
+        cluster.start(node_id)
+
+    assert cluster.leader.apply(["add", 3])["epoch"] == epoch
+    cluster.wait_for_equal()
