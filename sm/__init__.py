@@ -17,10 +17,13 @@ from .errors import (
 from .log import LogMachine
 from .machine import Context, Contexts, Refused, StateMachine
 from .registry import default_initial, load_machine
+from .sessions import MAX_SESSIONS, SESSION_WINDOW, Sessions, SessionStatus
 
 __all__ = [
     "DIGEST_BYTES",
     "EMPTY_DIGEST",
+    "MAX_SESSIONS",
+    "SESSION_WINDOW",
     "Applied",
     "Applier",
     "ApplyFailed",
@@ -35,6 +38,8 @@ __all__ = [
     "MachineUnknown",
     "PlaceFailed",
     "Refused",
+    "SessionStatus",
+    "Sessions",
     "SnapshotInvalid",
     "StateMachine",
     "check_batch",

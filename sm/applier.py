@@ -1,21 +1,38 @@
-"""The applier: committed frames in, results and the digest out. It never goes on after a failure."""
+"""The applier: committed frames in, results and the digest out. It never goes on after a failure.
+
+A frame's records execute in one batch, in record order; those that a session answers (retries.py) are left out of it.
+"""
 
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-from quire.log import Frame, FrameHeader, Kind, PayloadInvalid, decode_blob, decode_runs, decode_values, pack
+from quire.log import (
+    Frame,
+    FrameHeader,
+    Kind,
+    PayloadInvalid,
+    decode_blob,
+    decode_runs,
+    decode_system,
+    decode_values,
+    pack,
+)
 
 from .digest import EMPTY_DIGEST, next_digest
 from .errors import ApplyFailed, FrameOutOfPlace, PlaceFailed, reason_of
 from .machine import Context, Contexts, Refused, StateMachine
+from .retries import Verdicts
+from .sessions import Sessions
 
 ApplyBatch = Callable[[Sequence[Any], Sequence[Context]], list[Any]]
+Runs = Sequence[tuple[int, int, int]]
 
 
 class Applied(NamedTuple):
     """One applied frame: its range [index, next_index), and for each record its result.
 
-    A refused record's result is None and `refused` holds its [place, code, text]. A system frame has no results.
+    A refused record's result is None and `refused` holds its [place, code, text]. Of the system frames, those that open
+    or close a session have a result, {"session": id, "sequence": the last that was answered}; the others have none.
     """
 
     index: int  # type: ignore[assignment]  # It hides tuple.index, which nobody needs here.
@@ -26,14 +43,22 @@ class Applied(NamedTuple):
 
 
 class Applier:
-    """Feeds frames, in order and each once, to a machine; keeps applied_index and digest. One thread.
+    """Feeds frames, in order and each once, to a machine; keeps sessions, applied_index and digest. One thread.
 
     After a failure (`failure` is set) the machine may stand in the middle of a frame: applied_index and digest stay
     at the last whole one, and state is no longer served.
     """
 
-    def __init__(self, machine: StateMachine, *, applied_index: int = 0, digest: bytes = EMPTY_DIGEST) -> None:
+    def __init__(
+        self,
+        machine: StateMachine,
+        *,
+        applied_index: int = 0,
+        digest: bytes = EMPTY_DIGEST,
+        sessions: Sessions | None = None,
+    ) -> None:
         self.machine = machine
+        self.sessions = Sessions() if sessions is None else sessions
         self.applied_index = applied_index
         self.digest = digest
         self.failure: ApplyFailed | None = None
@@ -54,21 +79,20 @@ class Applier:
         header = frame.header
         if header.index != self.applied_index:
             raise FrameOutOfPlace(index=header.index, applied_index=self.applied_index)
-        next_index = header.next_index
-        if header.kind == Kind.SYSTEM:
-            self.applied_index = next_index
-            return Applied(header.index, next_index, header.epoch, [], [])
         try:
-            results, refused, packed = _reply(header, self._results(header, self._commands(frame)))
+            if header.kind == Kind.SYSTEM:
+                results, refused = self._apply_system(frame)
+            else:
+                results, refused, packed = self._apply_commands(frame)
+                self.digest = next_digest(self.digest, header.index, header.crc32c, packed)
         except ApplyFailed as failure:
             self.failure = failure
             raise
         except BaseException as error:  # KeyboardInterrupt, MemoryError: the machine may have moved, so no second try.
             self.failure = _failed(header, f"interrupted ({reason_of(error)})")
             raise
-        self.digest = next_digest(self.digest, header.index, header.crc32c, packed)
-        self.applied_index = next_index
-        return Applied(header.index, next_index, header.epoch, results, refused)
+        self.applied_index = header.next_index
+        return Applied(header.index, header.next_index, header.epoch, results, refused)
 
     def state(self) -> Any:
         """The machine's whole state, `query(None)`. Raises ApplyFailed once applying has failed."""
@@ -76,34 +100,76 @@ class Applier:
             raise self.failure.with_traceback(None)
         return self.machine.query(None)
 
-    def _commands(self, frame: Frame) -> list[Any]:
-        """The frame's values, one for each index. Raises ApplyFailed."""
+    def _apply_system(self, frame: Frame) -> tuple[list[Any], list[list[Any]]]:
+        """Open or close a session; pass over everything else. Raises ApplyFailed."""
+        try:
+            fields = decode_system(frame.payload)
+            match fields["type"]:
+                case "open_session":
+                    status = self.sessions.open(frame.header.index, _name(fields))
+                case "close_session":
+                    status = self.sessions.close(fields["session"])
+                case _:
+                    return [], []
+        except Refused as refusal:
+            return [None], [[0, refusal.code, refusal.text]]
+        except Exception as error:
+            raise _failed(frame.header, f"the payload cannot be read ({reason_of(error)})") from error
+        return [{"session": status.session, "sequence": status.sequence}], []
+
+    def _apply_commands(self, frame: Frame) -> tuple[list[Any], list[list[Any]], bytes]:
+        """Results, refused, and both as msgpack. Raises ApplyFailed."""
         header = frame.header
-        if header.session != 0:
-            raise _failed(header, f"the frame belongs to session {header.session}, and sessions are not known here")
+        runs, commands = self._runs_and_commands(frame)
+        if not runs:
+            return _reply(header, self._execute(header, commands, None))
+        verdicts = Verdicts(self.sessions, commands)
+        try:
+            verdicts.judge(runs)
+        except Exception as error:
+            raise _failed(header, f"a session's replies cannot be read back ({reason_of(error)})") from error
+        executed = self._execute(header, commands, verdicts.places())
+        results, refused, packed = _reply(header, verdicts.replies(executed))
+        verdicts.record(frame, results, refused, packed)
+        return results, refused, packed
+
+    def _runs_and_commands(self, frame: Frame) -> tuple[Runs, list[Any]]:
+        """The frame's runs, none where nothing of it has a session, and its values. Raises ApplyFailed."""
+        header, payload = frame
         if header.kind == Kind.BLOB and not self._takes_blobs:
             raise _failed(header, f"a blob, and machine {self.machine.name!r} takes none")
+        only_run = ((header.session, header.sequence, header.count),) if header.session else ()
         try:
-            runs, values = _decoded(frame)
+            match header.kind:
+                case Kind.RECORDS:
+                    return only_run, decode_values(payload, header.count)
+                case Kind.RUNS:
+                    return decode_runs(payload, header.count)
+                case Kind.BLOB:
+                    return only_run, [decode_blob(payload)[1]]
+                case kind:
+                    raise ValueError(f"frames of kind {kind} hold no commands")
         except Exception as error:  # Whatever is wrong with the bytes, this frame cannot be applied.
             raise _failed(header, f"the payload cannot be read ({reason_of(error)})") from error
-        for session, _, _ in runs:
-            if session != 0:
-                raise _failed(header, f"a run belongs to session {session}, and sessions are not known here")
-        return values
 
-    def _results(self, header: FrameHeader, commands: list[Any]) -> list[Any]:
-        """For each command its result, or its Refused. Raises ApplyFailed."""
-        contexts = Contexts(header.index, header.count, header.epoch, header.timestamp)
+    def _execute(self, header: FrameHeader, commands: list[Any], places: list[int] | None) -> list[Any]:
+        """The results and Refuseds of the commands at `places` of the frame, None: of all. Raises ApplyFailed."""
+        contexts: Sequence[Context] = Contexts(header.index, header.count, header.epoch, header.timestamp)
+        if places is not None:
+            if not places:
+                return []
+            commands, contexts = [commands[place] for place in places], [contexts[place] for place in places]
         try:
             results = self._apply_batch(commands, contexts)
         except PlaceFailed as failure:
             cause = failure.__cause__ or failure
-            raise _failed(header, f"apply raised {failure.reason}", place=failure.place) from cause
+            place = failure.place if places is None else places[failure.place]
+            raise _failed(header, f"apply raised {failure.reason}", place=place) from cause
         except Exception as error:
-            raise _failed(header, f"apply_batch raised {reason_of(error)}") from error
-        if len(results) != header.count:
-            raise _failed(header, f"apply_batch gave {len(results)} results for {header.count} commands")
+            place = 0 if places is None else places[0]
+            raise _failed(header, f"apply_batch raised {reason_of(error)}", place=place) from error
+        if len(results) != len(commands):
+            raise _failed(header, f"apply_batch gave {len(results)} results for {len(commands)} commands")
         return results
 
     def _apply_one_by_one(self, commands: Sequence[Any], contexts: Sequence[Context]) -> list[Any]:
@@ -120,18 +186,12 @@ class Applier:
         return results
 
 
-def _decoded(frame: Frame) -> tuple[Sequence[Any], list[Any]]:
-    """The frame's runs, where it has any, and its values."""
-    payload, count = frame.payload, frame.header.count
-    match frame.header.kind:
-        case Kind.RECORDS:
-            return (), decode_values(payload, count)
-        case Kind.RUNS:
-            return decode_runs(payload, count)
-        case Kind.BLOB:
-            return (), [decode_blob(payload)[1]]
-        case kind:
-            raise ValueError(f"frames of kind {kind} hold no commands")
+def _name(fields: dict[str, Any]) -> str | None:
+    """The name under which a session is opened; none and an empty one are no name. Raises TypeError."""
+    name = fields.get("name")
+    if name is not None and type(name) is not str:
+        raise TypeError(f"a session's name is text, not {type(name).__name__}")
+    return name or None
 
 
 def _reply(header: FrameHeader, results: list[Any]) -> tuple[list[Any], list[list[Any]], bytes]:

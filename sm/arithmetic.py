@@ -26,7 +26,7 @@ from .machine import Context, Refused
 
 INT_LOWEST = -(2**63)
 INT_HIGHEST = 2**64 - 1
-KNOWN_OPERANDS = 16_384  # About 3 MB; a full cache is emptied, which costs less than keeping an order.
+KNOWN_OPERANDS = 65_536  # About 12 MB; a full cache is emptied, which costs less than keeping an order.
 SNAPSHOT_LIMIT_BYTES = 128  # The longest state is below 90: an initial value of 68 digits and six zeros before them.
 
 OPERATIONS = frozenset(("add", "sub", "mul", "div"))

@@ -26,19 +26,22 @@ class Frames:
         self.epoch = epoch
         self.prev_crc32c = prev_crc32c
 
-    def records(self, commands: Sequence[Any]) -> Frame:
-        return self.payload(encode_records(commands), len(commands))
+    def records(self, commands: Sequence[Any], session: int = 0, sequence: int = 0) -> Frame:
+        payload = encode_records(commands)
+        return self.payload(payload, len(commands), session=session, sequence=sequence)
 
     def system(self, record: dict[str, Any]) -> Frame:
         return self.payload(encode_system(record), 1, Kind.SYSTEM)
 
-    def blob(self, value: bytes) -> Frame:
-        return self.payload(encode_blob(value), 1, Kind.BLOB)
+    def blob(self, value: bytes, session: int = 0, sequence: int = 0) -> Frame:
+        return self.payload(encode_blob(value), 1, Kind.BLOB, session, sequence)
 
     def runs(self, runs: Sequence[Run], commands: Sequence[Any]) -> Frame:
         return self.payload(encode_runs(runs, commands), len(commands), Kind.RUNS)
 
-    def payload(self, payload: bytes, count: int, kind: Kind = Kind.RECORDS, session: int = 0) -> Frame:
+    def payload(
+        self, payload: bytes, count: int, kind: Kind = Kind.RECORDS, session: int = 0, sequence: int = 0
+    ) -> Frame:
         raw = encode_frame(
             index=self.index,
             epoch=self.epoch,
@@ -48,7 +51,7 @@ class Frames:
             kind=kind,
             payload=payload,
             session=session,
-            sequence=1 if session else 0,
+            sequence=sequence,
         )
         [frame] = walk_frames(raw)
         self.index += count

@@ -8,13 +8,21 @@ import pytest
 
 PROGRAM = """
 import sys
-from quire.sm import Applier, load_machine
+from quire.log import Run
+from quire.sm import Applier, Sessions, load_machine
 from tests.sm.frames import Frames
 
-frames, applier = Frames(), Applier(load_machine(sys.argv[1])())
+frames, applier = Frames(), Applier(load_machine(sys.argv[1])(), sessions=Sessions(session_window=90, max_sessions=2))
 for start in range(0, 500, 50):
     applier.apply(frames.records([[("add", "sub", "mul", "div")[i % 4], i % 7 + 1] for i in range(start, start + 50)]))
 applier.apply(frames.records([["mul", "1e9999"], ["add", "2.5"]]))
+for name in ("a", "b", "a", "c"):
+    applier.apply(frames.system({"type": "open_session", "name": name}))
+b, a = frames.index - 3, frames.index - 2
+for sequence in (1, 30, 60, 100, 180, 1):
+    runs = [Run(a, sequence, 50), Run(b, 1, 3), Run(a, sequence + 20, 50), Run(a - 2, 1, 1)]
+    commands = [["add", i] for i in range(50)] + [["sub", "7"]] * 3 + [["add", i] for i in range(20, 70)]
+    applier.apply(frames.runs(runs, [*commands, ["add", 1]]))
 print(hash("quire"), applier.digest.hex())
 """
 

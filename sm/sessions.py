@@ -1,0 +1,97 @@
+"""The session table: who may use a sequence, and where each stands.
+
+A session is opened by a system record; the record's index is its id. A name opened again gets a new id that goes on
+with the old one's sequence and replies, and the old id is fenced: two holders of a name never share a sequence.
+
+The ids of a name's former holders are remembered up to a limit, the oldest forgotten first, so that a client that
+opens its name at every start does not grow the table. A forgotten one is unknown, which executes nothing either.
+
+Everything is plain and in the order of ids, which is the order of the log.
+"""
+
+from typing import NamedTuple
+
+from .machine import Refused
+from .replies import Replies
+
+SESSION_WINDOW = 8192
+MAX_SESSIONS = 100_000
+
+
+class SessionStatus(NamedTuple):
+    """An open session: its id, its name if it has one, and the last sequence that was answered (0: none yet)."""
+
+    session: int
+    name: str | None
+    sequence: int
+
+
+class Sessions:
+    """The open sessions of one replica, and the fenced ones. Changed by the applier alone, in the log's order.
+
+    `session_window` commands of each can be retried; `max_sessions` are open at most, and as many fenced ids are
+    remembered. Both are the same on every replica: they stand in genesis.
+    """
+
+    def __init__(self, *, session_window: int = SESSION_WINDOW, max_sessions: int = MAX_SESSIONS) -> None:
+        self.session_window = session_window
+        self.max_sessions = max_sessions
+        self.replies: dict[int, Replies] = {}  # by id
+        self._names: dict[int, str] = {}  # by id, of the named ones
+        self._by_name: dict[str, int] = {}
+        self._fenced: dict[int, int] = {}  # the id that took over, by the old id
+
+    def open(self, index: int, name: str | None) -> SessionStatus:
+        """Open a session whose id is `index`; under a name that is open, the new id takes over from the old one.
+
+        Raises:
+            Refused: SESSIONS_FULL. (A name that is open can be opened again even then.)
+        """
+        old = None if name is None else self._by_name.get(name)
+        if old is not None:
+            replies = self.replies.pop(old)
+            del self._names[old]
+            self._fence(old, index)
+        elif len(self.replies) >= self.max_sessions:
+            raise Refused("SESSIONS_FULL", f"{len(self.replies)} sessions are open of at most {self.max_sessions}")
+        else:
+            replies = Replies()
+        self.replies[index] = replies
+        if name is not None:
+            self._names[index] = name
+            self._by_name[name] = index
+        return SessionStatus(index, name, replies.recorded_end - 1)
+
+    def close(self, session: int) -> SessionStatus:
+        """Forget an open session, its replies and its name; give where it stood.
+
+        Raises:
+            Refused: SESSION_EXPIRED or SESSION_FENCED.
+        """
+        status = self.find(session)
+        if status is None:
+            raise self.refusal(session)
+        del self.replies[session]
+        if status.name is not None:
+            del self._names[session]
+            del self._by_name[status.name]
+        return status
+
+    def find(self, session: int) -> SessionStatus | None:
+        """Where the session stands, or None if it is not open."""
+        replies = self.replies.get(session)
+        if replies is None:
+            return None
+        return SessionStatus(session, self._names.get(session), replies.recorded_end - 1)
+
+    def refusal(self, session: int) -> Refused:
+        """What a session that is not open is answered."""
+        successor = self._fenced.get(session)
+        if successor is not None:
+            return Refused("SESSION_FENCED", f"session {session} was taken over by session {successor} of its name")
+        return Refused("SESSION_EXPIRED", f"session {session} is not open: closed, expired or never opened")
+
+    def _fence(self, old: int, successor: int) -> None:
+        self._fenced[old] = successor
+        if len(self._fenced) > self.max_sessions:
+            del self._fenced[next(iter(self._fenced))]

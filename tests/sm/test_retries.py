@@ -1,0 +1,314 @@
+"""Retries: decided record by record, however they are grouped; nothing executes twice (DESIGN 6)."""
+
+import struct
+from hashlib import blake2b
+from typing import Any
+
+import pytest
+
+from quire.log import Record, Run, pack
+from quire.sm import Applier, ApplyFailed, ArithmeticMachine, Context, LogMachine, Sessions
+
+from .frames import Frames, batches
+from .ledger import Desk, Ledger, codes
+
+COMMANDS = [f"c{number}" if number % 5 else "no" for number in range(1, 301)]
+
+
+def send_in_batches(desk: Desk, session: int, size: int, commands: list[Any] = COMMANDS) -> list[Any]:
+    given: list[Any] = []
+    for batch in batches(commands, size):
+        given += desk.send(session, 1 + len(given), batch)
+    return given
+
+
+@pytest.mark.parametrize("retry_size", [1, 7, 64, 300])
+@pytest.mark.parametrize("size", [1, 15, 16, 100, 300])
+def test_a_known_sequence_is_answered_what_it_was_answered_first_however_it_is_grouped(
+    size: int, retry_size: int
+) -> None:
+    desk = Desk()
+    session = desk.open()
+    first = send_in_batches(desk, session, size)
+    executed = list(desk.ledger.executed)
+    assert executed == COMMANDS
+    assert send_in_batches(desk, session, retry_size) == first
+    assert desk.ledger.executed == executed
+    found = desk.applier.sessions.find(session)
+    assert found is not None
+    assert found.sequence == 300
+
+
+@pytest.mark.parametrize("known", [1, 20, 70])
+def test_a_run_may_begin_with_what_is_known_and_go_on_with_what_is_new(known: int) -> None:
+    desk = Desk()
+    session = desk.open()
+    first = desk.send(session, 1, COMMANDS[:known])
+    given = desk.send(session, 1, COMMANDS[:100])
+    assert given[:known] == first
+    assert desk.ledger.executed == COMMANDS[:100]
+    index = desk.applier.applied_index - 100
+    assert given[known] == [known, index + known]  # its own index, not that of the frame
+
+
+def test_a_machine_s_refusal_is_a_reply_and_uses_its_sequence() -> None:
+    desk = Desk()
+    session = desk.open()
+    first = desk.send(session, 1, ["no"])
+    assert first == [["NO", "0, 2"]]
+    assert desk.send(session, 2, ["b"]) == [[1, 3]]
+    assert desk.send(session, 1, ["no"]) == first
+    assert codes(desk.send(session, 1, ["yes"])) == ["SEQUENCE_REUSED"]
+
+
+def test_a_gap_is_refused_record_by_record_and_uses_no_sequence() -> None:
+    desk = Desk()
+    session = desk.open()
+    desk.send(session, 1, ["a"])
+    assert desk.send(session, 3, ["c", "d"]) == [
+        ["SEQUENCE_GAP", f"session {session} goes on with sequence 2, not 3"],
+        ["SEQUENCE_GAP", f"session {session} goes on with sequence 2, not 4"],
+    ]
+    assert desk.send(session, 2, ["b"]) == [[1, 5]]
+    assert desk.send(session, 3, ["c"]) == [[2, 6]]
+    assert desk.ledger.executed == ["a", "b", "c"]
+
+
+@pytest.mark.parametrize("size", [1, 15, 16, 40, 300])
+@pytest.mark.parametrize("window", [1, 63, 64, 65, 200, 299, 300])
+def test_the_window_is_exact_at_it_and_one_past(window: int, size: int) -> None:
+    desk = Desk(session_window=window)
+    session = desk.open()
+    first = send_in_batches(desk, session, size)
+    lowest = 301 - window
+    assert desk.send(session, lowest, COMMANDS[lowest - 1 :]) == first[lowest - 1 :]
+    [gone] = desk.send(session, lowest - 1, COMMANDS[lowest - 2 : lowest - 1] or ["any"])
+    text = f"session {session} keeps replies from sequence {lowest} on, the last {window} at most; {lowest - 1} is gone"
+    assert gone == ["REPLY_GONE", text]
+    assert desk.ledger.executed == COMMANDS
+
+
+def test_the_default_window_is_exact() -> None:
+    desk = Desk()
+    session = desk.open()
+    commands = [[number] for number in range(9000)]
+    first = send_in_batches(desk, session, 450, commands)
+    lowest = 9001 - 8192
+    assert codes(desk.send(session, lowest - 1, commands[lowest - 2 :])) == ["REPLY_GONE", *first[lowest - 1 :]]
+
+
+def test_what_executes_before_it_in_a_frame_moves_the_window() -> None:
+    desk = Desk(session_window=3)
+    session = desk.open()
+    first = desk.send(session, 1, ["a", "b", "c"])
+    new = ["d"]
+    given = desk.send_runs((session, 1, ["a"]), (session, 4, new), (session, 1, ["a"]), (session, 2, ["b"]))
+    assert [given[0], codes(given)[2], given[3]] == [first[0], "REPLY_GONE", first[1]]
+
+
+def test_a_frame_larger_than_the_window_leaves_the_window() -> None:
+    desk = Desk(session_window=100)
+    session = desk.open()
+    retry = (session, 1, COMMANDS)
+    given = codes(desk.send_runs((session, 1, COMMANDS), retry))
+    assert given[300:] == ["REPLY_GONE"] * 200 + given[200:300]
+    assert desk.ledger.executed == COMMANDS
+
+
+OTHERS = [
+    (1, True),
+    (1, 1.0),
+    (1, "1"),
+    (0.0, -0.0),
+    ("a", b"a"),
+    ([1, 2], [2, 1]),
+    ({"a": 1, "b": 2}, {"b": 2, "a": 1}),
+    (None, False),
+    ("x" * 500, "x" * 499 + "y"),
+    (b"x" * 16, b"x" * 15 + b"y"),
+]
+
+
+@pytest.mark.parametrize("neighbours", [0, 15, 70])
+@pytest.mark.parametrize(("command", "other"), OTHERS)
+def test_a_sequence_reused_for_another_command_is_refused(command: Any, other: Any, neighbours: int) -> None:
+    desk = Desk()
+    session = desk.open()
+    commands = [command, *["n"] * neighbours]
+    first = desk.send(session, 1, commands)
+    reused = ["SEQUENCE_REUSED", f"sequence 1 of session {session} was given to another command before"]
+    assert desk.send(session, 1, [other]) == [reused]
+    assert desk.send(session, 1, [other, *commands[1:]]) == [reused, *first[1:]]
+    assert desk.send(session, 1, commands) == first
+    assert desk.ledger.executed == commands
+
+
+def test_equality_is_that_of_the_msgpack_bytes_so_not_a_number_is_itself() -> None:
+    desk = Desk()
+    session = desk.open()
+    first = desk.send(session, 1, [float("nan")])
+    assert desk.send(session, 1, [float("nan")]) == first
+
+
+def test_a_retry_may_stand_in_the_same_frame_as_its_original() -> None:
+    desk = Desk()
+    session = desk.open()
+    given = desk.send_runs((session, 1, ["a", "no"]), (session, 1, ["a", "no", "c"]), (session, 2, ["no", "c", "d"]))
+    a, no, c, d = [0, 2], ["NO", "1, 3"], [2, 6], [3, 9]
+    assert given == [a, no, a, no, c, no, c, d]
+    assert desk.ledger.executed == ["a", "no", "c", "d"]
+    assert desk.send(session, 1, ["a", "no", "c", "d"]) == [a, no, c, d]
+
+
+def test_a_sequence_reused_in_the_same_frame_is_refused() -> None:
+    desk = Desk()
+    session = desk.open()
+    assert codes(desk.send_runs((session, 1, ["a"]), (session, 1, ["b", "c"]))) == [[0, 2], "SEQUENCE_REUSED", [1, 4]]
+    assert desk.ledger.executed == ["a", "c"]
+
+
+def test_a_session_may_have_several_runs_in_a_frame_among_others() -> None:
+    desk = Desk()
+    one, two = desk.open(), desk.open()
+    given = desk.send_runs((one, 1, ["a"]), (two, 1, ["b"]), (0, 0, ["c"]), (one, 2, ["d", "e"]), (two, 2, ["f"]))
+    assert [reply[0] for reply in given] == [0, 1, 2, 3, 4, 5]
+    assert desk.ledger.executed == ["a", "b", "c", "d", "e", "f"]
+    assert desk.send(one, 1, ["a", "d", "e"]) == [given[0], given[3], given[4]]
+    assert desk.send(two, 1, ["b", "f"]) == [given[1], given[5]]
+
+
+def test_commands_without_session_execute_whenever_they_come() -> None:
+    desk = Desk()
+    assert desk.send_runs((0, 0, ["a"]), (0, 0, ["a"])) == [[0, 1], [1, 2]]
+    assert desk.send(0, 0, ["a"]) == [[2, 3]]
+
+
+def test_a_frame_is_one_batch_of_what_executes_in_record_order() -> None:
+    desk = Desk()
+    one, two = desk.open(), desk.open()
+    desk.send_runs((one, 1, ["a", "b"]), (0, 0, ["c"]), (two, 1, ["d"]))
+    assert desk.ledger.batches == [4]
+    desk.send_runs((one, 2, ["b", "e"]), (77, 1, ["x"]), (two, 9, ["x"]), (0, 0, ["f"]), (two, 1, ["d", "g"]))
+    assert desk.ledger.batches == [4, 3]
+    assert desk.ledger.executed == ["a", "b", "c", "d", "e", "f", "g"]
+    desk.send_runs((one, 1, ["a", "b"]), (77, 1, ["x"]))
+    assert desk.ledger.batches == [4, 3]  # Nothing executes, so the machine is not called.
+
+
+def test_replies_that_sessions_decide_stand_in_the_digest_like_the_machine_s() -> None:
+    desk = Desk()
+    session = desk.open()
+    desk.send(session, 1, ["a"])
+    before = desk.applier.digest
+    frame = desk.frames.runs([Run(session, 1, 2), Run(77, 1, 1)], ["a", "no", "x"])
+    applied = desk.apply(frame)
+    assert applied.results == [[0, 2], None, None]
+    assert [code for _, code, _ in applied.refused] == ["NO", "SESSION_EXPIRED"]
+    text = before + struct.pack("<QI", frame.header.index, frame.header.crc32c) + pack(list(applied[3:]))
+    assert desk.applier.digest == blake2b(text, digest_size=16).digest()
+
+
+def test_a_failure_names_the_index_of_its_record_whatever_was_left_out_before_it() -> None:
+    desk = Desk()
+    desk.applier = Applier(OneByOne(), applied_index=1)
+    session = desk.open()
+    desk.send(session, 1, ["a", "b"])
+    with pytest.raises(ApplyFailed) as failure:
+        desk.send(session, 1, ["a", "b", "c", "boom"])
+    assert failure.value.index == 4 + 3
+    found = desk.applier.sessions.find(session)
+    assert found is not None
+    assert found.sequence == 2  # Like applied_index, at the last whole frame.
+
+
+class OneByOne(Ledger):
+    """A ledger without `apply_batch` of its own."""
+
+    apply_batch = None  # type: ignore[assignment]
+
+
+def test_blobs_are_answered_by_their_session() -> None:
+    frames = Frames(index=1)
+    applier = Applier(LogMachine(), applied_index=1)
+    applier.apply(frames.system({"type": "open_session", "name": None}))
+    for value, code in ((b"a" * 1000, []), (b"a" * 1000, []), (b"b" * 1000, ["SEQUENCE_REUSED"])):
+        applied = applier.apply(frames.blob(value, session=1, sequence=1))
+        assert [refusal[1] for refusal in applied.refused] == code
+
+
+@pytest.mark.parametrize("count", [1, 20])
+def test_the_headers_of_a_record_are_no_part_of_its_command(count: int) -> None:
+    desk = Desk()
+    session = desk.open()
+    first = desk.send(session, 1, [Record("a", {"trace": "1"})] * count)
+    assert desk.send(session, 1, ["a"] * count) == first
+    assert desk.send(session, 1, [Record("a", {"trace": "2"})]) == first[:1]
+    assert codes(desk.send(session, 1, [Record("b", {"trace": "1"})])) == ["SEQUENCE_REUSED"]
+
+
+def test_long_commands_are_kept_as_digests() -> None:
+    desk = Desk()
+    session = desk.open()
+    commands = [["x" * 10_000, number] for number in range(200)]
+    first = send_in_batches(desk, session, 50, commands[:150]) + desk.send_runs((session, 151, commands[150:]))
+    for number in range(20):
+        first += desk.send(session, 1 + len(first), [["y" * 999, number]])
+    replies = desk.applier.sessions.replies[session]
+    assert sum(map(len, replies.blocks)) + len(pack(replies.commands)) < 220 * 40
+    assert desk.send(session, 1, [*commands, *[["y" * 999, number] for number in range(20)]]) == first
+    assert codes(desk.send(session, 7, [["x" * 10_000, 7], commands[7]])) == ["SEQUENCE_REUSED", first[7]]
+
+
+@pytest.mark.parametrize("size", [1, 15, 100, 5000])
+def test_what_is_kept_is_bounded_by_the_window(size: int) -> None:
+    desk = Desk(session_window=1000)
+    session = desk.open()
+    send_in_batches(desk, session, size, [[number] for number in range(20_000)])
+    replies = desk.applier.sessions.replies[session]
+    assert 20_001 - replies.block_starts[0] < 1000 + 513 + 64
+    assert len(replies.blocks) == len(replies.block_starts) < 100
+    assert len(replies.commands) < 64
+
+
+class Unreadable(Ledger):
+    """Its results can be packed but not unpacked: a map whose key is an array."""
+
+    def apply(self, command: Any, context: Context) -> Any:
+        return {(1, 2): 3}
+
+
+def test_a_reply_that_cannot_be_read_back_stops_applying_rather_than_execute_again() -> None:
+    desk = Desk()
+    desk.applier = Applier(Unreadable(), applied_index=1)
+    session = desk.open()
+    desk.send(session, 1, COMMANDS[:100])
+    with pytest.raises(ApplyFailed) as failure:
+        desk.send(session, 1, COMMANDS[:1])
+    assert "read back" in failure.value.text
+
+
+def test_arithmetic_under_a_session_gives_recorded_results_and_refusals() -> None:
+    frames = Frames(index=1)
+    applier = Applier(ArithmeticMachine(), applied_index=1, sessions=Sessions())
+    applier.apply(frames.system({"type": "open_session", "name": "class"}))
+    commands = [["add", 3], ["mul", "1e9999"], ["div", 5]]
+    first = applier.apply(frames.records(commands, session=1, sequence=1))
+    assert first.results == ["45", None, "9"]
+    again = applier.apply(frames.records([*commands, ["mul", 2]], session=1, sequence=1))
+    assert again.results == [*first.results, "18"]
+    assert again.refused == first.refused
+    assert applier.state() == "18"
+
+
+@pytest.mark.parametrize("sizes", [[1] * 40, [40], [16, 3, 21]])
+def test_the_same_frames_under_a_table_from_scratch_give_equal_digests(sizes: list[int]) -> None:
+    desk = Desk(session_window=10, max_sessions=2)
+    session, sequence = desk.open("a"), 1
+    for size in sizes:
+        desk.send(session, sequence, COMMANDS[:size])
+        desk.send_runs((session, sequence + size - 1, COMMANDS[size - 1 : size + 2]), (0, 0, ["b"]))
+        sequence += size + 2
+    desk.open("a")
+    desk.send(session, sequence, ["fenced"])
+    again = desk.again()
+    assert (again.digest, again.state()) == (desk.applier.digest, desk.applier.state())

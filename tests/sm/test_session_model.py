@@ -1,0 +1,167 @@
+"""Sessions against a model that remembers everything: random opens, closes, retries in any grouping, mistakes.
+
+The model is DESIGN 6 word for word, a record at a time, without window, blocks or batches to get wrong.
+"""
+
+from typing import Any
+
+from hypothesis import note, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from quire.log import pack
+from quire.sm import SessionStatus
+
+from .ledger import Desk, codes, replies
+
+MAX_SESSIONS = 4
+NAMES = st.sampled_from([None, "a", "b", "c"])
+COUNTS = st.one_of(st.integers(1, 4), st.sampled_from([15, 16, 17, 40, 63, 64, 65, 130]))
+
+
+class History:
+    """All that one session, under whatever ids, was ever answered."""
+
+    def __init__(self, number: int, name: str | None) -> None:
+        self.number = number
+        self.name = name
+        self.answered: list[tuple[bytes, Any]] = []
+
+
+class Model:
+    """Answers and executes one record at a time."""
+
+    def __init__(self, window: int) -> None:
+        self.window = window
+        self.histories: list[History] = []
+        self.open: dict[int, History] = {}
+        self.fenced: list[int] = []
+        self.executed: list[Any] = []
+
+    def open_session(self, index: int, name: str | None) -> Any:
+        for old, history in self.open.items():
+            if name is not None and history.name == name:
+                del self.open[old]
+                self.fenced = [*self.fenced, old][-MAX_SESSIONS:]
+                break
+        else:
+            if len(self.open) == MAX_SESSIONS:
+                return "SESSIONS_FULL"
+            history = History(len(self.histories), name)
+            self.histories.append(history)
+        self.open[index] = history
+        return {"session": index, "sequence": len(history.answered)}
+
+    def close_session(self, session: int) -> Any:
+        if session not in self.open:
+            return self.absence(session)
+        return {"session": session, "sequence": len(self.open.pop(session).answered)}
+
+    def absence(self, session: int) -> str:
+        return "SESSION_FENCED" if session in self.fenced else "SESSION_EXPIRED"
+
+    def execute(self, command: Any, index: int) -> Any:
+        before = len(self.executed)
+        self.executed.append(command)
+        return ["NO", f"{before}, {index}"] if "no" in command else [before, index]
+
+    def answer(self, session: int, sequence: int, command: Any, index: int) -> Any:
+        if session == 0:
+            return self.execute(command, index)
+        if session not in self.open:
+            return [self.absence(session)]
+        answered = self.open[session].answered
+        if sequence > len(answered) + 1:
+            return ["SEQUENCE_GAP"]
+        if sequence < 1 or sequence <= len(answered) - self.window:
+            return ["REPLY_GONE"]
+        if sequence == len(answered) + 1:
+            answered.append((pack(command), self.execute(command, index)))
+        known, reply = answered[sequence - 1]
+        return reply if known == pack(command) else ["SEQUENCE_REUSED"]
+
+
+class SessionsAgainstModel(RuleBasedStateMachine):
+    @initialize(window=st.sampled_from([1, 3, 64, 100, 10_000]))
+    def start(self, window: int) -> None:
+        self.desk = Desk(session_window=window, max_sessions=MAX_SESSIONS)
+        self.model = Model(window)
+        self.ids: dict[int, int] = {}  # the number of the history behind every id that was ever opened
+
+    @rule(name=NAMES)
+    def open(self, name: str | None) -> None:
+        applied = self.desk.try_open(name)
+        assert (applied.results[0] or applied.refused[0][1]) == self.model.open_session(applied.index, name)
+        if applied.results[0]:
+            self.ids[applied.index] = self.model.open[applied.index].number
+
+    @precondition(lambda self: self.ids)
+    @rule(data=st.data())
+    def close(self, data: st.DataObject) -> None:
+        session = data.draw(st.sampled_from([*self.ids, 10_000]))
+        [answer] = codes(replies(self.desk.close(session)))
+        assert answer == self.model.close_session(session)
+
+    @rule(data=st.data())
+    def send(self, data: st.DataObject) -> None:
+        runs = [self.draw_run(data) for _ in range(data.draw(st.integers(1, 6)))]
+        note(str([(session, sequence, len(commands)) for session, sequence, commands in runs]))
+        first = self.desk.applier.applied_index
+        plain = len(runs) == 1 and data.draw(st.booleans())
+        given = self.desk.send(*runs[0]) if plain else self.desk.send_runs(*runs)
+        expected: list[Any] = []
+        for session, sequence, commands in runs:
+            for at, command in enumerate(commands, sequence):
+                expected.append(self.model.answer(session, at, command, first + len(expected)))
+        assert [reply[:1] if len(wanted) == 1 else reply for reply, wanted in zip(given, expected, strict=True)] == (
+            expected
+        )
+        assert self.desk.ledger.executed == self.model.executed
+
+    def draw_run(self, data: st.DataObject) -> tuple[int, int, list[Any]]:
+        """A session, mostly one that is open, and commands around where it stands; now and then others than before."""
+        session = data.draw(st.sampled_from([*self.model.open, *self.model.open, *self.ids, 0, 10_000]))
+        number = self.ids.get(session, -1)
+        at_end = len(self.model.histories[number].answered) + 1 if number >= 0 else 1
+        nearly = st.integers(-5, 2).map(lambda offset: at_end + offset)
+        window_end = at_end - self.model.window
+        sequence = data.draw(
+            st.one_of(
+                st.just(at_end),
+                nearly,
+                st.integers(1, at_end),
+                st.integers(window_end - 2, window_end + 2),
+            )
+        )
+        sequence = max(0, sequence) if session else 0
+        count = data.draw(COUNTS)
+        others = data.draw(st.sets(st.integers(0, count - 1), max_size=2)) if data.draw(st.booleans()) else set()
+        return session, sequence, [command_of(number, sequence + at, at in others) for at in range(count)]
+
+    @invariant()
+    def every_session_stands_where_the_model_does(self) -> None:
+        for session in getattr(self, "ids", ()):
+            history = self.model.open.get(session)
+            expected = history and SessionStatus(session, history.name, len(history.answered))
+            assert self.desk.applier.sessions.find(session) == expected
+
+    @invariant()
+    def no_sequence_of_a_session_executed_twice(self) -> None:
+        if hasattr(self, "desk"):
+            under_session = [tuple(command[:2]) for command in self.desk.ledger.executed if command[0] >= 0]
+            assert len(set(under_session)) == len(under_session)
+
+    def teardown(self) -> None:
+        if hasattr(self, "desk"):
+            again = self.desk.again()
+            assert (again.digest, again.state()) == (self.desk.applier.digest, self.model.executed)
+
+
+def command_of(number: int, sequence: int, other: bool) -> list[Any]:
+    """The command that history `number` gives this sequence, or another; every third history's are long."""
+    command = [number, sequence, other, "no" if sequence % 7 == 0 else "yes"]
+    return [*command, "x" * 200] if number % 3 == 2 else command
+
+
+SessionsAgainstModel.TestCase.settings = settings(max_examples=150, stateful_step_count=30, deadline=None)
+test_sessions_agree_with_a_model_that_remembers_everything = SessionsAgainstModel.TestCase

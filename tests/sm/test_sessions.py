@@ -1,0 +1,159 @@
+"""The session table: open, name, fence, close, and its limits (DESIGN 6)."""
+
+import pytest
+
+from quire.sm import EMPTY_DIGEST, MAX_SESSIONS, SESSION_WINDOW, Sessions, SessionStatus
+
+from .ledger import Desk, codes, replies
+
+
+def test_the_index_of_its_record_is_the_session_s_id() -> None:
+    desk = Desk()
+    desk.send(0, 0, ["a", "b"])
+    applied = desk.try_open("billing")
+    assert applied == (3, 4, 1, [{"session": 3, "sequence": 0}], [])
+    assert desk.applier.applied_index == 4
+    assert desk.applier.sessions.find(3) == SessionStatus(3, "billing", 0)
+
+
+def test_sequences_start_at_one() -> None:
+    desk = Desk()
+    session = desk.open()
+    assert codes(desk.send(session, 0, ["a"])) == ["REPLY_GONE"]
+    assert codes(desk.send(session, 2, ["a"])) == ["SEQUENCE_GAP"]
+    assert desk.send(session, 1, ["a"]) == [[0, 4]]
+
+
+@pytest.mark.parametrize("name", ["billing", None, ""])
+def test_opening_and_closing_leave_the_digest_as_it_is(name: str | None) -> None:
+    desk = Desk(max_sessions=1)
+    session = desk.open(name)
+    assert desk.try_open("other").refused[0][1] == "SESSIONS_FULL"
+    desk.close(session)
+    assert desk.applier.digest == EMPTY_DIGEST
+    assert desk.applier.applied_index == 4
+
+
+def test_a_name_opened_again_goes_on_with_its_sequence_and_replies() -> None:
+    desk = Desk()
+    old = desk.open("billing")
+    first = desk.send(old, 1, ["a", "no", "c"])
+    applied = desk.try_open("billing")
+    new = applied.index
+    assert new != old
+    assert applied.results == [{"session": new, "sequence": 3}]
+    assert desk.applier.sessions.find(new) == SessionStatus(new, "billing", 3)
+    assert desk.send(new, 1, ["a", "no", "c"]) == first
+    assert desk.send(new, 4, ["d"]) == [[3, 9]]
+    assert desk.ledger.executed == ["a", "no", "c", "d"]
+
+
+def test_a_fenced_session_executes_nothing_and_is_answered_so_from_then_on() -> None:
+    desk = Desk()
+    old = desk.open("billing")
+    desk.send(old, 1, ["a"])
+    new = desk.open("billing")
+    refusal = ["SESSION_FENCED", f"session {old} was taken over by session {new} of its name"]
+    assert desk.send(old, 2, ["b", "c"]) == [refusal, refusal]
+    assert desk.send(old, 1, ["a"]) == [refusal]  # not even what it knows already
+    assert desk.applier.sessions.find(old) is None
+    assert replies(desk.close(old)) == [refusal]  # nor may it close the new holder's
+    newest = desk.open("billing")
+    desk.close(newest)
+    assert desk.send(old, 2, ["b"]) == [refusal]
+    assert codes(desk.send(new, 2, ["b"])) == ["SESSION_FENCED"]
+    assert desk.ledger.executed == ["a"]
+
+
+def test_sessions_of_other_names_and_without_name_do_not_touch_each_other() -> None:
+    desk = Desk()
+    sessions = [desk.open("a"), desk.open("b"), desk.open(), desk.open(), desk.open(""), desk.open("")]
+    assert [desk.send(session, 1, ["x"])[0][0] for session in sessions] == [0, 1, 2, 3, 4, 5]
+    statuses = [desk.applier.sessions.find(session) for session in sessions]
+    names = ["a", "b", None, None, None, None]
+    assert statuses == [SessionStatus(*pair, 1) for pair in zip(sessions, names, strict=True)]
+
+
+def test_a_closed_session_is_expired() -> None:
+    desk = Desk()
+    session = desk.open()
+    desk.send(session, 1, ["a"])
+    applied = desk.close(session)
+    assert (applied.results, applied.refused) == ([{"session": session, "sequence": 1}], [])
+    expired = ["SESSION_EXPIRED", f"session {session} is not open: closed, expired or never opened"]
+    assert desk.send(session, 2, ["b"]) == [expired]
+    assert desk.send(session, 1, ["a"]) == [expired]
+    assert replies(desk.close(session)) == [expired]
+    assert desk.applier.sessions.find(session) is None
+    assert desk.ledger.executed == ["a"]
+
+
+def test_closing_a_named_session_closes_the_name() -> None:
+    desk = Desk()
+    old = desk.open("billing")
+    desk.send(old, 1, ["a"])
+    desk.close(old)
+    new = desk.open("billing")
+    assert desk.applier.sessions.find(new) == SessionStatus(new, "billing", 0)
+    assert codes(desk.send(old, 2, ["b"])) == ["SESSION_EXPIRED"]
+    assert desk.send(new, 1, ["a"]) == [[1, 6]]
+
+
+def test_an_unknown_session_is_expired() -> None:
+    desk = Desk()
+    desk.open()
+    assert codes(desk.send(77, 1, ["a", "b"])) == ["SESSION_EXPIRED"] * 2
+    assert codes(desk.send(2**64 - 1, 2**64 - 1, ["a"])) == ["SESSION_EXPIRED"]
+    assert codes(replies(desk.close(77))) == ["SESSION_EXPIRED"]
+    assert desk.ledger.executed == []
+
+
+def test_sessions_are_opened_up_to_the_limit_and_not_one_more() -> None:
+    desk = Desk(max_sessions=3)
+    first, named, _ = desk.open(), desk.open("a"), desk.open()
+    for name in (None, "b"):
+        applied = desk.try_open(name)
+        assert applied.results == [None]
+        assert applied.refused == [[0, "SESSIONS_FULL", "3 sessions are open of at most 3"]]
+        assert desk.applier.sessions.find(applied.index) is None
+    again = desk.open("a")  # It takes the old one's room.
+    assert codes(desk.send(named, 1, ["x"])) == ["SESSION_FENCED"]
+    assert desk.try_open().refused
+    desk.close(first)
+    assert desk.try_open("b").refused == []
+    assert desk.try_open("c").refused
+    assert desk.send(again, 1, ["x"]) == [[0, desk.applier.applied_index - 1]]
+
+
+def test_fenced_ids_are_remembered_up_to_the_limit_the_oldest_forgotten_first() -> None:
+    desk = Desk(max_sessions=3)
+    ids = [desk.open("a") for _ in range(4)]
+    assert [codes(desk.send(old, 1, ["x"])) for old in ids[:3]] == [["SESSION_FENCED"]] * 3
+    ids.append(desk.open("a"))
+    assert codes(desk.send(ids[0], 1, ["x"])) == ["SESSION_EXPIRED"]
+    assert [codes(desk.send(old, 1, ["x"])) for old in ids[1:4]] == [["SESSION_FENCED"]] * 3
+    assert desk.ledger.executed == []
+
+
+def test_the_limits_are_those_of_the_design_unless_given() -> None:
+    assert (SESSION_WINDOW, MAX_SESSIONS) == (8192, 100_000)
+    sessions = Sessions()
+    assert (sessions.session_window, sessions.max_sessions) == (8192, 100_000)
+
+
+def test_the_table_holds_its_default_limit_and_not_one_more() -> None:
+    sessions = Sessions()
+    for index in range(1, MAX_SESSIONS + 1):
+        sessions.open(index, None)
+    desk = Desk()
+    desk.applier.sessions = sessions
+    desk.frames.index = desk.applier.applied_index = MAX_SESSIONS + 1
+    assert desk.try_open().refused == [[0, "SESSIONS_FULL", "100000 sessions are open of at most 100000"]]
+
+
+def test_other_system_records_have_no_results() -> None:
+    desk = Desk()
+    for record in ({"type": "digest", "index": 1, "digest": b""}, {"type": "of a later version"}):
+        applied = desk.apply(desk.frames.system(record))
+        assert (applied.results, applied.refused) == ([], [])
+    assert desk.applier.applied_index == 3
