@@ -2,7 +2,8 @@
 
 Each says whose fault it was and carries its numbers as attributes:
 
-- the caller's: Malformed, CommandsRefused, LimitExceeded, WrongIndex, OutOfBounds, NotCommitted, Expired, NotInThisMode
+- the caller's: Malformed, CommandsRefused, LimitExceeded, WrongIndex, SequenceRefused, SessionRefused, SessionUnknown,
+  OutOfBounds, NotCommitted, Expired, NotInThisMode
 - try again, here or elsewhere (nothing was written): NotLeader, NoLeader, LeaderUnreachable, Overloaded, NodeStopping,
   DiskFullError, StateUnavailable, CorruptHere
 - nobody knows: OutcomeUnknown
@@ -50,6 +51,40 @@ class WrongIndex(ClusterError):
         super().__init__(f"the record would stand at index {highest}, not at the expected {expected}")
         self.expected = expected
         self.highest = highest
+
+
+class SequenceRefused(ClusterError):
+    """A sequence that does not follow the one before; nothing was written."""
+
+    def __init__(self, sequence: int, expected: int) -> None:
+        super().__init__(f"sequence {sequence} was sent, {expected} is next")
+        self.sequence = sequence
+        self.expected = expected
+
+
+class SessionRefused(ClusterError):
+    """The session answers no record of the request: none was executed now. `code` is the first record's."""
+
+    def __init__(self, code: str, reason: str, refused: list[list[Any]]) -> None:
+        super().__init__(f"{code}: {reason}")
+        self.code = code
+        self.refused = refused
+
+
+class SessionUnknown(ClusterError):
+    """No such session is open."""
+
+    def __init__(self, session: int) -> None:
+        super().__init__(f"session {session} is not open: closed, fenced, expired or never opened")
+        self.session = session
+
+
+class SessionsFull(ClusterError):
+    """No further session can be opened; nothing was written but the attempt."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(reason)
+        self.reason = reason
 
 
 class OutOfBounds(ClusterError):

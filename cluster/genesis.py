@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 from quire.log import Kind, decode_system, encode_frame, encode_system, walk_frames
 from quire.replication import Members
+from quire.sm import MAX_SESSIONS, SESSION_WINDOW
 
 from .config import ServeConfig
 from .errors import ClusterError
@@ -36,7 +37,11 @@ def make_genesis(members: Members, machine: tuple[str, int], initial: Any, confi
         "members": members.to_record(),
         "machine": list(machine),
         "initial": initial,
-        "limits": {"max_frame_bytes": config.max_frame_bytes},
+        "limits": {
+            "max_frame_bytes": config.max_frame_bytes,
+            "session_window": SESSION_WINDOW,
+            "max_sessions": MAX_SESSIONS,
+        },
     }
     timestamp = time.time_ns() // 1_000
     return encode_frame(

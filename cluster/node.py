@@ -19,6 +19,8 @@ from quire.sm import (
     Applier,
     ApplyFailed,
     MachineError,
+    Sessions,
+    SessionStatus,
     StateMachine,
     check_batch,
     default_initial,
@@ -169,7 +171,9 @@ class Node:
         )
         disk = Disk(log, data_dir.promises)
         replica = Replica(self._identity(data_dir), genesis.cluster_id, genesis.members, disk, self, options)
-        applying = Applying(log, Applier(machine), self._pending.applied, self._apply_failed)
+        applying = Applying(
+            log, Applier(machine, sessions=_sessions(genesis)), self._pending.applied, self._apply_failed
+        )
         self.parts = Parts(genesis, log, replica, applying, Reading(log, replica, applying, self._not_leader))
         replica.start(session, nominated=config.leader == self.node_id)
         journal.info("running", cluster_id=genesis.cluster_id.hex(), bounds=tuple(log.bounds))
@@ -229,6 +233,17 @@ class Node:
             Overloaded, LimitExceeded, WrongIndex, DiskFullError: nothing was written.
             OutcomeUnknown: this node lost its leadership first.
         """
+        waiter = FutureWaiter(applied=applied)
+        write.owner = waiter
+        self.propose(write)
+        return await waiter.reply
+
+    def propose(self, write: Write) -> None:
+        """Begin a write whose owner, a `Waiter`, is told what becomes of it.
+
+        Raises:
+            As `write`, for what is known at once; then the owner is told nothing.
+        """
         if (error := self._not_leader()) is not None:
             raise error
         parts = self._require()
@@ -237,10 +252,7 @@ class Node:
         limit = parts.genesis.limits["max_frame_bytes"] - FRAME_OVERHEAD_BYTES
         if write.size > limit:
             raise LimitExceeded("the frame's payload", write.size, limit)
-        waiter = FutureWaiter(applied=applied)
-        write.owner = waiter
         parts.replica.propose(write)
-        return await waiter.reply
 
     def _require(self) -> Parts:
         if self.parts is None:
@@ -343,6 +355,17 @@ class Node:
         """Committed raw frames; raises as `Reading.read_frames`."""
         return self._require().reading.read_frames(from_index, max_bytes)
 
+    @property
+    def session_window(self) -> int:
+        """How many commands of a session may be under way, and be tried again."""
+        return self._require().applying.applier.sessions.session_window
+
+    async def session(self, session: int) -> SessionStatus | None:
+        """Where a session stands, linearizable; None of one that is not open. Raises as `Reading.state`."""
+        parts = self._require()
+        await parts.reading.linearize()
+        return parts.applying.applier.sessions.find(session)
+
     async def state(self, consistency: str, max_lag: int | None) -> StateAnswer:
         """The machine's state; raises as `Reading.state`."""
         return await self._require().reading.state(consistency, max_lag)
@@ -376,3 +399,9 @@ class Node:
         elif self.leader_id != self.node_id and not self.parts.replica.is_matched:
             reasons.append(f"the stream from {self.leader_id} is not open yet")
         return reasons
+
+
+def _sessions(genesis: Genesis) -> Sessions:
+    """An empty session table with the limits that all nodes share."""
+    limits = genesis.limits
+    return Sessions(session_window=limits["session_window"], max_sessions=limits["max_sessions"])

@@ -90,10 +90,19 @@ class Reading:
         applier = self._applying.applier
         try:
             if consistency == "linearizable":
-                await self._applying.reached(await self._barrier())
+                await self.linearize()
             return StateAnswer(applier.state(), applier.applied_index, applier.digest)
         except ApplyFailed as failure:
             raise StateUnavailable(str(failure)) from failure
+
+    async def linearize(self) -> None:
+        """Return when this machine has seen all that was acknowledged before this call (rule 12).
+
+        Raises:
+            NotLeader, NoLeader, StateUnavailable: not by this node.
+            ApplyFailed: applying has stopped.
+        """
+        await self._applying.reached(await self._barrier())
 
     def _refuse_lag_above(self, max_lag: int) -> None:
         if not self._replica.knows_its_lag:

@@ -13,12 +13,16 @@ from .forwarding import FORWARDED, forwarding_session
 from .keys import NODE
 from .problems import problem, problem_of
 from .records import get_index_bounds, get_record, get_records, post_records
+from .sessions import SEQUENCE, SESSION, delete_session, get_session, post_sessions
 from .state import get_healthz, get_readyz, get_state, get_status
+from .stream import commands_stream
 
 if TYPE_CHECKING:
     from ..node import Node
 
 log = structlog.get_logger(__name__)
+
+KNOWN_HEADERS = frozenset(name.lower() for name in (FORWARDED, SESSION, SEQUENCE))
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
@@ -32,6 +36,10 @@ def make_app(node: "Node") -> web.Application:
     app.add_routes(
         [
             web.post("/commands", post_commands),
+            web.get("/commands/stream", commands_stream),
+            web.post("/sessions", post_sessions),
+            web.get("/sessions/{session}", get_session),
+            web.delete("/sessions/{session}", delete_session),
             web.post("/records", post_records),
             web.get("/records", get_records),
             web.get("/records/{index}", get_record),
@@ -70,7 +78,7 @@ async def answer_errors(request: web.Request, handler: Handler) -> web.StreamRes
 def _refuse_unknown_headers(request: web.Request) -> None:
     # What a later version promises in such a header (exactly-once, say) must not be dropped silently.
     for name in request.headers:
-        if name.lower().startswith("quire-") and name.lower() != FORWARDED.lower():
+        if name.lower().startswith("quire-") and name.lower() not in KNOWN_HEADERS:
             raise Malformed(f"header {name} is not known to this version")
 
 

@@ -9,6 +9,7 @@ from .encoding import answer
 from .forwarding import forward
 from .keys import NODE
 from .parameters import parameters_of
+from .sessions import place_of
 from .writing import write_values
 
 BODIES = (JSON, MSGPACK, NDJSON)
@@ -21,13 +22,14 @@ async def post_commands(request: web.Request) -> web.StreamResponse:
     """
     node = request.app[NODE]
     parameters_of(request)
+    place = place_of(request)
     content_type = content_type_of(request, BODIES)
     limit = node.config.max_request_bytes
     body = await read_body(request, limit)
     forwarded = await forward(request, body, writes=True)
     if forwarded is not None:
         return forwarded
-    reply = await write_values(node, decode_commands(content_type, body), limit, applied=True)
+    reply = await write_values(node, decode_commands(content_type, body), limit, applied=True, place=place)
     document: dict[str, Any] = {"index": reply.index, "epoch": reply.epoch, "results": reply.results}
     if reply.refused:
         document["refused"] = reply.refused

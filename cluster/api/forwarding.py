@@ -7,6 +7,7 @@ nothing, so a write's outcome is then unknown.
 
 from collections.abc import AsyncIterator
 from io import BytesIO
+from typing import TYPE_CHECKING
 
 import aiohttp
 from aiohttp import web
@@ -16,13 +17,16 @@ from yarl import URL
 from ..errors import LeaderUnreachable, NoLeader, NotLeader, OutcomeUnknown
 from .keys import FORWARDING, NODE
 
+if TYPE_CHECKING:
+    from ..node import Node
+
 FORWARDED = "Quire-Forwarded"
 CONNECT_TIMEOUT_S = 1.0
 CONNECTION_LIMIT = 256  # Towards the leader; what comes on top of them waits, within its deadline.
 KEPT_ALIVE_S = 15.0  # Shorter than the server keeps its side open.
 READ_BUFFER_BYTES = 1 << 18
 
-_REQUEST_HEADERS = ("Content-Type", "Accept")
+_REQUEST_HEADERS = ("Content-Type", "Accept", "Quire-Session", "Quire-Sequence")
 _OWN_HEADERS = frozenset({"Content-Type", "Retry-After"})
 
 
@@ -36,6 +40,15 @@ async def forwarding_session(app: web.Application) -> AsyncIterator[None]:
         yield
 
 
+def leader_url(node: "Node", path: str) -> tuple[str, URL]:
+    """The leader's id, and where it answers a path and query. Raises NoLeader."""
+    leader = node.leader_id
+    address = node.config.address_of(leader) if leader is not None else None
+    if leader is None or leader == node.node_id or address is None:
+        raise NoLeader
+    return leader, URL(f"http://{address}{path}", encoded=True)
+
+
 async def forward(request: web.Request, body: bytes | None, *, writes: bool) -> web.Response | None:
     """The leader's answer; None where this node leads and answers itself.
 
@@ -47,18 +60,14 @@ async def forward(request: web.Request, body: bytes | None, *, writes: bool) -> 
     node = request.app[NODE]
     if node.is_leader:
         return None
-    leader = node.leader_id
     if FORWARDED in request.headers:
-        raise NotLeader(leader)
-    address = node.config.address_of(leader) if leader is not None else None
-    if leader is None or leader == node.node_id or address is None:
-        raise NoLeader
+        raise NotLeader(node.leader_id)
+    leader, url = leader_url(node, request.rel_url.raw_path_qs)
     headers = {name: request.headers[name] for name in _REQUEST_HEADERS if name in request.headers}
     headers[FORWARDED] = node.node_id
     timeout = aiohttp.ClientTimeout(
         total=node.config.request_timeout_ms / 1000 + CONNECT_TIMEOUT_S, sock_connect=CONNECT_TIMEOUT_S
     )
-    url = URL(f"http://{address}{request.rel_url.raw_path_qs}", encoded=True)
     try:
         async with request.app[FORWARDING].request(
             request.method, url, data=sendable(body), headers=headers, timeout=timeout, allow_redirects=False

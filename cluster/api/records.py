@@ -15,6 +15,7 @@ from .encoding import RAW_FRAMES, accepted, answer, records_answer
 from .forwarding import forward
 from .keys import NODE
 from .parameters import integer_of, parameters_of, parse_integer
+from .sessions import Place, place_of
 from .writing import write_values, write_within_deadline
 
 if TYPE_CHECKING:
@@ -34,6 +35,7 @@ async def post_records(request: web.Request) -> web.StreamResponse:
     """{"write_index", "count"} of records that are on a majority's disks."""
     node = request.app[NODE]
     expected_index = integer_of(parameters_of(request, "index"), "index")
+    place = place_of(request)
     content_type = content_type_of(request, BODIES)
     raw = content_type == OCTETS
     limit = node.config.max_frame_bytes - FRAME_OVERHEAD_BYTES if raw else node.config.max_request_bytes
@@ -42,20 +44,21 @@ async def post_records(request: web.Request) -> web.StreamResponse:
     if forwarded is not None:
         return forwarded
     if raw and len(body) > BIN_LIMIT_BYTES:
-        reply = await write_within_deadline(node, _blob(node, body, expected_index), applied=False)
+        reply = await write_within_deadline(node, _blob(node, body, expected_index, place), applied=False)
     else:
         values = [body] if raw else decode_records(content_type, body)
         room = limit + FRAME_OVERHEAD_BYTES if raw else limit
-        reply = await write_values(node, values, room, applied=False, expected_index=expected_index)
+        reply = await write_values(node, values, room, applied=False, expected_index=expected_index, place=place)
     return answer(request, {"write_index": reply.index, "count": reply.count})
 
 
-def _blob(node: "Node", body: bytes, expected_index: int | None) -> Write:
+def _blob(node: "Node", body: bytes, expected_index: int | None, place: Place) -> Write:
     if node.machine_name != "log":
         raise NotInThisMode(
             f"raw bytes above {BIN_LIMIT_BYTES} are a blob; the machine {node.machine_name} takes none, only log does"
         )
-    return Write(encode_blob(body), 1, Kind.BLOB, expected_index)
+    session, sequence = place
+    return Write(encode_blob(body), 1, Kind.BLOB, expected_index, session, sequence)
 
 
 async def get_index_bounds(request: web.Request) -> web.Response:

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 from quire.replication import Write
 
-from ..errors import CommandsRefused, OutcomeUnknown
+from ..errors import CommandsRefused, LimitExceeded, OutcomeUnknown, SessionRefused
 from .decoding import pack_records
 
 if TYPE_CHECKING:
@@ -13,8 +13,17 @@ if TYPE_CHECKING:
     from ..pending import WriteReply
 
 
+SESSION_CODES = frozenset(("SESSION_FENCED", "SESSION_EXPIRED", "SEQUENCE_GAP", "REPLY_GONE", "SEQUENCE_REUSED"))
+
+
 async def write_values(
-    node: "Node", values: list[Any], limit: int, *, applied: bool, expected_index: int | None = None
+    node: "Node",
+    values: list[Any],
+    limit: int,
+    *,
+    applied: bool,
+    expected_index: int | None = None,
+    place: tuple[int, int] = (0, 0),
 ) -> "WriteReply":
     """Write the values, at most `limit` bytes of them, as one frame.
 
@@ -29,8 +38,21 @@ async def write_values(
     if refused:
         raise CommandsRefused(refused)
     payload = pack_records(values, limit)
-    write = Write(payload, len(values), expected_index=expected_index)
-    return await write_within_deadline(node, write, applied=applied)
+    session, sequence = place
+    write = Write(payload, len(values), expected_index=expected_index, session=session, sequence=sequence)
+    if session and len(values) > node.session_window:
+        raise LimitExceeded("the number of records under a session", len(values), node.session_window)
+    reply = await write_within_deadline(node, write, applied=applied or session != 0)
+    _refuse_by_session(reply)
+    return reply
+
+
+def _refuse_by_session(reply: "WriteReply") -> None:
+    """Raise for a write of which its session answered no record."""
+    if reply.refused and len(reply.refused) == reply.count:
+        _, code, text = reply.refused[0]
+        if code in SESSION_CODES:
+            raise SessionRefused(code, text, reply.refused)
 
 
 async def write_within_deadline(node: "Node", write: Write, *, applied: bool) -> "WriteReply":

@@ -1,0 +1,249 @@
+"""`GET /commands/stream?session=`: a session's commands, pipelined over one WebSocket.
+
+    client -> node   msgpack [sequence, commands]       sequences consecutive, a message at a time
+    node -> client   msgpack [sequence, index, epoch, results, refused], in the same order
+                     msgpack [sequence, problem], and the end: nothing from that sequence on was or will be appended
+
+The node reads no further while a window of commands or bytes waits for its answers: that pushes back through TCP. The
+commands of a message go into the frame as the client packed them. A follower carries both ways for its leader; a
+stream that its leader can no longer answer is closed without a word, and the session tells what became of the rest.
+"""
+
+import asyncio
+from collections import deque
+from typing import TYPE_CHECKING, Any
+
+import aiohttp
+import orjson
+from aiohttp import WSMsgType, web
+
+from quire.log import PayloadInvalid, pack
+from quire.replication import Write
+from quire.replication.coalesce import array_head
+
+from ..errors import (
+    ClusterError,
+    CommandsRefused,
+    LeaderUnreachable,
+    LimitExceeded,
+    Malformed,
+    NotLeader,
+    OutcomeUnknown,
+    SequenceRefused,
+)
+from .decoding import DEPTH_LIMIT, decode_msgpack
+from .forwarding import FORWARDED, leader_url
+from .keys import FORWARDING, NODE
+from .parameters import parameters_of, parse_integer
+from .problems import problem_of
+
+if TYPE_CHECKING:
+    from ..node import Node
+    from ..pending import WriteReply
+
+WINDOW_BYTES = 4 << 20
+MESSAGE_OVERHEAD_BYTES = 64
+PING_S = 15.0
+TWO = 0x92  # The head of a msgpack array of two.
+
+
+async def commands_stream(request: web.Request) -> web.StreamResponse:
+    """Serve a stream, or carry it to the leader."""
+    node = request.app[NODE]
+    parameters = parameters_of(request, "session")
+    session = parse_integer(parameters.get("session", ""), "session")
+    limit = node.config.max_request_bytes + MESSAGE_OVERHEAD_BYTES
+    socket = web.WebSocketResponse(max_msg_size=limit, compress=False, heartbeat=PING_S)
+    if not node.is_leader:
+        return await _carry(request, socket, limit)
+    await socket.prepare(request)
+    await CommandStream(node, socket, session).run()
+    return socket
+
+
+async def _carry(request: web.Request, socket: web.WebSocketResponse, limit: int) -> web.StreamResponse:
+    """Carry a stream between a client and the leader; when either end goes, so does the other."""
+    node = request.app[NODE]
+    if FORWARDED in request.headers:
+        raise NotLeader(node.leader_id)
+    leader, url = leader_url(node, request.rel_url.raw_path_qs)
+    try:
+        upstream = await request.app[FORWARDING].ws_connect(
+            url, headers={FORWARDED: node.node_id}, max_msg_size=4 * limit, heartbeat=PING_S
+        )
+    except (aiohttp.ClientError, OSError) as error:
+        raise LeaderUnreachable(leader, str(error) or type(error).__name__) from error
+    async with upstream:
+        await socket.prepare(request)
+        ways = [asyncio.create_task(_pump(socket, upstream)), asyncio.create_task(_pump(upstream, socket))]
+        await asyncio.wait(ways, return_when=asyncio.FIRST_COMPLETED)
+        for way in ways:
+            way.cancel()
+        await asyncio.gather(*ways, return_exceptions=True)
+        await socket.close()
+    return socket
+
+
+Socket = web.WebSocketResponse | aiohttp.ClientWebSocketResponse
+
+
+async def _pump(source: Socket, target: Socket) -> None:
+    while (message := await source.receive()).type is WSMsgType.BINARY:
+        await target.send_bytes(message.data)
+
+
+class CommandStream:
+    """One session's stream at its leader."""
+
+    def __init__(self, node: "Node", socket: web.WebSocketResponse, session: int) -> None:
+        self._node = node
+        self._socket = socket
+        self._session = session
+        self._next_sequence: int | None = None
+        self._waiting = 0
+        self._waiting_commands = 0
+        self._waiting_bytes = 0
+        self._outbox: deque[bytes] = deque()
+        self._wake = asyncio.Event()
+        self._room = asyncio.Event()
+        self._failed = False
+        self._problem: bytes | None = None
+
+    async def run(self) -> None:
+        """Serve until either side ends it."""
+        sender = asyncio.create_task(self._send(), name=f"stream of session {self._session}")
+        reader = asyncio.create_task(self._read(), name=f"reader of session {self._session}")
+        try:
+            await asyncio.wait((sender, reader), return_when=asyncio.FIRST_COMPLETED)
+            if self._failed:  # answers and a problem are still to be told
+                await asyncio.wait((sender,), timeout=self._node.config.request_timeout_ms / 1000)
+        finally:
+            for task in (sender, reader):
+                task.cancel()
+            ends = await asyncio.gather(sender, reader, return_exceptions=True)
+            await self._socket.close()
+        for end in ends:
+            if isinstance(end, Exception) and not isinstance(end, ConnectionError):
+                raise end
+
+    async def _read(self) -> None:
+        while not self._failed:
+            message = await self._socket.receive()
+            if message.type is not WSMsgType.BINARY:
+                return
+            try:
+                self._take(message.data)
+            except ClusterError as error:
+                self._fail(self._next_sequence or 0, error)
+                return
+            while self._is_full and not self._failed:
+                self._room.clear()
+                await self._room.wait()
+
+    @property
+    def _is_full(self) -> bool:
+        return self._waiting_commands >= self._node.session_window or self._waiting_bytes >= WINDOW_BYTES
+
+    def _take(self, data: bytes) -> None:
+        """Check a message and propose it. Raises ClusterError: nothing of it will be appended."""
+        sequence, commands, payload = decode_message(data)
+        if sequence < 1 or self._next_sequence not in (None, sequence):
+            raise SequenceRefused(sequence, self._next_sequence or 1)
+        self._next_sequence = sequence
+        if len(commands) > self._node.session_window:
+            raise LimitExceeded("the number of commands in a message", len(commands), self._node.session_window)
+        refused = self._node.check(commands)
+        if refused:
+            raise CommandsRefused(refused)
+        self._next_sequence = sequence + len(commands)
+        waiter = StreamWaiter(self, sequence, len(commands), len(payload))
+        self._waiting += 1
+        self._waiting_commands += waiter.commands
+        self._waiting_bytes += waiter.size
+        write = Write(payload, len(commands), session=self._session, sequence=sequence, owner=waiter)
+        try:
+            self._node.propose(write)
+        except ClusterError:
+            self._forget(waiter)
+            self._next_sequence = sequence
+            raise
+
+    def answered(self, waiter: "StreamWaiter", reply: "WriteReply") -> None:
+        """A message was applied: its answer leaves, behind those before it."""
+        self._forget(waiter)
+        self._outbox.append(pack([waiter.sequence, reply.index, reply.epoch, reply.results, reply.refused]))
+        self._wake.set()
+
+    def failed(self, waiter: "StreamWaiter", error: ClusterError) -> None:
+        """A message was not appended, or nobody knows."""
+        self._forget(waiter)
+        self._fail(waiter.sequence, error)
+
+    def _fail(self, sequence: int, error: ClusterError) -> None:
+        """Take nothing more; the first problem is told behind the answers that are still due.
+
+        Of an unknown outcome nothing is said: the session tells, at the next leader.
+        """
+        if not self._failed:
+            self._failed = True
+            if not isinstance(error, OutcomeUnknown):
+                body = problem_of(error).body
+                self._problem = pack([sequence, orjson.loads(body) if isinstance(body, bytes) else {}])
+        self._wake.set()
+        self._room.set()
+
+    def _forget(self, waiter: "StreamWaiter") -> None:
+        self._waiting -= 1
+        self._waiting_commands -= waiter.commands
+        self._waiting_bytes -= waiter.size
+        self._room.set()
+
+    async def _send(self) -> None:
+        while True:
+            while self._outbox:
+                await self._socket.send_bytes(self._outbox.popleft())
+            if self._failed and not self._waiting:
+                if self._problem is not None:
+                    await self._socket.send_bytes(self._problem)
+                return
+            await self._wake.wait()
+            self._wake.clear()
+
+
+class StreamWaiter:
+    """Who waits for a message of a stream: `quire.cluster.pending.Waiter`."""
+
+    __slots__ = ("_stream", "applied", "commands", "sequence", "size")
+
+    def __init__(self, stream: CommandStream, sequence: int, commands: int, size: int) -> None:
+        self._stream = stream
+        self.sequence = sequence
+        self.commands = commands
+        self.size = size
+        self.applied = True
+
+    def answer(self, reply: "WriteReply") -> None:
+        """Pass the reply on."""
+        self._stream.answered(self, reply)
+
+    def fail(self, error: ClusterError) -> None:
+        """Pass the error on."""
+        self._stream.failed(self, error)
+
+
+def decode_message(data: bytes) -> tuple[int, list[Any], bytes]:
+    """The sequence, the commands, and the commands as the payload of a frame. Raises Malformed."""
+    document = decode_msgpack(data, DEPTH_LIMIT + 2)
+    if type(document) is not list or len(document) != 2 or data[0] != TWO:
+        raise Malformed("a message is a msgpack array of two: sequence and commands")
+    sequence, commands = document
+    if type(sequence) is not int or not 0 <= sequence < 1 << 64 or type(commands) is not list or not commands:
+        raise Malformed("a message is [sequence, [command, ...]] with at least one command")
+    try:
+        begin = 1 + len(pack(sequence))
+    except PayloadInvalid as error:
+        raise Malformed(f"the sequence {error.reason}") from None
+    payload = data[begin:]
+    if not payload.startswith(array_head(len(commands))):
+        raise Malformed("numbers and arrays must have their smallest msgpack encodings")
+    return sequence, commands, payload

@@ -1,0 +1,177 @@
+"""Sessions over HTTP, through leader and follower alike: opened, used again and again, executed once."""
+
+from collections.abc import AsyncGenerator
+from typing import Any
+
+import orjson
+import pytest
+import pytest_asyncio
+
+from tests.cluster.running import Reply, RunningCluster, running_cluster
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+JSON = "application/json"
+EVERYWHERE = pytest.mark.parametrize("at", ["n1", "n3"])
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def cluster(tmp_path_factory: pytest.TempPathFactory) -> AsyncGenerator[RunningCluster, None]:
+    async with running_cluster(tmp_path_factory.mktemp("sessions")) as running:
+        yield running
+
+
+async def opened(cluster: RunningCluster, at: str, name: str | None = None) -> Any:
+    body = orjson.dumps({} if name is None else {"name": name})
+    reply = await cluster.ask(at, "POST", "/sessions", body, JSON)
+    assert reply.status == 200, reply
+    return reply.document
+
+
+async def send(cluster: RunningCluster, at: str, session: int, sequence: int, *commands: Any) -> Reply:
+    headers = {"Quire-Session": str(session), "Quire-Sequence": str(sequence)}
+    return await cluster.ask(at, "POST", "/commands", orjson.dumps({"commands": commands}), JSON, headers)
+
+
+async def state(cluster: RunningCluster) -> Any:
+    return (await cluster.ask("n1", "GET", "/state")).document["state"]
+
+
+@EVERYWHERE
+async def test_a_new_session_begins_at_sequence_one(cluster: RunningCluster, at: str) -> None:
+    session = await opened(cluster, at)
+
+    assert session["sequence"] == 0
+    assert (await send(cluster, at, session["session"], 1, ["add", 0])).status == 200
+
+
+@EVERYWHERE
+async def test_a_command_that_is_sent_again_is_answered_again_and_executed_once(
+    cluster: RunningCluster, at: str
+) -> None:
+    session = (await opened(cluster, at))["session"]
+    before = await state(cluster)
+
+    first = await send(cluster, at, session, 1, ["add", 3], ["add", 4])
+    again = await send(cluster, at, session, 1, ["add", 3], ["add", 4])
+    regrouped = await send(cluster, at, session, 2, ["add", 4], ["add", 0])
+
+    assert first.document["results"] == again.document["results"]
+    assert regrouped.document["results"][0] == first.document["results"][1]
+    assert float(await state(cluster)) == float(before) + 7
+
+
+@EVERYWHERE
+@pytest.mark.parametrize(
+    ("sequence", "command", "code"),
+    [(9, ["add", 1], "SEQUENCE_GAP"), (1, ["add", 2], "SEQUENCE_REUSED")],
+)
+async def test_a_sequence_that_is_not_the_next_executes_nothing(
+    cluster: RunningCluster, at: str, sequence: int, command: Any, code: str
+) -> None:
+    session = (await opened(cluster, at))["session"]
+    await send(cluster, at, session, 1, ["add", 0])
+    before = await state(cluster)
+
+    reply = await send(cluster, at, session, sequence, command)
+
+    assert (reply.status, reply.problem) == (409, "session-refused")
+    assert reply.document["code"] == code
+    assert await state(cluster) == before
+
+
+@EVERYWHERE
+async def test_a_name_that_is_opened_again_goes_on_and_fences_the_old_holder(cluster: RunningCluster, at: str) -> None:
+    old = await opened(cluster, at, f"billing-{at}")
+    done = await send(cluster, at, old["session"], 1, ["add", 5])
+    before = await state(cluster)
+
+    new = await opened(cluster, at, f"billing-{at}")
+    fenced = await send(cluster, at, old["session"], 2, ["add", 5])
+    again = await send(cluster, at, new["session"], 1, ["add", 5])
+
+    assert new == {"session": new["session"], "sequence": 1}
+    assert (fenced.status, fenced.document["code"]) == (409, "SESSION_FENCED")
+    assert again.document["results"] == done.document["results"]
+    assert await state(cluster) == before
+
+
+@EVERYWHERE
+async def test_a_closed_session_is_unknown(cluster: RunningCluster, at: str) -> None:
+    session = (await opened(cluster, at, f"closing-{at}"))["session"]
+    await send(cluster, at, session, 1, ["add", 0])
+    there = await cluster.ask(at, "GET", f"/sessions/{session}")
+
+    closed = await cluster.ask(at, "DELETE", f"/sessions/{session}")
+
+    assert there.document == {"session": session, "name": f"closing-{at}", "sequence": 1}
+    assert closed.document == {"session": session, "sequence": 1}
+    for method in ("GET", "DELETE"):
+        reply = await cluster.ask(at, method, f"/sessions/{session}")
+        assert (reply.status, reply.problem) == (404, "session-unknown")
+    late = await send(cluster, at, session, 2, ["add", 1])
+    assert (late.status, late.document["code"]) == (409, "SESSION_EXPIRED")
+
+
+@EVERYWHERE
+async def test_a_record_that_is_appended_again_under_its_sequence_stands_once_in_the_state(
+    cluster: RunningCluster, at: str
+) -> None:
+    session = (await opened(cluster, at))["session"]
+    before = await state(cluster)
+    headers = {"Quire-Session": str(session), "Quire-Sequence": "1"}
+
+    for _ in range(2):
+        reply = await cluster.ask(at, "POST", "/records", orjson.dumps(["add", 2]), JSON, headers)
+        assert reply.status == 200, reply
+
+    assert float(await state(cluster)) == float(before) + 2
+
+
+@EVERYWHERE
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {"Quire-Session": "5"},
+        {"Quire-Sequence": "5"},
+        {"Quire-Session": "0", "Quire-Sequence": "1"},
+        {"Quire-Session": "5", "Quire-Sequence": "0"},
+        {"Quire-Session": "five", "Quire-Sequence": "1"},
+        {"Quire-Session": "5", "Quire-Sequence": "-1"},
+        {"Quire-Session": str(2**64), "Quire-Sequence": "1"},
+        {"Quire-Sesion": "5"},
+    ],
+)
+async def test_headers_that_name_no_place_are_malformed(
+    cluster: RunningCluster, at: str, headers: dict[str, str]
+) -> None:
+    before = await state(cluster)
+
+    reply = await cluster.ask(at, "POST", "/commands", b'{"commands": [["add", 1]]}', JSON, headers)
+
+    assert (reply.status, reply.problem) == (400, "malformed")
+    assert await state(cluster) == before
+
+
+@EVERYWHERE
+@pytest.mark.parametrize(
+    "body", [b"[]", b'{"name": 5}', b'{"name": ""}', b'{"nom": "x"}', b"{", b'{"name": "%s"}' % (b"x" * 201)]
+)
+async def test_a_session_is_opened_by_its_name_or_nothing(cluster: RunningCluster, at: str, body: bytes) -> None:
+    reply = await cluster.ask(at, "POST", "/sessions", body, JSON)
+
+    assert (reply.status, reply.problem) == (400, "malformed")
+
+
+@EVERYWHERE
+async def test_more_commands_than_a_session_remembers_are_too_many_for_one_request(
+    cluster: RunningCluster, at: str
+) -> None:
+    session = (await opened(cluster, at))["session"]
+
+    full = await send(cluster, at, session, 1, *([["add", 0]] * 8192))
+    over = await send(cluster, at, session, 8193, *([["add", 0]] * 8193))
+
+    assert full.status == 200
+    assert (over.status, over.problem) == (413, "limit-exceeded")
+    assert over.document["limit"] == 8192

@@ -1,0 +1,207 @@
+"""`/commands/stream`, through leader and follower alike."""
+
+import asyncio
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import pytest_asyncio
+from aiohttp import ClientWebSocketResponse, WSMsgType
+
+from quire.log import pack, unpack
+from tests.cluster.running import RunningCluster, running_cluster
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+DEADLINE_S = 20
+EVERYWHERE = pytest.mark.parametrize("at", ["n1", "n3"])
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def cluster(tmp_path_factory: pytest.TempPathFactory) -> AsyncGenerator[RunningCluster, None]:
+    async with running_cluster(tmp_path_factory.mktemp("stream")) as running:
+        yield running
+
+
+async def opened(cluster: RunningCluster, at: str) -> int:
+    reply = await cluster.ask(at, "POST", "/sessions", b"{}", "application/json")
+    return int(reply.document["session"])
+
+
+@asynccontextmanager
+async def streaming(cluster: RunningCluster, at: str, session: int) -> AsyncGenerator[ClientWebSocketResponse, None]:
+    url = f"http://{cluster.address(at)}/commands/stream?session={session}"
+    async with cluster.session.ws_connect(url, compress=0, max_msg_size=1 << 24) as socket:
+        yield socket
+
+
+async def said(socket: ClientWebSocketResponse) -> Any:
+    async with asyncio.timeout(DEADLINE_S):
+        message = await socket.receive()
+    return unpack(message.data) if message.type is WSMsgType.BINARY else None
+
+
+async def state(cluster: RunningCluster) -> float:
+    return float((await cluster.ask("n1", "GET", "/state")).document["state"])
+
+
+@EVERYWHERE
+async def test_answers_come_in_order_and_name_their_sequence(cluster: RunningCluster, at: str) -> None:
+    session, before = await opened(cluster, at), await state(cluster)
+    async with streaming(cluster, at, session) as socket:
+        for sequence in range(1, 201, 2):
+            await socket.send_bytes(pack([sequence, [["add", 1], ["add", 2]]]))
+
+        answers = [await said(socket) for _ in range(100)]
+
+    assert [answer[0] for answer in answers] == list(range(1, 201, 2))
+    assert [answer[1] for answer in answers] == sorted(answer[1] for answer in answers)
+    assert all(answer[4] == [] and len(answer[3]) == 2 for answer in answers)
+    assert await state(cluster) == before + 300
+
+
+@EVERYWHERE
+async def test_what_was_sent_before_is_answered_again_on_a_new_stream(cluster: RunningCluster, at: str) -> None:
+    session = await opened(cluster, at)
+    async with streaming(cluster, at, session) as socket:
+        await socket.send_bytes(pack([1, [["add", 1], ["add", 2]]]))
+        first = await said(socket)
+    before = await state(cluster)
+
+    async with streaming(cluster, at, session) as socket:
+        await socket.send_bytes(pack([1, [["add", 1]]]))
+        await socket.send_bytes(pack([2, [["add", 2], ["add", 0]]]))
+        again = [await said(socket), await said(socket)]
+
+    assert [*again[0][3], again[1][3][0]] == first[3]
+    assert await state(cluster) == before
+
+
+@EVERYWHERE
+@pytest.mark.parametrize(
+    ("message", "problem"),
+    [
+        (b"\xc1", "malformed"),
+        (b"", "malformed"),
+        (pack([2]), "malformed"),
+        (pack([2, []]), "malformed"),
+        (pack(["2", [["add", 1]]]), "malformed"),
+        (pack([-2, [["add", 1]]]), "malformed"),
+        (pack([2.0, [["add", 1]]]), "malformed"),
+        (pack([2, {"add": 1}]), "malformed"),
+        (b"\x92\xcc\x02" + pack([["add", 1]]), "malformed"),
+        (b"\x92\x02\xdc\x00\x01" + pack(["add", 1]), "malformed"),
+        (pack([2, [["add", 1]]]) + b"\x00", "malformed"),
+        (pack([4, [["add", 1]]]), "sequence-refused"),
+        (pack([1, [["add", 1]]]), "sequence-refused"),
+        (pack([2, [["add", 1], ["div", 0]]]), "commands-refused"),
+        (pack([2, [["add", 0]] * 8193]), "limit-exceeded"),
+    ],
+)
+async def test_a_problem_ends_the_stream_and_nothing_from_there_on_is_written(
+    cluster: RunningCluster, at: str, message: bytes, problem: str
+) -> None:
+    session, before = await opened(cluster, at), await state(cluster)
+    async with streaming(cluster, at, session) as socket:
+        await socket.send_bytes(pack([1, [["add", 1]]]))
+        await socket.send_bytes(message)
+        await socket.send_bytes(pack([2, [["add", 100]]]))
+
+        answers = [await said(socket), await said(socket)]
+        end = await said(socket)
+
+    answered = [answer for answer in answers if answer is not None and len(answer) == 5]
+    problems = [answer for answer in answers if answer is not None and len(answer) == 2]
+    assert len(answered) + len(problems) == len([answer for answer in answers if answer is not None])
+    assert [told[1]["type"] for told in problems] == [f"urn:quire:problem:{problem}"]
+    assert problems[0][0] == 2 or problem == "sequence-refused"
+    assert end is None
+    assert await state(cluster) == before + 1
+
+
+@EVERYWHERE
+async def test_an_unknown_session_is_answered_so_and_executes_nothing(cluster: RunningCluster, at: str) -> None:
+    before = await state(cluster)
+    async with streaming(cluster, at, 999_999) as socket:
+        await socket.send_bytes(pack([1, [["add", 1]]]))
+        answer = await said(socket)
+
+    assert [code for _, code, _ in answer[4]] == ["SESSION_EXPIRED"]
+    assert await state(cluster) == before
+
+
+@EVERYWHERE
+@pytest.mark.parametrize("query", ["", "?session=", "?session=x", "?session=1&session=2", "?session=1&more=1"])
+async def test_a_stream_without_one_session_is_malformed(cluster: RunningCluster, at: str, query: str) -> None:
+    reply = await cluster.ask(at, "GET", f"/commands/stream{query}")
+
+    assert (reply.status, reply.problem) == (400, "malformed")
+
+
+@EVERYWHERE
+async def test_many_streams_share_frames_and_each_gets_its_own_answers(cluster: RunningCluster, at: str) -> None:
+    before = await state(cluster)
+    frames_before = (await cluster.ask("n1", "GET", "/status")).document["highest_index"]
+
+    async def client(number: int) -> list[Any]:
+        session = await opened(cluster, at)
+        async with streaming(cluster, at, session) as socket:
+            answers = []
+            for sequence in range(1, 41, 2):
+                await socket.send_bytes(pack([sequence, [["add", number], ["sub", number]]]))
+                answers.append(await said(socket))
+            return answers
+
+    answers = await asyncio.gather(*(client(number) for number in range(1, 41)))
+
+    assert all([answer[0] for answer in mine] == list(range(1, 41, 2)) for mine in answers)
+    assert all(answer[4] == [] for mine in answers for answer in mine)
+    places = [answer[1] for mine in answers for answer in mine]
+    assert len(set(places)) == len(places) == 800
+    assert (await cluster.ask("n1", "GET", "/status")).document["highest_index"] - frames_before >= 1600
+    assert await state(cluster) == before
+
+
+async def test_a_client_that_reads_no_answers_is_not_read_from_beyond_its_window(cluster: RunningCluster) -> None:
+    session = await opened(cluster, "n1")
+    long = "1" + "0" * 30
+    batch = [["add", long], ["sub", long]] * 1000
+    async with streaming(cluster, "n1", session) as socket:
+        sent = 0
+
+        async def flood() -> None:
+            nonlocal sent
+            while sent < 3000:
+                await socket.send_bytes(pack([1 + 2000 * sent, batch]))
+                sent += 1
+
+        flooding = asyncio.create_task(flood())
+        # Others are served meanwhile.
+        for _ in range(20):
+            assert (await cluster.commands("n1", ["add", 0]))["results"]
+        flooding.cancel()
+
+    assert sent < 3000
+
+
+async def test_a_leader_that_stops_closes_the_stream_and_its_successor_knows_what_was_done(tmp_path: Path) -> None:
+    async with running_cluster(tmp_path) as cluster:
+        session = await opened(cluster, "n1")
+        async with streaming(cluster, "n3", session) as socket:
+            await socket.send_bytes(pack([1, [["add", 8]]]))
+            first = await said(socket)
+            await cluster.restart("n1")
+            while await said(socket) is not None:
+                pass
+        async with asyncio.timeout(DEADLINE_S):
+            while any(running.node.not_ready_reasons() for running in cluster.nodes.values()):
+                await cluster.ask("n1", "GET", "/healthz")
+
+        async with streaming(cluster, "n3", session) as socket:
+            await socket.send_bytes(pack([1, [["add", 8]]]))
+            again = await said(socket)
+
+        assert again[3] == first[3] == ["50"]
+        assert await state(cluster) == 50
