@@ -3,71 +3,65 @@
 Issue 3, "Bad input"; DESIGN 3, 6 and 8.
 """
 
-import re
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.faults.toxiproxy import HOST, free_port
-from tests.processes.cluster import Cluster, Clusters, Ended, Node, run_quire
+from tests.processes.cluster import Cluster, Node, ending_clusters, run_quire
 from tests.processes.data_files import contents
-
-FAILED = 1
-USAGE = 2
-ENDS_WITHIN_S = 20.0  # Only its peers can tell it, once it has reached one.
+from tests.processes.refusals import FAILED, USAGE, check_refused
 
 
-def check_refused(ended: Ended, code: int, *words: str) -> None:
-    """It ended with this code, and its last line on stderr is one sentence that holds these words."""
-    assert ended.code == code, ended
-    assert "Traceback" not in ended.stderr, ended.stderr
-    assert ended.stdout == "", "it never said that it listens"
-    sentence = ended.stderr.strip().splitlines()[-1]
-    assert sentence.startswith("quire serve: "), ended.stderr
-    for word in words:
-        assert word in sentence, f"{word!r} is not in: {sentence}"
+@pytest.fixture(scope="module")
+def formed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    """One cluster for all tests here, with commands in it. It still works when they are over."""
+    with ending_clusters(tmp_path_factory.mktemp("bad-starts")) as clusters:
+        cluster = clusters.formed()
+        cluster.leader.apply(["add", 3], ["div", 5])
+        cluster.wait_for_equal()
+        yield cluster
+        if cluster["n2"].process is None:
+            cluster.start("n2")
+        assert cluster["n2"].apply(["add", 1])["results"] == ["10"]
+        cluster.wait_for_equal()
 
 
 @pytest.fixture
-def cluster(clusters: Clusters) -> Iterator[Cluster]:
-    """A formed cluster with a command in it; afterwards it has lost nothing and still works."""
-    formed = clusters.formed()
-    formed.leader.apply(["add", 3], ["div", 5])
-    before = formed.wait_for_equal()["n1"]
-    processes = {node.node_id: node.running.pid for node in formed}
+def cluster(formed: Cluster) -> Iterator[Cluster]:
+    """The cluster; a test has cost it no process, no record, no leader."""
+    running = [node for node in formed if node.process is not None]
+    before = [unmoved(node) for node in running]
     yield formed
-    for node in formed:
-        if node.process is None:
-            formed.start(node.node_id)
-    after = formed.wait_for_equal()["n1"]
-    assert formed["n1"].running.pid == processes["n1"]
-    assert (after["epoch"], after["digest"], after["highest_index"]) == (
-        before["epoch"],
-        before["digest"],
-        before["highest_index"],
-    )
-    assert formed.leader.apply(["add", 1])["results"] == ["10"]
-    formed.wait_for_equal()
+    assert [unmoved(node) for node in running] == before, formed.last_words()
+
+
+def unmoved(node: Node) -> dict[str, object]:
+    """What stays the same as long as nothing is written, nobody restarts and no leadership begins."""
+    status = node.status()
+    names = ("role", "epoch", "leader", "ready", "lowest_index", "highest_index", "applied_index", "digest", "members")
+    return {"pid": node.running.pid} | {name: status[name] for name in names}
 
 
 @pytest.fixture
-def stopped(cluster: Cluster) -> Node:
-    """The cluster's n2, stopped."""
-    cluster.stop("n2")
-    return cluster["n2"]
+def stopped(formed: Cluster, cluster: Cluster) -> Node:
+    """The cluster's n2, stopped: the other two go on."""
+    node = formed["n2"]
+    if node.process is not None:
+        formed.stop("n2")
+    return node
 
 
 def test_a_port_in_use_is_named_and_no_data_dir_is_made(cluster: Cluster, tmp_path: Path) -> None:
-    ended = cluster["n2"].run_to_end("--data-dir", str(tmp_path / "fresh"))
+    ended = cluster["n3"].run_to_end("--data-dir", str(tmp_path / "fresh"))
 
-    check_refused(ended, FAILED, f"cannot listen on {cluster['n2'].address}", "address already in use", "--listen")
+    check_refused(ended, FAILED, f"cannot listen on {cluster['n3'].address}", "address already in use", "--listen")
     assert not (tmp_path / "fresh").exists()
 
 
 def test_a_data_dir_that_a_running_node_uses_is_refused_and_left_as_it_is(cluster: Cluster) -> None:
-    node = cluster["n2"]
+    node = cluster["n3"]
     before = settled_contents(cluster, node)
 
     ended = node.run_to_end("--listen", f"{HOST}:{free_port()}")
@@ -218,48 +212,3 @@ def test_a_missing_promise_beside_an_identity_is_refused_and_left_as_it_is(stopp
     check_refused(ended, FAILED, f"data_dir {stopped.data_dir}", "promise")
     assert contents(stopped.data_dir) == before
     promise.write_bytes(whole)
-
-
-class TestOfAnotherCluster:
-    """Two clusters of the same node ids, one after the other."""
-
-    def test_a_data_dir_of_another_cluster_is_refused_and_left_as_it_is(self, clusters: Clusters) -> None:
-        other = clusters.formed()
-        other.leader.apply(["add", 100])
-        other.wait_for_equal()
-        foreign_id = other.leader.status()["cluster_id"]
-        other.stop()
-        cluster = clusters.formed()
-        cluster.leader.apply(["add", 3])
-        before = cluster.wait_for_equal()["n1"]
-        cluster.stop("n2")
-        before_log = contents(other["n2"].data_dir / "log")
-
-        ended = cluster["n2"].run_to_end("--data-dir", str(other["n2"].data_dir), timeout_s=ENDS_WITHIN_S)
-
-        assert ended.code == FAILED, ended
-        assert "Traceback" not in ended.stderr, ended.stderr
-        assert re.search(rf"{foreign_id}|another cluster|foreign_cluster", ended.stderr), ended.stderr
-        assert contents(other["n2"].data_dir / "log") == before_log
-        assert cluster.leader.status()["digest"] == before["digest"]
-        cluster.start("n2")
-        assert cluster.leader.apply(["div", 5])["results"] == ["9"]
-        cluster.wait_for_equal()
-
-    def test_a_log_of_another_cluster_below_this_one_s_identity_is_refused(self, clusters: Clusters) -> None:
-        other = clusters.formed()
-        other.stop()
-        cluster = clusters.formed()
-        cluster.stop("n2")
-        node = cluster["n2"]
-        for name in ("log", "mark"):
-            moved = node.data_dir / name
-            moved.rename(node.data_dir.with_name(f"kept-{name}"))
-        shutil.copytree(other["n2"].data_dir / "log", node.data_dir / "log")
-        shutil.copy(other["n2"].data_dir / "mark", node.data_dir / "mark")
-        before = contents(node.data_dir / "log")
-
-        ended = node.run_to_end()
-
-        check_refused(ended, FAILED, f"data_dir {node.data_dir}", cluster.leader.status()["cluster_id"])
-        assert contents(node.data_dir / "log") == before

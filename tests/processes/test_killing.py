@@ -4,7 +4,7 @@ from tests.processes.cluster import Clusters
 from tests.processes.load import COMMANDS, running_load, unique_commands
 from tests.processes.verdict import check_cluster, check_logs, check_results, system_records
 
-ROUNDS = 3
+ROUNDS = 2
 CLIENTS = 4
 SMALL_BATCH = 25  # Many frames: a kill finds some in every state.
 
