@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 from itertools import count
 
-from quire.log import Log, walk_frames
+from quire.log import Log, LogError, walk_frames
 from quire.sm import Applied, Applier, ApplyFailed
 
 APPLY_BYTES = 1 << 20
@@ -22,11 +22,13 @@ class Applying:
         applier: Applier,
         on_applied: Callable[[Applied], None],
         on_failed: Callable[[ApplyFailed], None],
+        on_log_failed: Callable[[LogError], None],
     ) -> None:
         self.applier = applier
         self._log = log
         self._on_applied = on_applied
         self._on_failed = on_failed
+        self._on_log_failed = on_log_failed
         self._to_index = applier.applied_index
         self._scheduled = False
         self._stopped = False
@@ -72,6 +74,9 @@ class Applying:
                     self._on_applied(applier.apply(frame))
         except ApplyFailed as failure:
             self._on_failed(failure)
+        except LogError as failure:  # a committed frame that cannot be read here: this node cannot go on
+            self._stopped = True
+            self._on_log_failed(failure)
         self._wake()
 
     def _wake(self) -> None:

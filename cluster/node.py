@@ -171,9 +171,8 @@ class Node:
         )
         disk = Disk(log, data_dir.promises)
         replica = Replica(self._identity(data_dir), genesis.cluster_id, genesis.members, disk, self, options)
-        applying = Applying(
-            log, Applier(machine, sessions=_sessions(genesis)), self._pending.applied, self._apply_failed
-        )
+        applier = Applier(machine, sessions=_sessions(genesis))
+        applying = Applying(log, applier, self._pending.applied, self._apply_failed, self._log_failed)
         self.parts = Parts(genesis, log, replica, applying, Reading(log, replica, applying, self._not_leader))
         replica.start(session, nominated=config.leader == self.node_id)
         journal.info("running", cluster_id=genesis.cluster_id.hex(), bounds=tuple(log.bounds))
@@ -325,6 +324,9 @@ class Node:
             journal.error("halted", reason=reason)
             self._pending.end(reason)
             self.ended.set()
+
+    def _log_failed(self, error: LogError) -> None:
+        self.halted(f"{type(error).__name__}: {error}")
 
     def _apply_failed(self, failure: ApplyFailed) -> None:
         journal.error("applying stopped", reason=str(failure))

@@ -88,6 +88,16 @@ def test_the_window_is_exact_at_it_and_one_past(window: int, size: int) -> None:
     assert desk.ledger.executed == COMMANDS
 
 
+@pytest.mark.parametrize("size", [15, 40, 100])
+def test_every_window_keeps_the_block_that_it_reaches_into(size: int) -> None:
+    for window in range(1, 300):
+        desk = Desk(session_window=window)
+        session = desk.open()
+        first = send_in_batches(desk, session, size)
+        lowest = 301 - window
+        assert desk.send(session, lowest, COMMANDS[lowest - 1 : lowest]) == first[lowest - 1 : lowest]
+
+
 def test_the_default_window_is_exact() -> None:
     desk = Desk()
     session = desk.open()
@@ -195,15 +205,25 @@ def test_a_frame_is_one_batch_of_what_executes_in_record_order() -> None:
     assert desk.ledger.batches == [4, 3]  # Nothing executes, so the machine is not called.
 
 
-def test_replies_that_sessions_decide_stand_in_the_digest_like_the_machine_s() -> None:
+@pytest.mark.parametrize(
+    ("commands", "decided"),
+    [
+        (["a", "x", "x"], ["SEQUENCE_REUSED", "SESSION_EXPIRED"]),
+        (["a", "b", "x"], ["SESSION_EXPIRED"]),
+        (["a", "no", "x"], ["NO", "SESSION_EXPIRED"]),
+    ],
+)
+def test_replies_that_sessions_decide_stand_in_the_digest_like_the_machine_s(
+    commands: list[Any], decided: list[str]
+) -> None:
     desk = Desk()
     session = desk.open()
-    desk.send(session, 1, ["a"])
+    desk.send(session, 1, ["a", "b"] if "no" not in commands else ["a"])
     before = desk.applier.digest
-    frame = desk.frames.runs([Run(session, 1, 2), Run(77, 1, 1)], ["a", "no", "x"])
+    frame = desk.frames.runs([Run(session, 1, 2), Run(77, 1, 1)], commands)
     applied = desk.apply(frame)
-    assert applied.results == [[0, 2], None, None]
-    assert [code for _, code, _ in applied.refused] == ["NO", "SESSION_EXPIRED"]
+    assert applied.results[0] == [0, 2]
+    assert [code for _, code, _ in applied.refused] == decided
     text = before + struct.pack("<QI", frame.header.index, frame.header.crc32c) + pack(list(applied[3:]))
     assert desk.applier.digest == blake2b(text, digest_size=16).digest()
 
