@@ -45,6 +45,7 @@ from .genesis import Genesis, check_genesis, make_genesis, read_genesis
 from .pending import FutureWaiter, Pending, WriteReply, waiter_of
 from .reading import Reading, StateAnswer
 from .status import node_status
+from .visibility import Visibility
 
 journal = structlog.get_logger(__name__)
 
@@ -83,6 +84,7 @@ class Node:
         self.parts: Parts | None = None
         self.failure: str | None = None
         self.ended = asyncio.Event()
+        self.visibility = Visibility()
         self._machine_type = machine
         self._initial = default_initial(machine) if config.initial is None else config.initial
         self._checker: StateMachine = machine(self._initial)
@@ -180,6 +182,7 @@ class Node:
     async def stop(self) -> None:
         """Stop cleanly: what is acknowledged is durable already; what was appended has an unknown outcome."""
         self._stopping = True
+        self.visibility.end()
         if self._formation is not None:
             self._formation.cancel()
             with suppress(asyncio.CancelledError):
@@ -282,6 +285,7 @@ class Node:
         self._pending.committed(index)
         if self.parts is not None:
             self.parts.applying.apply_to(index)
+        self.visibility.grew()
 
     def placed(self, placed: Placed) -> None:
         """A frame of writes is in this leader's file."""
@@ -323,6 +327,7 @@ class Node:
             self.failure = reason
             journal.error("halted", reason=reason)
             self._pending.end(reason)
+            self.visibility.end()
             self.ended.set()
 
     def _log_failed(self, error: LogError) -> None:

@@ -10,12 +10,15 @@ from aiohttp.http_exceptions import HttpProcessingError
 from ..errors import ClusterError, Malformed
 from .commands import post_commands
 from .forwarding import FORWARDED, forwarding_session
-from .keys import NODE
+from .keys import NODE, OUTFLOW, WAITING
+from .outflow import Outflow
 from .problems import problem, problem_of
-from .records import get_index_bounds, get_record, get_records, post_records
+from .ranges import get_records
+from .records import get_index_bounds, get_record, post_records
 from .sessions import SEQUENCE, SESSION, delete_session, get_session, post_sessions
 from .state import get_healthz, get_readyz, get_state, get_status
 from .stream import commands_stream
+from .waiting import Waiting
 
 if TYPE_CHECKING:
     from ..node import Node
@@ -31,6 +34,7 @@ def make_app(node: "Node") -> web.Application:
     """The application that answers for `node`: the HTTP API, and the node's routes for its peers."""
     app = web.Application(middlewares=[answer_errors])
     app[NODE] = node
+    app[OUTFLOW], app[WAITING] = Outflow(), Waiting()
     app.cleanup_ctx.append(forwarding_session)
     app.on_response_prepare.append(_name_leader)
     app.add_routes(

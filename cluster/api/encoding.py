@@ -14,7 +14,7 @@ from aiohttp import web
 from quire.log import pack
 from quire.log.packing import ExtType, Timestamp
 
-from .decoding import JSON, MSGPACK, NDJSON
+from .decoding import JSON, MSGPACK
 
 RAW_FRAMES = "application/vnd.quire.frames"
 
@@ -30,13 +30,6 @@ def answer(request: web.Request, value: Any, headers: dict[str, str] | None = No
     content_type = accepted(request, (JSON, MSGPACK))
     body = to_json(value) if content_type == JSON else pack(value)
     return web.Response(body=body, content_type=content_type, headers=headers)
-
-
-def records_answer(request: web.Request, lines: list[dict[str, Any]], next_index: int) -> web.Response:
-    """Records as NDJSON, or as one msgpack array."""
-    content_type = accepted(request, (NDJSON, MSGPACK))
-    body = b"".join(to_json(line) + b"\n" for line in lines) if content_type == NDJSON else pack(lines)
-    return web.Response(body=body, content_type=content_type, headers={"Quire-Next-Index": str(next_index)})
 
 
 def to_json(value: Any) -> bytes:

@@ -5,8 +5,13 @@ from typing import TYPE_CHECKING
 import aiohttp
 from aiohttp import web
 
+from .outflow import Outflow
+from .waiting import Waiting
+
 if TYPE_CHECKING:
     from ..node import Node
 
 NODE: web.AppKey["Node"] = web.AppKey("node")
 FORWARDING: web.AppKey[aiohttp.ClientSession] = web.AppKey("forwarding", aiohttp.ClientSession)
+OUTFLOW: web.AppKey[Outflow] = web.AppKey("outflow", Outflow)
+WAITING: web.AppKey[Waiting] = web.AppKey("waiting", Waiting)

@@ -116,7 +116,7 @@ TABLE: list[tuple[str, str, str | None, bytes | None, int, str]] = [
     ("GET", "/records?to=-1", None, None, 400, "malformed"),
     ("GET", "/records?max_bytes=x", None, None, 400, "malformed"),
     ("GET", "/records?max_bytes=999999999", None, None, 400, "malformed"),
-    ("GET", "/records?wait_ms=10", None, None, 400, "malformed"),
+    ("GET", "/records?wait_ms=60001", None, None, 400, "malformed"),
     ("GET", "/records?from=99999", None, None, 404, "out-of-bounds"),
     ("GET", "/records/one", None, None, 400, "malformed"),
     ("GET", "/records/-1", None, None, 400, "malformed"),

@@ -1,0 +1,367 @@
+"""Ranges of a real cluster, through leader and follower alike: waiting at the end, shards, kinds, stuck readers."""
+
+import asyncio
+import socket
+from collections.abc import AsyncGenerator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import orjson
+import pytest
+import pytest_asyncio
+
+from quire.cluster.api.keys import OUTFLOW, WAITING
+from quire.cluster.api.outflow import Outflow
+from quire.cluster.api.ranges import SHARDS_LIMIT, WAIT_LIMIT_MS
+from quire.cluster.api.waiting import Waiting
+from quire.cluster.config import host_and_port
+from quire.log import Kind, unpack, walk_frames
+from tests.cluster.running import Reply, RunningCluster, running_cluster
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+NDJSON, MSGPACK, RAW_FRAMES = "application/x-ndjson", "application/msgpack", "application/vnd.quire.frames"
+EVERYWHERE = pytest.mark.parametrize("at", ["n1", "n3"])
+DEADLINE_S = 20.0
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def cluster(tmp_path_factory: pytest.TempPathFactory) -> AsyncGenerator[RunningCluster, None]:
+    async with running_cluster(tmp_path_factory.mktemp("ranges"), machine="log") as running:
+        yield running
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def long_cluster(tmp_path_factory: pytest.TempPathFactory) -> AsyncGenerator[RunningCluster, None]:
+    """Eight blobs, so much that no socket buffers hold them."""
+    async with running_cluster(tmp_path_factory.mktemp("long"), count=1, machine="log") as running:
+        for _ in range(8):
+            reply = await running.ask("n1", "POST", "/records", bytes((1 << 20) + 1), "application/octet-stream")
+            assert reply.status == 200
+        yield running
+
+
+async def append(cluster: RunningCluster, *values: Any) -> int:
+    """Append a batch; the index of its first record."""
+    body = b"".join(orjson.dumps(value) + b"\n" for value in values)
+    reply = await cluster.ask("n1", "POST", "/records", body, NDJSON)
+    assert reply.status == 200, reply
+    return int(reply.document["write_index"])
+
+
+async def end_of(cluster: RunningCluster, at: str) -> int:
+    """The end of the log, once the node `at` shows it."""
+    highest = int((await cluster.ask("n1", "GET", "/index_bounds")).document["highest_index"])
+    reply = await cluster.ask(at, "GET", f"/records?from={highest}&wait_ms=10")
+    assert reply.headers["Quire-Next-Index"] == str(highest)
+    return highest
+
+
+async def waiting(cluster: RunningCluster, at: str, query: str, accept: str = NDJSON) -> "asyncio.Task[Reply]":
+    """A request that waits at the end: on return the node has taken it."""
+    places = cluster.nodes[at].runner.app
+    assert places is not None
+    before = len(places[WAITING])
+    task = asyncio.create_task(cluster.ask(at, "GET", f"/records?{query}", headers={"Accept": accept}))
+    async with asyncio.timeout(DEADLINE_S):
+        while len(places[WAITING]) == before:
+            await cluster.ask(at, "GET", "/healthz")
+    return task
+
+
+def outflow_of(cluster: RunningCluster) -> Outflow:
+    app = cluster.nodes["n1"].runner.app
+    assert app is not None
+    return app[OUTFLOW]
+
+
+def waiting_of(cluster: RunningCluster, at: str) -> Waiting:
+    app = cluster.nodes[at].runner.app
+    assert app is not None
+    return app[WAITING]
+
+
+def values(reply: Reply) -> list[Any]:
+    assert reply.status == 200, reply
+    return [orjson.loads(line)["value"] for line in reply.body.splitlines()]
+
+
+@EVERYWHERE
+async def test_a_reader_at_the_end_is_answered_when_a_record_becomes_visible(cluster: RunningCluster, at: str) -> None:
+    end = await end_of(cluster, at)
+
+    reader = await waiting(cluster, at, f"from={end}&wait_ms=60000")
+    assert not reader.done()
+    await append(cluster, "new")
+
+    async with asyncio.timeout(DEADLINE_S):
+        reply = await reader
+    assert (values(reply), reply.headers["Quire-Next-Index"]) == (["new"], str(end + 1))
+
+
+@EVERYWHERE
+async def test_a_reader_at_the_end_gets_msgpack_and_raw_frames_alike(cluster: RunningCluster, at: str) -> None:
+    end = await end_of(cluster, at)
+
+    packed = await waiting(cluster, at, f"from={end}&wait_ms=60000", MSGPACK)
+    raw = await waiting(cluster, at, f"from={end}&wait_ms=60000", RAW_FRAMES)
+    await append(cluster, "new")
+
+    async with asyncio.timeout(DEADLINE_S):
+        assert [line["value"] for line in unpack((await packed).body)] == ["new"]
+        assert [frame.header.index for frame in walk_frames((await raw).body)] == [end]
+
+
+@EVERYWHERE
+async def test_a_reader_that_waits_in_vain_gets_nothing_and_the_same_index(cluster: RunningCluster, at: str) -> None:
+    end = await end_of(cluster, at)
+
+    for accept, nothing in ((NDJSON, b""), (MSGPACK, b"\x90"), (RAW_FRAMES, b"")):
+        reply = await cluster.ask(at, "GET", f"/records?from={end}&wait_ms=20", headers={"Accept": accept})
+        assert (reply.status, reply.body, reply.headers["Quire-Next-Index"]) == (200, nothing, str(end))
+
+
+@EVERYWHERE
+async def test_nobody_waits_for_what_is_there_or_for_an_empty_range(cluster: RunningCluster, at: str) -> None:
+    first = await append(cluster, 1, 2)
+    end = await end_of(cluster, at)
+
+    async with asyncio.timeout(DEADLINE_S):
+        there = await cluster.ask(at, "GET", f"/records?from={first}&wait_ms={WAIT_LIMIT_MS}")
+        empty = await cluster.ask(at, "GET", f"/records?from={end}&to={end}&wait_ms={WAIT_LIMIT_MS}")
+
+    assert (values(there), values(empty)) == ([1, 2], [])
+
+
+@EVERYWHERE
+async def test_a_reader_of_a_range_that_is_not_all_there_waits_for_a_part_of_it(
+    cluster: RunningCluster, at: str
+) -> None:
+    end = await end_of(cluster, at)
+
+    reader = await waiting(cluster, at, f"from={end}&to={end + 1}&wait_ms=60000")
+    await append(cluster, "in", "behind")
+
+    reply = await reader
+    assert (values(reply), reply.headers["Quire-Next-Index"]) == (["in"], str(end + 1))
+
+
+@EVERYWHERE
+async def test_a_reader_ahead_of_the_end_waits_for_its_index(cluster: RunningCluster, at: str) -> None:
+    end = await end_of(cluster, at)
+
+    in_vain = await cluster.ask(at, "GET", f"/records?from={end + 1}&wait_ms=20")
+    reader = await waiting(cluster, at, f"from={end + 1}&wait_ms=60000")
+    await append(cluster, "before")
+    await append(cluster, "wanted")
+
+    assert (in_vain.status, in_vain.problem) == (404, "out-of-bounds")
+    assert values(await reader) == ["wanted"]
+
+
+@EVERYWHERE
+async def test_shards_are_parts_of_the_log_that_make_the_whole(cluster: RunningCluster, at: str) -> None:
+    first = await append(cluster, *range(10))
+    end = await end_of(cluster, at)
+
+    shards = [await cluster.ask(at, "GET", f"/records?from={first}&shard={part}/3") for part in range(3)]
+
+    lines = [[orjson.loads(line) for line in shard.body.splitlines()] for shard in shards]
+    assert all({line["index"] % 3 for line in lines[part]} == {part} for part in range(3))
+    assert sorted(line["value"] for shard in lines for line in shard) == list(range(10))
+    assert {shard.headers["Quire-Next-Index"] for shard in shards} == {str(end)}
+
+
+@EVERYWHERE
+async def test_a_waiting_reader_of_a_shard_sleeps_through_the_other_shards(cluster: RunningCluster, at: str) -> None:
+    end = await end_of(cluster, at)
+    shard = (end + 2) % 4
+
+    reader = await waiting(cluster, at, f"from={end}&shard={shard}/4&wait_ms=60000")
+    for value in ("zero", "one", "two"):
+        await append(cluster, value)
+
+    reply = await reader
+    assert (values(reply), reply.headers["Quire-Next-Index"]) == (["two"], str(end + 3))
+
+
+@EVERYWHERE
+async def test_an_empty_range_of_a_shard_says_where_to_go_on(cluster: RunningCluster, at: str) -> None:
+    first = await append(cluster, "a", "b")
+    await end_of(cluster, at)
+
+    reply = await cluster.ask(at, "GET", f"/records?from={first}&to={first + 1}&shard={(first + 1) % 2}/2")
+
+    assert (values(reply), reply.headers["Quire-Next-Index"]) == ([], str(first + 1))
+
+
+@EVERYWHERE
+async def test_system_records_are_shown_to_who_asks_for_all_kinds(cluster: RunningCluster, at: str) -> None:
+    reply = await cluster.ask(at, "GET", "/records?from=0&to=2&kinds=all")
+    packed = await cluster.ask(at, "GET", "/records?from=0&to=2&kinds=all", headers={"Accept": MSGPACK})
+    raw = await cluster.ask(at, "GET", "/records?from=0&to=2&kinds=all", headers={"Accept": RAW_FRAMES})
+
+    lines = [orjson.loads(line) for line in reply.body.splitlines()]
+    assert [(line["index"], line["kind"], line["value"]["type"]) for line in lines] == [
+        (0, "system", "genesis"),
+        (1, "system", "epoch_start"),
+    ]
+    assert [line["value"]["type"] for line in unpack(packed.body)] == ["genesis", "epoch_start"]
+    assert next(walk_frames(raw.body)).header.kind == Kind.SYSTEM
+
+
+@EVERYWHERE
+@pytest.mark.parametrize(
+    "query",
+    [
+        f"wait_ms={WAIT_LIMIT_MS + 1}",
+        "wait_ms=-1",
+        "wait_ms=1.5",
+        "shard=0",
+        "shard=2/2",
+        "shard=0/0",
+        "shard=-1/2",
+        "shard=1/2/3",
+        f"shard=0/{SHARDS_LIMIT + 1}",
+        "kinds=system",
+        "kinds=",
+        "from=5&to=4",
+        "from=1&from=2",
+        "until=3",
+    ],
+)
+async def test_a_range_that_makes_no_sense_is_malformed(cluster: RunningCluster, at: str, query: str) -> None:
+    reply = await cluster.ask(at, "GET", f"/records?{query}")
+
+    assert (reply.status, reply.problem) == (400, "malformed")
+
+
+@EVERYWHERE
+async def test_as_many_shards_as_the_limit_are_fine_and_raw_frames_have_none(cluster: RunningCluster, at: str) -> None:
+    most = await cluster.ask(at, "GET", f"/records?from=0&shard=0/{SHARDS_LIMIT}")
+    raw = await cluster.ask(at, "GET", "/records?from=0&shard=0/2", headers={"Accept": RAW_FRAMES})
+
+    assert most.status == 200
+    assert (raw.status, raw.problem) == (400, "malformed")
+
+
+async def test_as_many_readers_as_the_limit_wait_and_one_more_is_told_to_come_back(
+    cluster: RunningCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(waiting_of(cluster, "n3"), "_limit", 3)
+    end = await end_of(cluster, "n3")
+    readers = [await waiting(cluster, "n3", f"from={end}&wait_ms=60000") for _ in range(3)]
+
+    refused = await cluster.ask("n3", "GET", f"/records?from={end}&wait_ms=60000")
+    at_once = await cluster.ask("n3", "GET", f"/records?from={end}")
+    await append(cluster, "new")
+
+    assert (refused.status, refused.problem, refused.headers["Retry-After"]) == (429, "overloaded", "1")
+    assert at_once.status == 200
+    assert [values(await reader) for reader in readers] == [["new"]] * 3
+    assert len(waiting_of(cluster, "n3")) == 0
+
+
+async def test_a_reader_that_hung_up_gives_its_place_to_the_next(
+    cluster: RunningCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(waiting_of(cluster, "n3"), "_limit", 2)
+    end = await end_of(cluster, "n3")
+    gone = [await waiting(cluster, "n3", f"from={end}&wait_ms=60000") for _ in range(2)]
+    for reader in gone:
+        reader.cancel()
+    await asyncio.gather(*gone, return_exceptions=True)
+
+    async with asyncio.timeout(DEADLINE_S):
+        while (reply := await cluster.ask("n3", "GET", f"/records?from={end}&wait_ms=20")).status == 429:
+            pass
+
+    assert (reply.status, reply.headers["Quire-Next-Index"]) == (200, str(end))
+
+
+async def test_a_node_that_stops_lets_its_waiting_readers_go(tmp_path: Path) -> None:
+    async with running_cluster(tmp_path, count=1) as one:
+        end = await end_of(one, "n1")
+        reader = await waiting(one, "n1", f"from={end}&wait_ms=60000")
+
+        async with asyncio.timeout(DEADLINE_S):
+            await one.stop("n1")
+            reply = await reader
+
+    assert (values(reply), reply.headers["Quire-Next-Index"]) == ([], str(end))
+
+
+# Stuck readers
+
+
+def stuck_reader(cluster: RunningCluster, opened: ExitStack) -> socket.socket:
+    """A caller that asks for the whole log and takes nothing of it."""
+    caller = opened.enter_context(socket.socket())
+    caller.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    caller.connect(host_and_port(cluster.address("n1")))
+    caller.sendall(f"GET /records?from=0 HTTP/1.1\r\nHost: n1\r\nAccept: {RAW_FRAMES}\r\n\r\n".encode())
+    return caller
+
+
+async def held(cluster: RunningCluster, *, above: int) -> None:
+    """Return when the node holds more than so many bytes for its readers."""
+    async with asyncio.timeout(DEADLINE_S):
+        while outflow_of(cluster).held_bytes <= above:
+            await cluster.ask("n1", "GET", "/healthz")
+
+
+async def nothing_held(cluster: RunningCluster) -> None:
+    """Return when the node holds nothing for a reader any more."""
+    async with asyncio.timeout(DEADLINE_S):
+        while outflow_of(cluster).held_bytes:
+            await cluster.ask("n1", "GET", "/healthz")
+
+
+async def test_a_reader_that_takes_nothing_is_cut_off_in_the_end(
+    long_cluster: RunningCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    outflow = outflow_of(long_cluster)
+    await nothing_held(long_cluster)
+    monkeypatch.setattr(outflow, "_stuck_s", 0.3)
+    with ExitStack() as opened:
+        stuck_reader(long_cluster, opened)
+        await held(long_cluster, above=0)
+
+        await nothing_held(long_cluster)
+
+
+async def test_stuck_readers_hold_a_bounded_memory_and_nobody_else_up(
+    long_cluster: RunningCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    outflow = outflow_of(long_cluster)
+    await nothing_held(long_cluster)
+    monkeypatch.setattr(outflow, "_limit", 20 << 20)
+    monkeypatch.setattr(outflow, "_idle_s", 0.0)
+    with ExitStack() as opened:
+        for number in range(1, 7):
+            stuck_reader(long_cluster, opened)
+            await held(long_cluster, above=0 if number == 1 else 8 << 20)
+
+            whole = await long_cluster.ask("n1", "GET", "/records?from=0", headers={"Accept": RAW_FRAMES})
+            written = await long_cluster.ask("n1", "POST", "/records", b"1", "application/json")
+
+            assert outflow.held_bytes <= 20 << 20
+            assert whole.status == written.status == 200
+            assert len(list(walk_frames(whole.body))) >= 7
+
+
+async def test_where_every_answer_moves_a_new_one_is_told_to_come_back(
+    long_cluster: RunningCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    outflow = outflow_of(long_cluster)
+    await nothing_held(long_cluster)
+    monkeypatch.setattr(outflow, "_idle_s", 3600.0)
+    with ExitStack() as opened:
+        stuck_reader(long_cluster, opened)
+        await held(long_cluster, above=0)
+        monkeypatch.setattr(outflow, "_limit", outflow.held_bytes)
+
+        reply = await long_cluster.ask("n1", "GET", "/records?from=0", headers={"Accept": RAW_FRAMES})
+
+    assert (reply.status, reply.problem) == (429, "overloaded")
