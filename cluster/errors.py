@@ -2,10 +2,11 @@
 
 Each says whose fault it was and carries its numbers as attributes:
 
-- the caller's: Malformed, CommandsRefused, LimitExceeded, WrongIndex, SequenceRefused, SessionRefused, SessionUnknown,
-  OutOfBounds, NotCommitted, Expired, NotInThisMode
+- the caller's: Malformed, CommandsRefused, QueryRefused, LimitExceeded, WrongIndex, SequenceRefused, SessionRefused,
+  SessionUnknown, OutOfBounds, NotCommitted, Expired, NotInThisMode
 - try again, here or elsewhere (nothing was written): NotLeader, NoLeader, LeaderUnreachable, Overloaded, NodeStopping,
   DiskFullError, StateUnavailable, CorruptHere
+- the machine's: MachineFailed
 - nobody knows: OutcomeUnknown
 """
 
@@ -32,6 +33,23 @@ class CommandsRefused(ClusterError):
         more = f" (and {len(refused) - 1} more)" if len(refused) > 1 else ""
         super().__init__(f"command {place} was refused, {code}: {text}{more}; nothing was written")
         self.refused = refused
+
+
+class QueryRefused(ClusterError):
+    """The machine refused a query. `refused` is [[0, code, text]], as for commands."""
+
+    def __init__(self, code: str, text: str) -> None:
+        super().__init__(f"the query was refused, {code}: {text}")
+        self.refused = [[0, code, text]]
+
+
+class MachineFailed(ClusterError):
+    """The machine's own code failed at a check or a query, which change nothing; nothing was written."""
+
+    def __init__(self, doing: str, reason: str) -> None:
+        super().__init__(f"the machine's {doing} failed: {reason}; nothing was written or changed")
+        self.doing = doing
+        self.reason = reason
 
 
 class LimitExceeded(ClusterError):

@@ -18,6 +18,7 @@ from quire.sm import (
     EMPTY_DIGEST,
     Applier,
     ApplyFailed,
+    CheckFailed,
     MachineError,
     Sessions,
     SessionStatus,
@@ -34,6 +35,7 @@ from .errors import (
     ClusterError,
     DiskFullError,
     LimitExceeded,
+    MachineFailed,
     NodeStopping,
     NoLeader,
     NotLeader,
@@ -215,8 +217,16 @@ class Node:
     # The write path
 
     def check(self, commands: list[Any]) -> list[list[Any]]:
-        """[place, code, text] of each command that the machine refuses before anything is appended."""
-        return check_batch(self._checker, commands)
+        """[place, code, text] of each command that the machine refuses before anything is appended.
+
+        Raises:
+            MachineFailed: its check raised something else than Refused.
+        """
+        try:
+            return check_batch(self._checker, commands)
+        except CheckFailed as error:
+            where = "" if error.place is None else f" on command {error.place}"
+            raise MachineFailed(f"check{where}", error.reason) from error
 
     async def write(self, write: Write, *, applied: bool) -> WriteReply:
         """Write checked records as a part of one frame; answer when they are committed (and, if asked, applied).
@@ -368,14 +378,14 @@ class Node:
         return self._require().applying.applier.sessions.session_window
 
     async def session(self, session: int) -> SessionStatus | None:
-        """Where a session stands, linearizable; None of one that is not open. Raises as `Reading.state`."""
+        """Where a session stands, linearizable; None of one that is not open. Raises as `Reading.query`."""
         parts = self._require()
         await parts.reading.linearize()
         return parts.applying.applier.sessions.find(session)
 
-    async def state(self, consistency: str, max_lag: int | None) -> StateAnswer:
-        """The machine's state; raises as `Reading.state`."""
-        return await self._require().reading.state(consistency, max_lag)
+    async def query(self, request: Any, consistency: str, max_lag: int | None) -> StateAnswer:
+        """The machine's answer, None asking for its whole state; raises as `Reading.query`."""
+        return await self._require().reading.query(request, consistency, max_lag)
 
     def status(self) -> dict[str, Any]:
         """What this node knows of itself, and a leader of the others."""

@@ -8,14 +8,23 @@ from typing import Any, NamedTuple
 from quire.log import Bounds, FrameCorrupt, IndexExpired, Log, StoredRecord
 from quire.replication import Replica
 from quire.replication.replica import wall_clock
-from quire.sm import ApplyFailed
+from quire.sm import ApplyFailed, Refused
 
 from .applying import Applying
-from .errors import ClusterError, CorruptHere, Expired, NotCommitted, OutOfBounds, StateUnavailable
+from .errors import (
+    ClusterError,
+    CorruptHere,
+    Expired,
+    MachineFailed,
+    NotCommitted,
+    OutOfBounds,
+    QueryRefused,
+    StateUnavailable,
+)
 
 
 class StateAnswer(NamedTuple):
-    """The machine's whole state, and what was applied to reach it."""
+    """The machine's answer to a query (`state` is the whole state where that was None), and what it had applied."""
 
     state: Any
     applied_index: int
@@ -76,11 +85,12 @@ class Reading:
         except FrameCorrupt as error:
             raise CorruptHere(from_index, str(error)) from error
 
-    async def state(self, consistency: str, max_lag: int | None) -> StateAnswer:
-        """The machine's state, as fresh as `consistency` asks (rule 12).
+    async def query(self, request: Any, consistency: str, max_lag: int | None) -> StateAnswer:
+        """The machine's answer to a request, as fresh as `consistency` asks (rule 12); None asks for the whole state.
 
         Raises:
             NotLeader, NoLeader, StateUnavailable: not here, or not now.
+            QueryRefused, MachineFailed: the machine does not answer this.
         """
         if consistency == "local":
             if max_lag is not None:
@@ -91,9 +101,16 @@ class Reading:
         try:
             if consistency == "linearizable":
                 await self.linearize()
-            return StateAnswer(applier.state(), applier.applied_index, applier.digest)
         except ApplyFailed as failure:
             raise StateUnavailable(str(failure)) from failure
+        if applier.failure is not None:
+            raise StateUnavailable(str(applier.failure))
+        try:
+            return StateAnswer(applier.machine.query(request), applier.applied_index, applier.digest)
+        except Refused as refusal:
+            raise QueryRefused(refusal.code, refusal.text) from None
+        except Exception as error:  # Whatever the machine's code raises; a query changes nothing, so the node goes on.
+            raise MachineFailed("query", f"{type(error).__name__}: {error}") from error
 
     async def linearize(self) -> None:
         """Return when this machine has seen all that was acknowledged before this call (rule 12).

@@ -8,6 +8,7 @@ from aiohttp import ClientPayloadError, web
 from aiohttp.http_exceptions import HttpProcessingError
 
 from ..errors import ClusterError, Malformed
+from .cluster import asking_session, get_cluster
 from .commands import post_commands
 from .forwarding import FORWARDED, forwarding_session
 from .keys import NODE, OUTFLOW, WAITING
@@ -16,7 +17,8 @@ from .problems import problem, problem_of
 from .ranges import get_records
 from .records import get_index_bounds, get_record, post_records
 from .sessions import SEQUENCE, SESSION, delete_session, get_session, post_sessions
-from .state import get_healthz, get_readyz, get_state, get_status
+from .state import get_state, post_query
+from .status import get_healthz, get_readyz, get_status
 from .stream import commands_stream
 from .waiting import Waiting
 
@@ -36,6 +38,7 @@ def make_app(node: "Node") -> web.Application:
     app[NODE] = node
     app[OUTFLOW], app[WAITING] = Outflow(), Waiting()
     app.cleanup_ctx.append(forwarding_session)
+    app.cleanup_ctx.append(asking_session)
     app.on_response_prepare.append(_name_leader)
     app.add_routes(
         [
@@ -49,7 +52,9 @@ def make_app(node: "Node") -> web.Application:
             web.get("/records/{index}", get_record),
             web.get("/index_bounds", get_index_bounds),
             web.get("/state", get_state),
+            web.post("/query", post_query),
             web.get("/status", get_status),
+            web.get("/cluster", get_cluster),
             web.get("/healthz", get_healthz),
             web.get("/readyz", get_readyz),
         ]

@@ -76,6 +76,14 @@ def decode_commands(content_type: str, body: bytes) -> list[Any]:
     return _not_empty(document["commands"], "command")
 
 
+def decode_query(content_type: str, body: bytes) -> Any:
+    """What a `POST /query` asks of the machine: the one key `request` of a map. Raises Malformed."""
+    document = decode_json(body, DEPTH_LIMIT + 1) if content_type == JSON else decode_msgpack(body, DEPTH_LIMIT + 1)
+    if not isinstance(document, dict) or list(document) != ["request"]:
+        raise Malformed('the body must be {"request": ...} and nothing else')
+    return document["request"]
+
+
 def decode_records(content_type: str, body: bytes) -> list[Any]:
     """The values of a `POST /records` whose body is not raw bytes. Raises Malformed."""
     if content_type == NDJSON:

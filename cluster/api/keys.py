@@ -14,4 +14,5 @@ if TYPE_CHECKING:
 NODE: web.AppKey["Node"] = web.AppKey("node")
 FORWARDING: web.AppKey[aiohttp.ClientSession] = web.AppKey("forwarding", aiohttp.ClientSession)
 OUTFLOW: web.AppKey[Outflow] = web.AppKey("outflow", Outflow)
+ASKING: web.AppKey[aiohttp.ClientSession] = web.AppKey("asking", aiohttp.ClientSession)
 WAITING: web.AppKey[Waiting] = web.AppKey("waiting", Waiting)

@@ -5,7 +5,7 @@ conclude:
 
 - 4xx and 503: nothing was written
 - 504: the outcome is unknown
-- 500: a fault of ours; for a write the outcome is unknown
+- 500: a fault of ours; for a write the outcome is unknown, but for `machine-failed`: nothing was written
 """
 
 from typing import Any, NamedTuple
@@ -21,6 +21,7 @@ from ..errors import (
     Expired,
     LeaderUnreachable,
     LimitExceeded,
+    MachineFailed,
     Malformed,
     NodeStopping,
     NoLeader,
@@ -30,6 +31,7 @@ from ..errors import (
     OutcomeUnknown,
     OutOfBounds,
     Overloaded,
+    QueryRefused,
     SequenceRefused,
     SessionRefused,
     SessionsFull,
@@ -77,7 +79,9 @@ ANSWERS: dict[type[Exception], Answer] = {
     UnsupportedMedia: Answer(415, "unsupported-media-type", "The body's content type is not supported"),
     CommandsRefused: Answer(422, "commands-refused", "The machine refuses the request"),
     SessionsFull: Answer(429, "sessions-full", "No further session can be opened", 60),
+    QueryRefused: Answer(422, "query-refused", "The machine refuses the query"),
     Overloaded: Answer(429, "overloaded", "Too much waits already", 1),
+    MachineFailed: Answer(500, "machine-failed", "The machine's own code failed"),
     NotLeader: Answer(503, "not-leader", "This node does not lead", 1),
     NoLeader: Answer(503, "no-leader", "There is no leader at the moment", 1),
     LeaderUnreachable: Answer(503, "leader-unreachable", "The leader cannot be reached", 1),

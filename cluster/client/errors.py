@@ -4,7 +4,8 @@
 - BadRequest, NotFound: the cluster cannot do what was asked; nothing was written
 - Unavailable: nobody could be reached who could; nothing was written, try again later
 - OutcomeUnknown: the write may have happened, may happen yet, or not at all
-- ServerFault: a node failed at a read in a way that it should not
+- ServerFault: a node failed at a read in a way that it should not, or its machine at a check or a query; nothing was
+  written
 """
 
 from collections.abc import Mapping
@@ -62,7 +63,7 @@ class OutcomeUnknown(ClientError):
 
 
 class ServerFault(ClientError):
-    """A server answered a read with a fault of its own."""
+    """A server answered with a fault of its own, or of its machine's code; nothing was written."""
 
     def __init__(self, reason: str) -> None:
         super().__init__(f"the server failed: {reason}")

@@ -27,6 +27,7 @@ LAST_SHARE = 0.1  # No attempt begins in the last tenth of a call's time: too sh
 UNREACHABLE_FOR_S = 30.0  # A leader's address that this client cannot reach, as from outside of its network.
 READ_BUFFER_BYTES = 1 << 18
 OWN_TYPE = "urn:quire:problem:"
+MACHINE_FAILED = OWN_TYPE + "machine-failed"  # The one 500 that proves that nothing was written.
 
 
 class Reply(NamedTuple):
@@ -213,6 +214,8 @@ def _failure_of(server: str, attempt: _Attempt, answer: aiohttp.ClientResponse, 
             return NotFound(problem)
         case status if HTTPStatus.BAD_REQUEST <= status < HTTPStatus.INTERNAL_SERVER_ERROR:
             return BadRequest(problem)
+        case HTTPStatus.INTERNAL_SERVER_ERROR if problem.get("type") == MACHINE_FAILED:
+            return ServerFault(detail)
         case _:
             return _server_failure(attempt, answer.status, detail)
 

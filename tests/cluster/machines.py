@@ -3,7 +3,8 @@
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from quire.sm import Context
+from quire.log import pack, unpack
+from quire.sm import Context, Refused
 
 
 class Long:
@@ -33,3 +34,53 @@ class Long:
     def restore(self, chunks: Iterable[bytes]) -> None:
         """Take it back."""
         self._state = b"".join(chunks).decode()
+
+
+class Notes:
+    """A machine whose code refuses and fails on demand, at each of its calls."""
+
+    name = "notes"
+    version = 1
+
+    def __init__(self, initial: Any) -> None:
+        self._notes: list[Any] = []
+
+    def check(self, command: Any) -> None:
+        """Refuse what begins with no, fail at what is "check fails"."""
+        if command == "check fails":
+            raise KeyError(command)
+        if isinstance(command, str) and command.startswith("no"):
+            raise Refused("NO", "it begins with no")
+
+    def apply(self, command: Any, context: Context) -> Any:
+        """Note it; refuse "twice" if it is noted, fail at "apply fails"."""
+        if command == "apply fails":
+            raise KeyError(command)
+        if command == "twice" and command in self._notes:
+            raise Refused("TWICE", "it is noted already")
+        self._notes.append(command)
+        return len(self._notes)
+
+    def query(self, request: Any) -> Any:
+        """All notes; ["at", place] is one; "fail" and "unsendable" are what they say."""
+        match request:
+            case None:
+                return self._notes
+            case ["at", int(place)] if place < len(self._notes):
+                return self._notes[place]
+            case ["echo", value]:
+                return value
+            case "fail":
+                raise ZeroDivisionError
+            case "unsendable":
+                return {1, 2}
+            case _:
+                raise Refused("QUERY_UNKNOWN", "ask for at or echo")
+
+    def snapshot(self) -> Iterator[bytes]:
+        """The notes as bytes."""
+        return iter((pack(self._notes),))
+
+    def restore(self, chunks: Iterable[bytes]) -> None:
+        """Take them back."""
+        self._notes = list(unpack(b"".join(chunks)))

@@ -178,6 +178,13 @@ async def test_a_server_that_fails_at_a_read_is_reported_as_that() -> None:
             await cluster.state()
 
 
+async def test_a_machine_that_fails_at_its_check_has_written_nothing() -> None:
+    async with scripted(refusing(500, "machine-failed")) as server, connect(server.address) as cluster:
+        with pytest.raises(ServerFault, match="machine-failed"):
+            await cluster.apply(["add", 3])
+        assert len(server.requests) == 1
+
+
 async def test_a_server_that_is_no_node_is_named_as_that() -> None:
     async with scripted(foreign(200)) as server, connect(server.address) as cluster:
         with pytest.raises(ClientError, match="no quire node"):

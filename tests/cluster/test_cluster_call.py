@@ -1,0 +1,78 @@
+"""`GET /cluster`: every member as the asked node gets it."""
+
+from collections.abc import AsyncGenerator
+
+import pytest
+import pytest_asyncio
+
+from quire.log import unpack
+from tests.cluster.running import RunningCluster, running_cluster
+from tests.cluster.scripted import document, foreign, scripted, silent
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+EVERYWHERE = pytest.mark.parametrize("at", ["n1", "n3"])
+
+
+@pytest_asyncio.fixture(loop_scope="module")
+async def cluster(tmp_path_factory: pytest.TempPathFactory) -> AsyncGenerator[RunningCluster, None]:
+    async with running_cluster(tmp_path_factory.mktemp("cluster")) as running:
+        yield running
+
+
+@EVERYWHERE
+async def test_the_cluster_is_every_member_s_own_status(cluster: RunningCluster, at: str) -> None:
+    reply = await cluster.ask(at, "GET", "/cluster")
+
+    assert (reply.document["node_id"], reply.document["leader"]) == (at, "n1")
+    assert list(reply.document["nodes"]) == ["n1", "n2", "n3"]
+    for node_id, row in reply.document["nodes"].items():
+        assert (row["address"], row["failure"]) == (cluster.address(node_id), None)
+        assert row["status"]["node_id"] == node_id
+        assert row["status"]["role"] == ("leader" if node_id == "n1" else "follower")
+
+
+async def test_the_cluster_is_told_in_msgpack_too(cluster: RunningCluster) -> None:
+    reply = await cluster.ask("n1", "GET", "/cluster", headers={"Accept": "application/msgpack"})
+
+    assert unpack(reply.body)["nodes"]["n2"]["status"]["node_id"] == "n2"
+
+
+@EVERYWHERE
+async def test_a_member_that_is_gone_is_shown_as_that(cluster: RunningCluster, at: str) -> None:
+    await cluster.stop("n2")
+
+    rows = (await cluster.ask(at, "GET", "/cluster")).document["nodes"]
+
+    assert rows["n2"]["status"] is None
+    assert "connect" in rows["n2"]["failure"].lower()
+    assert all(rows[node_id]["status"]["node_id"] == node_id for node_id in ("n1", "n3"))
+
+
+@pytest.mark.parametrize(
+    ("steps", "failure"),
+    [
+        ([], "no answer within 0.2 s"),
+        ([foreign(502)], "it answered 502"),
+        ([document({"node_id": "n9"})], "another program answers there"),
+        ([lambda _request: None], "disconnected"),
+    ],
+)
+async def test_a_member_that_does_not_answer_as_itself_is_shown_as_that(
+    cluster: RunningCluster, monkeypatch: pytest.MonkeyPatch, steps: list[object], failure: str
+) -> None:
+    monkeypatch.setattr("quire.cluster.api.cluster.DEADLINE_S", 0.2)
+    config = cluster.nodes["n1"].config
+    async with silent() as nobody, scripted(*steps) as server:  # type: ignore[arg-type]
+        monkeypatch.setitem(config.link, "n2", server.address if steps else nobody)
+        rows = (await cluster.ask("n1", "GET", "/cluster")).document["nodes"]
+
+    assert rows["n2"]["status"] is None
+    assert failure in rows["n2"]["failure"].lower()
+    assert rows["n3"]["failure"] is None
+
+
+async def test_the_cluster_takes_no_parameters(cluster: RunningCluster) -> None:
+    reply = await cluster.ask("n1", "GET", "/cluster?deep=1")
+
+    assert (reply.status, reply.problem) == (400, "malformed")
