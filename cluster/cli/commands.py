@@ -112,7 +112,7 @@ def read(
         fail_usage("give either an index or a range, not both")
 
     async def print_range(client: Client) -> None:
-        async for record in client.records(from_index, to_index):
+        async for record in client.read_range(from_index, to_index):
             typer.echo(to_json(asdict(record)) if as_json else f"{record.index}\t{printable(record.value)}")
 
     if index is None:

@@ -1,11 +1,14 @@
-"""The async client: `quire.connect("host:port,host:port")`."""
+"""The client: `quire.connect("host:port,host:port")`, and `quire.connect_sync` without an event loop."""
 
-from .client import BatchReply, Client, Record, State, connect
+from .blocking import BlockingClient, connect_sync
+from .client import BatchReply, Client, State, connect
 from .errors import BadRequest, ClientError, NotFound, OutcomeUnknown, Refused, ServerFault, Unavailable
+from .reading import Record
 
 __all__ = [
     "BadRequest",
     "BatchReply",
+    "BlockingClient",
     "Client",
     "ClientError",
     "NotFound",
@@ -16,4 +19,5 @@ __all__ = [
     "State",
     "Unavailable",
     "connect",
+    "connect_sync",
 ]

@@ -1,6 +1,7 @@
 """The client's face: what DESIGN 7 shows of `quire.connect`, without sessions."""
 
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Sequence
+from contextlib import aclosing
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Self
@@ -11,11 +12,13 @@ import orjson
 from quire.log import PayloadInvalid, pack
 from quire.log.packing import ExtType, unpack_trusted
 
-from .errors import BadRequest, ClientError, Refused, Unavailable
+from .errors import BadRequest, ClientError, Refused
+from .reading import Pages, Record, range_pages, tail_pages
 from .transport import Reply, Transport
 
 MSGPACK = "application/msgpack"
 NDJSON = "application/x-ndjson"
+OCTETS = "application/octet-stream"
 DEFAULT_TIMEOUT_S = 30.0
 
 
@@ -39,18 +42,6 @@ class State:
     state: Any
     applied_index: int
     digest: str
-
-
-@dataclass(frozen=True, slots=True)
-class Record:
-    """A record as the cluster holds it; timestamp in microseconds since 1970, kind is records or blob."""
-
-    index: int
-    epoch: int
-    timestamp: int
-    kind: str
-    headers: Mapping[str, str]
-    value: Any
 
 
 class Client:
@@ -100,8 +91,11 @@ class Client:
         return await self._post_commands(lines, NDJSON)
 
     async def append(self, value: Any) -> int:
-        """Append one record; return its index. It is on a majority's disks then."""
-        return await self.append_batch([value])
+        """Append one record; return its index. It is on a majority's disks then. Bytes above 1 MiB are a blob."""
+        if not isinstance(value, bytes):
+            return await self.append_batch([value])
+        reply = await self._call("POST", "/records", writes=True, body=value, content_type=OCTETS)
+        return int(_document(reply)["write_index"])
 
     async def append_batch(self, values: Sequence[Any]) -> int:
         """Append records as one frame; return the index of the first."""
@@ -113,23 +107,48 @@ class Client:
         reply = await self._call("GET", f"/records/{index}")
         return _value(reply)
 
-    async def records(self, from_index: int | None = None, to_index: int | None = None) -> AsyncIterator[Record]:
+    async def read_range(self, from_index: int | None = None, to_index: int | None = None) -> AsyncIterator[Record]:
         """The records [from_index, to_index) that are visible; from the first and to the last where None is given.
 
         Raises:
             Unavailable: the servers that are left have not heard of all of them yet.
         """
-        bounds = _document(await self._call("GET", "/index_bounds"))
-        index = bounds["lowest_index"] if from_index is None else from_index
-        end = bounds["highest_index"] if to_index is None else min(to_index, bounds["highest_index"])
-        while index < end:
-            reply = await self._call("GET", "/records?" + urlencode({"from": index, "to": end}))
-            for line in _value(reply):
-                yield Record(**line)
-            next_index = int(reply.headers["Quire-Next-Index"])
-            if next_index <= index:
-                raise Unavailable(f"index {index} is not visible on the server that answered; it was on another")
-            index = next_index
+        async with aclosing(self.range_pages(from_index, to_index)) as pages:
+            async for page in pages:
+                for record in page:
+                    yield record
+
+    async def tail(self, from_index: int | None = None) -> AsyncIterator[Record]:
+        """Every record from an index on, each once and in order, for ever; from what comes next where None is given.
+
+        It goes on across lost connections and servers, for as long as one of them answers within `timeout_s`.
+
+        Raises:
+            Unavailable: nobody does.
+            NotFound: the index has expired, or is ahead of every server for that long.
+        """
+        async with aclosing(self.tail_pages(from_index)) as pages:
+            async for page in pages:
+                for record in page:
+                    yield record
+
+    def range_pages(self, from_index: int | None, to_index: int | None) -> Pages:
+        """`read_range` in pages, as they come from a server: less work a record."""
+        return range_pages(self._get, _value, from_index, to_index)
+
+    def tail_pages(self, from_index: int | None) -> Pages:
+        """`tail` in pages, as they come from a server."""
+        return tail_pages(self._get, _value, from_index, self._timeout_s)
+
+    async def query(self, request: Any, consistency: str = "linearizable", *, server: str | None = None) -> Any:
+        """The machine's answer to a request; of one server if it is named, with consistency `local`.
+
+        Raises:
+            Refused: the machine does not answer this.
+            ServerFault: the machine's own code failed at it.
+        """
+        path, body = "/query?" + urlencode({"consistency": consistency}), _pack({"request": request})
+        return _document(await self._call("POST", path, body=body, content_type=MSGPACK, server=server))["answer"]
 
     async def state(self, consistency: str = "linearizable", *, server: str | None = None) -> State:
         """The machine's state; of one server if it is named, with consistency `local`."""
@@ -143,6 +162,9 @@ class Client:
     async def ready(self, server: str) -> bool:
         """Whether a server says that it is ready. Raises Unavailable if it is not before the deadline."""
         return bool(_document(await self._call("GET", "/readyz", server=server))["ready"])
+
+    async def _get(self, path: str) -> Reply:
+        return await self._call("GET", path)
 
     async def _post_commands(self, body: bytes, content_type: str) -> BatchReply:
         reply = await self._call("POST", "/commands", writes=True, body=body, content_type=content_type)

@@ -1,18 +1,18 @@
 """A replicated state-machine cluster: one log, and on every node the same answer."""
 
+from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from quire.cluster.client import connect as connect
+    from quire.cluster.client import connect_sync as connect_sync
 
 __version__ = "0.1.0"
-__all__ = ["__version__", "connect"]
+__all__ = ["__version__", "connect", "connect_sync"]
 
 
 def __getattr__(name: str) -> object:
     # Lazily: a node, a Spark worker or a tool that reads a log imports quire, too, and needs no client.
-    if name != "connect":
+    if name not in ("connect", "connect_sync"):
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from quire.cluster.client import connect  # noqa: PLC0415
-
-    return connect
+    return getattr(import_module("quire.cluster.client"), name)

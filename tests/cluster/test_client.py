@@ -139,7 +139,7 @@ async def test_a_range_that_a_server_knows_only_a_part_of_is_not_given_out_as_wh
         scripted(bounds, lines(1, next_index=2), lines(next_index=2)) as server,
         connect(server.address) as cluster,
     ):
-        records = cluster.records(1, 5)
+        records = cluster.read_range(1, 5)
         assert (await anext(records)).index == 1
         with pytest.raises(Unavailable, match="index 2"):
             await anext(records)

@@ -11,6 +11,7 @@ from quire.cluster import client
 
 def test_quire_connect_is_the_client_s() -> None:
     assert quire.connect is client.connect
+    assert quire.connect_sync is client.connect_sync
 
 
 def test_quire_has_nothing_else_by_accident() -> None:
