@@ -3,17 +3,21 @@
 import asyncio
 import json
 import re
+import sys
 from collections.abc import Awaitable, Callable
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, NoReturn, TypeVar
+from typing import Annotated, Any, NoReturn, TypeVar
 
 import stamina.instrumentation
 import typer
 
+from ..api.decoding import DEPTH_LIMIT, decode_json
 from ..client import Client, ClientError, connect
 from ..demo import run_demo
+from ..errors import Malformed
 from .exits import Exit, complain, exit_of
+from .follow import follow_log, watch_status
 from .load import load_file
 from .output import printable, to_json
 from .status import show_status
@@ -40,6 +44,7 @@ Server = Annotated[
 Json = Annotated[bool, typer.Option("--json", help="Answer as one JSON value (one a line for many).")]
 Timeout = Annotated[float, typer.Option("--timeout", metavar="SECONDS", min=0.1, help="How long one call may take.")]
 DEFAULT_TIMEOUT_S = 30.0
+RAW_LIMIT_BYTES = 1 << 30  # No cluster takes a frame as large; an endless stdin must not fill the memory.
 
 
 @app.command(add_help_option=False, context_settings={"ignore_unknown_options": True, "allow_extra_args": True})
@@ -80,9 +85,27 @@ def apply(
     typer.echo(json.dumps({"result": result}) if as_json else printable(result))
 
 
+@app.command(context_settings={"ignore_unknown_options": True})
+def append(
+    value: Annotated[str | None, typer.Argument(help="The record as JSON, as in '[\"add\", 3]'.")] = None,
+    raw: Annotated[
+        Path | None, typer.Option("--raw", metavar="FILE", help="Append the bytes of a file as they are; - is stdin.")
+    ] = None,
+    server: Server = "",
+    as_json: Json = False,
+    timeout: Timeout = DEFAULT_TIMEOUT_S,
+) -> None:
+    """Append one record, a JSON value or raw bytes, and print its index."""
+    if (value is None) == (raw is None):
+        fail_usage("give either a JSON value or --raw FILE")
+    record = read_raw(raw) if raw is not None else parse_json(value or "")
+    index = ask(server, timeout, lambda client: client.append(record))
+    typer.echo(json.dumps({"index": index}) if as_json else str(index))
+
+
 @app.command()
 def load(
-    file: Annotated[Path, typer.Argument(help="NDJSON: one command a line.")],
+    file: Annotated[Path, typer.Argument(help="NDJSON: one command a line; - is stdin.")],
     batch: Annotated[
         int, typer.Option("--batch", min=1, help="Commands in one request, applied all or none.")
     ] = 10_000,
@@ -142,8 +165,30 @@ def state(
 
 
 @app.command()
-def status(server: Server = "", as_json: Json = False, timeout: Timeout = 2.0) -> None:
+def tail(
+    from_index: Annotated[
+        int | None, typer.Option("--from", min=0, help="First index. Default: only what comes from now on.")
+    ] = None,
+    count: Annotated[int | None, typer.Option("--count", min=1, help="End after so many records.")] = None,
+    server: Server = "",
+    as_json: Json = False,  # noqa: ARG001  # Its lines are JSON in any case; the flag is taken everywhere.
+    timeout: Timeout = DEFAULT_TIMEOUT_S,
+) -> None:
+    """Print records as they come, each as a line of JSON (with or without --json), until Ctrl-C."""
+    raise typer.Exit(follow_log(servers_of(server), from_index, count, timeout_s=timeout))
+
+
+@app.command()
+def status(
+    watch: Annotated[bool, typer.Option("--watch", help="Show it again and again, until Ctrl-C.")] = False,
+    interval: Annotated[float, typer.Option("--interval", metavar="SECONDS", min=0.1, help="With --watch.")] = 1.0,
+    server: Server = "",
+    as_json: Json = False,
+    timeout: Timeout = 2.0,
+) -> None:
     """Show every node: role, indices, lag, answer, digest."""
+    if watch:
+        raise typer.Exit(watch_status(servers_of(server), interval, as_json=as_json, timeout_s=timeout))
     raise typer.Exit(show_status(servers_of(server), as_json=as_json, timeout_s=timeout))
 
 
@@ -178,6 +223,22 @@ def parse_operand(text: str) -> int | str:
     if re.fullmatch(r"-?[0-9]{1,20}", text) and -(2**63) <= int(text) < 2**64:
         return int(text)
     return text
+
+
+def parse_json(text: str) -> Any:
+    """The JSON value that an argument spells; ends the process where it spells none that can be sent as it is."""
+    try:
+        return decode_json(text.encode(), DEPTH_LIMIT)
+    except Malformed as error:
+        fail_usage(f"the value cannot be sent: {error.reason}; text needs quotes of its own, as in '\"text\"'")
+
+
+def read_raw(file: Path) -> bytes:
+    """The bytes of a file, or of stdin where it is -; ends the process where they cannot be read."""
+    try:
+        return sys.stdin.buffer.read(RAW_LIMIT_BYTES) if str(file) == "-" else file.read_bytes()
+    except OSError as error:
+        fail_usage(f"{file} cannot be read: {(error.strerror or str(error)).lower()}; correct the path")
 
 
 def run() -> None:

@@ -5,7 +5,7 @@
 2    the command line, the environment or the configuration is wrong
 3    the cluster is not available; nothing was written
 4    the outcome is unknown
-130  interrupted by Ctrl-C
+130  interrupted by Ctrl-C; `tail` and `status --watch`, which run until then, end with 0
 """
 
 import sys

@@ -7,10 +7,11 @@ alone keeps the order. Meanwhile the following batch is read.
 
 import asyncio
 import json
+import threading
 import time
 from collections import deque
-from collections.abc import Iterator
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import nullcontext, suppress
 from itertools import islice
 from pathlib import Path
 from typing import IO, Any, NamedTuple
@@ -86,15 +87,24 @@ async def load(
     loaded: Loaded,
     acknowledged: IO[str] | None,
     progress: Progress | None,
+    *,
+    lines_may_block: bool = False,
 ) -> None:
     """Send the file. Raises ClientError at the first batch that is not acknowledged; `loaded` says how far it came."""
     source = batches(lines, count)
-    batch = next(source, None)
+
+    async def take_next() -> Batch | None:
+        return await take_aside(lambda: next(source, None)) if lines_may_block else next(source, None)
+
+    batch = await take_next()
     while batch is not None:
         sending = asyncio.create_task(client.apply_lines(batch.body))
-        await asyncio.sleep(0)  # Let the request go out before the next batch is read.
-        following = next(source, None)
-        reply = await sending
+        following = asyncio.create_task(take_next())  # Read while the request is on its way, which goes first.
+        try:
+            reply = await sending
+        except BaseException:
+            following.cancel()
+            raise
         loaded.add(batch, reply)
         if acknowledged is not None:
             row = {"from_line": batch.from_line, "to_line": batch.to_line, "index": reply.index, "epoch": reply.epoch}
@@ -102,23 +112,52 @@ async def load(
             acknowledged.flush()
         if progress is not None:
             progress.advance(batch.to_line - batch.from_line, len(batch.body))
-        batch = following
+        batch = await following
+
+
+async def take_aside(take: Callable[[], Batch | None]) -> Batch | None:
+    """What `take` gives, which may block for long, as a terminal or a pipe does.
+
+    In a thread that nobody waits for: Ctrl-C must end the load while it blocks.
+    """
+    loop = asyncio.get_running_loop()
+    taken: asyncio.Future[Batch | None] = loop.create_future()
+
+    def give(batch: Batch | None, error: Exception | None) -> None:
+        if not taken.done():
+            if error is None:
+                taken.set_result(batch)
+            else:
+                taken.set_exception(error)
+
+    def run() -> None:
+        batch, error = None, None
+        try:
+            batch = take()
+        except (OSError, ValueError) as failure:
+            error = failure
+        with suppress(RuntimeError):  # The loop is closed: the load has ended.
+            loop.call_soon_threadsafe(give, batch, error)
+
+    threading.Thread(target=run, name="stdin", daemon=True).start()
+    return await taken
 
 
 def load_file(servers: str, file: Path, count: int, record_to: Path | None, *, as_json: bool, timeout_s: float) -> int:
     """Load a file, show progress on a terminal, print a summary; return the exit code."""
     loaded = Loaded()
+    from_stdin = str(file) == "-"
 
     async def run(lines: IO[bytes], acknowledged: IO[str] | None) -> None:
         with shown_progress(file.name, total_bytes, hidden=as_json) as progress:
             async with connect(servers, timeout_s=timeout_s) as client:
-                await load(client, lines, count, loaded, acknowledged, progress)
+                await load(client, lines, count, loaded, acknowledged, progress, lines_may_block=from_stdin)
 
     code = Exit.DONE
     try:
-        total_bytes = file.stat().st_size
+        total_bytes = None if from_stdin else file.stat().st_size
         with (
-            file.open("rb") as lines,
+            nullcontext(open(0, "rb", closefd=False)) if from_stdin else file.open("rb") as lines,
             record_to.open("a") if record_to else nullcontext() as acknowledged,
             asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner,
         ):

@@ -25,7 +25,7 @@ class _Rate(ProgressColumn):
 
 
 class _Shown:
-    def __init__(self, bar: Bar, name: str, total_bytes: int) -> None:
+    def __init__(self, bar: Bar, name: str, total_bytes: int | None) -> None:
         self._bar = bar
         self._commands = 0
         self._task = bar.add_task(name, total=total_bytes, commands=0)
@@ -36,7 +36,7 @@ class _Shown:
 
 
 @contextmanager
-def shown_progress(name: str, total_bytes: int, *, hidden: bool) -> Generator[Progress | None, None, None]:
+def shown_progress(name: str, total_bytes: int | None, *, hidden: bool) -> Generator[Progress | None, None, None]:
     """A bar on stderr while the block runs; None where stderr is no terminal or it is to be hidden."""
     console = Console(stderr=True)
     if hidden or not console.is_terminal:

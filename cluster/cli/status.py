@@ -62,7 +62,7 @@ def node_table(rows: Rows) -> Table:
 def show_status(servers: str, *, as_json: bool, timeout_s: float) -> int:
     """Ask all nodes that the named servers know of; print them; return the exit code."""
     try:
-        rows = asyncio.run(_all_nodes(servers, timeout_s))
+        rows = asyncio.run(all_nodes(servers, timeout_s))
     except Unavailable as error:
         complain(f"{error}; check --server, or start the nodes")
         return Exit.UNAVAILABLE
@@ -73,7 +73,8 @@ def show_status(servers: str, *, as_json: bool, timeout_s: float) -> int:
     return Exit.DONE
 
 
-async def _all_nodes(servers: str, timeout_s: float) -> Rows:
+async def all_nodes(servers: str, timeout_s: float) -> Rows:
+    """A row for each node that the named servers know of. Raises Unavailable where none of those answers."""
     async with connect(servers, timeout_s=timeout_s) as client:
         status = await client.status()
         members = {member["node_id"]: member["address"] for member in status.get("members", ())}

@@ -207,5 +207,5 @@ def test_an_unknown_command_is_a_usage_error() -> None:
 def test_help_lists_every_command() -> None:
     shown = run_quire("--help").stdout
 
-    for command in ("serve", "demo", "apply", "load", "read", "state", "status"):
+    for command in ("serve", "demo", "apply", "append", "load", "read", "tail", "state", "status"):
         assert f"  {command} " in shown
