@@ -380,7 +380,10 @@ class Node:
     async def session(self, session: int) -> SessionStatus | None:
         """Where a session stands, linearizable; None of one that is not open. Raises as `Reading.query`."""
         parts = self._require()
-        await parts.reading.linearize()
+        try:
+            await parts.reading.linearize()
+        except ApplyFailed as failure:
+            raise StateUnavailable(str(failure)) from failure
         return parts.applying.applier.sessions.find(session)
 
     async def query(self, request: Any, consistency: str, max_lag: int | None) -> StateAnswer:
