@@ -17,6 +17,7 @@ from .wire import MAX_MESSAGE_BYTES, BadMessage, decode_peer, encode
 PEER_PATH = "/peer"
 HELLO_TIMEOUT_S = 5.0
 PING_S = 10.0
+WS_TIMEOUT = ClientWSTimeout(ws_close=1.0)  # pyright: ignore[reportCallIssue]  # it does not read attr.ib
 REDIAL_S = 0.2
 REFUSED_REDIAL_S = 2.0
 MAX_WAITING_MESSAGES = 1_000
@@ -92,7 +93,7 @@ class Link:
             socket = await self._session.ws_connect(
                 f"http://{self._url}{PEER_PATH}",
                 max_msg_size=MAX_MESSAGE_BYTES,
-                timeout=ClientWSTimeout(ws_close=1.0),
+                timeout=WS_TIMEOUT,
                 heartbeat=PING_S,
             )
             nonce = os.urandom(NONCE_BYTES)

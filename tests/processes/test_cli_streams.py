@@ -4,7 +4,7 @@ import json
 import re
 import signal
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -31,7 +31,7 @@ def log_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
 
 
 @contextmanager
-def running(cluster: Cluster, *arguments: str) -> Iterator[subprocess.Popen[str]]:
+def running(cluster: Cluster, *arguments: str) -> Generator[subprocess.Popen[str], None, None]:
     """A command that goes on until the test ends it."""
     pipe = subprocess.PIPE
     with subprocess.Popen(

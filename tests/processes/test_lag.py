@@ -5,15 +5,25 @@ bytes     likewise: of the frames between the two
 seconds   0 when equal, else the leader's clock - the timestamp of the first record that the node lacks
 """
 
+from collections.abc import Iterator
 from typing import Any
 
+import pytest
+
 from quire.log import walk_frames
-from tests.processes.cluster import Cluster, Clusters
+from tests.processes.cluster import Cluster, ending_clusters
 from tests.processes.load import COMMANDS, running_load
 
 MICROSECONDS = 1_000_000
 ELECTION_TIMEOUT_S = 1.0
 NO_LAG = {"records": 0, "bytes": 0, "seconds": 0.0}
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    """One cluster for all tests here; each leaves it whole and equal."""
+    with ending_clusters(tmp_path_factory.mktemp("lag")) as clusters:
+        yield clusters.formed()
 
 
 def lag_by_the_glossary(cluster: Cluster, status: dict[str, Any], node_id: str) -> dict[str, Any]:
@@ -28,8 +38,7 @@ def lag_by_the_glossary(cluster: Cluster, status: dict[str, Any], node_id: str) 
     return {"records": ours - theirs, "bytes": len(lacking), "seconds": late / MICROSECONDS}
 
 
-def test_the_lag_of_a_paused_follower_is_the_glossary_s_formula_number_for_number(clusters: Clusters) -> None:
-    cluster = clusters.formed()
+def test_the_lag_of_a_paused_follower_is_the_glossary_s_formula_number_for_number(cluster: Cluster) -> None:
     with running_load(cluster) as load:
         load.wait_for_more(cluster, COMMANDS // 20)
         cluster["n3"].pause()
@@ -58,8 +67,7 @@ def test_the_lag_of_a_paused_follower_is_the_glossary_s_formula_number_for_numbe
     cluster.wait_until("n3 lags no more", lambda: cluster.leader.status()["nodes"]["n3"]["lag"] == NO_LAG)
 
 
-def test_the_lag_of_a_killed_follower_counts_from_its_last_known_position(clusters: Clusters) -> None:
-    cluster = clusters.formed()
+def test_the_lag_of_a_killed_follower_counts_from_its_last_known_position(cluster: Cluster) -> None:
     cluster.leader.apply(["add", 1])
     cluster.wait_for_equal()
     cluster.wait_until("n3 lags not", lambda: cluster.leader.status()["nodes"]["n3"]["lag"] == NO_LAG)
@@ -73,10 +81,11 @@ def test_the_lag_of_a_killed_follower_counts_from_its_last_known_position(cluste
     assert status["nodes"]["n3"]["durable_index"] == position
     assert status["nodes"]["n3"]["lag"]["records"] == 3
     assert status["nodes"]["n3"]["lag"] == lag_by_the_glossary(cluster, status, "n3")
+    cluster.start("n3")
+    cluster.wait_for_equal()
 
 
-def test_a_follower_says_itself_how_far_it_was_behind_when_it_is_heard_again(clusters: Clusters) -> None:
-    cluster = clusters.formed()
+def test_a_follower_says_itself_how_far_it_was_behind_when_it_is_heard_again(cluster: Cluster) -> None:
     cluster["n3"].pause()
     cluster.leader.apply(["add", 1])
     paused_at = cluster.leader.status()["clock"]
@@ -89,8 +98,7 @@ def test_a_follower_says_itself_how_far_it_was_behind_when_it_is_heard_again(clu
     assert (lag["records"], lag["bytes"]) == (0, 0)
 
 
-def test_a_follower_counts_at_least_the_seconds_since_it_last_heard_its_leader(clusters: Clusters) -> None:
-    cluster = clusters.formed()
+def test_a_follower_counts_at_least_the_seconds_since_it_last_heard_its_leader(cluster: Cluster) -> None:
     cluster.leader.apply(["add", 1])
     cluster.wait_for_equal()
     node = cluster["n2"]

@@ -247,3 +247,25 @@ def test_a_frame_is_never_larger_than_its_writes_say(rows: list[tuple[int, int, 
     (sheet,), _ = sheets(writes)
 
     assert len(sheet.payload) <= sum(write.size for write in writes)
+
+
+def test_what_waits_is_not_appended_while_too_much_is_uncommitted() -> None:
+    options = CoreOptions(uncommitted_bytes=3 * size_of(100), frame_requests=1)
+    world = World("n1", "n2", "n3", options=options)
+    world.start()
+    leader = world.elect("n1")
+    world.run_for(0.3)
+    committed = leader.state.commit_index
+    for follower in ("n2", "n3"):
+        world[follower].hold_flush = True
+
+    for number in range(10):
+        leader.write(f"{number:0100}")
+        world.run_for(0.001)
+    world.run_for(0.5)
+
+    assert (leader.log.tail.index, leader.state.commit_index) == (committed + 3, committed)
+    assert leader.rejected == []
+    for follower in ("n2", "n3"):
+        world[follower].release()
+    world.run_until(lambda: leader.state.commit_index == committed + 10)

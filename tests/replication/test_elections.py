@@ -123,6 +123,30 @@ def test_a_promise_asked_for_by_another_than_the_nominee_is_not_considered() -> 
     assert handled(voter, received("n1", PromiseRequest(ASKED, HIGH))) == []
 
 
+@pytest.mark.parametrize(("sender", "disk"), [("n3", bytes(16)), ("n9", None)])
+def test_a_promise_asked_for_by_a_node_that_is_no_voter_is_not_considered(sender: str, disk: bytes | None) -> None:
+    voter = started("n1", "n2", "n3")["n2"]
+    request = PromiseRequest(Promise(7, sender, 1), HIGH)
+    assert handled(voter, received(sender, request, disk=disk)) == []
+
+
+def test_what_one_nominee_asks_again_and_again_of_a_busy_disk_does_not_pile_up() -> None:
+    world = started("n1", "n2", "n3")
+    world.elect("n1")
+    world.run_for(0.3)
+    voter = world["n2"]
+    voter.hold_flush = True
+    world["n1"].write("a")
+    world.run_until(lambda: bool(voter.held))
+
+    for epoch in range(100, 200):
+        voter.step(received("n3", PromiseRequest(Promise(epoch, "n3", 1), HIGH)))
+    voter.release()
+    world.run_for(0.2)
+
+    assert 100 <= voter.state.promise.epoch < 105
+
+
 def test_a_pre_vote_changes_nothing_on_the_voter() -> None:
     voter = started("n1", "n2", "n3")["n2"]
     held = voter.state.promise

@@ -13,10 +13,8 @@ def test_a_majority_is_more_than_half(count: int, majority: int) -> None:
     members = voters(*NAMES[:count])
 
     assert members.majority() == majority
-    for agreeing in range(count + 1):
-        assert members.is_majority(lambda member, agreeing=agreeing: member.node_id in NAMES[:agreeing]) == (
-            2 * agreeing > count
-        )
+    agreed = [members.is_majority(lambda member: member.node_id in NAMES[:number]) for number in range(count + 1)]  # noqa: B023
+    assert agreed == [2 * number > count for number in range(count + 1)]
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import pytest
 from aiohttp import ClientSession, ClientWebSocketResponse, WSMsgType, WSServerHandshakeError, web
 
-from quire.log import Kind, encode_frame, encode_records, frame_values
+from quire.log import Kind, Tail, encode_frame, encode_records
 from quire.replication import Promise
 from quire.replication.assembler import Assembled
 from quire.replication.core import Identity
@@ -36,7 +36,7 @@ from quire.replication.streams import (
 )
 from quire.replication.wire import SHIPMENT, decode_stream, encode
 from tests.replication.loopback import DEADLINE_S, calling, listening, turns, unformatted, until, who
-from tests.replication.running import Cluster, Running, cluster_of
+from tests.replication.running import Cluster
 from tests.sim.world import genesis_frame, voters
 
 NONCE = bytes(16)
@@ -435,6 +435,48 @@ async def test_a_stream_that_is_closed_while_it_says_hello_leaves_no_connection_
     assert told.closed == []
 
 
+def stray(tail: Tail, fault: str) -> bytes:
+    """A frame that would follow a log's end but for one fault."""
+    raw = bytearray(
+        encode_frame(
+            index=tail.index + (fault == "index"),
+            epoch=3,
+            timestamp=tail.timestamp - (fault == "timestamp"),
+            count=1,
+            prev_crc32c=tail.crc32c ^ (fault == "chain"),
+            kind=Kind.SYSTEM if fault == "system" else Kind.RECORDS,
+            payload=encode_records(["x"]),
+        )
+    )
+    raw[-1] ^= fault == "payload"
+    return bytes(raw)
+
+
+@pytest.mark.parametrize("fault", ["index", "chain", "timestamp", "payload", "system"])
+async def test_a_follower_that_is_sent_frames_that_do_not_follow_opens_another_stream_and_goes_on(fault: str) -> None:
+    told, cluster = Told(who("n1")), Cluster("n1", "n2", "n3")
+    links = LinkServer(told, None)
+
+    async def lead(socket: web.WebSocketResponse) -> None:
+        await socket.receive()
+        tail = cluster["n2"].log.tail
+        await socket.send_bytes(ANSWER + encode(OpenAnswer(OpenVerb.RESUME, tail.index, tail.crc32c, "")))
+        await socket.send_bytes(shipment(stray(tail, fault)))
+
+    leader = Leader(lead)
+    async with listening({"/peer": links.serve, "/peer/stream": leader.serve}) as address, calling() as session:
+        cluster.addresses["n1"] = address
+        node = cluster.make("n2")
+        node.replica.start(session, nominated=False)
+        await until(lambda: told.came)
+        node.replica.network.peer_said(who("n1"), Heartbeat(Promise(3, "n1", 1), 1, 0))
+        await until(lambda: leader.ends == 2)
+
+        assert node.owner.halts == []
+        assert node.log.tail.index == 1
+        await node.replica.stop()
+
+
 # Streams, the leader's end
 
 
@@ -511,75 +553,26 @@ async def test_a_leader_that_hangs_up_ends_the_followers_socket() -> None:
         await until(lambda: told.closed)
 
 
-# Whole replicas
+async def test_a_stream_whose_hello_is_under_way_when_the_leader_stops_is_hung_up_on() -> None:
+    told = Told(who("n1"))
+    server = StreamServer(told, None)
+    async with listening({"/peer/stream": server.serve}) as address, calling() as session:
+        socket = await session.ws_connect(f"http://{address}/peer/stream")
+        await server.close()
+        try:
+            await dial_hello(socket, who("n2"), "n1", "stream", None, NONCE)
+            await socket.send_bytes(encode(OPENING))
+        except ConnectionError:
+            return
+        assert await ended(socket)
+
+    assert told.opened == []
 
 
-@pytest.mark.parametrize("secret", [None, b"a secret of the peers"])
-async def test_what_one_replica_takes_all_of_them_commit_in_order(secret: bytes | None) -> None:
-    async with cluster_of("n1", "n2", "n3", secret=secret) as cluster:
-        for number in range(500):
-            cluster["n1"].write(number)
-            await turns(1)
-        cluster["n1"].write("large", "x" * 3_000_000)
-        cluster["n1"].write("last")
-
-        await until(lambda: committed(cluster, "last"))
-
-        expected = [*range(500), "large", "x" * 3_000_000, "last"]
-        for node in cluster.nodes.values():
-            assert stored(node) == expected
-            assert node.owner.halts == []
-
-
-def stored(node: Running) -> list[object]:
-    """The clients' values that a running node has committed."""
-    frames = node.log.stream(0, node.owner.applied_index)
-    return [value for frame in frames if frame.header.kind != Kind.SYSTEM for value in frame_values(frame)]
-
-
-def committed(cluster: Cluster, value: object) -> bool:
-    """Whether every node has committed this value as its last."""
-    ends = {node.owner.applied_index for node in cluster.nodes.values()}
-    if len(ends) != 1 or ends != {node.log.tail.index for node in cluster.nodes.values()}:
-        return False
-    return all(node.log.read(node.log.tail.index - 1).value == value for node in cluster.nodes.values())
-
-
-async def test_a_follower_that_lost_power_comes_back_and_is_sent_what_it_lacks() -> None:
-    async with cluster_of("n1", "n2", "n3") as cluster, calling() as session:
-        cluster["n1"].write("before")
-        await until(lambda: committed(cluster, "before"))
-        node = cluster.nodes.pop("n3")
-        await node.replica.stop()
-        node.device.lose_power()
-        for number in range(20):
-            cluster["n1"].write(number)
-
-        cluster.make("n3", node.device).replica.start(session, nominated=False)
-        cluster["n1"].write("after")
-        await until(lambda: committed(cluster, "after"))
-
-        assert stored(cluster["n3"]) == stored(cluster["n1"])
-        await cluster.stop("n3")
-
-
-async def test_a_node_that_is_named_after_the_leader_stopped_leads_and_the_old_one_follows() -> None:
-    async with cluster_of("n1", "n2", "n3") as cluster, calling() as session:
-        cluster["n1"].write("first")
-        await until(lambda: committed(cluster, "first"))
-        epoch = cluster["n1"].replica.core.state.promise.epoch
-        devices = {node_id: await cluster.stop(node_id) for node_id in ("n1", "n2")}
-
-        cluster.make("n2", devices["n2"]).replica.start(session, nominated=True)
-        await until(lambda: cluster["n2"].serves)
-        cluster.make("n1", devices["n1"]).replica.start(session, nominated=False)
-        cluster["n2"].write("second")
-        await until(lambda: committed(cluster, "second"))
-
-        assert [stored(node) for node in cluster.nodes.values()] == [["first", "second"]] * 3
-        assert {node.replica.core.state.promise for node in cluster.nodes.values()} == {
-            cluster["n2"].replica.core.state.promise
-        }
-        assert cluster["n2"].replica.core.state.promise.epoch > epoch
-        for node_id in ("n1", "n2"):
-            await cluster.stop(node_id)
+async def test_a_stream_that_comes_after_the_leader_stopped_is_turned_away() -> None:
+    told = Told(who("n1"))
+    server = StreamServer(told, None)
+    await server.close()
+    async with listening({"/peer/stream": server.serve}) as address, calling() as session:
+        with pytest.raises(WSServerHandshakeError):
+            await session.ws_connect(f"http://{address}/peer/stream")

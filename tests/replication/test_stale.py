@@ -4,8 +4,18 @@ import pytest
 
 from quire.log import Kind, encode_frame, encode_records
 from quire.replication.core import Promise, actions, events
+from quire.replication.core.election import Phase
 from quire.replication.core.following import Step
-from quire.replication.core.messages import Ack, HeartbeatEcho, Open, OpenAnswer, OpenVerb
+from quire.replication.core.messages import (
+    Ack,
+    HeartbeatEcho,
+    Last,
+    Open,
+    OpenAnswer,
+    OpenVerb,
+    PreVoteAnswer,
+    PromiseAnswer,
+)
 from quire.replication.core.writer import Cut, Write
 from tests.sim.world import SimNode, World, disk_id, values
 
@@ -284,6 +294,26 @@ def test_an_opening_under_another_promise_is_refused() -> None:
         assert 770 + place not in leader.leading.streams
 
 
+def test_an_opening_that_parts_at_no_border_of_the_leaders_log_is_refused_and_harms_nobody() -> None:
+    world = serving()
+    leader = world["n1"]
+    leader.write("a", "b", "c")
+    world.run_until(lambda: leader.state.commit_index == leader.log.tail.index)
+    end = leader.log.tail.index
+    epochs = tuple(leader.log.epochs)
+    assert leader.core is not None
+
+    for place, (theirs, highest) in enumerate(
+        [(epochs, end - 1), (((10**6, 10**6),), 10**6 + 1), (((10**6, end - 2),), end), (((10**6, 0),), 5)]
+    ):
+        opened = events.StreamOpened(780 + place, "n2", disk_id("n2"), Open(leader.state.promise, theirs, highest, 0))
+        told = leader.core.handle(opened, world.now, world.clock())
+        verbs = [action.answer.verb for action in told if isinstance(action, actions.AnswerOpen)]
+        assert verbs == [OpenVerb.REFUSE], theirs
+        assert 780 + place not in leader.leading.streams
+    assert leader.leads
+
+
 def test_an_echo_of_another_epoch_is_no_sign_of_life_and_answers_no_read() -> None:
     world = serving()
     leader = world["n1"]
@@ -313,3 +343,65 @@ def test_an_echo_of_a_voter_with_another_disk_is_no_sign_of_life() -> None:
         leader.step(events.Received("n2", b"another disk id.", HeartbeatEcho(epoch, 10**6, epoch)))
 
     assert not leader.leads
+
+
+def test_positions_that_come_on_another_stream_commit_nothing() -> None:
+    world = uncommitted()
+    follower = world["n2"]
+    follower.release()
+    commit, end = follower.state.commit_index, follower.log.tail.index
+    assert commit < follower.upstream.matched == end
+
+    for stream_id in (follower.upstream.stream_id - 1, follower.upstream.stream_id + 1):
+        follower.step(events.FramesArrived(stream_id, b"", 0, end, end))
+
+    assert follower.state.commit_index == commit
+    assert follower.upstream.leader_commit == commit
+
+
+# What several rules prevent, each checked by itself
+
+
+def test_an_ack_names_no_more_than_its_stream_has_matched_whatever_is_durable() -> None:
+    # Rule 8: plain durable_index has a field of its own.
+    world = uncommitted()
+    follower = world["n2"]
+    matched = follower.upstream.matched - 1
+    follower.upstream.matched = matched
+
+    follower.release()
+
+    assert follower.log.durable_index == matched + 1
+    assert follower.acked[-1] == (follower.upstream.stream_id, matched)
+
+
+def test_a_flush_that_ends_under_another_stored_promise_is_not_acknowledged() -> None:
+    # Rule 2: the promise is checked before a write and again after its flush.
+    world = uncommitted()
+    follower = world["n2"]
+    acked = list(follower.acked)
+    held = follower.state.stored_promise
+    follower.state.stored_promise = Promise(held.epoch, "n3", 1)
+
+    follower.release()
+
+    assert follower.acked == acked
+
+
+def test_promises_to_a_node_that_promised_another_since_make_no_leader() -> None:
+    world = World("n1", "n2", "n3")
+    world.start()
+    world.isolate("n1")
+    node = world["n1"]
+    node.nominate()
+    assert node.core is not None
+    nominee = node.core.nominee
+    world.run_until(lambda: nominee.phase is Phase.PRE_VOTE)
+    node.step(events.Received("n2", disk_id("n2"), PreVoteAnswer(nominee.attempt, True, 0, Last(0, 1), world.clock())))
+    world.run_until(lambda: nominee.phase is Phase.REQUESTING)
+    asked = node.state.promise
+    node.state.promise = Promise(asked.epoch + 1, "n3", 1)
+
+    node.step(events.Received("n2", disk_id("n2"), PromiseAnswer(asked, True, 0, world.clock())))
+
+    assert not node.leads
