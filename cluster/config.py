@@ -117,7 +117,8 @@ class ServeConfig(BaseSettings):
     machine: str = Field(
         default="arithmetic",
         min_length=1,
-        description="The state machine: arithmetic, log, or your own as package.module:Class. Stands in the log's "
+        description="The state machine: arithmetic, log, or your own as package.module:Class (the current directory is "
+        "searched last). Stands in the log's "
         "genesis, so it cannot be changed later.",
     )
     initial: Initial = Field(

@@ -6,6 +6,7 @@ come in between wait in the socket's backlog.
 
 import asyncio
 import gc
+import os
 import signal
 import socket
 import sys
@@ -49,6 +50,9 @@ def serve(arguments: Sequence[str]) -> int:
         for sentence in error.problems:
             print(f"quire serve: {sentence}", file=sys.stderr)
         return EXIT_USAGE
+    if ":" in config.machine:
+        # A machine of your own may stand where you are. Last, so that nothing there takes an installed module's place.
+        sys.path.append(os.getcwd())
     configure_logging(config.log_level, config.log_format, config.node)
     try:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:

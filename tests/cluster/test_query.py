@@ -23,7 +23,7 @@ async def cluster(tmp_path_factory: pytest.TempPathFactory) -> AsyncGenerator[Ru
     async with running_cluster(folder, machine="tests.cluster.machines:Notes", state_limit_bytes=4096) as running:
         await running.commands("n1", "first", "second")
         bounds = (await running.ask("n1", "GET", "/index_bounds")).document
-        await running.ask("n3", "GET", f"/records?from={bounds['highest_index']}&wait_ms=1000")
+        await running.ask("n3", "GET", f"/records?from={bounds['highest_index'] - 1}&wait_ms=10000")
         yield running
 
 

@@ -5,7 +5,8 @@ import sys
 from pathlib import Path
 
 from quire.cluster.config import ServeConfig, flag_of, unit_of
-from tests.processes.cluster import Clusters, environment, run_quire
+from tests.faults.toxiproxy import HOST, free_port
+from tests.processes.cluster import QUIRE, Clusters, environment, run_quire
 
 USAGE = 2
 
@@ -76,3 +77,24 @@ def test_serve_imports_neither_typer_nor_rich_nor_cryptography(tmp_path: Path) -
     )
 
     assert ended.returncode == 0, ended.stderr
+
+
+def test_a_machine_may_stand_in_the_current_directory(tmp_path: Path) -> None:
+    (tmp_path / "here.py").write_text(
+        "from quire.sm import LogMachine\n\n\nclass Here(LogMachine):\n    name = 'here'\n"
+    )
+    address = f"{HOST}:{free_port()}"
+    flags = ["--node", "n1", "--leader", "n1", "--listen", address, "--members", f"n1={address}", "--data-dir", "data"]
+    with subprocess.Popen(
+        [*QUIRE, "serve", *flags, "--machine", "here:Here"],
+        cwd=tmp_path,
+        stdout=subprocess.PIPE,
+        text=True,
+        env=environment(),
+    ) as process:
+        try:
+            assert process.stdout is not None
+            assert "listens" in process.stdout.readline()
+        finally:
+            process.terminate()
+        assert process.wait(60) == 0
