@@ -1,0 +1,47 @@
+"""`docs/configuration.md` is what the model says."""
+
+import os
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+
+from quire.cluster.config import ServeConfig, load_config
+from quire.cluster.config_page import HEAD, config_page
+
+PAGE = Path(__file__).parents[2] / "docs" / "configuration.md"
+
+
+def test_the_page_is_up_to_date() -> None:
+    made = subprocess.run(
+        [sys.executable, "-m", "quire.cluster.config_page"], capture_output=True, text=True, timeout=60, check=True
+    )
+
+    assert PAGE.read_text() == made.stdout == config_page(), "run python -m quire.cluster.config_page > docs/..."
+
+
+@pytest.mark.parametrize("name", ServeConfig.model_fields)
+def test_every_field_has_a_section_with_its_flag_and_variable(name: str) -> None:
+    section = config_page().split(f"\n## {name}\n", 1)[1].split("\n## ")[0]
+
+    assert f"`--{name.replace('_', '-')}`" in section
+    assert f"`QUIRE_{name.upper()}`" in section
+    assert str(ServeConfig.model_fields[name].description) in section
+
+
+def test_the_limits_and_units_of_a_field_are_shown() -> None:
+    section = config_page().split("\n## heartbeat_ms\n", 1)[1].split("\n## ")[0]
+
+    assert "in ms, at least 10, at most 60,000, default `100`" in section
+
+
+def test_the_page_s_example_is_a_configuration(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for variable in [name for name in os.environ if name.upper().startswith("QUIRE_")]:
+        monkeypatch.delenv(variable)
+    (tmp_path / "n1.toml").write_text(textwrap.dedent(HEAD[HEAD.index("    # n1.toml") :]))
+
+    config = load_config({}, tmp_path / "n1.toml")
+
+    assert (config.node, config.heartbeat_ms, len(config.members)) == ("n1", 100, 3)
