@@ -44,6 +44,7 @@ from .errors import (
     WrongIndex,
 )
 from .genesis import Genesis, check_genesis, make_genesis, read_genesis
+from .metrics import WriteCounts
 from .pending import FutureWaiter, Pending, WriteReply, waiter_of
 from .reading import Reading, StateAnswer
 from .status import node_status
@@ -87,6 +88,7 @@ class Node:
         self.failure: str | None = None
         self.ended = asyncio.Event()
         self.visibility = Visibility()
+        self.write_counts = WriteCounts()
         self._machine_type = machine
         self._initial = default_initial(machine) if config.initial is None else config.initial
         self._checker: StateMachine = machine(self._initial)
@@ -265,6 +267,7 @@ class Node:
         if write.size > limit:
             raise LimitExceeded("the frame's payload", write.size, limit)
         parts.replica.propose(write)
+        self.write_counts.proposed(write)
 
     def _require(self) -> Parts:
         if self.parts is None:
@@ -300,6 +303,7 @@ class Node:
     def placed(self, placed: Placed) -> None:
         """A frame of writes is in this leader's file."""
         self._pending.placed(placed)
+        self.write_counts.placed(placed)
 
     def rejected(self, write: Write, reason: Reason) -> None:
         """Nothing was written of it."""

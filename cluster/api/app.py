@@ -8,10 +8,12 @@ from aiohttp import ClientPayloadError, web
 from aiohttp.http_exceptions import HttpProcessingError
 
 from ..errors import ClusterError, Malformed
+from ..metrics import Metrics
 from .cluster import asking_session, get_cluster
 from .commands import post_commands
 from .forwarding import FORWARDED, forwarding_session
-from .keys import NODE, OUTFLOW, WAITING
+from .keys import METRICS, NODE, OUTFLOW, WAITING
+from .metrics import count_answer, get_metrics
 from .outflow import Outflow
 from .problems import problem, problem_of
 from .ranges import get_records
@@ -37,9 +39,11 @@ def make_app(node: "Node") -> web.Application:
     app = web.Application(middlewares=[answer_errors])
     app[NODE] = node
     app[OUTFLOW], app[WAITING] = Outflow(), Waiting()
+    app[METRICS] = Metrics(node)
     app.cleanup_ctx.append(forwarding_session)
     app.cleanup_ctx.append(asking_session)
     app.on_response_prepare.append(_name_leader)
+    app.on_response_prepare.append(count_answer)
     app.add_routes(
         [
             web.post("/commands", post_commands),
@@ -57,6 +61,7 @@ def make_app(node: "Node") -> web.Application:
             web.get("/cluster", get_cluster),
             web.get("/healthz", get_healthz),
             web.get("/readyz", get_readyz),
+            web.get("/metrics", get_metrics),
         ]
     )
     app.add_routes(node.routes())

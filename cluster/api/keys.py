@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 import aiohttp
 from aiohttp import web
 
+from ..metrics import Metrics
 from .outflow import Outflow
 from .waiting import Waiting
 
@@ -15,4 +16,5 @@ NODE: web.AppKey["Node"] = web.AppKey("node")
 FORWARDING: web.AppKey[aiohttp.ClientSession] = web.AppKey("forwarding", aiohttp.ClientSession)
 OUTFLOW: web.AppKey[Outflow] = web.AppKey("outflow", Outflow)
 ASKING: web.AppKey[aiohttp.ClientSession] = web.AppKey("asking", aiohttp.ClientSession)
+METRICS: web.AppKey[Metrics] = web.AppKey("metrics", Metrics)
 WAITING: web.AppKey[Waiting] = web.AppKey("waiting", Waiting)

@@ -1,0 +1,86 @@
+"""`GET /metrics` of a real cluster."""
+
+from collections.abc import AsyncGenerator
+
+import pytest
+import pytest_asyncio
+from prometheus_client.parser import text_string_to_metric_families
+
+from tests.cluster.running import RunningCluster, running_cluster
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+EVERYWHERE = pytest.mark.parametrize("at", ["n1", "n3"])
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def cluster(tmp_path_factory: pytest.TempPathFactory) -> AsyncGenerator[RunningCluster, None]:
+    async with running_cluster(tmp_path_factory.mktemp("metrics")) as running:
+        yield running
+
+
+async def samples(cluster: RunningCluster, at: str) -> dict[str, float]:
+    """Every sample by its name and the values of its labels."""
+    reply = await cluster.ask(at, "GET", "/metrics")
+    assert reply.status == 200
+    assert reply.headers["Content-Type"].startswith("text/plain; version=")
+    return {
+        " ".join([sample.name, *sample.labels.values()]): sample.value
+        for family in text_string_to_metric_families(reply.body.decode())
+        for sample in family.samples
+    }
+
+
+async def test_the_write_path_is_counted_where_it_runs(cluster: RunningCluster) -> None:
+    before, behind = await samples(cluster, "n1"), await samples(cluster, "n3")
+
+    await cluster.commands("n1", ["add", 1], ["add", 2])
+    await cluster.commands("n3", ["add", 3])
+    after = await samples(cluster, "n1")
+
+    grown = {name: after[name] - before[name] for name in before if name.startswith("quire_write")}
+    assert grown["quire_write_requests_total"] == 2
+    assert grown["quire_write_commands_total"] == 3
+    assert grown["quire_write_frames_total"] == 2
+    assert grown["quire_write_payload_bytes_total"] > 10
+    assert (await samples(cluster, "n3"))["quire_write_requests_total"] == behind["quire_write_requests_total"] == 0
+
+
+@EVERYWHERE
+async def test_indices_role_epoch_and_lag_are_the_status_s(cluster: RunningCluster, at: str) -> None:
+    highest = (await cluster.ask("n1", "GET", "/index_bounds")).document["highest_index"]
+    await cluster.ask(at, "GET", f"/records?from={highest - 1}&kinds=all&wait_ms=10000")
+
+    shown, status = await samples(cluster, at), (await cluster.ask(at, "GET", "/status")).document
+
+    for name in ("epoch", "highest_index", "durable_index", "commit_index", "applied_index", "log_bytes"):
+        assert shown[f"quire_{name}"] == status[name], name
+    assert shown[f"quire_role {status['role']}"] == 1
+    assert sum(value for name, value in shown.items() if name.startswith("quire_role ")) == 1
+    assert shown["quire_serving"] == float(at == "n1")
+    assert shown["quire_ready"] == 1
+    assert {"quire_lag_records", "quire_lag_bytes", "quire_lag_seconds"} <= set(shown)
+    assert ("quire_node_lag_records n3" in shown) == (at == "n1")
+
+
+@EVERYWHERE
+async def test_answers_are_counted_by_route_whatever_callers_send(cluster: RunningCluster, at: str) -> None:
+    before = await samples(cluster, at)
+
+    for path in ("/records/99999", "/records/99998", "/nowhere", "/elsewhere"):
+        await cluster.ask(at, "GET", path)
+    await cluster.ask(at, "PATCH", "/nowhere")
+    after = await samples(cluster, at)
+
+    def grown(name: str) -> float:
+        return after[name] - before.get(name, 0)
+
+    assert grown("quire_http_answers_total GET /records/{index} 404") == 2
+    assert grown("quire_http_answers_total GET unknown 404") == 2
+    assert grown("quire_http_answers_total other unknown 404") == 1
+
+
+async def test_metrics_take_no_parameters(cluster: RunningCluster) -> None:
+    reply = await cluster.ask("n1", "GET", "/metrics?name=quire_epoch")
+
+    assert (reply.status, reply.problem) == (400, "malformed")
