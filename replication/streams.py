@@ -117,6 +117,11 @@ class UpstreamSocket:
             await self._talk()
         except LINK_FAILURES as error:
             reason = str(error) or type(error).__name__
+        except asyncio.CancelledError:
+            raise  # closed here: the owner knows
+        except Exception as error:  # A fault of this program: the core must not believe that the stream stands.
+            self._owner.stream_closed(self.stream_id, repr(error))
+            raise
         self._owner.stream_closed(self.stream_id, reason)
 
     async def _talk(self) -> None:
