@@ -108,7 +108,7 @@ def load(
     file: Annotated[Path, typer.Argument(help="NDJSON: one command a line; - is stdin.")],
     batch: Annotated[
         int, typer.Option("--batch", min=1, help="Commands in one request, applied all or none.")
-    ] = 10_000,
+    ] = 20_000,
     acknowledged: Annotated[
         Path | None,
         typer.Option("--acknowledged", help="Append a JSON line for each acknowledged batch: lines [from, to), index."),
