@@ -8,15 +8,17 @@
 reflection passes. Without a peer secret it is empty, and a node with a secret speaks to none without.
 """
 
+import asyncio
 import hmac
+import os
 from dataclasses import dataclass
 from typing import Any
 
-from aiohttp import ClientWebSocketResponse, WSMsgType, web
+from aiohttp import ClientSession, ClientWebSocketResponse, ClientWSTimeout, WSMsgType, web
 
 from quire.log import PayloadInvalid, pack, unpack
 
-from .wire import MAX_U64, NODE_ID, BadMessage
+from .wire import MAX_MESSAGE_BYTES, MAX_U64, NODE_ID, BadMessage
 
 PROTOCOL = 1
 NONCE_BYTES = 16
@@ -24,6 +26,8 @@ ID_BYTES = 16
 MAX_ADDRESS = 300
 NO_CLUSTER = bytes(ID_BYTES)
 FOREIGN_CLUSTER = "foreign_cluster"
+HELLO_TIMEOUT_S = 5.0
+WS_TIMEOUT = ClientWSTimeout(ws_close=1.0)  # pyright: ignore[reportCallIssue]  # it does not read attr.ib
 
 Socket = ClientWebSocketResponse | web.WebSocketResponse
 
@@ -112,6 +116,24 @@ def _check_mac(secret: bytes | None, expected: bytes, given: Any) -> None:
     if type(given) is not bytes or not hmac.compare_digest(expected, given):
         why = "it gave none" if given == b"" else "this node has none" if secret is None else "they differ"
         raise PeerRefused("peer_secret", f"the peer secrets do not match: {why}")
+
+
+async def dial(
+    session: ClientSession, url: str, me: Who, expected_node_id: str, purpose: str, secret: bytes | None, ping_s: float
+) -> tuple[ClientWebSocketResponse, Who]:
+    """Dial a peer and say hello; return a socket on which both know the other. Nothing stays open behind an error.
+
+    Raises:
+        As `dial_hello`; ClientError, TimeoutError: it cannot be reached.
+    """
+    async with asyncio.timeout(HELLO_TIMEOUT_S):
+        socket = await session.ws_connect(url, max_msg_size=MAX_MESSAGE_BYTES, timeout=WS_TIMEOUT, heartbeat=ping_s)
+        try:
+            peer = await dial_hello(socket, me, expected_node_id, purpose, secret, os.urandom(NONCE_BYTES))
+        except BaseException:
+            await socket.close()
+            raise
+        return socket, peer
 
 
 async def dial_hello(

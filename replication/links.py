@@ -8,16 +8,14 @@ import os
 from collections import deque
 from typing import Protocol
 
-from aiohttp import ClientError, ClientSession, ClientWebSocketResponse, ClientWSTimeout, WSMsgType, web
+from aiohttp import ClientError, ClientSession, ClientWebSocketResponse, WSMsgType, web
 
 from .core.messages import PeerMessage
-from .hello import NONCE_BYTES, PeerRefused, Who, answer_hello, dial_hello
+from .hello import HELLO_TIMEOUT_S, NONCE_BYTES, PeerRefused, Who, answer_hello, dial
 from .wire import MAX_MESSAGE_BYTES, BadMessage, decode_peer, encode
 
 PEER_PATH = "/peer"
-HELLO_TIMEOUT_S = 5.0
 PING_S = 10.0
-WS_TIMEOUT = ClientWSTimeout(ws_close=1.0)  # pyright: ignore[reportCallIssue]  # it does not read attr.ib
 REDIAL_S = 0.2
 REFUSED_REDIAL_S = 2.0
 MAX_WAITING_MESSAGES = 1_000
@@ -89,19 +87,10 @@ class Link:
             await asyncio.sleep(pause)
 
     async def _dial(self) -> None:
-        async with asyncio.timeout(HELLO_TIMEOUT_S):
-            socket = await self._session.ws_connect(
-                f"http://{self._url}{PEER_PATH}",
-                max_msg_size=MAX_MESSAGE_BYTES,
-                timeout=WS_TIMEOUT,
-                heartbeat=PING_S,
-            )
-            nonce = os.urandom(NONCE_BYTES)
-            try:
-                self.peer = await dial_hello(socket, self._owner.who(), self.node_id, "peer", self._secret, nonce)
-            except BaseException:
-                await socket.close()
-                raise
+        url = f"http://{self._url}{PEER_PATH}"
+        socket, self.peer = await dial(
+            self._session, url, self._owner.who(), self.node_id, "peer", self._secret, PING_S
+        )
         await self._talk(socket, self.peer)
 
     async def _talk(self, socket: ClientWebSocketResponse, peer: Who) -> None:

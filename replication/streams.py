@@ -15,8 +15,8 @@ from aiohttp import ClientSession, ClientWebSocketResponse, WSMsgType, web
 
 from .assembler import Assembled, FrameAssembler
 from .core.messages import Ack, Open, OpenAnswer, StreamMessage
-from .hello import NONCE_BYTES, Who, answer_hello, dial_hello
-from .links import HELLO_TIMEOUT_S, LINK_FAILURES, WS_TIMEOUT
+from .hello import HELLO_TIMEOUT_S, NONCE_BYTES, Who, answer_hello, dial
+from .links import LINK_FAILURES
 from .wire import MAX_MESSAGE_BYTES, SHIPMENT, BadMessage, decode_stream, encode
 
 STREAM_PATH = "/peer/stream"
@@ -125,19 +125,8 @@ class UpstreamSocket:
         self._owner.stream_closed(self.stream_id, reason)
 
     async def _talk(self) -> None:
-        async with asyncio.timeout(HELLO_TIMEOUT_S):
-            socket = await self._session.ws_connect(
-                f"http://{self._url}{STREAM_PATH}",
-                max_msg_size=MAX_MESSAGE_BYTES,
-                timeout=WS_TIMEOUT,
-                heartbeat=PING_S,
-            )
-            nonce = os.urandom(NONCE_BYTES)
-            try:
-                await dial_hello(socket, self._owner.who(), self.peer_id, "stream", self._secret, nonce)
-            except BaseException:
-                await socket.close()
-                raise
+        url = f"http://{self._url}{STREAM_PATH}"
+        socket, _ = await dial(self._session, url, self._owner.who(), self.peer_id, "stream", self._secret, PING_S)
         await self._carry(socket)
 
     async def _carry(self, socket: ClientWebSocketResponse) -> None:
