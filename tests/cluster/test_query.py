@@ -119,7 +119,7 @@ async def test_an_answer_may_be_as_long_as_the_limit_and_no_longer(cluster: Runn
 
 
 async def test_a_query_without_a_leader_is_503_and_a_local_one_is_answered(tmp_path: Path) -> None:
-    async with running_cluster(tmp_path, heartbeat_ms=20, election_timeout_ms=100) as three:
+    async with running_cluster(tmp_path) as three:
         await three.stop("n1")
 
         reply = await query(three, "n2", None)

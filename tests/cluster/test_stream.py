@@ -195,9 +195,7 @@ async def test_a_leader_that_stops_closes_the_stream_and_its_successor_knows_wha
             await cluster.restart("n1")
             while await said(socket) is not None:
                 pass
-        async with asyncio.timeout(DEADLINE_S):
-            while any(running.node.not_ready_reasons() for running in cluster.nodes.values()):
-                await cluster.ask("n1", "GET", "/healthz")
+        await cluster.ready()
 
         async with streaming(cluster, "n3", session) as socket:
             await socket.send_bytes(pack([1, [["add", 8]]]))

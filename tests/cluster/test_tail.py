@@ -32,7 +32,7 @@ DEADLINE_S = 30.0
 @pytest_asyncio.fixture
 async def three(tmp_path: Path) -> AsyncGenerator[RunningCluster, None]:
     machine = "tests.cluster.machines:Notes"
-    async with running_cluster(tmp_path, machine=machine, heartbeat_ms=20, election_timeout_ms=200) as running:
+    async with running_cluster(tmp_path, machine=machine) as running:
         yield running
 
 
@@ -59,6 +59,7 @@ async def test_a_tail_gives_every_record_once_while_each_node_is_restarted(three
             await writing.append(number)
             if number % 20 == 10:
                 await three.restart(f"n{1 + number // 20}")
+                await three.ready()
 
         records = await following
 
