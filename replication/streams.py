@@ -9,14 +9,16 @@ Both only carry; what is said and what it means is the core's. A message is at m
 
 import asyncio
 import os
+from functools import partial
 from typing import NamedTuple, Protocol, TypeVar
 
 from aiohttp import ClientSession, ClientWebSocketResponse, WSMsgType, web
 
 from .assembler import Assembled, FrameAssembler
-from .core.messages import Ack, Open, OpenAnswer, StreamMessage
+from .core.messages import Ack, Open, OpenAnswer
 from .hello import HELLO_TIMEOUT_S, NONCE_BYTES, Who, answer_hello, dial
 from .links import LINK_FAILURES
+from .outbox import Outbox
 from .wire import MAX_MESSAGE_BYTES, SHIPMENT, BadMessage, decode_stream, encode
 
 STREAM_PATH = "/peer/stream"
@@ -92,16 +94,17 @@ class UpstreamSocket:
         self.peer_id, self._url = leader
         self._secret = secret
         self._assembler = FrameAssembler(max_frame_bytes)
-        self._outbox: asyncio.Queue[StreamMessage] = asyncio.Queue()
+        self._outbox: Outbox | None = None
         self._task: asyncio.Task[None] | None = asyncio.create_task(
             self._run(), name=f"stream {stream_id} to {self.peer_id}"
         )
 
     def send(self, message: Open | Ack) -> None:
-        """Queue a message. An ack that waits is replaced by a newer one: it says all that the older one did."""
-        while isinstance(message, Ack) and not self._outbox.empty():
-            self._outbox.get_nowait()
-        self._outbox.put_nowait(message)
+        """Send a message. An ack that waits is replaced by a newer one: it says all that the older one did."""
+        if self._outbox is not None:
+            if isinstance(message, Ack):
+                self._outbox.drop_waiting()
+            self._outbox.send(encode(message))
 
     def close(self) -> "asyncio.Task[None]":
         """Hang up; nothing more is told of this stream. Returns what to await where it matters that it is over."""
@@ -130,7 +133,8 @@ class UpstreamSocket:
         await self._carry(socket)
 
     async def _carry(self, socket: ClientWebSocketResponse) -> None:
-        sender = asyncio.create_task(self._send(socket))
+        self._outbox = Outbox(socket)
+        sender = asyncio.create_task(self._outbox.carry())
         try:
             self._owner.stream_connected(self.stream_id)
             async for message in socket:
@@ -140,10 +144,6 @@ class UpstreamSocket:
             sender.cancel()
             await asyncio.gather(sender, return_exceptions=True)
             await socket.close()
-
-    async def _send(self, socket: ClientWebSocketResponse) -> None:
-        while True:
-            await socket.send_bytes(encode(await self._outbox.get()))
 
     def _take(self, data: bytes) -> None:
         kind, view = data[:1], memoryview(data)[1:]
@@ -176,12 +176,23 @@ class DownstreamSocket:
         self.stream_id = 0
         self._owner = owner
         self._socket = socket
-        self._outbox: asyncio.Queue[OpenAnswer | Shipment] = asyncio.Queue()
+        self._outbox = Outbox(socket)
         self._carrying: asyncio.Task[None] | None = None
 
     def send(self, message: OpenAnswer | Shipment) -> None:
-        """Queue what is to leave; `shipped` is told for a shipment once the socket took it."""
-        self._outbox.put_nowait(message)
+        """Send it; `shipped` is told for a shipment once the socket took it."""
+        if isinstance(message, OpenAnswer):
+            self._outbox.send(ANSWER + encode(message))
+            return
+        head, raw = FRAMES + SHIPMENT.pack(*message.positions), message.raw
+        begins = range(0, max(1, len(raw)), SHIPMENT_BYTES)
+        for begin in begins:
+            piece = raw if len(begins) == 1 else memoryview(raw)[begin : begin + SHIPMENT_BYTES]
+            last = begin == begins[-1]
+            self._outbox.send(
+                b"".join((head, piece)),
+                partial(self._owner.shipped, self.stream_id, message.next_index, len(raw)) if last else None,
+            )
 
     @property
     def peer_id(self) -> str:
@@ -216,7 +227,7 @@ class DownstreamSocket:
         async with asyncio.timeout(HELLO_TIMEOUT_S):
             opening = await self._receive(Open)
         self._owner.stream_opened(self, opening)
-        sender = asyncio.create_task(self._send())
+        sender = asyncio.create_task(self._outbox.carry())
         try:
             while True:
                 self._owner.ack_arrived(self.stream_id, await self._receive(Ack))
@@ -232,18 +243,6 @@ class DownstreamSocket:
         if not isinstance(decoded, kind):
             raise BadMessage(f"{kind.__name__} was expected")
         return decoded
-
-    async def _send(self) -> None:
-        while True:
-            message = await self._outbox.get()
-            if isinstance(message, OpenAnswer):
-                await self._socket.send_bytes(ANSWER + encode(message))
-                continue
-            head = FRAMES + SHIPMENT.pack(*message.positions)
-            raw = memoryview(message.raw)
-            for begin in range(0, max(1, len(raw)), SHIPMENT_BYTES):
-                await self._socket.send_bytes(b"".join((head, raw[begin : begin + SHIPMENT_BYTES])))
-            self._owner.shipped(self.stream_id, message.next_index, len(raw))
 
 
 class StreamServer:

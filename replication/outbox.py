@@ -1,0 +1,95 @@
+"""What leaves by one WebSocket: at once where nothing has to be waited for, else by a task.
+
+`send_bytes` waits only for a transport whose buffer is full. So a message can nearly always leave in the call that
+makes it, which spares a queue, an event and a turn of the loop: half of what a small message costs.
+"""
+
+import asyncio
+import types
+from collections import deque
+from collections.abc import Callable, Coroutine, Generator
+from typing import Any, Protocol
+
+Then = Callable[[], None]
+
+
+class Socket(Protocol):
+    """Either end of a WebSocket, as aiohttp has them."""
+
+    def send_bytes(self, data: bytes) -> Coroutine[Any, Any, None]:
+        """Hand a message to the transport; wait while its buffer is full."""
+        ...
+
+
+class Outbox:
+    """Messages to one socket, in order. `carry` must run beside it; it sends what could not leave at once."""
+
+    def __init__(self, socket: Socket) -> None:
+        self._socket = socket
+        self._begun: tuple[Coroutine[Any, Any, None], Any, Then | None] | None = None
+        self._waiting: deque[tuple[bytes, Then | None]] = deque()
+        self._wake = asyncio.Event()
+        self.waiting_bytes = 0
+
+    def send(self, data: bytes, then: Then | None = None) -> None:
+        """Send a message now, or let it wait; call `then` once the transport took it.
+
+        On a connection that is gone it is lost, and `then` is not called: whoever reads the socket is told.
+        """
+        if self._begun is not None or self._waiting:
+            self._waiting.append((data, then))
+            self.waiting_bytes += len(data)
+            return
+        sending = self._socket.send_bytes(data)
+        try:
+            awaited = sending.send(None)
+        except StopIteration:
+            if then is not None:
+                then()
+        except ConnectionError:
+            return
+        else:
+            self._begun = (sending, awaited, then)
+            self._wake.set()
+
+    @property
+    def waiting(self) -> int:
+        """How many messages wait for the transport."""
+        return len(self._waiting)
+
+    def drop_waiting(self) -> None:
+        """Forget what waits: something newer says all of it."""
+        self._waiting.clear()
+        self.waiting_bytes = 0
+
+    async def carry(self) -> None:
+        """Send what waits, until cancelled.
+
+        Raises:
+            ConnectionError: the connection is gone.
+        """
+        while True:
+            await self._wake.wait()
+            self._wake.clear()
+            if self._begun is not None:
+                sending, awaited, then = self._begun
+                await _go_on(sending, awaited)
+                self._begun = None
+                if then is not None:
+                    then()
+            while self._waiting:
+                data, then = self._waiting.popleft()
+                self.waiting_bytes -= len(data)
+                await self._socket.send_bytes(data)
+                if then is not None:
+                    then()
+
+
+@types.coroutine
+def _go_on(sending: Coroutine[Any, Any, None], awaited: Any) -> Generator[Any, Any, None]:
+    """Await what a coroutine waits for that was begun by hand, and let it run on."""
+    try:
+        yield awaited
+        yield from sending
+    finally:
+        sending.close()

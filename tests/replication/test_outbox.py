@@ -1,0 +1,138 @@
+"""An outbox over real sockets: order, a reader that does not read, a connection that is gone."""
+
+import asyncio
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+
+import pytest
+from aiohttp import ClientSession, ClientWebSocketResponse, web
+from aiohttp.test_utils import TestServer
+
+from quire.replication.outbox import Outbox
+
+DEADLINE_S = 30.0
+MESSAGE_BYTES = 1 << 16
+
+
+@dataclass
+class Ends:
+    """One socket, its outbox, and the other end."""
+
+    outbox: Outbox
+    socket: web.WebSocketResponse
+    other: ClientWebSocketResponse
+    carrying: "asyncio.Task[None]"
+    sent: list[int] = field(default_factory=list)
+    told: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def send(self, number: int) -> None:
+        def then() -> None:
+            self.sent.append(number)
+            self.told.set()
+
+        self.outbox.send(number.to_bytes(4, "big") * (MESSAGE_BYTES // 4), then)
+
+    async def receive(self) -> int:
+        async with asyncio.timeout(DEADLINE_S):
+            return int.from_bytes((await self.other.receive_bytes())[:4], "big")
+
+    async def all_sent(self, count: int) -> None:
+        async with asyncio.timeout(DEADLINE_S):
+            while len(self.sent) < count:
+                self.told.clear()
+                await self.told.wait()
+
+
+@asynccontextmanager
+async def ends() -> AsyncGenerator[Ends]:
+    opened: asyncio.Future[web.WebSocketResponse] = asyncio.get_running_loop().create_future()
+    closing = asyncio.Event()
+
+    async def serve(request: web.Request) -> web.WebSocketResponse:
+        socket = web.WebSocketResponse(timeout=0.1)
+        await socket.prepare(request)
+        opened.set_result(socket)
+        await closing.wait()
+        return socket
+
+    app = web.Application()
+    app.router.add_get("/", serve)
+    async with (
+        TestServer(app) as server,
+        ClientSession() as session,
+        session.ws_connect(server.make_url("/"), max_msg_size=0) as other,
+    ):
+        socket = await opened
+        outbox = Outbox(socket)
+        carrying = asyncio.create_task(outbox.carry())
+        yield Ends(outbox, socket, other, carrying)
+        closing.set()
+        carrying.cancel()
+        await asyncio.gather(carrying, return_exceptions=True)
+
+
+async def test_a_message_leaves_in_the_call_that_brings_it() -> None:
+    async with ends() as it:
+        it.send(7)
+
+        assert it.sent == [7]  # no turn of the loop was needed
+        assert await it.receive() == 7
+
+
+async def test_what_a_reader_does_not_take_waits_in_order_and_arrives_once() -> None:
+    async with ends() as it:
+        count = 0
+        while it.outbox.waiting < 10:
+            it.send(count)
+            count += 1
+            await asyncio.sleep(0)
+        held = it.outbox.waiting_bytes
+
+        assert held == it.outbox.waiting * MESSAGE_BYTES
+        assert len(it.sent) == count - it.outbox.waiting - 1  # the one that filled the transport is not told yet
+        assert [await it.receive() for _ in range(count)] == list(range(count))
+        await it.all_sent(count)
+        assert it.sent == list(range(count))
+        assert it.outbox.waiting_bytes == 0
+        it.send(count)
+        assert it.sent[-1] == count  # at once again
+        assert await it.receive() == count
+
+
+async def test_what_waits_can_be_dropped_for_something_newer() -> None:
+    async with ends() as it:
+        count = 0
+        while it.outbox.waiting < 3:
+            it.send(count)
+            count += 1
+            await asyncio.sleep(0)
+        it.outbox.drop_waiting()
+        it.send(count)
+
+        received = [await it.receive() for _ in range(count - 3 + 1)]
+
+    assert received == [*range(count - 3), count]
+
+
+async def test_on_a_connection_that_is_gone_a_message_is_lost_and_not_told() -> None:
+    async with ends() as it:
+        await it.socket.close()
+        it.send(1)
+
+        assert it.sent == []
+
+
+async def test_a_connection_that_goes_while_it_is_full_ends_the_carrying() -> None:
+    async with ends() as it:
+        count = 0
+        while not it.outbox.waiting:
+            it.send(count)
+            count += 1
+            await asyncio.sleep(0)
+        transport = it.other.get_extra_info("socket")
+        transport.shutdown(2)
+
+        with pytest.raises(ConnectionError):
+            async with asyncio.timeout(DEADLINE_S):
+                await it.carrying
