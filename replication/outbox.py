@@ -27,7 +27,7 @@ class Outbox:
     def __init__(self, socket: Socket) -> None:
         self._socket = socket
         self._begun: tuple[Coroutine[Any, Any, None], Any, Then | None] | None = None
-        self._waiting: deque[tuple[bytes, Then | None]] = deque()
+        self._waiting: deque[tuple[bytes | None, Then | None]] = deque()
         self._wake = asyncio.Event()
         self.waiting_bytes = 0
 
@@ -51,6 +51,13 @@ class Outbox:
         else:
             self._begun = (sending, awaited, then)
             self._wake.set()
+
+    def when_taken(self, then: Then) -> None:
+        """Call `then` once the transport took all that was sent so far."""
+        if self._begun is not None or self._waiting:
+            self._waiting.append((None, then))
+        else:
+            then()
 
     @property
     def waiting(self) -> int:
@@ -79,8 +86,9 @@ class Outbox:
                     then()
             while self._waiting:
                 data, then = self._waiting.popleft()
-                self.waiting_bytes -= len(data)
-                await self._socket.send_bytes(data)
+                if data is not None:
+                    self.waiting_bytes -= len(data)
+                    await self._socket.send_bytes(data)
                 if then is not None:
                     then()
 

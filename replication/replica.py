@@ -22,6 +22,7 @@ from .core.following import Step
 from .core.messages import HeartbeatEcho, LagTold, PositionTold
 from .core.state import State
 from .disk import Disk, Placed, Reason
+from .disk_thread import DiskThread
 from .hello import Who
 from .lag import MICROSECONDS, NO_LAG, Lag, Position, first_lacking, lacking_bytes, lag_of, own_lag
 from .network import Network
@@ -126,7 +127,7 @@ class Replica:
         self._stopped = False
         self._lag_told: LagTold | None = None
         self._leader_heard_at = wall_clock()
-        self._writer = ThreadPoolExecutor(1, "quire-writer")
+        self._writer = DiskThread(asyncio.get_running_loop(), "quire-writer")
         self._marker = ThreadPoolExecutor(1, "quire-mark")
         self._tasks: list[asyncio.Task[None]] = []
         self._loop = asyncio.get_running_loop()
@@ -164,7 +165,7 @@ class Replica:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         await self.network.close()
-        await asyncio.to_thread(self._writer.shutdown, wait=True)
+        await asyncio.to_thread(self._writer.stop)
         await asyncio.to_thread(self._marker.shutdown, wait=True)
         await asyncio.sleep(0)  # what the threads handed back is taken before the owner closes the log
 
@@ -376,8 +377,7 @@ class Replica:
     ) -> None:
         """Run `block` in the writer's thread, then `finish` here; or `fail`, and that is final (DESIGN 4)."""
 
-        def done() -> None:
-            error = future.exception()
+        def done(error: BaseException | None) -> None:
             try:
                 if error is None:
                     finish()
@@ -387,8 +387,7 @@ class Replica:
             except LogError as failure:
                 self._log_failed(failure)
 
-        future = self._writer.submit(block)
-        future.add_done_callback(lambda _: self._loop.call_soon_threadsafe(done))
+        self._writer.submit(block, done)
 
     # Time
 

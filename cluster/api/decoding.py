@@ -105,7 +105,7 @@ def decode_ndjson(body: bytes) -> list[Any]:
         values = list(map(orjson.loads, lines))
     except orjson.JSONDecodeError as error:
         raise _bad_line(lines, error) from None
-    _refuse_unstorable(values, DEPTH_LIMIT + 1)
+    refuse_unstorable(values, DEPTH_LIMIT + 1)
     if _has_wide_digits(body):
         for number, line in enumerate(lines, 1):
             if wide := _wide_integer(line):
@@ -119,7 +119,7 @@ def decode_json(body: bytes, depth_limit: int) -> Any:
         value = orjson.loads(body)
     except orjson.JSONDecodeError as error:
         raise Malformed(f"the body is not JSON: {error}") from None
-    _refuse_unstorable([value], depth_limit + 1)
+    refuse_unstorable([value], depth_limit + 1)
     if _has_wide_digits(body) and (wide := _wide_integer(body)):
         raise Malformed(f"the body {wide}")
     return value
@@ -127,12 +127,17 @@ def decode_json(body: bytes, depth_limit: int) -> Any:
 
 def decode_msgpack(body: bytes, depth_limit: int) -> Any:
     """One msgpack value, at most so many containers deep. Raises Malformed."""
+    value = unpack_msgpack(body)
+    refuse_unstorable([value], depth_limit + 1)
+    return value
+
+
+def unpack_msgpack(body: bytes) -> Any:
+    """One msgpack value that is still to be looked at by `refuse_unstorable`. Raises Malformed."""
     try:
-        value = unpack_trusted(body, _ext_type)
+        return unpack_trusted(body, _ext_type)
     except PayloadInvalid as error:
         raise Malformed(f"the body {error.reason}") from None
-    _refuse_unstorable([value], depth_limit + 1)
-    return value
 
 
 def pack_records(values: list[Any], limit: int) -> bytes:
@@ -185,7 +190,7 @@ def _ext_type(code: int, data: bytes) -> Any:
     return ExtType(code, data)
 
 
-def _refuse_unstorable(values: list[Any], depth_limit: int) -> None:
+def refuse_unstorable(values: list[Any], depth_limit: int) -> None:
     """Refuse too deep nesting and floats that are not finite. `values` itself counts as one level."""
     if _holds_flat_lists(values):
         return

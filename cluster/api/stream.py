@@ -10,16 +10,16 @@ stream that its leader can no longer answer is closed without a word, and the se
 """
 
 import asyncio
-from collections import deque
 from typing import TYPE_CHECKING, Any
 
 import aiohttp
 import orjson
 from aiohttp import WSMsgType, web
 
-from quire.log import PayloadInvalid, pack
+from quire.log import pack
 from quire.replication import Write
 from quire.replication.coalesce import array_head
+from quire.replication.outbox import Outbox
 
 from ..errors import (
     ClusterError,
@@ -31,7 +31,7 @@ from ..errors import (
     OutcomeUnknown,
     SequenceRefused,
 )
-from .decoding import DEPTH_LIMIT, decode_msgpack
+from .decoding import DEPTH_LIMIT, refuse_unstorable, unpack_msgpack
 from .forwarding import FORWARDED, leader_url
 from .keys import FORWARDING, NODE
 from .parameters import parameters_of, parse_integer
@@ -99,28 +99,32 @@ class CommandStream:
         self._node = node
         self._socket = socket
         self._session = session
+        self._window = node.session_window
         self._next_sequence: int | None = None
         self._waiting = 0
         self._waiting_commands = 0
         self._waiting_bytes = 0
-        self._outbox: deque[bytes] = deque()
-        self._wake = asyncio.Event()
+        self._outbox = Outbox(socket)
         self._room = asyncio.Event()
+        self._ended = asyncio.Event()
         self._failed = False
         self._problem: bytes | None = None
 
     async def run(self) -> None:
         """Serve until either side ends it."""
-        sender = asyncio.create_task(self._send(), name=f"stream of session {self._session}")
+        carrier = asyncio.create_task(self._outbox.carry(), name=f"stream of session {self._session}")
         reader = asyncio.create_task(self._read(), name=f"reader of session {self._session}")
+        ended = asyncio.create_task(self._ended.wait(), name=f"end of session {self._session}'s stream")
+        tasks = (carrier, reader, ended)
         try:
-            await asyncio.wait((sender, reader), return_when=asyncio.FIRST_COMPLETED)
-            if self._failed:  # answers and a problem are still to be told
-                await asyncio.wait((sender,), timeout=self._node.config.request_timeout_ms / 1000)
+            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            if self._failed and reader.done():  # answers and a problem are still to be told
+                patience = self._node.config.request_timeout_ms / 1000
+                await asyncio.wait((carrier, ended), timeout=patience, return_when=asyncio.FIRST_COMPLETED)
         finally:
-            for task in (sender, reader):
+            for task in tasks:
                 task.cancel()
-            ends = await asyncio.gather(sender, reader, return_exceptions=True)
+            ends = await asyncio.gather(*tasks, return_exceptions=True)
             await self._socket.close()
         for end in ends:
             if isinstance(end, Exception) and not isinstance(end, ConnectionError):
@@ -142,7 +146,8 @@ class CommandStream:
 
     @property
     def _is_full(self) -> bool:
-        return self._waiting_commands >= self._node.session_window or self._waiting_bytes >= WINDOW_BYTES
+        held_bytes = self._waiting_bytes + self._outbox.waiting_bytes
+        return self._waiting_commands >= self._window or held_bytes >= WINDOW_BYTES
 
     def _take(self, data: bytes) -> None:
         """Check a message and propose it. Raises ClusterError: nothing of it will be appended."""
@@ -150,64 +155,56 @@ class CommandStream:
         if sequence < 1 or self._next_sequence not in (None, sequence):
             raise SequenceRefused(sequence, self._next_sequence or 1)
         self._next_sequence = sequence
-        if len(commands) > self._node.session_window:
-            raise LimitExceeded("the number of commands in a message", len(commands), self._node.session_window)
+        if len(commands) > self._window:
+            raise LimitExceeded("the number of commands in a message", len(commands), self._window)
         refused = self._node.check(commands)
         if refused:
             raise CommandsRefused(refused)
-        self._next_sequence = sequence + len(commands)
         waiter = StreamWaiter(self, sequence, len(commands), len(payload))
+        self._node.propose(Write(payload, len(commands), session=self._session, sequence=sequence, owner=waiter))
+        self._next_sequence = sequence + len(commands)
         self._waiting += 1
         self._waiting_commands += waiter.commands
         self._waiting_bytes += waiter.size
-        write = Write(payload, len(commands), session=self._session, sequence=sequence, owner=waiter)
-        try:
-            self._node.propose(write)
-        except ClusterError:
-            self._forget(waiter)
-            self._next_sequence = sequence
-            raise
 
     def answered(self, waiter: "StreamWaiter", reply: "WriteReply") -> None:
         """A message was applied: its answer leaves, behind those before it."""
+        answer = pack([waiter.sequence, reply.index, reply.epoch, reply.results, reply.refused])
+        self._outbox.send(answer, self._room.set)
         self._forget(waiter)
-        self._outbox.append(pack([waiter.sequence, reply.index, reply.epoch, reply.results, reply.refused]))
-        self._wake.set()
 
     def failed(self, waiter: "StreamWaiter", error: ClusterError) -> None:
         """A message was not appended, or nobody knows."""
-        self._forget(waiter)
         self._fail(waiter.sequence, error)
+        self._forget(waiter)
 
     def _fail(self, sequence: int, error: ClusterError) -> None:
         """Take nothing more; the first problem is told behind the answers that are still due.
 
         Of an unknown outcome nothing is said: the session tells, at the next leader.
         """
-        if not self._failed:
-            self._failed = True
-            if not isinstance(error, OutcomeUnknown):
-                body = problem_of(error).body
-                self._problem = pack([sequence, orjson.loads(body) if isinstance(body, bytes) else {}])
-        self._wake.set()
+        if self._failed:
+            return
+        self._failed = True
+        if not isinstance(error, OutcomeUnknown):
+            body = problem_of(error).body
+            self._problem = pack([sequence, orjson.loads(body) if isinstance(body, bytes) else {}])
         self._room.set()
+        self._end_if_answered()
 
     def _forget(self, waiter: "StreamWaiter") -> None:
         self._waiting -= 1
         self._waiting_commands -= waiter.commands
         self._waiting_bytes -= waiter.size
         self._room.set()
+        if self._failed:
+            self._end_if_answered()
 
-    async def _send(self) -> None:
-        while True:
-            while self._outbox:
-                await self._socket.send_bytes(self._outbox.popleft())
-            if self._failed and not self._waiting:
-                if self._problem is not None:
-                    await self._socket.send_bytes(self._problem)
-                return
-            await self._wake.wait()
-            self._wake.clear()
+    def _end_if_answered(self) -> None:
+        if not self._waiting:
+            if self._problem is not None:
+                self._outbox.send(self._problem)
+            self._outbox.when_taken(self._ended.set)
 
 
 class StreamWaiter:
@@ -233,17 +230,14 @@ class StreamWaiter:
 
 def decode_message(data: bytes) -> tuple[int, list[Any], bytes]:
     """The sequence, the commands, and the commands as the payload of a frame. Raises Malformed."""
-    document = decode_msgpack(data, DEPTH_LIMIT + 2)
+    document = unpack_msgpack(data)
     if type(document) is not list or len(document) != 2 or data[0] != TWO:
         raise Malformed("a message is a msgpack array of two: sequence and commands")
     sequence, commands = document
     if type(sequence) is not int or not 0 <= sequence < 1 << 64 or type(commands) is not list or not commands:
         raise Malformed("a message is [sequence, [command, ...]] with at least one command")
-    try:
-        begin = 1 + len(pack(sequence))
-    except PayloadInvalid as error:
-        raise Malformed(f"the sequence {error.reason}") from None
-    payload = data[begin:]
+    refuse_unstorable(commands, DEPTH_LIMIT + 1)
+    payload = data[1 + len(pack(sequence)) :]
     if not payload.startswith(array_head(len(commands))):
         raise Malformed("numbers and arrays must have their smallest msgpack encodings")
     return sequence, commands, payload
