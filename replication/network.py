@@ -23,13 +23,8 @@ from .core.messages import (
 )
 from .hello import FOREIGN_CLUSTER, PeerRefused, Who
 from .links import Link, LinkServer
-from .streams import (
-    DownstreamSocket,
-    Positions,
-    Shipment,
-    StreamServer,
-    UpstreamSocket,
-)
+from .shipment import Positions, Shipment
+from .streams import DownstreamSocket, StreamServer, UpstreamSocket
 
 
 @dataclass(slots=True)

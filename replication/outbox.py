@@ -26,43 +26,31 @@ class Outbox:
 
     def __init__(self, socket: Socket) -> None:
         self._socket = socket
-        self._begun: tuple[Coroutine[Any, Any, None], Any, Then | None] | None = None
-        self._waiting: deque[tuple[bytes | None, Then | None]] = deque()
+        self._begun: tuple[Coroutine[Any, Any, None], Any] | None = None
+        self._waiting: deque[bytes | Then] = deque()
         self._wake = asyncio.Event()
         self.waiting_bytes = 0
 
-    def send(self, data: bytes, then: Then | None = None) -> None:
-        """Send a message now, or let it wait; call `then` once the transport took it.
-
-        On a connection that is gone it is lost, and `then` is not called: whoever reads the socket is told.
-        """
+    def send(self, data: bytes) -> None:
+        """Send a message now, or let it wait. It is lost on a connection that is gone: whoever reads it is told."""
         if self._begun is not None or self._waiting:
-            self._waiting.append((data, then))
+            self._waiting.append(data)
             self.waiting_bytes += len(data)
             return
         sending = self._socket.send_bytes(data)
         try:
             awaited = sending.send(None)
-        except StopIteration:
-            if then is not None:
-                then()
-        except ConnectionError:
+        except (StopIteration, ConnectionError):
             return
-        else:
-            self._begun = (sending, awaited, then)
-            self._wake.set()
+        self._begun = (sending, awaited)
+        self._wake.set()
 
     def when_taken(self, then: Then) -> None:
         """Call `then` once the transport took all that was sent so far."""
         if self._begun is not None or self._waiting:
-            self._waiting.append((None, then))
+            self._waiting.append(then)
         else:
             then()
-
-    @property
-    def waiting(self) -> int:
-        """How many messages wait for the transport."""
-        return len(self._waiting)
 
     def drop_waiting(self) -> None:
         """Forget what waits: something newer says all of it."""
@@ -79,18 +67,15 @@ class Outbox:
             await self._wake.wait()
             self._wake.clear()
             if self._begun is not None:
-                sending, awaited, then = self._begun
-                await _go_on(sending, awaited)
+                await _go_on(*self._begun)
                 self._begun = None
-                if then is not None:
-                    then()
             while self._waiting:
-                data, then = self._waiting.popleft()
-                if data is not None:
-                    self.waiting_bytes -= len(data)
-                    await self._socket.send_bytes(data)
-                if then is not None:
-                    then()
+                waiting = self._waiting.popleft()
+                if isinstance(waiting, bytes):
+                    self.waiting_bytes -= len(waiting)
+                    await self._socket.send_bytes(waiting)
+                else:
+                    waiting()
 
 
 @types.coroutine

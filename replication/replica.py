@@ -1,72 +1,28 @@
-"""One node's replication, running: the core's driver on asyncio, with a thread for the disk.
-
-It takes what happens, hands it to the core with the time, and carries out what the core asks, in order. It decides
-nothing that a rule of DESIGN 5 decides.
-"""
+"""One node's replication, running: the driver on asyncio, with a thread for the disk, sockets and the time."""
 
 import asyncio
 import time
-from collections import deque
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Protocol, assert_never
+from typing import assert_never
 
 from aiohttp import ClientSession
 
-from quire.log import DiskFull, Flush, LogClosed, LogError, LogReadOnly
+from quire.log import LogError, Sync
 
 from .coalesce import Write
-from .core import Core, CoreOptions, Identity, Members, Promise, actions, events
+from .core import Core, CoreOptions, Identity, Members, events
 from .core.following import Step
-from .core.messages import HeartbeatEcho, LagTold, PositionTold
+from .core.messages import LagTold, PositionTold
 from .core.state import State
-from .disk import Disk, Placed, Reason
+from .disk import Disk, Reason
 from .disk_thread import DiskThread
+from .driver import Done, Driver, ReplicaOwner
 from .hello import Who
 from .lag import MICROSECONDS, NO_LAG, Lag, Position, first_lacking, lacking_bytes, lag_of, own_lag
 from .network import Network
-from .streams import Positions, Shipment
 
 MARK_SYNC_S = 1.0
-
-
-class ReplicaOwner(Protocol):
-    """What a replica tells the node above; none of these may block."""
-
-    @property
-    def applied_index(self) -> int:
-        """Every record below it has been applied."""
-        ...
-
-    @property
-    def digest(self) -> bytes:
-        """The digest at applied_index."""
-        ...
-
-    def apply_to(self, index: int) -> None:
-        """Every record below `index` is committed, and durable here."""
-        ...
-
-    def placed(self, placed: Placed) -> None:
-        """A frame of writes was appended to this leader's file."""
-        ...
-
-    def rejected(self, write: Write, reason: Reason) -> None:
-        """A write was not appended and never will be."""
-        ...
-
-    def role_moved(self, role: actions.RoleMoved) -> None:
-        """The role, epoch or leader changed."""
-        ...
-
-    def read_ready(self, read_id: int, index: int | None) -> None:
-        """A linearizable read may be answered at `index`; None: not by this node."""
-        ...
-
-    def halted(self, reason: str) -> None:
-        """The node must stop."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,18 +37,36 @@ class ReplicaOptions:
     secret: bytes | None = None
 
 
-def _failure_of(block: Callable[[], None]) -> OSError | None:
-    """What the device said to something that blocks."""
-    try:
-        block()
-    except OSError as error:
-        return error
-    return None
-
-
 def wall_clock() -> int:
     """Microseconds since the Unix epoch."""
     return time.time_ns() // 1_000
+
+
+class _Threads:
+    """`Device` of a process: its clocks, a thread for the writer, one for the mark."""
+
+    def __init__(self) -> None:
+        loop = asyncio.get_running_loop()
+        self._writer = DiskThread(loop, "quire-writer")
+        self._marker = DiskThread(loop, "quire-mark")
+
+    def now(self) -> int:
+        return time.monotonic_ns() // 1_000
+
+    def clock(self) -> int:
+        return wall_clock()
+
+    def write(self, block: Callable[[], None], done: Done) -> None:
+        self._writer.submit(block, done)
+
+    def sync_mark(self, sync: Sync, done: Done) -> None:
+        self._marker.submit(sync.run, done)
+
+    async def end(self) -> None:
+        """Return when nothing blocks any more and what ended was handed back."""
+        await asyncio.to_thread(self._writer.stop)
+        await asyncio.to_thread(self._marker.stop)
+        await asyncio.sleep(0)
 
 
 class Replica:
@@ -121,14 +95,11 @@ class Replica:
         self._disk = disk
         self._owner = owner
         self._options = options
-        self._events: deque[events.Event] = deque()
-        self._stepping = False
         self._proposed: list[Write] = []
         self._stopped = False
         self._lag_told: LagTold | None = None
         self._leader_heard_at = wall_clock()
-        self._writer = DiskThread(asyncio.get_running_loop(), "quire-writer")
-        self._marker = ThreadPoolExecutor(1, "quire-mark")
+        self._threads = _Threads()
         self._tasks: list[asyncio.Task[None]] = []
         self._loop = asyncio.get_running_loop()
         who = Who(cluster_id, me.node_id, me.disk_id, me.incarnation, options.address)
@@ -141,6 +112,7 @@ class Replica:
             options.secret,
             options.max_frame_bytes,
         )
+        self._driver = Driver(self.core, disk, owner, self.network, self._threads)
 
     # Life
 
@@ -165,9 +137,7 @@ class Replica:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         await self.network.close()
-        await asyncio.to_thread(self._writer.stop)
-        await asyncio.to_thread(self._marker.shutdown, wait=True)
-        await asyncio.sleep(0)  # what the threads handed back is taken before the owner closes the log
+        await self._threads.end()  # what they hand back is taken before the owner closes the log
 
     # What the node above asks
 
@@ -192,6 +162,13 @@ class Replica:
         else:
             self._step(events.ReadAsked(read_id))
 
+    def _step(self, event: events.Event) -> None:
+        self._driver.step(event)
+
+    @property
+    def _has_ended(self) -> bool:
+        return self._stopped or self.core.state.halted is not None
+
     @property
     def commit_index(self) -> int:
         """Every record below it is durable on a majority, as far as this node knows."""
@@ -203,192 +180,6 @@ class Replica:
         following = self.core.following
         return following is not None and following.stream is not None and following.stream.step is Step.MATCHED
 
-    # The core
-
-    def _step(self, event: events.Event) -> None:
-        """Hand an event to the core and carry out its actions; events that these cause follow in order."""
-        self._events.append(event)
-        if self._stepping:
-            return
-        self._stepping = True
-        try:
-            while self._events:
-                now, clock = time.monotonic_ns() // 1_000, wall_clock()
-                for action in self.core.handle(self._events.popleft(), now, clock):
-                    self._carry_out(action)
-        except LogError as error:
-            self._events.clear()
-            self._log_failed(error)
-        finally:
-            self._stepping = False
-
-    def _log_failed(self, error: LogError) -> None:
-        """The log cannot go on, and so cannot this node."""
-        self._halt(f"{type(error).__name__}: {error}")
-
-    def _halt(self, reason: str) -> None:
-        """Give back what waits and tell the owner; nothing is done any more."""
-        for action in self.core.handle(events.Stopped(reason), time.monotonic_ns() // 1_000, wall_clock()):
-            self._carry_out(action)
-        self._owner.halted(reason)
-
-    @property
-    def _has_ended(self) -> bool:
-        return self._stopped or self.core.state.halted is not None
-
-    def _carry_out(self, action: actions.Action) -> None:
-        match action:
-            case (
-                actions.AppendRequests()
-                | actions.AppendSystem()
-                | actions.AppendFrames()
-                | actions.Truncate()
-                | actions.Flush()
-                | actions.StorePromise()
-            ):
-                self._write(action)
-            case actions.Apply(to_index):
-                self._disk.log.set_commit_index(self.commit_index)
-                self._owner.apply_to(to_index)
-            case actions.RoleMoved():
-                self._owner.role_moved(action)
-            case actions.RejectRequest(write, reason):
-                self._owner.rejected(write, Reason(reason))  # type: ignore[arg-type]
-            case actions.ReadReady(read_id, index):
-                self._owner.read_ready(read_id, index)
-            case actions.Halt(reason):
-                self._owner.halted(reason)
-            case _:
-                self._send(action)
-
-    def _send(
-        self,
-        action: actions.Send
-        | actions.DialStream
-        | actions.SendOpen
-        | actions.AnswerOpen
-        | actions.Ship
-        | actions.SendAck
-        | actions.CloseStream,
-    ) -> None:
-        network = self.network
-        match action:
-            case actions.Send(node_id, message):
-                network.send(node_id, message)
-                if isinstance(message, HeartbeatEcho):
-                    network.send(node_id, self._position())
-            case actions.DialStream():
-                network.dial_stream(action)
-            case actions.SendOpen(stream_id, opening):
-                network.send_up(stream_id, opening)
-            case actions.SendAck(stream_id):
-                network.send_up(stream_id, action.to_ack(self._owner.applied_index, self._owner.digest))
-            case actions.AnswerOpen(stream_id, answer):
-                network.send_down(stream_id, answer)
-            case actions.Ship():
-                self._ship(action)
-            case actions.CloseStream(stream_id):
-                network.close_stream(stream_id)
-            case _:
-                assert_never(action)
-
-    def _ship(self, action: actions.Ship) -> None:
-        raw, next_index = b"", action.from_index
-        if action.max_bytes:
-            raw, next_index = self._disk.log.read_frames(action.from_index, action.max_bytes, unflushed=True)
-        positions = Positions(action.commit_index, action.durable_index, wall_clock())
-        self.network.send_down(action.stream_id, Shipment(positions, raw, next_index))
-
-    # The disk
-
-    def _write(
-        self,
-        action: actions.AppendRequests
-        | actions.AppendSystem
-        | actions.AppendFrames
-        | actions.Truncate
-        | actions.Flush
-        | actions.StorePromise,
-    ) -> None:
-        match action:
-            case actions.AppendRequests(epoch, writes):
-                self._append_writes(epoch, writes)  # type: ignore[arg-type]
-            case actions.AppendSystem(epoch, value):
-                self._append(0, lambda: self._disk.append_system(epoch, value))
-            case actions.AppendFrames(stream_id, raw):
-                self._append(stream_id, lambda: self._disk.log.append_frames(raw))
-            case actions.Truncate(stream_id, index):
-                self._disk.log.truncate(index)
-                self._step(events.Truncated(stream_id, index))
-            case actions.Flush():
-                self._flush()
-            case actions.StorePromise(promise):
-                self._store_promise(promise)
-            case _:
-                assert_never(action)
-
-    def _append(self, stream_id: int, append: Callable[[], object]) -> None:
-        try:
-            append()
-        except DiskFull:
-            self._step(events.AppendRefused(stream_id, Reason.DISK_FULL))
-        except (LogReadOnly, LogClosed):
-            raise
-        except LogError as error:  # a peer's fault: frames that are none, or do not follow
-            self._step(events.AppendRefused(stream_id, str(error)))
-        else:
-            self._step(events.Appended(stream_id))
-
-    def _append_writes(self, epoch: int, writes: tuple[Write, ...]) -> None:
-        appended = self._disk.append_writes(epoch, writes)
-        for placed in appended.placed:
-            self._owner.placed(placed)
-        for write, reason in appended.rejected:
-            self._owner.rejected(write, reason)
-        self._step(events.Appended(0))
-        if appended.disk_full:
-            self._step(events.AppendRefused(0, Reason.DISK_FULL))
-
-    def _flush(self) -> None:
-        flush = self._disk.log.begin_flush()
-        if flush is None:
-            self._step(events.Flushed())
-            return
-        running: Flush = flush
-
-        def finish() -> None:
-            self._disk.log.end_flush(running)
-            self._step(events.Flushed())
-
-        def fail(error: BaseException) -> None:
-            self._disk.log.end_flush(running, error if isinstance(error, OSError) else OSError(str(error)))
-
-        self._offload(running.run, finish, fail)
-
-    def _store_promise(self, promise: Promise) -> None:
-        self._offload(
-            lambda: self._disk.store_promise(promise),
-            lambda: self._step(events.PromiseStored(promise)),
-            lambda _: None,
-        )
-
-    def _offload(
-        self, block: Callable[[], None], finish: Callable[[], None], fail: Callable[[BaseException], None]
-    ) -> None:
-        """Run `block` in the writer's thread, then `finish` here; or `fail`, and that is final (DESIGN 4)."""
-
-        def done(error: BaseException | None) -> None:
-            try:
-                if error is None:
-                    finish()
-                else:
-                    fail(error)
-                    self._step(events.DiskFailed(f"the disk failed: {type(error).__name__}: {error}"))
-            except LogError as failure:
-                self._log_failed(failure)
-
-        self._writer.submit(block, done)
-
     # Time
 
     async def _keep_time(self) -> None:
@@ -398,25 +189,15 @@ class Replica:
             try:
                 self._tell_asides()
             except LogError as error:
-                self._log_failed(error)
+                self._driver.log_failed(error)
             await asyncio.sleep(pause)
 
     async def _keep_mark(self) -> None:
-        log = self._disk.log
         while True:
             await asyncio.sleep(MARK_SYNC_S)
-            try:
-                if (sync := log.begin_mark_sync()) is not None:
-                    error = await self._loop.run_in_executor(self._marker, _failure_of, sync.run)
-                    log.end_mark_sync(sync, error)
-            except LogError as failure:
-                self._log_failed(failure)
-                return
+            self._driver.sync_mark()
 
     # Asides: lag and status, which no rule reads
-
-    def _position(self) -> PositionTold:
-        return PositionTold(self._disk.log.durable_index, self._owner.applied_index, self._owner.digest)
 
     def _heard_aside(self, peer: Who, message: PositionTold | LagTold) -> None:
         match message:
@@ -449,7 +230,7 @@ class Replica:
         members = self.core.state.members
         if members.is_majority(lambda member: member.node_id in foreign):
             reason = f"this data_dir is of another cluster than {', '.join(sorted(foreign))}; give this node its own"
-            self._halt(reason)
+            self._driver.halt(reason)
 
     @property
     def knows_its_lag(self) -> bool:

@@ -10,7 +10,7 @@ Both only carry; what is said and what it means is the core's. A message is at m
 import asyncio
 import os
 from functools import partial
-from typing import NamedTuple, Protocol, TypeVar
+from typing import Protocol, TypeVar
 
 from aiohttp import ClientSession, ClientWebSocketResponse, WSMsgType, web
 
@@ -19,25 +19,14 @@ from .core.messages import Ack, Open, OpenAnswer
 from .hello import HELLO_TIMEOUT_S, NONCE_BYTES, Who, answer_hello, dial
 from .links import LINK_FAILURES
 from .outbox import Outbox
-from .wire import MAX_MESSAGE_BYTES, SHIPMENT, BadMessage, decode_stream, encode
+from .shipment import Positions, Shipment, from_message, to_messages
+from .wire import MAX_MESSAGE_BYTES, BadMessage, decode_stream, encode
 
 STREAM_PATH = "/peer/stream"
-SHIPMENT_BYTES = 1 << 20
 PING_S = 30.0  # A slow link may need seconds for a full window before it carries the answer to a ping.
 
 
-# A message from the leader begins with one byte: an opening's answer follows, or positions and frames.
-ANSWER, FRAMES = b"\0", b"\1"
-
 T = TypeVar("T", Open, Ack)
-
-
-class Positions(NamedTuple):
-    """What each shipment opens with: the leader's commit_index, durable_index and clock."""
-
-    commit_index: int
-    durable_index: int
-    clock: int
 
 
 class StreamOwner(Protocol):
@@ -146,26 +135,12 @@ class UpstreamSocket:
             await socket.close()
 
     def _take(self, data: bytes) -> None:
-        kind, view = data[:1], memoryview(data)[1:]
-        if kind == ANSWER:
-            answer = decode_stream(bytes(view))
-            if not isinstance(answer, OpenAnswer):
-                raise BadMessage("an opening's answer was expected")
-            self._owner.open_answered(self.stream_id, answer)
-        elif kind == FRAMES and len(view) >= SHIPMENT.size:
-            positions = Positions._make(SHIPMENT.unpack_from(view))
-            frames = self._assembler.feed(view[SHIPMENT.size :])
-            self._owner.frames_arrived(self.stream_id, frames, positions, len(view) - SHIPMENT.size)
+        said = from_message(data)
+        if isinstance(said, OpenAnswer):
+            self._owner.open_answered(self.stream_id, said)
         else:
-            raise BadMessage("neither an answer nor frames")
-
-
-class Shipment(NamedTuple):
-    """Whole frames to send, up to `next_index`."""
-
-    positions: Positions
-    raw: bytes
-    next_index: int
+            frames = self._assembler.feed(said.raw)
+            self._owner.frames_arrived(self.stream_id, frames, said.positions, len(said.raw))
 
 
 class DownstreamSocket:
@@ -181,18 +156,10 @@ class DownstreamSocket:
 
     def send(self, message: OpenAnswer | Shipment) -> None:
         """Send it; `shipped` is told for a shipment once the socket took it."""
-        if isinstance(message, OpenAnswer):
-            self._outbox.send(ANSWER + encode(message))
-            return
-        head, raw = FRAMES + SHIPMENT.pack(*message.positions), message.raw
-        begins = range(0, max(1, len(raw)), SHIPMENT_BYTES)
-        for begin in begins:
-            piece = raw if len(begins) == 1 else memoryview(raw)[begin : begin + SHIPMENT_BYTES]
-            last = begin == begins[-1]
-            self._outbox.send(
-                b"".join((head, piece)),
-                partial(self._owner.shipped, self.stream_id, message.next_index, len(raw)) if last else None,
-            )
+        for data in to_messages(message):
+            self._outbox.send(data)
+        if isinstance(message, Shipment):
+            self._outbox.when_taken(partial(self._owner.shipped, self.stream_id, message.next_index, len(message.raw)))
 
     @property
     def peer_id(self) -> str:

@@ -170,7 +170,8 @@ class CommandStream:
     def answered(self, waiter: "StreamWaiter", reply: "WriteReply") -> None:
         """A message was applied: its answer leaves, behind those before it."""
         answer = pack([waiter.sequence, reply.index, reply.epoch, reply.results, reply.refused])
-        self._outbox.send(answer, self._room.set)
+        self._outbox.send(answer)
+        self._outbox.when_taken(self._room.set)
         self._forget(waiter)
 
     def failed(self, waiter: "StreamWaiter", error: ClusterError) -> None:

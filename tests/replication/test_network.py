@@ -25,15 +25,8 @@ from quire.replication.core.messages import (
 from quire.replication.forming import Forming, members_of_genesis
 from quire.replication.hello import Who, answer_hello, dial_hello
 from quire.replication.links import Link, LinkServer
-from quire.replication.streams import (
-    ANSWER,
-    FRAMES,
-    DownstreamSocket,
-    Positions,
-    Shipment,
-    StreamServer,
-    UpstreamSocket,
-)
+from quire.replication.shipment import ANSWER, FRAMES, Positions, Shipment
+from quire.replication.streams import DownstreamSocket, StreamServer, UpstreamSocket
 from quire.replication.wire import SHIPMENT, decode_stream, encode
 from tests.replication.loopback import DEADLINE_S, calling, listening, turns, unformatted, until, who
 from tests.replication.running import Cluster

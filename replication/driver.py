@@ -1,0 +1,332 @@
+"""What the core asks for, carried out: on the log and the promise file, on the sockets, and for the node above.
+
+No asyncio, no thread and no clock of its own: `Device` has those, so the same driver runs in a process (`replica`) and
+in the deterministic world of `tests/sim`. It decides nothing that a rule of DESIGN 5 decides.
+"""
+
+from collections import deque
+from collections.abc import Callable
+from typing import Protocol, assert_never
+
+from quire.log import DiskFull, Flush, LogClosed, LogError, LogReadOnly, Sync
+
+from .coalesce import Write
+from .core import Core, actions, events
+from .core.messages import Ack, HeartbeatEcho, Open, OpenAnswer, PeerMessage, PositionTold
+from .core.promise import Promise
+from .disk import Disk, Placed, Reason
+from .shipment import Positions, Shipment
+
+
+class ReplicaOwner(Protocol):
+    """What a replica tells the node above; none of these may block."""
+
+    @property
+    def applied_index(self) -> int:
+        """Every record below it has been applied."""
+        ...
+
+    @property
+    def digest(self) -> bytes:
+        """The digest at applied_index."""
+        ...
+
+    def apply_to(self, index: int) -> None:
+        """Every record below `index` is committed, and durable here."""
+        ...
+
+    def placed(self, placed: Placed) -> None:
+        """A frame of writes was appended to this leader's file."""
+        ...
+
+    def rejected(self, write: Write, reason: Reason) -> None:
+        """A write was not appended and never will be."""
+        ...
+
+    def role_moved(self, role: actions.RoleMoved) -> None:
+        """The role, epoch or leader changed."""
+        ...
+
+    def read_ready(self, read_id: int, index: int | None) -> None:
+        """A linearizable read may be answered at `index`; None: not by this node."""
+        ...
+
+    def halted(self, reason: str) -> None:
+        """The node must stop."""
+        ...
+
+
+class Sockets(Protocol):
+    """Links and streams, by node id and stream id. What finds none is lost without a word."""
+
+    def send(self, node_id: str, message: PeerMessage) -> None:
+        """Send on the link to a node."""
+        ...
+
+    def dial_stream(self, action: actions.DialStream) -> None:
+        """Dial the leader's stream."""
+        ...
+
+    def send_up(self, stream_id: int, message: Open | Ack) -> None:
+        """Say something to the leader."""
+        ...
+
+    def send_down(self, stream_id: int, message: OpenAnswer | Shipment) -> None:
+        """Say something to a follower."""
+        ...
+
+    def close_stream(self, stream_id: int) -> None:
+        """Hang up one stream."""
+        ...
+
+
+Done = Callable[[BaseException | None], None]
+
+
+class Device(Protocol):
+    """Clocks, and threads for what blocks on the disk."""
+
+    def now(self) -> int:
+        """Monotonic microseconds."""
+        ...
+
+    def clock(self) -> int:
+        """Microseconds since the Unix epoch, as this node's wall clock has them."""
+        ...
+
+    def write(self, block: Callable[[], None], done: Done) -> None:
+        """Run `block` in the writer's thread, one after the other; then `done` on the driver's, with what it raised."""
+        ...
+
+    def sync_mark(self, sync: Sync, done: Done) -> None:
+        """Run a sync of the mark beside the writer's thread; then `done` on the driver's."""
+        ...
+
+
+def _of_device(error: BaseException) -> OSError:
+    """Whatever a block raised: nothing is proven, as after an error of the device."""
+    return error if isinstance(error, OSError) else OSError(str(error))
+
+
+class Driver:
+    """Hands events to a core and carries out its actions. One thread; events that these cause follow in order."""
+
+    def __init__(self, core: Core, disk: Disk, owner: ReplicaOwner, sockets: Sockets, device: Device) -> None:
+        self.core = core
+        self._disk = disk
+        self._owner = owner
+        self._sockets = sockets
+        self._device = device
+        self._events: deque[events.Event] = deque()
+        self._stepping = False
+
+    # Events
+
+    def step(self, event: events.Event) -> None:
+        """Hand an event to the core and carry out its actions; at once, or after the event that is being handled."""
+        self._events.append(event)
+        if self._stepping:
+            return
+        self._stepping = True
+        try:
+            while self._events:
+                self.handle(self._events.popleft())
+        except LogError as error:
+            self._events.clear()
+            self.log_failed(error)
+        finally:
+            self._stepping = False
+
+    def handle(self, event: events.Event) -> None:
+        """One step of the core, and its actions."""
+        for action in self.core.handle(event, self._device.now(), self._device.clock()):
+            self._carry_out(action)
+
+    def log_failed(self, error: LogError) -> None:
+        """The log cannot go on, and so cannot this node."""
+        self.halt(f"{type(error).__name__}: {error}")
+
+    def halt(self, reason: str) -> None:
+        """Give back what waits and tell the owner; nothing is done any more."""
+        self.handle(events.Stopped(reason))
+        self._owner.halted(reason)
+
+    def _carry_out(self, action: actions.Action) -> None:
+        match action:
+            case (
+                actions.AppendRequests()
+                | actions.AppendSystem()
+                | actions.AppendFrames()
+                | actions.Truncate()
+                | actions.Flush()
+                | actions.StorePromise()
+            ):
+                self._write(action)
+            case actions.Apply(to_index):
+                self._disk.log.set_commit_index(self.core.state.commit_index)
+                self._owner.apply_to(to_index)
+            case actions.RoleMoved():
+                self._owner.role_moved(action)
+            case actions.RejectRequest(write, reason):
+                self._owner.rejected(write, Reason(reason))  # type: ignore[arg-type]
+            case actions.ReadReady(read_id, index):
+                self._owner.read_ready(read_id, index)
+            case actions.Halt(reason):
+                self._owner.halted(reason)
+            case _:
+                self._send(action)
+
+    # The network
+
+    def _send(
+        self,
+        action: actions.Send
+        | actions.DialStream
+        | actions.SendOpen
+        | actions.AnswerOpen
+        | actions.Ship
+        | actions.SendAck
+        | actions.CloseStream,
+    ) -> None:
+        sockets = self._sockets
+        match action:
+            case actions.Send(node_id, message):
+                sockets.send(node_id, message)
+                if isinstance(message, HeartbeatEcho):
+                    sockets.send(node_id, self._position())
+            case actions.DialStream():
+                sockets.dial_stream(action)
+            case actions.SendOpen(stream_id, opening):
+                sockets.send_up(stream_id, opening)
+            case actions.SendAck(stream_id):
+                sockets.send_up(stream_id, action.to_ack(self._owner.applied_index, self._owner.digest))
+            case actions.AnswerOpen(stream_id, answer):
+                sockets.send_down(stream_id, answer)
+            case actions.Ship():
+                self._ship(action)
+            case actions.CloseStream(stream_id):
+                sockets.close_stream(stream_id)
+            case _:
+                assert_never(action)
+
+    def _position(self) -> PositionTold:
+        return PositionTold(self._disk.log.durable_index, self._owner.applied_index, self._owner.digest)
+
+    def _ship(self, action: actions.Ship) -> None:
+        raw, next_index = b"", action.from_index
+        if action.max_bytes:
+            raw, next_index = self._disk.log.read_frames(action.from_index, action.max_bytes, unflushed=True)
+        positions = Positions(action.commit_index, action.durable_index, self._device.clock())
+        self._sockets.send_down(action.stream_id, Shipment(positions, raw, next_index))
+
+    # The disk
+
+    def _write(
+        self,
+        action: actions.AppendRequests
+        | actions.AppendSystem
+        | actions.AppendFrames
+        | actions.Truncate
+        | actions.Flush
+        | actions.StorePromise,
+    ) -> None:
+        match action:
+            case actions.AppendRequests(epoch, writes):
+                self._append_writes(epoch, writes)  # type: ignore[arg-type]
+            case actions.AppendSystem(epoch, value):
+                self._append(0, lambda: self._disk.append_system(epoch, value))
+            case actions.AppendFrames(stream_id, raw):
+                self._append(stream_id, lambda: self._disk.log.append_frames(raw))
+            case actions.Truncate(stream_id, index):
+                self._disk.log.truncate(index)
+                self.step(events.Truncated(stream_id, index))
+            case actions.Flush():
+                self._flush()
+            case actions.StorePromise(promise):
+                self._store_promise(promise)
+            case _:
+                assert_never(action)
+
+    def _append(self, stream_id: int, append: Callable[[], object]) -> None:
+        try:
+            append()
+        except DiskFull:
+            self.step(events.AppendRefused(stream_id, Reason.DISK_FULL))
+        except (LogReadOnly, LogClosed):
+            raise
+        except LogError as error:  # a peer's fault: frames that are none, or do not follow
+            self.step(events.AppendRefused(stream_id, str(error)))
+        else:
+            self.step(events.Appended(stream_id))
+
+    def _append_writes(self, epoch: int, writes: tuple[Write, ...]) -> None:
+        appended = self._disk.append_writes(epoch, writes)
+        for placed in appended.placed:
+            self._owner.placed(placed)
+        for write, reason in appended.rejected:
+            self._owner.rejected(write, reason)
+        self.step(events.Appended(0))
+        if appended.disk_full:
+            self.step(events.AppendRefused(0, Reason.DISK_FULL))
+
+    def _flush(self) -> None:
+        flush = self._disk.log.begin_flush()
+        if flush is None:
+            self.step(events.Flushed())
+            return
+        running: Flush = flush
+
+        def finish() -> None:
+            self._disk.log.end_flush(running)
+            self.step(events.Flushed())
+
+        def fail(error: BaseException) -> None:
+            self._disk.log.end_flush(running, _of_device(error))
+
+        self._offload(running.run, finish, fail)
+
+    def _store_promise(self, promise: Promise) -> None:
+        self._offload(
+            lambda: self._disk.store_promise(promise),
+            lambda: self.step(events.PromiseStored(promise)),
+            lambda _: None,
+        )
+
+    def _offload(
+        self, block: Callable[[], None], finish: Callable[[], None], fail: Callable[[BaseException], None]
+    ) -> None:
+        """Run `block` in the writer's thread, then `finish` here; or `fail`, and that is final (DESIGN 4)."""
+
+        def done(error: BaseException | None) -> None:
+            try:
+                if error is None:
+                    finish()
+                else:
+                    fail(error)
+                    self.step(events.DiskFailed(f"the disk failed: {type(error).__name__}: {error}"))
+            except LogError as failure:
+                self.log_failed(failure)
+
+        self._device.write(block, done)
+
+    # The mark
+
+    def sync_mark(self) -> None:
+        """Begin a sync of the mark, if it moved and none is on its way. To be called once a second."""
+        log = self._disk.log
+        try:
+            sync = log.begin_mark_sync()
+        except LogError as failure:
+            self.log_failed(failure)
+            return
+        if sync is None:
+            return
+        running: Sync = sync
+
+        def done(error: BaseException | None) -> None:
+            try:
+                log.end_mark_sync(running, None if error is None else _of_device(error))
+            except LogError as failure:
+                self.log_failed(failure)
+
+        self._device.sync_mark(running, done)
