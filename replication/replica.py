@@ -1,6 +1,7 @@
 """One node's replication, running: the driver on asyncio, with a thread for the disk, sockets and the time."""
 
 import asyncio
+import contextvars
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -102,6 +103,8 @@ class Replica:
         self._threads = _Threads()
         self._tasks: list[asyncio.Task[None]] = []
         self._loop = asyncio.get_running_loop()
+        # Its own, so that what is logged while writes are appended is not told as the first caller's doing.
+        self._context = contextvars.copy_context()
         who = Who(cluster_id, me.node_id, me.disk_id, me.incarnation, options.address)
         self.network = Network(
             who,
@@ -144,7 +147,7 @@ class Replica:
     def propose(self, write: Write) -> None:
         """Let a write wait for the writer. All that is proposed in one turn of the loop is one event."""
         if not self._proposed:
-            self._loop.call_soon(self._propose_all)
+            self._loop.call_soon(self._propose_all, context=self._context)
         self._proposed.append(write)
 
     def _propose_all(self) -> None:

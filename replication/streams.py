@@ -146,8 +146,9 @@ class UpstreamSocket:
 class DownstreamSocket:
     """The leader's end of one stream: one shipment on its way at a time, so that nothing piles up here."""
 
-    def __init__(self, owner: StreamOwner, socket: web.WebSocketResponse, peer: Who) -> None:
+    def __init__(self, owner: StreamOwner, socket: web.WebSocketResponse, peer: Who, opening_timeout_s: float) -> None:
         self.peer = peer
+        self._opening_timeout_s = opening_timeout_s
         self.stream_id = 0
         self._owner = owner
         self._socket = socket
@@ -191,7 +192,7 @@ class DownstreamSocket:
             self._carrying = None
 
     async def _carry(self) -> None:
-        async with asyncio.timeout(HELLO_TIMEOUT_S):
+        async with asyncio.timeout(self._opening_timeout_s):
             opening = await self._receive(Open)
         self._owner.stream_opened(self, opening)
         sender = asyncio.create_task(self._outbox.carry())
@@ -215,9 +216,10 @@ class DownstreamSocket:
 class StreamServer:
     """Takes the streams that followers open."""
 
-    def __init__(self, owner: StreamOwner, secret: bytes | None) -> None:
+    def __init__(self, owner: StreamOwner, secret: bytes | None, opening_timeout_s: float = HELLO_TIMEOUT_S) -> None:
         self._owner = owner
         self._secret = secret
+        self._opening_timeout_s = opening_timeout_s
         self._open: set[DownstreamSocket] = set()
         self._closed = False
 
@@ -234,7 +236,7 @@ class StreamServer:
                 peer = await answer_hello(socket, self._owner.who(), "stream", self._secret, os.urandom(NONCE_BYTES))
             if self._closed:  # while the hello was under way
                 raise ConnectionResetError("this node hung up")
-            downstream = DownstreamSocket(self._owner, socket, peer)
+            downstream = DownstreamSocket(self._owner, socket, peer, self._opening_timeout_s)
             self._open.add(downstream)
             await downstream.run()
         except LINK_FAILURES as error:

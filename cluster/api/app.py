@@ -1,5 +1,6 @@
 """The aiohttp application: routes, the middleware that turns errors into problems, the header that names the leader."""
 
+import time
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING
 
@@ -15,9 +16,10 @@ from .forwarding import FORWARDED, forwarding_session
 from .keys import METRICS, NODE, OUTFLOW, WAITING
 from .metrics import count_answer, get_metrics
 from .outflow import Outflow
-from .problems import problem, problem_of
+from .problems import answer_of, problem, problem_of
 from .ranges import get_records
 from .records import get_index_bounds, get_record, post_records
+from .request_ids import REQUEST_ID, REQUEST_ID_KEY, SeldomLog, name_request
 from .sessions import SEQUENCE, SESSION, delete_session, get_session, post_sessions
 from .state import get_state, post_query
 from .status import get_healthz, get_readyz, get_status
@@ -28,8 +30,10 @@ if TYPE_CHECKING:
     from ..node import Node
 
 log = structlog.get_logger(__name__)
+seldom = SeldomLog(log)
 
-KNOWN_HEADERS = frozenset(name.lower() for name in (FORWARDED, SESSION, SEQUENCE))
+KNOWN_HEADERS = frozenset(name.lower() for name in (FORWARDED, SESSION, SEQUENCE, REQUEST_ID))
+SLOW_REQUEST_S = 1.0  # A request above it is worth a log line, unless it is one of those that wait on purpose.
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
@@ -42,7 +46,7 @@ def make_app(node: "Node") -> web.Application:
     app[METRICS] = Metrics(node)
     app.cleanup_ctx.append(forwarding_session)
     app.cleanup_ctx.append(asking_session)
-    app.on_response_prepare.append(_name_leader)
+    app.on_response_prepare.append(_name_leader_and_request)
     app.on_response_prepare.append(count_answer)
     app.add_routes(
         [
@@ -71,22 +75,39 @@ def make_app(node: "Node") -> web.Application:
 @web.middleware
 async def answer_errors(request: web.Request, handler: Handler) -> web.StreamResponse:
     """The handler's answer, or a problem for whatever it raised."""
+    request_id, began = name_request(request), time.monotonic()
     try:
         _refuse_unknown_headers(request)
-        return await handler(request)
+        response = await handler(request)
     except ClusterError as error:
-        return problem_of(error)
+        response = _of_cluster_error(request, error, request_id)
     except web.HTTPException as error:
         if error.status < 400:
             raise
-        return _of_http_exception(request, error)
+        response = _of_http_exception(request, error, request_id)
     except (HttpProcessingError, ClientPayloadError) as error:
-        return problem_of(Malformed(f"the body cannot be read: {error}"))
+        response = problem_of(Malformed(f"the body cannot be read: {error}"), request_id)
     except ConnectionError:
         raise  # The caller went away; there is nobody to answer.
     except Exception:
         log.exception("request failed", method=request.method, path=request.path)
-        return problem(500, "internal", "A fault of this node", "see the node's log; a write's outcome is unknown")
+        detail = "see the node's log; a write's outcome is unknown"
+        response = problem(500, "internal", "A fault of this node", detail, {"request_id": request_id})
+    if (took_s := time.monotonic() - began) > SLOW_REQUEST_S and not _waits_on_purpose(request):
+        values = {"method": request.method, "path": request.path, "status": response.status}
+        seldom.warning("slow request", **values, took_s=round(took_s, 3))
+    return response
+
+
+def _waits_on_purpose(request: web.Request) -> bool:
+    return "wait_ms" in request.query or "Upgrade" in request.headers
+
+
+def _of_cluster_error(request: web.Request, error: ClusterError, request_id: str) -> web.Response:
+    answer = answer_of(error)
+    if answer.status in (500, 504):  # A 503 wrote nothing and goes away by itself; each would only repeat the last.
+        seldom.warning("request failed", method=request.method, path=request.path, problem=answer.name, why=str(error))
+    return problem_of(error, request_id)
 
 
 def _refuse_unknown_headers(request: web.Request) -> None:
@@ -96,16 +117,18 @@ def _refuse_unknown_headers(request: web.Request) -> None:
             raise Malformed(f"header {name} is not known to this version")
 
 
-def _of_http_exception(request: web.Request, error: web.HTTPException) -> web.Response:
+def _of_http_exception(request: web.Request, error: web.HTTPException, request_id: str) -> web.Response:
     detail = f"{request.method} {request.path}: {error.reason}"
-    response = problem(error.status, "http", error.reason or "HTTP error", detail)
+    response = problem(error.status, "http", error.reason or "HTTP error", detail, {"request_id": request_id})
     if isinstance(error, web.HTTPMethodNotAllowed):
         response.headers["Allow"] = ", ".join(sorted(error.allowed_methods))
     return response
 
 
-async def _name_leader(request: web.Request, response: web.StreamResponse) -> None:
+async def _name_leader_and_request(request: web.Request, response: web.StreamResponse) -> None:
     node = request.app[NODE]
     leader = node.leader_id
     if leader is not None and leader in node.config.members:
         response.headers["Quire-Leader"] = f"{leader}={node.config.members[leader]}"
+    if (request_id := request.get(REQUEST_ID_KEY)) is not None:
+        response.headers[REQUEST_ID] = request_id

@@ -10,7 +10,7 @@ import orjson
 from aiohttp import web
 
 from .encoding import answer
-from .forwarding import FORWARDED
+from .forwarding import hop_headers
 from .keys import ASKING, NODE
 from .parameters import parameters_of
 
@@ -48,7 +48,7 @@ async def _ask(request: web.Request, node_id: str) -> tuple[dict[str, Any] | Non
     """A member's status, or why there is none."""
     node = request.app[NODE]
     url = f"http://{node.config.address_of(node_id)}/status"
-    headers, timeout = {FORWARDED: node.node_id}, aiohttp.ClientTimeout(total=DEADLINE_S)
+    headers, timeout = hop_headers(request), aiohttp.ClientTimeout(total=DEADLINE_S)
     try:
         async with request.app[ASKING].get(url, headers=headers, timeout=timeout, allow_redirects=False) as told:
             content = await _read(told)

@@ -10,12 +10,14 @@ from io import BytesIO
 from typing import TYPE_CHECKING
 
 import aiohttp
+import structlog
 from aiohttp import web
 from aiohttp.payload import TOO_LARGE_BYTES_BODY
 from yarl import URL
 
 from ..errors import LeaderUnreachable, NoLeader, NotLeader, OutcomeUnknown
 from .keys import FORWARDING, NODE
+from .request_ids import REQUEST_ID, REQUEST_ID_KEY, SeldomLog
 
 if TYPE_CHECKING:
     from ..node import Node
@@ -28,6 +30,8 @@ READ_BUFFER_BYTES = 1 << 18
 
 _REQUEST_HEADERS = ("Content-Type", "Accept", "Quire-Session", "Quire-Sequence")
 _OWN_HEADERS = frozenset({"Content-Type", "Retry-After"})
+
+seldom = SeldomLog(structlog.get_logger(__name__))
 
 
 async def forwarding_session(app: web.Application) -> AsyncIterator[None]:
@@ -64,7 +68,7 @@ async def forward(request: web.Request, body: bytes | None, *, writes: bool) -> 
         raise NotLeader(node.leader_id)
     leader, url = leader_url(node, request.rel_url.raw_path_qs)
     headers = {name: request.headers[name] for name in _REQUEST_HEADERS if name in request.headers}
-    headers[FORWARDED] = node.node_id
+    headers |= hop_headers(request)
     timeout = aiohttp.ClientTimeout(
         total=node.config.request_timeout_ms / 1000 + CONNECT_TIMEOUT_S, sock_connect=CONNECT_TIMEOUT_S
     )
@@ -76,12 +80,19 @@ async def forward(request: web.Request, body: bytes | None, *, writes: bool) -> 
             kept = {name: value for name, value in answer.headers.items() if _is_kept(name)}
             return web.Response(status=answer.status, body=content, headers=kept)
     except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as error:
+        seldom.warning("the leader cannot be reached", leader=leader, why=str(error) or type(error).__name__)
         raise LeaderUnreachable(leader, str(error) or type(error).__name__) from None
     except (aiohttp.ClientError, OSError) as error:
         reason = f"the link to the leader {leader} broke ({str(error) or type(error).__name__})"
+        seldom.warning("forwarding failed", leader=leader, why=reason)
         if writes:
             raise OutcomeUnknown(reason) from None
         raise LeaderUnreachable(leader, reason) from None
+
+
+def hop_headers(request: web.Request) -> dict[str, str]:
+    """What a node says of a request that it passes on: that it does, and the request's name."""
+    return {FORWARDED: request.app[NODE].node_id, REQUEST_ID: request[REQUEST_ID_KEY]}
 
 
 def sendable(body: bytes | None) -> bytes | BytesIO | None:

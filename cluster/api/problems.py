@@ -105,11 +105,11 @@ def answer_of(error: ClusterError) -> Answer:
     raise KeyError(type(error))
 
 
-def problem_of(error: ClusterError) -> web.Response:
-    """The answer to a request that ended in this error."""
+def problem_of(error: ClusterError, request_id: str) -> web.Response:
+    """The answer to the request of that name that ended in this error."""
     answer = answer_of(error)
     names = ((MEMBER_NAMES.get(name, name), value) for name, value in vars(error).items())
-    members = {name: value for name, value in names if name is not None}
+    members = {name: value for name, value in names if name is not None} | {"request_id": request_id}
     response = problem(answer.status, answer.name, answer.title, str(error), members)
     if isinstance(error, Overloaded):
         response.headers["Retry-After"] = str(max(1, round(error.retry_after_s)))

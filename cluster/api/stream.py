@@ -32,10 +32,11 @@ from ..errors import (
     SequenceRefused,
 )
 from .decoding import DEPTH_LIMIT, refuse_unstorable, unpack_msgpack
-from .forwarding import FORWARDED, leader_url
+from .forwarding import FORWARDED, hop_headers, leader_url
 from .keys import FORWARDING, NODE
 from .parameters import parameters_of, parse_integer
 from .problems import problem_of
+from .request_ids import REQUEST_ID_KEY
 
 if TYPE_CHECKING:
     from ..node import Node
@@ -57,7 +58,7 @@ async def commands_stream(request: web.Request) -> web.StreamResponse:
     if not node.is_leader:
         return await _carry(request, socket, limit)
     await socket.prepare(request)
-    await CommandStream(node, socket, session).run()
+    await CommandStream(node, socket, session, request[REQUEST_ID_KEY]).run()
     return socket
 
 
@@ -69,7 +70,7 @@ async def _carry(request: web.Request, socket: web.WebSocketResponse, limit: int
     leader, url = leader_url(node, request.rel_url.raw_path_qs)
     try:
         upstream = await request.app[FORWARDING].ws_connect(
-            url, headers={FORWARDED: node.node_id}, max_msg_size=4 * limit, heartbeat=PING_S
+            url, headers=hop_headers(request), max_msg_size=4 * limit, heartbeat=PING_S
         )
     except (aiohttp.ClientError, OSError) as error:
         raise LeaderUnreachable(leader, str(error) or type(error).__name__) from error
@@ -95,11 +96,12 @@ async def _pump(source: Socket, target: Socket) -> None:
 class CommandStream:
     """One session's stream at its leader."""
 
-    def __init__(self, node: "Node", socket: web.WebSocketResponse, session: int) -> None:
+    def __init__(self, node: "Node", socket: web.WebSocketResponse, session: int, request_id: str) -> None:
         self._node = node
         self._socket = socket
         self._session = session
         self._window = node.session_window
+        self._request_id = request_id
         self._next_sequence: int | None = None
         self._waiting = 0
         self._waiting_commands = 0
@@ -188,7 +190,7 @@ class CommandStream:
             return
         self._failed = True
         if not isinstance(error, OutcomeUnknown):
-            body = problem_of(error).body
+            body = problem_of(error, self._request_id).body
             self._problem = pack([sequence, orjson.loads(body) if isinstance(body, bytes) else {}])
         self._room.set()
         self._end_if_answered()

@@ -474,9 +474,11 @@ async def test_a_follower_that_is_sent_frames_that_do_not_follow_opens_another_s
 
 
 @asynccontextmanager
-async def leading(told: Told) -> AsyncGenerator[tuple[StreamServer, ClientWebSocketResponse]]:
+async def leading(
+    told: Told, opening_timeout_s: float = DEADLINE_S
+) -> AsyncGenerator[tuple[StreamServer, ClientWebSocketResponse]]:
     """A stream server, and a follower's socket to it that has said hello."""
-    server = StreamServer(told, None)
+    server = StreamServer(told, None, opening_timeout_s)
     async with listening({"/peer/stream": server.serve}) as address, calling() as session:
         socket = await session.ws_connect(f"http://{address}/peer/stream", max_msg_size=4 << 20)
         await dial_hello(socket, who("n2"), "n1", "stream", None, NONCE)
@@ -532,7 +534,7 @@ async def test_a_follower_that_opens_with_nonsense_is_hung_up_on(data: bytes) ->
 
 async def test_a_follower_that_never_opens_is_hung_up_on() -> None:
     # Every wait has a deadline.
-    async with leading(Told(who("n1"))) as (_, socket):
+    async with leading(Told(who("n1")), opening_timeout_s=0.05) as (_, socket):
         assert await ended(socket)
 
 

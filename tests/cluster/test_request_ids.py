@@ -1,0 +1,128 @@
+"""A request's name: in its answer, in its problem, in each log line about it, on both sides of the hop."""
+
+from collections.abc import AsyncGenerator
+from typing import Any
+
+import orjson
+import pytest
+import pytest_asyncio
+import structlog
+from aiohttp import WSMsgType
+from structlog.contextvars import merge_contextvars
+from structlog.testing import capture_logs
+
+from quire.cluster.api import app
+from quire.cluster.api.request_ids import REQUEST_ID, REQUEST_ID_CHARACTERS, SeldomLog
+from quire.log import pack, unpack
+from tests.cluster.running import RunningCluster, running_cluster
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+EVERYWHERE = pytest.mark.parametrize("at", ["n1", "n3"])
+JSON = "application/json"
+LONGEST = "a" * REQUEST_ID_CHARACTERS
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def cluster(tmp_path_factory: pytest.TempPathFactory) -> AsyncGenerator[RunningCluster, None]:
+    machine = "tests.cluster.machines:Notes"
+    async with running_cluster(tmp_path_factory.mktemp("request_ids"), machine=machine) as running:
+        yield running
+
+
+@pytest.fixture(autouse=True)
+def _nothing_kept_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What one test logs keeps nothing of another's back."""
+    monkeypatch.setattr(app, "seldom", SeldomLog(structlog.get_logger(app.__name__)))
+
+
+def commands(*values: Any) -> bytes:
+    return orjson.dumps({"commands": values})
+
+
+@EVERYWHERE
+async def test_every_answer_has_a_name_of_its_own(cluster: RunningCluster, at: str) -> None:
+    names = set()
+    for method, path in [("POST", "/commands"), ("GET", "/status"), ("GET", "/state"), ("GET", "/nowhere")] * 2:
+        names.add((await cluster.ask(at, method, path)).headers[REQUEST_ID])
+
+    assert len(names) == 8
+
+
+@EVERYWHERE
+@pytest.mark.parametrize("given", ["order-17", "a:b_c.D-9", LONGEST])
+async def test_a_caller_s_own_name_is_kept(cluster: RunningCluster, at: str, given: str) -> None:
+    good = await cluster.ask(at, "POST", "/commands", commands("x"), JSON, {REQUEST_ID: given})
+    bad = await cluster.ask(at, "POST", "/commands", commands("no x"), JSON, {REQUEST_ID: given})
+
+    assert (good.status, good.headers[REQUEST_ID]) == (200, given)
+    assert (bad.status, bad.headers[REQUEST_ID], bad.document["request_id"]) == (422, given, given)
+
+
+@EVERYWHERE
+@pytest.mark.parametrize("given", ["", "two words", 'quo"te', "\u00e4", LONGEST + "a"])
+async def test_a_name_that_is_no_good_is_replaced(cluster: RunningCluster, at: str, given: str) -> None:
+    reply = await cluster.ask(at, "POST", "/commands", commands("x"), JSON, {REQUEST_ID: given})
+
+    assert reply.status == 200
+    assert reply.headers[REQUEST_ID] not in ("", given)
+
+
+@EVERYWHERE
+async def test_a_failure_is_logged_under_the_name_where_it_happened(cluster: RunningCluster, at: str) -> None:
+    with capture_logs(processors=[merge_contextvars]) as lines:
+        reply = await cluster.ask(at, "POST", "/commands", commands("check fails"), JSON, {REQUEST_ID: f"order-{at}"})
+
+    assert (reply.status, reply.problem) == (500, "machine-failed")
+    [line] = [line for line in lines if line["event"] == "request failed"]
+    assert (line["request_id"], line["problem"], line["path"]) == (f"order-{at}", "machine-failed", "/commands")
+
+
+@EVERYWHERE
+async def test_a_request_that_is_answered_leaves_no_line(cluster: RunningCluster, at: str) -> None:
+    with capture_logs() as lines:
+        await cluster.commands(at, "quiet")
+        await cluster.ask(at, "GET", "/records?from=0&wait_ms=1000")
+        await cluster.ask(at, "GET", "/nowhere")
+
+    assert lines == []
+
+
+async def test_a_slow_request_is_logged_but_one_that_waits_on_purpose_is_not(
+    cluster: RunningCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(app, "SLOW_REQUEST_S", 0.0)
+    with capture_logs(processors=[merge_contextvars]) as lines:
+        await cluster.ask("n1", "GET", "/records?from=0&wait_ms=1")
+        await cluster.ask("n1", "GET", "/status", headers={REQUEST_ID: "slow-1"})
+
+    [line] = [line for line in lines if line["event"] == "slow request"]
+    assert (line["request_id"], line["path"], line["status"]) == ("slow-1", "/status", 200)
+    assert line["took_s"] >= 0
+
+
+async def test_a_line_of_a_kind_comes_once_in_its_time_and_says_how_many_it_stands_for() -> None:
+    seldom, eager = SeldomLog(structlog.get_logger(), 3600), SeldomLog(structlog.get_logger(), 0)
+    with capture_logs() as lines:
+        for number in range(3):
+            seldom.warning("one", number=number)
+            seldom.warning("other", number=number)
+            eager.warning("each", number=number)
+        seldom._interval_s = 0
+        seldom.warning("one", number=3)
+
+    told = [(line["event"], line["number"], line.get("kept_back")) for line in lines]
+    assert [line for line in told if line[0] == "one"] == [("one", 0, None), ("one", 3, 2)]
+    assert [line for line in told if line[0] == "other"] == [("other", 0, None)]
+    assert [line for line in told if line[0] == "each"] == [("each", 0, None), ("each", 1, None), ("each", 2, None)]
+
+
+@EVERYWHERE
+async def test_a_stream_s_problem_bears_its_name(cluster: RunningCluster, at: str) -> None:
+    url = f"http://{cluster.address(at)}/commands/stream?session=1"
+    async with cluster.session.ws_connect(url, headers={REQUEST_ID: "stream-1"}) as socket:
+        await socket.send_bytes(pack([1, []]))
+        message = await socket.receive(timeout=20)
+
+    assert message.type is WSMsgType.BINARY
+    assert unpack(message.data)[1]["request_id"] == "stream-1"
