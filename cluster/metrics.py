@@ -1,14 +1,14 @@
 """What a node counts and shows to Prometheus. Nearly all of it is read from the node when it is scraped."""
 
 from collections import Counter
-from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, NamedTuple
 
 from prometheus_client import CollectorRegistry, generate_latest
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from quire.replication import Placed, Write
+from quire.replication import Durations, Placed, Write
 
 if TYPE_CHECKING:
     from .node import Node
@@ -25,6 +25,7 @@ class WriteCounts:
         self.commands = 0
         self.frames = 0
         self.payload_bytes = 0
+        self.frame_durations = Durations()
 
     def proposed(self, write: Write) -> None:
         """A request was handed to the writer."""
@@ -37,13 +38,21 @@ class WriteCounts:
         self.payload_bytes += sum(share.write.size for share in placed.shares)
 
 
-class Metrics:
-    """One node's metrics, in a registry of its own."""
+class Gauge(NamedTuple):
+    """Something that is looked at when it is scraped."""
 
-    def __init__(self, node: "Node") -> None:
+    name: str
+    text: str
+    value: Callable[[], float]
+
+
+class Metrics:
+    """One node's metrics, in a registry of its own; `gauges` are those that the node itself does not know."""
+
+    def __init__(self, node: "Node", gauges: Sequence[Gauge]) -> None:
         self.answers: Counter[tuple[str, str, int]] = Counter()
         self._registry = CollectorRegistry(auto_describe=False)
-        self._registry.register(_NodeCollector(node, self.answers))
+        self._registry.register(_NodeCollector(node, gauges, self.answers))
 
     def exposition(self) -> bytes:
         """All of them, in Prometheus' text format."""
@@ -51,13 +60,17 @@ class Metrics:
 
 
 class _NodeCollector(Collector):
-    def __init__(self, node: "Node", answers: Counter[tuple[str, str, int]]) -> None:
+    def __init__(self, node: "Node", gauges: Sequence[Gauge], answers: Counter[tuple[str, str, int]]) -> None:
         self._node = node
+        self._gauges = gauges
         self._answers = answers
 
     def collect(self) -> Iterator[Metric]:
         """Every metric, as it is now."""
         yield from self._counters()
+        yield from self._write_path()
+        for gauge in self._gauges:
+            yield GaugeMetricFamily(gauge.name, gauge.text, value=gauge.value())
         status = self._node.status()
         role = GaugeMetricFamily("quire_role", "1 for the role that the node has", labels=["role"])
         for name in dict.fromkeys([*ROLES, status["role"]]):
@@ -89,6 +102,30 @@ class _NodeCollector(Collector):
         for (method, path, code), count in self._answers.items():
             answers.add_metric([method, path, str(code)], count)
         yield answers
+
+    def _write_path(self) -> Iterator[Metric]:
+        """How long its steps take on this node, and what waits for them."""
+        durations = self._node.write_counts.frame_durations
+        yield _histogram("quire_write_frame_seconds", "From a frame's append until it was applied here", durations)
+        if (parts := self._node.parts) is None:
+            return
+        durations = parts.replica.flush_durations
+        yield _histogram("quire_flush_seconds", "From a flush's begin until the node heard of its end", durations)
+        queues = parts.replica.queues
+        for name, text, value in (
+            ("waiting_requests", "Writes that wait for this leader's writer", queues.waiting_requests),
+            ("waiting_bytes", "Bytes of the writes that wait for this leader's writer", queues.waiting_bytes),
+            (
+                "uncommitted_bytes",
+                "Bytes that this leader appended and no majority holds yet",
+                queues.uncommitted_bytes,
+            ),
+        ):
+            yield GaugeMetricFamily(f"quire_write_{name}", text, value=value)
+
+
+def _histogram(name: str, text: str, durations: Durations) -> Metric:
+    return HistogramMetricFamily(name, text, buckets=list(durations.buckets()), sum_value=durations.sum_s)
 
 
 def _lags_of_others(nodes: dict[str, dict[str, dict[str, float]]]) -> Iterator[Metric]:

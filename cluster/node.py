@@ -94,7 +94,7 @@ class Node:
         self._checker: StateMachine = machine(self._initial)
         self._incarnation = int.from_bytes(os.urandom(8), "little")
         self._secret = config.peer_secret_file.read_bytes().strip() if config.peer_secret_file else None
-        self._pending = Pending()
+        self._pending = Pending(self.write_counts.frame_durations)
         self._data_dir: DataDir | None = None
         self._session: ClientSession | None = None
         self._forming: Forming | None = None

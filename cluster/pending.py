@@ -1,10 +1,11 @@
 """Writes that wait for their answer, in log order."""
 
 import asyncio
+import time
 from collections import deque
 from typing import Any, NamedTuple, Protocol
 
-from quire.replication import Placed, Write
+from quire.replication import Durations, Placed, Write
 from quire.sm import Applied
 
 from .errors import ClusterError, OutcomeUnknown
@@ -61,8 +62,10 @@ class FutureWaiter:
 class Pending:
     """This leader's writes from append to answer. Each frame stands here once, in log order."""
 
-    def __init__(self) -> None:
-        self._frames: deque[Placed] = deque()
+    def __init__(self, durations: Durations) -> None:
+        """`durations` is told how long each frame took from its append until it was applied here."""
+        self._durations = durations
+        self._frames: deque[tuple[Placed, float]] = deque()
         self._committed = 0
 
     def __len__(self) -> int:
@@ -70,11 +73,11 @@ class Pending:
 
     def placed(self, placed: Placed) -> None:
         """A frame was appended."""
-        self._frames.append(placed)
+        self._frames.append((placed, time.monotonic()))
 
     def committed(self, commit_index: int) -> None:
         """Answer the writes below it that ask for no results."""
-        for placed in self._frames:
+        for placed, _ in self._frames:
             if placed.next_index > commit_index:
                 break
             if placed.next_index > self._committed:
@@ -87,16 +90,18 @@ class Pending:
     def applied(self, applied: Applied) -> None:
         """Answer the writes of an applied frame."""
         frames = self._frames
-        while frames and frames[0].index < applied.index:
+        while frames and frames[0][0].index < applied.index:
             frames.popleft()  # an earlier leadership's, answered as unknown
-        if not frames or frames[0].index != applied.index:
+        if not frames or frames[0][0].index != applied.index:
             return
-        _answer_applied(frames.popleft(), applied)
+        placed, placed_at = frames.popleft()
+        self._durations.observe(time.monotonic() - placed_at)
+        _answer_applied(placed, applied)
 
     def lost(self, commit_index: int, reason: str) -> None:
         """This node leads no longer: what is not known to be committed has an unknown outcome."""
-        while self._frames and self._frames[-1].next_index > commit_index:
-            for write, _ in self._frames.pop().shares:
+        while self._frames and self._frames[-1][0].next_index > commit_index:
+            for write, _ in self._frames.pop()[0].shares:
                 waiter_of(write).fail(OutcomeUnknown(reason))
 
     def end(self, reason: str) -> None:

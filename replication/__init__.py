@@ -3,11 +3,13 @@
 from .coalesce import Write
 from .core import Member, Members, Promise, Role
 from .disk import Disk, Placed, Reason
+from .durations import Durations
 from .promises import PromiseFile, PromiseLost
 from .replica import Replica, ReplicaOptions
 
 __all__ = [
     "Disk",
+    "Durations",
     "Member",
     "Members",
     "Placed",

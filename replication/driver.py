@@ -15,6 +15,7 @@ from .core import Core, actions, events
 from .core.messages import Ack, HeartbeatEcho, Open, OpenAnswer, PeerMessage, PositionTold
 from .core.promise import Promise
 from .disk import Disk, Placed, Reason
+from .durations import Durations
 from .shipment import Positions, Shipment
 
 
@@ -113,6 +114,7 @@ class Driver:
 
     def __init__(self, core: Core, disk: Disk, owner: ReplicaOwner, sockets: Sockets, device: Device) -> None:
         self.core = core
+        self.flush_durations = Durations()
         self._disk = disk
         self._owner = owner
         self._sockets = sockets
@@ -275,9 +277,11 @@ class Driver:
             self.step(events.Flushed())
             return
         running: Flush = flush
+        began = self._device.now()
 
         def finish() -> None:
             self._disk.log.end_flush(running)
+            self.flush_durations.observe((self._device.now() - began) / 1_000_000)
             self.step(events.Flushed())
 
         def fail(error: BaseException) -> None:

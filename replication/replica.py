@@ -14,11 +14,13 @@ from quire.log import LogError, Sync
 from .coalesce import Write
 from .core import Core, CoreOptions, Identity, Members, events
 from .core.following import Step
+from .core.leading import Queues
 from .core.messages import LagTold, PositionTold
 from .core.state import State
 from .disk import Disk, Reason
 from .disk_thread import DiskThread
 from .driver import Done, Driver, ReplicaOwner
+from .durations import Durations
 from .hello import Who
 from .lag import MICROSECONDS, NO_LAG, Lag, Position, first_lacking, lacking_bytes, lag_of, own_lag
 from .network import Network
@@ -176,6 +178,17 @@ class Replica:
     def commit_index(self) -> int:
         """Every record below it is durable on a majority, as far as this node knows."""
         return self.core.state.commit_index
+
+    @property
+    def flush_durations(self) -> Durations:
+        """How long flushes took, from their begin until this loop heard of their end."""
+        return self._driver.flush_durations
+
+    @property
+    def queues(self) -> Queues:
+        """How much waits in this leader's write path; a node that does not lead holds nothing."""
+        leading = self.core.leading
+        return Queues(0, 0, 0) if leading is None else leading.queues
 
     @property
     def is_matched(self) -> bool:

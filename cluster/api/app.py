@@ -9,13 +9,14 @@ from aiohttp import ClientPayloadError, web
 from aiohttp.http_exceptions import HttpProcessingError
 
 from ..errors import ClusterError, Malformed
-from ..metrics import Metrics
+from ..metrics import Gauge, Metrics
 from .cluster import asking_session, get_cluster
 from .commands import post_commands
 from .forwarding import FORWARDED, forwarding_session
-from .keys import METRICS, NODE, OUTFLOW, WAITING
+from .keys import METRICS, NODE, OUTFLOW, STREAMS, WAITING
 from .metrics import count_answer, get_metrics
 from .outflow import Outflow
+from .places import STREAMS_LIMIT, Places
 from .problems import answer_of, problem, problem_of
 from .ranges import get_records
 from .records import get_index_bounds, get_record, post_records
@@ -42,8 +43,8 @@ def make_app(node: "Node") -> web.Application:
     """The application that answers for `node`: the HTTP API, and the node's routes for its peers."""
     app = web.Application(middlewares=[answer_errors])
     app[NODE] = node
-    app[OUTFLOW], app[WAITING] = Outflow(), Waiting()
-    app[METRICS] = Metrics(node)
+    app[OUTFLOW], app[WAITING], app[STREAMS] = Outflow(), Waiting(), Places(STREAMS_LIMIT)
+    app[METRICS] = Metrics(node, _gauges(app))
     app.cleanup_ctx.append(forwarding_session)
     app.cleanup_ctx.append(asking_session)
     app.on_response_prepare.append(_name_leader_and_request)
@@ -70,6 +71,15 @@ def make_app(node: "Node") -> web.Application:
     )
     app.add_routes(node.routes())
     return app
+
+
+def _gauges(app: web.Application) -> list[Gauge]:
+    """What the application, and not the node, knows."""
+    return [
+        Gauge("quire_http_waiting", "Requests that wait at the end of the log", lambda: len(app[WAITING])),
+        Gauge("quire_http_held_bytes", "Long answers that callers have not taken", lambda: app[OUTFLOW].held_bytes),
+        Gauge("quire_http_streams", "Streams of commands that are open", lambda: len(app[STREAMS])),
+    ]
 
 
 @web.middleware

@@ -7,6 +7,7 @@ from aiohttp import web
 
 from ..metrics import Metrics
 from .outflow import Outflow
+from .places import Places
 from .waiting import Waiting
 
 if TYPE_CHECKING:
@@ -17,4 +18,5 @@ FORWARDING: web.AppKey[aiohttp.ClientSession] = web.AppKey("forwarding", aiohttp
 OUTFLOW: web.AppKey[Outflow] = web.AppKey("outflow", Outflow)
 ASKING: web.AppKey[aiohttp.ClientSession] = web.AppKey("asking", aiohttp.ClientSession)
 METRICS: web.AppKey[Metrics] = web.AppKey("metrics", Metrics)
+STREAMS: web.AppKey[Places] = web.AppKey("streams", Places)
 WAITING: web.AppKey[Waiting] = web.AppKey("waiting", Waiting)

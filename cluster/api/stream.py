@@ -33,7 +33,7 @@ from ..errors import (
 )
 from .decoding import DEPTH_LIMIT, refuse_unstorable, unpack_msgpack
 from .forwarding import FORWARDED, hop_headers, leader_url
-from .keys import FORWARDING, NODE
+from .keys import FORWARDING, NODE, STREAMS
 from .parameters import parameters_of, parse_integer
 from .problems import problem_of
 from .request_ids import REQUEST_ID_KEY
@@ -55,10 +55,11 @@ async def commands_stream(request: web.Request) -> web.StreamResponse:
     session = parse_integer(parameters.get("session", ""), "session")
     limit = node.config.max_request_bytes + MESSAGE_OVERHEAD_BYTES
     socket = web.WebSocketResponse(max_msg_size=limit, compress=False, heartbeat=PING_S)
-    if not node.is_leader:
-        return await _carry(request, socket, limit)
-    await socket.prepare(request)
-    await CommandStream(node, socket, session, request[REQUEST_ID_KEY]).run()
+    with request.app[STREAMS].place():
+        if not node.is_leader:
+            return await _carry(request, socket, limit)
+        await socket.prepare(request)
+        await CommandStream(node, socket, session, request[REQUEST_ID_KEY]).run()
     return socket
 
 

@@ -6,6 +6,7 @@ flushes find nothing to count in (rule 2).
 
 from collections import deque
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from .actions import (
     AnswerOpen,
@@ -46,6 +47,14 @@ class Read:
     read_id: int
     index: int
     sequence: int
+
+
+class Queues(NamedTuple):
+    """What waits at a leader: requests for the writer, their bytes, and bytes appended but not committed."""
+
+    waiting_requests: int
+    waiting_bytes: int
+    uncommitted_bytes: int
 
 
 class Leading:
@@ -129,6 +138,11 @@ class Leading:
     def has_waiting(self) -> bool:
         """Whether a request waits for the writer."""
         return bool(self._waiting)
+
+    @property
+    def queues(self) -> Queues:
+        """How much waits, and where."""
+        return Queues(len(self._waiting), self._waiting_bytes, self._uncommitted_bytes)
 
     # Commit
 

@@ -1,6 +1,7 @@
 """`GET /metrics` of a real cluster."""
 
 from collections.abc import AsyncGenerator
+from pathlib import Path
 
 import pytest
 import pytest_asyncio
@@ -10,6 +11,7 @@ from tests.cluster.running import RunningCluster, running_cluster
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
+PAGE = Path(__file__).parents[2] / "docs" / "metrics.md"
 EVERYWHERE = pytest.mark.parametrize("at", ["n1", "n3"])
 
 
@@ -78,6 +80,37 @@ async def test_answers_are_counted_by_route_whatever_callers_send(cluster: Runni
     assert grown("quire_http_answers_total GET /records/{index} 404") == 2
     assert grown("quire_http_answers_total GET unknown 404") == 2
     assert grown("quire_http_answers_total other unknown 404") == 1
+
+
+async def test_the_write_path_s_steps_are_timed_where_they_run(cluster: RunningCluster) -> None:
+    before = await samples(cluster, "n1")
+
+    for _ in range(5):
+        await cluster.commands("n1", ["add", 1])
+    after = await samples(cluster, "n1")
+
+    for name in ("quire_write_frame_seconds", "quire_flush_seconds"):
+        assert after[f"{name}_count"] - before[f"{name}_count"] >= 5
+        assert after[f"{name}_sum"] > before[f"{name}_sum"]
+        buckets = [value for sample, value in after.items() if sample.startswith(f"{name}_bucket ")]
+        assert buckets == sorted(buckets)
+        assert after[f"{name}_bucket +Inf"] == after[f"{name}_count"]
+    behind = await samples(cluster, "n3")
+    assert behind["quire_write_frame_seconds_count"] == 0
+    assert behind["quire_flush_seconds_count"] >= 5
+
+
+async def test_every_metric_stands_in_the_docs_as_it_is_shown(cluster: RunningCluster) -> None:
+    await cluster.commands("n1", ["add", 1])
+    shown: dict[str, str] = {}
+    for at in ("n1", "n3"):
+        reply = await cluster.ask(at, "GET", "/metrics")
+        for family in text_string_to_metric_families(reply.body.decode()):
+            labels = sorted({label for sample in family.samples for label in sample.labels} - {"le"})
+            row = f"| `{family.name}` | {family.type} | {', '.join(labels)} | {family.documentation} |"
+            shown[family.name] = row.replace("|  |", "| |")
+
+    assert list(shown.values()) == [line for line in PAGE.read_text().splitlines() if line.startswith("| `")]
 
 
 async def test_metrics_take_no_parameters(cluster: RunningCluster) -> None:
