@@ -47,14 +47,14 @@ class SeldomLog:
 
     def __init__(self, log: FilteringBoundLogger, interval_s: float = LOG_INTERVAL_S) -> None:
         self._log = log
-        self._interval_s = interval_s
+        self.interval_s = interval_s
         self._told_at: dict[str, float] = {}
         self._kept_back: Counter[str] = Counter()
 
     def warning(self, event: str, **values: Any) -> None:
         """Log it, or count it."""
         now = time.monotonic()
-        if now < self._told_at.get(event, float("-inf")) + self._interval_s:
+        if now < self._told_at.get(event, float("-inf")) + self.interval_s:
             self._kept_back[event] += 1
             return
         self._told_at[event] = now

@@ -108,7 +108,7 @@ async def test_a_line_of_a_kind_comes_once_in_its_time_and_says_how_many_it_stan
             seldom.warning("one", number=number)
             seldom.warning("other", number=number)
             eager.warning("each", number=number)
-        seldom._interval_s = 0
+        seldom.interval_s = 0
         seldom.warning("one", number=3)
 
     told = [(line["event"], line["number"], line.get("kept_back")) for line in lines]
