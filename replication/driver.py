@@ -95,6 +95,10 @@ class Device(Protocol):
         """Microseconds since the Unix epoch, as this node's wall clock has them."""
         ...
 
+    def remind(self, delay_us: int, then: Callable[[], None]) -> None:
+        """Call `then` on the driver's thread after about so long."""
+        ...
+
     def write(self, block: Callable[[], None], done: Done) -> None:
         """Run `block` in the writer's thread, one after the other; then `done` on the driver's, with what it raised."""
         ...
@@ -121,6 +125,7 @@ class Driver:
         self._device = device
         self._events: deque[events.Event] = deque()
         self._stepping = False
+        self._reminded = False
 
     # Events
 
@@ -133,11 +138,23 @@ class Driver:
         try:
             while self._events:
                 self.handle(self._events.popleft())
+            self._mind_news()
         except LogError as error:
             self._events.clear()
             self.log_failed(error)
         finally:
             self._stepping = False
+
+    def _mind_news(self) -> None:
+        """Let the core look again soon, where followers have still to hear what is committed."""
+        leading = self.core.leading
+        if leading is not None and leading.has_news and not self._reminded:
+            self._reminded = True
+            self._device.remind(self.core.state.options.news_us, self._look_again)
+
+    def _look_again(self) -> None:
+        self._reminded = False
+        self.step(events.Tick())
 
     def handle(self, event: events.Event) -> None:
         """One step of the core, and its actions."""

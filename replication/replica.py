@@ -49,9 +49,9 @@ class _Threads:
     """`Device` of a process: its clocks, a thread for the writer, one for the mark."""
 
     def __init__(self) -> None:
-        loop = asyncio.get_running_loop()
-        self._writer = DiskThread(loop, "quire-writer")
-        self._marker = DiskThread(loop, "quire-mark")
+        self._loop = asyncio.get_running_loop()
+        self._writer = DiskThread(self._loop, "quire-writer")
+        self._marker = DiskThread(self._loop, "quire-mark")
 
     def now(self) -> int:
         return time.monotonic_ns() // 1_000
@@ -61,6 +61,9 @@ class _Threads:
 
     def write(self, block: Callable[[], None], done: Done) -> None:
         self._writer.submit(block, done)
+
+    def remind(self, delay_us: int, then: Callable[[], None]) -> None:
+        self._loop.call_later(delay_us / 1_000_000, then)
 
     def sync_mark(self, sync: Sync, done: Done) -> None:
         self._marker.submit(sync.run, done)

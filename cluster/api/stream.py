@@ -10,6 +10,7 @@ stream that its leader can no longer answer is closed without a word, and the se
 """
 
 import asyncio
+from socket import IPPROTO_TCP, SO_KEEPALIVE, SOL_SOCKET, TCP_KEEPCNT, TCP_KEEPIDLE, TCP_KEEPINTVL
 from typing import TYPE_CHECKING, Any
 
 import aiohttp
@@ -45,6 +46,11 @@ if TYPE_CHECKING:
 WINDOW_BYTES = 4 << 20
 MESSAGE_OVERHEAD_BYTES = 64
 PING_S = 15.0
+SILENT_S, PROBE_S, PROBES = (
+    15,
+    5,
+    3,
+)  # The kernel asks after a silent client; aiohttp's pings cost each message a timer.
 TWO = 0x92  # The head of a msgpack array of two.
 
 
@@ -54,13 +60,24 @@ async def commands_stream(request: web.Request) -> web.StreamResponse:
     parameters = parameters_of(request, "session")
     session = parse_integer(parameters.get("session", ""), "session")
     limit = node.config.max_request_bytes + MESSAGE_OVERHEAD_BYTES
-    socket = web.WebSocketResponse(max_msg_size=limit, compress=False, heartbeat=PING_S)
+    socket = web.WebSocketResponse(max_msg_size=limit, compress=False)
+    _probe_when_silent(request)
     with request.app[STREAMS].place():
         if not node.is_leader:
             return await _carry(request, socket, limit)
         await socket.prepare(request)
         await CommandStream(node, socket, session, request[REQUEST_ID_KEY]).run()
     return socket
+
+
+def _probe_when_silent(request: web.Request) -> None:
+    """Have the kernel close the connection of a client that is gone without a word."""
+    connection = None if request.transport is None else request.transport.get_extra_info("socket")
+    if connection is not None:
+        connection.setsockopt(SOL_SOCKET, SO_KEEPALIVE, 1)
+        connection.setsockopt(IPPROTO_TCP, TCP_KEEPIDLE, SILENT_S)
+        connection.setsockopt(IPPROTO_TCP, TCP_KEEPINTVL, PROBE_S)
+        connection.setsockopt(IPPROTO_TCP, TCP_KEEPCNT, PROBES)
 
 
 async def _carry(request: web.Request, socket: web.WebSocketResponse, limit: int) -> web.StreamResponse:

@@ -68,6 +68,8 @@ class Leading:
         self._matched: dict[tuple[str, bytes], int] = {}
         self._echoed: dict[tuple[str, bytes], tuple[int, int]] = {}
         self._since = state.now
+        self._committed_at = state.now
+        self.has_news = False
         self._waiting: deque[Request] = deque()
         self._waiting_bytes = 0
         self._appending_bytes = 0
@@ -158,8 +160,9 @@ class Leading:
         reached = self.state.members.held_by_majority(self._durable_on)
         reached = min(reached, self.state.log.durable.index)  # never above the leader's own
         # Raft 5.4.2: only records of the leader's own epoch commit by counting; what is before commits with them.
-        if reached > self.start_index:
+        if reached > max(self.start_index, self.state.commit_index):
             self.state.commit(reached)
+            self._committed_at = self.state.now
             while self._uncommitted and self._uncommitted[0][0] <= reached:
                 self._uncommitted_bytes -= self._uncommitted.popleft()[1]
 
@@ -222,16 +225,19 @@ class Leading:
     def ship(self, *, quiet: bool) -> None:
         """Ship what each stream lacks and its window admits.
 
-        A moved commit_index alone is worth a message only when the writer is quiet: otherwise frames follow soon, and
-        carry it.
+        A moved commit_index alone is worth a message only when the writer is quiet and has been for a moment: otherwise
+        frames follow soon, and carry it. `has_news` says that a later step should look again.
         """
         state, options = self.state, self.state.options
+        quiet = quiet and state.now >= self._committed_at + options.news_us
+        self.has_news = False
         for stream_id, stream in self.streams.items():
             if stream.shipping:
                 continue
             lacks = stream.next_index < state.log.highest_index and stream.in_flight_bytes < options.window_bytes
             news = stream.told_commit < state.commit_index
             if not lacks and not (news and quiet):
+                self.has_news |= news
                 continue
             stream.shipping = True
             stream.told_commit = state.commit_index

@@ -57,6 +57,7 @@ class CoreOptions:
     heartbeat_us: int = 100_000
     election_timeout_us: int = 1_000_000
     clock_ahead_us: int = 10_000_000
+    news_us: int = 2_000
     window_bytes: int = 8 << 20
     shipment_bytes: int = 1 << 20
     frame_requests: int = 1_000
