@@ -12,7 +12,7 @@ from ..errors import ClusterError, Malformed
 from ..metrics import Gauge, Metrics
 from .cluster import asking_session, get_cluster
 from .commands import post_commands
-from .forwarding import FORWARDED, forwarding_session
+from .forwarding import FORWARDED, carrying_session, forwarding_session
 from .keys import METRICS, NODE, OUTFLOW, STREAMS, WAITING
 from .metrics import count_answer, get_metrics
 from .outflow import Outflow
@@ -46,6 +46,7 @@ def make_app(node: "Node") -> web.Application:
     app[OUTFLOW], app[WAITING], app[STREAMS] = Outflow(), Waiting(), Places(STREAMS_LIMIT)
     app[METRICS] = Metrics(node, _gauges(app))
     app.cleanup_ctx.append(forwarding_session)
+    app.cleanup_ctx.append(carrying_session)
     app.cleanup_ctx.append(asking_session)
     app.on_response_prepare.append(_name_leader_and_request)
     app.on_response_prepare.append(count_answer)

@@ -16,7 +16,7 @@ from aiohttp.payload import TOO_LARGE_BYTES_BODY
 from yarl import URL
 
 from ..errors import LeaderUnreachable, NoLeader, NotLeader, OutcomeUnknown
-from .keys import FORWARDING, NODE
+from .keys import CARRYING, FORWARDING, NODE
 from .request_ids import REQUEST_ID, REQUEST_ID_KEY, SeldomLog
 
 if TYPE_CHECKING:
@@ -41,6 +41,19 @@ async def forwarding_session(app: web.Application) -> AsyncIterator[None]:
         connector=connector, auto_decompress=False, read_bufsize=READ_BUFFER_BYTES, cookie_jar=aiohttp.DummyCookieJar()
     ) as session:
         app[FORWARDING] = session
+        yield
+
+
+async def carrying_session(app: web.Application) -> AsyncIterator[None]:
+    """Connections for the streams that are carried to the leader: of their own, since each holds one as long as it
+    lives. Their number is that of the streams, which has a limit.
+    """
+    connector = aiohttp.TCPConnector(limit=0)
+    timeout = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_TIMEOUT_S)
+    async with aiohttp.ClientSession(
+        connector=connector, timeout=timeout, cookie_jar=aiohttp.DummyCookieJar()
+    ) as session:
+        app[CARRYING] = session
         yield
 
 

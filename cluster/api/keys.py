@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from ..node import Node
 
 NODE: web.AppKey["Node"] = web.AppKey("node")
+CARRYING: web.AppKey[aiohttp.ClientSession] = web.AppKey("carrying", aiohttp.ClientSession)
 FORWARDING: web.AppKey[aiohttp.ClientSession] = web.AppKey("forwarding", aiohttp.ClientSession)
 OUTFLOW: web.AppKey[Outflow] = web.AppKey("outflow", Outflow)
 ASKING: web.AppKey[aiohttp.ClientSession] = web.AppKey("asking", aiohttp.ClientSession)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import aiohttp
 import orjson
-from aiohttp import WSMsgType, web
+from aiohttp import ClientWSTimeout, WSMsgType, web
 
 from quire.log import pack
 from quire.replication import Write
@@ -34,10 +34,11 @@ from ..errors import (
 )
 from .decoding import DEPTH_LIMIT, refuse_unstorable, unpack_msgpack
 from .forwarding import FORWARDED, hop_headers, leader_url
-from .keys import FORWARDING, NODE, STREAMS
+from .keys import CARRYING, NODE, STREAMS
 from .parameters import parameters_of, parse_integer
 from .problems import problem_of
 from .request_ids import REQUEST_ID_KEY
+from .stuck import CLOSE_S, close, first_done
 
 if TYPE_CHECKING:
     from ..node import Node
@@ -46,11 +47,8 @@ if TYPE_CHECKING:
 WINDOW_BYTES = 4 << 20
 MESSAGE_OVERHEAD_BYTES = 64
 PING_S = 15.0
-SILENT_S, PROBE_S, PROBES = (
-    15,
-    5,
-    3,
-)  # The kernel asks after a silent client; aiohttp's pings cost each message a timer.
+SILENT_S, PROBE_S, PROBES = 15, 5, 3  # The kernel asks after a silent client: a ping of aiohttp costs each message.
+WS_TIMEOUT = ClientWSTimeout(ws_close=CLOSE_S)  # pyright: ignore[reportCallIssue]  # it does not read attr.ib
 TWO = 0x92  # The head of a msgpack array of two.
 
 
@@ -64,9 +62,9 @@ async def commands_stream(request: web.Request) -> web.StreamResponse:
     _probe_when_silent(request)
     with request.app[STREAMS].place():
         if not node.is_leader:
-            return await _carry(request, socket, limit)
+            return await _carry(request, socket)
         await socket.prepare(request)
-        await CommandStream(node, socket, session, request[REQUEST_ID_KEY]).run()
+        await CommandStream(node, request, socket, session).run()
     return socket
 
 
@@ -80,26 +78,28 @@ def _probe_when_silent(request: web.Request) -> None:
         connection.setsockopt(IPPROTO_TCP, TCP_KEEPCNT, PROBES)
 
 
-async def _carry(request: web.Request, socket: web.WebSocketResponse, limit: int) -> web.StreamResponse:
+async def _carry(request: web.Request, socket: web.WebSocketResponse) -> web.StreamResponse:
     """Carry a stream between a client and the leader; when either end goes, so does the other."""
     node = request.app[NODE]
     if FORWARDED in request.headers:
         raise NotLeader(node.leader_id)
     leader, url = leader_url(node, request.rel_url.raw_path_qs)
     try:
-        upstream = await request.app[FORWARDING].ws_connect(
-            url, headers=hop_headers(request), max_msg_size=4 * limit, heartbeat=PING_S
-        )
+        async with asyncio.timeout(node.config.request_timeout_ms / 1000):
+            # A leader's answer is as long as its machine's results are: no limit of ours.
+            upstream = await request.app[CARRYING].ws_connect(
+                url, headers=hop_headers(request), max_msg_size=0, heartbeat=PING_S, timeout=WS_TIMEOUT
+            )
     except (aiohttp.ClientError, OSError) as error:
         raise LeaderUnreachable(leader, str(error) or type(error).__name__) from error
     async with upstream:
         await socket.prepare(request)
         ways = [asyncio.create_task(_pump(socket, upstream)), asyncio.create_task(_pump(upstream, socket))]
-        await asyncio.wait(ways, return_when=asyncio.FIRST_COMPLETED)
+        await first_done(request, ways)
         for way in ways:
             way.cancel()
         await asyncio.gather(*ways, return_exceptions=True)
-        await socket.close()
+        await close(request, socket)
     return socket
 
 
@@ -114,12 +114,12 @@ async def _pump(source: Socket, target: Socket) -> None:
 class CommandStream:
     """One session's stream at its leader."""
 
-    def __init__(self, node: "Node", socket: web.WebSocketResponse, session: int, request_id: str) -> None:
+    def __init__(self, node: "Node", request: web.Request, socket: web.WebSocketResponse, session: int) -> None:
         self._node = node
+        self._request = request
         self._socket = socket
         self._session = session
         self._window = node.session_window
-        self._request_id = request_id
         self._next_sequence: int | None = None
         self._waiting = 0
         self._waiting_commands = 0
@@ -137,7 +137,7 @@ class CommandStream:
         ended = asyncio.create_task(self._ended.wait(), name=f"end of session {self._session}'s stream")
         tasks = (carrier, reader, ended)
         try:
-            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            await first_done(self._request, tasks)
             if self._failed and reader.done():  # answers and a problem are still to be told
                 patience = self._node.config.request_timeout_ms / 1000
                 await asyncio.wait((carrier, ended), timeout=patience, return_when=asyncio.FIRST_COMPLETED)
@@ -145,7 +145,7 @@ class CommandStream:
             for task in tasks:
                 task.cancel()
             ends = await asyncio.gather(*tasks, return_exceptions=True)
-            await self._socket.close()
+            await close(self._request, self._socket)
         for end in ends:
             if isinstance(end, Exception) and not isinstance(end, ConnectionError):
                 raise end
@@ -208,7 +208,7 @@ class CommandStream:
             return
         self._failed = True
         if not isinstance(error, OutcomeUnknown):
-            body = problem_of(error, self._request_id).body
+            body = problem_of(error, self._request[REQUEST_ID_KEY]).body
             self._problem = pack([sequence, orjson.loads(body) if isinstance(body, bytes) else {}])
         self._room.set()
         self._end_if_answered()

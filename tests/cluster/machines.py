@@ -84,3 +84,33 @@ class Notes:
     def restore(self, chunks: Iterable[bytes]) -> None:
         """Take them back."""
         self._notes = list(unpack(b"".join(chunks)))
+
+
+class Wide:
+    """A machine whose results are as long as a command says."""
+
+    name = "wide"
+    version = 1
+
+    def __init__(self, initial: Any) -> None:
+        pass
+
+    def check(self, command: Any) -> None:
+        """Only lengths are commands."""
+        if type(command) is not int:
+            raise Refused("NO_LENGTH", "a command is a length")
+
+    def apply(self, command: Any, context: Context) -> Any:
+        """So many characters."""
+        return "x" * int(command)
+
+    def query(self, request: Any) -> Any:
+        """There is no state."""
+        return None
+
+    def snapshot(self) -> Iterator[bytes]:
+        """Nothing."""
+        return iter(())
+
+    def restore(self, chunks: Iterable[bytes]) -> None:
+        """Nothing."""

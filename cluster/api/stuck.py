@@ -1,0 +1,40 @@
+"""A caller of a stream that takes nothing of what is sent: it is cut off, for an orderly end would wait for it, too."""
+
+import asyncio
+from collections.abc import Collection
+
+from aiohttp import web
+
+STUCK_S = 30.0
+LOOKS = 10  # In STUCK_S. Bytes that flow leave a buffer at the same size once by chance, not as often as this.
+CLOSE_S = 5.0  # For the closing handshake.
+
+
+async def first_done(request: web.Request, tasks: Collection["asyncio.Task[object]"]) -> None:
+    """Return when one of the tasks is done; when the caller takes nothing for `STUCK_S`, cut its connection first."""
+    unsent, looks = 0, 0
+    while looks < LOOKS:
+        done, _ = await asyncio.wait(tasks, timeout=STUCK_S / LOOKS, return_when=asyncio.FIRST_COMPLETED)
+        if done:
+            return
+        before, unsent = unsent, _unsent_bytes(request)
+        looks = looks + 1 if unsent and unsent == before else 0
+    _cut(request)
+
+
+async def close(request: web.Request, socket: web.WebSocketResponse) -> None:
+    """End the connection, in order as far as the caller plays along."""
+    try:
+        async with asyncio.timeout(CLOSE_S):
+            await socket.close()
+    except TimeoutError:
+        _cut(request)
+
+
+def _unsent_bytes(request: web.Request) -> int:
+    return 0 if request.transport is None else request.transport.get_write_buffer_size()
+
+
+def _cut(request: web.Request) -> None:
+    if request.transport is not None:
+        request.transport.abort()
