@@ -335,6 +335,10 @@ class Node:
         if self.parts is not None:
             self.parts.reading.barrier_passed(read_id, index)
 
+    def transfer_ended(self, reason: str) -> None:
+        """A hand-over came to nothing."""
+        journal.warning("transfer ended", reason=reason)
+
     def halted(self, reason: str) -> None:
         """Stop serving for good; whoever runs the node sees `ended`."""
         if self.failure is None:

@@ -8,7 +8,18 @@ from collections.abc import Sequence
 from enum import StrEnum
 from typing import Any, NamedTuple
 
-from quire.log import DiskFull, FrameHeader, Kind, Log, decode_header, encode_system
+from quire.log import (
+    DiskFull,
+    FrameCorrupt,
+    FrameHeader,
+    FrameInvalid,
+    Kind,
+    Log,
+    UnknownVersion,
+    decode_header,
+    encode_system,
+    walk_frames,
+)
 
 from .coalesce import Share, Sheet, Write, to_sheets
 from .core.messages import Last
@@ -92,6 +103,14 @@ class Disk:
                 return tail.crc32c
         raw, _ = self.log.read_frames(self.log.border_at_or_below(index - 1), 1, unflushed=True)
         return decode_header(raw).crc32c
+
+    def verifies_before(self, index: int) -> bool:
+        """Whether the frame that ends at this border verifies, as the file has it."""
+        try:
+            raw, _ = self.log.read_frames(self.log.border_at_or_below(index - 1), 1, unflushed=True)
+            return next(walk_frames(raw)).header.next_index == index
+        except (FrameCorrupt, FrameInvalid, UnknownVersion):
+            return False
 
     # Actions
 

@@ -12,7 +12,7 @@ from quire.log import DiskFull, Flush, LogClosed, LogError, LogReadOnly, Sync
 
 from .coalesce import Write
 from .core import Core, actions, events
-from .core.messages import Ack, HeartbeatEcho, Open, OpenAnswer, PeerMessage, PositionTold
+from .core.messages import Ack, Differs, HeartbeatEcho, Open, OpenAnswer, PeerMessage, PositionTold
 from .core.promise import Promise
 from .disk import Disk, Placed, Reason
 from .durations import Durations
@@ -48,6 +48,10 @@ class ReplicaOwner(Protocol):
         """The role, epoch or leader changed."""
         ...
 
+    def transfer_ended(self, reason: str) -> None:
+        """A `transfer` came to nothing."""
+        ...
+
     def read_ready(self, read_id: int, index: int | None) -> None:
         """A linearizable read may be answered at `index`; None: not by this node."""
         ...
@@ -68,7 +72,7 @@ class Sockets(Protocol):
         """Dial the leader's stream."""
         ...
 
-    def send_up(self, stream_id: int, message: Open | Ack) -> None:
+    def send_up(self, stream_id: int, message: Open | Ack | Differs) -> None:
         """Say something to the leader."""
         ...
 
@@ -190,6 +194,8 @@ class Driver:
                 self._owner.rejected(write, Reason(reason))  # type: ignore[arg-type]
             case actions.ReadReady(read_id, index):
                 self._owner.read_ready(read_id, index)
+            case actions.TransferEnded(reason):
+                self._owner.transfer_ended(reason)
             case actions.Halt(reason):
                 self._owner.halted(reason)
             case _:
@@ -205,6 +211,7 @@ class Driver:
         | actions.AnswerOpen
         | actions.Ship
         | actions.SendAck
+        | actions.SendDiffers
         | actions.CloseStream,
     ) -> None:
         sockets = self._sockets
@@ -219,6 +226,8 @@ class Driver:
                 sockets.send_up(stream_id, opening)
             case actions.SendAck(stream_id):
                 sockets.send_up(stream_id, action.to_ack(self._owner.applied_index, self._owner.digest))
+            case actions.SendDiffers(stream_id, differs):
+                sockets.send_up(stream_id, differs)
             case actions.AnswerOpen(stream_id, answer):
                 sockets.send_down(stream_id, answer)
             case actions.Ship():

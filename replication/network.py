@@ -14,12 +14,15 @@ from .core import MAX_MEMBERS, actions, events
 from .core.messages import (
     Ack,
     CoreMessage,
+    Differs,
     GenesisShown,
     LagTold,
     Open,
     OpenAnswer,
     PeerMessage,
     PositionTold,
+    Probe,
+    ProbeEcho,
 )
 from .hello import FOREIGN_CLUSTER, PeerRefused, Who
 from .links import Link, LinkServer
@@ -112,7 +115,7 @@ class Network:
             self, self._session, action.stream_id, (action.leader_id, url), self._secret, self._max_frame_bytes
         )
 
-    def send_up(self, stream_id: int, message: Open | Ack) -> None:
+    def send_up(self, stream_id: int, message: Open | Ack | Differs) -> None:
         """Say something to the leader."""
         if (upstream := self._upstreams.get(stream_id)) is not None:
             upstream.send(message)
@@ -171,8 +174,8 @@ class Network:
         match message:
             case PositionTold() | LagTold():
                 self._on_aside(peer, message)
-            case GenesisShown():
-                pass  # this node has one
+            case GenesisShown() | Probe() | ProbeEcho():
+                pass  # this node has a genesis; the link server has taken the others
             case _:
                 core_message: CoreMessage = message
                 self._handle(events.Received(peer.node_id, peer.disk_id, core_message))
@@ -216,6 +219,11 @@ class Network:
         if downstream is not None:
             self._on_aside(downstream.peer, PositionTold(ack.plain_durable_index, ack.applied_index, ack.digest))
             self._handle(events.AckArrived(stream_id, ack))
+
+    def differs_arrived(self, stream_id: int, differs: Differs) -> None:
+        """A follower's frame is not this leader's."""
+        if stream_id in self._downstreams:
+            self._handle(events.DiffersArrived(stream_id, differs))
 
     def shipped(self, stream_id: int, next_index: int, size: int) -> None:
         """A shipment left."""

@@ -170,6 +170,17 @@ class Replica:
         else:
             self._step(events.ReadAsked(read_id))
 
+    def transfer(self, target: str | None) -> None:
+        """Begin to hand over; `role_moved` follows, or `transfer_ended`."""
+        if self._has_ended:
+            self._owner.transfer_ended("this node has stopped")
+        else:
+            self._step(events.TransferAsked(target))
+
+    def nominate(self, *, nominated: bool) -> None:
+        """Pass on the control plane's level (rule 13)."""
+        self._step(events.Nominated(nominated))
+
     def _step(self, event: events.Event) -> None:
         self._driver.step(event)
 

@@ -10,12 +10,12 @@ Both only carry; what is said and what it means is the core's. A message is at m
 import asyncio
 import os
 from functools import partial
-from typing import Protocol, TypeVar
+from typing import Protocol
 
 from aiohttp import ClientSession, ClientWebSocketResponse, WSMsgType, web
 
 from .assembler import Assembled, FrameAssembler
-from .core.messages import Ack, Open, OpenAnswer
+from .core.messages import Ack, Differs, Open, OpenAnswer, StreamMessage
 from .hello import HELLO_TIMEOUT_S, NONCE_BYTES, Who, answer_hello, dial
 from .links import LINK_FAILURES
 from .outbox import Outbox
@@ -24,9 +24,6 @@ from .wire import MAX_MESSAGE_BYTES, BadMessage, decode_stream, encode
 
 STREAM_PATH = "/peer/stream"
 PING_S = 30.0  # A slow link may need seconds for a full window before it carries the answer to a ping.
-
-
-T = TypeVar("T", Open, Ack)
 
 
 class StreamOwner(Protocol):
@@ -54,6 +51,10 @@ class StreamOwner(Protocol):
 
     def ack_arrived(self, stream_id: int, ack: Ack) -> None:
         """A follower acknowledged."""
+        ...
+
+    def differs_arrived(self, stream_id: int, differs: Differs) -> None:
+        """A follower says that its frame is not the leader's."""
         ...
 
     def shipped(self, stream_id: int, next_index: int, size: int) -> None:
@@ -88,7 +89,7 @@ class UpstreamSocket:
             self._run(), name=f"stream {stream_id} to {self.peer_id}"
         )
 
-    def send(self, message: Open | Ack) -> None:
+    def send(self, message: Open | Ack | Differs) -> None:
         """Send a message. An ack that waits is replaced by a newer one: it says all that the older one did."""
         if self._outbox is not None:
             if isinstance(message, Ack):
@@ -193,24 +194,29 @@ class DownstreamSocket:
 
     async def _carry(self) -> None:
         async with asyncio.timeout(self._opening_timeout_s):
-            opening = await self._receive(Open)
+            opening = await self._receive()
+        if not isinstance(opening, Open):
+            raise BadMessage("an opening was expected")
         self._owner.stream_opened(self, opening)
         sender = asyncio.create_task(self._outbox.carry())
         try:
             while True:
-                self._owner.ack_arrived(self.stream_id, await self._receive(Ack))
+                match await self._receive():
+                    case Ack() as ack:
+                        self._owner.ack_arrived(self.stream_id, ack)
+                    case Differs() as differs:
+                        self._owner.differs_arrived(self.stream_id, differs)
+                    case _:
+                        raise BadMessage("an ack was expected")
         finally:
             sender.cancel()
             await asyncio.gather(sender, return_exceptions=True)
 
-    async def _receive(self, kind: type[T]) -> T:
+    async def _receive(self) -> StreamMessage:
         message = await self._socket.receive()
         if message.type is not WSMsgType.BINARY:
             raise ConnectionResetError("the follower closed it")
-        decoded = decode_stream(message.data)
-        if not isinstance(decoded, kind):
-            raise BadMessage(f"{kind.__name__} was expected")
-        return decoded
+        return decode_stream(message.data)
 
 
 class StreamServer:

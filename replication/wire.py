@@ -14,6 +14,8 @@ from quire.log import PayloadInvalid, pack, unpack
 
 from .core.messages import (
     Ack,
+    Campaign,
+    Differs,
     GenesisShown,
     Heartbeat,
     HeartbeatEcho,
@@ -26,6 +28,8 @@ from .core.messages import (
     PositionTold,
     PreVote,
     PreVoteAnswer,
+    Probe,
+    ProbeEcho,
     PromiseAnswer,
     PromiseRequest,
     StreamMessage,
@@ -96,6 +100,10 @@ def _promise(value: Any) -> Promise:
     return Promise(_u64(epoch), _node_id(nominee), _u64(incarnation))
 
 
+def _promise_or_none(value: Any) -> Promise | None:
+    return None if value is None else _promise(value)
+
+
 def _last(value: Any) -> Last:
     epoch, index = _row(value, 2)
     return Last(_u64(epoch), _u64(index))
@@ -123,7 +131,7 @@ _REASON = _text(MAX_REASON)
 # Type -> (class, its fields in order). A type is never used again for something else.
 _PEER: dict[int, tuple[Callable[..., PeerMessage], tuple[Callable[[Any], Any], ...]]] = {
     1: (GenesisShown, (_octets(64, MAX_GENESIS_BYTES), _flag)),
-    2: (PreVote, (_u64, _last)),
+    2: (PreVote, (_u64, _last, _promise_or_none)),
     3: (PreVoteAnswer, (_u64, _flag, _u64, _last, _u64)),
     4: (PromiseRequest, (_promise, _last)),
     5: (PromiseAnswer, (_promise, _flag, _u64, _u64)),
@@ -131,11 +139,15 @@ _PEER: dict[int, tuple[Callable[..., PeerMessage], tuple[Callable[[Any], Any], .
     7: (HeartbeatEcho, (_u64, _u64, _u64)),
     8: (PositionTold, (_u64, _u64, _DIGEST)),
     9: (LagTold, (_u64, _u64, _u64)),
+    10: (Campaign, (_promise_or_none,)),
+    11: (Probe, (_u64,)),
+    12: (ProbeEcho, (_u64,)),
 }
 _STREAM: dict[int, tuple[Callable[..., StreamMessage], tuple[Callable[[Any], Any], ...]]] = {
     32: (Open, (_promise, _epochs, _u64, _u64)),
     33: (OpenAnswer, (_verb, _u64, _u64, _REASON)),
     34: (Ack, (_u64, _u64, _u64, _DIGEST)),
+    35: (Differs, (_u64, _u64)),
 }
 _TYPES: dict[Any, int] = {row[0]: number for table in (_PEER, _STREAM) for number, row in table.items()}
 

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from .events import Request
-from .messages import Ack, CoreMessage, Open, OpenAnswer
+from .messages import Ack, CoreMessage, Differs, Open, OpenAnswer
 from .promise import Promise
 
 # Disk: one at a time, in order; only appends go on beside a flush (rule 2).
@@ -114,6 +114,14 @@ class SendAck:
 
 
 @dataclass(frozen=True, slots=True)
+class SendDiffers:
+    """Tell the leader that the logs contradict each other (rule 8)."""
+
+    stream_id: int
+    differs: Differs
+
+
+@dataclass(frozen=True, slots=True)
 class CloseStream:
     """Close a stream; `StreamClosed` need not follow."""
 
@@ -139,6 +147,13 @@ class RoleMoved:
     epoch: int
     leader_id: str | None
     serving: bool
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class TransferEnded:
+    """A `TransferAsked` came to nothing, and this node goes on. One that succeeds ends the leadership instead."""
+
     reason: str
 
 
@@ -178,9 +193,11 @@ Action = (
     | AnswerOpen
     | Ship
     | SendAck
+    | SendDiffers
     | CloseStream
     | Apply
     | RoleMoved
+    | TransferEnded
     | RejectRequest
     | ReadReady
     | Halt

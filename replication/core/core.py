@@ -20,12 +20,14 @@ from .actions import (
     RoleMoved,
     Send,
     StorePromise,
+    TransferEnded,
 )
 from .election import Nominee, answer_pre_vote, refusal
 from .events import (
     AckArrived,
     Appended,
     AppendRefused,
+    DiffersArrived,
     DiskFailed,
     Event,
     Flushed,
@@ -44,11 +46,13 @@ from .events import (
     StreamConnected,
     StreamOpened,
     Tick,
+    TransferAsked,
     Truncated,
 )
 from .following import Following
 from .leading import Leading
 from .messages import (
+    Campaign,
     Heartbeat,
     HeartbeatEcho,
     OpenAnswer,
@@ -61,6 +65,8 @@ from .messages import (
 from .promise import Promise
 from .state import State
 from .writer import Adopt, Consider, Cut, Write, Writer
+
+LeadersEvent = AckArrived | DiffersArrived | Shipped | StreamOpened | Proposed | ReadAsked | TransferAsked
 
 
 class Core:
@@ -88,6 +94,7 @@ class Core:
         state.now, state.clock = now, clock
         self._dispatch(event)
         self._advance()
+        self._end_if_halted()
         actions, state.actions = state.actions, []
         return actions
 
@@ -95,7 +102,15 @@ class Core:
 
     def _dispatch(self, event: Event) -> None:
         match event:
-            case AckArrived() | Shipped() | StreamOpened() | Proposed() | ReadAsked():
+            case (
+                AckArrived()
+                | DiffersArrived()
+                | Shipped()
+                | StreamOpened()
+                | Proposed()
+                | ReadAsked()
+                | TransferAsked()
+            ):
                 self._lead_on(event)
             case FramesArrived() | OpenAnswered() | StreamConnected():
                 self._follow_on(event)
@@ -126,6 +141,9 @@ class Core:
     def _link_changed(self, event: LinkUp | LinkDown) -> None:
         if isinstance(event, LinkDown):
             self.state.links.discard(event.node_id)
+            if self.following and self.following.leader.nominee == event.node_id:
+                self.following.link_lost()
+                self._stand_if_due()
             return
         self.state.links.add(event.node_id)
         if self.leading:
@@ -139,7 +157,15 @@ class Core:
             self._end_leading("the disk has not answered for an election timeout")
         if self.leading and not self.leading.tick():
             self._end_leading("no majority was heard for an election timeout")
-        if self.live_leader is None and not hangs:
+        self._stand_if_due()
+
+    def _stand_if_due(self) -> None:
+        """Rule 13: a nominee stands while no leader is heard, or the one that is has asked it to."""
+        live, state = self.live_promise, self.state
+        if live is not None:
+            self.nominee.heard_leader(self.following.heard_at if self.following else state.now)
+        hangs = self.writer.hangs(state.now, state.options.election_timeout_us)
+        if live in (None, self.nominee.shown) and not hangs:
             self.nominee.tick()
             self._stand()
 
@@ -154,32 +180,43 @@ class Core:
             self.leading = Leading(self.state, promise)
             self.leading.start()
 
-    def _lead_on(self, event: AckArrived | Shipped | StreamOpened | Proposed | ReadAsked) -> None:
+    def _lead_on(self, event: LeadersEvent) -> None:
         leading = self.leading
+        if leading is None:
+            self._lead_no_more(event)
+            return
         match event:
             case AckArrived():
-                if leading:
-                    leading.acknowledged(event)
+                leading.acknowledged(event)
+            case DiffersArrived():
+                leading.differs(event)
             case Shipped():
-                if leading:
-                    leading.shipped(event)
-            case StreamOpened(stream_id):
-                if leading:
-                    leading.open_stream(event)
-                else:
-                    refusal_ = OpenAnswer(OpenVerb.REFUSE, 0, 0, "this node does not lead")
-                    self.state.act(AnswerOpen(stream_id, refusal_))
+                leading.shipped(event)
+            case StreamOpened():
+                leading.open_stream(event)
             case Proposed(requests):
-                if leading:
-                    leading.propose(requests)
-                else:
-                    for request in requests:
-                        self.state.act(RejectRequest(request, "not_leader"))
+                leading.propose(requests)
             case ReadAsked(read_id):
-                if leading:
-                    leading.read(read_id)
-                else:
-                    self.state.act(ReadReady(read_id, None))
+                leading.read(read_id)
+            case TransferAsked(target):
+                leading.transfer(target)
+            case _:
+                assert_never(event)
+
+    def _lead_no_more(self, event: LeadersEvent) -> None:
+        """Tell who asks that this node does not lead; what belongs to a leadership that is over counts for nothing."""
+        match event:
+            case StreamOpened(stream_id):
+                self.state.act(AnswerOpen(stream_id, OpenAnswer(OpenVerb.REFUSE, 0, 0, "this node does not lead")))
+            case Proposed(requests):
+                for request in requests:
+                    self.state.act(RejectRequest(request, "not_leader"))
+            case ReadAsked(read_id):
+                self.state.act(ReadReady(read_id, None))
+            case TransferAsked():
+                self.state.act(TransferEnded("this node does not lead"))
+            case AckArrived() | DiffersArrived() | Shipped():
+                pass
             case _:
                 assert_never(event)
 
@@ -209,21 +246,35 @@ class Core:
                 elif self.leading:
                     self.leading.echoed(sender, event.disk_id, message)
             case PreVote():
-                answer_pre_vote(state, sender, message, self.live_leader)
-            case PreVoteAnswer():
+                answer_pre_vote(state, sender, message, self.live_promise)
+            case _:
+                # A node whose disk is not a member's neither counts nor is counted.
                 if state.members.is_voter(sender, event.disk_id):
-                    self.nominee.pre_vote_answered(sender, message)
-                    self._stand()
-            case PromiseRequest():
-                asks = message.promise.nominee == sender and state.members.is_voter(sender, event.disk_id)
-                if asks and state.is_voter and not self.writer.considers(sender):
+                    self._voter_said(sender, message)
+
+    def _voter_said(self, sender: str, message: PreVoteAnswer | Campaign | PromiseRequest | PromiseAnswer) -> None:
+        match message:
+            case PreVoteAnswer():
+                self.nominee.pre_vote_answered(sender, message)
+                self._stand()
+            case Campaign(shown):
+                self._campaign(sender, shown)
+            case PromiseRequest(promise):
+                if promise.nominee == sender and self.state.is_voter and not self.writer.considers(sender):
                     self.writer.submit(Consider(sender, message))
             case PromiseAnswer():
-                if state.members.is_voter(sender, event.disk_id):
-                    self.nominee.promise_answered(sender, message)
-                    self._lead()
+                self.nominee.promise_answered(sender, message)
+                self._lead()
             case _:
                 assert_never(message)
+
+    def _campaign(self, sender: str, shown: Promise | None) -> None:
+        """Stand because another asked for it: a nominee where no leader is heard, or that leader itself."""
+        hangs = self.writer.hangs(self.state.now, self.state.options.election_timeout_us)
+        if self.live_promise == shown and self.leading is None and self.state.is_voter and not hangs:
+            if shown is None or shown.nominee == sender:
+                self.nominee.urge(sender, shown)
+                self._stand()
 
     def _heartbeat(self, sender: str, message: Heartbeat) -> None:
         state, leader = self.state, message.promise
@@ -320,18 +371,21 @@ class Core:
         if leader != state.stored_promise:
             self._promise(leader, f"heard the leader of epoch {leader.epoch}")
         self.nominee.give_up()
+        self.nominee.heard_leader(state.now)
         self.following = Following(state, self.writer, leader)
         self.following.tick()
 
     def _promise(self, promise: Promise, reason: str) -> None:
         """Queue a promise to disk; from here on it counts, and whatever was done under the last one is over."""
         state = self.state
+        if self.leading and self.leading.hands_over_to == promise.nominee:
+            reason = f"handed over to {promise.nominee}"
         self._end_leading(reason)
         if self.following:
             self.following.close_stream(reason)
             self.following = None
         if self.nominee.target != promise:
-            self.nominee.give_up()
+            self.nominee.yield_to_another()
         state.promise = promise
         self.writer.begin_exclusive(self.state.now)
         state.act(StorePromise(promise))
@@ -342,6 +396,7 @@ class Core:
         """Let the writer queue go on as far as the disk admits, ship, and tell the node above."""
         self._write()
         if self.leading:
+            self.leading.hand_over()
             self.leading.ship(quiet=self.writer.is_quiet and not self.leading.has_waiting)
         self.state.tell_apply()
         self._tell_role()
@@ -372,21 +427,32 @@ class Core:
             self.leading = None
             self._tell_role(reason)
 
+    def _end_if_halted(self) -> None:
+        if self.state.halted is not None:
+            self._end_leading(self.state.halted)
+
     # What it is
+
+    @property
+    def live_promise(self) -> Promise | None:
+        """What the leader that this node hears, itself included, was elected under."""
+        if self.leading:
+            return self.leading.promise
+        if self.following and self.following.hears_leader:
+            return self.following.leader
+        return None
 
     @property
     def live_leader(self) -> str | None:
         """The leader that this node hears, itself included."""
-        if self.leading:
-            return self.state.me.node_id
-        if self.following and self.following.hears_leader:
-            return self.following.leader.nominee
-        return None
+        live = self.live_promise
+        return None if live is None else live.nominee
 
     def _tell_role(self, reason: str = "") -> None:
         state = self.state
         if self.leading:
-            role = RoleMoved("leader", self.leading.promise.epoch, state.me.node_id, self.leading.serving, reason)
+            leading = self.leading
+            role = RoleMoved("leader", leading.promise.epoch, state.me.node_id, leading.serving, self.nominee.cause)
         elif state.is_voter:
             role = RoleMoved("follower", state.promise.epoch, self.live_leader, False, reason)
         else:

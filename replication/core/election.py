@@ -1,18 +1,27 @@
-"""Rules 3, 4 and 5: a nominee asks, voters answer, a majority of durable promises makes a leader.
+"""Rules 3, 4, 5 and 13: a nominee asks, voters answer, a majority of durable promises makes a leader.
 
-    IDLE --nominated, no live leader--> PRE_VOTE --majority would--> PROMISING --own promise durable--> REQUESTING
-    any --another promise, or time is up--> IDLE                     REQUESTING --majority promised--> leads
+    IDLE --it should stand--> PRE_VOTE --majority would--> PROMISING --own promise durable--> REQUESTING
+    PRE_VOTE --a better one answered--> sends it `campaign`, asks again       REQUESTING --majority promised--> leads
+    any --another promise, a leader is heard, or time is up--> IDLE
 
-The voter's half is in `answer_pre_vote` (no effect) and `decide` (at the head of the writer queue).
+It should stand (rule 13) as long as one of these holds: the control plane nominates it; a `campaign` asked it to; no
+leader was heard for three election timeouts. Each is a level, looked at on each tick, and not an event: nothing is
+lost with a message. No such cause is trusted: whoever stands, only promises make a leader.
+
+The voter's half is in `answer_pre_vote` (no effect) and `refusal` (at the head of the writer queue).
 """
 
-from dataclasses import dataclass, field
+from collections.abc import Collection, Mapping
 from enum import Enum, auto
+from hashlib import blake2b
 
 from .actions import Send
-from .messages import PreVote, PreVoteAnswer, PromiseAnswer, PromiseRequest
+from .messages import Campaign, PreVote, PreVoteAnswer, PromiseAnswer, PromiseRequest
 from .promise import Promise
 from .state import State
+
+FALLBACK_TIMEOUTS = 3  # Rule 13: any voter may after three election timeouts without a leader.
+MAX_BACKOFF_DOUBLINGS = 3
 
 
 class Phase(Enum):
@@ -24,11 +33,16 @@ class Phase(Enum):
     REQUESTING = auto()
 
 
-def answer_pre_vote(state: State, sender: str, message: PreVote, live_leader: str | None) -> None:
-    """Say what this node would answer. A nominee that asks leads nobody, so it is no live leader of ours."""
+def answer_pre_vote(state: State, sender: str, message: PreVote, live: Promise | None) -> None:
+    """Say what this node would answer. `live` is the promise of the leader that it hears, itself included.
+
+    Rule 4: a node that hears a live leader says no, unless that leader's `campaign` is shown. A nominee that asks
+    leads nobody, so it is no live leader of ours.
+    """
     if not state.is_voter:
         return
-    granted = live_leader in (None, sender) and message.last >= state.log.durable
+    free = live is None or live.nominee == sender or live == message.shown
+    granted = free and message.last >= state.log.durable
     state.act(
         Send(sender, PreVoteAnswer(message.attempt, granted, state.promise.epoch, state.log.durable, state.clock))
     )
@@ -47,38 +61,122 @@ def refusal(state: State, request: PromiseRequest) -> str | None:
     return None
 
 
-@dataclass(slots=True)
 class Nominee:
-    """This node's own attempts to lead."""
+    """Whether this node should try to lead, and its attempts to."""
 
-    state: State
-    nominated: bool = False
-    phase: Phase = Phase.IDLE
-    attempt: int = 0
-    began: int = 0
-    target: Promise | None = None
-    pre_votes: dict[str, PreVoteAnswer] = field(default_factory=dict)
-    grants: dict[str, int] = field(default_factory=dict)
-    highest_epoch: int = 0
+    def __init__(self, state: State) -> None:
+        self.state = state
+        self.nominated = False
+        self.phase = Phase.IDLE
+        self.attempt = 0
+        self.began = 0
+        self._asked_at = 0
+        self.cause = ""
+        self.target: Promise | None = None
+        self.pre_votes: dict[str, PreVoteAnswer] = {}
+        self.grants: dict[str, int] = {}
+        self.refusals: set[str] = set()
+        self.highest_epoch = 0
+        self.shown: Promise | None = None
+        self._urged_by = ""
+        self._urged_until = 0
+        self._led_at: int | None = None
+        self._hold_until = 0
+        self._failures = 0
+        self._draws = 0
+
+    # Whether to stand (rule 13)
+
+    def _why_stand(self) -> str:
+        """Why this node should try to lead now; empty if it should not."""
+        now, patience = self.state.now, self.state.options.election_timeout_us
+        if not self.state.is_voter:
+            return ""
+        if now < self._urged_until:
+            return f"{self._urged_by} asked it to"
+        if now < self._hold_until:
+            return ""
+        if self.nominated:
+            return "the control plane nominated it"
+        if self._led_at is not None and now - self._led_at >= FALLBACK_TIMEOUTS * patience + self._jitter(patience):
+            return "no leader was heard for three election timeouts"
+        return ""
+
+    def _jitter(self, span: int) -> int:
+        """A number of [0, span) that differs between nodes, and on one between attempts that failed.
+
+        Drawn from the incarnation, which is random at each start: the core has no chance of its own, and the same
+        incarnations make the same run.
+        """
+        drawn = blake2b(b"%d %d" % (self.state.me.incarnation, self._draws), digest_size=8).digest()
+        return int.from_bytes(drawn, "little") % span
+
+    def _hold(self, at_least: int, span: int) -> None:
+        """Let others go first, for a time that differs between nodes: two that duel part so."""
+        self._draws += 1
+        self._hold_until = self.state.now + at_least + self._jitter(span)
+
+    def heard_leader(self, heard_at: int) -> None:
+        """A leader lives: there is nothing to hold back from when it is lost."""
+        self._led_at = heard_at
+        self._hold_until = self._failures = 0
+
+    def yield_to_another(self) -> None:
+        """Another nominee was promised, or is ahead: give it time to lead (Raft resets its timer at a granted vote)."""
+        self.give_up()
+        half = self.state.options.election_timeout_us // 2
+        self._hold(half, half)
+
+    def _fail(self) -> None:
+        """The attempt found no majority: back off, longer each time, so that of two nominees one comes through."""
+        self.give_up()
+        self._hold(0, self.state.options.election_timeout_us << min(self._failures, MAX_BACKOFF_DOUBLINGS))
+        self._failures += 1
+
+    def urge(self, sender: str, shown: Promise | None) -> None:
+        """A `campaign` came: stand at once and for one election timeout; show a live leader's wish to its followers."""
+        if self.phase not in (Phase.IDLE, Phase.PRE_VOTE):
+            return
+        self._urged_by, self.shown = sender, shown
+        self._urged_until = self.state.now + self.state.options.election_timeout_us
+        if self.phase is Phase.IDLE or shown is not None:
+            self._begin(self._why_stand())
+
+    # An attempt
 
     def tick(self) -> None:
-        """Begin, or begin again: rule 13, a nomination is a level and not an event."""
+        """Begin an attempt, go on asking, or give one up."""
         state = self.state
-        if not self.nominated or not state.is_voter:
-            return
-        patience = state.options.election_timeout_us
-        if self.phase is Phase.PRE_VOTE:
-            patience //= 4  # it changes nothing anywhere, so asking often is free
-        if self.phase is Phase.IDLE or state.now - self.began >= patience:
+        if self._led_at is None:
+            self._led_at = state.now  # a start without a leader counts as the loss of one
+        age = state.now - self.began
+        if self.phase in (Phase.PROMISING, Phase.REQUESTING):
+            if age < state.options.election_timeout_us:
+                return
+            self._fail()
+        why = self._why_stand()
+        if not why:
+            self.give_up()
+        elif self.phase is Phase.IDLE or age >= state.options.election_timeout_us:
+            self._hand_over(waited=True)
+            self._begin(why)
+        elif state.now - self._asked_at >= state.options.heartbeat_us:  # it changes nothing: asking often is free
+            self._hand_over(waited=True)
             self._ask_pre_votes()
 
-    def _ask_pre_votes(self) -> None:
-        state = self.state
-        self.phase, self.began, self.target = Phase.PRE_VOTE, state.now, None
+    def _begin(self, why: str) -> None:
+        self.phase, self.began, self.target, self.cause = Phase.PRE_VOTE, self.state.now, None, why
         self.attempt += 1
-        mine = PreVoteAnswer(self.attempt, True, state.promise.epoch, state.log.durable, state.clock)
-        self.pre_votes = {state.me.node_id: mine}
-        self._send_voters(PreVote(self.attempt, state.log.durable))
+        self.pre_votes = {}
+        self._ask_pre_votes()
+
+    def _ask_pre_votes(self) -> None:
+        """Ask, or ask again: an attempt counts each voter's newest answer, however slow the network is."""
+        state, number = self.state, self.attempt
+        self._asked_at = state.now
+        mine = PreVoteAnswer(number, True, state.promise.epoch, state.log.durable, state.clock)
+        self.pre_votes[state.me.node_id] = mine
+        self._send_voters(PreVote(number, state.log.durable, self.shown))
 
     def _send_voters(self, message: PreVote | PromiseRequest) -> None:
         for voter in self.state.members.voters():
@@ -90,16 +188,43 @@ class Nominee:
         self.highest_epoch = max(self.highest_epoch, answer.held_epoch)
         if self.phase is Phase.PRE_VOTE and answer.attempt == self.attempt:
             self.pre_votes[sender] = answer
+            self._hand_over(waited=False)
+
+    def _is_majority(self, nodes: Collection[str]) -> bool:
+        return self.state.members.is_majority(lambda member: member.node_id in nodes)
+
+    def _clock_is_fit(self, clocks: Mapping[str, int]) -> bool:
+        """Rule 5: a leader far ahead of the others' clocks would freeze the log's time, which never goes back."""
+        earliest = self.state.clock - self.state.options.clock_ahead_us
+        return self._is_majority([node for node, clock in clocks.items() if clock >= earliest])
+
+    def _would_be_promised(self) -> bool:
+        granted = {node: vote.clock for node, vote in self.pre_votes.items() if vote.granted}
+        return self._is_majority(granted) and self._clock_is_fit(granted)
+
+    def _hand_over(self, *, waited: bool) -> None:
+        """Rule 4: a nominee that is not the best of a majority hands over by `campaign` to the best.
+
+        When every linked voter has answered, or it has `waited` for those that did not. A voter that refuses a log no
+        shorter than its own hears a leader: it is part of no majority here.
+        """
+        state = self.state
+        if self.phase is not Phase.PRE_VOTE or self._would_be_promised():
+            return
+        free = {node: vote for node, vote in self.pre_votes.items() if vote.granted or vote.last > state.log.durable}
+        others = [node for node in sorted(free) if node != state.me.node_id]
+        silent = [voter for voter in state.members.voters() if voter.node_id in state.links - self.pre_votes.keys()]
+        if others and self._is_majority(free) and (waited or not silent):
+            state.act(Send(max(others, key=lambda node: free[node].last), Campaign(None)))
 
     def chosen_target(self) -> PromiseRequest | None:
         """The promise to ask of oneself first, once a majority would grant it."""
         state = self.state
-        votes = self.pre_votes
-        if self.phase is not Phase.PRE_VOTE:
+        if self.phase is not Phase.PRE_VOTE or not self._would_be_promised():
             return None
-        if not state.members.is_majority(lambda m: m.node_id in votes and votes[m.node_id].granted):
-            return None
-        epoch = 1 + max(self.highest_epoch, state.promise.epoch, *(answer.held_epoch for answer in votes.values()))
+        # Rule 3: 1 + the highest seen in pre-votes.
+        held = [answer.held_epoch for answer in self.pre_votes.values()]
+        epoch = 1 + max(self.highest_epoch, state.promise.epoch, *held)
         self.target = Promise(epoch, state.me.node_id, state.me.incarnation)
         self.phase, self.began = Phase.PROMISING, state.now
         return PromiseRequest(self.target, state.log.durable)
@@ -108,33 +233,34 @@ class Nominee:
         """Ask the others. Rule 5: the durable last is taken now, after the own promise is durable."""
         if self.target is None or self.state.stored_promise != self.target:
             return
-        self.phase, self.grants = Phase.REQUESTING, {self.state.me.node_id: self.state.clock}
+        self.phase, self.grants, self.refusals = Phase.REQUESTING, {self.state.me.node_id: self.state.clock}, set()
         self._send_voters(PromiseRequest(self.target, self.state.log.durable))
 
     def promise_answered(self, sender: str, answer: PromiseAnswer) -> None:
-        """Count a promise to exactly this target; a higher epoch somewhere ends the attempt."""
+        """Count a promise to exactly this target; a higher epoch somewhere, or too many refusals, end the attempt."""
         self.highest_epoch = max(self.highest_epoch, answer.held_epoch)
         if self.phase is not Phase.REQUESTING or answer.asked != self.target:
             return
         if answer.granted:
             self.grants[sender] = answer.clock
         elif answer.held_epoch > answer.asked.epoch:
-            self.phase = Phase.IDLE
+            self.yield_to_another()
+        else:
+            self.refusals.add(sender)
+            if not self.state.members.is_majority(lambda member: member.node_id not in self.refusals):
+                self._fail()
 
     def elected(self) -> Promise | None:
         """The promise under which this node leads from now on, once a majority holds it durably."""
-        state, grants = self.state, self.grants
-        if self.phase is not Phase.REQUESTING or self.target != state.promise:
+        if self.phase is not Phase.REQUESTING or self.target != self.state.promise:
             return None
-        if not state.members.is_majority(lambda m: m.node_id in grants):
+        if not self._is_majority(self.grants) or not self._clock_is_fit(self.grants):
             return None
-        # Rule 5: a leader far ahead of the others' clocks would freeze the log's time, which never goes back.
-        earliest = state.clock - state.options.clock_ahead_us
-        if not state.members.is_majority(lambda m: m.node_id in grants and grants[m.node_id] >= earliest):
-            return None
-        self.phase = Phase.IDLE
-        return self.target
+        target = self.target
+        self.give_up()
+        return target
 
     def give_up(self) -> None:
-        """Another promise was made or another leader heard: this attempt is over, its epoch is never used again."""
+        """This attempt is over; its epoch is never used again (rule 3)."""
         self.phase, self.target = Phase.IDLE, None
+        self.shown, self._urged_until = None, 0

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Protocol
 
-from .messages import Ack, CoreMessage, Open, OpenAnswer
+from .messages import Ack, CoreMessage, Differs, Open, OpenAnswer
 from .promise import Promise
 
 
@@ -26,6 +26,13 @@ class Nominated:
     """The control plane's level: whether this node should try to lead (rule 13)."""
 
     nominated: bool
+
+
+@dataclass(frozen=True, slots=True)
+class TransferAsked:
+    """An operator, or this node's own stop, asks the leader to hand over: to a voter, or to the best one (None)."""
+
+    target: str | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +65,7 @@ class LinkUp:
 
 @dataclass(frozen=True, slots=True)
 class LinkDown:
-    """The link that this node dialled to a peer is gone."""
+    """The link that this node dialled to a peer is gone, so the peer may be: it is not heard until it speaks again."""
 
     node_id: str
 
@@ -114,6 +121,14 @@ class AckArrived:
 
     stream_id: int
     ack: Ack
+
+
+@dataclass(frozen=True, slots=True)
+class DiffersArrived:
+    """A follower says that its frame contradicts this leader's (rule 8)."""
+
+    stream_id: int
+    differs: Differs
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,6 +192,7 @@ class DiskFailed:
 Event = (
     Tick
     | Nominated
+    | TransferAsked
     | Stopped
     | Proposed
     | ReadAsked
@@ -188,6 +204,7 @@ Event = (
     | OpenAnswered
     | FramesArrived
     | AckArrived
+    | DiffersArrived
     | Shipped
     | StreamClosed
     | PromiseStored

@@ -1,6 +1,8 @@
 """Rules 1, 7, 8 and 9 from the follower's side: open a stream, cut what diverges, append, acknowledge.
 
     promise stored -> DIALLING -> OPENING -> (TRUNCATING ->) MATCHED -> gone -> DIALLING ...
+                                     |
+                                     +-- the logs contradict each other --> DISPUTED -> halted, or refused: gone
 
 `matched` is what this stream has proved to be equal to the leader's log. Neither an ack nor commit_index goes beyond
 it: a divergent suffix is durable, too, and must not count (rule 8).
@@ -9,9 +11,9 @@ it: a divergent suffix is durable, too, and must not count (rule 8).
 from dataclasses import dataclass
 from enum import Enum, auto
 
-from .actions import AppendFrames, CloseStream, DialStream, SendAck, SendOpen, Truncate
+from .actions import AppendFrames, CloseStream, DialStream, SendAck, SendDiffers, SendOpen, Truncate
 from .events import FramesArrived, OpenAnswered
-from .messages import Open, OpenVerb
+from .messages import Differs, Open, OpenAnswer, OpenVerb
 from .promise import Promise
 from .state import State
 from .writer import Cut, Write, Writer
@@ -24,6 +26,7 @@ class Step(Enum):
     OPENING = auto()
     TRUNCATING = auto()
     MATCHED = auto()
+    DISPUTED = auto()
 
 
 @dataclass(slots=True)
@@ -34,6 +37,7 @@ class Upstream:
     step: Step = Step.DIALLING
     matched: int = 0
     leader_commit: int = 0
+    dispute: str = ""
 
 
 class Following:
@@ -46,15 +50,20 @@ class Following:
         self.heard_at = state.now
         self.stream: Upstream | None = None
         self._dial_at = state.now
+        self._link_lost = False
 
     @property
     def hears_leader(self) -> bool:
-        """Whether the leader was heard within an election timeout."""
-        return self.state.now - self.heard_at < self.state.options.election_timeout_us
+        """Whether the leader was heard within an election timeout, and since the link to it was lost."""
+        return not self._link_lost and self.state.now - self.heard_at < self.state.options.election_timeout_us
 
     def heard(self) -> None:
         """The leader is alive."""
-        self.heard_at = self.state.now
+        self.heard_at, self._link_lost = self.state.now, False
+
+    def link_lost(self) -> None:
+        """A process that ended says so by its closed connections: no timeout need pass. One that lives speaks soon."""
+        self._link_lost = True
 
     def tick(self) -> None:
         """Dial when there is no stream, the promise is on disk and the leader lives."""
@@ -83,17 +92,15 @@ class Following:
         """Resume, or truncate first. Rule 9: never below commit_index."""
         state, stream, answer = self.state, self._current(event.stream_id, Step.OPENING), event.answer
         if stream is None:
+            if self._current(event.stream_id, Step.DISPUTED) and answer.verb is OpenVerb.REFUSE:
+                self.close_stream(f"the leader refused: {answer.reason}")
             return
         if answer.verb is OpenVerb.REFUSE or answer.index > state.log.highest_index:
             self.close_stream(f"the leader refused: {answer.reason or answer}")
         elif answer.index < state.commit_index:
             state.halt(f"told to truncate to {answer.index}, below commit_index {state.commit_index}")
         elif answer.crc32c != state.log.crc32c_before(answer.index):
-            # Rule 8: equal (epoch, index) with unequal crc is never divergence.
-            mine = state.log.crc32c_before(answer.index)
-            state.halt(
-                f"the frame before {answer.index} has crc32c {mine:#x} here and {answer.crc32c:#x} at the leader"
-            )
+            self._dispute(stream, answer)
         elif answer.verb is OpenVerb.TRUNCATE:
             stream.step = Step.TRUNCATING
             self.writer.submit(Cut(stream.stream_id, answer.index))
@@ -101,6 +108,20 @@ class Following:
             self.close_stream("the log moved while the stream opened")
         else:
             self._match(stream, answer.index)
+
+    def _dispute(self, stream: Upstream, answer: OpenAnswer) -> None:
+        """Rule 8: equal (epoch, index) with unequal crc is never divergence.
+
+        Who fails its own crc has rot, and the other is told nothing of it. If this side verifies, the leader is asked:
+        it refuses this stream if the rot is its own; otherwise both halt.
+        """
+        state, mine = self.state, self.state.log.crc32c_before(answer.index)
+        values = f"the frame before {answer.index} has crc32c {mine:#x} here and {answer.crc32c:#x} at the leader"
+        if not state.log.verifies_before(answer.index):
+            state.halt(f"{values}; the one here fails its own: rot")
+            return
+        stream.step, stream.dispute = Step.DISPUTED, values
+        state.act(SendDiffers(stream.stream_id, Differs(answer.index, mine)))
 
     def _match(self, stream: Upstream, index: int) -> None:
         stream.step, stream.matched = Step.MATCHED, index
@@ -127,7 +148,9 @@ class Following:
     def frames_arrived(self, event: FramesArrived) -> None:
         """Note the leader's positions, queue its frames (behind a truncation, if one is due)."""
         stream = self.stream
-        if stream is None or stream.stream_id != event.stream_id or stream.step in (Step.DIALLING, Step.OPENING):
+        if stream is None or stream.stream_id != event.stream_id:
+            return
+        if stream.step not in (Step.TRUNCATING, Step.MATCHED):
             return
         self.heard()
         if event.last_epoch > self.leader.epoch:
@@ -170,6 +193,8 @@ class Following:
             self.stream = None
 
     def stream_closed(self, stream_id: int) -> None:
-        """The stream is gone."""
+        """The stream is gone. A leader that did not refuse a dispute has verified its side, and halted."""
         if self.stream is not None and self.stream.stream_id == stream_id:
+            if self.stream.step is Step.DISPUTED:
+                self.state.halt(f"{self.stream.dispute}; the one here verifies, and the leader found no rot in its own")
             self.stream = None

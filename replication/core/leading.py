@@ -17,10 +17,11 @@ from .actions import (
     RejectRequest,
     Send,
     Ship,
+    TransferEnded,
 )
-from .events import AckArrived, Request, Shipped, StreamOpened
+from .events import AckArrived, DiffersArrived, Request, Shipped, StreamOpened
 from .members import Member
-from .messages import Heartbeat, HeartbeatEcho, OpenAnswer, OpenVerb
+from .messages import Campaign, Heartbeat, HeartbeatEcho, OpenAnswer, OpenVerb
 from .opening import match_border
 from .promise import Promise
 from .state import State
@@ -57,6 +58,15 @@ class Queues(NamedTuple):
     uncommitted_bytes: int
 
 
+@dataclass(slots=True)
+class Transfer:
+    """A hand-over under way: writes wait until the target has everything, `campaign` was sent, or time is up."""
+
+    target: str
+    until: int
+    told: bool = False
+
+
 class Leading:
     """One leadership, from `epoch_start` to whatever ends it."""
 
@@ -78,6 +88,7 @@ class Leading:
         self._sequence = 0
         self._heartbeat_at = state.now
         self._reads: deque[Read] = deque()
+        self._transfer: Transfer | None = None
 
     @property
     def serving(self) -> bool:
@@ -118,7 +129,7 @@ class Leading:
     def append_waiting(self) -> None:
         """Append what waits as one frame, up to its limits; the rest follows when this one is in the file."""
         options, waiting = self.state.options, self._waiting
-        if not waiting or self._uncommitted_bytes >= options.uncommitted_bytes:
+        if not waiting or self._uncommitted_bytes >= options.uncommitted_bytes or self._transfer:
             return
         batch = [waiting.popleft()]
         size = batch[0].size
@@ -188,6 +199,21 @@ class Leading:
 
     def _refuse_open(self, stream_id: int, reason: str) -> None:
         self.state.act(AnswerOpen(stream_id, OpenAnswer(OpenVerb.REFUSE, 0, 0, reason)))
+
+    def differs(self, event: DiffersArrived) -> None:
+        """Rule 8: a follower's frame verifies and is not this leader's. Whose own crc fails has rot; else both halt."""
+        state, (index, crc32c) = self.state, (event.differs.index, event.differs.crc32c)
+        stream = self.streams.get(event.stream_id)
+        if stream is None or not state.log.is_border(index) or state.log.crc32c_before(index) == crc32c:
+            return
+        values = f"the frame before {index} has crc32c {state.log.crc32c_before(index):#x} here"
+        values = f"{values} and {crc32c:#x} at {stream.node_id}"
+        if state.log.verifies_before(index):
+            state.halt(f"{values}; both verify")
+            return
+        self._refuse_open(event.stream_id, "the leader's own frame there is rotten")
+        self.close_stream(event.stream_id)
+        state.halt(f"{values}; the one here fails its own: rot")
 
     def close_stream(self, stream_id: int) -> None:
         """Forget a stream: what comes from it later counts for nothing."""
@@ -268,6 +294,8 @@ class Leading:
         state = self.state
         if state.now >= self._heartbeat_at:
             self.send_heartbeats()
+        if self._transfer and state.now >= self._transfer.until:
+            self._end_transfer(f"{self._transfer.target} did not take over in time")
         oldest = state.now - state.options.election_timeout_us
 
         def heard(member: Member) -> bool:
@@ -304,6 +332,45 @@ class Leading:
             answered = True
         if answered and self._reads and not self._reads[0].sequence:
             self.send_heartbeats()
+
+    # Handing over (rule 4; Raft 3.10 of the thesis)
+
+    def transfer(self, target: str | None) -> None:
+        """Stop appending writes, which wait; `hand_over` goes on once the target has all that was appended.
+
+        After an election timeout without that, or two more without another leader, this one goes on: what waited is
+        appended then. If the hand-over succeeds, what waits is given back as not written.
+        """
+        state = self.state
+        others = [voter for voter in state.members.voters() if voter.node_id in state.links]
+        if target is None and others:
+            target = max(others, key=lambda voter: (self._durable_on(voter), voter.node_id)).node_id
+        if self._transfer or not self.serving or target not in [voter.node_id for voter in others]:
+            why = "another is under way" if self._transfer else f"{target or 'no other voter'} is not connected"
+            state.act(TransferEnded(why if self.serving else "this leader does not serve yet"))
+            return
+        self._transfer = Transfer(target, state.now + state.options.election_timeout_us)
+
+    def hand_over(self) -> None:
+        """Send `campaign` once all that was appended is committed, and durable on the target's disk."""
+        state, transfer = self.state, self._transfer
+        if transfer is None or transfer.told or transfer.target not in state.links:
+            return
+        end = state.log.highest_index
+        has_all = any(s.node_id == transfer.target and s.match_index == end for s in self.streams.values())
+        if has_all and state.commit_index == end:
+            # The target stands for one election timeout from when it hears this: this leader waits longer.
+            transfer.told, transfer.until = True, state.now + 2 * state.options.election_timeout_us
+            state.act(Send(transfer.target, Campaign(self.promise)))
+
+    def _end_transfer(self, reason: str) -> None:
+        self._transfer = None
+        self.state.act(TransferEnded(reason))
+
+    @property
+    def hands_over_to(self) -> str | None:
+        """Whom this leader asked to take its place."""
+        return self._transfer.target if self._transfer and self._transfer.told else None
 
     # The end
 

@@ -6,14 +6,17 @@ On `/peer` (rule 10), each on the socket that its sender dialled:
     GenesisShown    member -> unformatted the cluster is formed, and of whom
     PreVote         nominee -> voters     nothing (no effect)
     PreVoteAnswer   voter -> nominee      the voter's promise and durable last, and that it reaches the nominee
+    Campaign        nominee or leader -> the better nominee   nothing: the receiver may stand now
     PromiseRequest  nominee -> voters     the nominee's own promise is durable
     PromiseAnswer   voter -> nominee      granted: the triple is durable on the voter
     Heartbeat       leader -> members     the leader was elected in its epoch
     HeartbeatEcho   member -> leader      the member held no higher promise after the heartbeat was sent
     PositionTold    member -> leader      nothing that commit reads: for lag and status only
     LagTold         leader -> member      nothing: the receiver's own lag as the leader knows it
+    Probe, ProbeEcho   either way on one link   the process that made this link still answers
 
-On `/peer/stream` (rule 8), which the follower dials: Open, OpenAnswer, then shipments one way and Acks the other.
+On `/peer/stream` (rule 8), which the follower dials: Open, OpenAnswer, then shipments one way and Acks the other; or
+Differs, where the two logs contradict each other.
 """
 
 from dataclasses import dataclass
@@ -40,10 +43,14 @@ class GenesisShown:
 
 @dataclass(frozen=True, slots=True)
 class PreVote:
-    """Would you promise me an epoch? Changes nothing anywhere (Raft 9.6 of the thesis)."""
+    """Would you promise me an epoch? Changes nothing anywhere (Raft 9.6 of the thesis).
+
+    `shown` is the live leader's promise from its `Campaign`, where it asked this nominee to take over (rule 4).
+    """
 
     attempt: int
     last: Last
+    shown: Promise | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +62,16 @@ class PreVoteAnswer:
     held_epoch: int
     last: Last
     clock: int
+
+
+@dataclass(frozen=True, slots=True)
+class Campaign:
+    """Stand in my place (rule 4): you hold the best log of those that answered me.
+
+    `promise` is that of the leader that asks, to be shown to those who hear it; None from a nominee that hands over.
+    """
+
+    promise: Promise | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,8 +128,22 @@ class LagTold:
     since: int
 
 
-CoreMessage = PreVote | PreVoteAnswer | PromiseRequest | PromiseAnswer | Heartbeat | HeartbeatEcho
-PeerMessage = CoreMessage | GenesisShown | PositionTold | LagTold
+@dataclass(frozen=True, slots=True)
+class Probe:
+    """Are you still there? Asked of the dialler on its own link when its disk's twin comes (rule 10)."""
+
+    nonce: int
+
+
+@dataclass(frozen=True, slots=True)
+class ProbeEcho:
+    """I am, and this answers your probe `nonce`."""
+
+    nonce: int
+
+
+CoreMessage = PreVote | PreVoteAnswer | Campaign | PromiseRequest | PromiseAnswer | Heartbeat | HeartbeatEcho
+PeerMessage = CoreMessage | GenesisShown | PositionTold | LagTold | Probe | ProbeEcho
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,4 +191,12 @@ class Ack:
     digest: bytes
 
 
-StreamMessage = Open | OpenAnswer | Ack
+@dataclass(frozen=True, slots=True)
+class Differs:
+    """The follower's frame before `index` has this crc field, verifies, and is not the leader's (rule 8)."""
+
+    index: int
+    crc32c: int
+
+
+StreamMessage = Open | OpenAnswer | Ack | Differs

@@ -41,6 +41,10 @@ class LogView(Protocol):
         """The crc field of the frame that ends at this frame border, 0 at the log's origin."""
         ...
 
+    def verifies_before(self, index: int) -> bool:
+        """Whether the frame that ends at this frame border verifies. It is read for that: not for the usual path."""
+        ...
+
 
 class Identity(NamedTuple):
     """This process: the node, its disk, and a number that is random at each start."""

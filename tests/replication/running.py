@@ -41,6 +41,9 @@ class Owner:
     def rejected(self, write: Write, reason: Reason) -> None:
         self.rejections.append((write, reason))
 
+    def transfer_ended(self, reason: str) -> None:
+        raise AssertionError(reason)
+
     def role_moved(self, role: actions.RoleMoved) -> None:
         self.roles.append(role)
 

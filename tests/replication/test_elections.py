@@ -151,7 +151,7 @@ def test_a_pre_vote_changes_nothing_on_the_voter() -> None:
     voter = started("n1", "n2", "n3")["n2"]
     held = voter.state.promise
 
-    told = handled(voter, received("n3", PreVote(4, HIGH)))
+    told = handled(voter, received("n3", PreVote(4, HIGH, None)))
 
     (answer,) = sent(told)
     assert isinstance(answer, PreVoteAnswer)
@@ -171,7 +171,7 @@ def test_a_voter_whose_log_is_longer_would_not_promise() -> None:
     granted = [
         answer.granted
         for theirs in (last, Last(last.epoch, last.index - 1), Last(last.epoch - 1, last.index + 9))
-        for answer in sent(handled(world["n2"], received("n3", PreVote(1, theirs))))
+        for answer in sent(handled(world["n2"], received("n3", PreVote(1, theirs, None))))
         if isinstance(answer, PreVoteAnswer)
     ]
 
@@ -279,7 +279,9 @@ def test_a_nominee_asks_the_others_only_once_its_own_promise_is_on_disk() -> Non
 
 def test_a_promise_to_another_that_reaches_the_disk_first_is_not_taken_for_the_nominees_own() -> None:
     node = alone("n1", "n2", "n3")
-    handled(node, received("n3", PromiseRequest(ASKED, HIGH)), events.Tick())
+    handled(node, received("n3", PromiseRequest(ASKED, HIGH)))
+    node.world.now += node.state.options.election_timeout_us  # it yields for a while
+    handled(node, events.Tick())
 
     told = handled(node, pre_vote(node, "n2"), events.PromiseStored(ASKED))
 
@@ -321,8 +323,9 @@ def test_a_nominee_that_nobody_would_promise_raises_no_epoch() -> None:
     world["n3"].nominate()
     world.run_for(5)
 
-    assert world["n2"].state.promise == held
-    assert world["n3"].state.promise.epoch <= held.epoch
+    # Rule 4: it hands over to the better one.
+    assert world.leader() is world["n2"]
+    assert world["n2"].state.promise == Promise(held.epoch + 1, "n2", world["n2"].incarnation)
 
 
 def test_an_epoch_is_above_what_any_answer_to_a_pre_vote_told() -> None:

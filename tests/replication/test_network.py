@@ -14,6 +14,7 @@ from quire.replication.assembler import Assembled
 from quire.replication.core import Identity
 from quire.replication.core.messages import (
     Ack,
+    Differs,
     GenesisShown,
     Heartbeat,
     HeartbeatEcho,
@@ -53,6 +54,7 @@ class Told:
     shipments: list[tuple[bytes, Positions]] = field(default_factory=list)
     opened: list[DownstreamSocket] = field(default_factory=list)
     acks: list[Ack] = field(default_factory=list)
+    differs: list[Differs] = field(default_factory=list)
     sent: list[tuple[int, int]] = field(default_factory=list)
     closed: list[tuple[int, str]] = field(default_factory=list)
 
@@ -89,6 +91,9 @@ class Told:
 
     def ack_arrived(self, stream_id: int, ack: Ack) -> None:
         self.acks.append(ack)
+
+    def differs_arrived(self, stream_id: int, differs: Differs) -> None:
+        self.differs.append(differs)
 
     def shipped(self, stream_id: int, next_index: int, size: int) -> None:
         self.sent.append((next_index, size))

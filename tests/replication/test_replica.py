@@ -9,6 +9,7 @@ from quire.log import DiskFull, Kind, encode_blob
 from quire.replication import Promise, Reason, Write
 from quire.replication.core.election import Phase
 from quire.replication.core.messages import Last, PreVoteAnswer
+from quire.replication.replica import wall_clock
 from tests.replication.loopback import DEADLINE_S, calling, turns, until, who
 from tests.replication.running import Cluster, Running, alone, cluster_of
 from tests.storage import faulty
@@ -110,7 +111,7 @@ async def pre_vote(node: Running, held_epoch: int) -> None:
     """Let n2 say yes to the pre-vote that this node asks for."""
     nominee = node.replica.core.nominee
     await until(lambda: nominee.phase is Phase.PRE_VOTE)
-    answer = PreVoteAnswer(nominee.attempt, True, held_epoch, Last(0, 1), 0)
+    answer = PreVoteAnswer(nominee.attempt, True, held_epoch, Last(0, 1), wall_clock())
     node.replica.network.peer_said(who("n2"), answer)
 
 

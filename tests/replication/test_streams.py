@@ -3,11 +3,12 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
+from quire.log import Kind, encode_frame, encode_records
 from quire.replication.core import CoreOptions, Promise, actions, events
 from quire.replication.core.following import Step
 from quire.replication.core.messages import Ack, Open, OpenAnswer, OpenVerb
 from quire.replication.core.opening import match_border
-from tests.sim.world import World, values
+from tests.sim.world import SimNode, World, values
 
 
 def serving(*node_ids: str) -> World:
@@ -93,19 +94,74 @@ def test_a_truncation_below_commit_index_halts_the_node() -> None:
     assert "below commit_index" in (world["n2"].halted or "")
 
 
-def test_equal_indices_with_unequal_crcs_halt_and_name_both() -> None:
+def contradicting() -> World:
+    """n2 holds another frame than n1 and n3 at the same index of the same epoch, and both verify; n1 leads on."""
     world = serving("n1", "n2", "n3")
-    world["n1"].write("committed")
-    world.run_until(lambda: world["n2"].apply_to == world["n1"].log.tail.index)
-    stream = world["n2"].upstream
-    stream.step = Step.OPENING
-    index = world["n2"].log.tail.index
+    world.run_for(0.2)
+    world.isolate("n2")
+    world["n1"].write("this")
+    world.run_for(0.2)
+    tail = world["n2"].log.tail
+    frame = encode_frame(
+        index=tail.index,
+        epoch=tail.epoch,
+        timestamp=tail.timestamp,
+        count=1,
+        prev_crc32c=tail.crc32c,
+        kind=Kind.RECORDS,
+        payload=encode_records(["that"]),
+    )
+    world["n2"].log.append_frames(frame)
+    world["n2"].log.flush()
+    return world
 
-    told = OpenAnswer(OpenVerb.RESUME, index, 0xBAD, "")
-    world["n2"].step(events.OpenAnswered(stream.stream_id, told))
 
-    assert "crc32c" in (world["n2"].halted or "")
-    assert "0xbad" in (world["n2"].halted or "")
+def rot_last_frame(node: SimNode) -> None:
+    """A bit of what the last frame holds changes on the disk."""
+    store = "log/00000000000000000000.store"
+    content = node.storage.content(store)
+    place = max(content.rfind(b"this"), content.rfind(b"that"))
+    assert place > 0
+    node.storage.flip_bit(store, place)
+
+
+def test_equal_indices_with_unequal_crcs_halt_both_and_name_the_values() -> None:
+    # Rule 8: if both verify, both halt with the values.
+    world = contradicting()
+    crcs = [f"{world[node].log.tail.crc32c:#x}" for node in ("n1", "n2")]
+
+    world.heal()
+    world.run_until(lambda: bool(world["n1"].halted and world["n2"].halted))
+
+    for node in ("n1", "n2"):
+        assert all(crc in (world[node].halted or "") for crc in crcs)
+        assert "rot" not in (world[node].halted or "").removesuffix("the leader found no rot in its own")
+
+
+def test_a_follower_whose_own_frame_fails_its_crc_does_not_accuse_its_leader() -> None:
+    # Rule 8: who fails its own crc repairs (until that is built: halts, and the leader goes on).
+    world = contradicting()
+    rot_last_frame(world["n2"])
+
+    world.heal()
+    world.run_until(lambda: world["n2"].halted is not None)
+    world.run_for(2)
+
+    assert "rot" in (world["n2"].halted or "")
+    assert world["n1"].halted is None
+    assert world["n1"].leads
+
+
+def test_a_leader_whose_own_frame_fails_its_crc_halts_and_its_follower_goes_on() -> None:
+    world = contradicting()
+    rot_last_frame(world["n1"])
+
+    world.heal()
+    world.run_until(lambda: world["n1"].halted is not None)
+    world.run_for(0.1)
+
+    assert "rot" in (world["n1"].halted or "")
+    assert world["n2"].halted is None
 
 
 def test_an_earlier_streams_truncation_is_not_carried_out() -> None:

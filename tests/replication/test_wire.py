@@ -10,6 +10,8 @@ from quire.log import pack, unpack
 from quire.replication.core import Promise
 from quire.replication.core.messages import (
     Ack,
+    Campaign,
+    Differs,
     GenesisShown,
     Heartbeat,
     HeartbeatEcho,
@@ -22,6 +24,8 @@ from quire.replication.core.messages import (
     PositionTold,
     PreVote,
     PreVoteAnswer,
+    Probe,
+    ProbeEcho,
     PromiseAnswer,
     PromiseRequest,
     StreamMessage,
@@ -52,7 +56,10 @@ EPOCHS = st.lists(st.tuples(st.integers(1, 1000), st.integers(1, 1000)), max_siz
 
 PEER: st.SearchStrategy[PeerMessage] = st.one_of(
     st.builds(GenesisShown, st.binary(min_size=64, max_size=200), FLAG),
-    st.builds(PreVote, U64, LAST),
+    st.builds(PreVote, U64, LAST, st.none() | PROMISE),
+    st.builds(Campaign, st.none() | PROMISE),
+    st.builds(Probe, U64),
+    st.builds(ProbeEcho, U64),
     st.builds(PreVoteAnswer, U64, FLAG, U64, LAST, U64),
     st.builds(PromiseRequest, PROMISE, LAST),
     st.builds(PromiseAnswer, PROMISE, FLAG, U64, U64),
@@ -65,6 +72,7 @@ STREAM: st.SearchStrategy[StreamMessage] = st.one_of(
     st.builds(Open, PROMISE, EPOCHS, U64, U64),
     st.builds(OpenAnswer, st.sampled_from(OpenVerb), U64, U64, REASON),
     st.builds(Ack, U64, U64, U64, DIGEST),
+    st.builds(Differs, U64, U64),
 )
 VALUES = st.recursive(
     st.one_of(

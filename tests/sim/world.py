@@ -27,7 +27,7 @@ from quire.replication.core import Core, CoreOptions, Identity, State, actions, 
 from quire.replication.core.following import Following, Upstream
 from quire.replication.core.invariants import Point, check_point, check_step
 from quire.replication.core.leading import Leading
-from quire.replication.core.messages import Ack, Open, OpenAnswer
+from quire.replication.core.messages import Ack, Differs, Open, OpenAnswer
 from quire.replication.disk import Disk
 from quire.replication.wire import decode_peer, decode_stream, encode
 from tests.storage import faulty
@@ -98,6 +98,7 @@ class SimNode:
     rejected: list[tuple[Write, str]] = field(default_factory=list)
     reads: dict[int, int | None] = field(default_factory=dict)
     nominated: bool = False
+    transfers_ended: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.directory: Directory = self.storage.directory()
@@ -268,6 +269,8 @@ class SimNode:
                 self.roles.append(action)
             case actions.RejectRequest(request, reason):
                 self.rejected.append((request, reason))  # type: ignore[arg-type]
+            case actions.TransferEnded(reason):
+                self.transfers_ended.append(reason)
             case actions.ReadReady(read_id, index):
                 self.reads[read_id] = index
             case actions.Halt(reason):
@@ -304,6 +307,8 @@ class SimNode:
             case actions.SendAck(stream_id):
                 world.stream_send(self, stream_id, encode(action.to_ack(self.apply_to, bytes(16))))
                 self.acked.append((stream_id, action.durable_index))
+            case actions.SendDiffers(stream_id, differs):
+                world.stream_send(self, stream_id, encode(differs))
             case actions.AnswerOpen(stream_id, answer):
                 world.stream_send(self, stream_id, encode(answer))
             case actions.Ship(stream_id, from_index, max_bytes, commit_index, durable_index):
@@ -461,6 +466,8 @@ class World:
         match decode_stream(data):
             case Ack() as ack:
                 node.step(events.AckArrived(stream_id, ack))
+            case Differs() as differs:
+                node.step(events.DiffersArrived(stream_id, differs))
             case OpenAnswer() as answer:
                 node.step(events.OpenAnswered(stream_id, answer))
             case Open() as opening:
