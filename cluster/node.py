@@ -339,6 +339,10 @@ class Node:
         """A hand-over came to nothing."""
         journal.warning("transfer ended", reason=reason)
 
+    def alarmed(self, text: str) -> None:
+        """Tell the operator: in the journal, and in `/status`."""
+        journal.error("alarm", text=text)
+
     def halted(self, reason: str) -> None:
         """Stop serving for good; whoever runs the node sees `ended`."""
         if self.failure is None:

@@ -103,6 +103,13 @@ class Forming:
     def peer_came(self, peer: Who) -> None:
         """Nobody is dialled who is not a member."""
 
+    def twin_came(self, peer: Who) -> None:
+        """Note that a copy of an unformatted node's data_dir runs, too."""
+        self.failures[peer.node_id] = "a second process with the same disk runs"
+
+    def peer_replaced(self, peer: Who) -> None:
+        """There are no streams yet that could end."""
+
     def peer_said(self, peer: Who, message: PeerMessage) -> None:
         """Take a genesis that is shown; an unformatted node hears nothing else."""
         if isinstance(message, GenesisShown) and not self._genesis.done():

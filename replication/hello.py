@@ -11,6 +11,7 @@ reflection passes. Without a peer secret it is empty, and a node with a secret s
 import asyncio
 import hmac
 import os
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,6 +27,7 @@ ID_BYTES = 16
 MAX_ADDRESS = 300
 NO_CLUSTER = bytes(ID_BYTES)
 FOREIGN_CLUSTER = "foreign_cluster"
+TWIN = "twin"
 HELLO_TIMEOUT_S = 5.0
 WS_TIMEOUT = ClientWSTimeout(ws_close=1.0)  # pyright: ignore[reportCallIssue]  # it does not read attr.ib
 
@@ -160,8 +162,19 @@ async def dial_hello(
     return peer
 
 
-async def answer_hello(socket: web.WebSocketResponse, me: Who, purpose: str, secret: bytes | None, nonce: bytes) -> Who:
-    """Answer a hello on a socket that a peer dialled; return who it is.
+Admit = Callable[[Who], Awaitable[None]]
+"""Told who comes, once that is proved; raises `PeerRefused` if it may not enter."""
+
+
+async def answer_hello(
+    socket: web.WebSocketResponse,
+    me: Who,
+    purpose: str,
+    secret: bytes | None,
+    nonce: bytes,
+    admit: Admit | None = None,
+) -> Who:
+    """Answer a hello on a socket that a peer dialled; return who it is. `admit` may refuse a peer that is known.
 
     Raises:
         PeerRefused: this node does not want it; it was told why.
@@ -176,6 +189,8 @@ async def answer_hello(socket: web.WebSocketResponse, me: Who, purpose: str, sec
             raise BadMessage("a hello of another shape")
         _check_mac(secret, mac(secret, "dialler", nonce, dialler_nonce, purpose, peer), given)
         check_peer(me, peer)
+        if admit is not None:
+            await admit(peer)
     except PeerRefused as error:
         await socket.send_bytes(pack(["refused", error.code, error.reason]))
         raise

@@ -1,6 +1,7 @@
 """`/peer` links (rule 10): each node dials every other, and sends only on the socket that it dialled.
 
-So bulk on `/peer/stream` cannot delay a heartbeat, and an answer proves that the answerer reaches the asker.
+So bulk on `/peer/stream` cannot delay a heartbeat, and an answer proves that the answerer reaches the asker. The one
+thing that goes the other way is a probe: is the process that dialled this link still there (`twins`)?
 """
 
 import asyncio
@@ -10,14 +11,16 @@ from typing import Protocol
 
 from aiohttp import ClientError, ClientSession, ClientWebSocketResponse, WSMsgType, web
 
-from .core.messages import PeerMessage
-from .hello import HELLO_TIMEOUT_S, NONCE_BYTES, PeerRefused, Who, answer_hello, dial
+from .core.messages import PeerMessage, Probe, ProbeEcho
+from .hello import HELLO_TIMEOUT_S, NONCE_BYTES, TWIN, PeerRefused, Who, answer_hello, dial
+from .twins import Caller, Knock, Twins
 from .wire import MAX_MESSAGE_BYTES, BadMessage, decode_peer, encode
 
 PEER_PATH = "/peer"
 PING_S = 10.0
 REDIAL_S = 0.2
 REFUSED_REDIAL_S = 2.0
+PROBE_S = 1.0  # A process that does not answer for so long is replaced by another incarnation of its disk.
 MAX_WAITING_MESSAGES = 1_000
 
 LINK_FAILURES = (ClientError, OSError, asyncio.TimeoutError, BadMessage, PeerRefused)
@@ -44,6 +47,14 @@ class LinkOwner(Protocol):
 
     def peer_came(self, peer: Who) -> None:
         """A peer dialled this node."""
+        ...
+
+    def twin_came(self, peer: Who) -> None:
+        """A second process came with a disk whose first one answers, and was refused: an operator must look."""
+        ...
+
+    def peer_replaced(self, peer: Who) -> None:
+        """Another incarnation of this peer's disk took its place; nothing that it says counts any more."""
         ...
 
     def peer_said(self, peer: Who, message: PeerMessage) -> None:
@@ -98,7 +109,9 @@ class Link:
         self._owner.link_up(peer)
         sender = asyncio.create_task(self._send_waiting(socket))
         try:
-            await socket.receive()  # after the hello the other side says nothing here: this returns when the link ends
+            async for message in socket:  # after the hello the other side only probes: this ends with the link
+                if message.type is WSMsgType.BINARY and isinstance(probe := decode_peer(message.data), Probe):
+                    self.send(ProbeEcho(probe.nonce))
         finally:
             self.peer = None
             sender.cancel()
@@ -120,7 +133,10 @@ class LinkServer:
     def __init__(self, owner: LinkOwner, secret: bytes | None) -> None:
         self._owner = owner
         self._secret = secret
-        self._sockets: dict[web.WebSocketResponse, Who] = {}
+        self._links: dict[int, tuple[web.WebSocketResponse, Who]] = {}
+        self._number = 0
+        self._twins = Twins()
+        self._knocks: dict[int, asyncio.Future[bool]] = {}
         self._closed = False
 
     async def serve(self, request: web.Request) -> web.WebSocketResponse:
@@ -129,24 +145,85 @@ class LinkServer:
             raise web.HTTPServiceUnavailable
         socket = web.WebSocketResponse(max_msg_size=MAX_MESSAGE_BYTES, timeout=1.0)
         await socket.prepare(request)
+        self._number += 1
+        number = self._number
         try:
             async with asyncio.timeout(HELLO_TIMEOUT_S):
-                peer = await answer_hello(socket, self._owner.who(), "peer", self._secret, os.urandom(NONCE_BYTES))
+                peer = await answer_hello(
+                    socket, self._owner.who(), "peer", self._secret, os.urandom(NONCE_BYTES), self.admit
+                )
             if self._closed:  # while the hello was under way: whoever comes next serves the next dial
                 raise ConnectionResetError("this node hung up")
-            self._sockets[socket] = peer
-            self._owner.peer_came(peer)
-            async for message in socket:
-                if message.type is WSMsgType.BINARY:
-                    self._owner.peer_said(peer, decode_peer(message.data))
+            await self._listen(number, socket, peer)
         except LINK_FAILURES:
             await socket.close()
-        finally:
-            self._sockets.pop(socket, None)
         return socket
+
+    async def _listen(self, number: int, socket: web.WebSocketResponse, peer: Who) -> None:
+        self._links[number] = (socket, peer)
+        self._twins.stands(number, Caller(peer.disk_id, peer.incarnation))
+        try:
+            self._owner.peer_came(peer)
+            async for message in socket:
+                if number not in self._links:
+                    raise ConnectionResetError("another incarnation of this disk took its place")
+                if message.type is WSMsgType.BINARY:
+                    self._hear(number, peer, decode_peer(message.data))
+        finally:
+            self._end(number)
+
+    def _hear(self, number: int, peer: Who, message: PeerMessage) -> None:
+        if not isinstance(message, ProbeEcho):
+            self._owner.peer_said(peer, message)
+        elif self._twins.answered(number, message.nonce) and not self._knocks[message.nonce].done():
+            self._knocks[message.nonce].set_result(False)
+
+    def _end(self, number: int) -> None:
+        self._links.pop(number, None)
+        self._twins.ended(number)
+        for knock in self._knocks.values():
+            if not knock.done():
+                knock.set_result(True)  # asked again: another link may stand
+
+    async def admit(self, peer: Who) -> None:
+        """Let a peer in unless another incarnation of its disk answers; replace the one that does not.
+
+        Raises:
+            PeerRefused: it does; the owner was told.
+        """
+        caller = Caller(peer.disk_id, peer.incarnation)
+        deadline = asyncio.get_running_loop().time() + PROBE_S
+        while (knock := self._twins.came(caller)) is not None:
+            if await self._is_answered(knock, deadline):
+                self._owner.twin_came(peer)
+                raise PeerRefused(TWIN, f"another process of {peer.node_id} with this disk runs, and answers")
+            if asyncio.get_running_loop().time() >= deadline:
+                for number in knock.links:
+                    await self._replace(number)
+
+    async def _is_answered(self, knock: Knock, deadline: float) -> bool:
+        """Probe; whether a link answers before the deadline, and before one of them ends."""
+        knocked = self._knocks[knock.nonce] = asyncio.get_running_loop().create_future()
+        try:
+            async with asyncio.timeout_at(deadline):
+                for socket in [self._links[number][0] for number in knock.links]:
+                    await socket.send_bytes(encode(Probe(knock.nonce)))
+                return not await knocked
+        except (TimeoutError, OSError):
+            return False
+        finally:
+            del self._knocks[knock.nonce]
+            self._twins.decided(knock)
+
+    async def _replace(self, number: int) -> None:
+        link = self._links.get(number)
+        if link is not None:
+            self._end(number)
+            self._owner.peer_replaced(link[1])
+            await link[0].close()
 
     async def close(self) -> None:
         """Hang up on everybody, and take nobody any more."""
         self._closed = True
-        for socket in list(self._sockets):
+        for socket, _ in list(self._links.values()):
             await socket.close()

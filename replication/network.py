@@ -45,6 +45,7 @@ class Told:
 
     failures: dict[str, str] = field(default_factory=dict)
     foreign: set[str] = field(default_factory=set)
+    alarms: dict[str, str] = field(default_factory=dict)
     upstream: UpstreamTold | None = None
 
 
@@ -57,6 +58,7 @@ class Network:
         handle: Callable[[events.Event], None],
         on_aside: Callable[[Who, PositionTold | LagTold], None],
         on_foreign: Callable[[set[str]], None],
+        on_alarm: Callable[[str], None],
         stream_id: Callable[[], int],
         secret: bytes | None,
         max_frame_bytes: int,
@@ -65,6 +67,7 @@ class Network:
         self._handle = handle
         self._on_aside = on_aside
         self._on_foreign = on_foreign
+        self._on_alarm = on_alarm
         self._stream_id = stream_id
         self._secret = secret
         self._max_frame_bytes = max_frame_bytes
@@ -74,7 +77,7 @@ class Network:
         self._upstreams: dict[int, UpstreamSocket] = {}
         self._downstreams: dict[int, DownstreamSocket] = {}
         self.link_server = LinkServer(self, secret)
-        self.stream_server = StreamServer(self, secret)
+        self.stream_server = StreamServer(self, secret, self.link_server.admit)
         self.told = Told()
 
     def start(self, session: ClientSession, urls: dict[str, str]) -> None:
@@ -168,6 +171,16 @@ class Network:
     def peer_came(self, peer: Who) -> None:
         """Dial back whoever is not known yet: an observer that no configuration names."""
         self._dial(peer.node_id, peer.address)
+
+    def twin_came(self, peer: Who) -> None:
+        """Rule 10: a copy of a running node's data_dir runs, too. It was refused; the alarm stays."""
+        text = f"a second process of {peer.node_id} ({peer.address}) runs with the same disk: stop it, it is a copy"
+        self.told.alarms[peer.node_id] = text
+        self._on_alarm(text)
+
+    def peer_replaced(self, peer: Who) -> None:
+        """The streams of a process that does not answer end with its link."""
+        self.stream_server.hang_up(peer)
 
     def peer_said(self, peer: Who, message: PeerMessage) -> None:
         """Pass on what concerns a rule, and set the rest aside."""

@@ -116,6 +116,7 @@ class Replica:
             self._step,
             self._heard_aside,
             self._met_foreigners,
+            owner.alarmed,
             state.next_stream_id,
             options.secret,
             options.max_frame_bytes,

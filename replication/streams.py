@@ -16,7 +16,7 @@ from aiohttp import ClientSession, ClientWebSocketResponse, WSMsgType, web
 
 from .assembler import Assembled, FrameAssembler
 from .core.messages import Ack, Differs, Open, OpenAnswer, StreamMessage
-from .hello import HELLO_TIMEOUT_S, NONCE_BYTES, Who, answer_hello, dial
+from .hello import HELLO_TIMEOUT_S, NONCE_BYTES, Admit, Who, answer_hello, dial
 from .links import LINK_FAILURES
 from .outbox import Outbox
 from .shipment import Positions, Shipment, from_message, to_messages
@@ -222,9 +222,16 @@ class DownstreamSocket:
 class StreamServer:
     """Takes the streams that followers open."""
 
-    def __init__(self, owner: StreamOwner, secret: bytes | None, opening_timeout_s: float = HELLO_TIMEOUT_S) -> None:
+    def __init__(
+        self,
+        owner: StreamOwner,
+        secret: bytes | None,
+        admit: Admit | None = None,
+        opening_timeout_s: float = HELLO_TIMEOUT_S,
+    ) -> None:
         self._owner = owner
         self._secret = secret
+        self._admit = admit
         self._opening_timeout_s = opening_timeout_s
         self._open: set[DownstreamSocket] = set()
         self._closed = False
@@ -239,7 +246,8 @@ class StreamServer:
         reason = "the follower closed it"
         try:
             async with asyncio.timeout(HELLO_TIMEOUT_S):
-                peer = await answer_hello(socket, self._owner.who(), "stream", self._secret, os.urandom(NONCE_BYTES))
+                nonce = os.urandom(NONCE_BYTES)
+                peer = await answer_hello(socket, self._owner.who(), "stream", self._secret, nonce, self._admit)
             if self._closed:  # while the hello was under way
                 raise ConnectionResetError("this node hung up")
             downstream = DownstreamSocket(self._owner, socket, peer, self._opening_timeout_s)
@@ -253,6 +261,12 @@ class StreamServer:
                 self._owner.stream_closed(downstream.stream_id, reason)
             await socket.close()
         return socket
+
+    def hang_up(self, peer: Who) -> None:
+        """End the streams of one incarnation of a disk."""
+        for downstream in list(self._open):
+            if (downstream.peer.disk_id, downstream.peer.incarnation) == (peer.disk_id, peer.incarnation):
+                downstream.hang_up()
 
     async def close(self) -> None:
         """Hang up on everybody, and take nobody any more."""

@@ -31,6 +31,7 @@ class Owner:
     roles: list[actions.RoleMoved] = field(default_factory=list)
     reads: dict[int, int | None] = field(default_factory=dict)
     halts: list[str] = field(default_factory=list)
+    alarms: list[str] = field(default_factory=list)
 
     def apply_to(self, index: int) -> None:
         self.applied_index = index
@@ -40,6 +41,9 @@ class Owner:
 
     def rejected(self, write: Write, reason: Reason) -> None:
         self.rejections.append((write, reason))
+
+    def alarmed(self, text: str) -> None:
+        self.alarms.append(text)
 
     def transfer_ended(self, reason: str) -> None:
         raise AssertionError(reason)

@@ -48,6 +48,8 @@ class Told:
     down: list[str] = field(default_factory=list)
     failed: list[str] = field(default_factory=list)
     came: list[Who] = field(default_factory=list)
+    twins: list[Who] = field(default_factory=list)
+    replaced: list[Who] = field(default_factory=list)
     said: list[tuple[str, PeerMessage]] = field(default_factory=list)
     connected: list[int] = field(default_factory=list)
     answers: list[OpenAnswer] = field(default_factory=list)
@@ -75,6 +77,12 @@ class Told:
 
     def peer_said(self, peer: Who, message: PeerMessage) -> None:
         self.said.append((peer.node_id, message))
+
+    def twin_came(self, peer: Who) -> None:
+        self.twins.append(peer)
+
+    def peer_replaced(self, peer: Who) -> None:
+        self.replaced.append(peer)
 
     def stream_connected(self, stream_id: int) -> None:
         self.connected.append(stream_id)
@@ -483,7 +491,7 @@ async def leading(
     told: Told, opening_timeout_s: float = DEADLINE_S
 ) -> AsyncGenerator[tuple[StreamServer, ClientWebSocketResponse]]:
     """A stream server, and a follower's socket to it that has said hello."""
-    server = StreamServer(told, None, opening_timeout_s)
+    server = StreamServer(told, None, opening_timeout_s=opening_timeout_s)
     async with listening({"/peer/stream": server.serve}) as address, calling() as session:
         socket = await session.ws_connect(f"http://{address}/peer/stream", max_msg_size=4 << 20)
         await dial_hello(socket, who("n2"), "n1", "stream", None, NONCE)

@@ -1,0 +1,187 @@
+"""Rule 10: of two processes with one disk, the first that answers stays; the decision, then both over real sockets."""
+
+import asyncio
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+
+import pytest
+from aiohttp import ClientSession, ClientWebSocketResponse, WSMsgType
+
+from quire.replication.core.messages import HeartbeatEcho, Open, Probe
+from quire.replication.core.promise import Promise
+from quire.replication.hello import PeerRefused, Who, dial_hello
+from quire.replication.links import Link, LinkServer
+from quire.replication.streams import StreamServer
+from quire.replication.twins import Caller, Knock, Twins
+from quire.replication.wire import decode_peer, encode
+from tests.replication.loopback import DEADLINE_S, calling, listening, until, who
+from tests.replication.running import cluster_of
+from tests.replication.test_network import Told, ended
+
+DISK, OTHER = bytes(16), bytes(range(16))
+NONCE = bytes(16)
+ECHO = HeartbeatEcho(3, 1, 3)
+
+
+# The decision
+
+
+def test_a_first_connection_enters() -> None:
+    assert Twins().came(Caller(DISK, 1)) is None
+
+
+@pytest.mark.parametrize("second", [Caller(DISK, 1), Caller(OTHER, 2)])
+def test_the_same_process_or_another_disk_enters(second: Caller) -> None:
+    twins = Twins()
+    twins.stands(7, Caller(DISK, 1))
+
+    assert twins.came(second) is None
+
+
+def test_another_incarnation_of_a_disk_enters_only_when_every_link_of_the_first_was_asked() -> None:
+    twins = Twins()
+    for link in (7, 8):
+        twins.stands(link, Caller(DISK, 1))
+    twins.stands(9, Caller(OTHER, 1))
+
+    assert twins.came(Caller(DISK, 2)) == Knock(1, [7, 8])
+
+
+def test_a_link_that_ended_is_not_asked() -> None:
+    twins = Twins()
+    twins.stands(7, Caller(DISK, 1))
+    twins.ended(7)
+
+    assert twins.came(Caller(DISK, 2)) is None
+
+
+def test_only_an_answer_to_a_probe_that_was_sent_after_the_newcomer_came_refuses_it() -> None:
+    twins = Twins()
+    twins.stands(7, Caller(DISK, 1))
+    first = twins.came(Caller(DISK, 2))
+    assert first is not None
+    twins.decided(first)
+    second = twins.came(Caller(DISK, 3))
+    assert second is not None
+
+    assert not twins.answered(7, first.nonce)
+    assert not twins.answered(8, second.nonce)
+    assert twins.answered(7, second.nonce)
+
+
+# Over sockets
+
+
+@asynccontextmanager
+async def serving(theirs: Told) -> AsyncGenerator[tuple[LinkServer, str, ClientSession]]:
+    """A node's server of links and streams, its address, and something to dial it with."""
+    server = LinkServer(theirs, None)
+    streams = StreamServer(theirs, None, server.admit)
+    async with (
+        listening({"/peer": server.serve, "/peer/stream": streams.serve}) as address,
+        calling() as session,
+    ):
+        try:
+            yield server, address, session
+        finally:
+            await streams.close()
+            await server.close()
+
+
+async def hello(
+    session: ClientSession, address: str, me: Who, *, purpose: str = "peer"
+) -> ClientWebSocketResponse | str:
+    """The socket on which n2 let this process in, or the code of its refusal."""
+    path = "/peer" if purpose == "peer" else "/peer/stream"
+    socket = await session.ws_connect(f"http://{address}{path}")
+    try:
+        await dial_hello(socket, me, "n2", purpose, None, NONCE)
+    except PeerRefused as error:
+        await socket.close()
+        return error.code
+    return socket
+
+
+@pytest.mark.parametrize("purpose", ["peer", "stream"])
+async def test_a_twin_is_refused_with_an_alarm_while_the_first_process_answers(purpose: str) -> None:
+    mine, theirs = Told(who("n1")), Told(who("n2"))
+    async with serving(theirs) as (_, address, session):
+        link = Link(mine, session, "n2", address, None)
+        await until(lambda: theirs.came)
+
+        assert await hello(session, address, who("n1", incarnation=2), purpose=purpose) == "twin"
+
+        link.send(ECHO)
+        await until(lambda: theirs.said)
+        assert theirs.said == [("n1", ECHO)]
+        assert theirs.twins == [who("n1", incarnation=2)]
+        assert mine.down == []
+        assert theirs.replaced == []
+        await asyncio.wait_for(link.close(), DEADLINE_S)
+
+
+async def test_a_first_process_that_does_not_answer_is_replaced_and_says_nothing_more() -> None:
+    theirs = Told(who("n2"))
+    async with serving(theirs) as (_, address, session):
+        silent = await hello(session, address, who("n1"))
+        assert isinstance(silent, ClientWebSocketResponse)
+
+        second = await hello(session, address, who("n1", incarnation=2))
+        assert isinstance(second, ClientWebSocketResponse)
+        await silent.send_bytes(encode(ECHO))
+        await second.send_bytes(encode(HeartbeatEcho(9, 9, 9)))
+        await until(lambda: theirs.said)
+
+        assert theirs.said == [("n1", HeartbeatEcho(9, 9, 9))]
+        assert theirs.replaced == [who("n1")]
+        assert theirs.twins == []
+        await silent.close()
+        await second.close()
+
+
+async def test_a_process_that_restarted_enters_as_soon_as_its_first_connection_ends() -> None:
+    theirs = Told(who("n2"))
+    async with serving(theirs) as (_, address, session):
+        first = await hello(session, address, who("n1"))
+        assert isinstance(first, ClientWebSocketResponse)
+        entering = asyncio.create_task(hello(session, address, who("n1", incarnation=2)))
+        assert isinstance(decode_peer((await first.receive()).data), Probe)
+
+        await first.close()
+
+        second = await asyncio.wait_for(entering, DEADLINE_S)
+        assert isinstance(second, ClientWebSocketResponse)
+        assert (theirs.replaced, theirs.twins) == ([], [])
+        await second.close()
+
+
+async def test_the_streams_of_a_process_that_was_replaced_end() -> None:
+    async with cluster_of("n1", "n2") as cluster, calling() as session:
+        address = cluster.addresses["n1"]
+        silent = who("n9")
+        link = await session.ws_connect(f"http://{address}/peer")
+        await dial_hello(link, silent, "n1", "peer", None, NONCE)
+        stream = await session.ws_connect(f"http://{address}/peer/stream")
+        await dial_hello(stream, silent, "n1", "stream", None, NONCE)
+        await stream.send_bytes(encode(Open(Promise(0, "n1", 0), ((0, 0),), 1, 1)))
+        assert (await stream.receive()).type is WSMsgType.BINARY  # its opening is answered: the stream stands
+
+        second = await session.ws_connect(f"http://{address}/peer")
+        await dial_hello(second, who("n9", incarnation=2), "n1", "peer", None, NONCE)
+
+        assert await ended(stream)
+        for socket in (link, second):
+            await socket.close()
+
+
+async def test_a_running_cluster_tells_of_a_twin_in_its_alarms() -> None:
+    async with cluster_of("n1", "n2") as cluster, calling() as session:
+        twin = who("n2", incarnation=1 << 40)
+        socket = await session.ws_connect(f"http://{cluster.addresses['n1']}/peer")
+        with pytest.raises(PeerRefused, match="twin"):
+            await dial_hello(socket, twin, "n1", "peer", None, NONCE)
+        await socket.close()
+
+        assert len(cluster["n1"].owner.alarms) == 1
+        assert "n2" in cluster["n1"].owner.alarms[0]
+        assert list(cluster["n1"].replica.network.told.alarms) == ["n2"]
