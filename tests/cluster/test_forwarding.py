@@ -13,6 +13,8 @@ from quire.cluster.config import host_and_port
 from tests.cluster.running import RunningCluster, free_addresses, running_cluster
 
 JSON = "application/json"
+DEADLINE_S = 30.0
+LOCAL_STATE = "/state?consistency=local"
 ADD_3 = orjson.dumps({"commands": [["add", 3]]})
 
 
@@ -121,6 +123,9 @@ async def test_a_read_whose_answer_is_lost_on_the_hop_is_unavailable(tmp_path: P
 async def test_a_leader_that_is_gone_is_503_and_nothing_is_written(tmp_path: Path) -> None:
     async with running_cluster(tmp_path) as cluster:
         await cluster.commands("n1", ["add", 3])
+        async with asyncio.timeout(DEADLINE_S):
+            while (await cluster.ask("n2", "GET", LOCAL_STATE)).document["state"] != "45":
+                pass  # a follower hears of a commit a moment after its client
         await cluster.stop("n1")
         problems = set()
         while True:
@@ -131,8 +136,7 @@ async def test_a_leader_that_is_gone_is_503_and_nothing_is_written(tmp_path: Pat
                 break
         assert problems <= {"leader-unreachable", "no-leader"}
 
-        state = (await cluster.ask("n2", "GET", "/state?consistency=local")).document["state"]
-        assert state == "45"
+        assert (await cluster.ask("n2", "GET", LOCAL_STATE)).document["state"] == "45"
         assert (await cluster.ask("n2", "GET", "/readyz")).document["reasons"]
 
 
