@@ -25,6 +25,7 @@ _PLAIN_TYPES = frozenset({int, float, bool, str, bytes, type(None)})
 _CONTAINER_TYPES = (list, tuple, dict)
 
 _packer: Callable[[Any], bytes] = msgpack.Packer(use_bin_type=True, autoreset=True).pack
+_array_head: Callable[[int], bytes] = msgpack.Packer(autoreset=True).pack_array_header
 _unpackb: Callable[..., Any] = msgpack.unpackb
 
 
@@ -38,6 +39,11 @@ def pack(value: Any) -> bytes:
         return _packer(value)
     except (TypeError, ValueError, OverflowError) as error:
         raise PayloadInvalid(f"cannot be packed: {error}") from error
+
+
+def array_head(count: int) -> bytes:
+    """The smallest head of an array of `count`, whose items follow."""
+    return _array_head(count)
 
 
 def unpack(buffer: bytes | bytearray | memoryview, *, ext: bool = False) -> Any:

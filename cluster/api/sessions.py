@@ -42,7 +42,7 @@ def place_of(request: web.Request) -> Place:
 
 
 async def post_sessions(request: web.Request) -> web.StreamResponse:
-    """{"session", "sequence"}: a new session, and the last sequence that was used under its name (0: none)."""
+    """A new session, the last sequence that was used under its name (0: none), and what it may send at once."""
     node = request.app[NODE]
     parameters_of(request)
     body = await read_body(request, BODY_BYTES)
@@ -54,7 +54,8 @@ async def post_sessions(request: web.Request) -> web.StreamResponse:
     reply = await write_within_deadline(node, write, applied=True)
     if reply.refused:
         raise SessionsFull(reply.refused[0][2])
-    return answer(request, reply.results[0])
+    limits = {"session_window": node.session_window, "max_request_bytes": node.config.max_request_bytes}
+    return answer(request, {**reply.results[0], **limits})
 
 
 def _name_of(request: web.Request, body: bytes) -> str | None:

@@ -18,7 +18,7 @@ from ..demo import run_demo
 from ..errors import Malformed
 from .exits import Exit, complain, exit_of
 from .follow import follow_log, watch_status
-from .load import load_file
+from .load import BATCH_COMMANDS, load_file
 from .output import printable, to_json
 from .status import show_status
 
@@ -107,8 +107,12 @@ def append(
 def load(
     file: Annotated[Path, typer.Argument(help="NDJSON: one command a line; - is stdin.")],
     batch: Annotated[
-        int, typer.Option("--batch", min=1, help="Commands in one request, applied all or none.")
-    ] = 20_000,
+        int, typer.Option("--batch", min=1, help="Commands in one frame, applied all or none.")
+    ] = BATCH_COMMANDS,
+    session: Annotated[
+        str | None,
+        typer.Option("--session", metavar="NAME", help="Go on behind the lines that were loaded under this name."),
+    ] = None,
     acknowledged: Annotated[
         Path | None,
         typer.Option("--acknowledged", help="Append a JSON line for each acknowledged batch: lines [from, to), index."),
@@ -117,8 +121,11 @@ def load(
     as_json: Json = False,
     timeout: Timeout = DEFAULT_TIMEOUT_S,
 ) -> None:
-    """Apply a file of commands in their order, batch after batch."""
-    raise typer.Exit(load_file(servers_of(server), file, batch, acknowledged, as_json=as_json, timeout_s=timeout))
+    """Apply a file of commands in their order, each once, batch behind batch."""
+    named = servers_of(server)
+    raise typer.Exit(
+        load_file(named, file, batch, acknowledged, as_json=as_json, timeout_s=timeout, session=session or None)
+    )
 
 
 @app.command()

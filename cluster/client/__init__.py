@@ -1,9 +1,24 @@
 """The client: `quire.connect("host:port,host:port")`, and `quire.connect_sync` without an event loop."""
 
 from .blocking import BlockingClient, connect_sync
-from .client import BatchReply, Client, State, connect
-from .errors import BadRequest, ClientError, NotFound, OutcomeUnknown, Refused, ServerFault, Unavailable
+from .client import Client, State, connect
+from .errors import (
+    BadRequest,
+    ClientError,
+    Halted,
+    NotFound,
+    OutcomeUnknown,
+    Refused,
+    ReplyGone,
+    ServerFault,
+    SessionError,
+    SessionExpired,
+    SessionFenced,
+    Unavailable,
+)
 from .reading import Record
+from .replies import BatchReply
+from .session import Session
 
 __all__ = [
     "BadRequest",
@@ -11,11 +26,17 @@ __all__ = [
     "BlockingClient",
     "Client",
     "ClientError",
+    "Halted",
     "NotFound",
     "OutcomeUnknown",
     "Record",
     "Refused",
+    "ReplyGone",
     "ServerFault",
+    "Session",
+    "SessionError",
+    "SessionExpired",
+    "SessionFenced",
     "State",
     "Unavailable",
     "connect",

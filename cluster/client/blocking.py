@@ -6,11 +6,14 @@ One thread runs an event loop for the client. Any thread may call; calls of seve
 import asyncio
 import threading
 from collections.abc import Coroutine, Iterator, Sequence
+from concurrent.futures import CancelledError, Future
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
-from .client import DEFAULT_TIMEOUT_S, BatchReply, Client, State
+from .client import DEFAULT_TIMEOUT_S, Client, State
 from .reading import Pages, Record
+from .replies import BatchReply
+from .session import Session
 
 Result = TypeVar("Result")
 
@@ -18,8 +21,15 @@ Result = TypeVar("Result")
 class BlockingClient:
     """`Client`, blocking. What each call gives and raises is described there."""
 
-    def __init__(self, servers: str | Sequence[str], *, timeout_s: float = DEFAULT_TIMEOUT_S) -> None:
-        self._client = Client(servers, timeout_s=timeout_s)
+    def __init__(
+        self,
+        servers: str | Sequence[str],
+        *,
+        session: str | None = None,
+        timeout_s: float = DEFAULT_TIMEOUT_S,
+        halt_on_failure: bool = False,
+    ) -> None:
+        self._client = Client(servers, session=session, timeout_s=timeout_s, halt_on_failure=halt_on_failure)
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
 
@@ -54,9 +64,17 @@ class BlockingClient:
         """Apply commands in their order, as one frame."""
         return self._run(self._client.apply_batch(commands))
 
-    def apply_lines(self, lines: bytes) -> BatchReply:
-        """Apply commands that are NDJSON already, as one frame."""
-        return self._run(self._client.apply_lines(lines))
+    def submit(self, command: Any) -> Future[Any]:
+        """Hand in one command; a future for its result. Waits for room in the window only."""
+        return self._run(_handed_over(self._client.submit(command)))
+
+    def submit_batch(self, commands: Sequence[Any]) -> Future[BatchReply]:
+        """Hand in commands that become one frame; a future for their reply. Waits for room in the window only."""
+        return self._run(_handed_over(self._client.submit_batch(commands)))
+
+    def session(self) -> Session:
+        """The session of this client's commands, opened now if it was not."""
+        return self._run(self._client.session())
 
     def append(self, value: Any) -> int:
         """Append one record; return its index."""
@@ -130,6 +148,30 @@ async def _end_what_runs() -> None:
     await asyncio.gather(*others, return_exceptions=True)
 
 
-def connect_sync(servers: str | Sequence[str], *, timeout_s: float = DEFAULT_TIMEOUT_S) -> BlockingClient:
+async def _handed_over(submitting: Coroutine[Any, Any, asyncio.Future[Result]]) -> Future[Result]:
+    """A future for other threads that ends as the loop's own does; cancelling it cancels nothing on the loop."""
+    answer, handed = await submitting, Future[Result]()
+
+    def pass_on(answer: asyncio.Future[Result]) -> None:
+        if not handed.set_running_or_notify_cancel():
+            _ = answer.cancelled() or answer.exception()  # Looked at, so that nobody misses it.
+        elif answer.cancelled():
+            handed.set_exception(CancelledError())
+        elif (error := answer.exception()) is not None:
+            handed.set_exception(error)
+        else:
+            handed.set_result(answer.result())
+
+    answer.add_done_callback(pass_on)
+    return handed
+
+
+def connect_sync(
+    servers: str | Sequence[str],
+    *,
+    session: str | None = None,
+    timeout_s: float = DEFAULT_TIMEOUT_S,
+    halt_on_failure: bool = False,
+) -> BlockingClient:
     """A blocking client; see `connect`. Use it as `with quire.connect_sync("127.0.0.1:7001") as cluster:`."""
-    return BlockingClient(servers, timeout_s=timeout_s)
+    return BlockingClient(servers, session=session, timeout_s=timeout_s, halt_on_failure=halt_on_failure)

@@ -1,5 +1,6 @@
-"""The client's face: what DESIGN 7 shows of `quire.connect`, without sessions."""
+"""The client's face: what `quire.connect` gives."""
 
+import asyncio
 from collections.abc import AsyncIterator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
@@ -7,32 +8,20 @@ from types import TracebackType
 from typing import Any, Self
 from urllib.parse import urlencode
 
-import orjson
-
 from quire.log import PayloadInvalid, pack
-from quire.log.packing import ExtType, unpack_trusted
+from quire.log.packing import array_head
 
-from .errors import BadRequest, ClientError, Refused
+from .errors import BadRequest
+from .pipeline import Pipeline
 from .reading import Pages, Record, range_pages, tail_pages
-from .transport import Reply, Transport
+from .replies import BatchReply
+from .session import Session
+from .stream import CommandStream
+from .transport import MSGPACK, Reply, Transport, document_of, value_of
 
-MSGPACK = "application/msgpack"
-NDJSON = "application/x-ndjson"
 OCTETS = "application/octet-stream"
 DEFAULT_TIMEOUT_S = 30.0
-
-
-@dataclass(frozen=True, slots=True)
-class BatchReply:
-    """What a batch of commands came to: they stand at [index, index + len(results)).
-
-    `results` has None in the place of a refused command; `refused` lists those as [place, code, text].
-    """
-
-    index: int
-    epoch: int
-    results: list[Any]
-    refused: list[list[Any]]
+NOT_OPEN = "the client is not open; use it as in: async with quire.connect(...) as cluster"
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,65 +36,111 @@ class State:
 class Client:
     """One cluster, as seen from one event loop. Calls may run at the same time.
 
-    Every call ends within `timeout_s`. Without sessions a write is sent again only if it provably did nothing, so it
-    may end in OutcomeUnknown.
+    Commands go, in the order of the calls, over one pipelined stream under a session, and each executes once: what a
+    lost connection or a leader that ends leaves unanswered is sent again until it is answered. They end in
+    OutcomeUnknown only if `timeout_s` passes meanwhile. Appended records have no session: theirs is unknown as soon as
+    a connection breaks before the answer.
+
+    Every call ends within `timeout_s`.
     """
 
-    def __init__(self, servers: str | Sequence[str], *, timeout_s: float = DEFAULT_TIMEOUT_S) -> None:
+    def __init__(
+        self,
+        servers: str | Sequence[str],
+        *,
+        session: str | None = None,
+        timeout_s: float = DEFAULT_TIMEOUT_S,
+        halt_on_failure: bool = False,
+    ) -> None:
         named = servers.split(",") if isinstance(servers, str) else servers
         self._servers = tuple(server.strip() for server in named if server.strip())
         if not self._servers:
             raise ValueError("name at least one server, as in 127.0.0.1:7001,127.0.0.1:7002")
+        self._name = session
         self._timeout_s = timeout_s
+        self._halts = halt_on_failure
         self._transport: Transport | None = None
+        self._stream: CommandStream | None = None
 
     async def __aenter__(self) -> Self:
         self._transport = Transport(self._servers, self._timeout_s)
+        pipeline = Pipeline(self._timeout_s, halt_on_failure=self._halts)
+        self._stream = CommandStream(self._transport, pipeline, self._name)
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
+        """Wait for the answers that are due, unless an error ends the block; then end the stream and the session."""
         transport, self._transport = self._transport, None
-        if transport is not None:
+        stream, self._stream = self._stream, None
+        if transport is None or stream is None:
+            return
+        try:
+            await stream.close(drain=kind is None)
+        finally:
             await transport.close()
+
+    async def session(self) -> Session:
+        """The session of this client's commands; it is opened now if no command has opened it yet."""
+        return await self._commands().session()
+
+    async def submit(self, command: Any) -> asyncio.Future[Any]:
+        """Hand in one command; a future for its result, or for what `apply` raises.
+
+        Waits for room in the window, and not for the answer. What is handed in meanwhile leaves as one message. A
+        future that is cancelled drops its answer: the command is executed all the same.
+
+        Raises:
+            Unavailable: there was no room within `timeout_s`.
+            SessionError, BadRequest: see `quire.cluster.client.errors`.
+        """
+        packed, stream = _pack(command), self._commands()
+        answer = stream.pipeline.submit(packed, 1, batch=False)
+        if answer is None:
+            return await stream.submit_later(packed, 1, batch=False)
+        if stream.pipeline.crowded:
+            await asyncio.sleep(0)  # A message is full: the loop gets its turn to send it.
+        return answer
+
+    async def submit_batch(self, commands: Sequence[Any]) -> asyncio.Future[BatchReply]:
+        """Hand in commands that become one frame; a future for their reply. As `submit` else."""
+        count = len(commands)
+        if not count:
+            raise BadRequest({"status": 400, "detail": "there is no command in the batch; send at least one"})
+        packed, stream = _pack(list(commands))[len(array_head(count)) :], self._commands()
+        answer = stream.pipeline.submit(packed, count, batch=True)
+        return await stream.submit_later(packed, count, batch=True) if answer is None else answer
 
     async def apply(self, command: Any) -> Any:
         """Apply one command; return its result.
 
         Raises:
             Refused: by check (nothing was written, `index` is None) or by apply (`index` is its place in the log).
-            OutcomeUnknown, Unavailable, BadRequest: see `quire.cluster.client.errors`.
+            OutcomeUnknown, Unavailable, SessionError, BadRequest: see `quire.cluster.client.errors`.
         """
-        reply = await self.apply_batch([command])
-        if reply.refused:
-            raise Refused(reply.refused, reply.index)
-        return reply.results[0]
+        return await (await self.submit(command))
 
     async def apply_batch(self, commands: Sequence[Any]) -> BatchReply:
         """Apply commands in their order, as one frame: all of them or none. Raises as `apply`, of checks only."""
-        return await self._post_commands(_pack({"commands": list(commands)}), MSGPACK)
-
-    async def apply_lines(self, lines: bytes) -> BatchReply:
-        """Apply commands that are NDJSON already, as one frame; the bytes are sent as they are."""
-        return await self._post_commands(lines, NDJSON)
+        return await (await self.submit_batch(commands))
 
     async def append(self, value: Any) -> int:
         """Append one record; return its index. It is on a majority's disks then. Bytes above 1 MiB are a blob."""
         if not isinstance(value, bytes):
             return await self.append_batch([value])
         reply = await self._call("POST", "/records", writes=True, body=value, content_type=OCTETS)
-        return int(_document(reply)["write_index"])
+        return int(document_of(reply)["write_index"])
 
     async def append_batch(self, values: Sequence[Any]) -> int:
         """Append records as one frame; return the index of the first."""
         reply = await self._call("POST", "/records", writes=True, body=_pack(list(values)), content_type=MSGPACK)
-        return int(_document(reply)["write_index"])
+        return int(document_of(reply)["write_index"])
 
     async def read(self, index: int) -> Any:
         """The value of the record at an index. Raises NotFound."""
         reply = await self._call("GET", f"/records/{index}")
-        return _value(reply)
+        return value_of(reply)
 
     async def read_range(self, from_index: int | None = None, to_index: int | None = None) -> AsyncIterator[Record]:
         """The records [from_index, to_index) that are visible; from the first and to the last where None is given.
@@ -134,11 +169,11 @@ class Client:
 
     def range_pages(self, from_index: int | None, to_index: int | None) -> Pages:
         """`read_range` in pages, as they come from a server: less work a record."""
-        return range_pages(self._get, _value, from_index, to_index)
+        return range_pages(self._get, value_of, from_index, to_index)
 
     def tail_pages(self, from_index: int | None) -> Pages:
         """`tail` in pages, as they come from a server."""
-        return tail_pages(self._get, _value, from_index, self._timeout_s)
+        return tail_pages(self._get, value_of, from_index, self._timeout_s)
 
     async def query(self, request: Any, consistency: str = "linearizable", *, server: str | None = None) -> Any:
         """The machine's answer to a request; of one server if it is named, with consistency `local`.
@@ -148,28 +183,28 @@ class Client:
             ServerFault: the machine's own code failed at it.
         """
         path, body = "/query?" + urlencode({"consistency": consistency}), _pack({"request": request})
-        return _document(await self._call("POST", path, body=body, content_type=MSGPACK, server=server))["answer"]
+        return document_of(await self._call("POST", path, body=body, content_type=MSGPACK, server=server))["answer"]
 
     async def state(self, consistency: str = "linearizable", *, server: str | None = None) -> State:
         """The machine's state; of one server if it is named, with consistency `local`."""
         reply = await self._call("GET", "/state?" + urlencode({"consistency": consistency}), server=server)
-        return State(**_document(reply))
+        return State(**document_of(reply))
 
     async def status(self, server: str | None = None) -> dict[str, Any]:
         """What a server knows of itself; the leader, or the first that answers, where none is named."""
-        return _document(await self._call("GET", "/status", server=server))
+        return document_of(await self._call("GET", "/status", server=server))
 
     async def ready(self, server: str) -> bool:
         """Whether a server says that it is ready. Raises Unavailable if it is not before the deadline."""
-        return bool(_document(await self._call("GET", "/readyz", server=server))["ready"])
+        return bool(document_of(await self._call("GET", "/readyz", server=server))["ready"])
 
     async def _get(self, path: str) -> Reply:
         return await self._call("GET", path)
 
-    async def _post_commands(self, body: bytes, content_type: str) -> BatchReply:
-        reply = await self._call("POST", "/commands", writes=True, body=body, content_type=content_type)
-        document = _document(reply)
-        return BatchReply(document["index"], document["epoch"], document["results"], document.get("refused", []))
+    def _commands(self) -> CommandStream:
+        if self._stream is None:
+            raise RuntimeError(NOT_OPEN)
+        return self._stream
 
     async def _call(
         self,
@@ -182,20 +217,31 @@ class Client:
         server: str | None = None,
     ) -> Reply:
         if self._transport is None:
-            raise RuntimeError("the client is not open; use it as in: async with quire.connect(...) as cluster")
+            raise RuntimeError(NOT_OPEN)
         headers = {"Accept": MSGPACK}
         if content_type is not None:
             headers["Content-Type"] = content_type
         return await self._transport.call(method, path, writes=writes, body=body, headers=headers, server=server)
 
 
-def connect(servers: str | Sequence[str], *, timeout_s: float = DEFAULT_TIMEOUT_S) -> Client:
+def connect(
+    servers: str | Sequence[str],
+    *,
+    session: str | None = None,
+    timeout_s: float = DEFAULT_TIMEOUT_S,
+    halt_on_failure: bool = False,
+) -> Client:
     """A client for the cluster that these servers (HOST:PORT, comma-separated or a sequence) belong to.
 
     Use it as `async with quire.connect("127.0.0.1:7001,127.0.0.1:7002") as cluster:`. One server is enough to find the
-    leader; more keep working when that one is gone. `timeout_s` bounds every call.
+    leader; more keep working when that one is gone.
+
+    `session` names the session of its commands: the client goes on where the last holder of that name stopped, who is
+    answered SessionFenced from then on. Without a name it has a session of its own, until it is closed. `timeout_s`
+    bounds every call. With `halt_on_failure` nothing is sent behind a command that the machine's check refused, or
+    that was not answered in time: what was handed in behind it, and all later, fails as Halted.
     """
-    return Client(servers, timeout_s=timeout_s)
+    return Client(servers, session=session, timeout_s=timeout_s, halt_on_failure=halt_on_failure)
 
 
 def _pack(value: Any) -> bytes:
@@ -205,22 +251,3 @@ def _pack(value: Any) -> bytes:
         raise BadRequest(
             {"type": "about:blank", "status": 400, "detail": f"this cannot be sent: {error.reason}"}
         ) from None
-
-
-def _document(reply: Reply) -> dict[str, Any]:
-    document = _value(reply)
-    if not isinstance(document, dict):
-        raise ClientError(f"a server answered {reply.content_type} that is no map; is it a quire node?")
-    return document
-
-
-def _value(reply: Reply) -> Any:
-    match reply.content_type:
-        case "application/msgpack":
-            return unpack_trusted(reply.body, ExtType)
-        case "application/json":
-            return orjson.loads(reply.body)
-        case "application/octet-stream":
-            return reply.body
-        case _:
-            raise ClientError(f"a server answered {reply.content_type}, which no quire node does; check the address")

@@ -4,6 +4,8 @@
 - BadRequest, NotFound: the cluster cannot do what was asked; nothing was written
 - Unavailable: nobody could be reached who could; nothing was written, try again later
 - OutcomeUnknown: the write may have happened, may happen yet, or not at all
+- SessionFenced, SessionExpired, ReplyGone: the client's session answers this no more
+- Halted: something before it failed, so it was not sent
 - ServerFault: a node failed at a read in a way that it should not, or its machine at a check or a query; nothing was
   written
 """
@@ -68,3 +70,31 @@ class ServerFault(ClientError):
     def __init__(self, reason: str) -> None:
         super().__init__(f"the server failed: {reason}")
         self.reason = reason
+
+
+class SessionError(ClientError):
+    """The session does not answer this command, which was not executed. `code` is the server's word for why."""
+
+    def __init__(self, code: str, text: str) -> None:
+        super().__init__(f"{code}: {text}")
+        self.code = code
+        self.text = text
+
+
+class SessionFenced(SessionError):
+    """Somebody else opened the session's name and holds it now; connect again to take it back."""
+
+
+class SessionExpired(SessionError):
+    """The session was closed, or forgotten for being idle too long."""
+
+
+class ReplyGone(SessionError):
+    """The command was executed, but too long ago: its reply is kept no more."""
+
+
+class Halted(ClientError):
+    """Something before this failed, and the client was to send nothing behind that; nothing was written."""
+
+    def __init__(self) -> None:
+        super().__init__("an earlier command failed; nothing of this was written")

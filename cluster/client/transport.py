@@ -5,6 +5,7 @@ server's own problem says so (503, 429). A connection that broke later, a timeou
 nothing and ends in OutcomeUnknown. Reads are tried again on every failure.
 """
 
+import asyncio
 import os
 import time
 from collections.abc import Mapping, Sequence
@@ -17,7 +18,9 @@ import orjson
 import stamina
 from aiohttp.payload import TOO_LARGE_BYTES_BODY
 
-from .errors import BadRequest, NotFound, OutcomeUnknown, Refused, ServerFault, Unavailable
+from quire.log.packing import ExtType, unpack_trusted
+
+from .errors import BadRequest, ClientError, NotFound, OutcomeUnknown, Refused, ServerFault, Unavailable
 
 CONNECT_TIMEOUT_S = 1.0
 READ_ATTEMPT_TIMEOUT_S = 5.0  # A read may be asked of another server; a write waits for its own answer.
@@ -26,6 +29,10 @@ BACKOFF_LONGEST_S = 1.0
 LAST_SHARE = 0.1  # No attempt begins in the last tenth of a call's time: too short, it would only make a write unknown.
 UNREACHABLE_FOR_S = 30.0  # A leader's address that this client cannot reach, as from outside of its network.
 READ_BUFFER_BYTES = 1 << 18
+STREAM_CONNECT_TIMEOUT_S = 3.0  # A follower connects to the leader first.
+HEARTBEAT_S = 4.0  # A stream whose server is silent for one and a half of these is given up.
+ANSWER_BYTES = 64 << 20
+MSGPACK = "application/msgpack"
 OWN_TYPE = "urn:quire:problem:"
 MACHINE_FAILED = OWN_TYPE + "machine-failed"  # The one 500 that proves that nothing was written.
 
@@ -36,6 +43,27 @@ class Reply(NamedTuple):
     body: bytes
     content_type: str
     headers: Mapping[str, str]
+
+
+def document_of(reply: Reply) -> dict[str, Any]:
+    """The map that an answer holds. Raises ClientError."""
+    document = value_of(reply)
+    if not isinstance(document, dict):
+        raise ClientError(f"a server answered {reply.content_type} that is no map; is it a quire node?")
+    return document
+
+
+def value_of(reply: Reply) -> Any:
+    """What an answer holds. Raises ClientError: it is of no kind that a quire node gives."""
+    match reply.content_type:
+        case "application/msgpack":
+            return unpack_trusted(reply.body, ExtType)
+        case "application/json":
+            return orjson.loads(reply.body)
+        case "application/octet-stream":
+            return reply.body
+        case _:
+            raise ClientError(f"a server answered {reply.content_type}, which no quire node does; check the address")
 
 
 class NothingWritten(Exception):
@@ -106,6 +134,36 @@ class Transport:
         except NothingWritten as error:
             raise Unavailable(f"{error}, for {self.timeout_s:g} s") from None
         raise Unavailable("no attempt was made")
+
+    async def call_once(
+        self, method: str, path: str, *, writes: bool = False, body: bytes | None = None, timeout_s: float
+    ) -> Reply:
+        """`call` in msgpack, without a second attempt. Raises NothingWritten where `call` would make one."""
+        headers = {"Accept": MSGPACK} if body is None else {"Accept": MSGPACK, "Content-Type": MSGPACK}
+        attempt = _Attempt(method, path, writes, body, headers)
+        return await self._try_each(self._candidates(), attempt, time.monotonic() + timeout_s)
+
+    async def connect(self, path: str) -> aiohttp.ClientWebSocketResponse:
+        """A WebSocket to the leader, or to another server, which carries it there. Raises NothingWritten."""
+        failure = NothingWritten("no server is named")
+        for server in self._candidates():
+            try:
+                async with asyncio.timeout(STREAM_CONNECT_TIMEOUT_S):
+                    return await self._session.ws_connect(
+                        f"http://{server}{path}",
+                        heartbeat=HEARTBEAT_S,
+                        max_msg_size=ANSWER_BYTES,
+                    )
+            except aiohttp.WSServerHandshakeError as error:
+                failure = NothingWritten(f"{server} says {error.status}")
+                if error.headers is not None:
+                    self._learn_leader(error.headers.get("Quire-Leader"))
+            except aiohttp.InvalidURL:
+                failure = NothingWritten(f"{server} is no HOST:PORT")
+            except (aiohttp.ClientError, OSError) as error:
+                self._forget(server)
+                failure = NothingWritten(f"{server} cannot be reached ({_reason(error)})")
+        raise failure
 
     def _candidates(self) -> list[str]:
         """The leader if it is known and can be reached, then the servers that were named."""

@@ -12,7 +12,7 @@ import uvloop
 from rich.console import Console
 
 from ..cli.exits import Exit, complain
-from ..cli.load import Loaded, load
+from ..cli.load import BATCH_COMMANDS, Loaded, load
 from ..cli.output import to_json
 from ..cli.progress import shown_progress
 from ..cli.status import NodeRow, Rows, ask_nodes, node_table
@@ -23,7 +23,6 @@ from .nodes import DemoFailed, DemoNodes
 READY_TIMEOUT_S = 30.0
 EQUAL_TIMEOUT_S = 60.0
 POLL_S = 0.05
-BATCH = 5000
 
 
 class Outcome(NamedTuple):
@@ -112,7 +111,7 @@ async def _load_and_compare(nodes: DemoNodes, commands: int, console: Console) -
         before = await client.state()
         loaded = Loaded()
         with file.open("rb") as lines, shown_progress("loading", file.stat().st_size, hidden=False) as progress:
-            await load(client, lines, BATCH, loaded, None, progress)
+            await load(client, lines, BATCH_COMMANDS, loaded, None, progress)
         summary = loaded.summary()
         console.print(
             f"{summary['commands']:,} instructions in {summary['seconds']:g} s ({summary['rate']:,}/s), "

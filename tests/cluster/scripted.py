@@ -67,15 +67,13 @@ async def silent() -> AsyncGenerator[str, None]:
         server.close()
 
 
-def applied(*results: str | None, leader: str | None = None, refused: list[list[object]] | None = None) -> Step:
-    """A good answer to POST /commands."""
+def appended(index: int, leader: str | None = None) -> Step:
+    """A good answer to POST /records."""
 
     def step(_request: web.Request) -> web.Response:
-        document: dict[str, object] = {"index": 7, "epoch": 1, "results": list(results)}
-        if refused:
-            document["refused"] = refused
         headers = {"Quire-Leader": f"n1={leader}"} if leader else None
-        return web.Response(body=pack(document), content_type="application/msgpack", headers=headers)
+        body = pack({"write_index": index, "count": 1})
+        return web.Response(body=body, content_type="application/msgpack", headers=headers)
 
     return step
 

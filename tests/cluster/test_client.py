@@ -6,7 +6,6 @@ import pytest
 
 from quire.cluster.client import (
     BadRequest,
-    BatchReply,
     ClientError,
     NotFound,
     OutcomeUnknown,
@@ -15,7 +14,7 @@ from quire.cluster.client import (
     Unavailable,
     connect,
 )
-from tests.cluster.scripted import applied, broken, document, foreign, lines, refusing, scripted, silent
+from tests.cluster.scripted import appended, broken, document, foreign, lines, refusing, scripted, silent
 
 STATE = document({"state": "45", "applied_index": 8, "digest": "00" * 16})
 
@@ -25,43 +24,26 @@ def closed_port() -> str:
         return f"127.0.0.1:{taken.getsockname()[1]}"
 
 
-async def test_apply_gives_the_result() -> None:
-    async with scripted(applied("45")) as server, connect(server.address) as cluster:
-        assert await cluster.apply(["add", 3]) == "45"
-        assert [request[:2] for request in server.requests] == [("POST", "/commands")]
+async def test_append_gives_the_index() -> None:
+    async with scripted(appended(7)) as server, connect(server.address) as cluster:
+        assert await cluster.append(["add", 3]) == 7
+        assert [request[:2] for request in server.requests] == [("POST", "/records")]
 
 
-async def test_a_command_that_apply_refuses_raises_with_its_index() -> None:
-    step = applied(None, refused=[[0, "OVERFLOW", "too large"]])
-    async with scripted(step) as server, connect(server.address) as cluster:
-        with pytest.raises(Refused, match="OVERFLOW: too large") as refused:
-            await cluster.apply(["mul", "1e6144"])
-
-    assert (refused.value.code, refused.value.index) == ("OVERFLOW", 7)
-
-
-async def test_a_batch_with_refused_commands_is_returned_whole() -> None:
-    step = applied("1", None, refused=[[1, "OVERFLOW", "too large"]])
-    async with scripted(step) as server, connect(server.address) as cluster:
-        reply = await cluster.apply_batch([["add", 1], ["mul", "1e6144"]])
-
-    assert reply == BatchReply(7, 1, ["1", None], [[1, "OVERFLOW", "too large"]])
-
-
-async def test_a_request_that_check_refuses_raises_without_an_index() -> None:
+async def test_a_record_that_check_refuses_raises_without_an_index() -> None:
     step = refusing(422, "commands-refused", refused=[[0, "DIVISION_BY_ZERO", "cannot divide by 0"]])
     async with scripted(step) as server, connect(server.address) as cluster:
         with pytest.raises(Refused) as refused:
-            await cluster.apply(["div", 0])
+            await cluster.append(["div", 0])
         assert len(server.requests) == 1
 
     assert (refused.value.code, refused.value.index) == ("DIVISION_BY_ZERO", None)
 
 
 async def test_a_write_is_sent_again_while_nothing_was_written() -> None:
-    steps = [refusing(503, "no-leader"), refusing(503, "leader-unreachable"), applied("45")]
+    steps = [refusing(503, "no-leader"), refusing(503, "leader-unreachable"), appended(7)]
     async with scripted(*steps) as server, connect(server.address) as cluster:
-        assert await cluster.apply(["add", 3]) == "45"
+        assert await cluster.append(["add", 3]) == 7
         assert len(server.requests) == 3
 
 
@@ -72,11 +54,11 @@ async def test_a_write_is_sent_again_while_nothing_was_written() -> None:
 async def test_a_write_whose_outcome_is_unknown_is_never_sent_again(step: object) -> None:
     async with (
         scripted(step) as server,  # type: ignore[arg-type]
-        scripted(applied("45")) as other,
+        scripted(appended(7)) as other,
         connect([server.address, other.address]) as cluster,
     ):
         with pytest.raises(OutcomeUnknown):
-            await cluster.apply(["add", 3])
+            await cluster.append(["add", 3])
         assert len(server.requests) == 1
         assert other.requests == []
 
@@ -84,32 +66,32 @@ async def test_a_write_whose_outcome_is_unknown_is_never_sent_again(step: object
 async def test_a_write_that_gets_no_answer_in_time_has_an_unknown_outcome() -> None:
     async with silent() as address, connect(address, timeout_s=0.2) as cluster:
         with pytest.raises(OutcomeUnknown):
-            await cluster.apply(["add", 3])
+            await cluster.append(["add", 3])
 
 
 async def test_a_write_goes_to_the_next_server_where_one_cannot_be_reached() -> None:
-    async with scripted(applied("45")) as server, connect(f"{closed_port()},{server.address}") as cluster:
-        assert await cluster.apply(["add", 3]) == "45"
+    async with scripted(appended(7)) as server, connect(f"{closed_port()},{server.address}") as cluster:
+        assert await cluster.append(["add", 3]) == 7
 
 
 async def test_nobody_there_is_unavailable_before_the_deadline() -> None:
     async with connect(closed_port(), timeout_s=0.2) as cluster:
         with pytest.raises(Unavailable, match="connection refused"):
-            await cluster.apply(["add", 3])
+            await cluster.append(["add", 3])
 
 
 async def test_the_leader_that_an_answer_names_is_asked_next() -> None:
     async with (
-        scripted(applied("2")) as leader,
-        scripted(applied("1", leader=leader.address)) as follower,
+        scripted(appended(2)) as leader,
+        scripted(appended(1, leader=leader.address)) as follower,
         connect(follower.address) as cluster,
     ):
-        assert [await cluster.apply(["add", 1]) for _ in range(3)] == ["1", "2", "1"]
+        assert [await cluster.append(["add", 1]) for _ in range(3)] == [1, 2, 1]
 
 
 async def test_a_leader_that_cannot_be_reached_is_left_for_the_servers_that_were_named() -> None:
-    async with scripted(applied("1", leader=closed_port())) as server, connect(server.address) as cluster:
-        assert [await cluster.apply(["add", 1]) for _ in range(3)] == ["1", "1", "1"]
+    async with scripted(appended(1, leader=closed_port())) as server, connect(server.address) as cluster:
+        assert [await cluster.append(["add", 1]) for _ in range(3)] == [1, 1, 1]
         assert len(server.requests) == 3
 
 
@@ -165,7 +147,7 @@ async def test_a_request_that_is_wrong_is_not_sent_again(status: int) -> None:
 
 
 async def test_a_value_that_msgpack_cannot_hold_is_refused_before_it_is_sent() -> None:
-    async with scripted(applied("1")) as server, connect(server.address) as cluster:
+    async with scripted(appended(1)) as server, connect(server.address) as cluster:
         for value in (2**64, object(), "\ud800"):
             with pytest.raises(BadRequest):
                 await cluster.apply(["add", value])
@@ -181,7 +163,7 @@ async def test_a_server_that_fails_at_a_read_is_reported_as_that() -> None:
 async def test_a_machine_that_fails_at_its_check_has_written_nothing() -> None:
     async with scripted(refusing(500, "machine-failed")) as server, connect(server.address) as cluster:
         with pytest.raises(ServerFault, match="machine-failed"):
-            await cluster.apply(["add", 3])
+            await cluster.append(["add", 3])
         assert len(server.requests) == 1
 
 

@@ -99,12 +99,12 @@ async def test_a_forwarded_request_is_not_forwarded_again(tmp_path: Path) -> Non
 
 async def test_a_write_whose_answer_is_lost_on_the_hop_has_an_unknown_outcome(tmp_path: Path) -> None:
     async with relayed(tmp_path) as (cluster, relay):
-        relay.cut = lambda request: request.startswith(b"POST /commands")
+        relay.cut = lambda request: request.startswith((b"POST /commands", b"POST /records"))
 
         reply = await cluster.ask("n2", "POST", "/commands", ADD_3, JSON)
         async with connect(cluster.address("n2")) as client:
             with pytest.raises(OutcomeUnknown):
-                await client.apply(["add", 3])
+                await client.append(["add", 3])
 
         assert (reply.status, reply.problem) == (504, "outcome-unknown")
         # Both were written, each once: that is what unknown means here.

@@ -4,12 +4,15 @@ import asyncio
 import io
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from quire.cluster.cli.exits import Exit
 from quire.cluster.cli.load import Batch, batches, load_file
-from tests.cluster.scripted import applied, broken, refusing, scripted
+from tests.cluster.streaming import Fault, StreamServer, streaming
+
+BATCH = 1024
 
 
 def lines_of(count: int) -> io.BytesIO:
@@ -39,32 +42,127 @@ def test_a_last_line_without_an_end_is_a_line() -> None:
     assert list(batches(io.BytesIO(b"1\n2"), 5)) == [Batch(1, 3, b"1\n2")]
 
 
-async def test_an_unknown_outcome_stops_the_load_at_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    file, acknowledged = tmp_path / "commands.ndjson", tmp_path / "acknowledged.ndjson"
-    file.write_bytes(lines_of(6).read())
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    """Three batches, each of which fills a message."""
+    path = tmp_path / "commands.ndjson"
+    path.write_bytes(lines_of(3 * BATCH).read())
+    return path
 
-    async with scripted(applied("1", "2"), broken) as server:
-        code = await asyncio.to_thread(load_file, server.address, file, 2, acknowledged, as_json=True, timeout_s=5)
-        assert [body for _, _, body in server.requests] == [b"[1]\n[2]\n", b"[3]\n[4]\n"]
+
+@pytest.fixture
+def short(tmp_path: Path) -> Path:
+    path = tmp_path / "short.ndjson"
+    path.write_bytes(lines_of(2).read())
+    return path
+
+
+def replace_line(file: Path, number: int, line: bytes) -> None:
+    lines = file.read_bytes().split(b"\n")
+    lines[number - 1] = line
+    file.write_bytes(b"\n".join(lines))
+
+
+async def loaded(server: StreamServer, file: Path, timeout_s: float = 20.0, **settings: Any) -> int:
+    settings = {"record_to": None, "session": None, "as_json": True, "timeout_s": timeout_s, **settings}
+    return await asyncio.to_thread(load_file, server.address, file, BATCH, **settings)
+
+
+def summary_in(output: str) -> dict[str, Any]:
+    """The last line; stamina may have told of retries before."""
+    summary: dict[str, Any] = json.loads(output.splitlines()[-1])
+    return summary
+
+
+async def test_an_unknown_outcome_stops_the_load_at_once(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    acknowledged = file.with_name("acknowledged.ndjson")
+    async with streaming([None, Fault.SILENT]) as server:
+        code = await loaded(server, file, 0.5, record_to=acknowledged)
 
     captured = capsys.readouterr()
     assert code == Exit.OUTCOME_UNKNOWN
-    assert "lines 1 to 2 are acknowledged" in captured.err
-    assert "begins at line 3 may or may not be applied" in captured.err
-    assert json.loads(captured.out)["commands"] == 2
+    assert f"lines 1 to {BATCH} are acknowledged" in captured.err
+    assert f"lines {BATCH + 1} to {3 * BATCH} may or may not be applied" in captured.err
+    assert summary_in(captured.out)["commands"] == BATCH
     assert [json.loads(line) for line in acknowledged.read_text().splitlines()] == [
-        {"from_line": 1, "to_line": 3, "index": 7, "epoch": 1}
+        {"from_line": 1, "to_line": BATCH + 1, "index": BATCH, "epoch": 1}
     ]
+    assert len(server.executed) == BATCH
 
 
 async def test_a_cluster_that_goes_away_stops_the_load_with_nothing_unknown(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    file: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    file = tmp_path / "commands.ndjson"
-    file.write_bytes(lines_of(6).read())
-
-    async with scripted(applied("1", "2"), refusing(503, "no-leader")) as server:
-        code = await asyncio.to_thread(load_file, server.address, file, 2, None, as_json=True, timeout_s=0.3)
+    async with streaming([None, *[Fault.BUSY] * 100_000]) as server:
+        code = await loaded(server, file, 0.5)
 
     assert code == Exit.UNAVAILABLE
-    assert "lines 1 to 2 are acknowledged, nothing from line 3 on is" in capsys.readouterr().err
+    assert f"lines 1 to {BATCH} are acknowledged, nothing from line {BATCH + 1} on is" in capsys.readouterr().err
+    assert len(server.executed) == BATCH
+
+
+@pytest.mark.parametrize("fault", [Fault.NOT_TAKEN, Fault.NOT_ANSWERED, Fault.ANSWERED, Fault.BUSY])
+async def test_a_load_rides_over_lost_streams_and_each_line_is_executed_once(
+    file: Path, capsys: pytest.CaptureFixture[str], fault: Fault
+) -> None:
+    async with streaming([fault, None, fault, fault]) as server:
+        assert await loaded(server, file) == Exit.DONE
+        assert server.executed == [[number] for number in range(1, 3 * BATCH + 1)]
+
+    assert summary_in(capsys.readouterr().out)["commands"] == 3 * BATCH
+
+
+async def test_nothing_is_sent_behind_a_refused_line(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    replace_line(file, BATCH + 6, b'"bad"')
+    async with streaming() as server:
+        assert await loaded(server, file) == Exit.FAILED
+        assert len(server.executed) == BATCH
+
+    [sentence] = capsys.readouterr().err.splitlines()
+    assert (
+        f"line {BATCH + 6} was refused, BAD: it is bad; lines 1 to {BATCH} are acknowledged, nothing else" in sentence
+    )
+
+
+async def test_a_load_under_a_name_goes_on_behind_what_was_executed(
+    file: Path, short: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    async with streaming([None, Fault.NOT_ANSWERED, Fault.SILENT]) as server:
+        assert await loaded(server, file, 0.5, session="file 7") == Exit.OUTCOME_UNKNOWN
+        server.faults.clear()
+        capsys.readouterr()
+        assert await loaded(server, file, session="file 7") == Exit.DONE
+        assert server.executed == [[number] for number in range(1, 3 * BATCH + 1)]
+        summary = summary_in(capsys.readouterr().out)
+        assert (summary["skipped"], summary["commands"]) == (2 * BATCH, BATCH)
+
+        assert await loaded(server, file, session="file 7") == Exit.DONE
+        assert await loaded(server, short, session="file 7") == Exit.FAILED
+        assert "another one" in capsys.readouterr().err
+        assert len(server.executed) == 3 * BATCH
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        (b'["add", 3', "not JSON"),
+        (b"", "is empty"),
+        (b"[1] [2]", "not JSON"),
+        (b'["add", 1], ["add"', "not JSON"),
+        (b"99999999999999999999", "does not fit 64 bits"),
+        (b"[" * 40 + b"]" * 40, "nests too deep"),
+    ],
+)
+async def test_a_line_that_cannot_be_sent_is_named_and_nothing_from_it_on_is_sent(
+    file: Path, capsys: pytest.CaptureFixture[str], line: bytes, words: str
+) -> None:
+    replace_line(file, BATCH + 8, line)
+    replace_line(file, BATCH + 9, b"2]")
+    async with streaming() as server:
+        assert await loaded(server, file) == Exit.FAILED
+        assert len(server.executed) == BATCH
+
+    [sentence] = capsys.readouterr().err.splitlines()
+    assert f"line {BATCH + 8} " in sentence
+    assert words in sentence
+    assert f"lines 1 to {BATCH} are acknowledged, nothing else is" in sentence

@@ -90,7 +90,8 @@ async def test_a_name_that_is_opened_again_goes_on_and_fences_the_old_holder(clu
     fenced = await send(cluster, at, old["session"], 2, ["add", 5])
     again = await send(cluster, at, new["session"], 1, ["add", 5])
 
-    assert new == {"session": new["session"], "sequence": 1}
+    limits = {"session_window": 8192, "max_request_bytes": 1 << 20}
+    assert new == {"session": new["session"], "sequence": 1, **limits}
     assert (fenced.status, fenced.document["code"]) == (409, "SESSION_FENCED")
     assert again.document["results"] == done.document["results"]
     assert await state(cluster) == before

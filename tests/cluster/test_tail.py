@@ -175,7 +175,8 @@ async def test_the_blocking_client_does_what_the_other_does(three: RunningCluste
         with connect_sync(servers_of(three)) as cluster:
             assert cluster.apply("one") == 1
             assert cluster.apply_batch(["two", "twice", "twice"]).results == [2, 3, None]
-            lines_reply: BatchReply = cluster.apply_lines(b'"five"\n')
+            answer = cluster.submit("five")
+            batch: BatchReply = cluster.submit_batch(["five and", "a half"]).result(DEADLINE_S)
             index = cluster.append("six")
             assert cluster.append_batch(["seven", "eight"]) == index + 1
             assert cluster.read(index) == "six"
@@ -187,7 +188,8 @@ async def test_the_blocking_client_does_what_the_other_does(three: RunningCluste
             assert cluster.state().state[:2] == ["one", "two"]
             assert cluster.status()["role"] == "leader"
             assert cluster.ready(three.address("n2"))
-            assert lines_reply.results == [4]
+            assert (answer.result(DEADLINE_S), batch.results) == (4, [5, 6])
+            assert cluster.session().sequence == 0
             with pytest.raises(Refused):
                 cluster.apply("nope")
 

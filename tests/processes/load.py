@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 import threading
 from collections.abc import Callable, Generator, Iterator
@@ -12,7 +11,9 @@ from dataclasses import dataclass
 from itertools import count, islice
 from typing import Any
 
-from quire.cluster.client import BatchReply, Client, OutcomeUnknown, Unavailable, connect
+from quire.cluster.client import OutcomeUnknown, Unavailable
+from quire.cluster.client.transport import MSGPACK, Transport, document_of
+from quire.log import pack
 from tests.processes.cluster import DEADLINE_S, Cluster
 from tests.sm.commands import example
 
@@ -54,7 +55,8 @@ def unique_commands(client: int) -> Iterator[Command]:
 class Load:
     """Clients that write batch after batch, each when the one before was answered. Made by `running_load`.
 
-    A batch whose outcome is unknown is never sent again. One that was provably not written is: the client does that.
+    Without sessions, so that each batch stands in the log once at most: one whose outcome is unknown is never sent
+    again. One that was provably not written is: the client's transport does that.
     """
 
     def __init__(self, servers: str, clients: int, commands_of: Callable[[int], Iterator[Command]], batch: int) -> None:
@@ -104,21 +106,26 @@ class Load:
             self._failure = error
 
     async def _clients(self) -> None:
-        async with connect(self._servers, timeout_s=PATIENCE_S) as cluster:
-            await asyncio.gather(*(self._write(cluster, client) for client in range(len(self._commands))))
+        transport = Transport(self._servers.split(","), PATIENCE_S)
+        try:
+            await asyncio.gather(*(self._write(transport, client) for client in range(len(self._commands))))
+        finally:
+            await transport.close()
 
-    async def _write(self, cluster: Client, client: int) -> None:
+    async def _write(self, transport: Transport, client: int) -> None:
         while not self._ending.is_set():
             commands = list(islice(self._commands[client], self._batch))
-            lines = b"".join(json.dumps(command).encode() + b"\n" for command in commands)
+            body, headers = pack({"commands": commands}), {"Accept": MSGPACK, "Content-Type": MSGPACK}
             try:
-                reply: BatchReply = await cluster.apply_lines(lines)
+                reply = document_of(await transport.call("POST", "/commands", writes=True, body=body, headers=headers))
             except OutcomeUnknown:
                 self.unknown.append(commands)
             except Unavailable:
                 self.not_written.append(commands)
             else:
-                self.acknowledged.append(Acknowledged(client, commands, reply.index, reply.epoch, reply.results))
+                self.acknowledged.append(
+                    Acknowledged(client, commands, reply["index"], reply["epoch"], reply["results"])
+                )
 
 
 @contextmanager

@@ -183,7 +183,7 @@ def test_an_interrupted_load_says_exactly_what_is_acknowledged(cluster: Cluster,
     [*_, last] = map(json.loads, acknowledged.read_text().splitlines())
     done = last["to_line"] - 1
     assert process.returncode == INTERRUPTED
-    assert errors.startswith(f"quire: interrupted; lines 1 to {done} are acknowledged, the batch that begins at line ")
+    assert errors.startswith(f"quire: interrupted; lines 1 to {done} are acknowledged, lines {done + 1} to ")
     assert json.loads(output)["commands"] == done
 
 

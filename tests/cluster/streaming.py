@@ -1,0 +1,197 @@
+"""A server whose streams break where a test says so, with sessions of its own, for tests of the client.
+
+It executes a command by counting it: the result is how many it has executed. "bad" is refused by its check, "odd" makes
+a message malformed, "over" is refused when it is executed.
+"""
+
+import asyncio
+from collections.abc import AsyncGenerator, Iterable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from enum import Enum, auto
+from typing import Any
+
+from aiohttp import WSMsgType, web
+
+from quire.cluster.api.problems import TYPE_PREFIX
+from quire.log import pack, unpack
+
+DEADLINE_S = 20
+WINDOW = 8192
+MESSAGE_BYTES = 1 << 20
+
+
+class Fault(Enum):
+    """What becomes of a message and its stream, in place of an answer."""
+
+    NOT_TAKEN = auto()  # The connection breaks before anything is executed.
+    NOT_ANSWERED = auto()  # It breaks behind the execution.
+    ANSWERED = auto()  # It breaks behind the answer.
+    BUSY = auto()  # A problem, and nothing is executed.
+    CLOSED = auto()  # The server closes, and nothing is executed.
+    SILENT = auto()  # Nothing is executed or answered, of this message and those behind it.
+
+
+@dataclass
+class Held:
+    """A session: its name, and for each sequence from 1 on the command and its reply."""
+
+    name: str | None
+    replies: list[tuple[Any, Any]] = field(default_factory=list)
+    fenced: bool = False
+
+
+@dataclass
+class StreamServer:
+    """`faults` strike the messages that come, one after the other, None sparing one; behind the last all is well."""
+
+    faults: list[Fault | None] = field(default_factory=list)
+    address: str = ""
+    window: int = WINDOW
+    executed: list[Any] = field(default_factory=list)
+    sessions: dict[int, Held] = field(default_factory=dict)
+    calls: list[tuple[str, str]] = field(default_factory=list)
+    streams: list[list[tuple[int, list[Any]]]] = field(default_factory=list)
+    answering: asyncio.Event = field(default_factory=asyncio.Event)
+    came: asyncio.Event = field(default_factory=asyncio.Event)
+    refusals: int = 0
+
+    def __post_init__(self) -> None:
+        self.answering.set()
+
+    async def heard(self, messages: int) -> None:
+        """Return when so many messages have come."""
+        async with asyncio.timeout(DEADLINE_S):
+            while sum(map(len, self.streams)) < messages:
+                self.came.clear()
+                await self.came.wait()
+
+    async def open(self, request: web.Request) -> web.Response:
+        self.calls.append((request.method, request.path))
+        name = unpack(await request.read()).get("name")
+        session = 10 + len(self.sessions)
+        old = next((held for held in self.sessions.values() if name and held.name == name and not held.fenced), None)
+        self.sessions[session] = Held(name, old.replies if old else [])
+        if old is not None:
+            old.fenced = True
+        sequence = len(self.sessions[session].replies)
+        document = {"session": session, "sequence": sequence, "session_window": self.window}
+        return self._answer({**document, "max_request_bytes": MESSAGE_BYTES})
+
+    async def look(self, request: web.Request) -> web.Response:
+        self.calls.append((request.method, request.path))
+        session = int(request.match_info["session"])
+        if request.method == "DELETE":
+            self.sessions.pop(session, None)
+        return self._answer({"session": session, "sequence": 0})
+
+    async def ready(self, _request: web.Request) -> web.Response:
+        return self._answer({"ready": True})
+
+    def _answer(self, document: Any) -> web.Response:
+        return web.Response(
+            body=pack(document), content_type="application/msgpack", headers={"Quire-Leader": f"n1={self.address}"}
+        )
+
+    async def stream(self, request: web.Request) -> web.StreamResponse:
+        socket = web.WebSocketResponse(compress=False)
+        await socket.prepare(request)
+        heard: list[tuple[int, list[Any]]] = []
+        self.streams.append(heard)
+        while (message := await socket.receive()).type is WSMsgType.BINARY:
+            sequence, commands = unpack(message.data)
+            heard.append((sequence, commands))
+            self.came.set()
+            await self.answering.wait()
+            try:
+                if not await self._take(request, socket, sequence, commands):
+                    break
+            except ConnectionError:  # The client has gone.
+                break
+        await socket.close()
+        return socket
+
+    async def _take(
+        self, request: web.Request, socket: web.WebSocketResponse, sequence: int, commands: list[Any]
+    ) -> bool:
+        fault = self.faults.pop(0) if self.faults else None
+        if fault is Fault.CLOSED:
+            return False
+        if fault is Fault.SILENT:
+            while (await socket.receive()).type is WSMsgType.BINARY:
+                pass
+            return False
+        if fault is Fault.NOT_TAKEN:
+            return self._break(request)
+        if (problem := self._problem(fault, commands)) is not None:
+            await socket.send_bytes(pack([sequence, problem]))
+            return False
+        results, refused = self._execute(int(request.query["session"]), sequence, commands)
+        if fault is Fault.NOT_ANSWERED:
+            return self._break(request)
+        await socket.send_bytes(pack([sequence, len(self.executed), 1, results, refused]))
+        return self._break(request) if fault is Fault.ANSWERED else True
+
+    def _break(self, request: web.Request) -> bool:
+        assert request.transport is not None
+        request.transport.abort()
+        return False
+
+    def _problem(self, fault: Fault | None, commands: list[Any]) -> dict[str, Any] | None:
+        if fault is Fault.BUSY:
+            return {"type": TYPE_PREFIX + "stopping", "status": 503, "detail": "this node is stopping"}
+        if "odd" in commands:
+            return {"type": TYPE_PREFIX + "malformed", "status": 400, "detail": "something is odd"}
+        refused = [[place, "BAD", "it is bad"] for place, command in enumerate(commands) if command == "bad"]
+        if refused:
+            self.refusals += 1
+            return {"type": TYPE_PREFIX + "commands-refused", "status": 422, "detail": "bad", "refused": refused}
+        return None
+
+    def _execute(self, session: int, sequence: int, commands: list[Any]) -> tuple[list[Any], list[Any]]:
+        """Decide record by record, as a machine's sessions do."""
+        held = self.sessions.get(session)
+        results: list[Any] = []
+        refused: list[Any] = []
+        for place, command in enumerate(commands):
+            reply = self._reply(held, sequence + place, command)
+            results.append(None if isinstance(reply, list) else reply)
+            if isinstance(reply, list):
+                refused.append([place, *reply])
+        return results, refused
+
+    def _reply(self, held: Held | None, sequence: int, command: Any) -> Any:
+        if held is None or held.fenced:
+            return ["SESSION_FENCED" if held else "SESSION_EXPIRED", "no more"]
+        if sequence > len(held.replies) + 1:
+            return ["SEQUENCE_GAP", "one is missing"]
+        if sequence <= len(held.replies):
+            known, reply = held.replies[sequence - 1]
+            return reply if known == command else ["SEQUENCE_REUSED", "another command"]
+        self.executed.append(command)
+        held.replies.append((command, ["OVER", "too much"] if command == "over" else len(self.executed)))
+        return held.replies[-1][1]
+
+
+@asynccontextmanager
+async def streaming(faults: Iterable[Fault | None] = (), **settings: Any) -> AsyncGenerator[StreamServer, None]:
+    """A server that runs."""
+    server = StreamServer(list(faults), **settings)
+    app = web.Application()
+    app.add_routes(
+        [
+            web.post("/sessions", server.open),
+            web.get("/readyz", server.ready),
+            web.route("*", "/sessions/{session}", server.look),
+            web.get("/commands/stream", server.stream),
+        ]
+    )
+    runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.1)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    host, port = runner.addresses[0][:2]
+    server.address = f"{host}:{port}"
+    try:
+        yield server
+    finally:
+        await runner.cleanup()

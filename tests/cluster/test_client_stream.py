@@ -1,0 +1,475 @@
+"""The client's stream: each command executes once and in order, whatever becomes of the connections it goes over."""
+
+import asyncio
+from itertools import pairwise
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from quire.cluster.client import (
+    BadRequest,
+    BatchReply,
+    Client,
+    ClientError,
+    Halted,
+    OutcomeUnknown,
+    Refused,
+    SessionExpired,
+    SessionFenced,
+    Unavailable,
+    connect,
+)
+from tests.cluster.streaming import DEADLINE_S, MESSAGE_BYTES, Fault, StreamServer, streaming
+from tests.cluster.test_client import closed_port
+
+BREAKING = [fault for fault in Fault if fault is not Fault.SILENT]
+
+
+@pytest.fixture(autouse=True)
+def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("quire.cluster.client.stream.BACKOFF_FIRST_S", 0.001)
+    monkeypatch.setattr("quire.cluster.client.stream.BACKOFF_LONGEST_S", 0.01)
+
+
+async def answers_of(*futures: "asyncio.Future[Any]") -> list[Any]:
+    async with asyncio.timeout(DEADLINE_S):
+        return await asyncio.gather(*futures, return_exceptions=True)
+
+
+# What is sent
+
+
+async def test_what_is_submitted_meanwhile_leaves_as_one_message_in_order() -> None:
+    async with streaming() as server, connect(server.address) as cluster:
+        await cluster.apply("first")
+        futures = [await cluster.submit(f"c{number}") for number in range(100)]
+        batch = await cluster.submit_batch(["b1", "b2"])
+
+        assert await answers_of(*futures) == list(range(2, 102))
+        assert await batch == BatchReply(103, 1, [102, 103], []) or (await batch).results == [102, 103]
+        assert server.streams == [[(1, ["first"]), (2, [f"c{number}" for number in range(100)] + ["b1", "b2"])]]
+
+
+async def test_a_message_takes_a_thousand_singles_and_a_batch_is_never_split() -> None:
+    async with streaming() as server, connect(server.address) as cluster:
+        await cluster.apply("first")
+        futures = [asyncio.ensure_future(cluster.submit(number)) for number in range(1020)]
+        batches = [asyncio.ensure_future(cluster.submit_batch(["b"] * 5)) for _ in range(2)]
+        large = asyncio.ensure_future(cluster.submit_batch(["l"] * 3000))
+        await answers_of(*await asyncio.gather(*futures, *batches, large))
+
+        messages = server.streams[0][1:]
+        assert [len(commands) for _, commands in messages] == [1020, 10, 3000] or [
+            commands.count("b") % 5 for _, commands in messages
+        ] == [0] * len(messages)
+        assert max(len(commands) for _, commands in messages if "l" not in commands) <= 1024
+        assert [commands for _, commands in messages if "l" in commands] == [["l"] * 3000]
+        assert all(one + len(commands) == other for (one, commands), (other, _) in pairwise(messages))
+
+
+async def test_the_window_pushes_back() -> None:
+    async with streaming(window=10) as server, connect(server.address) as cluster:
+        server.answering.clear()
+        futures = [await cluster.submit(number) for number in range(10)]
+        waiting = asyncio.ensure_future(cluster.submit("eleventh"))
+        await server.heard(1)
+        assert not waiting.done()
+
+        server.answering.set()
+        assert await (await waiting) == 11
+        assert await answers_of(*futures) == list(range(1, 11))
+
+
+async def test_a_batch_fits_the_window_exactly_or_is_refused_before_anything_is_sent() -> None:
+    async with streaming(window=10) as server, connect(server.address) as cluster:
+        assert (await cluster.apply_batch(["x"] * 10)).results[-1] == 10
+        with pytest.raises(BadRequest, match="is 11, above the limit of 10") as refused:
+            await cluster.apply_batch(["x"] * 11)
+        assert refused.value.status == 413
+        assert server.executed == ["x"] * 10
+
+
+async def test_a_command_is_as_large_as_a_message_may_be_and_no_larger() -> None:
+    # 5 bytes of an array's head and 5 of the text's
+    fits = "x" * (MESSAGE_BYTES - 10)
+    async with streaming() as server, connect(server.address) as cluster:
+        assert await cluster.apply(fits) == 1
+        with pytest.raises(BadRequest, match="above the limit of 1048576"):
+            await cluster.apply(fits + "x")
+        assert await cluster.apply("next") == 2
+        assert len(server.executed) == 2
+
+
+async def test_an_empty_batch_and_what_msgpack_does_not_hold_are_refused_at_once() -> None:
+    async with streaming() as server, connect(server.address) as cluster:
+        for wrong in (cluster.submit_batch([]), cluster.submit(object()), cluster.submit(2**64)):
+            with pytest.raises(BadRequest):
+                await wrong
+        assert server.calls == []
+
+
+async def test_a_client_that_writes_nothing_opens_no_session_and_one_that_does_closes_it() -> None:
+    async with streaming() as server:
+        async with connect(server.address):
+            pass
+        assert server.calls == []
+        async with connect(server.address) as cluster:
+            await asyncio.gather(cluster.apply(1), cluster.apply(2))
+        assert server.calls == [("POST", "/sessions"), ("DELETE", "/sessions/10")]
+
+
+# Refusals
+
+
+async def test_refused_commands_fail_alone_and_the_rest_is_sent_again_without_them() -> None:
+    async with streaming() as server, connect(server.address) as cluster:
+        await cluster.apply("first")
+        server.answering.clear()
+        futures = [await cluster.submit(command) for command in ("a", "bad", "b", "bad", "c")]
+        await server.heard(2)
+        late = await cluster.submit("behind")
+        server.answering.set()
+
+        answers = await answers_of(*futures, late)
+
+        assert [answer for answer in answers if not isinstance(answer, Refused)] == [2, 3, 4, 5]
+        assert [(answers[place].code, answers[place].place, answers[place].index) for place in (1, 3)] == [
+            ("BAD", 0, None)
+        ] * 2
+        assert server.executed == ["first", "a", "b", "c", "behind"]
+        assert server.refusals == 1
+
+
+async def test_a_batch_with_a_refused_command_goes_as_a_whole_and_names_its_places() -> None:
+    async with streaming() as server, connect(server.address) as cluster:
+        await cluster.apply("first")
+        before = await cluster.submit("before")
+        batch = await cluster.submit_batch(["x", "bad", "y", "bad"])
+        behind = await cluster.submit_batch(["z"])
+
+        answers = await answers_of(before, batch, behind)
+
+        assert (answers[0], answers[2].results) == (2, [3])
+        assert [place for place, _, _ in answers[1].refused] == [1, 3]
+        assert server.executed == ["first", "before", "z"]
+
+
+async def test_of_a_message_that_is_malformed_somewhere_only_that_command_fails() -> None:
+    async with streaming() as server, connect(server.address) as cluster:
+        await cluster.apply("first")
+        futures = [await cluster.submit(command) for command in ("a", "odd", "b")]
+
+        answers = await answers_of(*futures)
+
+        assert (answers[0], answers[2]) == (2, 3)
+        assert isinstance(answers[1], BadRequest)
+        assert server.executed == ["first", "a", "b"]
+
+
+async def test_a_command_that_apply_refuses_has_used_its_place() -> None:
+    async with streaming() as server, connect(server.address) as cluster:
+        futures = [await cluster.submit(command) for command in ("a", "over", "b")]
+        answers = await answers_of(*futures)
+        batch = await cluster.apply_batch(["over", "c"])
+
+    assert (answers[0], answers[2], answers[1].code, answers[1].index) == (1, 3, "OVER", 4)
+    assert (batch.results, batch.refused) == ([None, 5], [[0, "OVER", "too much"]])
+
+
+async def test_with_halt_on_failure_nothing_is_sent_behind_a_refusal() -> None:
+    async with streaming() as server, connect(server.address, halt_on_failure=True) as cluster:
+        await cluster.apply("first")
+        server.answering.clear()
+        futures = [await cluster.submit_batch([command]) for command in ("a", "bad", "b")]
+        await server.heard(2)
+        futures.append(await cluster.submit_batch(["c"]))
+        server.answering.set()
+
+        answers = await answers_of(*futures)
+
+        assert answers[0].results == [2]
+        assert [type(answer) for answer in answers[1:]] == [Refused, Halted, Halted]
+        with pytest.raises(Halted):
+            await cluster.submit("later")
+        assert server.executed == ["first", "a"]
+
+
+# Lost connections
+
+
+@pytest.mark.parametrize("fault", BREAKING)
+@pytest.mark.parametrize("place", range(4))
+async def test_a_stream_that_is_lost_at_any_step_loses_nothing_and_repeats_nothing(fault: Fault, place: int) -> None:
+    faults = [None] * place + [fault, fault]
+    async with streaming(faults) as server, connect(server.address) as cluster:
+        answers = [await cluster.apply(number) for number in range(3)]
+        answers += await answers_of(*[await cluster.submit(number) for number in range(3, 50)])
+
+        assert answers == list(range(1, 51))
+        assert server.executed == list(range(50))
+
+
+async def test_what_may_have_been_taken_is_sent_again_under_its_sequence_and_in_its_groups() -> None:
+    async with streaming([None, Fault.NOT_TAKEN]) as server, connect(server.address) as cluster:
+        await cluster.apply("first")
+        server.answering.clear()
+        futures = [await cluster.submit("a"), await cluster.submit("b")]
+        await server.heard(2)
+        futures.append(await cluster.submit("c"))
+        server.answering.set()
+
+        assert await answers_of(*futures) == [2, 3, 4]
+        assert server.streams[1][:2] == [(2, ["a", "b"]), (4, ["c"])]
+
+
+@pytest.mark.parametrize("fault", [Fault.NOT_TAKEN, Fault.NOT_ANSWERED, Fault.BUSY])
+async def test_a_refusal_among_what_is_sent_again_still_fails_alone(fault: Fault) -> None:
+    async with streaming([None, None, fault]) as server, connect(server.address) as cluster:
+        await cluster.apply("first")
+        server.answering.clear()
+        first = await cluster.submit("a")
+        await server.heard(2)
+        futures = [await cluster.submit(command) for command in ("b", "bad", "c")]
+        server.answering.set()
+
+        answers = await answers_of(first, *futures)
+
+        assert [answers[place] for place in (0, 1, 3)] == [2, 3, 4]
+        assert isinstance(answers[2], Refused)
+        assert server.executed == ["first", "a", "b", "c"]
+
+
+Call = tuple[str, ...]
+SINGLES = st.sampled_from([("s",), ("s",), ("s",), ("bad",), ("over",), ("odd",)])
+BATCHES = st.lists(st.sampled_from(["s", "s", "s", "bad", "over"]), min_size=1, max_size=4).map(
+    lambda it: ("batch", *it)
+)
+FAULTS = st.lists(st.sampled_from([None, None, *BREAKING]), max_size=8)
+
+
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.lists(SINGLES | BATCHES | st.just(("look",)), min_size=1, max_size=12), FAULTS, st.integers(1, 12))
+def test_every_command_is_executed_once_in_order_and_answered_truly(
+    calls: list[Call], faults: list[Fault | None], window: int
+) -> None:
+    async def run() -> None:
+        async with streaming(faults, window=max(4, window)) as server:
+            async with connect(server.address, timeout_s=DEADLINE_S) as cluster:
+                submitted = [(call, await hand_in(cluster, server, number, call)) for number, call in enumerate(calls)]
+                answers = await answers_of(*[future for _, future in submitted if future is not None])
+            check([call for call, future in submitted if future is not None], answers, server)
+
+    asyncio.run(run())
+
+
+async def hand_in(cluster: Client, server: StreamServer, number: int, call: Call) -> "asyncio.Future[Any] | None":
+    kind, *commands = call
+    if kind == "look":
+        await cluster.ready(server.address)  # Meanwhile the stream goes on.
+        return None
+    if kind == "batch":
+        return await cluster.submit_batch([named(number, command) for command in commands])
+    return await cluster.submit(named(number, kind))
+
+
+def named(number: int, command: str) -> str:
+    return f"{command}{number}" if command == "s" else command
+
+
+def check(calls: list[Call], answers: list[Any], server: StreamServer) -> None:
+    """What was executed is what was handed in without what checks refuse; and the answers say so."""
+    executed: list[str] = []
+    for call, answer in zip(calls, answers, strict=True):
+        commands = call[1:] if call[0] == "batch" else call
+        if "bad" in commands:
+            assert isinstance(answer, Refused)
+            assert answer.index is None
+        elif "odd" in commands:
+            assert isinstance(answer, BadRequest)
+        else:
+            numbers = [None if command == "over" else len(executed) + at for at, command in enumerate(commands, 1)]
+            executed += commands
+            if call[0] == "batch":
+                assert answer.results == numbers
+            elif numbers == [None]:
+                assert isinstance(answer, Refused)
+                assert answer.code == "OVER"
+            else:
+                assert [answer] == numbers
+    assert [command.rstrip("0123456789") for command in server.executed] == executed
+
+
+# Deadlines, cancelling, closing
+
+
+async def test_what_was_never_sent_is_unavailable_at_the_deadline() -> None:
+    async with connect(closed_port(), timeout_s=0.2) as cluster:
+        with pytest.raises(Unavailable, match="connection refused"):
+            await cluster.apply("x")
+
+
+async def test_what_may_have_been_sent_is_unknown_at_the_deadline_and_its_place_is_kept() -> None:
+    async with streaming() as server, connect(server.address, timeout_s=0.3) as cluster:
+        await cluster.apply("first")
+        server.answering.clear()
+        with pytest.raises(OutcomeUnknown, match=r"no answer within 0\.3 s"):
+            await cluster.apply("late")
+        server.answering.set()
+
+        assert await cluster.apply("next") == 3
+        assert server.executed == ["first", "late", "next"]
+
+
+async def test_what_a_busy_server_did_not_take_is_unavailable_and_is_not_sent_later() -> None:
+    async with streaming([None]) as server, connect(server.address, timeout_s=0.3) as cluster:
+        await cluster.apply("first")
+        server.faults = [Fault.BUSY] * 100_000
+        with pytest.raises(Unavailable, match="this node is stopping"):
+            await cluster.apply("not taken")
+        server.faults.clear()
+
+        assert await cluster.apply("next") == 2
+        assert server.executed == ["first", "next"]
+
+
+async def test_what_was_lost_once_is_unknown_although_a_busy_server_did_not_take_it_again() -> None:
+    async with streaming([None]) as server, connect(server.address, timeout_s=0.3) as cluster:
+        await cluster.apply("first")
+        server.faults = [Fault.NOT_ANSWERED, *[Fault.BUSY] * 100_000]
+        with pytest.raises(OutcomeUnknown):
+            await cluster.apply("executed")
+        server.faults.clear()
+
+        assert await cluster.apply("next") == 3
+        assert server.executed == ["first", "executed", "next"]
+
+
+async def test_no_room_until_the_deadline_is_unavailable() -> None:
+    async with streaming(window=1) as server, connect(server.address, timeout_s=0.3) as cluster:
+        await cluster.apply("first")
+        server.answering.clear()
+        stuck = await cluster.submit("stuck")
+        with pytest.raises(Unavailable, match="room"):
+            await cluster.submit("no room")
+        assert isinstance((await answers_of(stuck))[0], OutcomeUnknown)
+        server.answering.set()
+
+        assert await cluster.apply("next") == 3
+
+
+async def test_a_cancelled_future_drops_its_answer_and_nothing_else() -> None:
+    async with streaming([None, Fault.NOT_ANSWERED]) as server, connect(server.address) as cluster:
+        await cluster.apply("first")
+        futures = [await cluster.submit(command) for command in ("a", "dropped", "b")]
+        futures[1].cancel()
+
+        assert await answers_of(futures[0], futures[2]) == [2, 4]
+        assert server.executed == ["first", "a", "dropped", "b"]
+
+
+async def test_whoever_gives_up_waiting_for_room_has_submitted_nothing() -> None:
+    async with streaming(window=1) as server, connect(server.address) as cluster:
+        await cluster.apply("first")
+        server.answering.clear()
+        first = await cluster.submit("a")
+        impatient = asyncio.ensure_future(cluster.submit("given up"))
+        patient = asyncio.ensure_future(cluster.apply("b"))
+        await server.heard(2)
+        impatient.cancel()
+        server.answering.set()
+
+        assert await answers_of(first, patient) == [2, 3]
+        assert server.executed == ["first", "a", "b"]
+
+
+async def test_closing_waits_for_the_answers_that_are_due() -> None:
+    async with streaming([None, Fault.NOT_ANSWERED]) as server:
+        async with connect(server.address) as cluster:
+            await cluster.apply("first")
+            futures = [await cluster.submit(number) for number in range(10)]
+        assert [future.result() for future in futures] == list(range(2, 12))
+
+
+async def test_an_error_in_the_block_closes_at_once_and_says_of_everything_what_is_known() -> None:
+    futures: list[asyncio.Future[Any]] = []
+
+    async def fail_with_things_waiting(server: StreamServer) -> None:
+        async with connect(server.address) as cluster:
+            await cluster.apply("first")
+            server.answering.clear()
+            futures.append(await cluster.submit("sent"))
+            await server.heard(2)
+            futures.append(await cluster.submit("not sent"))
+            raise KeyError
+
+    async with streaming() as server:
+        with pytest.raises(KeyError):
+            await fail_with_things_waiting(server)
+        sent, not_sent = await answers_of(*futures)
+        server.answering.set()
+
+    assert (type(sent), type(not_sent)) == (OutcomeUnknown, Unavailable)
+    assert "not sent" not in server.executed
+
+
+async def test_a_closed_client_says_how_to_open_one() -> None:
+    async with streaming() as server, connect(server.address) as cluster:
+        await cluster.apply("first")
+    with pytest.raises(RuntimeError, match=r"with quire\.connect"):
+        await cluster.submit("x")
+
+
+# Sessions
+
+
+async def test_a_name_goes_on_where_its_last_holder_stopped_who_is_fenced() -> None:
+    async with streaming() as server, connect(server.address, session="billing") as old:
+        await old.apply_batch(["a", "b"])
+        async with connect(server.address, session="billing") as new:
+            assert (await new.session()).sequence == 2
+            assert await new.apply("c") == 3
+            for _ in range(2):
+                with pytest.raises(SessionFenced):
+                    await old.apply("too late")
+        assert server.executed == ["a", "b", "c"]
+    assert "DELETE" not in dict(server.calls)
+
+
+async def test_what_a_fenced_client_lost_sight_of_is_unknown() -> None:
+    async with streaming() as server, connect(server.address, session="billing") as old:
+        await old.apply("a")
+        server.answering.clear()
+        server.faults = [Fault.NOT_ANSWERED]
+        lost = await old.submit("lost")
+        await server.heard(2)
+        async with connect(server.address, session="billing") as new:
+            await new.session()
+            server.answering.set()
+            answers = await answers_of(lost)
+        with pytest.raises(SessionFenced):
+            await old.submit("behind")
+
+    assert isinstance(answers[0], OutcomeUnknown)
+
+
+async def test_a_session_that_has_expired_says_so_and_the_next_command_gets_another() -> None:
+    async with streaming() as server, connect(server.address) as cluster:
+        await cluster.apply("a")
+        server.sessions.clear()
+        with pytest.raises(SessionExpired):
+            await cluster.apply("expired")
+        assert await cluster.apply("b") == 2
+        assert server.executed == ["a", "b"]
+
+
+async def test_a_named_session_that_was_closed_is_not_opened_behind_one_s_back() -> None:
+    async with streaming() as server, connect(server.address, session="billing") as cluster:
+        await cluster.apply("a")
+        server.sessions.clear()
+        for _ in range(2):
+            with pytest.raises(SessionExpired):
+                await cluster.apply("b")
+        with pytest.raises(ClientError):
+            await cluster.session()
