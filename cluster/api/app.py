@@ -1,5 +1,7 @@
 """The aiohttp application: routes, the middleware that turns errors into problems, the header that names the leader."""
 
+import asyncio
+import socket
 import time
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING
@@ -8,12 +10,13 @@ import structlog
 from aiohttp import ClientPayloadError, web
 from aiohttp.http_exceptions import HttpProcessingError
 
-from ..errors import ClusterError, Malformed
+from ..errors import ClusterError, Malformed, Overloaded
 from ..metrics import Gauge, Metrics
 from .cluster import asking_session, get_cluster
 from .commands import post_commands
+from .door import RETRY_AFTER_S, Door
 from .forwarding import FORWARDED, carrying_session, forwarding_session
-from .keys import METRICS, NODE, OUTFLOW, STREAMS, WAITING
+from .keys import DOOR, METRICS, NODE, OUTFLOW, STREAMS, WAITING, WINDOWS
 from .metrics import count_answer, get_metrics
 from .outflow import Outflow
 from .places import STREAMS_LIMIT, Places
@@ -26,6 +29,7 @@ from .state import get_state, post_query
 from .status import get_healthz, get_readyz, get_status
 from .stream import commands_stream
 from .waiting import Waiting
+from .windows import Windows
 
 if TYPE_CHECKING:
     from ..node import Node
@@ -36,14 +40,20 @@ seldom = SeldomLog(log)
 KNOWN_HEADERS = frozenset(name.lower() for name in (FORWARDED, SESSION, SEQUENCE, REQUEST_ID))
 SLOW_REQUEST_S = 1.0  # A request above it is worth a log line, unless it is one of those that wait on purpose.
 
+BACKLOG = 1024
+
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
-def make_app(node: "Node") -> web.Application:
-    """The application that answers for `node`: the HTTP API, and the node's routes for its peers."""
+def make_app(node: "Node", door: Door | None = None) -> web.Application:
+    """The application that answers for `node`: the HTTP API, and the node's routes for its peers.
+
+    It refuses the calls of those whom `door` takes beyond its limit.
+    """
     app = web.Application(middlewares=[answer_errors])
     app[NODE] = node
     app[OUTFLOW], app[WAITING], app[STREAMS] = Outflow(), Waiting(), Places(STREAMS_LIMIT)
+    app[DOOR], app[WINDOWS] = Door() if door is None else door, Windows()
     app[METRICS] = Metrics(node, _gauges(app))
     app.cleanup_ctx.append(forwarding_session)
     app.cleanup_ctx.append(carrying_session)
@@ -74,11 +84,22 @@ def make_app(node: "Node") -> web.Application:
     return app
 
 
+async def serve_app(runner: web.AppRunner, door: Door, listening: socket.socket) -> asyncio.Server:
+    """Set the runner up, and take the connections of a bound socket through the door."""
+    await runner.setup()
+    if runner.server is None:
+        raise RuntimeError("a runner that is set up has a server")
+    return await asyncio.get_running_loop().create_server(
+        door.protocols(runner.server), sock=listening, backlog=BACKLOG
+    )
+
+
 def _gauges(app: web.Application) -> list[Gauge]:
     """What the application, and not the node, knows."""
     return [
         Gauge("quire_http_waiting", "Requests that wait at the end of the log", lambda: len(app[WAITING])),
         Gauge("quire_http_held_bytes", "Long answers that callers have not taken", lambda: app[OUTFLOW].held_bytes),
+        Gauge("quire_http_connections", "Connections that are open, peers' included", lambda: len(app[DOOR])),
         Gauge("quire_http_streams", "Streams of commands that are open", lambda: len(app[STREAMS])),
     ]
 
@@ -88,6 +109,8 @@ async def answer_errors(request: web.Request, handler: Handler) -> web.StreamRes
     """The handler's answer, or a problem for whatever it raised."""
     request_id, began = name_request(request), time.monotonic()
     try:
+        if request.app[DOOR].refuses(request):
+            raise Overloaded(RETRY_AFTER_S)
         _refuse_unknown_headers(request)
         response = await handler(request)
     except ClusterError as error:
@@ -107,6 +130,8 @@ async def answer_errors(request: web.Request, handler: Handler) -> web.StreamRes
     if (took_s := time.monotonic() - began) > SLOW_REQUEST_S and not _waits_on_purpose(request):
         values = {"method": request.method, "path": request.path, "status": response.status}
         seldom.warning("slow request", **values, took_s=round(took_s, 3))
+    if request.app[DOOR].refuses(request):
+        response.force_close()
     return response
 
 

@@ -29,7 +29,7 @@ async def post_commands(request: web.Request) -> web.StreamResponse:
     forwarded = await forward(request, body, writes=True)
     if forwarded is not None:
         return forwarded
-    reply = await write_values(node, decode_commands(content_type, body), limit, applied=True, place=place)
+    reply = await write_values(request.app, decode_commands(content_type, body), limit, applied=True, place=place)
     document: dict[str, Any] = {"index": reply.index, "epoch": reply.epoch, "results": reply.results}
     if reply.refused:
         document["refused"] = reply.refused

@@ -6,9 +6,11 @@ import aiohttp
 from aiohttp import web
 
 from ..metrics import Metrics
+from .door import Door
 from .outflow import Outflow
 from .places import Places
 from .waiting import Waiting
+from .windows import Windows
 
 if TYPE_CHECKING:
     from ..node import Node
@@ -16,6 +18,8 @@ if TYPE_CHECKING:
 NODE: web.AppKey["Node"] = web.AppKey("node")
 CARRYING: web.AppKey[aiohttp.ClientSession] = web.AppKey("carrying", aiohttp.ClientSession)
 FORWARDING: web.AppKey[aiohttp.ClientSession] = web.AppKey("forwarding", aiohttp.ClientSession)
+DOOR: web.AppKey[Door] = web.AppKey("door", Door)
+WINDOWS: web.AppKey[Windows] = web.AppKey("windows", Windows)
 OUTFLOW: web.AppKey[Outflow] = web.AppKey("outflow", Outflow)
 ASKING: web.AppKey[aiohttp.ClientSession] = web.AppKey("asking", aiohttp.ClientSession)
 METRICS: web.AppKey[Metrics] = web.AppKey("metrics", Metrics)

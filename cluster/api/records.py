@@ -38,11 +38,11 @@ async def post_records(request: web.Request) -> web.StreamResponse:
     if forwarded is not None:
         return forwarded
     if raw and len(body) > BIN_LIMIT_BYTES:
-        reply = await write_within_deadline(node, _blob(node, body, expected_index, place), applied=False)
+        reply = await write_within_deadline(request.app, _blob(node, body, expected_index, place), applied=False)
     else:
         values = [body] if raw else decode_records(content_type, body)
         room = limit + FRAME_OVERHEAD_BYTES if raw else limit
-        reply = await write_values(node, values, room, applied=False, expected_index=expected_index, place=place)
+        reply = await write_values(request.app, values, room, applied=False, expected_index=expected_index, place=place)
     return answer(request, {"write_index": reply.index, "count": reply.count})
 
 

@@ -16,6 +16,8 @@ from aiohttp import web
 from structlog.contextvars import bind_contextvars
 from structlog.typing import FilteringBoundLogger
 
+from .door import PEER_PATHS
+
 REQUEST_ID = "Quire-Request-Id"
 REQUEST_ID_CHARACTERS = 64
 REQUEST_ID_KEY = web.RequestKey("request_id", str)
@@ -23,7 +25,6 @@ LOG_INTERVAL_S = 1.0
 
 _SANE = re.compile(rf"[A-Za-z0-9._:-]{{1,{REQUEST_ID_CHARACTERS}}}")
 _PROCESS = os.urandom(6).hex()
-_PEER_PATHS = frozenset({"/peer", "/peer/stream"})
 _numbers = count(1)
 
 
@@ -35,7 +36,7 @@ def name_request(request: web.Request) -> str:
     given = request.headers.get(REQUEST_ID)
     request_id = given if given is not None and _SANE.fullmatch(given) else f"{_PROCESS}-{next(_numbers):x}"
     request[REQUEST_ID_KEY] = request_id
-    if request.path not in _PEER_PATHS:
+    if request.path not in PEER_PATHS:
         bind_contextvars(request_id=request_id)
     return request_id
 

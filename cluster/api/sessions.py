@@ -51,7 +51,7 @@ async def post_sessions(request: web.Request) -> web.StreamResponse:
     if forwarded is not None:
         return forwarded
     write = Write(encode_system({"type": "open_session", "name": name}), 1, kind=Kind.SYSTEM)
-    reply = await write_within_deadline(node, write, applied=True)
+    reply = await write_within_deadline(request.app, write, applied=True)
     if reply.refused:
         raise SessionsFull(reply.refused[0][2])
     limits = {"session_window": node.session_window, "max_request_bytes": node.config.max_request_bytes}
@@ -87,14 +87,13 @@ async def get_session(request: web.Request) -> web.StreamResponse:
 
 async def delete_session(request: web.Request) -> web.StreamResponse:
     """{"session", "sequence"} of a session that is closed now."""
-    node = request.app[NODE]
     parameters_of(request)
     session = parse_integer(request.match_info["session"], "the session", INDEX_HIGHEST)
     forwarded = await forward(request, None, writes=True)
     if forwarded is not None:
         return forwarded
     write = Write(encode_system({"type": "close_session", "session": session}), 1, kind=Kind.SYSTEM)
-    reply = await write_within_deadline(node, write, applied=True)
+    reply = await write_within_deadline(request.app, write, applied=True)
     if reply.refused:
         raise SessionUnknown(session)
     return answer(request, reply.results[0])

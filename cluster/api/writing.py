@@ -3,10 +3,13 @@
 import asyncio
 from typing import TYPE_CHECKING, Any
 
+from aiohttp import web
+
 from quire.replication import Write
 
 from ..errors import CommandsRefused, LimitExceeded, OutcomeUnknown, SessionRefused
 from .decoding import pack_records
+from .keys import NODE, WINDOWS
 
 if TYPE_CHECKING:
     from ..node import Node
@@ -17,7 +20,7 @@ SESSION_CODES = frozenset(("SESSION_FENCED", "SESSION_EXPIRED", "SEQUENCE_GAP", 
 
 
 async def write_values(
-    node: "Node",
+    app: web.Application,
     values: list[Any],
     limit: int,
     *,
@@ -30,10 +33,11 @@ async def write_values(
     They are on a majority's disks on return, and applied here if asked for.
 
     Raises:
-        CommandsRefused, LimitExceeded: nothing was written.
+        CommandsRefused, LimitExceeded, Overloaded: nothing was written.
         OutcomeUnknown: the deadline passed first.
         ClusterError: as `Node.write`.
     """
+    node = app[NODE]
     refused = node.check(values)
     if refused:
         raise CommandsRefused(refused)
@@ -42,7 +46,7 @@ async def write_values(
     write = Write(payload, len(values), expected_index=expected_index, session=session, sequence=sequence)
     if session and len(values) > node.session_window:
         raise LimitExceeded("the number of records under a session", len(values), node.session_window)
-    reply = await write_within_deadline(node, write, applied=applied or session != 0)
+    reply = await write_within_deadline(app, write, applied=applied or session != 0)
     _refuse_by_session(reply)
     return reply
 
@@ -55,8 +59,20 @@ def _refuse_by_session(reply: "WriteReply") -> None:
             raise SessionRefused(code, text, reply.refused)
 
 
-async def write_within_deadline(node: "Node", write: Write, *, applied: bool) -> "WriteReply":
-    """`Node.write`, given up as unknown after `request_timeout_ms`."""
+async def write_within_deadline(app: web.Application, write: Write, *, applied: bool) -> "WriteReply":
+    """`Node.write`, given up as unknown after `request_timeout_ms`.
+
+    Raises:
+        Overloaded: too much of its session is under way already; nothing was written.
+    """
+    node = app[NODE]
+    if not write.session:
+        return await _write(node, write, applied=applied)
+    with app[WINDOWS].room_for(write.session, write.count, node.session_window):
+        return await _write(node, write, applied=applied)
+
+
+async def _write(node: "Node", write: Write, *, applied: bool) -> "WriteReply":
     try:
         async with asyncio.timeout(node.config.request_timeout_ms / 1000):
             return await node.write(write, applied=applied)

@@ -7,6 +7,7 @@ come in between wait in the socket's backlog.
 import asyncio
 import gc
 import os
+import resource
 import signal
 import socket
 import sys
@@ -19,7 +20,8 @@ from aiohttp import web
 from quire.log import LogError
 from quire.sm import MachineError
 
-from ..api.app import make_app
+from ..api.app import BACKLOG, make_app, serve_app
+from ..api.door import CONNECTIONS_LIMIT, PEER_RESERVE, Door
 from ..config import ConfigInvalid, ServeConfig, host_and_port, load_config
 from ..errors import ClusterError
 from ..node import Node
@@ -28,7 +30,7 @@ from .journal import configure_logging
 
 EXIT_FAILED = 1
 EXIT_USAGE = 2
-BACKLOG = 1024
+FILES_RESERVE = 512  # Of the files that the process may have open: for the log, the peers and the hop to the leader.
 SHUTDOWN_TIMEOUT_S = 5.0
 GC_ALLOCATIONS = 100_000
 GC_PAUSE_S = 10.0
@@ -73,18 +75,17 @@ async def _run(config: ServeConfig) -> int:
     except BaseException:
         listening.close()
         raise
+    door = Door(_connections_limit())
     runner = web.AppRunner(
-        make_app(node), access_log=None, keepalive_timeout=KEPT_ALIVE_S, shutdown_timeout=SHUTDOWN_TIMEOUT_S
+        make_app(node, door), access_log=None, keepalive_timeout=KEPT_ALIVE_S, shutdown_timeout=SHUTDOWN_TIMEOUT_S
     )
-    await runner.setup()
+    server = await serve_app(runner, door, listening)
     collecting = asyncio.create_task(_collect_less_often(), name="collector")
-    site = web.SockSite(runner, listening, backlog=BACKLOG)
-    await site.start()
     print(f"quire: node {config.node} listens on {config.listen}", flush=True)
     await _first(stop, node.ended)
     log.info("stopping")
     collecting.cancel()
-    await site.stop()
+    server.close()
     await node.stop()
     await runner.cleanup()
     log.info("stopped")
@@ -112,6 +113,16 @@ async def _collect_less_often() -> None:
         # Few objects can hold many bytes: the frames of a failed request hold its body until they are collected.
         await asyncio.sleep(GC_PAUSE_S)
         gc.collect(1)
+
+
+def _connections_limit() -> int:
+    """As many connections as the process may have files for, once it has asked for all that it may have."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+    room = CONNECTIONS_LIMIT if most == resource.RLIM_INFINITY else most - PEER_RESERVE - FILES_RESERVE
+    if room < CONNECTIONS_LIMIT:
+        log.warning("few open files are allowed, so fewer connections are taken", connections=max(1, room), files=most)
+    return max(1, min(room, CONNECTIONS_LIMIT))
 
 
 def _listen(config: ServeConfig) -> socket.socket:

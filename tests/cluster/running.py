@@ -1,6 +1,7 @@
 """Real nodes with real logs and sockets, in this process: what the HTTP API is tested against."""
 
 import asyncio
+import socket
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -10,7 +11,8 @@ from typing import Any
 import orjson
 from aiohttp import ClientResponse, ClientSession, DummyCookieJar, web
 
-from quire.cluster.api.app import make_app
+from quire.cluster.api.app import make_app, serve_app
+from quire.cluster.api.door import Door
 from quire.cluster.api.forwarding import sendable
 from quire.cluster.config import ServeConfig, host_and_port
 from quire.cluster.node import Node
@@ -48,8 +50,10 @@ class RunningNode:
     config: ServeConfig
     node: Node
     runner: web.AppRunner
+    server: asyncio.Server
 
     async def stop(self) -> None:
+        self.server.close()
         await self.node.stop()
         await self.runner.cleanup()
 
@@ -157,8 +161,7 @@ async def started(config: ServeConfig) -> RunningNode:
     """A node that answers on its address."""
     node = Node(config)
     await node.start()
-    runner = web.AppRunner(make_app(node), access_log=None, shutdown_timeout=0.5)
-    await runner.setup()
-    host, port = host_and_port(config.listen)
-    await web.TCPSite(runner, host, port).start()
-    return RunningNode(config, node, runner)
+    door = Door()
+    runner = web.AppRunner(make_app(node, door), access_log=None, shutdown_timeout=0.5)
+    server = await serve_app(runner, door, socket.create_server(host_and_port(config.listen)))
+    return RunningNode(config, node, runner, server)

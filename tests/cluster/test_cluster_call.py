@@ -1,10 +1,12 @@
 """`GET /cluster`: every member as the asked node gets it."""
 
+import asyncio
 from collections.abc import AsyncGenerator
 
 import pytest
 import pytest_asyncio
 
+from quire.cluster.api.cluster import ASKED_AT_ONCE, STATUS_LIMIT_BYTES
 from quire.log import unpack
 from tests.cluster.running import RunningCluster, running_cluster
 from tests.cluster.scripted import document, foreign, scripted, silent
@@ -55,6 +57,7 @@ async def test_a_member_that_is_gone_is_shown_as_that(cluster: RunningCluster, a
         ([], "no answer within 0.2 s"),
         ([foreign(502)], "it answered 502"),
         ([document({"node_id": "n9"})], "another program answers there"),
+        ([document({"node_id": "n2", "long": "x" * STATUS_LIMIT_BYTES})], "its answer is too long"),
         ([lambda _request: None], "disconnected"),
     ],
 )
@@ -70,6 +73,34 @@ async def test_a_member_that_does_not_answer_as_itself_is_shown_as_that(
     assert rows["n2"]["status"] is None
     assert failure in rows["n2"]["failure"].lower()
     assert rows["n3"]["failure"] is None
+
+
+async def test_asking_everybody_costs_a_member_few_connections(
+    cluster: RunningCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    connected, enough = 0, asyncio.Event()
+
+    async def hold(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal connected
+        connected += 1
+        if connected == ASKED_AT_ONCE:
+            enough.set()
+        await reader.read()
+        writer.close()
+
+    server = await asyncio.start_server(hold, "127.0.0.1", 0)
+    async with server:
+        monkeypatch.setitem(cluster.nodes["n1"].config.link, "n2", "{}:{}".format(*server.sockets[0].getsockname()))
+        asking = [asyncio.create_task(cluster.ask("n1", "GET", "/cluster")) for _ in range(2 * ASKED_AT_ONCE)]
+        async with asyncio.timeout(20):
+            await enough.wait()
+            for _ in range(20):
+                await cluster.ask("n1", "GET", "/healthz")
+            at_once = connected
+            rows = [(await reply).document["nodes"]["n2"] for reply in asking]
+
+    assert {row["failure"] for row in rows} == {"no answer within 1 s"}
+    assert at_once == ASKED_AT_ONCE
 
 
 async def test_the_cluster_takes_no_parameters(cluster: RunningCluster) -> None:

@@ -111,6 +111,19 @@ def test_reads_that_arrive_while_a_barrier_is_under_way_share_the_next_one() -> 
     assert all(index is not None for index in leader.reads.values())
 
 
+def test_as_many_linearizable_reads_as_the_limit_wait_and_one_more_is_refused() -> None:
+    world = serving("n1", "n2", "n3", options=CoreOptions(reads_waiting=2))
+    leader = world["n1"]
+
+    for read_id in range(3):
+        leader.step(events.ReadAsked(read_id))
+    refused = dict(leader.reads)
+    world.run_until(lambda: len(leader.reads) == 3)
+
+    assert refused == {2: None}
+    assert None not in (leader.reads[0], leader.reads[1])
+
+
 def test_a_node_that_does_not_lead_answers_no_read_and_takes_no_write() -> None:
     world = serving("n1", "n2", "n3")
 

@@ -1,0 +1,33 @@
+"""What a test does to a running cluster so that it answers what it seldom answers."""
+
+from collections.abc import Generator
+from contextlib import contextmanager
+from dataclasses import replace
+
+from quire.replication import Replica
+from tests.cluster.running import RunningCluster
+
+
+def replica_of(cluster: RunningCluster, at: str = "n1") -> Replica:
+    parts = cluster.nodes[at].node.parts
+    assert parts is not None
+    return parts.replica
+
+
+@contextmanager
+def core_limits(cluster: RunningCluster, **limits: int) -> Generator[None, None, None]:
+    """Other limits for the leader's core, as long as the block runs."""
+    state = replica_of(cluster).core.state
+    before = state.options
+    state.options = replace(before, **limits)
+    try:
+        yield
+    finally:
+        state.options = before
+
+
+@contextmanager
+def held(cluster: RunningCluster, **limits: int) -> Generator[None, None, None]:
+    """The leader takes writes and appends none: as behind a device that does nothing any more."""
+    with core_limits(cluster, uncommitted_bytes=0, **limits):
+        yield

@@ -1,0 +1,263 @@
+"""Limits of a node, at them and one past them: connections, headers, the writer's queue, a session's window."""
+
+import asyncio
+from collections.abc import AsyncGenerator
+from contextlib import ExitStack
+from typing import Any
+
+import orjson
+import pytest
+import pytest_asyncio
+
+from quire.cluster.api.door import Door
+from quire.cluster.api.keys import DOOR
+from quire.cluster.api.sessions import BODY_BYTES, NAME_CHARACTERS
+from quire.cluster.config import FRAME_OVERHEAD_BYTES, host_and_port
+from quire.replication.coalesce import RUN_BYTES
+from quire.sm import SESSION_WINDOW
+from tests.cluster.conditions import held, replica_of
+from tests.cluster.running import Reply, RunningCluster, running_cluster
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+EVERYWHERE = pytest.mark.parametrize("at", ["n1", "n3"])
+JSON, OCTETS = "application/json", "application/octet-stream"
+DEADLINE_S = 30.0
+ADD_0 = b'{"commands": [["add", 0]]}'
+ADD_0_BYTES = len(b"\x91\x92\xa3add\x00") + RUN_BYTES
+HEADERS_LIMIT, HEADER_BYTES_LIMIT = 128, 8190  # aiohttp's own.
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def cluster(tmp_path_factory: pytest.TempPathFactory) -> AsyncGenerator[RunningCluster, None]:
+    async with running_cluster(tmp_path_factory.mktemp("limits")) as running:
+        yield running
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def small_cluster(tmp_path_factory: pytest.TempPathFactory) -> AsyncGenerator[RunningCluster, None]:
+    folder = tmp_path_factory.mktemp("small")
+    async with running_cluster(folder, machine="log", max_request_bytes=1 << 15, max_frame_bytes=1 << 16) as running:
+        yield running
+
+
+async def add_0(cluster: RunningCluster, at: str, headers: dict[str, str] | None = None, body: bytes = ADD_0) -> Reply:
+    return await cluster.ask(at, "POST", "/commands", body, JSON, headers)
+
+
+async def waiting(cluster: RunningCluster, count: int) -> None:
+    """Return when so many requests wait for the leader's writer."""
+    async with asyncio.timeout(DEADLINE_S):
+        while replica_of(cluster).queues.waiting_requests < count:
+            await cluster.ask("n1", "GET", "/healthz")
+
+
+# What a caller sends
+
+
+@EVERYWHERE
+async def test_a_batch_may_be_as_long_as_the_limit_and_no_longer(small_cluster: RunningCluster, at: str) -> None:
+    limit = small_cluster.nodes[at].config.max_request_bytes
+    longest = b'"' + b"x" * (limit - 10) + b'"'
+    fits = await small_cluster.ask(at, "POST", "/records", longest.ljust(limit), JSON)
+    longer = await small_cluster.ask(at, "POST", "/records", longest.ljust(limit + 1), JSON)
+    swollen = await small_cluster.ask(at, "POST", "/records", b"[" + b"1.5," * (limit // 4 - 1) + b"1]", JSON)
+
+    assert fits.status == 200
+    assert (longer.status, longer.problem, longer.document["limit"]) == (413, "limit-exceeded", limit)
+    assert (swollen.status, swollen.document["what"], swollen.document["limit"]) == (413, "the batch as msgpack", limit)
+
+
+@EVERYWHERE
+async def test_raw_bytes_may_be_as_long_as_a_frame_and_no_longer(small_cluster: RunningCluster, at: str) -> None:
+    limit = small_cluster.nodes[at].config.max_frame_bytes - FRAME_OVERHEAD_BYTES
+
+    longest = await small_cluster.ask(at, "POST", "/records", bytes(limit), OCTETS)
+    longer = await small_cluster.ask(at, "POST", "/records", bytes(limit + 1), OCTETS)
+
+    assert longest.status == 200
+    assert (longer.status, longer.problem, longer.document["limit"]) == (413, "limit-exceeded", limit)
+
+
+@EVERYWHERE
+async def test_a_session_s_body_and_name_may_be_as_long_as_their_limits_and_no_longer(
+    cluster: RunningCluster, at: str
+) -> None:
+    async def open_session(body: bytes) -> Reply:
+        return await cluster.ask(at, "POST", "/sessions", body, JSON)
+
+    assert (await open_session(b"{}".ljust(BODY_BYTES))).status == 200
+    assert (await open_session(b"{}".ljust(BODY_BYTES + 1))).problem == "limit-exceeded"
+    assert (await open_session(orjson.dumps({"name": "\u00e4" * NAME_CHARACTERS}))).status == 200
+    assert (await open_session(orjson.dumps({"name": "\u00e4" * (NAME_CHARACTERS + 1)}))).problem == "malformed"
+
+
+# The writer's queue
+
+
+@EVERYWHERE
+@pytest.mark.parametrize("limit", [{"waiting_requests": 3}, {"waiting_bytes": 3 * ADD_0_BYTES}])
+async def test_as_many_writes_as_the_limit_wait_and_what_comes_on_top_is_told_to_come_back(
+    cluster: RunningCluster, at: str, limit: dict[str, int]
+) -> None:
+    with held(cluster, **limit):
+        writes = [asyncio.create_task(add_0(cluster, at)) for _ in range(3)]
+        await waiting(cluster, 3)
+        queues = replica_of(cluster).queues
+
+        refused = await add_0(cluster, at)
+        flood = await asyncio.gather(*(add_0(cluster, at) for _ in range(200)))
+
+        assert replica_of(cluster).queues == queues
+        assert queues.waiting_bytes == 3 * ADD_0_BYTES
+    assert (refused.status, refused.problem, refused.headers["Retry-After"]) == (429, "overloaded", "1")
+    assert {reply.status for reply in flood} == {429}
+    async with asyncio.timeout(DEADLINE_S):
+        assert [reply.status for reply in await asyncio.gather(*writes)] == [200] * 3
+    assert (await add_0(cluster, at)).status == 200
+
+
+# A session's window
+
+
+async def opened(cluster: RunningCluster, at: str) -> int:
+    return int((await cluster.ask(at, "POST", "/sessions", b"{}", JSON)).document["session"])
+
+
+def place(session: int, sequence: int) -> dict[str, str]:
+    return {"Quire-Session": str(session), "Quire-Sequence": str(sequence)}
+
+
+@EVERYWHERE
+async def test_a_session_s_window_may_be_under_way_and_no_more(cluster: RunningCluster, at: str) -> None:
+    session, other = await opened(cluster, at), await opened(cluster, at)
+    window = orjson.dumps({"commands": [["add", 0]] * (SESSION_WINDOW - 1)})
+    with held(cluster):
+        most = asyncio.create_task(add_0(cluster, at, place(session, 1), window))
+        await waiting(cluster, 1)
+        last = asyncio.create_task(add_0(cluster, at, place(session, SESSION_WINDOW)))
+        await waiting(cluster, 2)
+
+        beyond = await add_0(cluster, at, place(session, SESSION_WINDOW + 1))
+        others = asyncio.create_task(add_0(cluster, at, place(other, 1)))
+        await waiting(cluster, 3)
+
+    assert (beyond.status, beyond.problem, beyond.headers["Retry-After"]) == (429, "overloaded", "1")
+    async with asyncio.timeout(DEADLINE_S):
+        assert [(await reply).status for reply in (most, last, others)] == [200] * 3
+    assert (await add_0(cluster, at, place(session, SESSION_WINDOW + 1))).status == 200
+
+
+# Connections
+
+
+def door_of(cluster: RunningCluster, at: str) -> Door:
+    app = cluster.nodes[at].runner.app
+    assert app is not None
+    return app[DOOR]
+
+
+class Caller:
+    """One connection."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._reader = reader
+        self._writer = writer
+
+    async def ask(self, path: str, headers: bytes = b"") -> tuple[bytes, dict[bytes, bytes], Any]:
+        """The answer to a GET: its status line, its headers and its body."""
+        self._writer.write(b"GET %s HTTP/1.1\r\nHost: x\r\n%s\r\n" % (path.encode(), headers))
+        return await self.told()
+
+    async def told(self) -> tuple[bytes, dict[bytes, bytes], Any]:
+        async with asyncio.timeout(DEADLINE_S):
+            status, *lines = (await self._reader.readuntil(b"\r\n\r\n")).split(b"\r\n")
+            headers = dict(line.split(b": ", 1) for line in lines if line)
+            return status, headers, await self._reader.readexactly(int(headers[b"Content-Length"]))
+
+    async def at_end(self) -> bool:
+        async with asyncio.timeout(DEADLINE_S):
+            return not await self._reader.read()
+
+    def close(self) -> None:
+        self._writer.close()
+
+
+async def caller(cluster: RunningCluster, at: str, opened: ExitStack) -> Caller:
+    caller = Caller(*await asyncio.open_connection(*host_and_port(cluster.address(at))))
+    opened.callback(caller.close)
+    return caller
+
+
+@EVERYWHERE
+async def test_past_the_limit_of_connections_only_peers_are_answered_and_past_the_reserve_nobody(
+    cluster: RunningCluster, at: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    door = door_of(cluster, at)
+    with ExitStack() as opened:
+        last = await caller(cluster, at, opened)
+        assert (await last.ask("/healthz"))[0] == b"HTTP/1.1 200 OK"
+        monkeypatch.setattr(door, "limit", len(door))
+        monkeypatch.setattr(door, "_reserve", 2)
+
+        surplus, peer = await caller(cluster, at, opened), await caller(cluster, at, opened)
+        too_many = await caller(cluster, at, opened)
+        refusal_status, refusal_headers, refusal = await too_many.told()
+        status, headers, body = await surplus.ask("/healthz")
+        peer_status, _, _ = await peer.ask("/peer")
+
+        assert status == refusal_status == b"HTTP/1.1 429 Too Many Requests"
+        assert headers[b"Retry-After"] == refusal_headers[b"Retry-After"] == b"1"
+        assert orjson.loads(body)["type"] == orjson.loads(refusal)["type"] == "urn:quire:problem:overloaded"
+        assert await surplus.at_end()
+        assert await too_many.at_end()
+        assert peer_status == b"HTTP/1.1 400 Bad Request"  # It is no WebSocket; but it was let in.
+        assert (await last.ask("/healthz"))[0] == b"HTTP/1.1 200 OK"
+    async with asyncio.timeout(DEADLINE_S):
+        while len(door) >= door.limit:
+            await asyncio.to_thread(lambda: None)
+    with ExitStack() as opened:
+        assert (await (await caller(cluster, at, opened)).ask("/healthz"))[0] == b"HTTP/1.1 200 OK"
+
+
+@EVERYWHERE
+async def test_connections_that_come_at_once_are_counted_one_by_one(
+    cluster: RunningCluster, at: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    door = door_of(cluster, at)
+    monkeypatch.setattr(door, "limit", len(door) + 5)
+    monkeypatch.setattr(door, "_reserve", 5)
+    with ExitStack() as opened:
+        callers = await asyncio.gather(*(caller(cluster, at, opened) for _ in range(30)))
+        answers = await asyncio.gather(*(caller.ask("/healthz") for caller in callers))
+
+    statuses = [status.split()[1] for status, _, _ in answers]
+    assert (statuses.count(b"200"), statuses.count(b"429")) == (5, 25)
+
+
+# Headers
+
+
+@EVERYWHERE
+async def test_as_many_headers_as_the_limit_are_taken_and_no_more(cluster: RunningCluster, at: str) -> None:
+    def headers(count: int) -> bytes:
+        return b"".join(b"X-%d: x\r\n" % number for number in range(count - 1))  # Host is one, too.
+
+    with ExitStack() as opened:
+        most = await (await caller(cluster, at, opened)).ask("/healthz", headers(HEADERS_LIMIT))
+        too_many = await (await caller(cluster, at, opened)).ask("/healthz", headers(HEADERS_LIMIT + 1))
+
+    assert most[0] == b"HTTP/1.1 200 OK"
+    assert too_many[0].split()[1] == b"400"
+
+
+@EVERYWHERE
+async def test_a_header_may_be_as_long_as_the_limit_and_no_longer(cluster: RunningCluster, at: str) -> None:
+    with ExitStack() as opened:
+        longest = await (await caller(cluster, at, opened)).ask("/healthz", b"X: %s\r\n" % (b"x" * HEADER_BYTES_LIMIT))
+        longer = await (await caller(cluster, at, opened)).ask(
+            "/healthz", b"X: %s\r\n" % (b"x" * (HEADER_BYTES_LIMIT + 1))
+        )
+
+    assert longest[0] == b"HTTP/1.1 200 OK"
+    assert longer[0].split()[1] == b"400"

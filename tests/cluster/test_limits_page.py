@@ -1,0 +1,73 @@
+"""`docs/limits.md` says what the code says, and leaves no limit of the HTTP interface out."""
+
+import re
+from importlib import import_module
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from quire.cluster import api
+from quire.cluster.config import FRAME_OVERHEAD_BYTES, ServeConfig
+
+PAGE = Path(__file__).parents[2] / "docs" / "limits.md"
+UNITS = {"": 1, "bytes": 1, "characters": 1, "s": 1, "ms": 1, "KiB": 1 << 10, "MiB": 1 << 20}
+VALUE = re.compile(r"([0-9,]+)(?: (bytes|characters|s|ms|KiB|MiB))?")
+IS_LIMIT = re.compile(r"LIMIT|_CHARACTERS$|_RESERVE$|AT_ONCE$|STUCK_S$|HELD_BYTES|WINDOW_BYTES|RANGE_BYTES|BODY_BYTES")
+LIMITING_FIELD = re.compile(r"max_|_limit_|window|request_timeout")
+
+
+class Row(NamedTuple):
+    what: str
+    limit: str
+    set_by: str
+    past_it: str
+    tested_by: str
+
+
+def rows() -> list[Row]:
+    lines = [line for line in PAGE.read_text().splitlines() if line.startswith("| ")]
+    found = [Row(*(cell.strip() for cell in line.strip("|").split("|"))) for line in lines]
+    return [row for row in found if row.what != "what"]
+
+
+def value_of(name: str) -> float:
+    """The value of a configuration key's default, of a constant, or of a field's default."""
+    if name in ServeConfig.model_fields:
+        return float(ServeConfig.model_fields[name].default)
+    path, _, last = name.rpartition(".")
+    if path.rpartition(".")[2][0].isupper():
+        path, _, owner = path.rpartition(".")
+        return float(getattr(getattr(import_module(path), owner)(), last))
+    return float(getattr(import_module(path), last))
+
+
+@pytest.mark.parametrize("row", rows(), ids=lambda row: str(row.what))
+def test_a_limit_is_what_the_code_says(row: Row) -> None:
+    assert row.past_it
+    assert re.fullmatch("`test_[a-z0-9_]+`", row.tested_by)
+    if row.set_by == "aiohttp":
+        return
+    names = re.findall("`([^`]+)`", row.set_by)
+    amounts = [int(number.replace(",", "")) * UNITS[unit] for number, unit in VALUE.findall(row.limit)]
+
+    assert amounts == [value_of(name) for name in names]
+
+
+def test_every_limit_of_the_interface_stands_on_the_page() -> None:
+    said = PAGE.read_text()
+    folder = Path(next(iter(api.__path__)))
+    constants = [
+        f"quire.cluster.api.{path.stem}.{name}"
+        for path in sorted(folder.glob("*.py"))
+        for name in re.findall(r"^([A-Z][A-Z0-9_]*)(?:: [^=]+)? = ", path.read_text(), re.MULTILINE)
+        if IS_LIMIT.search(name)
+    ]
+    fields = [name for name in ServeConfig.model_fields if LIMITING_FIELD.search(name)]
+
+    assert len(constants) > 10
+    assert [name for name in constants + fields if f"`{name}`" not in said] == []
+
+
+def test_a_frame_s_overhead_is_what_the_page_takes_off() -> None:
+    assert UNITS["KiB"] == FRAME_OVERHEAD_BYTES
