@@ -4,6 +4,7 @@ import os
 from pathlib import Path
 
 import pytest
+import structlog
 from hypothesis import settings
 
 TESTS = Path(__file__).resolve().parent
@@ -16,6 +17,11 @@ LAST = ["processes", "faults"]
 settings.register_profile("house", deadline=None, print_blob=True)
 settings.register_profile("ci", settings.get_profile("house"), derandomize=True)
 settings.load_profile("ci" if os.environ.get("CI") else "house")
+
+# As a node's own console has them. The default draws a frame around each local variable: a second on a busy machine, in
+# which a node in this process hears nobody, and an election timeout passes.
+PLAIN = structlog.dev.ConsoleRenderer(colors=False, exception_formatter=structlog.dev.plain_traceback)
+structlog.configure(processors=[*structlog.get_config()["processors"][:-1], PLAIN])
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
