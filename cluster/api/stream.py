@@ -10,6 +10,7 @@ stream that its leader can no longer answer is closed without a word, and the se
 """
 
 import asyncio
+from contextlib import suppress
 from socket import IPPROTO_TCP, SO_KEEPALIVE, SOL_SOCKET, TCP_KEEPCNT, TCP_KEEPIDLE, TCP_KEEPINTVL
 from typing import TYPE_CHECKING, Any
 
@@ -95,12 +96,21 @@ async def _carry(request: web.Request, socket: web.WebSocketResponse) -> web.Str
     async with upstream:
         await socket.prepare(request)
         ways = [asyncio.create_task(_pump(socket, upstream)), asyncio.create_task(_pump(upstream, socket))]
-        await first_done(request, ways)
+        in_order = await first_done(request, ways)
         for way in ways:
             way.cancel()
         await asyncio.gather(*ways, return_exceptions=True)
         await close(request, socket)
+        if not in_order:
+            await _drop(upstream)
     return socket
+
+
+async def _drop(upstream: aiohttp.ClientWebSocketResponse) -> None:
+    """End a connection at once: an orderly end takes the answers, and so has the leader make more of them."""
+    with suppress(TimeoutError):
+        async with asyncio.timeout(0):
+            await upstream.close()
 
 
 Socket = web.WebSocketResponse | aiohttp.ClientWebSocketResponse

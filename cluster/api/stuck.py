@@ -10,16 +10,17 @@ LOOKS = 10  # In STUCK_S. Bytes that flow leave a buffer at the same size once b
 CLOSE_S = 5.0  # For the closing handshake.
 
 
-async def first_done(request: web.Request, tasks: Collection["asyncio.Task[object]"]) -> None:
-    """Return when one of the tasks is done; when the caller takes nothing for `STUCK_S`, cut its connection first."""
+async def first_done(request: web.Request, tasks: Collection["asyncio.Task[object]"]) -> bool:
+    """Whether one of the tasks is done. If not, the caller took nothing for `STUCK_S`, and its connection is cut."""
     unsent, looks = 0, 0
     while looks < LOOKS:
         done, _ = await asyncio.wait(tasks, timeout=STUCK_S / LOOKS, return_when=asyncio.FIRST_COMPLETED)
         if done:
-            return
-        before, unsent = unsent, _unsent_bytes(request)
+            return True
+        before, unsent = unsent, unsent_bytes(request)
         looks = looks + 1 if unsent and unsent == before else 0
     _cut(request)
+    return False
 
 
 async def close(request: web.Request, socket: web.WebSocketResponse) -> None:
@@ -31,7 +32,8 @@ async def close(request: web.Request, socket: web.WebSocketResponse) -> None:
         _cut(request)
 
 
-def _unsent_bytes(request: web.Request) -> int:
+def unsent_bytes(request: web.Request) -> int:
+    """What the caller has not taken, beyond what the kernel holds for it."""
     return 0 if request.transport is None else request.transport.get_write_buffer_size()
 
 

@@ -10,7 +10,7 @@ import pytest_asyncio
 from aiohttp import ClientSession, ClientWebSocketResponse, TCPConnector, WSMsgType
 
 from quire.cluster.api import stuck
-from quire.cluster.api.forwarding import CONNECTION_LIMIT
+from quire.cluster.api.forwarding import CONNECTION_LIMIT, FORWARDED
 from quire.cluster.api.keys import STREAMS
 from quire.cluster.api.places import Places
 from quire.cluster.api.stream import WINDOW_BYTES
@@ -67,12 +67,9 @@ async def none_open(cluster: RunningCluster) -> None:
             await cluster.ask("n1", "GET", "/healthz")
 
 
-@EVERYWHERE
-async def test_a_caller_that_takes_no_answers_holds_a_bounded_memory_is_cut_off_and_holds_nobody_up(
-    cluster: RunningCluster, at: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def flooded_by_a_silent_caller(cluster: RunningCluster, at: str) -> int:
+    """The bytes of the answers that the leader made for it, while another caller was served."""
     await none_open(cluster)
-    monkeypatch.setattr(stuck, "STUCK_S", 1.0)
     before = await highest_index(cluster)
     silent, lively = await stream(cluster, at), await stream(cluster, at)
 
@@ -88,8 +85,31 @@ async def test_a_caller_that_takes_no_answers_holds_a_bounded_memory_is_cut_off_
     with suppress(ConnectionError):
         await flooding
     await none_open(cluster)
+    return (await highest_index(cluster) - before) * RESULT_BYTES
 
-    taken = (await highest_index(cluster) - before) * RESULT_BYTES
+
+@EVERYWHERE
+async def test_a_caller_that_takes_no_answers_holds_a_bounded_memory_is_cut_off_and_holds_nobody_up(
+    cluster: RunningCluster, at: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stuck, "STUCK_S", 1.0)
+
+    taken = await flooded_by_a_silent_caller(cluster, at)
+
+    assert taken <= WINDOW_BYTES + WINDOW_RESULTS_BYTES + SOCKET_BUFFERS_BYTES
+
+
+async def test_a_follower_that_cuts_a_silent_caller_off_has_the_leader_answer_nothing_more(
+    cluster: RunningCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stuck, "STUCK_S", 1.0)
+    unsent_bytes = stuck.unsent_bytes
+    monkeypatch.setattr(
+        stuck, "unsent_bytes", lambda request: FORWARDED not in request.headers and unsent_bytes(request)
+    )
+
+    taken = await flooded_by_a_silent_caller(cluster, "n3")
+
     assert taken <= WINDOW_BYTES + WINDOW_RESULTS_BYTES + SOCKET_BUFFERS_BYTES
 
 
