@@ -1,15 +1,16 @@
 """The session under which a client's commands are numbered, so that each executes once however often it is sent."""
 
+import asyncio
+from contextlib import suppress
 from dataclasses import dataclass
 from operator import itemgetter
 
 from quire.log import pack
 
 from .errors import ClientError
-from .transport import Transport, document_of
+from .transport import NothingWritten, Transport, document_of
 
 FIELDS = ("session", "sequence", "session_window", "max_request_bytes")
-OPEN_TIMEOUT_S = 5.0
 CLOSE_TIMEOUT_S = 1.0
 
 
@@ -31,12 +32,11 @@ class Session:
 async def open_session(transport: Transport, name: str | None) -> Session:
     """A new session; under a name that is open already, one that goes on with its sequence and fences its holder.
 
-    Raises:
-        OutcomeUnknown: it may be opened again: that executes nothing, and the last one of a name holds it.
-        NothingWritten, ClientError: as `Transport.call_once`.
+    Every server is asked in turn, although one before may have opened it: that executes nothing, and the last one of a
+    name holds it. Raises as `Transport.call_once`.
     """
     body = pack({} if name is None else {"name": name})
-    reply = await transport.call_once("POST", "/sessions", writes=True, body=body, timeout_s=OPEN_TIMEOUT_S)
+    reply = await transport.call_once("POST", "/sessions", body)
     try:
         session, sequence, window, message_bytes = itemgetter(*FIELDS)(document_of(reply))
     except KeyError as missing:
@@ -47,5 +47,7 @@ async def open_session(transport: Transport, name: str | None) -> Session:
 
 
 async def close_session(transport: Transport, session: Session) -> None:
-    """Close it, in one attempt. Raises as `open_session`."""
-    await transport.call_once("DELETE", f"/sessions/{session.id}", writes=True, timeout_s=CLOSE_TIMEOUT_S)
+    """Close it, if that can be had at once."""
+    with suppress(TimeoutError, NothingWritten, ClientError):
+        async with asyncio.timeout(CLOSE_TIMEOUT_S):
+            await transport.call_once("DELETE", f"/sessions/{session.id}")

@@ -20,10 +20,10 @@ from aiohttp import WSMsgType
 from quire.log import PayloadInvalid
 from quire.log.packing import ExtType, unpack_trusted
 
-from .errors import ClientError, Halted, NotFound, OutcomeUnknown, SessionError, SessionExpired, Unavailable
+from .errors import ClientError, Halted, NotFound, SessionError, SessionExpired, Unavailable
 from .group import Answer
 from .pipeline import OutOfPlace, Pipeline
-from .session import CLOSE_TIMEOUT_S, OPEN_TIMEOUT_S, Session, close_session, open_session
+from .session import CLOSE_TIMEOUT_S, Session, close_session, open_session
 from .transport import BACKOFF_FIRST_S, BACKOFF_LONGEST_S, NothingWritten, Transport
 
 ANSWER_LENGTH = 5  # [sequence, index, epoch, results, refused]
@@ -72,13 +72,13 @@ class CommandStream:
         return await self.pipeline.submit_later(packed, commands, batch=batch)
 
     async def session(self) -> Session:
-        """The session, opened now if it was not. Raises as `open_session`, and Unavailable."""
+        """The session, opened now if it was not. Raises Unavailable, ClientError."""
         self._begin()
         try:
             async for attempt in _retrying(self._transport.timeout_s):
                 with attempt:
                     return await self._opened()
-        except (NothingWritten, OutcomeUnknown) as error:
+        except NothingWritten as error:
             raise Unavailable(f"no session could be opened: {error}") from None
         raise Unavailable("no attempt was made")
 
@@ -96,8 +96,7 @@ class CommandStream:
             task.cancel()
             await asyncio.wait((task,))
         if self._session is not None and self._name is None and self._failure is None:
-            with suppress(ClientError, NothingWritten):  # An orphan costs the cluster little.
-                await close_session(self._transport, self._session)
+            await close_session(self._transport, self._session)
         if task is not None and not task.cancelled():
             task.result()
 
@@ -126,14 +125,14 @@ class CommandStream:
         """Talk until there is nothing to say, or something went wrong after an answer: then at once again.
 
         Raises:
-            StreamEnded, NothingWritten, OutcomeUnknown: something went wrong; after a while again.
+            StreamEnded, NothingWritten: something went wrong; after a while again.
         """
         if not self.pipeline.has_work:
             return
         self._progress = False
         try:
             await self._serve(await self._opened())
-        except (StreamEnded, NothingWritten, OutcomeUnknown) as error:
+        except (StreamEnded, NothingWritten) as error:
             self.pipeline.trouble = str(error)
             self._leader_lost = True
             if not self._progress:
@@ -168,7 +167,7 @@ class CommandStream:
     async def _find_leader(self, session: Session) -> None:
         """Ask for what only a leader that serves can answer; whoever answers names it."""
         try:
-            await self._transport.call_once("GET", f"/sessions/{session.id}", timeout_s=OPEN_TIMEOUT_S)
+            await self._transport.call_once("GET", f"/sessions/{session.id}")
         except NotFound:
             pass  # The stream will say why.
         except ClientError as error:
@@ -242,9 +241,7 @@ def _retrying(timeout_s: float | None) -> Any:
 
 
 def _patience(error: Exception) -> bool | float:
-    if isinstance(error, StreamEnded | NothingWritten):
-        return error.retry_after_s or True
-    return isinstance(error, OutcomeUnknown)
+    return isinstance(error, StreamEnded | NothingWritten) and (error.retry_after_s or True)
 
 
 def _another(error: SessionError) -> SessionError:

@@ -135,13 +135,14 @@ class Transport:
             raise Unavailable(f"{error}, for {self.timeout_s:g} s") from None
         raise Unavailable("no attempt was made")
 
-    async def call_once(
-        self, method: str, path: str, *, writes: bool = False, body: bytes | None = None, timeout_s: float
-    ) -> Reply:
-        """`call` in msgpack, without a second attempt. Raises NothingWritten where `call` would make one."""
+    async def call_once(self, method: str, path: str, body: bytes | None = None) -> Reply:
+        """`call` in msgpack, of what may be asked of one server after the other, and of each once.
+
+        Raises NothingWritten where `call` would ask again.
+        """
         headers = {"Accept": MSGPACK} if body is None else {"Accept": MSGPACK, "Content-Type": MSGPACK}
-        attempt = _Attempt(method, path, writes, body, headers)
-        return await self._try_each(self._candidates(), attempt, time.monotonic() + timeout_s)
+        attempt = _Attempt(method, path, False, body, headers)
+        return await self._try_each(self._candidates(), attempt, time.monotonic() + self.timeout_s)
 
     async def connect(self, path: str) -> aiohttp.ClientWebSocketResponse:
         """A WebSocket to the leader, or to another server, which carries it there. Raises NothingWritten."""

@@ -14,6 +14,7 @@ from typing import Any
 from aiohttp import WSMsgType, web
 
 from quire.cluster.api.problems import TYPE_PREFIX
+from quire.cluster.config import host_and_port
 from quire.log import pack, unpack
 
 DEADLINE_S = 20
@@ -47,17 +48,20 @@ class StreamServer:
 
     faults: list[Fault | None] = field(default_factory=list)
     address: str = ""
+    leader: str | None = None  # Whom its answers name; itself, if nobody.
     window: int = WINDOW
     executed: list[Any] = field(default_factory=list)
     sessions: dict[int, Held] = field(default_factory=dict)
     calls: list[tuple[str, str]] = field(default_factory=list)
     streams: list[list[tuple[int, list[Any]]]] = field(default_factory=list)
     answering: asyncio.Event = field(default_factory=asyncio.Event)
+    closing: asyncio.Event = field(default_factory=asyncio.Event)
     came: asyncio.Event = field(default_factory=asyncio.Event)
     refusals: int = 0
 
     def __post_init__(self) -> None:
         self.answering.set()
+        self.closing.set()
 
     async def heard(self, messages: int) -> None:
         """Return when so many messages have come."""
@@ -82,6 +86,7 @@ class StreamServer:
         self.calls.append((request.method, request.path))
         session = int(request.match_info["session"])
         if request.method == "DELETE":
+            await self.closing.wait()
             self.sessions.pop(session, None)
         return self._answer({"session": session, "sequence": 0})
 
@@ -89,9 +94,8 @@ class StreamServer:
         return self._answer({"ready": True})
 
     def _answer(self, document: Any) -> web.Response:
-        return web.Response(
-            body=pack(document), content_type="application/msgpack", headers={"Quire-Leader": f"n1={self.address}"}
-        )
+        headers = {"Quire-Leader": f"n1={self.leader or self.address}"}
+        return web.Response(body=pack(document), content_type="application/msgpack", headers=headers)
 
     async def stream(self, request: web.Request) -> web.StreamResponse:
         socket = web.WebSocketResponse(compress=False)
@@ -195,3 +199,37 @@ async def streaming(faults: Iterable[Fault | None] = (), **settings: Any) -> Asy
         yield server
     finally:
         await runner.cleanup()
+
+
+@dataclass
+class DeafRelay:
+    """A way to a server on which, once it is deaf, nothing comes through, and nobody is told."""
+
+    target: str
+    address: str = ""
+    deaf: bool = False
+
+    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        upstream_reader, upstream_writer = await asyncio.open_connection(*host_and_port(self.target))
+        await asyncio.gather(self._copy(reader, upstream_writer), self._copy(upstream_reader, writer))
+
+    async def _copy(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            while chunk := await reader.read(1 << 16):
+                if not self.deaf:
+                    writer.write(chunk)
+        except ConnectionError:
+            pass
+        finally:
+            writer.close()
+
+
+@asynccontextmanager
+async def deaf_relay(target: str) -> AsyncGenerator[DeafRelay, None]:
+    relay = DeafRelay(target)
+    server = await asyncio.start_server(relay.serve, "127.0.0.1", 0)
+    relay.address = "{}:{}".format(*server.sockets[0].getsockname()[:2])
+    try:
+        yield relay
+    finally:
+        server.close()

@@ -21,7 +21,8 @@ from quire.cluster.client import (
     Unavailable,
     connect,
 )
-from tests.cluster.streaming import DEADLINE_S, MESSAGE_BYTES, Fault, StreamServer, streaming
+from tests.cluster.scripted import silent
+from tests.cluster.streaming import DEADLINE_S, MESSAGE_BYTES, Fault, StreamServer, deaf_relay, streaming
 from tests.cluster.test_client import closed_port
 
 BREAKING = [fault for fault in Fault if fault is not Fault.SILENT]
@@ -52,21 +53,43 @@ async def test_what_is_submitted_meanwhile_leaves_as_one_message_in_order() -> N
         assert server.streams == [[(1, ["first"]), (2, [f"c{number}" for number in range(100)] + ["b1", "b2"])]]
 
 
-async def test_a_message_takes_a_thousand_singles_and_a_batch_is_never_split() -> None:
+async def test_a_message_takes_so_many_singles_and_a_batch_is_never_split() -> None:
     async with streaming() as server, connect(server.address) as cluster:
         await cluster.apply("first")
-        futures = [asyncio.ensure_future(cluster.submit(number)) for number in range(1020)]
-        batches = [asyncio.ensure_future(cluster.submit_batch(["b"] * 5)) for _ in range(2)]
-        large = asyncio.ensure_future(cluster.submit_batch(["l"] * 3000))
-        await answers_of(*await asyncio.gather(*futures, *batches, large))
+        server.answering.clear()
+        futures = [await cluster.submit("held back")]
+        await server.heard(2)
+        futures += [await it for it in [cluster.submit("s") for _ in range(1025)]]
+        futures += [await cluster.submit_batch(["b"] * commands) for commands in (1023, 1, 5, 3000, 1)]
+        server.answering.set()
+        await answers_of(*futures)
 
-        messages = server.streams[0][1:]
-        assert [len(commands) for _, commands in messages] == [1020, 10, 3000] or [
-            commands.count("b") % 5 for _, commands in messages
-        ] == [0] * len(messages)
-        assert max(len(commands) for _, commands in messages if "l" not in commands) <= 1024
-        assert [commands for _, commands in messages if "l" in commands] == [["l"] * 3000]
-        assert all(one + len(commands) == other for (one, commands), (other, _) in pairwise(messages))
+        assert [len(commands) for _, commands in server.streams[0][2:]] == [1024, 1, 1023 + 1, 5, 3000, 1]
+        assert all(one + len(commands) == other for (one, commands), (other, _) in pairwise(server.streams[0]))
+
+
+async def test_a_message_takes_so_many_bytes() -> None:
+    piece = "x" * 1000  # 3 bytes more as msgpack
+    fitting = (512 << 10) // 1003
+    async with streaming() as server, connect(server.address) as cluster:
+        await cluster.apply("first")
+        await answers_of(*[await cluster.submit(piece) for _ in range(fitting + 1)])
+
+        assert [len(commands) for _, commands in server.streams[0][1:]] == [fitting, 1]
+
+
+async def test_so_many_messages_are_on_their_way_and_what_comes_is_gathered() -> None:
+    async with streaming() as server, connect(server.address) as cluster:
+        await cluster.apply("first")
+        server.answering.clear()
+        futures = []
+        for _ in range(20):
+            futures.append(await cluster.submit("x"))
+            await cluster.ready(server.address)  # The loop gets its turn.
+        server.answering.set()
+        await answers_of(*futures)
+
+        assert [len(commands) for _, commands in server.streams[0][1:]] == [1] * 16 + [4]
 
 
 async def test_the_window_pushes_back() -> None:
@@ -80,6 +103,21 @@ async def test_the_window_pushes_back() -> None:
         server.answering.set()
         assert await (await waiting) == 11
         assert await answers_of(*futures) == list(range(1, 11))
+
+
+async def test_the_window_of_bytes_pushes_back() -> None:
+    eighth = "x" * ((512 << 10) - 5)
+    async with streaming() as server, connect(server.address) as cluster:
+        await cluster.apply("first")
+        server.answering.clear()
+        futures = [await cluster.submit(eighth) for _ in range(8)]
+        waiting = asyncio.ensure_future(cluster.submit(""))
+        await server.heard(2)
+        assert not waiting.done()
+
+        server.answering.set()
+        assert await (await waiting) == 10
+        assert await answers_of(*futures) == list(range(2, 10))
 
 
 async def test_a_batch_fits_the_window_exactly_or_is_refused_before_anything_is_sent() -> None:
@@ -301,6 +339,46 @@ def check(calls: list[Call], answers: list[Any], server: StreamServer) -> None:
     assert [command.rstrip("0123456789") for command in server.executed] == executed
 
 
+async def test_an_answer_that_is_too_long_ends_the_stream(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("quire.cluster.client.transport.ANSWER_BYTES", 5000)
+    async with streaming() as server, connect(server.address, timeout_s=0.3) as cluster:
+        assert len((await cluster.apply_batch(["x"] * 900)).results) == 900
+        with pytest.raises(OutcomeUnknown, match="1009"):
+            await cluster.apply_batch(["x"] * 3000)
+        assert len(server.streams) > 1
+        assert len(server.executed) == 3900
+
+
+async def test_a_stream_whose_server_falls_silent_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("quire.cluster.client.transport.HEARTBEAT_S", 0.1)
+    async with streaming() as server, deaf_relay(server.address) as relay:
+        async with connect(f"{relay.address},{server.address}") as cluster:
+            server.leader = relay.address
+            await cluster.apply("first")
+            relay.deaf = True
+            server.leader = server.address
+            assert await cluster.apply("second") == 2
+        assert server.executed == ["first", "second"]
+
+
+async def test_a_stream_goes_to_the_next_server_where_one_is_silent(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("quire.cluster.client.transport.STREAM_CONNECT_TIMEOUT_S", 0.1)
+    monkeypatch.setattr("quire.cluster.client.transport.READ_ATTEMPT_TIMEOUT_S", 0.1)
+    async with silent() as nobody, streaming() as server, connect([nobody, server.address]) as cluster:
+        server.leader = nobody
+        await cluster.session()
+        assert await cluster.apply("x") == 1
+
+
+async def test_a_client_ends_in_time_although_nobody_closes_its_session(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("quire.cluster.client.session.CLOSE_TIMEOUT_S", 0.1)
+    async with streaming() as server, asyncio.timeout(DEADLINE_S):
+        async with connect(server.address) as cluster:
+            await cluster.apply("x")
+            server.closing.clear()
+        server.closing.set()
+
+
 # Deadlines, cancelling, closing
 
 
@@ -344,6 +422,19 @@ async def test_what_was_lost_once_is_unknown_although_a_busy_server_did_not_take
 
         assert await cluster.apply("next") == 3
         assert server.executed == ["first", "executed", "next"]
+
+
+async def test_what_was_reported_as_unknown_and_provably_not_taken_is_not_sent_later() -> None:
+    async with streaming() as server, connect(server.address, timeout_s=0.3) as cluster:
+        await cluster.apply("first")
+        server.answering.clear()
+        server.faults = [Fault.BUSY]
+        with pytest.raises(OutcomeUnknown):
+            await cluster.apply("not taken")
+        server.answering.set()
+
+        assert await cluster.apply("next") == 2
+        assert server.executed == ["first", "next"]
 
 
 async def test_no_room_until_the_deadline_is_unavailable() -> None:
