@@ -34,11 +34,33 @@ _OWN_HEADERS = frozenset({"Content-Type", "Retry-After"})
 seldom = SeldomLog(structlog.get_logger(__name__))
 
 
+class HopBroken(aiohttp.ClientError):
+    """The connection to the leader broke after the request, or a part of it, was sent."""
+
+
+async def _only_once(request: aiohttp.ClientRequest, send: aiohttp.ClientHandlerType) -> aiohttp.ClientResponse:
+    """Send a request, and never a second time.
+
+    aiohttp sends a DELETE or PUT again whose connection broke. The first may have been done, and the second would then
+    be answered, falsely, that there was nothing to do.
+    """
+    try:
+        return await send(request)
+    except aiohttp.ClientConnectorError:
+        raise
+    except (aiohttp.ClientOSError, aiohttp.ServerDisconnectedError) as error:
+        raise HopBroken(str(error) or type(error).__name__) from error
+
+
 async def forwarding_session(app: web.Application) -> AsyncIterator[None]:
     """The application's connections to the leader."""
     connector = aiohttp.TCPConnector(limit=CONNECTION_LIMIT, keepalive_timeout=KEPT_ALIVE_S)
     async with aiohttp.ClientSession(
-        connector=connector, auto_decompress=False, read_bufsize=READ_BUFFER_BYTES, cookie_jar=aiohttp.DummyCookieJar()
+        connector=connector,
+        auto_decompress=False,
+        read_bufsize=READ_BUFFER_BYTES,
+        cookie_jar=aiohttp.DummyCookieJar(),
+        middlewares=(_only_once,),
     ) as session:
         app[FORWARDING] = session
         yield
