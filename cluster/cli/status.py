@@ -29,15 +29,19 @@ async def ask_nodes(client: Client, addresses: dict[str, str]) -> Rows:
     """A row for each node, by id, asked at the same time."""
 
     async def ask(address: str) -> NodeRow:
+        # The status last: what it says is durable covers what the state says is applied.
+        state, failure = None, ""
+        try:
+            state = await client.state("local", server=address)
+        except ClientError as error:
+            failure = str(error)
         try:
             status = await client.status(address)
         except ClientError as error:
             return NodeRow(address, None, failure=str(error))
-        try:
-            state = await client.state("local", server=address)
-        except ClientError as error:
-            return NodeRow(address, status, failure=str(error))
-        # The state may be newer than the status: these three belong together.
+        if state is None:
+            return NodeRow(address, status, failure=failure)
+        # The status may be newer than the state, and these three belong together.
         status |= {"applied_index": state.applied_index, "digest": state.digest}
         return NodeRow(address, status, state.state)
 
