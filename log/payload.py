@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable, Mapping, Sequence
+from itertools import chain
 from typing import Any, NamedTuple
 
 from .errors import PayloadInvalid
@@ -121,18 +122,21 @@ def _decode_runs(
     payload: bytes | memoryview, count: int, ext_hook: Callable[[int, bytes], Any]
 ) -> tuple[list[Run], list[Any]]:
     raw_runs, values = _array(unpack_trusted(payload, ext_hook), 2)
-    if type(raw_runs) is not list:
-        raise PayloadInvalid("the runs are no array")
-    runs: list[Run] = []
-    total = 0
-    for raw in raw_runs:
-        if type(raw) is not list or len(raw) != 3 or not all(type(field) is int and field >= 0 for field in raw):
-            raise PayloadInvalid("a run is not [session, sequence, count]")
-        runs.append(Run(*raw))
-        total += raw[2]
-    if total != count or any(run.count == 0 for run in runs):
+    if type(raw_runs) is not list or not _are_runs(raw_runs):
+        raise PayloadInvalid("the runs are no array of [session, sequence, count]")
+    runs = list(map(Run._make, raw_runs))
+    total = sum(raw[2] for raw in raw_runs)
+    if total != count or any(raw[2] == 0 for raw in raw_runs):
         raise PayloadInvalid(f"the runs hold {total} records, not {count}")
     return runs, _array(values, count)
+
+
+def _are_runs(raw_runs: list[Any]) -> bool:
+    """Whether each is three whole numbers. A frame may have thousands, so this goes at C's speed."""
+    if not {list}.issuperset(map(type, raw_runs)) or not {3}.issuperset(map(len, raw_runs)):
+        return False
+    numbers = list(chain.from_iterable(raw_runs))
+    return {int}.issuperset(map(type, numbers)) and min(numbers, default=0) >= 0
 
 
 def encode_blob(value: bytes | memoryview, metadata: Mapping[str, str] | None = None) -> bytes:

@@ -4,12 +4,14 @@
                dropped | blocks, packed         | tail          | pending: in the frame being applied
 
 Lists of Python objects cost some 300 bytes a command and work for the garbage collector, msgpack a tenth of that and
-none; so all but a session's last few commands stand in blocks, which only a retry unpacks:
+none; so all but a session's last few commands stand in blocks, which only a retry unpacks. A block is a stretch of a
+sheet, and a sheet one of two:
 
-    block      msgpack [commands, [results, refused]]     refused: [[place in the block, code, text], ...]
+    of a frame       msgpack [payload, [results, refused]]     shared by the sessions that had much of the frame
+    of a session     msgpack [commands, [results, refused]]    what was its tail
 
-This is a `records` frame's payload and its reply, both packed already: a frame of one session becomes a block without
-another look at its commands. A long command is kept as ext type 0 of a digest of its msgpack bytes, for it is only ever
+refused: [[place in the sheet, code, text], ...]. The first is a frame's payload and its reply, both packed already: no
+command is looked at again. A long command is kept as ext type 0 of a digest of its msgpack bytes, for it is only ever
 compared. (No client's command is of ext types 0 to 15.)
 
 Where blocks begin follows from the log alone, and all of this is plain data, so it can stand in a snapshot.
@@ -17,18 +19,21 @@ Where blocks begin follows from the log alone, and all of this is plain data, so
 
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
+from functools import lru_cache
 from hashlib import blake2b
-from operator import itemgetter
 from typing import Any, NamedTuple
 
-from quire.log import pack
+from quire.log import Frame, pack
 from quire.log.packing import ExtType, unpack_trusted
 from quire.log.payload import HEADERS_EXT_TYPE
 
 from .machine import Refused
 
 TAIL_COMMANDS = 64  # A tail that reaches this becomes a block.
-BLOCK_COMMANDS = range(16, 513)  # So many of one session in one frame are a block at once; more are several.
+STRETCH_COMMANDS = 512  # So many at most join the tail at once, so that what one retry unpacks is short.
+SHEET_COMMANDS = 4096  # A longer frame is no sheet, for the same reason.
+SHARED_COMMANDS = 16  # With fewer of a frame, a session packs its own.
+SHARED_BYTES = 512  # A session may hold so many bytes of a shared sheet for each of its commands there.
 
 COMMAND_DIGEST_BYTES = 16
 _COMMAND_DIGEST_EXT_TYPE = 0
@@ -49,95 +54,125 @@ class Recorded(NamedTuple):
         return same_command(known, command)
 
 
+class Block(NamedTuple):
+    """A stretch of a sheet, which begins at `place`."""
+
+    sheet: bytes
+    place: int
+    of_runs: bool  # The sheet's first part is the payload of a frame of kind `runs`.
+
+
 class Replies:
     """One session's sequence and its latest replies. Changed by one thread."""
 
-    __slots__ = ("block_starts", "blocks", "commands", "next_sequence", "pending", "refused", "results", "tail_start")
+    __slots__ = (
+        "block_starts",
+        "blocks",
+        "commands",
+        "next_sequence",
+        "pending",
+        "pending_count",
+        "refused",
+        "results",
+        "tail_start",
+    )
 
     def __init__(self) -> None:
         self.next_sequence = 1  # behind the pending ones, too
-        self.pending: list[int] = []  # places, in the frame being applied, of commands that have no result yet
+        self.pending: list[tuple[int, int]] = []  # (place, count) in the frame being applied: those have no result yet
+        self.pending_count = 0
         self.block_starts: list[int] = []  # each block's first sequence
-        self.blocks: list[bytes] = []
+        self.blocks: list[Block] = []
         self.tail_start = 1
-        self.commands: list[Any] = []  # the tail, in the three parts of a block
+        self.commands: list[Any] = []  # the tail, in the three parts of a sheet
         self.results: list[Any] = []
         self.refused: list[list[Any]] = []
 
     @property
     def recorded_end(self) -> int:
         """The sequence behind the last command whose reply is recorded."""
-        return self.next_sequence - len(self.pending)
+        return self.next_sequence - self.pending_count
 
     def reserve(self, place: int, count: int) -> None:
         """Give the next `count` sequences to the commands at `place` of the frame; a `record` brings their replies."""
-        if count == 1:
-            self.pending.append(place)
-        else:
-            self.pending.extend(range(place, place + count))
+        self.pending.append((place, count))
+        self.pending_count += count
         self.next_sequence += count
+
+    def pending_place(self, sequence: int) -> int:
+        """The place in the frame being applied of a command that is pending."""
+        at = sequence - self.recorded_end
+        for place, count in self.pending:
+            if at < count:
+                return place + at
+            at -= count
+        raise IndexError(sequence)
 
     def record(
         self, commands: Sequence[Any], results: Sequence[Any], refused: dict[int, list[str]], window: int
     ) -> None:
         """Keep the replies of what is pending: commands and results of the whole frame, the refused by place in it."""
-        pending = self.pending
-        if len(pending) < BLOCK_COMMANDS.start:
-            self._extend_tail(pending, commands, results, refused)
-        else:
-            self._pack_tail(window)
-            for start in range(0, len(pending), BLOCK_COMMANDS[-1]):
-                self._extend_tail(pending[start : start + BLOCK_COMMANDS[-1]], commands, results, refused)
-                self._pack_tail(window)
-        if len(self.commands) >= TAIL_COMMANDS:
-            self._pack_tail(window)
-        pending.clear()
-
-    def record_frame(self, payload: bytes, packed_reply: bytes, window: int) -> None:
-        """Keep the replies of what is pending, all of a `records` frame: its payload, its packed results and refused.
-
-        As many commands as a block may have.
-        """
-        self._pack_tail(window)
-        self._append_block(_ARRAY_OF_TWO + payload + packed_reply, len(self.pending), window)
+        for place, count in self.pending:
+            if count == 1:
+                if refused and place in refused:
+                    self.refused.append([len(self.commands), *refused[place]])
+                self.commands.append(commands[place])
+                self.results.append(results[place])
+            else:
+                for start in range(place, place + count, STRETCH_COMMANDS):
+                    end = min(start + STRETCH_COMMANDS, place + count)
+                    self._extend_tail(start, end, commands, results, refused)
+                    self._shorten_tail(window)
+        self._shorten_tail(window)
         self.pending.clear()
+        self.pending_count = 0
+
+    def record_sheet(self, sheet: bytes, window: int, *, of_runs: bool) -> None:
+        """Keep the replies of what is pending by the sheet of its frame."""
+        self._pack_tail(window)
+        for place, count in self.pending:
+            self._append_block(Block(sheet, place, of_runs), count, window)
+        self.pending.clear()
+        self.pending_count = 0
 
     def read(self, sequence: int, end: int) -> Iterator[Recorded]:
         """What was answered to [sequence, end), all of it recorded and none of it dropped."""
         while sequence < end:
             if sequence >= self.tail_start:
-                first, commands, results, refused = self.tail_start, self.commands, self.results, self.refused
+                place, stop = sequence - self.tail_start, end
+                commands, results, refused = self.commands, self.results, self.refused
             else:
                 number = bisect_right(self.block_starts, sequence) - 1
-                first = self.block_starts[number]
-                commands, (results, refused) = unpack_trusted(self.blocks[number], _value_of_ext)
-            refusals = {place: Refused(code, text) for place, code, text in refused}
-            places = range(sequence - first, min(end - first, len(commands)))
-            for place in places:
-                yield Recorded(commands[place], refusals.get(place, results[place]))
-            sequence = first + places.stop
+                block = self.blocks[number]
+                place = block.place + sequence - self.block_starts[number]
+                starts = self.block_starts
+                stop = min(end, starts[number + 1] if number + 1 < len(starts) else self.tail_start)
+                commands, results, refused = _sheet_of(block.sheet, block.of_runs)
+            refusals = {at: Refused(code, text) for at, code, text in refused}
+            for at in range(place, place + stop - sequence):
+                yield Recorded(commands[at], refusals.get(at, results[at]))
+            sequence = stop
 
     def _extend_tail(
-        self, places: list[int], commands: Sequence[Any], results: Sequence[Any], refused: dict[int, list[str]]
+        self, start: int, end: int, commands: Sequence[Any], results: Sequence[Any], refused: dict[int, list[str]]
     ) -> None:
         if refused:
-            first = len(self.commands)
-            self.refused += [[at, *refused[place]] for at, place in enumerate(places, first) if place in refused]
-        if len(places) == 1:
-            self.commands.append(commands[places[0]])
-            self.results.append(results[places[0]])
-        else:
-            of_places = itemgetter(*places)
-            self.commands += of_places(commands)
-            self.results += of_places(results)
+            shift = len(self.commands) - start
+            self.refused += [[place + shift, *refused[place]] for place in range(start, end) if place in refused]
+        self.commands += commands[start:end]
+        self.results += results[start:end]
+
+    def _shorten_tail(self, window: int) -> None:
+        if len(self.commands) >= TAIL_COMMANDS:
+            self._pack_tail(window)
 
     def _pack_tail(self, window: int) -> None:
         if self.commands:
-            block = pack([self.commands, [self.results, self.refused]])
-            self._append_block(block, len(self.commands), window)
+            sheet = pack([self.commands, [self.results, self.refused]])
+            self._append_block(Block(sheet, 0, of_runs=False), len(self.commands), window)
             self.commands, self.results, self.refused = [], [], []
 
-    def _append_block(self, block: bytes, count: int, window: int) -> None:
+    def _append_block(self, block: Block, count: int, window: int) -> None:
         """Append a block, and drop those that lie wholly outside of the window."""
         starts, blocks = self.block_starts, self.blocks
         starts.append(self.tail_start)
@@ -145,6 +180,11 @@ class Replies:
         self.tail_start += count
         while len(starts) > 1 and starts[1] <= self.next_sequence - window:
             del starts[0], blocks[0]
+
+
+def sheet_of_frame(frame: Frame, packed_reply: bytes) -> bytes:
+    """The sheet that sessions can share."""
+    return b"".join((_ARRAY_OF_TWO, frame.payload, packed_reply))
 
 
 def same_command(one: Any, other: Any) -> bool:
@@ -155,6 +195,13 @@ def same_command(one: Any, other: Any) -> bool:
 def command_digest(command: Any) -> Any:
     """What is kept of a long command: equal for equal ones."""
     return ExtType(_COMMAND_DIGEST_EXT_TYPE, blake2b(pack(command), digest_size=COMMAND_DIGEST_BYTES).digest())
+
+
+@lru_cache(maxsize=1)  # Who retries goes through a sheet from one end to the other.
+def _sheet_of(sheet: bytes, of_runs: bool) -> tuple[list[Any], list[Any], list[list[Any]]]:
+    """Commands, results and refused. Raises PayloadInvalid."""
+    first, (results, refused) = unpack_trusted(sheet, _value_of_ext)
+    return first[1] if of_runs else first, results, refused
 
 
 def _value_of_ext(code: int, data: bytes) -> Any:

@@ -18,7 +18,15 @@ from typing import Any
 from quire.log import Frame, Kind
 
 from .machine import Refused
-from .replies import BLOCK_COMMANDS, Replies, command_digest, same_command
+from .replies import (
+    SHARED_BYTES,
+    SHARED_COMMANDS,
+    SHEET_COMMANDS,
+    Replies,
+    command_digest,
+    same_command,
+    sheet_of_frame,
+)
 from .sessions import Sessions
 
 LONG_COMMAND_BYTES = 128  # A frame whose commands are longer than this, on the average, leaves digests of them.
@@ -44,7 +52,7 @@ class Verdicts:
             if session:
                 replies = table.get(session)
                 if replies is not None and replies.next_sequence == sequence:  # The normal case: all of it is new.
-                    if not replies.pending:
+                    if not replies.pending_count:
                         executing.append(replies)
                     replies.reserve(place, count)
                 elif replies is None:
@@ -78,16 +86,30 @@ class Verdicts:
     def record(self, frame: Frame, results: list[Any], refused: list[list[Any]], packed_reply: bytes) -> None:
         """Record the replies of what has executed with its sessions."""
         commands, window = self._commands, self._sessions.session_window
-        long = len(frame.payload) > LONG_COMMAND_BYTES * len(commands)
-        if frame.header.kind == Kind.RECORDS and len(commands) in BLOCK_COMMANDS and not long and self._all_execute:
-            [only] = self._executing
-            only.record_frame(frame.payload, packed_reply, window)
-            return
-        if long:
-            commands = self._shortened()
-        refused_at = {place: [code, text] for place, code, text in refused}
+        if len(frame.payload) > LONG_COMMAND_BYTES * len(commands):
+            executing, commands = self._executing, self._shortened()
+        else:
+            executing = self._share(frame, packed_reply)
+        if executing:
+            refused_at = {place: [code, text] for place, code, text in refused}
+            for replies in executing:
+                replies.record(commands, results, refused_at, window)
+
+    def _share(self, frame: Frame, packed_reply: bytes) -> list[Replies]:
+        """Record by the frame's own bytes with the sessions that had enough of it; give the other sessions."""
+        count = len(self._commands)
+        if count > SHEET_COMMANDS or frame.header.kind == Kind.BLOB:
+            return self._executing
+        share = -(-(len(frame.payload) + len(packed_reply)) // SHARED_BYTES)
+        enough = max(SHARED_COMMANDS, min(count, share))
+        others, window, sheet = [], self._sessions.session_window, b""
         for replies in self._executing:
-            replies.record(commands, results, refused_at, window)
+            if replies.pending_count < enough:
+                others.append(replies)
+            else:
+                sheet = sheet or sheet_of_frame(frame, packed_reply)
+                replies.record_sheet(sheet, window, of_runs=frame.header.kind == Kind.RUNS)
+        return others
 
     @property
     def _all_execute(self) -> bool:
@@ -113,13 +135,13 @@ class Verdicts:
             same = recorded.is_of(self._commands[place])
             self._answered[place] = recorded.reply if same else _reused(session, at)
         for at in range(max(first, recorded_end), min(run.stop, next_sequence)):
-            place, original = places[at - sequence], replies.pending[at - recorded_end]
+            place, original = places[at - sequence], replies.pending_place(at)
             if same_command(self._commands[original], self._commands[place]):
                 self._copied[place] = original
             else:
                 self._answered[place] = _reused(session, at)
         if run.stop > next_sequence:
-            if not replies.pending:
+            if not replies.pending_count:
                 self._executing.append(replies)
             replies.reserve(places[next_sequence - sequence], run.stop - next_sequence)
 
@@ -127,8 +149,9 @@ class Verdicts:
         """The commands; of those that execute under a session, the digests."""
         commands = list(self._commands)
         for replies in self._executing:
-            for place in replies.pending:
-                commands[place] = command_digest(commands[place])
+            for first, count in replies.pending:
+                for place in range(first, first + count):
+                    commands[place] = command_digest(commands[place])
         return commands
 
 

@@ -8,6 +8,7 @@ import pytest
 
 from quire.log import Record, Run, pack
 from quire.sm import Applier, ApplyFailed, ArithmeticMachine, Context, LogMachine, Sessions
+from quire.sm.replies import SHARED_BYTES, SHARED_COMMANDS
 
 from .frames import Frames, batches
 from .ledger import Desk, Ledger, codes
@@ -187,6 +188,53 @@ def test_a_session_may_have_several_runs_in_a_frame_among_others() -> None:
     assert desk.send(two, 1, ["b", "f"]) == [given[1], given[5]]
 
 
+@pytest.mark.parametrize("share", [SHARED_COMMANDS - 1, SHARED_COMMANDS, 600])
+@pytest.mark.parametrize("others", [1, 40])
+def test_sessions_that_share_a_frame_are_each_answered_what_they_were(share: int, others: int) -> None:
+    desk = Desk()
+    one, two = desk.open(), desk.open()
+    ones: list[Any] = [["one", number] if number % 7 else "no" for number in range(2 * share)]
+    twos: list[Any] = [["two", number] if number % 5 else "no" for number in range(share)]
+    first_two = desk.send(two, 1, ["before"])
+    given = desk.send_runs(
+        (one, 1, ones[:share]),
+        (two, 1, ["before"]),  # a retry among what executes
+        (two, 2, twos),
+        (0, 0, [["x" * 80]] * others),
+        (one, share + 1, ones[share:]),
+    )
+    first_one = given[:share] + given[-share:]
+    first_two += given[share + 1 : 2 * share + 1]
+
+    assert desk.send(one, 1, ones) == first_one
+    assert desk.send(two, 1, ["before", *twos]) == first_two
+    for place in range(0, 2 * share, 9):
+        assert desk.send(one, 1 + place, ones[place : place + 2]) == first_one[place : place + 2]
+    assert codes(desk.send(two, share, [["two", -1]])) == ["SEQUENCE_REUSED"]
+    assert len(desk.ledger.executed) == 1 + 3 * share + others
+
+
+def test_a_session_with_a_small_part_of_a_long_frame_does_not_hold_the_frame() -> None:
+    desk = Desk()
+    one, two = desk.open(), desk.open()
+    for number in range(50):
+        mine, others = [[number]] * 20, [["y" * 100, number]] * 2000
+        desk.send_runs((one, 1 + 20 * number, mine), (two, 1 + 2000 * number, others))
+
+    held = {id(block.sheet): len(block.sheet) for block in desk.applier.sessions.replies[one].blocks}
+    assert sum(held.values()) < 50 * 20 * SHARED_BYTES
+
+
+def test_a_frame_is_held_once_by_all_that_share_it() -> None:
+    desk = Desk()
+    sessions = [desk.open() for _ in range(4)]
+    desk.send_runs(*((session, 1, [[number] for number in range(200)]) for session in sessions))
+
+    assert (
+        len({id(block.sheet) for session in sessions for block in desk.applier.sessions.replies[session].blocks}) == 1
+    )
+
+
 def test_commands_without_session_execute_whenever_they_come() -> None:
     desk = Desk()
     assert desk.send_runs((0, 0, ["a"]), (0, 0, ["a"])) == [[0, 1], [1, 2]]
@@ -274,7 +322,7 @@ def test_long_commands_are_kept_as_digests() -> None:
     for number in range(20):
         first += desk.send(session, 1 + len(first), [["y" * 999, number]])
     replies = desk.applier.sessions.replies[session]
-    assert sum(map(len, replies.blocks)) + len(pack(replies.commands)) < 220 * 40
+    assert sum(len(block.sheet) for block in replies.blocks) + len(pack(replies.commands)) < 220 * 40
     assert desk.send(session, 1, [*commands, *[["y" * 999, number] for number in range(20)]]) == first
     assert codes(desk.send(session, 7, [["x" * 10_000, 7], commands[7]])) == ["SEQUENCE_REUSED", first[7]]
 
