@@ -31,7 +31,7 @@ from .machine import Refused
 
 TAIL_COMMANDS = 64  # A tail that reaches this becomes a block.
 STRETCH_COMMANDS = 512  # So many at most join the tail at once, so that what one retry unpacks is short.
-SHEET_COMMANDS = 4096  # A longer frame is no sheet, for the same reason.
+SHEET_COMMANDS = 16_384  # A longer frame is no sheet, for the same reason.
 SHARED_COMMANDS = 16  # With fewer of a frame, a session packs its own.
 SHARED_BYTES = 512  # A session may hold so many bytes of a shared sheet for each of its commands there.
 
