@@ -8,7 +8,7 @@ import pytest
 
 from quire.log import Record, Run, pack
 from quire.sm import Applier, ApplyFailed, ArithmeticMachine, Context, LogMachine, Sessions
-from quire.sm.replies import SHARED_BYTES, SHARED_COMMANDS
+from quire.sm.replies import SHARED_BYTES, SHARED_COMMANDS, TAIL_COMMANDS
 
 from .frames import Frames, batches
 from .ledger import Desk, Ledger, codes
@@ -333,7 +333,7 @@ def test_what_is_kept_is_bounded_by_the_window(size: int) -> None:
     session = desk.open()
     send_in_batches(desk, session, size, [[number] for number in range(20_000)])
     replies = desk.applier.sessions.replies[session]
-    assert 20_001 - replies.block_starts[0] < 1000 + 513 + 64
+    assert 20_001 - replies.block_starts[0] < 1000 + size + 2 * TAIL_COMMANDS
     assert len(replies.blocks) == len(replies.block_starts) < 100
     assert len(replies.commands) < 64
 
