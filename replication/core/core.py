@@ -79,6 +79,7 @@ class Core:
         self.leading: Leading | None = None
         self.following: Following | None = None
         self._asked_by: Consider | None = None
+        self._ticked_at = 0
         # Rule 1: at start the promise is at least the last frame's epoch.
         if state.log.last_epoch > state.promise.epoch:
             state.promise = Promise(state.log.last_epoch, "", 0)
@@ -92,6 +93,8 @@ class Core:
         if state.halted is not None:
             return []
         state.now, state.clock = now, clock
+        if self.leading and now - self._ticked_at > state.options.election_timeout_us:
+            self._tick()  # This process stood still: rule 11 comes before whatever waited meanwhile.
         self._dispatch(event)
         self._advance()
         self._end_if_halted()
@@ -150,6 +153,7 @@ class Core:
             self.leading.send_heartbeats()
 
     def _tick(self) -> None:
+        self._ticked_at = self.state.now
         if self.following:
             self.following.tick()
         hangs = self.writer.hangs(self.state.now, self.state.options.election_timeout_us)

@@ -76,7 +76,8 @@ class Leading:
         self.start_index: int | None = None
         self.streams: dict[int, Downstream] = {}
         self._matched: dict[tuple[str, bytes], int] = {}
-        self._echoed: dict[tuple[str, bytes], tuple[int, int]] = {}
+        self._echoed: dict[tuple[str, bytes], int] = {}
+        self._sent: deque[tuple[int, int]] = deque()
         self._since = state.now
         self._committed_at = state.now
         self.has_news = False
@@ -277,6 +278,8 @@ class Leading:
         state = self.state
         self._sequence += 1
         self._heartbeat_at = state.now + state.options.heartbeat_us
+        if not self._sent or state.now - self._sent[-1][0] >= state.options.heartbeat_us // 2:  # enough for rule 11
+            self._sent.append((state.now, self._sequence))
         for read in self._reads:
             read.sequence = read.sequence or self._sequence
         for node_id in sorted(state.links):
@@ -285,25 +288,31 @@ class Leading:
     def echoed(self, sender: str, disk_id: bytes, echo: HeartbeatEcho) -> None:
         """Note who heard which heartbeat."""
         if echo.epoch == self.promise.epoch:
-            earlier, _ = self._echoed.get((sender, disk_id), (0, 0))
-            self._echoed[(sender, disk_id)] = (max(earlier, echo.sequence), self.state.now)
+            self._echoed[(sender, disk_id)] = max(self._echoed.get((sender, disk_id), 0), echo.sequence)
             self._answer_reads()
 
     def tick(self) -> bool:
-        """Heartbeats when due. False: rule 11, no majority was heard for an election timeout, step down."""
+        """Heartbeats when due. False: rule 11, no majority was heard for an election timeout, step down.
+
+        What counts is when the heartbeat was sent that a member echoed. Of echoes that waited in a socket while this
+        process stood still, the time of arrival would say that all is well.
+        """
         state = self.state
+        oldest = state.now - state.options.election_timeout_us
+        while self._sent and self._sent[0][0] < oldest:
+            self._sent.popleft()
+        first = self._sent[0][1] if self._sent else self._sequence + 1
         if state.now >= self._heartbeat_at:
             self.send_heartbeats()
         if self._transfer and state.now >= self._transfer.until:
             self._end_transfer(f"{self._transfer.target} did not take over in time")
-        oldest = state.now - state.options.election_timeout_us
 
         def heard(member: Member) -> bool:
             if member.node_id == state.me.node_id:
                 return True
-            return max(self._since, self._echoed.get((member.node_id, member.disk_id), (0, 0))[1]) >= oldest
+            return self._echoed.get((member.node_id, member.disk_id), 0) >= first
 
-        return state.members.is_majority(heard)
+        return self._since >= oldest or state.members.is_majority(heard)
 
     # Reads (rule 12)
 
@@ -322,7 +331,7 @@ class Leading:
         def sequence_of(member: Member) -> int:
             if member.node_id == self.state.me.node_id:
                 return self._sequence
-            return self._echoed.get((member.node_id, member.disk_id), (0, 0))[0]
+            return self._echoed.get((member.node_id, member.disk_id), 0)
 
         reached = self.state.members.held_by_majority(sequence_of)
         answered = False

@@ -2,8 +2,8 @@
 
 from quire.log import encode_records
 from quire.replication import Write
-from quire.replication.core import CoreOptions, events
-from quire.replication.core.messages import HeartbeatEcho
+from quire.replication.core import CoreOptions, actions, events
+from quire.replication.core.messages import Heartbeat, HeartbeatEcho
 from tests.sim.world import World, disk_id
 
 
@@ -34,6 +34,43 @@ def test_a_leader_that_hears_one_follower_of_two_goes_on() -> None:
     world.run_for(3)
 
     assert world["n1"].leads
+
+
+def test_a_leader_that_stood_still_steps_down_before_it_looks_at_what_waited() -> None:
+    # Rule 11: a process that was stopped believes that it leads, and finds writes, reads and old echoes in its sockets.
+    world = serving("n1", "n2", "n3")
+    world["n1"].step(events.Nominated(False))
+    leader = world["n1"]
+    epoch = leader.state.promise.epoch
+    assert leader.core is not None
+
+    world.now += 5 * world.options.election_timeout_us
+    write = leader.write("waited in a socket")
+    leader.step(events.ReadAsked(7))
+
+    assert not leader.leads
+    assert leader.rejected == [(write, "not_leader")]
+    assert leader.reads == {7: None}
+    leader.step(events.Received("n2", disk_id("n2"), HeartbeatEcho(epoch, 1, epoch)))
+    assert not leader.leads
+
+
+def test_an_echo_counts_from_when_its_heartbeat_was_sent() -> None:
+    world = serving("n1", "n2", "n3")
+    leader = world["n1"]
+    leader.step(events.Nominated(False))
+    world.isolate("n1")
+    epoch, sequence = leader.state.promise.epoch, 0
+    assert leader.core is not None
+    for action in leader.core.handle(events.ReadAsked(1), world.now, world.clock()):
+        if isinstance(action, actions.Send) and isinstance(action.message, Heartbeat):
+            sequence = action.message.sequence
+
+    for _ in range(12):
+        world.run_for(0.1)
+        leader.step(events.Received("n2", disk_id("n2"), HeartbeatEcho(epoch, sequence, epoch)))
+
+    assert not leader.leads
 
 
 def test_a_higher_epoch_in_an_echo_ends_a_leadership() -> None:
