@@ -2,7 +2,7 @@
 # toxiproxy server in .cache. Python 3.11 or newer, make and git are all that must be there before.
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint lint-ruff lint-format lint-mypy lint-pyright clean distclean run-environment dev-environment toxiproxy
+.PHONY: help demo test soak lint lint-ruff lint-format lint-mypy lint-pyright clean distclean run-environment dev-environment toxiproxy
 
 BIN := .venv/bin
 
@@ -16,6 +16,9 @@ demo: run-environment ## three nodes, one log, one answer (CHECK=1: check the an
 
 test: dev-environment toxiproxy ## all tests (ARGS=...: what to pass to pytest)
 	$(BIN)/python -m pytest $(ARGS)
+
+soak: dev-environment ## simulated histories until a rule breaks (FROM=seed, JOBS=processes)
+	$(BIN)/python -m tests.sim --soak $(or $(FROM),1000000) --jobs $(or $(JOBS),2)
 
 lint: lint-ruff lint-format lint-mypy lint-pyright ## ruff, mypy, pyright
 

@@ -159,6 +159,15 @@ class Disk:
         """Return a file's bytes as the page cache shows them."""
         return bytes(self._file(path).cached)
 
+    def durable_content(self, path: str) -> bytes:
+        """Return a file's bytes as they would be after a power loss that keeps nothing unsynced."""
+        return bytes(self._file(path).durable)
+
+    def unsynced_from(self, path: str) -> int | None:
+        """Return the lowest position of a file that was written or cut since its last sync; None: there is none."""
+        pending = self._file(path).pending
+        return min((step if isinstance(step, int) else step[0] for step in pending), default=None)
+
     def replace(self, path: str, content: bytes) -> None:
         """Put durable content into a file, made if there is none."""
         *folders, name = path.split("/")

@@ -1,0 +1,402 @@
+"""What must hold, checked after every step: written against DESIGN 5's rules, from what a node does and what its disk
+holds, and not from what its core believes.
+
+Frames are compared by their crc32c. It covers the crc32c of the frame before, so two logs with the same one at the
+same place are equal up to there.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, NamedTuple
+
+from quire.log import Frame
+from quire.replication.core import events
+from quire.replication.core.messages import Ack, HeartbeatEcho, PeerMessage, PromiseAnswer
+from quire.sm import Applied
+from tests.sim.machine import Model
+from tests.sim.network import Stream
+from tests.sim.shadow import Held, HeldMark, HeldPromise, mark_in, promise_in
+
+if TYPE_CHECKING:
+    from tests.sim.nodes import Node
+
+
+class Violation(Exception):
+    """A rule is broken: the rule in words, and the values that break it. `rule` is stable from run to run."""
+
+    def __init__(self, rule: str, *values: object) -> None:
+        super().__init__(f"{rule}: {', '.join(map(str, values))}")
+        self.rule = rule
+
+
+class Election(NamedTuple):
+    """Who leads an epoch, and the crcs of its log's frames when it began to."""
+
+    node_id: str
+    incarnation: int
+    crcs: list[int]
+
+
+@dataclass
+class Counts:
+    """What a history went through."""
+
+    steps: int = 0
+    crashes: int = 0
+    cuts: int = 0
+    operations: int = 0
+    elections: int = 0
+    leader_changes: int = 0
+    truncations: int = 0
+    lost_tails: int = 0
+    faults: dict[str, int] = field(default_factory=dict)
+
+
+@dataclass
+class Seen:
+    """What was last seen of one disk; it outlives the node's process."""
+
+    durable_index: int = 0
+    durable_crc: int = 0
+    tail: int = 0
+    frames: list[Held] = field(default_factory=list)
+    """What stood on it when its node died."""
+    told_commit_index: int = 0
+    commit_index: int = 0
+    commit_place: int = -1
+    promise: HeldPromise = field(default_factory=lambda: HeldPromise(0, "", 0))
+    mark: HeldMark | None = None
+    synced_commit_index: int = 0
+    answered_epoch: int = 0
+    promised_epoch: int = 0
+    """Of the promise that was queued to disk in a step before this one."""
+    has_cut: bool = False
+    """Whether a truncation was done, and none has begun since."""
+    applied_place: int = -1
+    leading: object = None
+    cuts: int = 0
+    runs: bool = False
+    operations: int = -1
+
+
+class Checks:
+    """The checkers of one history."""
+
+    def __init__(self, nodes: Iterable["Node"], trace: "list[str]") -> None:
+        self.nodes = list(nodes)
+        self.counts = Counts()
+        self.model = Model()
+        self.committed: list[Held] = []
+        self.ends: list[int] = []
+        self.epochs: list[int] = []
+        """Of each committed frame, the epoch of the leader that committed it."""
+        self.elections: dict[int, Election] = {}
+        self.frames: dict[tuple[int, int], int] = {}
+        self.digests: list[bytes] = []
+        self.seen: dict[bytes, Seen] = {}
+        self._voters = {m.node_id: m.disk_id for m in self.nodes[0].form.members.voters()}
+        self._lost: dict[str, list[Held]] = {}
+        self._trace = trace
+
+    def of(self, node: "Node") -> Seen:
+        """What was last seen of the disk that a node has now."""
+        seen = self.seen.get(node.disk_id)
+        if seen is None:
+            seen = self.seen[node.disk_id] = Seen()
+        return seen
+
+    # Life and death
+
+    def started(self, node: "Node") -> None:
+        """A node recovered: it holds what was durable, and promised what it had promised."""
+        seen, shadow, log = self.of(node), node.shadow, node.it.log
+        shadow.read_all()
+        shadow.cut = None
+        if shadow.end != log.tail.index or log.durable_index != shadow.end:
+            raise Violation("a recovered log is what its files hold, and durable", node.node_id, shadow.end, log.tail)
+        place = shadow.place_of_end(seen.durable_index)
+        if place is None or (place >= 0 and shadow.frames[place].crc32c != seen.durable_crc):
+            raise Violation("what was durable survives", node.node_id, seen.durable_index, shadow.frames[-3:])
+        came_back = shadow.frames[len(seen.frames) :] or [
+            a for a, b in zip(shadow.frames, seen.frames, strict=False) if a != b
+        ]
+        if seen.has_cut and came_back:
+            raise Violation("what was cut does not come back", node.node_id, came_back[0], seen.frames[-1:])
+        seen.has_cut = False
+        if shadow.end < seen.tail:
+            self.counts.lost_tails += 1
+        promise = self._promise_on_disk(node)
+        if promise.epoch < seen.answered_epoch:
+            raise Violation("rule 1: an answered promise survives", node.node_id, promise, seen.answered_epoch)
+        committed = log.mark_commit_index
+        if committed > (self.ends[-1] if self.ends else 0):
+            raise Violation("the mark's commit_index is committed", node.node_id, committed, self.ends[-1:])
+        if committed < seen.synced_commit_index:
+            raise Violation("a synced mark survives", node.node_id, committed, seen.synced_commit_index)
+        seen.promise, seen.promised_epoch = promise, promise.epoch
+        seen.mark = mark_in(node.disk.content("mark"))
+        seen.told_commit_index = seen.commit_index = 0
+        seen.commit_place, seen.applied_place, seen.leading = -1, -1, None
+        seen.runs, seen.cuts = True, 0
+        self._note_frames(node, 0)
+        self._durable(node, seen)
+        self.commits(node)
+
+    def died(self, node: "Node") -> None:
+        """A node's process is gone."""
+        seen = self.of(node)
+        self.looked(node)
+        seen.tail, seen.frames, seen.runs = node.shadow.end, list(node.shadow.frames), False
+        synced = mark_in(node.disk.durable_content("mark"))
+        seen.synced_commit_index = synced.commit_index if synced else 0
+
+    # After a step
+
+    def stepped(self, node: "Node", event: events.Event) -> None:
+        """Look at a node that has handled an event."""
+        self.counts.steps += 1
+        life, seen = node.it, self.of(node)
+        core = life.core
+        self._trace.append(
+            f"{node.schedule.now} {node.node_id} {type(event).__name__} {core.state.promise.epoch} "
+            f"{life.log.tail.index} {core.state.commit_index}"
+        )
+        self.looked(node)
+        leading = core.leading
+        if leading is not seen.leading:
+            seen.leading = leading
+            if leading is not None:
+                self._leads(node, leading.promise.epoch, leading.promise.incarnation)
+        if life.log.durable_index != seen.durable_index:
+            self._durable(node, seen)
+        self.commits(node)
+        if isinstance(event, events.Truncated):
+            seen.has_cut = True
+        seen.promised_epoch = core.state.promise.epoch
+
+    def commits(self, node: "Node") -> None:
+        """Look at what a node takes for committed, as far as it stands in its files."""
+        seen, life = self.of(node), node.it
+        commit_index = life.core.state.commit_index
+        if commit_index < seen.told_commit_index:
+            raise Violation("commit_index never falls", node.node_id, seen.told_commit_index, commit_index)
+        seen.told_commit_index = commit_index
+        if min(commit_index, node.shadow.end) != seen.commit_index:
+            self.looked(node)
+            if life.log.durable_index != seen.durable_index:
+                self._durable(node, seen)
+            self._commit(node, seen)
+
+    def looked(self, node: "Node") -> None:
+        """Look at a node's disk, if it changed."""
+        seen, shadow, disk = self.of(node), node.shadow, node.disk
+        if disk.operations == seen.operations:
+            return
+        seen.operations = disk.operations
+        written = {name for operation, name in disk.journal if operation == "write" and name in ("mark", "promise")}
+        before = len(shadow.frames)
+        if shadow.look() and seen.runs:
+            if shadow.cut is not None:
+                before = min(before, shadow.cut[0])
+                self._cut(node, seen, *shadow.cut)
+                shadow.cut = None
+            self._note_frames(node, before)
+        if "mark" in written:
+            self._mark(node, seen)
+        if "promise" in written:
+            self._promise(node, seen)
+
+    def _note_frames(self, node: "Node", place: int) -> None:
+        """Raft 5.3, Log Matching: one leader an epoch writes one frame at an index, after one and the same log."""
+        for held in node.shadow.frames[place:]:
+            known = self.frames.setdefault((held.first, held.epoch), held.crc32c)
+            if known != held.crc32c:
+                raise Violation("equal (index, epoch), equal frames", node.node_id, held, hex(known))
+
+    def _cut(self, node: "Node", seen: Seen, place: int, held: Held) -> None:
+        """Rule 9: what is cut was never committed."""
+        seen.has_cut = False
+        self.counts.truncations += 1
+        if place < len(self.committed) and held == self.committed[place]:
+            raise Violation("rule 9: a committed frame was cut", node.node_id, held)
+        if seen.durable_index > node.shadow.end or node.it.log.durable_index < seen.durable_index:
+            seen.durable_index = node.it.log.durable_index
+            seen.durable_crc = self._crc_before(node, seen.durable_index)
+
+    def _crc_before(self, node: "Node", index: int) -> int:
+        place = node.shadow.place_of_end(index)
+        if place is None:
+            raise Violation("indices are frame borders", node.node_id, index, node.shadow.ends[-3:])
+        return node.shadow.frames[place].crc32c if place >= 0 else 0
+
+    def _durable(self, node: "Node", seen: Seen) -> None:
+        """The glossary: every record below durable_index survives power loss on this node."""
+        durable = node.it.log.durable_index
+        if (lost := node.shadow.unsynced_below(durable)) is not None:
+            raise Violation("durable_index is durable", node.node_id, durable, lost)
+        seen.durable_index, seen.durable_crc = durable, self._crc_before(node, durable)
+
+    # Promises and marks
+
+    def _promise_on_disk(self, node: "Node") -> HeldPromise:
+        """What would be promised after a power loss that keeps nothing unsynced."""
+        promise = promise_in(node.disk.durable_content("promise"))
+        if promise is None:
+            raise Violation("rule 1: a slot of the promise is always valid", node.node_id)
+        return promise
+
+    def _promise(self, node: "Node", seen: Seen) -> None:
+        """Rule 1: only for an epoch above the last, or, following who was elected, for another nominee of it."""
+        promise = promise_in(node.disk.content("promise"))
+        if promise is None or promise.epoch < seen.promise.epoch:
+            raise Violation("rule 1: a promise never falls", node.node_id, seen.promise, promise)
+        if promise.epoch == seen.promise.epoch and promise != seen.promise:
+            leader = self.elections.get(promise.epoch)
+            if leader is None or (leader.node_id, leader.incarnation) != promise[1:]:
+                raise Violation("rule 1: one nominee an epoch, but for its leader", node.node_id, seen.promise, promise)
+        seen.promise = promise
+
+    def _mark(self, node: "Node", seen: Seen) -> None:
+        """DESIGN 3: its commit_index is at most its durable_index; generations and commit_index only grow."""
+        mark = mark_in(node.disk.content("mark"))
+        if mark is None:
+            raise Violation("a slot of the mark is always valid", node.node_id)
+        if mark.commit_index > mark.durable_index:
+            raise Violation("the mark's commit_index is at most its durable_index", node.node_id, mark)
+        if node.lived is not None and mark.durable_index > node.lived.log.durable_index:
+            raise Violation("the mark is a lower bound", node.node_id, mark, node.lived.log.durable_index)
+        if seen.mark is not None and seen.runs:
+            if mark.generation < seen.mark.generation or mark.commit_index < seen.mark.commit_index:
+                raise Violation("a mark never falls", node.node_id, seen.mark, mark)
+        seen.mark = mark
+
+    def sent(self, node: "Node", message: PeerMessage) -> None:
+        """Rule 1: what an answer says of a promise is on the disk that says it."""
+        match message:
+            case PromiseAnswer(asked, True):
+                if self._promise_on_disk(node) != (asked.epoch, asked.nominee, asked.incarnation):
+                    raise Violation(
+                        "rule 1: on disk before the answer", node.node_id, self._promise_on_disk(node), asked
+                    )
+                self._answered(node, asked.epoch)
+            case HeartbeatEcho(epoch, _, held_epoch) if held_epoch == epoch:
+                on_disk = self._promise_on_disk(node)
+                leader = self.elections.get(epoch)
+                if on_disk.epoch < epoch:
+                    raise Violation("rule 1: following raises the promise", node.node_id, on_disk, epoch)
+                if on_disk.epoch == epoch and leader and (leader.node_id, leader.incarnation) != on_disk[1:]:
+                    raise Violation("rule 1: following makes the leader durable", node.node_id, on_disk, leader[:2])
+                self._answered(node, epoch)
+            case _:
+                pass
+
+    def _answered(self, node: "Node", epoch: int) -> None:
+        seen = self.of(node)
+        seen.answered_epoch = max(seen.answered_epoch, epoch)
+
+    def acknowledged(self, node: "Node", stream: Stream, ack: Ack) -> None:
+        """Rules 1, 2 and 8: an ack counts what is durable here and equal to the leader's, under its promise."""
+        epoch = stream.promise_epoch
+        on_disk, promised = self._promise_on_disk(node), self.of(node).promised_epoch
+        if not on_disk.epoch == promised == epoch:
+            raise Violation("rule 2: an ack under its leader's promise alone", node.node_id, on_disk, promised, epoch)
+        index = ack.durable_index
+        if (lost := node.shadow.unsynced_below(index)) is not None:
+            raise Violation("rule 2: an ack after the flush", node.node_id, index, lost)
+        leader = stream.leader
+        if leader.life == stream.leader_life and isinstance(leader, type(node)) and leader.leads:
+            if leader.it.core.state.promise.epoch == epoch:
+                place = node.shadow.place_of_end(index)
+                theirs = leader.shadow.place_of_end(index)
+                if place is None or place != theirs:
+                    raise Violation("rule 8: an ack names the leader's border", node.node_id, index)
+                if place >= 0 and node.shadow.frames[place] != leader.shadow.frames[place]:
+                    raise Violation("rule 8: a divergent suffix is not acknowledged", node.node_id, index)
+        self._answered(node, epoch)
+
+    # Leaders and commits
+
+    def _leads(self, node: "Node", epoch: int, incarnation: int) -> None:
+        """Rules 1 and 5: one leader an epoch, and it has all that was committed before (Raft 5.4.3)."""
+        if self._voters.get(node.node_id) != node.disk_id:
+            raise Violation("only a voter leads", node.node_id, node.disk_id)
+        known = self.elections.get(epoch)
+        if known is not None:
+            raise Violation("rule 1: one leader an epoch, once", epoch, known[:2], node.node_id, incarnation)
+        frames = node.shadow.frames
+        place = len(self.committed) - 1
+        while place >= 0 and self.epochs[place] >= epoch:
+            place -= 1
+        if place >= 0 and (place >= len(frames) or frames[place] != self.committed[place]):
+            raise Violation("rule 5: a leader has all that was committed", node.node_id, epoch, self.committed[place])
+        self.counts.elections += 1
+        self.elections[epoch] = Election(node.node_id, incarnation, [held.crc32c for held in frames])
+
+    def _commit(self, node: "Node", seen: Seen) -> None:
+        """Rule 7, and that index -> command never changes once it is committed."""
+        index = min(node.it.core.state.commit_index, node.shadow.end)
+        place = node.shadow.place_of_end(index)
+        if place is None:
+            raise Violation("commit_index is a border of what this node holds", node.node_id, index, node.shadow.end)
+        frames = node.shadow.frames
+        known = min(place + 1, len(self.committed))
+        for at in (seen.commit_place + 1, known - 1):
+            if 0 <= at < known and frames[at] != self.committed[at]:
+                raise Violation("committed records never change", node.node_id, frames[at], self.committed[at])
+        if place >= len(self.committed):
+            self._extend(node, frames[len(self.committed) : place + 1])
+        seen.commit_index, seen.commit_place = index, place
+
+    def _extend(self, node: "Node", frames: list[Held]) -> None:
+        core, index = node.it.core, frames[-1].end
+        if core.leading is None:
+            raise Violation("a leader commits first", node.node_id, index)
+        epoch = core.leading.promise.epoch
+        if frames[-1].epoch != epoch:
+            raise Violation("rule 7: commit by a record of the leader's own epoch", node.node_id, epoch, frames[-1])
+        if self.of(node).promised_epoch != epoch:
+            raise Violation("rule 2: a leader that promised another commits nothing more", node.node_id, frames[-1])
+        place = len(self.committed) + len(frames) - 1
+        holders = [other.node_id for other in self.nodes if self._holds(other, place, frames[-1])]
+        if len(holders) <= len(self._voters) // 2:
+            raise Violation("rule 7: commit is durable on a majority", node.node_id, frames[-1], holders)
+        if node.node_id not in holders:
+            raise Violation("rule 7: never above the leader's own durable_index", node.node_id, frames[-1])
+        self.committed += frames
+        self.ends += [held.end for held in frames]
+        self.epochs += [epoch] * len(frames)
+        for later, election in self.elections.items():
+            if later > epoch and (len(election.crcs) <= place or election.crcs[place] != frames[-1].crc32c):
+                raise Violation("rule 5: a later leader has what an earlier one commits", later, epoch, frames[-1])
+
+    def _holds(self, node: "Node", place: int, held: Held) -> bool:
+        """Whether a voter's disk would still have a frame after a power loss, or had it until it was lost itself."""
+        voter = self._voters.get(node.node_id)
+        frames = node.shadow.frames if voter == node.disk_id else self._lost.get(node.node_id, [])
+        durable_index = self.seen[voter].durable_index if voter in self.seen else 0
+        return place < len(frames) and frames[place] == held and durable_index >= held.end
+
+    def lost_disk(self, node: "Node") -> None:
+        """A node's disk is gone: what it acknowledged may still count."""
+        self._lost[node.node_id] = list(node.shadow.frames)
+
+    # Applying
+
+    def applied(self, node: "Node", frame: Frame, applied: Applied, digest: bytes) -> None:
+        """Rules 7 and 17: what is committed, and durable here, is applied; equal digests at equal index."""
+        seen = self.of(node)
+        seen.applied_place += 1
+        place, header = seen.applied_place, frame.header
+        if place >= len(self.committed) or self.committed[place].crc32c != header.crc32c:
+            raise Violation("rule 7: only what is committed is applied", node.node_id, header.index)
+        if header.next_index > node.it.log.durable_index:
+            raise Violation("rule 7: only what is durable here is applied", node.node_id, header.index)
+        if place == len(self.digests):
+            self.digests.append(digest)
+            self.model.apply(frame)
+        if self.digests[place] != digest:
+            raise Violation("rule 17: equal digests at equal index", node.node_id, header.index)
+        refused = {at: code for at, code, _ in applied.refused}
+        replies = [(result, refused.get(at)) for at, result in enumerate(applied.results)]
+        if replies != self.model.replies[place]:
+            raise Violation("replies are what the log says", node.node_id, header, replies, self.model.replies[place])

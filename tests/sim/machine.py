@@ -1,0 +1,163 @@
+"""The machine that the simulated clients use, and what the log's commands must have answered.
+
+`Tally` runs in the shipped applier, under the shipped sessions. `Model` reads the same committed frames and says by
+itself, with the plainest code, what each of them answers.
+"""
+
+from collections.abc import Iterable, Iterator
+from typing import Any, NamedTuple
+from zlib import crc32
+
+from quire.log import Frame, Kind, decode_blob, decode_runs, decode_system, decode_values, pack
+from quire.sm import Context, Refused
+
+REFUSED_EVERY = 23
+
+
+def next_chain(chain: int, command: Any) -> int:
+    """The chain after one more command."""
+    return crc32(pack(command), chain)
+
+
+def is_refused(command: Any) -> bool:
+    """Whether `apply` refuses it."""
+    return isinstance(command, int) and command % REFUSED_EVERY == 0
+
+
+class Tally:
+    """Answers a command with [how many it executed, a hash of all of them]: nothing executes twice unseen."""
+
+    name = "tally"
+    version = 1
+    takes_blobs = True
+
+    def __init__(self, initial: Any = None) -> None:
+        self.count, self.chain = 0, 0
+
+    def check(self, command: Any) -> None:
+        return
+
+    def apply(self, command: Any, context: Context) -> Any:
+        if is_refused(command):
+            raise Refused("NO", f"{command}")
+        self.count += 1
+        self.chain = next_chain(self.chain, command)
+        return [self.count, self.chain]
+
+    def query(self, request: Any) -> Any:
+        return [self.count, self.chain]
+
+    def snapshot(self) -> Iterator[bytes]:
+        return iter((pack([self.count, self.chain]),))
+
+    def restore(self, chunks: Iterable[bytes]) -> None:
+        raise ValueError(b"".join(chunks))
+
+
+class Reply(NamedTuple):
+    """What a record was answered: a result, or the code of a refusal."""
+
+    result: Any
+    code: str | None = None
+
+
+class _Session:
+    def __init__(self) -> None:
+        self.replies: list[tuple[Any, Reply]] = []
+
+
+class ModelBroken(Exception):
+    """The log holds what no client can have meant."""
+
+
+class Model:
+    """What the committed frames answer, computed once."""
+
+    def __init__(self) -> None:
+        self._tally = Tally()
+        self._sessions: dict[int, _Session] = {}
+        self._names: dict[str, int] = {}
+        self._fenced: set[int] = set()
+        self.replies: list[list[Reply]] = []
+        self.at: dict[int, tuple[Any, Reply]] = {}
+        self.executed_at: dict[Any, int] = {}
+        self.states: dict[int, list[int]] = {0: [0, 0]}
+        self.never: set[Any] = set()
+        """Commands that were rejected before anything was appended."""
+
+    def apply(self, frame: Frame) -> list[Reply]:
+        """The replies to the next committed frame's records.
+
+        Raises:
+            ModelBroken: a command executes twice, or one that a leader said it had not appended.
+        """
+        header = frame.header
+        if header.kind == Kind.SYSTEM:
+            replies = self._system(header.index, decode_system(frame.payload))
+        else:
+            replies = self._commands(frame)
+        self.replies.append(replies)
+        self.states[header.next_index] = [self._tally.count, self._tally.chain]
+        return replies
+
+    def _system(self, index: int, fields: dict[str, Any]) -> list[Reply]:
+        if fields["type"] != "open_session":
+            return []
+        name = fields.get("name")
+        old = self._names.get(name) if name else None
+        if old is None:
+            session = _Session()
+        else:
+            session = self._sessions.pop(old)
+            self._fenced.add(old)
+        self._sessions[index] = session
+        if name:
+            self._names[name] = index
+        reply = Reply({"session": index, "sequence": len(session.replies)})
+        self.at[index] = (("open", name), reply)
+        return [reply]
+
+    def _commands(self, frame: Frame) -> list[Reply]:
+        header, payload = frame
+        runs = [(header.session, header.sequence, header.count)]
+        match header.kind:
+            case Kind.RECORDS:
+                commands = decode_values(payload, header.count)
+            case Kind.RUNS:
+                found, commands = decode_runs(payload, header.count)
+                runs = [tuple(run) for run in found]  # type: ignore[misc]
+            case _:
+                commands = [decode_blob(payload)[1]]
+        replies: list[Reply] = []
+        for session, sequence, count in runs:
+            for offset in range(count):
+                place = len(replies)
+                reply = self._command(header.index + place, session, sequence + offset, commands[place])
+                self.at[header.index + place] = (commands[place], reply)
+                replies.append(reply)
+        return replies
+
+    def _command(self, index: int, session: int, sequence: int, command: Any) -> Reply:
+        if command in self.never:
+            raise ModelBroken(f"{command} stands at {index}, and a leader said that it was not appended")
+        if not session:
+            return self._execute(index, command)
+        known = self._sessions.get(session)
+        if known is None:
+            return Reply(None, "SESSION_FENCED" if session in self._fenced else "SESSION_EXPIRED")
+        if sequence > len(known.replies) + 1:
+            return Reply(None, "SEQUENCE_GAP")
+        if sequence <= len(known.replies):
+            recorded, reply = known.replies[sequence - 1]
+            return reply if recorded == command else Reply(None, "SEQUENCE_REUSED")
+        reply = self._execute(index, command)
+        known.replies.append((command, reply))
+        return reply
+
+    def _execute(self, index: int, command: Any) -> Reply:
+        if command in self.executed_at:
+            raise ModelBroken(f"{command} executes at {self.executed_at[command]} and again at {index}")
+        self.executed_at[command] = index
+        if is_refused(command):
+            return Reply(None, "NO")
+        return Reply(self._tally.apply(command, Context(index, 0, 0)))

@@ -1,0 +1,209 @@
+"""What stands on a simulated disk, read from its bytes: no code of the log engine is used here.
+
+The offsets are those of DESIGN 3, written down a second time, so that a mistake in the engine's own reading is no
+mistake in the checks.
+"""
+
+import struct
+from bisect import bisect_left
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from crc32c import crc32c
+
+from tests.storage import faulty
+
+STORE_HEADER_BYTES = 64
+HEADER_BYTES = 64
+SLOTS = (0, 4096)
+SLOT_BYTES = 64
+
+_FRAME = struct.Struct("<IIQQQIIQQB3xI")
+_PROMISE = struct.Struct("<IIQ24sQ16s")
+_MARK = struct.Struct("<IIQQQQQQIB3x")
+
+
+class Held(NamedTuple):
+    """A frame on a disk."""
+
+    first: int
+    end: int
+    epoch: int
+    crc32c: int
+
+
+class HeldPromise(NamedTuple):
+    """A promise on a disk."""
+
+    epoch: int
+    nominee: str
+    incarnation: int
+
+
+class HeldMark(NamedTuple):
+    """A mark on a disk."""
+
+    generation: int
+    durable_index: int
+    commit_index: int
+
+
+class _Segment:
+    def __init__(self, name: str, first_place: int) -> None:
+        self.name = name
+        self.first_place = first_place
+        self.end = STORE_HEADER_BYTES
+        self.count = 0
+
+
+class Shadow:
+    """The frames in a disk's store files as the page cache shows them, kept up as the files change."""
+
+    def __init__(self, disk: faulty.Disk) -> None:
+        self._disk = disk
+        self.frames: list[Held] = []
+        self.ends: list[int] = []
+        self.cut: tuple[int, Held] | None = None
+        """The lowest place at which a frame went or was replaced, and that frame, until somebody sets it back."""
+        self._segments: list[_Segment] = []
+
+    @property
+    def end(self) -> int:
+        """The index behind the last frame."""
+        return self.ends[-1] if self.ends else 0
+
+    def place_of_end(self, index: int) -> int | None:
+        """The place of the frame that ends at `index`; -1 for 0; None if no frame does."""
+        if index == 0:
+            return -1
+        place = bisect_left(self.ends, index)
+        return place if place < len(self.ends) and self.ends[place] == index else None
+
+    def look(self) -> bool:
+        """Take note of what was done to the files since the last look; whether frames came or went."""
+        journal, self._disk.journal = self._disk.journal, []
+        appended: set[str] = set()
+        changed: set[str] = set()
+        for operation, name in journal:
+            if ".store" in name:
+                if operation == "write" and not name.endswith(".new"):
+                    appended.add(name)
+                elif operation not in ("write", "sync", "allocate"):
+                    changed.add(name.removesuffix(".new"))
+        if changed:
+            self._read_again(changed)
+        for segment in self._segments:
+            if segment.name in appended and segment.name not in changed:
+                self._read_on(segment)
+        return bool(appended or changed)
+
+    def read_all(self) -> None:
+        """Begin anew: what a node finds after a crash."""
+        self._disk.journal.clear()
+        kept = self.frames
+        self.frames, self.ends, self._segments = [], [], []
+        for name in self._names():
+            self._add(name)
+        same = next((at for at, (a, b) in enumerate(zip(kept, self.frames, strict=False)) if a != b), len(self.frames))
+        if same < len(kept):
+            self._note_cut(same, kept[same])
+
+    def unsynced_below(self, index: int) -> str | None:
+        """What of the frames below `index` would be lost with the power, if anything."""
+        for segment in self._segments:
+            if segment.first_place >= len(self.frames) or self.frames[segment.first_place].first >= index:
+                continue
+            unsynced = self._disk.unsynced_from(f"log/{segment.name}")
+            if unsynced is not None and unsynced < self._position_of(segment, index):
+                return f"{segment.name} is not synced from byte {unsynced} on"
+        return None
+
+    def _position_of(self, segment: _Segment, index: int) -> int:
+        content = self._disk.content(f"log/{segment.name}")
+        position = STORE_HEADER_BYTES
+        for held in self.frames[segment.first_place : segment.first_place + segment.count]:
+            if held.first >= index:
+                break
+            position += HEADER_BYTES + _FRAME.unpack_from(content, position)[1]
+        return position
+
+    def _names(self) -> list[str]:
+        return [name for name in self._disk.names("log") if name.endswith(".store")]
+
+    def _read_again(self, changed: set[str]) -> None:
+        names = self._names()
+        keep = 0
+        while (
+            keep < min(len(self._segments), len(names))
+            and self._segments[keep].name == names[keep]
+            and names[keep] not in changed
+        ):
+            keep += 1
+        first_place = self._segments[keep].first_place if keep < len(self._segments) else len(self.frames)
+        before = self.frames[first_place:]
+        del self._segments[keep:], self.frames[first_place:], self.ends[first_place:]
+        for name in names[keep:]:
+            self._add(name)
+        after = self.frames[first_place:]
+        same = next((at for at, (a, b) in enumerate(zip(before, after, strict=False)) if a != b), len(after))
+        if same < len(before):
+            self._note_cut(first_place + same, before[same])
+
+    def _note_cut(self, place: int, held: Held) -> None:
+        if self.cut is None or place < self.cut[0]:
+            self.cut = place, held
+
+    def _add(self, name: str) -> None:
+        if int(name.removesuffix(".store")) != self.end:
+            return  # behind a gap: an interrupted truncation, which a start clears away
+        segment = _Segment(name, len(self.frames))
+        self._segments.append(segment)
+        self._read_on(segment)
+
+    def _read_on(self, segment: _Segment) -> None:
+        content = self._disk.content(f"log/{segment.name}")
+        position = segment.end
+        while len(content) - position >= HEADER_BYTES:
+            crc, length, first, epoch, _, count, chained, _, _, _, payload = _FRAME.unpack_from(content, position)
+            body = position + HEADER_BYTES
+            before = self.frames[-1].crc32c if self.frames else 0
+            if not count or first != self.end or chained != before or body + length > len(content):
+                break
+            if crc32c(content[position + 4 : body]) != crc or crc32c(content[body : body + length]) != payload:
+                break
+            self.frames.append(Held(first, first + count, epoch, crc))
+            self.ends.append(first + count)
+            segment.count += 1
+            position = body + length
+        segment.end = position
+
+
+def _slots(content: bytes, version: int) -> Sequence[bytes]:
+    slots = [content[position : position + SLOT_BYTES] for position in SLOTS]
+    return [
+        slot
+        for slot in slots
+        if len(slot) == SLOT_BYTES
+        and int.from_bytes(slot[:4], "little") == crc32c(slot[4:])
+        and int.from_bytes(slot[4:8], "little") == version
+    ]
+
+
+def promise_in(content: bytes) -> HeldPromise | None:
+    """The promise that a file's bytes hold: the highest valid epoch, of equals the first slot."""
+    found: HeldPromise | None = None
+    for slot in _slots(content, 1):
+        _, _, epoch, nominee, incarnation, _ = _PROMISE.unpack(slot)
+        if found is None or epoch > found.epoch:
+            found = HeldPromise(epoch, nominee.rstrip(b"\0").decode(), incarnation)
+    return found
+
+
+def mark_in(content: bytes) -> HeldMark | None:
+    """The mark that a file's bytes hold: the highest valid generation."""
+    found: HeldMark | None = None
+    for slot in _slots(content, 1):
+        _, _, generation, durable, _, _, _, commit, _, _ = _MARK.unpack(slot)
+        if found is None or generation > found.generation:
+            found = HeldMark(generation, durable, commit)
+    return found
