@@ -29,6 +29,10 @@ class Violation(Exception):
         self.rule = rule
 
 
+def _fell(before: HeldMark, after: HeldMark) -> bool:
+    return after.generation < before.generation or after.commit_index < before.commit_index
+
+
 class Election(NamedTuple):
     """Who leads an epoch, and the crcs of its log's frames when it began to."""
 
@@ -66,7 +70,8 @@ class Seen:
     commit_place: int = -1
     promise: HeldPromise = field(default_factory=lambda: HeldPromise(0, "", 0))
     mark: HeldMark | None = None
-    synced_commit_index: int = 0
+    synced_promise: HeldPromise = field(default_factory=lambda: HeldPromise(0, "", 0))
+    synced_mark: HeldMark | None = None
     answered_epoch: int = 0
     promised_epoch: int = 0
     """Of the promise that was queued to disk in a step before this one."""
@@ -125,14 +130,15 @@ class Checks:
         seen.has_cut = False
         if shadow.end < seen.tail:
             self.counts.lost_tails += 1
+        self._survived(node, seen)
         promise = self._promise_on_disk(node)
         if promise.epoch < seen.answered_epoch:
             raise Violation("rule 1: an answered promise survives", node.node_id, promise, seen.answered_epoch)
         committed = log.mark_commit_index
         if committed > (self.ends[-1] if self.ends else 0):
             raise Violation("the mark's commit_index is committed", node.node_id, committed, self.ends[-1:])
-        if committed < seen.synced_commit_index:
-            raise Violation("a synced mark survives", node.node_id, committed, seen.synced_commit_index)
+        if seen.synced_mark is not None and committed < seen.synced_mark.commit_index:
+            raise Violation("a recovered log knows its synced mark", node.node_id, committed, seen.synced_mark)
         seen.promise, seen.promised_epoch = promise, promise.epoch
         seen.mark = mark_in(node.disk.content("mark"))
         seen.told_commit_index = seen.commit_index = 0
@@ -147,8 +153,7 @@ class Checks:
         seen = self.of(node)
         self.looked(node)
         seen.tail, seen.frames, seen.runs = node.shadow.end, list(node.shadow.frames), False
-        synced = mark_in(node.disk.durable_content("mark"))
-        seen.synced_commit_index = synced.commit_index if synced else 0
+        self._survived(node, seen)
 
     # After a step
 
@@ -248,6 +253,9 @@ class Checks:
     def _promise(self, node: "Node", seen: Seen) -> None:
         """Rule 1: only for an epoch above the last, or, following who was elected, for another nominee of it."""
         promise = promise_in(node.disk.content("promise"))
+        self._survived(node, seen)
+        if not seen.runs:
+            return  # a start that failed, perhaps after a power loss: what was not synced may be gone
         if promise is None or promise.epoch < seen.promise.epoch:
             raise Violation("rule 1: a promise never falls", node.node_id, seen.promise, promise)
         if promise.epoch == seen.promise.epoch and promise != seen.promise:
@@ -265,10 +273,19 @@ class Checks:
             raise Violation("the mark's commit_index is at most its durable_index", node.node_id, mark)
         if node.lived is not None and mark.durable_index > node.lived.log.durable_index:
             raise Violation("the mark is a lower bound", node.node_id, mark, node.lived.log.durable_index)
-        if seen.mark is not None and seen.runs:
-            if mark.generation < seen.mark.generation or mark.commit_index < seen.mark.commit_index:
-                raise Violation("a mark never falls", node.node_id, seen.mark, mark)
+        if seen.runs and seen.mark is not None and _fell(seen.mark, mark):
+            raise Violation("a mark never falls while its node runs", node.node_id, seen.mark, mark)
         seen.mark = mark
+        self._survived(node, seen)
+
+    def _survived(self, node: "Node", seen: Seen) -> None:
+        """DESIGN 4: what a power loss would leave of promise and mark never falls; what was not synced may be lost."""
+        promise, mark = self._promise_on_disk(node), mark_in(node.disk.durable_content("mark"))
+        if promise.epoch < seen.synced_promise.epoch:
+            raise Violation("rule 1: a synced promise survives", node.node_id, seen.synced_promise, promise)
+        if seen.synced_mark is not None and (mark is None or _fell(seen.synced_mark, mark)):
+            raise Violation("a synced mark survives", node.node_id, seen.synced_mark, mark)
+        seen.synced_promise, seen.synced_mark = promise, mark
 
     def sent(self, node: "Node", message: PeerMessage) -> None:
         """Rule 1: what an answer says of a promise is on the disk that says it."""
