@@ -28,7 +28,7 @@ from .flusher import GroupFlusher
 from .frames import HEADER_BYTES, Frame, FrameHeader, Kind, Tail, decode_header, encode_frame, walk_frames
 from .log import Bounds, Log
 from .memory import MemoryDirectory, MemoryStorage
-from .options import LogOptions
+from .options import FLUSH_ALWAYS, FLUSH_NEVER, FlushPolicy, LogOptions
 from .packing import check_value, pack, unpack
 from .payload import (
     Record,
@@ -48,9 +48,13 @@ from .payload import (
 )
 from .removal import remove_log
 from .slots import SlotFile
+from .spool import Spool
 from .storage import Directory, Storage
+from .value_stream import ValueStream
 
 __all__ = [
+    "FLUSH_ALWAYS",
+    "FLUSH_NEVER",
     "HEADER_BYTES",
     "Bounds",
     "ChainBroken",
@@ -59,6 +63,7 @@ __all__ = [
     "FileDirectory",
     "FileStorage",
     "Flush",
+    "FlushPolicy",
     "ForeignStore",
     "Frame",
     "FrameCorrupt",
@@ -84,12 +89,14 @@ __all__ = [
     "RecordTooLarge",
     "Run",
     "SlotFile",
+    "Spool",
     "Storage",
     "StoredRecord",
     "Sync",
     "Tail",
     "UnexpectedIndex",
     "UnknownVersion",
+    "ValueStream",
     "check_value",
     "decode_blob",
     "decode_header",

@@ -86,7 +86,7 @@ class FileDirectory:
         return os.listdir(self._path)
 
     def create(self, name: str) -> FileStorage:
-        path = os.path.join(self._path, name)
+        path = f"{self._path}/{name}"
         try:
             return FileStorage(path, os.O_CREAT | os.O_EXCL)
         except OSError as error:
@@ -95,24 +95,24 @@ class FileDirectory:
             raise
 
     def open(self, name: str) -> FileStorage:
-        return FileStorage(os.path.join(self._path, name), 0)
+        return FileStorage(f"{self._path}/{name}", 0)
 
     def rename(self, source: str, target: str) -> None:
-        os.replace(os.path.join(self._path, source), os.path.join(self._path, target))
+        os.replace(f"{self._path}/{source}", f"{self._path}/{target}")
 
     def remove(self, name: str) -> None:
-        os.unlink(os.path.join(self._path, name))
+        os.unlink(f"{self._path}/{name}")
 
     def sync(self) -> None:
         _sync_folder(Path(self._path))
 
     def child(self, name: str) -> FileDirectory:
-        return FileDirectory(os.path.join(self._path, name))
+        return FileDirectory(f"{self._path}/{name}")
 
     def lock(self) -> bool:
         if self._lock_descriptor >= 0:
             return False
-        descriptor = os.open(os.path.join(self._path, LOCK_NAME), os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o640)
+        descriptor = os.open(f"{self._path}/{LOCK_NAME}", os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o640)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:

@@ -8,17 +8,49 @@ from heapq import heappop, heappush
 
 from .errors import LogReadOnly
 from .log import Log
+from .options import FLUSH_ALWAYS
 
 
 class GroupFlusher:
-    """Flushes a log whenever somebody waits. For logs that one event loop owns alone; it also syncs the mark."""
+    """Flushes a log as its policy says and whenever somebody waits. For logs that one event loop owns alone.
+
+    Tell it of appends by `settled` or `appended`, and have it sync the mark once a second.
+    """
 
     def __init__(self, log: Log) -> None:
         self._log = log
+        self._policy = log.flush_policy
+        self._timer: asyncio.TimerHandle | None = None
         self._executor = ThreadPoolExecutor(1, thread_name_prefix="log-flush")
         self._waiting: list[tuple[int, int, asyncio.Future[None]]] = []
         self._arrivals = 0
         self._task: asyncio.Task[None] | None = None
+        self._due = False
+
+    async def settled(self, index: int) -> None:
+        """Return when the records below `index` are as durable as the policy asks before they are acknowledged.
+
+        Raises:
+            LogReadOnly: as `flushed`.
+        """
+        if self._policy == FLUSH_ALWAYS:
+            await self.flushed(index)
+        else:
+            self.appended()
+
+    def appended(self) -> None:
+        """Begin the flush that the policy asks for by now, or see to it that it begins in time."""
+        policy, waiting = self._policy, self._log.bounds.highest_index - self._log.durable_index
+        if not waiting or self._log.failure is not None:
+            return
+        if policy.records is not None and waiting >= policy.records:
+            self._wake()
+        elif policy.interval_ms is not None and self._timer is None:
+            self._timer = asyncio.get_running_loop().call_later(policy.interval_ms / 1000, self._interval_over)
+
+    def _interval_over(self) -> None:
+        self._timer = None
+        self._wake()
 
     async def flushed(self, index: int) -> None:
         """Return when every record below `index` is durable.
@@ -35,8 +67,7 @@ class GroupFlusher:
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._arrivals += 1
         heappush(self._waiting, (index, self._arrivals, future))
-        if self._task is None or self._task.done():
-            self._task = asyncio.create_task(self._flush_while_waited_for())
+        self._wake()
         await future
 
     async def sync_mark(self) -> None:
@@ -52,28 +83,43 @@ class GroupFlusher:
         self._log.end_mark_sync(sync, error)
 
     async def close(self) -> None:
-        """Wait until nobody waits any more, and end the thread. The log stays open."""
+        """Wait until nobody waits any more, and end the thread. The log stays open; its `close` flushes the rest."""
+        if self._timer is not None:
+            self._timer.cancel()
         if self._task is not None:
             await self._task
         self._executor.shutdown()
 
-    async def _flush_while_waited_for(self) -> None:
-        loop = asyncio.get_running_loop()
-        while self._waiting:
+    def _wake(self) -> None:
+        self._due = True
+        if self._task is None or self._task.done():
+            self._task = asyncio.create_task(self._flush_while_due())
+
+    async def _flush_while_due(self) -> None:
+        while self._due or self._waiting:
+            self._due = False
+            if self._timer is not None:
+                self._timer.cancel()
+                self._timer = None
             try:
-                flush = self._log.begin_flush()
-                if flush is not None:
-                    error: OSError | None = None
-                    try:
-                        await loop.run_in_executor(self._executor, flush.run)
-                    except OSError as failed:
-                        error = failed
-                    self._log.end_flush(flush, error)
-                if self._log.failure is not None:
-                    raise LogReadOnly(self._log.failure)
+                await self._flush_once()
             except LogReadOnly as refusal:
                 self._refuse_all(refusal)
             self._answer()
+            if self._policy != FLUSH_ALWAYS:
+                self.appended()
+
+    async def _flush_once(self) -> None:
+        flush = self._log.begin_flush()
+        if flush is not None:
+            error: OSError | None = None
+            try:
+                await asyncio.get_running_loop().run_in_executor(self._executor, flush.run)
+            except OSError as failed:
+                error = failed
+            self._log.end_flush(flush, error)
+        if self._log.failure is not None:
+            raise LogReadOnly(self._log.failure)
 
     def _answer(self) -> None:
         highest = self._log.bounds.highest_index

@@ -86,7 +86,8 @@ class Tail(NamedTuple):
 
 
 def seal_header(
-    payload: bytes | memoryview,
+    length: int,
+    payload_crc: int,
     index: int,
     epoch: int,
     timestamp: int,
@@ -96,15 +97,13 @@ def seal_header(
     sequence: int,
     kind: int,
 ) -> tuple[FrameHeader, bytes]:
-    """Return the header for a payload, as fields and as its 64 bytes."""
-    length = len(payload)
-    payload_crc = crc32c(payload)
+    """Return the header for a payload of that length and crc32c, as fields and as its 64 bytes."""
     body = _BODY.pack(
         length, index, epoch, timestamp, count, prev_crc32c, session, sequence, kind, _VERSION_AND_ZEROS, payload_crc
     )
     crc = crc32c(body)
-    header = FrameHeader(crc, length, index, epoch, timestamp, count, prev_crc32c, session, sequence, kind, payload_crc)
-    return header, _CRC.pack(crc) + body
+    fields = (crc, length, index, epoch, timestamp, count, prev_crc32c, session, sequence, kind, payload_crc)
+    return tuple.__new__(FrameHeader, fields), _CRC.pack(crc) + body
 
 
 def encode_frame(
@@ -120,7 +119,9 @@ def encode_frame(
     sequence: int = 0,
 ) -> bytes:
     """Return one whole frame as bytes."""
-    _, head = seal_header(payload, index, epoch, timestamp, count, prev_crc32c, session, sequence, kind)
+    _, head = seal_header(
+        len(payload), crc32c(payload), index, epoch, timestamp, count, prev_crc32c, session, sequence, kind
+    )
     return head + payload
 
 
@@ -131,15 +132,14 @@ def decode_header(buffer: bytes | bytearray | memoryview, offset: int = 0) -> Fr
         FrameInvalid: too short, wrong crc, zeros that are none, an unknown kind, an impossible count.
         UnknownVersion: a valid header of a version that this program does not know.
     """
-    view = memoryview(buffer)
-    if len(view) - offset < HEADER_BYTES:
+    if len(buffer) - offset < HEADER_BYTES:
         raise FrameInvalid("the header is cut short", offset)
-    header = FrameHeader._make(_HEADER.unpack_from(view, offset))
-    if crc32c(view[offset + 4 : offset + HEADER_BYTES]) != header.crc32c:
+    header = FrameHeader._make(_HEADER.unpack_from(buffer, offset))
+    if crc32c(buffer[offset + 4 : offset + HEADER_BYTES]) != header.crc32c:
         raise FrameInvalid("the header's crc32c differs", offset)
-    if view[offset + 57] != FRAME_VERSION:
-        raise UnknownVersion("frame", view[offset + 57])
-    if view[offset + 58] or view[offset + 59]:
+    if buffer[offset + 57] != FRAME_VERSION:
+        raise UnknownVersion("frame", buffer[offset + 57])
+    if buffer[offset + 58] or buffer[offset + 59]:
         raise FrameInvalid("reserved bytes are not zero", offset)
     _check_count(header, offset)
     return header

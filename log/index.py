@@ -11,7 +11,7 @@ from __future__ import annotations
 import struct
 from array import array
 from bisect import bisect_right
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from .errors import UnknownVersion
 from .options import INDEX_ENTRY_BYTES, INDEX_MARKER_BYTES
@@ -22,8 +22,16 @@ INDEX_VERSION = 1
 _MARKER = struct.Struct("<Q4sI")
 _MAGIC = b"QIDX"
 _ENTRY = struct.Struct("<IIII")
-# Entries read at once while a lookup narrows down: one page.
-_BLOCK_ENTRIES = 256
+# Entries read at once while a lookup narrows down: an eighth of a page holds what a good guess misses by.
+_BLOCK_ENTRIES = 32
+
+
+class SegmentIndex(Protocol):
+    """What finds frames in one segment."""
+
+    def entry_at(self, relative: int) -> tuple[int, int, int, int] | None:
+        """Return the last entry at or below a relative index, None if there is none."""
+        ...
 
 
 class IndexEntry(NamedTuple):
@@ -73,13 +81,34 @@ class FrameIndex:
         return bytes(self._entries)
 
 
+class LoadedIndex:
+    """The entries of one read segment in memory, as its file holds them."""
+
+    __slots__ = ("_relatives", "_words")
+
+    def __init__(self, entries: bytes) -> None:
+        """`entries`: the file without its marker."""
+        self._words = _words(entries)
+        self._relatives = self._words[1::4]
+
+    def entry_at(self, relative: int) -> tuple[int, int, int, int] | None:
+        """Return the last entry at or below a relative index, None if there is none (then the index is wrong)."""
+        place = bisect_right(self._relatives, relative)
+        if place == 0:
+            return None
+        crc, relative, length, position = self._words[4 * place - 4 : 4 * place]
+        return crc, relative, length, position
+
+
 class StoredIndex:
     """The entries of one segment on disk, found by reading a few blocks."""
 
-    __slots__ = ("_storage", "count")
+    __slots__ = ("_records", "_storage", "count")
 
-    def __init__(self, storage: Storage) -> None:
+    def __init__(self, storage: Storage, records: int = 0) -> None:
+        """`records`: how many the segment holds, if known: it makes the first guess a good one."""
         self._storage = storage
+        self._records = records
         self.count = max(0, storage.size - INDEX_MARKER_BYTES) // INDEX_ENTRY_BYTES
 
     def marker_fits(self, base_index: int, file: str) -> bool:
@@ -103,20 +132,46 @@ class StoredIndex:
         raw = self._storage.read_at(INDEX_MARKER_BYTES + place * INDEX_ENTRY_BYTES, INDEX_ENTRY_BYTES)
         return IndexEntry._make(_ENTRY.unpack(raw))
 
-    def entry_at(self, relative: int) -> IndexEntry | None:
+    def entry_at(self, relative: int) -> tuple[int, int, int, int] | None:
         """Return the last entry at or below a relative index, None if there is none (then the index is wrong)."""
         low, high = 0, self.count
+        if relative < self._records:
+            # Frames of one size make it a straight line; others are looked for as ever, from what the guess taught.
+            low = max(0, min(relative * high // self._records - _BLOCK_ENTRIES // 2, high - _BLOCK_ENTRIES))
+            relatives, words = self._block(low, min(low + _BLOCK_ENTRIES, high))
+            place = bisect_right(relatives, relative)
+            if 0 < place < len(relatives) or (place and low + place == high):
+                return _entry_of(words, place - 1)
+            low, high = (0, low) if place == 0 else (low, high)
         while high - low > _BLOCK_ENTRIES:
             middle = (low + high) // 2
             if self.entry(middle).relative <= relative:
                 low = middle
             else:
                 high = middle
-        raw = self._storage.read_at(INDEX_MARKER_BYTES + low * INDEX_ENTRY_BYTES, (high - low) * INDEX_ENTRY_BYTES)
-        words = memoryview(raw).cast("I")
-        place = bisect_right(words[1::4], relative) - 1  # type: ignore[arg-type, unused-ignore]
-        return None if place < 0 else IndexEntry._make(words[4 * place : 4 * place + 4])
+        relatives, words = self._block(low, high)
+        place = bisect_right(relatives, relative)
+        return None if place == 0 else _entry_of(words, place - 1)
+
+    def load(self) -> LoadedIndex:
+        """Return all entries in memory."""
+        return LoadedIndex(self._storage.read_at(INDEX_MARKER_BYTES, self.count * INDEX_ENTRY_BYTES))
 
     def close(self) -> None:
         """Give the handle back."""
         self._storage.close()
+
+    def _block(self, low: int, high: int) -> tuple[memoryview, memoryview]:
+        raw = self._storage.read_at(INDEX_MARKER_BYTES + low * INDEX_ENTRY_BYTES, (high - low) * INDEX_ENTRY_BYTES)
+        words = _words(raw)
+        return words[1::4], words
+
+
+def _words(raw: bytes) -> memoryview:
+    # A file that was cut meanwhile gives less than was asked for: whole entries only.
+    return memoryview(raw)[: len(raw) // INDEX_ENTRY_BYTES * INDEX_ENTRY_BYTES].cast("I")
+
+
+def _entry_of(words: memoryview, place: int) -> tuple[int, int, int, int]:
+    crc, relative, length, position = words[4 * place : 4 * place + 4]
+    return crc, relative, length, position

@@ -3,22 +3,29 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from .errors import DiskFull, LogReadOnly, RecordTooLarge, UnexpectedIndex
+from crc32c import crc32c
+
+from .appending import append_raw, make_room, put_spooled
+from .errors import DiskFull, LogClosed, LogReadOnly, NotFrameBorder, UnexpectedIndex
+from .expiry import remove_expired
 from .flush import Flush, Sync
-from .frames import HEADER_BYTES, Frame, FrameHeader, Kind, Tail, follow, seal_header, walk_headers
-from .options import STORE_HEADER_BYTES, LogOptions
+from .frames import HEADER_BYTES, Frame, FrameHeader, Kind, Tail, seal_header
+from .options import FLUSH_ALWAYS, STORE_HEADER_BYTES, FlushPolicy, LogOptions
 from .payload import StoredRecord, encode_records, stored_record
 from .reader import Reader
 from .recovery import OpenRequest, open_state
 from .removal import remove_log
-from .rotation import rotate
+from .reset import follows, reset_to
+from .rewrite import cut_frame, finish_rewrites, rewrite, set_aside
+from .spool import Spool
 from .state import LogState
 from .storage import Directory
 from .survey import names_members
 from .truncation import truncate_at
+from .value_stream import ValueStream
 
 
 class Bounds(NamedTuple):
@@ -41,7 +48,7 @@ class Log:
         self._clock = clock
         self._locked = locked
         self._reader = Reader(state)
-        self._frame_limit = state.options.frame_limit
+        self._lookup = self._reader.lookup
         self._mark_commit_index = state.commit_index
 
     @classmethod
@@ -67,14 +74,18 @@ class Log:
         """
         if len(cluster_id) != 16 or not 0 <= initial_index < 1 << 63:
             raise ValueError(f"a cluster_id of {len(cluster_id)} bytes or initial_index {initial_index} cannot be")
+        if not standalone and options.flush_policy != FLUSH_ALWAYS:
+            raise ValueError("a cluster acknowledges what is durable: its flush policy is FLUSH_ALWAYS")
         locked = directory.lock()
         try:
             state = open_state(OpenRequest(directory, options, cluster_id, initial_index, standalone))
+            log = cls(directory, state, clock, locked)
+            finish_rewrites(log, state.files)
         except BaseException:
             if locked:
                 directory.unlock()
             raise
-        return cls(directory, state, clock, locked)
+        return log
 
     @property
     def bounds(self) -> Bounds:
@@ -87,6 +98,16 @@ class Log:
         return self._state.durable.index
 
     @property
+    def readable_index(self) -> int:
+        """Every record below can be read: durable_index, or highest_index where the policy is never to flush."""
+        return self._state.readable_index
+
+    @property
+    def flush_policy(self) -> FlushPolicy:
+        """When its records are to be flushed."""
+        return self._state.options.flush_policy
+
+    @property
     def size(self) -> int:
         """Bytes of the frames held."""
         return self._state.read_segments_bytes + self._state.writer.segment.end - STORE_HEADER_BYTES
@@ -95,6 +116,11 @@ class Log:
     def segment_bases(self) -> Sequence[int]:
         """First index of each segment, ascending; the last one is the write segment's."""
         return self._state.segments.bases
+
+    @property
+    def cached_indexes(self) -> Sequence[int]:
+        """Base indices of the read segments whose index is in memory, ascending."""
+        return self._state.segments.cache.bases
 
     @property
     def tail(self) -> Tail:
@@ -137,7 +163,7 @@ class Log:
         Raises:
             IndexOutOfBounds, IndexExpired: the log does not hold it.
         """
-        self._reader.refuse_outside(index)
+        self._lookup.refuse_outside(index)
         epochs = self._state.epochs
         return epochs[bisect_right(epochs, index, key=lambda start: start[1]) - 1][0]
 
@@ -179,7 +205,8 @@ class Log:
             PayloadInvalid: of kind `system` and no system record.
         """
         state = self._state
-        state.refuse_if_unwritable()
+        if state.failure is not None or state.closed:
+            state.refuse_if_unwritable()
         index, last_epoch, timestamp, prev_crc32c = state.tail
         if epoch < last_epoch or count < 1:
             raise ValueError(f"{count} records of epoch {epoch} cannot follow epoch {last_epoch}")
@@ -187,13 +214,18 @@ class Log:
         now = self._clock()
         if now > timestamp:
             timestamp = now
-        header, head = seal_header(payload, index, epoch, timestamp, count, prev_crc32c, session, sequence, kind)
-        self._make_room(HEADER_BYTES + len(payload))
+        length = len(payload)
+        header, head = seal_header(
+            length, crc32c(payload), index, epoch, timestamp, count, prev_crc32c, session, sequence, kind
+        )
+        size = HEADER_BYTES + length
+        if size > state.frame_limit or size > state.writer.easy_end - state.writer.segment.end:
+            make_room(state, size)
         try:
             state.writer.put(header, head, payload)
         except OSError as error:
             raise self._failed("writing out", error) from error
-        state.tail = Tail(index + count, epoch, timestamp, header[0])
+        state.tail = tuple.__new__(Tail, (index + count, epoch, timestamp, header[0]))
         if epoch != last_epoch or not state.epochs:
             state.epochs.append((epoch, index))
         if members:
@@ -211,61 +243,93 @@ class Log:
         """
         state = self._state
         state.refuse_if_unwritable()
-        view = memoryview(raw)
-        start, headers, members = state.tail, [], []
-        tail = start
-        for offset, header in walk_headers(view):
-            tail = follow(tail, header)
-            if header.size > self._frame_limit:
-                raise RecordTooLarge(header.size, self._frame_limit)
-            if header.kind == Kind.SYSTEM and names_members(view[offset + HEADER_BYTES : offset + header.size]):
-                members.append(header.index)
-            headers.append((offset, header))
+        start = state.tail
         try:
-            self._put_frames(view, headers, members)
-        except OSError as error:
-            raise self._failed("writing out", error) from error
+            append_raw(state, raw)
         except DiskFull:
             if state.tail != start:
                 self.truncate(start.index)
             raise
         return state.tail.index
 
-    def _put_frames(self, view: memoryview, headers: list[tuple[int, FrameHeader]], members: list[int]) -> None:
-        """Buffer verified frames, in one piece for each segment."""
-        state = self._state
-        waiting = iter([*members, -1])
-        next_members = next(waiting)
-        place = 0
-        while place < len(headers):
-            self._make_room(headers[place][1].size)
-            writer = state.writer
-            base = headers[place][0] - writer.segment.end
-            first = place
-            while place < len(headers):
-                offset, header = headers[place]
-                position = offset - base
-                if place != first and not writer.takes_at(position, header.size):
-                    break
-                if position >= writer.index.next_position:
-                    writer.index.add(header.crc32c, header.index, header.length, position)
-                if not state.epochs or header.epoch != state.epochs[-1][0]:
-                    state.epochs.append((header.epoch, header.index))
-                if header.index == next_members:
-                    state.members.append(header.index)
-                    next_members = next(waiting)
-                place += 1
-            last_offset, last = headers[place - 1]
-            writer.put_piece(view[headers[first][0] : last_offset + last.size], headers[first][1].index)
-            state.tail = Tail(last.next_index, last.epoch, last.timestamp, last.crc32c)
+    def append_stream(
+        self,
+        chunks: Iterable[bytes],
+        threshold: int | None = None,
+        *,
+        metadata: Mapping[str, str] | None = None,
+        expected_index: int | None = None,
+        epoch: int = 0,
+    ) -> int:
+        """Append a value that comes in chunks as one blob, however large; return its index.
 
-    def read(self, index: int) -> StoredRecord:
-        """Return the durable record at `index`.
+        Nothing of it is in the log until the last chunk is here: others may append meanwhile, and nothing is left if
+        `chunks` raises. Memory is flat. `threshold` limits the frame's bytes in the store, header included; the log's
+        own limit holds, too.
+
+        Raises:
+            RecordTooLarge: the frame would be above the threshold, which the error names.
+            UnexpectedIndex, DiskFull, LogReadOnly: as `append`.
+        """
+        with self.begin_spool(threshold, metadata=metadata) as spool:
+            for chunk in chunks:
+                spool.write(chunk)
+            return self.append_spool(spool, expected_index=expected_index, epoch=epoch)
+
+    def begin_spool(self, threshold: int | None = None, *, metadata: Mapping[str, str] | None = None) -> Spool:
+        """Return a spool for a value whose chunks come one by one, e.g. from a socket; then call `append_spool`.
+
+        Raises:
+            RecordTooLarge: not even `metadata` fit.
+            LogReadOnly, LogClosed: the log takes nothing.
+        """
+        state = self._state
+        state.refuse_if_unwritable()
+        state.spools += 1
+        limit = state.frame_limit if threshold is None else min(threshold, state.frame_limit)
+        return Spool(state, state.spools, limit, metadata)
+
+    def append_spool(self, spool: Spool, *, expected_index: int | None = None, epoch: int = 0) -> int:
+        """Append what was spooled as one blob, buffered as `append` does, and close the spool; return its index.
+
+        Raises:
+            LogClosed: the spool was closed, by an error or by hand.
+            UnexpectedIndex, RecordTooLarge, DiskFull, LogReadOnly: as `append`; nothing was appended.
+        """
+        state = self._state
+        with spool:
+            if spool.closed:
+                raise LogClosed
+            state.refuse_if_unwritable()
+            if expected_index is not None and expected_index != state.tail.index:
+                raise UnexpectedIndex(expected_index, state.tail.index)
+            if epoch < state.tail.epoch:
+                raise ValueError(f"a record of epoch {epoch} cannot follow epoch {state.tail.epoch}")
+            return put_spooled(state, spool, epoch, self._clock()).index
+
+    def read(self, index: int, *, warm: bool = False) -> StoredRecord:
+        """Return the readable record at `index`.
+
+        A plain read changes no cache. A `warm` one has the segment's index in memory for those that follow, as far as
+        `cached_indexes` and its policy allow.
 
         Raises:
             IndexOutOfBounds, IndexExpired, NotYetFlushed, FrameCorrupt: why there is none.
         """
+        if warm:
+            self._reader.warm(index)
         return stored_record(self._reader.frame(index), index)
+
+    def read_stream(self, index: int) -> ValueStream:
+        """Return the bytes of the blob, or of the record that is bytes, at `index`, in chunks and flat memory.
+
+        Close it. It goes on while the log expires, in any one thread.
+
+        Raises:
+            IndexOutOfBounds, IndexExpired, NotYetFlushed, FrameCorrupt: why there is none.
+            PayloadInvalid: the record is no bytes.
+        """
+        return self._reader.value_stream(index)
 
     def read_frame(self, index: int) -> Frame:
         """Return the durable frame that holds `index`.
@@ -290,12 +354,24 @@ class Log:
         return self._reader.frames(from_index, max_bytes, to_index, unflushed)
 
     def stream(self, from_index: int, to_index: int) -> Iterator[Frame]:
-        """Yield the durable frames that hold [from_index, to_index), from segment to segment.
+        """Yield the readable frames that hold [from_index, to_index), from segment to segment without a lookup each.
+
+        What expires meanwhile is `IndexExpired`, unless it was read before.
 
         Raises:
             IndexOutOfBounds, IndexExpired, NotYetFlushed, FrameCorrupt: why one is missing; never a silent gap.
         """
         return self._reader.stream(from_index, to_index)
+
+    def stream_unbounded(self, from_index: int | None = None) -> Iterator[Frame]:
+        """Yield the readable frames from the one that holds `from_index`, or the lowest, to the end.
+
+        The end is where the log ends when it is reached: what is appended and flushed meanwhile comes, too.
+
+        Raises:
+            IndexOutOfBounds, IndexExpired, NotYetFlushed, FrameCorrupt: as `stream`.
+        """
+        return self._reader.stream_unbounded(self._state.origin.index if from_index is None else from_index)
 
     def bytes_between(self, from_index: int, to_index: int) -> int:
         """Return the frame bytes between two frame borders.
@@ -303,7 +379,7 @@ class Log:
         Raises:
             NotFrameBorder, IndexOutOfBounds, IndexExpired: an index is no border in this log.
         """
-        return self._reader.bytes_between(from_index, to_index)
+        return self._lookup.bytes_between(from_index, to_index)
 
     def border_at_or_below(self, index: int) -> int:
         """Return the greatest frame border that is not above `index`.
@@ -311,24 +387,84 @@ class Log:
         Raises:
             IndexOutOfBounds, IndexExpired: `index` is below the log.
         """
-        return self._reader.border_at_or_below(index)
+        return self._lookup.border_at_or_below(index)
 
     def truncate(self, index: int) -> None:
-        """Remove every record from `index`, a frame border, on. Blocks; what is left is durable on return.
+        """Remove every record from `index` on. Blocks; what is left is durable on return.
+
+        `index` is a frame border; or, in a standalone log, inside a frame, whose records below it then become one
+        frame. highest_index removes nothing.
 
         Raises:
-            NotFrameBorder: `index` lies inside a frame; nothing was removed.
+            NotFrameBorder: `index` lies inside a frame of a cluster's log; nothing was removed.
             IndexOutOfBounds, IndexExpired: it is not in the log.
             LogReadOnly: the device failed; restart to recover.
+            DiskFull: no room to cut a frame in two; its records and all before it are there.
         """
         state = self._state
         state.refuse_if_unwritable()
         if index == state.tail.index:
             return
-        self._reader.refuse_outside(index)
-        tail, segment, position = self._reader.place_behind(index)
-        self._reader.forget_borders()
-        truncate_at(state, tail, segment, position)
+        self._lookup.refuse_outside(index)
+        try:
+            self._cut(index)
+        except NotFrameBorder as inside:
+            if not state.standalone:
+                raise
+            self._cut_frame(inside)
+
+    def _cut(self, border: int) -> None:
+        tail, segment, position = self._lookup.place_behind(border)
+        self._lookup.forget_borders()
+        truncate_at(self._state, tail, segment, position)
+
+    def _cut_frame(self, inside: NotFrameBorder) -> None:
+        state = self._state
+        # What a restart may have to put in the frame's place needs all before it durable.
+        self._cut(inside.next_index)
+        raw = cut_frame(self._reader.frame(inside.frame_index), inside.index - inside.frame_index)
+        with state.failing("cutting a frame in two"):
+            set_aside(state.files, raw, inside.frame_index)
+            try:
+                rewrite(self, state.files, raw, inside.frame_index)
+            except DiskFull as error:
+                # The old frame may be cut already, so nothing must follow before a restart puts the new one there.
+                raise self._failed("cutting a frame in two", error) from error
+
+    def remove_expired(
+        self, now: int, *, age: int | None = None, max_bytes: int | None = None, floor: int | None = None
+    ) -> int:
+        """Remove whole read segments, oldest first, that are too old or too much; return how many. Blocks.
+
+        `age`: a segment goes when its last frame is more than that many microseconds older than `now`. `max_bytes`: the
+        oldest go until the log's `size` is no more than that. `floor`: no record at or above that index goes. The
+        write segment stays, and the newest read segment until a frame of the write segment is durable.
+
+        Raises:
+            LogReadOnly: the device failed; which segments are still there is known after a restart.
+        """
+        self._state.refuse_if_unwritable()
+        return remove_expired(self._state, now, age, max_bytes, floor)
+
+    def reset(self, origin: Tail, *, members_index: int | None = None) -> bool:
+        """Have a log that goes on from `origin`, the chain's end of a snapshot; return whether it was emptied for that.
+
+        A log that has the frame which ends at `origin`, or begins there, keeps all it holds. Any other is removed and
+        begins anew, empty, at `origin.index`; `members_index` is that of the last members record below. Blocks; durable
+        on return. The snapshot must be durable before: a crash on the way leaves a part of the old log, or an empty
+        one, which the next `reset` removes.
+
+        Raises:
+            LogReadOnly: the device failed.
+            DiskFull: no room for a segment; the log is read-only until a restart, and then empty.
+        """
+        state = self._state
+        state.refuse_if_unwritable()
+        if follows(state, self._lookup, origin):
+            return False
+        self._lookup.forget_borders()
+        reset_to(state, origin, members_index)
+        return True
 
     def begin_flush(self) -> Flush | None:
         """Write out what is buffered and return a flush that covers it; None if nothing waits or one is on its way.
@@ -442,7 +578,8 @@ class Log:
         writer.write_out()
         writer.store.sync()
         state.set_durable(state.tail, writer.segment, writer.segment.end)
-        state.mark.write_synced(state.next_mark(clean=True))
+        # Whoever has met rot must not call the stop clean: the next open then looks at each frame of the write segment.
+        state.mark.write_synced(state.next_mark(clean=not state.is_rotten))
 
     def remove(self) -> None:
         """Close the log and remove all its files. Blocks.
@@ -452,15 +589,6 @@ class Log:
         self.close()
         remove_log(self._directory)
 
-    def _make_room(self, size: int) -> None:
-        """Have a write segment that takes a frame of `size` bytes, and room for it on disk."""
-        state = self._state
-        if size > self._frame_limit:
-            raise RecordTooLarge(size, self._frame_limit)
-        if state.writer.is_full(size):
-            rotate(state)
-        state.writer.reserve(size)
-
-    def _failed(self, doing: str, error: OSError) -> LogReadOnly:
+    def _failed(self, doing: str, error: Exception) -> LogReadOnly:
         self._state.fail(f"{doing}: {error}")
         return LogReadOnly(self._state.failure or doing)

@@ -2,15 +2,54 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import resource
+from collections.abc import Callable, MutableMapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from cachetools import LRUCache
 
 from .frames import HEADER_BYTES
 
 STORE_HEADER_BYTES = 64
 INDEX_MARKER_BYTES = 16
 INDEX_ENTRY_BYTES = 16
+MAX_OPEN_SEGMENTS = 1024
 MAX_SEGMENT_BYTES = 1 << 32
 """A position inside a store is a u32."""
+
+
+@dataclass(frozen=True, slots=True)
+class FlushPolicy:
+    """When appended records are made durable without being asked for it; other than ALWAYS for standalone logs only.
+
+    Of `records` and `interval_ms`, whichever is reached first after the last flush begins the next one.
+    """
+
+    records: int | None
+    """Flush when this many records wait; None: never by their number."""
+    interval_ms: int | None
+    """Flush when the oldest waiting record is this old; None: never by age."""
+
+    def __post_init__(self) -> None:
+        if (self.records is not None and self.records < 1) or (self.interval_ms is not None and self.interval_ms < 1):
+            raise ValueError(f"a flush policy of {self.records} records or {self.interval_ms} ms cannot be")
+
+    @property
+    def never(self) -> bool:
+        """Whether nothing is flushed unasked, so that nothing waits for it to be readable either."""
+        return self.records is None and self.interval_ms is None
+
+
+FLUSH_ALWAYS = FlushPolicy(1, None)
+"""Every record is flushed at once; those that arrive meanwhile share the next flush."""
+FLUSH_NEVER = FlushPolicy(None, None)
+"""The operating system decides; records are readable at once, and only rotation, stop and request make them durable."""
+
+
+def _open_segments() -> int:
+    soft_limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return MAX_OPEN_SEGMENTS if soft_limit < 0 else max(1, min(MAX_OPEN_SEGMENTS, soft_limit // 4))
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,8 +68,14 @@ class LogOptions:
     """The largest frame, header included."""
     write_buffer_bytes: int = 256 << 10
     """Appended frames wait in memory up to here before they are written to the file in one piece."""
-    open_segments: int = 64
-    """How many read segments keep their files open."""
+    open_segments: int = field(default_factory=_open_segments)
+    """How many read segments keep their files open, at most two each: 1,024, or a quarter of the process's limit."""
+    cached_indexes: int | None = 64
+    """How many read segments' indexes are kept in memory (None: all, from opening on); 16 bytes for each entry."""
+    index_cache: Callable[[int], MutableMapping[int, Any]] = LRUCache
+    """Makes the cache of that many indexes and so says which one goes: cachetools' LRUCache, LFUCache, or alike."""
+    flush_policy: FlushPolicy = FLUSH_ALWAYS
+    """What has not been flushed by it is not readable."""
 
     def __post_init__(self) -> None:
         if self.segment_bytes < STORE_HEADER_BYTES + HEADER_BYTES + 1 or self.overflow_bytes < 0:
@@ -41,6 +86,8 @@ class LogOptions:
             raise ValueError(f"index_bytes {self.index_bytes} cannot hold an entry")
         if self.index_interval_bytes < 0 or self.write_buffer_bytes < 0 or self.open_segments < 1:
             raise ValueError("index_interval_bytes, write_buffer_bytes or open_segments is too small")
+        if self.cached_indexes is not None and self.cached_indexes < 0:
+            raise ValueError(f"{self.cached_indexes} indexes cannot be cached")
 
     @property
     def overflow_bytes(self) -> int:

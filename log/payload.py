@@ -118,6 +118,22 @@ def decode_runs(payload: bytes | memoryview, count: int) -> tuple[list[Run], lis
     return _decode_runs(payload, count, _value_of_ext)
 
 
+def cut_runs(payload: bytes | memoryview, count: int, kept: int) -> bytes:
+    """Return the payload of kind `runs` that holds the first `kept` of `count` records.
+
+    Raises:
+        PayloadInvalid: not as `encode_runs` writes it, or other than `count` records.
+    """
+    runs, values = _decode_runs(payload, count, _record_of_ext)
+    cut: list[Run] = []
+    left = kept
+    for run in runs:
+        if left > 0:
+            cut.append(run._replace(count=min(run.count, left)))
+            left -= run.count
+    return encode_runs(cut, _records(values)[:kept])
+
+
 def _decode_runs(
     payload: bytes | memoryview, count: int, ext_hook: Callable[[int, bytes], Any]
 ) -> tuple[list[Run], list[Any]]:
@@ -141,8 +157,13 @@ def _are_runs(raw_runs: list[Any]) -> bool:
 
 def encode_blob(value: bytes | memoryview, metadata: Mapping[str, str] | None = None) -> bytes:
     """Return the payload of kind `blob`."""
+    return b"".join((blob_head(metadata), value))
+
+
+def blob_head(metadata: Mapping[str, str] | None) -> bytes:
+    """Return what stands before the value in the payload of a blob."""
     packed = pack(dict(metadata)) if metadata else b""
-    return b"".join((_LENGTH.pack(len(packed)), packed, value))
+    return _LENGTH.pack(len(packed)) + packed
 
 
 def decode_blob(payload: bytes | memoryview) -> tuple[dict[str, str], bytes]:
@@ -223,8 +244,19 @@ def stored_record(frame: Frame, index: int) -> StoredRecord:
     Raises:
         PayloadInvalid: the payload is not as its kind says.
     """
+    header, payload = frame
+    place = index - header.index
+    if header.kind == Kind.RECORDS:
+        # The usual case, without a `Record` for each of the others.
+        value = _array(unpack_trusted(payload, _record_of_ext), header.count)[place]
+        headers = None
+        if type(value) is Record:
+            value, headers = value
+        sequence = header.sequence + place if header.session else 0
+        return StoredRecord(
+            index, header.epoch, header.timestamp, header.kind, headers, value, header.session, sequence
+        )
     runs, records = _runs_and_records(frame)
-    place = index - frame.header.index
     run_start = 0
     for run in runs:
         if place < run_start + run.count:

@@ -14,6 +14,7 @@ After a clean stop the mark says where the log ends. After any other stop:
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass
 
 from .errors import ForeignStore, FrameInvalid, LogRotten
@@ -23,6 +24,7 @@ from .options import STORE_HEADER_BYTES, LogOptions
 from .rotation import prepare_store, publish_store
 from .sealed import ReadSegmentCheck
 from .segments import Segment, Segments, remove_segment
+from .spool import SPOOL_SUFFIX
 from .state import LogState
 from .storage import Directory
 from .store import (
@@ -76,12 +78,13 @@ def open_state(request: OpenRequest) -> LogState:
 
 
 def _sweep(files: Directory) -> list[int]:
-    """Remove what a crash in a rotation or a removal left behind; return the base indices of the stores."""
+    """Remove what a crash in a rotation, removal or streamed append left; return the base indices of the stores."""
     names = set(files.list())
     for name in sorted(names):
         base = base_of_name(name, INDEX_SUFFIX)
         alone = base is not None and store_name(base) not in names
-        if alone or base_of_name(name, STORE_SUFFIX + UNFINISHED_SUFFIX) is not None:
+        unfinished = base_of_name(name, STORE_SUFFIX + UNFINISHED_SUFFIX) is not None
+        if alone or unfinished or base_of_name(name, SPOOL_SUFFIX) is not None:
             files.remove(name)
     return sorted(base for name in names if (base := base_of_name(name, STORE_SUFFIX)) is not None)
 
@@ -116,7 +119,7 @@ def _create(request: OpenRequest, files: Directory, mark: MarkFile | None) -> Lo
 def _new_state(
     request: OpenRequest, files: Directory, mark: MarkFile, origin: Tail, segments: list[Segment], writer: WriteSegment
 ) -> LogState:
-    listed = Segments(files, request.options.open_segments)
+    listed = Segments(files, request.options)
     for segment in segments:
         listed.append(segment)
     state = LogState(
@@ -130,6 +133,11 @@ def _new_state(
         writer=writer,
     )
     state.read_segments_bytes = sum(segment.end - STORE_HEADER_BYTES for segment in segments[:-1])
+    if request.options.cached_indexes is None:
+        for segment in segments[:-1]:
+            # Where there was no room for an index file, the first read walks the segment.
+            with suppress(FileNotFoundError):
+                listed.warm_index(segment)
     return state
 
 
@@ -186,7 +194,7 @@ class _Recovery:
             self._files, self._options, self._headers[place], self._headers[place + 1], self._epoch_before(place)
         )
         check.run()
-        self._segments.append(Segment(self._headers[place].base_index, check.end))
+        self._segments.append(Segment(self._headers[place].origin, check.end))
         self._epochs += check.epochs
 
     def _survey(self, place: int) -> Survey:
@@ -204,7 +212,7 @@ class _Recovery:
         finally:
             store.close()
         self._compare_with_mark(survey, file)
-        self._segments.append(Segment(self._found.segment_base, survey.end))
+        self._segments.append(Segment(self._headers[place].origin, survey.end))
         return survey
 
     def _compare_with_mark(self, survey: Survey, file: str) -> None:
@@ -225,7 +233,7 @@ class _Recovery:
         """Check every frame of the marked segment and of those behind it; return the survey of the last one kept."""
         for place in range(marked, len(self._headers)):
             survey = self._verify(place, below_mark=place == marked)
-            self._segments.append(Segment(self._headers[place].base_index, survey.end))
+            self._segments.append(Segment(self._headers[place].origin, survey.end))
             if place == len(self._headers) - 1 or self._follows_gap(place, survey):
                 self._dropped = [header.base_index for header in self._headers[place + 1 :]]
                 del self._headers[place + 1 :]

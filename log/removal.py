@@ -5,7 +5,9 @@ from __future__ import annotations
 from .mark import MARK_NAME, Mark, MarkFile
 from .options import STORE_HEADER_BYTES
 from .recovery import SEGMENTS_FOLDER
+from .rewrite import REWRITE_SUFFIX
 from .segments import remove_segment
+from .spool import SPOOL_SUFFIX
 from .storage import Directory
 from .store import STORE_SUFFIX, base_of_name
 
@@ -27,9 +29,16 @@ def remove_log(directory: Directory) -> None:
             mark.write_synced(Mark(0, bases[0], bases[0], STORE_HEADER_BYTES, 0, 0, 0, clean=False))
         finally:
             mark.close()
-    for base in reversed(bases):
+    for name in names:
+        if any(base_of_name(name, suffix) is not None for suffix in (SPOOL_SUFFIX, REWRITE_SUFFIX)):
+            files.remove(name)
+    for base in reversed(bases[1:]):
         remove_segment(files, base)
+    # Without this sync a power loss could bring a later segment back and not the first one, which the mark names.
     files.sync()
+    if bases:
+        remove_segment(files, bases[0])
+        files.sync()
     if marked:
         directory.remove(MARK_NAME)
         directory.sync()

@@ -46,7 +46,7 @@ def publish_store(files: Directory, header: StoreHeader, store: Storage, options
     name = store_name(header.base_index)
     files.rename(name + UNFINISHED_SUFFIX, name)
     files.sync()
-    segment = Segment(header.base_index, STORE_HEADER_BYTES)
+    segment = Segment(header.origin, STORE_HEADER_BYTES)
     return WriteSegment(segment, header, store, FrameIndex(header.base_index, options.index_interval_bytes), options)
 
 
@@ -66,6 +66,7 @@ def rotate(state: LogState) -> None:
         _seal(state, old)
         state.writer = publish_store(state.files, header, store, state.options)
     state.segments.append(state.writer.segment)
+    state.segments.cache.put(old.segment.base_index, old.index)
     state.members = [] if members_index is None else [members_index]
     state.read_segments_bytes += old.segment.end - STORE_HEADER_BYTES
     state.retire(old.store)

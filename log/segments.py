@@ -1,7 +1,7 @@
 """The list of segments, and the open files of those that are read.
 
-A read segment costs a few dozen bytes of memory; its files are open only while they are among the last that were
-read.
+A read segment costs about 300 bytes of memory; its files are open only while they are among the last that were
+read, and its index is in memory only if the cache has it.
 """
 
 from __future__ import annotations
@@ -9,29 +9,35 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections import OrderedDict
 from collections.abc import Sequence
+from contextlib import suppress
 
+from .caching import IndexCache
 from .errors import DiskFull
-from .index import FrameIndex, StoredIndex
+from .frames import Tail
+from .index import FrameIndex, SegmentIndex, StoredIndex
+from .options import LogOptions
 from .storage import Directory, Storage
 from .store import create_fresh, index_name, store_name
 
 
 class Segment:
-    """One store file: its first index and where its frames end."""
+    """One store file: the chain's end before its first frame, and where its frames end."""
 
-    __slots__ = ("base_index", "end")
+    __slots__ = ("base_index", "end", "origin")
 
-    def __init__(self, base_index: int, end: int) -> None:
-        self.base_index = base_index
+    def __init__(self, origin: Tail, end: int) -> None:
+        self.base_index = origin.index
+        self.origin = origin
         self.end = end
 
 
 class Segments:
     """All segments of a log, ascending; the last one is the write segment."""
 
-    def __init__(self, files: Directory, open_limit: int) -> None:
+    def __init__(self, files: Directory, options: LogOptions) -> None:
         self.files = files
-        self._open_limit = open_limit
+        self.cache = IndexCache(options.cached_indexes, options.index_cache)
+        self._open_limit = options.open_segments
         self._items: list[Segment] = []
         self._bases: list[int] = []
         self._stores: OrderedDict[int, Storage] = OrderedDict()
@@ -72,10 +78,13 @@ class Segments:
         """Return the segment at a place in [0, len)."""
         return self._items[place]
 
-    def next_base(self, segment: Segment) -> int | None:
-        """Return the base index of the segment behind, None for the write segment."""
-        place = bisect_right(self._bases, segment.base_index)
-        return self._bases[place] if place < len(self._bases) else None
+    def remove_first(self) -> Segment:
+        """Remove the oldest segment, its index before its store; not durable before the directory is synced."""
+        segment = self._items[0]
+        self.forget(segment)
+        remove_segment(self.files, segment.base_index)
+        del self._items[0], self._bases[0]
+        return segment
 
     def remove_last(self) -> Segment:
         """Remove the last segment, its index before its store; not durable before the directory is synced."""
@@ -98,12 +107,31 @@ class Segments:
             self._stores.move_to_end(base)
         return store
 
-    def index(self, segment: Segment) -> StoredIndex:
-        """Return the index file of a read segment, open."""
+    def index(self, segment: Segment) -> SegmentIndex:
+        """Return the index of a read segment: from memory if it is there, else as a file that is looked into.
+
+        Raises:
+            FileNotFoundError: it is in neither.
+        """
+        return self.cache.peek(segment.base_index) or self._stored_index(segment)
+
+    def warm_index(self, segment: Segment) -> None:
+        """Have the index of a read segment in memory, as far as the cache's policy lets it stay.
+
+        Raises:
+            FileNotFoundError: there is no index file.
+        """
+        base = segment.base_index
+        if self.cache.limit != 0 and self.cache.use(base) is None:
+            self.cache.put(base, self._stored_index(segment).load())
+
+    def _stored_index(self, segment: Segment) -> StoredIndex:
         base = segment.base_index
         index = self._indexes.get(base)
         if index is None:
-            index = self._indexes[base] = StoredIndex(self.files.open(index_name(base)))
+            place = bisect_right(self._bases, base)
+            records = self._bases[place] - base if place < len(self._bases) else 0
+            index = self._indexes[base] = StoredIndex(self.files.open(index_name(base)), records)
             if len(self._indexes) > self._open_limit:
                 self._indexes.popitem(last=False)[1].close()
         else:
@@ -111,13 +139,15 @@ class Segments:
         return index
 
     def forget(self, segment: Segment) -> None:
-        """Close the files of a segment, if they are open."""
-        for opened in (self._stores.pop(segment.base_index, None), self._indexes.pop(segment.base_index, None)):
-            if opened is not None:
-                opened.close()
+        """Close the files of a segment, if they are open, and forget its index."""
+        store = self._stores.pop(segment.base_index, None)
+        if store is not None:
+            store.close()
+        self.forget_index(segment)
 
     def forget_index(self, segment: Segment) -> None:
-        """Close the index file of a segment, if it is open."""
+        """Close the index file of a segment, if it is open, and forget what it said."""
+        self.cache.drop(segment.base_index)
         index = self._indexes.pop(segment.base_index, None)
         if index is not None:
             index.close()
@@ -148,7 +178,6 @@ def save_index(files: Directory, index: FrameIndex) -> None:
 
 def remove_segment(files: Directory, base_index: int) -> None:
     """Remove a segment's files, the index before the store, so that no index is ever left alone."""
-    name = index_name(base_index)
-    if name in files.list():
-        files.remove(name)
+    with suppress(FileNotFoundError):
+        files.remove(index_name(base_index))
     files.remove(store_name(base_index))

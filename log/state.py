@@ -60,7 +60,18 @@ class LogState:
         self.retired: list[Storage] = []
         """Files that are no longer used, but that a flush on its way may still sync."""
         self.failure: str | None = None
+        self.is_rotten = False
+        """Whether a read found bytes that are not what was written: then no stop is called a clean one."""
         self.closed = False
+        self.spools = 0
+        """How many spools were begun: each has a file name of its own."""
+        self.frame_limit = options.frame_limit
+        self._reads_unflushed = options.flush_policy.never
+
+    @property
+    def readable_index(self) -> int:
+        """Every record below may be read: it is durable, or nobody asked for that."""
+        return self.tail[0] if self._reads_unflushed else self.durable[0]
 
     def refuse_if_unwritable(self) -> None:
         """Raise what keeps the log from being written to, if anything does."""

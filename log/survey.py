@@ -115,16 +115,18 @@ def _payload_at(store: Storage, header: FrameHeader, position: int) -> memoryvie
     return memoryview(payload)
 
 
-def walk_store(store: Storage, start: int, end: int, file: str) -> Iterator[tuple[FrameHeader, memoryview]]:
+def walk_store(store: Storage, start: int, end: int, file: str) -> Iterator[tuple[FrameHeader, memoryview | None]]:
     """Yield header and payload of the frames in [start, end) of a store, verified by crc (the chain is not).
+
+    The payload is None where it is too large to be held, which that of a system record never is.
 
     Raises:
         FrameInvalid: bytes that are no frame, with their position in the file.
         UnknownVersion: a valid frame of a version that this program does not know.
     """
-    position, wanted = start, CHUNK_BYTES
+    position = start
     while position < end:
-        view = memoryview(store.read_at(position, min(wanted, end - position)))
+        view = memoryview(store.read_at(position, min(CHUNK_BYTES, end - position)))
         consumed = 0
         try:
             for offset, header in walk_headers(view, partial=True):
@@ -132,12 +134,28 @@ def walk_store(store: Storage, start: int, end: int, file: str) -> Iterator[tupl
                 yield header, view[offset + HEADER_BYTES : consumed]
             if consumed == 0:
                 # Not one whole frame: it is larger than the chunk, or cut short by the end.
-                wanted = decode_header(view).size
-                if wanted <= len(view) or position + wanted > end:
+                header = decode_header(view)
+                if header.size <= len(view) or position + header.size > end:
                     raise FrameInvalid("the payload is cut short")
-                continue
+                yield header, _large_payload(store, header, position)
+                consumed = header.size
         except FrameInvalid as error:
             raise FrameInvalid(error.reason, position + error.position) from error
         except UnknownVersion as error:
             raise UnknownVersion(f"a frame in {file}", error.version) from error
-        position, wanted = position + consumed, CHUNK_BYTES
+        position += consumed
+
+
+def _large_payload(store: Storage, header: FrameHeader, position: int) -> memoryview | None:
+    body = position + HEADER_BYTES
+    if header.kind == Kind.SYSTEM:
+        payload = store.read_at(body, header.length)
+        if crc32c(payload) != header.payload_crc32c:
+            raise FrameInvalid("the payload's crc32c differs")
+        return memoryview(payload)
+    crc = 0
+    for start in range(0, header.length, CHUNK_BYTES):
+        crc = crc32c(store.read_at(body + start, min(CHUNK_BYTES, header.length - start)), crc)
+    if crc != header.payload_crc32c:
+        raise FrameInvalid("the payload's crc32c differs")
+    return None

@@ -6,6 +6,11 @@ before anything is appended.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
+from crc32c import crc32c
+
+from .errors import FrameInvalid
 from .frames import HEADER_BYTES, FrameHeader
 from .index import FrameIndex
 from .options import STORE_HEADER_BYTES, LogOptions
@@ -27,6 +32,7 @@ class WriteSegment:
         "_segment_bytes",
         "_store_limit",
         "allocated",
+        "easy_end",
         "header",
         "index",
         "segment",
@@ -57,6 +63,9 @@ class WriteSegment:
         self._segment_bytes = options.segment_bytes
         self._store_limit = options.store_limit
         self._index_bytes = options.index_bytes
+        self.easy_end = 0
+        """A frame that ends here or before needs neither room nor another segment."""
+        self._ease()
 
     @property
     def is_empty(self) -> bool:
@@ -90,13 +99,23 @@ class WriteSegment:
             allocated = max(needed, min(self.allocated + _GROWTH_BYTES, self._store_limit))
             self.store.allocate(allocated)
             self.allocated = allocated
+            self._ease()
+
+    def _ease(self) -> None:
+        full = self.index.size >= self._index_bytes
+        self.easy_end = 0 if full else min(self._segment_bytes, self._store_limit, self.allocated)
+
+    def note_frame(self, header: FrameHeader, position: int) -> None:
+        """Add a frame to the index."""
+        self.index.add(header[0], header[2], header[1], position)
+        self._ease()
 
     def put(self, header: FrameHeader, head: bytes, payload: bytes) -> None:
         """Buffer one frame; room was reserved."""
         segment = self.segment
         position = segment.end
         if position >= self.index.next_position:
-            self.index.add(header[0], header[2], header[1], position)
+            self.note_frame(header, position)
         if self.unwritten_index is None:
             self.unwritten_index = header[2]
         buffer = self._buffer
@@ -118,6 +137,28 @@ class WriteSegment:
         self._buffer += piece
         if len(self._buffer) >= self._buffer_limit:
             self.write_out()
+
+    def put_streamed(self, header: FrameHeader, head: bytes, pieces: Iterable[bytes | bytearray]) -> None:
+        """Write one frame whose payload comes in pieces; room was reserved.
+
+        Its header is written last: until then a crash finds no frame, and neither does anybody if this raises.
+
+        Raises:
+            FrameInvalid: the pieces are not the payload that the header was made for.
+        """
+        self.write_out()
+        position = end = self.segment.end
+        end += HEADER_BYTES
+        crc = 0
+        for piece in pieces:
+            self.store.write_at(end, piece)
+            end += len(piece)
+            crc = crc32c(piece, crc)
+        if crc != header.payload_crc32c or end != position + header.size:
+            raise FrameInvalid("the payload's crc32c differs")
+        self.store.write_at(position, head)
+        self.note_frame(header, position)
+        self.segment.end = self.written = end
 
     def write_out(self) -> None:
         """Write what is buffered to the file; not durable."""

@@ -1,7 +1,9 @@
 """Histories of a log on a faulty disk, and what must be left of them after a crash.
 
 The expectation is a plain list of frames: `frames` is the longest the log may be, `least` how many of them it must
-hold. While a truncation is under way the log may be anything between; when it is complete, a cut frame is gone.
+hold. While a truncation is under way the log may be anything between; when it is complete, a cut frame is gone. Of
+what expires, `expiring` may be gone; of a frame that is being cut in two, `cutting` says which and how many records
+stay.
 """
 
 from __future__ import annotations
@@ -9,7 +11,18 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from quire.log import HEADER_BYTES, Frame, Kind, Log, LogOptions, Tail, encode_records, encode_system, walk_frames
+from quire.log import (
+    HEADER_BYTES,
+    Frame,
+    Kind,
+    Log,
+    LogOptions,
+    Tail,
+    encode_records,
+    encode_system,
+    frame_values,
+    walk_frames,
+)
 from tests.storage import Disk, Keep, PowerLoss
 
 CLUSTER_ID = b"0123456789abcdef"
@@ -69,6 +82,10 @@ class History:
     counter: int = 0
     epoch: int = 0
     truncating: bool = False
+    expiring: int = 0
+    cutting: tuple[int, int] | None = None
+    members_below: int | None = None
+    streaming: bytes | None = None
     log: Log = field(init=False)
 
     def open(self) -> None:
@@ -113,6 +130,68 @@ class History:
         self.epoch = max((frame.header.epoch for frame in self.frames), default=0)
         self.note_durable()
 
+    def truncate_inside(self, place: int, kept: int) -> None:
+        """Cut the frame at `place` in two: its first `kept` records stay."""
+        index = self.frames[place].header.index + kept
+        self.least = min(self.least, place)
+        self.truncating, self.cutting = True, (place, kept)
+        self.log.truncate(index)
+        self.truncating = False
+        self.take_cut_frame([*self.frames[:place], self.log.read_frame(index - 1)])
+        self.epoch = max(frame.header.epoch for frame in self.frames)
+        self.note_durable()
+        assert self.least == len(self.frames)
+
+    def take_cut_frame(self, found: list[Frame]) -> None:
+        """Go on with a list whose last frame is the first records of another one."""
+        assert self.cutting is not None
+        place, kept = self.cutting
+        self.cutting = None
+        whole, cut = self.frames[place], found[place]
+        assert frame_values(cut) == frame_values(whole)[:kept]
+        assert cut.header.index == whole.header.index
+        assert cut.header[3:5] == whole.header[3:5], "epoch and timestamp stay"
+        self.frames = found[: place + 1]
+
+    def append_stream(self, size: int) -> None:
+        """Append a blob that comes in chunks."""
+        self.epoch = max(self.epoch, self.log.tail.epoch)
+        self.counter += 1
+        chunks = [bytes([self.counter % 256]) * 100] * (size // 100)
+        self.streaming = b"".join(chunks)
+        index = self.log.append_stream(chunks, metadata={"n": str(self.counter)}, epoch=self.epoch)
+        raw, _ = self.log.read_frames(index, 1, unflushed=True)
+        self.frames += walk_frames(raw)
+        self.streaming = None
+        self.note_durable()
+
+    def expire(self, max_bytes: int, floor: int | None = None) -> int:
+        """Remove what is above `max_bytes` from the front; return how many frames went."""
+        sizes = sum(frame.header.size for frame in self.frames)
+        bases = self.log.segment_bases
+        place = 0
+        while sizes > max_bytes and place < len(self.frames):
+            sizes -= self.frames[place].header.size
+            place += 1
+        # Whole segments: all frames of the one that holds the frame at `place` may go.
+        behind = [base for base in bases if place and base > self.frames[place - 1].header.index]
+        limit = behind[0] if behind else bases[-1]
+        self.expiring = sum(1 for frame in self.frames if frame.header.index < limit)
+        self.log.remove_expired(0, max_bytes=max_bytes, floor=floor)
+        return self.drop_expired()
+
+    def drop_expired(self) -> int:
+        """Drop from the list what is below the log, having checked that it may."""
+        lowest = self.log.bounds.lowest_index
+        gone = sum(1 for frame in self.frames if frame.header.index < lowest)
+        assert gone <= self.expiring, "a frame expired that must not"
+        members = [frame.header.index for frame in self.frames[:gone] if frame.header.kind == Kind.SYSTEM]
+        self.members_below = members[-1] if members else self.members_below
+        del self.frames[:gone]
+        self.least = max(0, self.least - gone)
+        self.expiring = 0
+        return gone
+
     def sync_mark(self) -> None:
         sync = self.log.begin_mark_sync()
         if sync is not None:
@@ -126,14 +205,23 @@ class History:
     def check_reopened(self) -> None:
         """Open after a crash and compare; go on from what is left."""
         self.open()
+        self.drop_expired()
         found = all_frames(self.log)
+        if self.cutting is not None and found != self.frames[: len(found)]:
+            self.take_cut_frame(found)
+        self.cutting = None
+        if self.streaming is not None and len(found) == len(self.frames) + 1:
+            # Stopped while the spool was removed: the frame was appended, and nobody was told.
+            assert frame_values(found[-1]) == [self.streaming]
+            self.frames.append(found[-1])
+        self.streaming = None
         assert found == self.frames[: len(found)], "the log holds a frame that it must not"
         assert len(found) >= self.least, "a durable frame is lost"
         assert self.log.durable_index == self.log.bounds.highest_index
         self.frames, self.least = found, len(found)
         self.epoch = max((frame.header.epoch for frame in found), default=0)
         members = [frame.header.index for frame in found if frame.header.kind == Kind.SYSTEM]
-        assert self.log.members_index == (members[-1] if members else None)
+        assert self.log.members_index == (members[-1] if members else self.members_below)
         starts: dict[int, int] = {}
         for frame in found:
             starts.setdefault(frame.header.epoch, frame.header.index)

@@ -128,6 +128,53 @@ def append_the_same_frames_after_a_truncation(history: History) -> None:
     history.flush()
 
 
+def truncate_inside_a_frame(history: History) -> None:
+    place = next(k for k in range(len(history.frames) - 3, 0, -1) if history.frames[k].header.count == 3)
+    history.truncate_inside(place, 2)
+    history.append(3)
+    history.flush()
+
+
+def truncate_inside_frames_over_segments(history: History) -> None:
+    history.append(30)
+    place = next(k for k in range(3, len(history.frames)) if history.frames[k].header.count == 3)
+    history.truncate_inside(place, 2)
+    history.truncate_inside(place, 1)
+    history.append(3)
+
+
+def append_streams(history: History) -> None:
+    history.append_stream(1000)
+    history.append(1)
+    history.append_stream(1500)
+    history.flush()
+    history.append_stream(700)
+
+
+def expire_some(history: History) -> None:
+    history.append(30)
+    history.flush()
+    assert history.expire(3000) > 5
+    history.append(3)
+    history.flush()
+
+
+def expire_everything_and_go_on(history: History) -> None:
+    history.append(40)
+    assert history.expire(0) > 5
+    history.append(5)
+    history.flush()
+    history.expire(0)
+    history.sync_mark()
+
+
+def expire_before_a_flush(history: History) -> None:
+    history.append(30)
+    history.expire(0)
+    history.append(20)
+    history.expire(0)
+
+
 def stop_cleanly(history: History) -> None:
     history.append(2)
     history.close()
@@ -154,6 +201,10 @@ def stop_and_start(history: History) -> None:
         rotate_after_flush,
         truncate_over_segments,
         truncate_everything,
+        append_streams,
+        expire_some,
+        expire_everything_and_go_on,
+        expire_before_a_flush,
         stop_cleanly,
         stop_and_start,
     ],
@@ -173,6 +224,8 @@ def test_a_crash_at_any_operation_leaves_every_durable_frame_and_none_that_was_c
         truncate_to_a_segment_border,
         truncate_twice,
         append_the_same_frames_after_a_truncation,
+        truncate_inside_a_frame,
+        truncate_inside_frames_over_segments,
     ],
     ids=lambda steps: steps.__name__,
 )

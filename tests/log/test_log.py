@@ -367,12 +367,10 @@ def test_truncate_at_every_border_then_append_reads_back() -> None:
             assert log.read(kept * 2 - 1).value == f"{kept - 1}:1" * 10
 
 
-def test_truncate_inside_a_frame_beyond_the_end_and_below_the_log_are_refused_and_change_nothing() -> None:
+def test_truncate_beyond_the_end_and_below_the_log_are_refused_and_change_nothing() -> None:
     log = memory_log(initial_index=5)
     log.append(["a", "b", "c"])
     log.flush()
-    with pytest.raises(NotFrameBorder):
-        log.truncate(6)
     with pytest.raises(IndexOutOfBounds):
         log.truncate(9)
     with pytest.raises(IndexOutOfBounds):

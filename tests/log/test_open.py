@@ -6,7 +6,17 @@ from collections.abc import Callable
 
 import pytest
 
-from quire.log import ForeignStore, Kind, Log, LogOptions, LogRotten, encode_records, encode_system
+from quire.log import (
+    ForeignStore,
+    FrameCorrupt,
+    IndexExpired,
+    Kind,
+    Log,
+    LogOptions,
+    LogRotten,
+    encode_records,
+    encode_system,
+)
 from tests.log.histories import CLUSTER_ID, SMALL, Clock, all_frames, open_log
 from tests.storage import Disk, Keep
 
@@ -440,3 +450,32 @@ def test_while_the_mark_is_synced_a_newer_one_waits_and_then_goes_to_the_other_s
     }
     winner = max((0, 4096), key=lambda place: before[place + 8 : place + 16][::-1])
     assert changed == {0 if winner == 4096 else 1}
+
+
+@pytest.mark.parametrize("found_by", ["read", "stream", "read_frames"])
+def test_a_log_that_has_met_rot_does_not_say_that_it_stopped_cleanly(found_by: str) -> None:
+    disk = Disk()
+    log = open_log(disk)
+    log.append(["a" * 60])
+    log.flush()
+    disk.flip_bit("log/00000000000000000000.store", 64 + 70)
+    reads: dict[str, Callable[[], object]] = {
+        "read": lambda: log.read(0),
+        "stream": lambda: list(log.stream(0, 1)),
+        "read_frames": lambda: log.read_frames(0, 100),
+    }
+    with pytest.raises(FrameCorrupt):
+        reads[found_by]()
+    log.close()
+    # The next open looks at the write segment frame by frame, and refuses.
+    with pytest.raises(LogRotten) as error:
+        open_log(disk)
+    assert (error.value.file, error.value.position) == ("00000000000000000000.store", 64)
+
+
+def test_a_first_segment_that_is_missing_has_expired_for_all_that_the_log_can_know() -> None:
+    disk = sealed_disk()
+    missing_first(disk)
+    log = open_log(disk)
+    with pytest.raises(IndexExpired):
+        log.read(0)

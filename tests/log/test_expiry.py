@@ -1,0 +1,192 @@
+"""What expires, what stays, and what a restart makes of it."""
+
+from __future__ import annotations
+
+import pytest
+
+from quire.log import HEADER_BYTES, IndexExpired, Kind, Log, LogReadOnly, Tail, encode_records, encode_system
+from tests.log.histories import CLUSTER_ID, SMALL, Clock, all_frames, open_log
+from tests.storage import Disk, Keep
+
+SECOND = 1_000_000
+
+
+def log_over_time(disk: Disk, frames: int = 60, *, flushed: bool = True) -> Log:
+    """Return a log whose frame k has timestamp (k + 1) seconds, epoch k // 10."""
+    clock = Clock(0)
+    log = Log.open(disk.directory(), SMALL, cluster_id=CLUSTER_ID, clock=clock, standalone=True)
+    for k in range(frames):
+        clock.now = (k + 1) * SECOND - 1
+        log.append([str(k) * 60], epoch=k // 10)
+    if flushed:
+        log.flush()
+    return log
+
+
+def test_nothing_expires_without_a_reason() -> None:
+    disk = Disk()
+    log = log_over_time(disk)
+    before = len(disk.journal)
+    assert log.remove_expired(1 << 60) == 0
+    assert log.remove_expired(100 * SECOND, age=100 * SECOND, max_bytes=log.size) == 0
+    assert log.remove_expired(1 << 60, age=0, max_bytes=0, floor=0) == 0
+    assert log.bounds.lowest_index == 0
+    assert len(disk.journal) == before
+
+
+@pytest.mark.parametrize("restarted", [False, True])
+def test_a_segment_expires_when_its_last_frame_is_older_than_the_age_and_not_at_it(restarted: bool) -> None:
+    disk = Disk()
+    log = log_over_time(disk)
+    bases = list(log.segment_bases)
+    if restarted:
+        log.close()
+        log = open_log(disk)
+    # Frame k is from second k + 1: the last frame of the second segment is from second bases[2].
+    assert log.remove_expired(bases[2] * SECOND + 100, age=100) == 1
+    assert log.bounds.lowest_index == bases[1]
+    assert log.remove_expired(bases[2] * SECOND + 101, age=100) == 1
+    assert log.bounds.lowest_index == bases[2]
+    assert list(log.segment_bases) == bases[2:]
+
+
+def test_the_oldest_segments_go_until_no_more_bytes_are_held_than_allowed() -> None:
+    log = log_over_time(Disk())
+    bases = list(log.segment_bases)
+    left = log.bytes_between(bases[2], log.bounds.highest_index)
+    assert log.remove_expired(0, max_bytes=left) == 2
+    assert (log.bounds.lowest_index, log.size) == (bases[2], left)
+    assert log.remove_expired(0, max_bytes=left) == 0
+    assert log.remove_expired(0, max_bytes=left - 1) == 1
+
+
+def test_nothing_at_or_above_the_floor_expires() -> None:
+    log = log_over_time(Disk())
+    bases = list(log.segment_bases)
+    assert log.remove_expired(1 << 60, age=0, max_bytes=0, floor=bases[2] - 1) == 1
+    assert log.bounds.lowest_index == bases[1]
+    assert log.remove_expired(1 << 60, age=0, max_bytes=0, floor=bases[2]) == 1
+    assert log.bounds.lowest_index == bases[2]
+
+
+def test_when_everything_is_expired_the_write_segment_stays_and_goes_on() -> None:
+    disk = Disk()
+    log = log_over_time(disk)
+    base = log.segment_bases[-1]
+    kept = all_frames(log)[base:]
+    log.remove_expired(1 << 60, age=0, max_bytes=0)
+    assert (log.bounds.lowest_index, list(log.segment_bases)) == (base, [base])
+    assert all_frames(log) == kept
+    assert log.append(["on"], epoch=9) == 60
+    log.flush()
+    disk.lose_power(Keep.NOTHING)
+    log = open_log(disk)
+    assert log.bounds == (base, 61)
+    assert log.read(60).value == "on"
+    with pytest.raises(IndexExpired) as error:
+        log.read(base - 1)
+    assert (error.value.index, error.value.lowest) == (base - 1, base)
+    assert [name for name in disk.names("log") if name.endswith(".index")] == []
+
+
+def test_the_newest_read_segment_stays_until_a_frame_of_the_write_segment_is_durable() -> None:
+    disk = Disk()
+    log = log_over_time(disk)
+    while len(log.segment_bases) < 8:
+        log.append(["the first frame of a segment is lost".ljust(60)], epoch=5)
+    bases = list(log.segment_bases)
+    disk.lose_power(Keep.NOTHING)
+    log = open_log(disk)
+    assert (list(log.segment_bases), log.bounds.highest_index) == (bases, bases[-1])
+    log.remove_expired(1 << 60, age=0, max_bytes=0)
+    assert list(log.segment_bases) == bases[-2:]
+    log.append(["not durable yet"], epoch=5)
+    assert log.remove_expired(1 << 60, age=0, max_bytes=0) == 0
+    disk.lose_power(Keep.NOTHING)
+    log = open_log(disk)
+    assert log.bounds == (bases[-2], bases[-1])
+    log.append(["durable"], epoch=5)
+    log.flush()
+    assert log.remove_expired(1 << 60, age=0, max_bytes=0) == 1
+    assert log.bounds == (bases[-1], bases[-1] + 1)
+
+
+def test_the_chain_s_origin_and_the_epochs_are_as_after_a_restart() -> None:
+    disk = Disk()
+    log = log_over_time(disk)
+    base = log.segment_bases[2]
+    last = all_frames(log)[base - 1].header
+    log.remove_expired(0, max_bytes=log.bytes_between(base, 60))
+    assert log.origin == Tail(base, last.epoch, last.timestamp, last.crc32c)
+    epochs = list(log.epochs)
+    assert epochs[0] == (base // 10, base)
+    assert epochs[1:] == [(epoch, epoch * 10) for epoch in range(base // 10 + 1, 6)]
+    assert [log.epoch_at(index) for index in range(base, 60)] == [index // 10 for index in range(base, 60)]
+    log.close()
+    log = open_log(disk)
+    assert list(log.epochs) == epochs
+    assert log.origin == Tail(base, last.epoch, last.timestamp, last.crc32c)
+
+
+def test_members_are_known_when_their_record_has_expired() -> None:
+    disk = Disk()
+    log = open_log(disk)
+    log.append_payload(encode_system({"type": "members", "members": []}), count=1, kind=Kind.SYSTEM, epoch=0)
+    for k in range(60):
+        log.append([str(k) * 60])
+    log.flush()
+    log.remove_expired(0, max_bytes=0)
+    assert log.members_index == 0
+    assert open_log(disk).members_index == 0
+
+
+def test_an_expired_segment_goes_with_its_index_and_the_folder_is_synced_before_the_next_one() -> None:
+    disk = Disk()
+    log = log_over_time(disk)
+    first, second = log.segment_bases[:2]
+    before = len(disk.journal)
+    log.remove_expired(0, max_bytes=log.bytes_between(log.segment_bases[2], 60))
+    assert disk.journal[before:] == [
+        ("write", "mark"),
+        ("sync", "mark"),
+        ("remove", f"{first:020d}.index"),
+        ("remove", f"{first:020d}.store"),
+        ("sync folder", "disk/log"),
+        ("remove", f"{second:020d}.index"),
+        ("remove", f"{second:020d}.store"),
+        ("sync folder", "disk/log"),
+    ]
+
+
+def test_a_device_that_fails_while_expiring_turns_the_log_read_only() -> None:
+    disk = Disk()
+    log = log_over_time(disk)
+    disk.failing = lambda operation, _name: operation == "remove"
+    with pytest.raises(LogReadOnly):
+        log.remove_expired(0, max_bytes=0)
+    assert log.read(59).value == "59" * 60
+    disk.failing = None
+    assert open_log(disk).bounds == (0, 60)
+
+
+def test_a_full_disk_does_not_keep_the_log_from_expiring() -> None:
+    disk = Disk()
+    log = log_over_time(disk)
+    disk.full = True
+    assert log.remove_expired(0, max_bytes=0) > 2
+
+
+def test_leftovers_of_a_crash_in_an_expiry_are_swept_or_rebuilt() -> None:
+    disk = Disk()
+    log = log_over_time(disk)
+    first = log.segment_bases[0]
+    frame = HEADER_BYTES + len(encode_records(["0" * 60]))
+    log.close()
+    disk.delete(f"log/{first:020d}.index")
+    log = open_log(disk)
+    assert log.bytes_between(0, 1) == frame
+    log.close()
+    disk.delete(f"log/{first:020d}.store")
+    log = open_log(disk)
+    assert log.bounds.lowest_index == log.segment_bases[0] > 0
+    assert f"{first:020d}.index" not in disk.names("log")

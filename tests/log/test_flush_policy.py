@@ -1,0 +1,161 @@
+"""When records become durable, and readable, unasked."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+import pytest
+
+from quire.log import (
+    FLUSH_ALWAYS,
+    FLUSH_NEVER,
+    FlushPolicy,
+    GroupFlusher,
+    Log,
+    LogOptions,
+    LogReadOnly,
+    NotYetFlushed,
+)
+from tests.log.histories import SMALL, Clock, open_log
+from tests.storage import Disk, Keep
+
+
+def log_with(disk: Disk, policy: FlushPolicy) -> Log:
+    return open_log(disk, LogOptions(flush_policy=policy))
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    """Let the loop turn until something is so; the deadline is generous."""
+    loop = asyncio.get_running_loop()
+    deadline = loop.time() + 30
+    for _ in iter(condition, True):
+        assert loop.time() < deadline
+        await asyncio.sleep(0)
+
+
+async def until_durable(log: Log, index: int) -> None:
+    await until(lambda: log.durable_index >= index)
+
+
+async def test_always_acknowledges_what_is_durable() -> None:
+    log = log_with(Disk(), FLUSH_ALWAYS)
+    flusher = GroupFlusher(log)
+    log.append(["a"])
+    await flusher.settled(1)
+    assert log.durable_index == 1
+    await flusher.close()
+
+
+async def test_every_n_records_flushes_at_the_nth_and_not_before() -> None:
+    log = log_with(Disk(), FlushPolicy(records=3, interval_ms=None))
+    flusher = GroupFlusher(log)
+    for k in range(2):
+        log.append([k])
+        await flusher.settled(k + 1)
+    await asyncio.gather(*(asyncio.sleep(0) for _ in range(10)))
+    assert log.durable_index == 0
+    with pytest.raises(NotYetFlushed) as error:
+        log.read(1)
+    assert (error.value.index, error.value.durable) == (1, 0)
+    log.append([2])
+    await flusher.settled(3)
+    await until_durable(log, 3)
+    assert log.read(1).value == 1
+    await flusher.close()
+
+
+async def test_every_t_ms_flushes_the_oldest_in_time() -> None:
+    log = log_with(Disk(), FlushPolicy(records=None, interval_ms=20))
+    flusher = GroupFlusher(log)
+    began = asyncio.get_running_loop().time()
+    log.append(["a"])
+    await flusher.settled(1)
+    assert log.durable_index == 0
+    await until_durable(log, 1)
+    assert asyncio.get_running_loop().time() - began >= 0.019
+    # What comes later is flushed as well, and again in time.
+    log.append(["b"])
+    await flusher.settled(2)
+    await until_durable(log, 2)
+    await flusher.close()
+
+
+async def test_records_that_arrive_while_a_flush_runs_wait_for_the_next_one() -> None:
+    disk = Disk()
+    log = log_with(disk, FlushPolicy(records=2, interval_ms=None))
+    flusher = GroupFlusher(log)
+    log.append([0, 1])
+    await flusher.settled(2)
+    log.append([2, 3])
+    await flusher.settled(4)
+    await until_durable(log, 4)
+    await flusher.close()
+
+
+async def test_with_any_policy_a_flush_can_be_waited_for() -> None:
+    for policy in (FLUSH_NEVER, FlushPolicy(1000, None)):
+        log = log_with(Disk(), policy)
+        flusher = GroupFlusher(log)
+        log.append(["a"])
+        await flusher.settled(1)
+        assert log.durable_index == 0
+        await flusher.flushed(1)
+        assert log.durable_index == 1
+        await flusher.close()
+
+
+async def test_a_flush_that_the_policy_began_and_that_fails_turns_the_log_read_only() -> None:
+    disk = Disk()
+    log = log_with(disk, FlushPolicy(1, 1000))
+    flusher = GroupFlusher(log)
+    disk.failing = lambda operation, _name: operation == "sync"
+    log.append(["a"])
+    await flusher.settled(1)
+    await until(lambda: log.failure is not None)
+    with pytest.raises(LogReadOnly):
+        log.append(["b"])
+    with pytest.raises(LogReadOnly):
+        await flusher.flushed(1)
+    await flusher.close()
+
+
+def test_never_is_readable_at_once_durable_at_a_stop_and_lost_by_a_power_loss() -> None:
+    disk = Disk()
+    log = log_with(disk, FLUSH_NEVER)
+    log.append(["a"])
+    assert log.read(0).value == "a"
+    log.close()
+    assert open_log(disk, SMALL).bounds == (0, 1)
+    log = log_with(disk, FLUSH_NEVER)
+    log.append(["b"])
+    assert log.read(1).value == "b"
+    disk.lose_power(Keep.NOTHING)
+    assert log_with(disk, FLUSH_NEVER).bounds == (0, 1)
+
+
+def test_never_still_makes_every_sealed_segment_durable() -> None:
+    disk = Disk()
+    log = open_log(disk, LogOptions(segment_bytes=2048, flush_policy=FLUSH_NEVER))
+    for k in range(60):
+        log.append([str(k) * 40])
+    base = log.segment_bases[-1]
+    disk.lose_power(Keep.NOTHING)
+    assert open_log(disk, SMALL).bounds == (0, base)
+
+
+@pytest.mark.parametrize(("records", "interval_ms"), [(0, None), (None, 0), (-1, 5)])
+def test_a_policy_below_its_limits_is_refused(records: int | None, interval_ms: int | None) -> None:
+    with pytest.raises(ValueError, match="flush policy"):
+        FlushPolicy(records, interval_ms)
+
+
+def test_a_cluster_s_log_takes_no_other_policy_than_always() -> None:
+    with pytest.raises(ValueError, match="FLUSH_ALWAYS"):
+        Log.open(
+            Disk().directory(),
+            LogOptions(flush_policy=FLUSH_NEVER),
+            cluster_id=bytes(16),
+            clock=Clock(),
+            standalone=False,
+        )

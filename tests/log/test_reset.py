@@ -1,0 +1,145 @@
+"""Beginning a log anew behind a snapshot."""
+
+from __future__ import annotations
+
+import pytest
+
+from quire.log import DiskFull, IndexExpired, Kind, Log, LogReadOnly, Tail, encode_frame, encode_records
+from tests.log.histories import SMALL, History, all_frames, open_log
+from tests.storage import Disk, Keep, PowerLoss
+
+BEHIND = Tail(100, 7, 5_000_000, 0xABCDEF01)
+
+
+def log_of(disk: Disk, frames: int = 40) -> Log:
+    log = open_log(disk)
+    for k in range(frames):
+        log.append([str(k) * 60, "x"], epoch=k // 10)
+    log.flush()
+    return log
+
+
+def test_a_log_that_lacks_the_snapshot_s_last_frame_begins_anew_behind_it() -> None:
+    disk = Disk()
+    log = log_of(disk)
+    assert log.reset(BEHIND, members_index=3)
+    assert (log.bounds, log.size, list(log.epochs), log.members_index) == ((100, 100), 0, [], 3)
+    assert (log.tail, log.origin, log.durable_tail) == (BEHIND, BEHIND, BEHIND)
+    with pytest.raises(IndexExpired):
+        log.read(99)
+    payload = encode_records(["first"])
+    raw = encode_frame(
+        index=100, epoch=7, timestamp=5_000_001, count=1, prev_crc32c=BEHIND.crc32c, kind=Kind.RECORDS, payload=payload
+    )
+    assert log.append_frames(raw) == 101
+    log.flush()
+    disk.lose_power(Keep.NOTHING)
+    log = open_log(disk)
+    assert (log.bounds, log.origin, log.members_index) == ((100, 101), BEHIND, 3)
+    assert log.read(100).value == "first"
+    assert list(log.epochs) == [(7, 100)]
+
+
+@pytest.mark.parametrize("place", [0, 1, 17, 39, 40])
+def test_a_log_that_has_the_snapshot_s_last_frame_keeps_everything(place: int) -> None:
+    disk = Disk()
+    log = log_of(disk)
+    frames = all_frames(log)
+    last = frames[place - 1].header if place else None
+    origin = Tail(last.next_index, last.epoch, last.timestamp, last.crc32c) if last else Tail(0, 0, 0, 0)
+    before = len(disk.journal)
+    assert not log.reset(origin)
+    assert all_frames(log) == frames
+    assert len(disk.journal) == before
+
+
+def test_a_log_that_begins_behind_the_snapshot_s_last_frame_keeps_everything() -> None:
+    log = log_of(Disk())
+    log.remove_expired(0, max_bytes=0)
+    frames = all_frames(log)
+    assert not log.reset(log.origin)
+    assert all_frames(log) == frames
+
+
+@pytest.mark.parametrize(
+    "origin",
+    [
+        Tail(40, 1, 5, 77),  # a frame border, another crc
+        Tail(41, 1, 5, 77),  # inside a frame
+        Tail(80, 1, 5, 77),  # the end
+        Tail(81, 1, 5, 77),  # above
+        Tail(0, 0, 0, 77),  # the beginning
+    ],
+)
+def test_a_log_that_differs_from_the_snapshot_is_removed(origin: Tail) -> None:
+    disk = Disk()
+    log = log_of(disk)
+    assert log.reset(origin)
+    assert log.bounds == (origin.index, origin.index)
+    assert disk.names("log") == [f"{origin.index:020d}.store"]
+    assert open_log(disk).tail == origin
+
+
+def test_a_reset_goes_back_below_what_has_expired() -> None:
+    log = log_of(Disk())
+    log.remove_expired(0, max_bytes=0)
+    assert log.reset(Tail(3, 1, 5, 77))
+    assert log.append(["on"], epoch=1) == 3
+
+
+def test_a_reset_that_is_stopped_at_any_operation_leaves_a_log_that_opens_and_can_be_reset_again() -> None:
+    for keep in Keep:
+        for seed in range(8 if keep is Keep.SOME else 1):
+            stop = 0
+            while True:
+                stop += 1
+                history = History(Disk(seed=seed * 1000 + stop))
+                history.open()
+                history.append(25)
+                history.flush()
+                history.append(3)
+                disk = history.disk
+                disk.on_power_loss = keep
+                disk.stop_before = disk.operations + stop
+                try:
+                    history.log.reset(BEHIND)
+                except PowerLoss:
+                    log = open_log(disk)
+                    found = all_frames(log)
+                    assert found == history.frames[: len(found)]
+                    # The snapshot is durable: whoever installs it does that again.
+                    begun = log.tail == BEHIND
+                    assert log.reset(BEHIND) != begun
+                    log.append(["on"], epoch=7)
+                    log.flush()
+                    disk.lose_power(keep)
+                    assert open_log(disk).bounds == (100, 101)
+                    continue
+                assert stop > 15
+                break
+
+
+def test_a_reset_settles_the_flush_that_is_on_its_way() -> None:
+    log = log_of(Disk())
+    log.append(["more"], epoch=9)
+    flush = log.begin_flush()
+    assert flush is not None
+    log.reset(BEHIND)
+    flush.run()
+    log.end_flush(flush)
+    assert (log.durable_index, log.durable_tail) == (100, BEHIND)
+
+
+def test_without_room_for_the_new_segment_the_log_is_read_only_and_a_restart_begins_it_anew() -> None:
+    disk = Disk()
+    log = log_of(disk)
+    disk.full = True
+    with pytest.raises(DiskFull):
+        log.reset(BEHIND)
+    with pytest.raises(LogReadOnly):
+        log.append(["x"])
+    log.close()
+    disk.full = False
+    log = open_log(disk, SMALL)
+    assert log.bounds == (0, 0)
+    assert log.reset(BEHIND)

@@ -1,0 +1,178 @@
+"""Reading from frame to frame, from segment to segment, while the log changes."""
+
+from __future__ import annotations
+
+import pytest
+
+from quire.log import (
+    FLUSH_NEVER,
+    Frame,
+    FrameCorrupt,
+    IndexExpired,
+    IndexOutOfBounds,
+    Log,
+    LogClosed,
+    LogOptions,
+    NotYetFlushed,
+    frame_values,
+)
+from quire.log.lookup import Found, Lookup
+from tests.log.histories import SMALL, Clock, open_log
+from tests.storage import Disk
+
+LARGE = LogOptions(segment_bytes=3 << 20, index_interval_bytes=1 << 16)
+
+
+def log_of(disk: Disk, frames: int, size: int = 100, options: LogOptions = SMALL) -> Log:
+    log = open_log(disk, options)
+    for k in range(frames):
+        log.append([f"{k}:{place}".ljust(size) for place in range(2)])
+    log.flush()
+    return log
+
+
+def indices(frames: list[Frame]) -> list[int]:
+    return [frame.header.index for frame in frames]
+
+
+def test_a_stream_goes_from_segment_to_segment_and_holds_both_of_its_ends() -> None:
+    log = log_of(Disk(), 40)
+    assert len(log.segment_bases) > 4
+    assert indices(list(log.stream(0, 80))) == list(range(0, 80, 2))
+    # An end inside a frame: frames are whole.
+    assert indices(list(log.stream(13, 52))) == list(range(12, 52, 2))
+    assert indices(list(log.stream(13, 51))) == list(range(12, 52, 2))
+    assert list(log.stream(7, 7)) == []
+    assert frame_values(next(log.stream(3, 4)))[1].strip() == "1:1"
+
+
+def test_a_stream_looks_an_index_up_once_and_not_once_a_segment(monkeypatch: pytest.MonkeyPatch) -> None:
+    log = log_of(Disk(), 40)
+    lookups: list[int] = []
+    original = Lookup.find
+
+    def counting(lookup: Lookup, index: int) -> Found:
+        lookups.append(index)
+        return original(lookup, index)
+
+    monkeypatch.setattr(Lookup, "find", counting)
+    list(log.stream(13, 80))
+    assert lookups == [13, 12]  # the border at or below 13, and its place
+
+
+def test_an_unbounded_stream_begins_at_the_lowest_index_and_takes_what_is_flushed_meanwhile() -> None:
+    log = log_of(Disk(), 10)
+    stream = log.stream_unbounded()
+    assert next(stream).header.index == 0
+    for k in range(30):
+        log.append([f"more {k}".ljust(60)])
+    log.flush()
+    log.append(["not flushed"])
+    assert indices(list(stream)) == [*range(2, 20, 2), *range(20, 50)]
+    assert indices(list(log.stream_unbounded(45))) == [45, 46, 47, 48, 49]
+    assert list(log.stream_unbounded(50)) == []
+    with pytest.raises(IndexOutOfBounds):
+        list(log.stream_unbounded(52))
+
+
+def test_a_stream_of_what_is_not_flushed_is_its_own_error() -> None:
+    log = log_of(Disk(), 3)
+    log.append(["not flushed"])
+    with pytest.raises(NotYetFlushed) as error:
+        list(log.stream(0, 7))
+    assert (error.value.index, error.value.durable) == (6, 6)
+    with pytest.raises(IndexOutOfBounds):
+        list(log.stream(0, 8))
+
+
+@pytest.mark.parametrize("place", [0, 20, 35])
+def test_a_corrupt_frame_ends_a_stream_with_its_place_and_never_in_a_gap(place: int) -> None:
+    disk = Disk()
+    log = log_of(disk, 40)
+    header = log.read_frame(2 * place).header
+    base = max(base for base in log.segment_bases if base <= header.index)
+    position = 64 + log.bytes_between(base, header.index)
+    disk.flip_bit(f"log/{base:020d}.store", position + 70)
+    got: list[Frame] = []
+    with pytest.raises(FrameCorrupt) as error:
+        got.extend(log.stream(0, 80))
+    assert (error.value.file, error.value.position) == (f"{base:020d}.store", position)
+    assert indices(got) == list(range(0, header.index, 2))[: len(got)]
+    with pytest.raises(FrameCorrupt):
+        list(log.stream_unbounded())
+
+
+def test_a_whole_segment_that_was_exchanged_breaks_the_chain_of_a_stream() -> None:
+    disk, other = Disk(), Disk()
+    log = log_of(disk, 40)
+    foreign = open_log(other)
+    for k in range(40):
+        foreign.append([f"{k}:{place}".rjust(100) for place in range(2)])
+    foreign.flush()
+    assert foreign.segment_bases == log.segment_bases
+    base = log.segment_bases[2]
+    disk.replace(f"log/{base:020d}.store", other.content(f"log/{base:020d}.store"))
+    with pytest.raises(FrameCorrupt) as error:
+        list(log.stream(0, 80))
+    assert (error.value.file, error.value.position) == (f"{base:020d}.store", 64)
+
+
+def test_a_reader_in_a_segment_that_expires_goes_on_with_what_it_has_and_then_is_told() -> None:
+    disk = Disk()
+    log = log_of(disk, 12, size=1 << 19, options=LARGE)
+    stream = log.stream(0, 24)
+    assert next(stream).header.index == 0
+    assert log.remove_expired(0, max_bytes=0) > 0
+    lowest = log.bounds.lowest_index
+    with pytest.raises(IndexExpired) as error:
+        list(stream)
+    assert error.value.lowest == lowest > error.value.index
+    assert indices(list(log.stream(lowest, 24))) == list(range(lowest, 24, 2))
+
+
+def test_a_reader_of_a_segment_that_does_not_expire_goes_on() -> None:
+    log = log_of(Disk(), 40)
+    stream = log.stream_unbounded(log.segment_bases[3])
+    assert next(stream).header.index == log.segment_bases[3]
+    assert log.remove_expired(0, max_bytes=log.size // 2) > 0
+    assert len(list(stream)) > 10
+
+
+def test_a_reader_that_stands_in_what_is_cut_off_is_out_of_bounds() -> None:
+    log = log_of(Disk(), 12, size=1 << 19, options=LARGE)
+    stream = log.stream_unbounded()
+    assert [next(stream).header.index for _ in range(4)] == [0, 2, 4, 6]
+    log.truncate(4)
+    with pytest.raises(IndexOutOfBounds):
+        list(stream)
+    again = log.stream_unbounded()
+    next(again)
+    log.truncate(2)
+    log.append(["new"])
+    log.flush()
+    assert [frame_values(frame) for frame in again] == [["new"]]
+
+
+def test_a_stream_of_a_log_that_is_closed_meanwhile_is_refused() -> None:
+    log = log_of(Disk(), 12, size=1 << 19, options=LARGE)
+    stream = log.stream(0, 24)
+    next(stream)
+    log.close()
+    with pytest.raises(LogClosed):
+        list(stream)
+
+
+def test_with_the_policy_never_everything_appended_is_readable_at_once() -> None:
+    log = Log.open(
+        Disk().directory(),
+        LogOptions(flush_policy=FLUSH_NEVER),
+        cluster_id=bytes(16),
+        clock=Clock(),
+        standalone=True,
+    )
+    for k in range(10):
+        log.append([k])
+        assert log.read(k).value == k
+    assert (log.durable_index, log.readable_index) == (0, 10)
+    assert len(list(log.stream(0, 10))) == 10
+    assert log.read_frames(0, 1 << 20)[1] == 10
