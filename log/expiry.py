@@ -21,7 +21,7 @@ from .state import LogState
 
 def remove_expired(state: LogState, now: int, age: int | None, max_bytes: int | None, floor: int | None) -> int:
     """Remove what `Log.remove_expired` says; return how many segments went. Blocks."""
-    due = _count_due(state, now, age, max_bytes, floor)
+    due = count_due(state, now, age, max_bytes, floor)
     if due:
         with state.failing("expiring"):
             state.mark.write_synced(state.next_mark())
@@ -30,7 +30,8 @@ def remove_expired(state: LogState, now: int, age: int | None, max_bytes: int | 
     return due
 
 
-def _count_due(state: LogState, now: int, age: int | None, max_bytes: int | None, floor: int | None) -> int:
+def count_due(state: LogState, now: int, age: int | None, max_bytes: int | None, floor: int | None) -> int:
+    """Return how many segments, from the first on, are to go."""
     segments = state.segments
     size = state.read_segments_bytes + state.writer.segment.end - STORE_HEADER_BYTES
     removable = segments.place_of(state.durable_segment.base_index)

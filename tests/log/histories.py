@@ -3,13 +3,12 @@
 The expectation is a plain list of frames: `frames` is the longest the log may be, `least` how many of them it must
 hold. While a truncation is under way the log may be anything between; when it is complete, a cut frame is gone. Of
 what expires, `expiring` may be gone; of a frame that is being cut in two, `cutting` says which and how many records
-stay.
+stay; behind which snapshot the log is being begun anew, `resetting` says.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from quire.log import (
     HEADER_BYTES,
@@ -23,7 +22,7 @@ from quire.log import (
     frame_values,
     walk_frames,
 )
-from tests.storage import Disk, Keep, PowerLoss
+from tests.storage import Disk
 
 CLUSTER_ID = b"0123456789abcdef"
 SMALL = LogOptions(segment_bytes=2048, segment_overflow_bytes=1024, index_interval_bytes=256, write_buffer_bytes=700)
@@ -84,12 +83,17 @@ class History:
     truncating: bool = False
     expiring: int = 0
     cutting: tuple[int, int] | None = None
+    resetting: Tail | None = None
     members_below: int | None = None
     streaming: bytes | None = None
     log: Log = field(init=False)
 
     def open(self) -> None:
         self.log = open_log(self.disk, self.options)
+
+    def fork(self, disk: Disk | None = None) -> History:
+        """Return the same knowledge of a copy of the disk, or of `disk`; its log is not open."""
+        return replace(self, disk=self.disk.fork() if disk is None else disk, frames=list(self.frames))
 
     def append(self, count: int, size: int = 100) -> None:
         """Append frames of one to three records, now and then a members record or a new epoch."""
@@ -133,7 +137,8 @@ class History:
     def truncate_inside(self, place: int, kept: int) -> None:
         """Cut the frame at `place` in two: its first `kept` records stay."""
         index = self.frames[place].header.index + kept
-        self.least = min(self.least, place)
+        # Whole or cut, the frame itself stays: what is durable of its first records must not be lost on the way.
+        self.least = min(self.least, place + 1)
         self.truncating, self.cutting = True, (place, kept)
         self.log.truncate(index)
         self.truncating = False
@@ -180,6 +185,17 @@ class History:
         self.log.remove_expired(0, max_bytes=max_bytes, floor=floor)
         return self.drop_expired()
 
+    def reset(self, origin: Tail) -> None:
+        """Begin anew behind a snapshot, unless the log goes on from it."""
+        least = self.least
+        self.resetting, self.truncating, self.least = origin, True, 0
+        if self.log.reset(origin):
+            assert self.log.tail == self.log.origin == origin
+            self.frames, self.members_below, self.epoch = [], None, origin.epoch
+        else:
+            self.least = least
+        self.resetting, self.truncating = None, False
+
     def drop_expired(self) -> int:
         """Drop from the list what is below the log, having checked that it may."""
         lowest = self.log.bounds.lowest_index
@@ -205,6 +221,10 @@ class History:
     def check_reopened(self) -> None:
         """Open after a crash and compare; go on from what is left."""
         self.open()
+        again, self.resetting = self.resetting, None
+        if again is not None and self.log.tail in (again, Tail(0, 0, 0, 0)):
+            # Stopped when nothing was left of the old log.
+            self.frames, self.members_below = [], None
         self.drop_expired()
         found = all_frames(self.log)
         if self.cutting is not None and found != self.frames[: len(found)]:
@@ -226,65 +246,6 @@ class History:
         for frame in found:
             starts.setdefault(frame.header.epoch, frame.header.index)
         assert list(self.log.epochs) == list(starts.items())
-
-
-Steps = Callable[[History], None]
-
-
-def explore(prepare: Steps, steps: Steps, *, seeds: range = range(5)) -> int:
-    """Stop `steps` before each storage operation and after the last, in every way; check what a reopening finds.
-
-    The reopening itself is stopped at each of its operations, too, with one seed. Returns how many crashes were tried.
-    """
-    tried = 0
-    for keep in Keep:
-        for seed in seeds if keep is Keep.SOME else range(1):
-            stop = 0
-            while True:
-                stop += 1
-                history = History(Disk(seed=seed * 10_000 + stop))
-                history.open()
-                prepare(history)
-                stopped = _run_until(history, steps, stop, keep)
-                _check(history, keep, recover_stops=seed == 0)
-                tried += 1
-                if not stopped:
-                    break
-    return tried
-
-
-def _run_until(history: History, steps: Steps, stop: int, keep: Keep) -> bool:
-    disk = history.disk
-    disk.on_power_loss = keep
-    disk.stop_before = disk.operations + stop
-    try:
-        steps(history)
-    except PowerLoss:
-        if not history.truncating:
-            history.note_durable()
-        return True
-    disk.lose_power()
-    return False
-
-
-def _check(history: History, keep: Keep, *, recover_stops: bool) -> None:
-    disk = history.disk
-    if recover_stops:
-        # Stop the recovery itself, once at each operation further than the time before.
-        stop = 0
-        while True:
-            stop += 1
-            disk.on_power_loss = keep
-            disk.stop_before = disk.operations + stop
-            try:
-                history.open()
-            except PowerLoss:
-                continue
-            disk.stop_before = None
-            break
-    history.check_reopened()
-    # What is left takes appends, stops cleanly, and is the same after that.
-    history.append(3)
-    history.flush()
-    history.close()
-    history.check_reopened()
+        if again is not None:
+            # The snapshot is durable: whoever installs it does that again.
+            self.reset(again)

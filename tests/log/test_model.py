@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from quire.log import Flush, LogReadOnly, frame_values
+from quire.log import Flush, LogReadOnly, Tail, frame_values
 from tests.log.histories import History, all_frames
 from tests.storage import Disk, Keep, PowerLoss
 
@@ -83,6 +83,33 @@ class LogAgainstList(RuleBasedStateMachine):
         history.frames += cut
         history.note_durable()
 
+    @rule(size=st.integers(0, 20))
+    def append_a_stream(self, size: int) -> None:
+        self.history.append_stream(size * 100)
+
+    @precondition(lambda self: self.flush is None)
+    @rule(data=st.data())
+    def truncate_inside_a_frame(self, data: st.DataObject) -> None:
+        frames = self.history.frames
+        places = [place for place, frame in enumerate(frames) if frame.header.count > 1]
+        if places:
+            place = data.draw(st.sampled_from(places))
+            self.history.truncate_inside(place, data.draw(st.integers(1, frames[place].header.count - 1)))
+
+    @rule(max_bytes=st.integers(0, 8000), floor=st.one_of(st.none(), st.integers(0, 60)))
+    def expire(self, max_bytes: int, floor: int | None) -> None:
+        log = self.history.log
+        lowest = log.bounds.lowest_index
+        self.history.expire(max_bytes, floor)
+        if floor is not None:
+            assert log.bounds.lowest_index in range(lowest, max(lowest, floor) + 1)
+        if log.segment_bases[1:2] and log.durable_index > log.segment_bases[-1] and floor is None:
+            assert log.size <= max_bytes or len(log.segment_bases) == 1
+
+    @rule(behind=st.integers(0, 200))
+    def reset_behind_a_snapshot(self, behind: int) -> None:
+        self.history.reset(Tail(behind, self.history.epoch, 10**9, 0xFEEDBEEF))
+
     @rule()
     def sync_mark(self) -> None:
         self.history.sync_mark()
@@ -115,7 +142,12 @@ class LogAgainstList(RuleBasedStateMachine):
             history.log.close()
             history.open()
             history.append(9)
+            history.append_stream(900)
             history.truncate(kept)
+            history.append(9)
+            history.expire(2000)
+            history.append(9)
+            history.reset(Tail(500, history.epoch, 10**9, 0xFEEDBEEF))
             history.append(9)
         except PowerLoss:
             pass
@@ -129,11 +161,13 @@ class LogAgainstList(RuleBasedStateMachine):
         history = self.history
         log = history.log
         durable = [frame for frame in history.frames if frame.header.next_index <= log.durable_index]
-        assert list(log.stream(0, log.durable_index)) == durable
+        lowest = log.bounds.lowest_index
+        assert list(log.stream(lowest, log.durable_index)) == durable
+        assert list(log.stream_unbounded()) == durable
         for frame in durable[:: max(1, len(durable) // 5)]:
             for place, value in enumerate(frame_values(frame)):
                 assert log.read(frame.header.index + place).value == value
-            assert log.bytes_between(0, frame.header.index) == sum(
+            assert log.bytes_between(lowest, frame.header.index) == sum(
                 other.header.size for other in durable if other.header.index < frame.header.index
             )
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 
 from quire.log import DiskFull, IndexExpired, Kind, Log, LogReadOnly, Tail, encode_frame, encode_records
+from tests.log.explorer import Steps, explore
 from tests.log.histories import SMALL, History, all_frames, open_log
-from tests.storage import Disk, Keep, PowerLoss
+from tests.storage import Disk, Keep
 
 BEHIND = Tail(100, 7, 5_000_000, 0xABCDEF01)
 
@@ -87,36 +88,32 @@ def test_a_reset_goes_back_below_what_has_expired() -> None:
     assert log.append(["on"], epoch=1) == 3
 
 
-def test_a_reset_that_is_stopped_at_any_operation_leaves_a_log_that_opens_and_can_be_reset_again() -> None:
-    for keep in Keep:
-        for seed in range(8 if keep is Keep.SOME else 1):
-            stop = 0
-            while True:
-                stop += 1
-                history = History(Disk(seed=seed * 1000 + stop))
-                history.open()
-                history.append(25)
-                history.flush()
-                history.append(3)
-                disk = history.disk
-                disk.on_power_loss = keep
-                disk.stop_before = disk.operations + stop
-                try:
-                    history.log.reset(BEHIND)
-                except PowerLoss:
-                    log = open_log(disk)
-                    found = all_frames(log)
-                    assert found == history.frames[: len(found)]
-                    # The snapshot is durable: whoever installs it does that again.
-                    begun = log.tail == BEHIND
-                    assert log.reset(BEHIND) != begun
-                    log.append(["on"], epoch=7)
-                    log.flush()
-                    disk.lose_power(keep)
-                    assert open_log(disk).bounds == (100, 101)
-                    continue
-                assert stop > 15
-                break
+def some_unflushed(history: History) -> None:
+    history.append(25)
+    history.flush()
+    history.append(3)
+
+
+def one_segment_after_an_expiry(history: History) -> None:
+    history.append(40)
+    history.flush()
+    history.expire(0)
+
+
+def reset_behind_a_snapshot(history: History) -> None:
+    history.reset(BEHIND)
+    history.append(2)
+    history.flush()
+
+
+EXPLORATIONS = [(some_unflushed, reset_behind_a_snapshot), (one_segment_after_an_expiry, reset_behind_a_snapshot)]
+
+
+@pytest.mark.parametrize(("prepare", "steps"), EXPLORATIONS, ids=lambda steps: steps.__name__)
+def test_a_reset_that_is_stopped_at_any_operation_leaves_a_log_that_opens_and_can_be_reset_again(
+    prepare: Steps, steps: Steps
+) -> None:
+    assert explore(prepare, steps, outcomes=64) > 40
 
 
 def test_a_reset_settles_the_flush_that_is_on_its_way() -> None:

@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from .faulty import Disk, FaultyDirectory, FaultyStorage, Keep, PowerLoss
+from .faulty import Disk, FaultyDirectory, FaultyStorage, Keep, Kept, PowerLoss
 
-__all__ = ["Disk", "FaultyDirectory", "FaultyStorage", "Keep", "PowerLoss"]
+__all__ = ["Disk", "FaultyDirectory", "FaultyStorage", "Keep", "Kept", "PowerLoss"]

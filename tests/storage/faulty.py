@@ -12,6 +12,7 @@ What a power loss does, and what it may do at most:
 
 from __future__ import annotations
 
+import copy
 import errno
 import random
 import threading
@@ -21,6 +22,10 @@ from enum import Enum
 from quire.log import DiskFull, LogLocked
 
 SECTOR_BYTES = 512
+
+
+Kept = Callable[[str], bool]
+"""Told a file's or folder's name for each thing that was not synced, in turn: whether it survives."""
 
 
 class PowerLoss(Exception):
@@ -56,10 +61,10 @@ class _File:
         _resize(self.cached, length)
         self.pending.append(length)
 
-    def settle(self, kept: Callable[[], bool]) -> None:
+    def settle(self, kept: Kept) -> None:
         """Bring those pending steps to the disk that `kept` says."""
         for step in self.pending:
-            if kept():
+            if kept(self.name):
                 if isinstance(step, int):
                     _resize(self.durable, step)
                 else:
@@ -68,7 +73,8 @@ class _File:
 
 
 class _Folder:
-    def __init__(self) -> None:
+    def __init__(self, name: str) -> None:
+        self.name = name
         self.cached: dict[str, _File | _Folder] = {}
         self.durable: dict[str, _File | _Folder] = {}
         self.pending: list[dict[str, _File | _Folder | None]] = []
@@ -77,13 +83,13 @@ class _Folder:
         _rename(self.cached, names)
         self.pending.append(names)
 
-    def settle(self, kept: Callable[[], bool]) -> None:
+    def settle(self, kept: Kept) -> None:
         for names in self.pending:
-            if kept():
+            if kept(self.name):
                 _rename(self.durable, names)
         self.pending.clear()
 
-    def lose_power(self, kept: Callable[[], bool]) -> None:
+    def lose_power(self, kept: Kept) -> None:
         self.settle(kept)
         self.cached = dict(self.durable)
         for node in self.cached.values():
@@ -133,7 +139,7 @@ class Disk:
         """If set, a sync of a file hangs until the event is."""
         self.journal: list[tuple[str, str]] = []
         """(operation, file name) of every changing operation, in order."""
-        self._root = _Folder()
+        self._root = _Folder("disk")
         self._life = 0
 
     def directory(self) -> FaultyDirectory:
@@ -141,12 +147,30 @@ class Disk:
         self._life += 1
         return FaultyDirectory(self, self._root, "disk")
 
-    def lose_power(self, keep: Keep | None = None) -> None:
-        """Lose what was not synced, or some of it at random, or, with luck, nothing."""
+    def lose_power(self, keep: Keep | Kept | None = None) -> None:
+        """Lose what was not synced, or some of it at random or as `keep` says, or, with luck, nothing."""
         how = self.on_power_loss if keep is None else keep
         self.stop_before = None
         self._life += 1
-        self._root.lose_power(self._kept(how))
+        self._root.lose_power(self._kept(how) if isinstance(how, Keep) else how)
+
+    def fork(self, into: Disk | None = None) -> Disk:
+        """Return a disk, or `into`, that stands as this one does, unsynced things included; handles stay with this."""
+        fork = Disk() if into is None else into
+        fork._root = copy.deepcopy(self._root)
+        return fork
+
+    def unsynced(self) -> list[str]:
+        """Return the name of the file or folder of each thing that a power loss may lose now."""
+        asked: list[str] = []
+
+        def kept(name: str) -> bool:
+            asked.append(name)
+            return True
+
+        fork = self.fork()
+        fork.lose_power(kept)
+        return asked
 
     def flip_bit(self, path: str, position: int, bit: int = 0) -> None:
         """Rot: change one bit of a file, on the disk and in the page cache."""
@@ -210,16 +234,16 @@ class Disk:
         """Number of the process that uses the disk now."""
         return self._life
 
-    def chance(self) -> bool:
+    def chance(self, _name: str = "") -> bool:
         """Return a seeded coin."""
         return self.random.random() < 0.5
 
-    def _kept(self, how: Keep) -> Callable[[], bool]:
+    def _kept(self, how: Keep) -> Kept:
         match how:
             case Keep.NOTHING:
-                return lambda: False
+                return lambda _: False
             case Keep.EVERYTHING:
-                return lambda: True
+                return lambda _: True
             case Keep.SOME:
                 return self.chance
 
@@ -280,7 +304,7 @@ class FaultyStorage:
         except OSError:
             self._file.settle(self._disk.chance)
             raise
-        self._file.settle(lambda: True)
+        self._file.settle(lambda _: True)
 
     def close(self) -> None:
         """Closing syncs nothing."""
@@ -341,7 +365,7 @@ class FaultyDirectory:
     def sync(self) -> None:
         self.disk.step("sync folder", self._path, self._life)
         failed = self.disk.fails("sync folder", self._path)
-        self._folder.settle(self.disk.chance if failed else lambda: True)
+        self._folder.settle(self.disk.chance if failed else lambda _: True)
         if failed:
             raise OSError(errno.EIO, "injected", self._path)
 
@@ -350,7 +374,7 @@ class FaultyDirectory:
         node = self._folder.cached.get(name)
         if node is None:
             self._step("create folder", name)
-            node = _Folder()
+            node = _Folder(name)
             self._folder.change({name: node})
         if not isinstance(node, _Folder):
             raise NotADirectoryError(name)

@@ -1,0 +1,155 @@
+"""Bugs that are planted here, one by one, and must not pass the tests that look for them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+import quire.log.appending
+import quire.log.expiry
+import quire.log.reset
+import quire.log.rewrite
+import quire.log.truncation
+from quire.log import Flush, Log, LogError, Tail
+from quire.log.frames import FrameHeader
+from quire.log.index import FrameIndex
+from quire.log.state import LogState
+from tests.log import test_crashes, test_expiry, test_log, test_open, test_reset
+from tests.log.explorer import Steps, explore
+from tests.storage.faulty import FaultyDirectory, FaultyStorage
+
+Patch = pytest.MonkeyPatch
+
+
+def index_off_by_one(patch: Patch) -> None:
+    original = FrameIndex.add
+    patch.setattr(FrameIndex, "add", lambda self, crc, index, *rest: original(self, crc, index + 1, *rest))
+
+
+def chain_not_checked(patch: Patch) -> None:
+    def unchecked(_tail: Tail, header: FrameHeader) -> Tail:
+        return Tail(header.next_index, header.epoch, header.timestamp, header.crc32c)
+
+    patch.setattr(quire.log.appending, "follow", unchecked)
+
+
+def unsynced(patch: Patch, module: Any, name: str) -> None:
+    """Have a function of a module run as if the folder were never synced in it."""
+    original: Callable[..., Any] = getattr(module, name)
+
+    def planted(*arguments: Any) -> Any:
+        with Patch.context() as inside:
+            inside.setattr(FaultyDirectory, "sync", lambda self: None)
+            return original(*arguments)
+
+    patch.setattr(module, name, planted)
+
+
+def truncate_before_the_folder_is_synced(patch: Patch) -> None:
+    unsynced(patch, quire.log.truncation, "_remove_segments_behind")
+
+
+def expiry_without_syncing_the_folder(patch: Patch) -> None:
+    unsynced(patch, quire.log.expiry, "_remove_first")
+
+
+def expiry_without_moving_the_mark(patch: Patch) -> None:
+    original = quire.log.expiry.count_due
+
+    def planted(state: LogState, *limits: Any) -> int:
+        patch.setattr(state.mark, "write_synced", lambda mark: None)
+        return original(state, *limits)
+
+    patch.setattr(quire.log.expiry, "count_due", planted)
+
+
+def expiry_past_the_floor(patch: Patch) -> None:
+    original = quire.log.expiry.count_due
+
+    def planted(state: LogState, now: int, age: int | None, max_bytes: int | None, floor: int | None) -> int:
+        return original(state, now, age, max_bytes, None if floor is None else floor + 1)
+
+    patch.setattr(quire.log.expiry, "count_due", planted)
+
+
+def visible_before_flushed(patch: Patch) -> None:
+    patch.setattr(LogState, "readable_index", property(lambda self: self.tail.index))
+
+
+def mark_before_flush(patch: Patch) -> None:
+    original = Log.begin_flush
+
+    def planted(log: Log) -> Flush | None:
+        flush = original(log)
+        if flush is not None:
+            state: LogState = vars(log)["_state"]
+            state.mark.write(state.next_mark()._replace(durable_index=flush.tail.index, position=flush.position))
+        return flush
+
+    patch.setattr(Log, "begin_flush", planted)
+
+
+def rewrite_without_setting_the_frame_aside(patch: Patch) -> None:
+    unsynced(patch, quire.log.rewrite, "set_aside")
+    patch.setattr("quire.log.log.set_aside", quire.log.rewrite.set_aside)
+
+
+def reset_without_syncing_the_folder(patch: Patch) -> None:
+    unsynced(patch, quire.log.reset, "reset_to")
+    patch.setattr("quire.log.log.reset_to", quire.log.reset.reset_to)
+
+
+def nothing_is_ever_synced(patch: Patch) -> None:
+    patch.setattr(FaultyStorage, "sync", lambda self: None)
+
+
+def clean_after_rot(patch: Patch) -> None:
+    patch.setattr(LogState, "is_rotten", property(lambda self: False, lambda self, value: None), raising=False)
+
+
+def run_histories(*steps: Steps) -> Callable[[], None]:
+    def check() -> None:
+        for step in steps:
+            explore(test_crashes.two_segments_flushed, step, outcomes=64)
+
+    return check
+
+
+def frames_that_do_not_follow() -> None:
+    test_log.test_raw_frames_that_do_not_follow_are_refused_whole({"prev_crc32c": 1}, "prev_crc32c")
+
+
+def rot_then_a_stop() -> None:
+    test_open.test_a_log_that_has_met_rot_does_not_say_that_it_stopped_cleanly("read")
+
+
+PLANTED = [
+    (index_off_by_one, test_log.test_append_returns_the_index_of_the_first_record_and_read_finds_each),
+    (chain_not_checked, frames_that_do_not_follow),
+    (truncate_before_the_folder_is_synced, run_histories(test_crashes.truncate_over_segments)),
+    (expiry_without_syncing_the_folder, run_histories(test_crashes.expire_some)),
+    (expiry_without_moving_the_mark, run_histories(test_crashes.expire_before_a_flush)),
+    (expiry_past_the_floor, test_expiry.test_nothing_at_or_above_the_floor_expires),
+    (visible_before_flushed, test_log.test_what_is_not_flushed_is_not_readable_but_the_replication_stream_may_ship_it),
+    (mark_before_flush, run_histories(test_crashes.append_and_flush)),
+    (rewrite_without_setting_the_frame_aside, run_histories(test_crashes.truncate_inside_a_frame)),
+    (reset_without_syncing_the_folder, run_histories(test_reset.reset_behind_a_snapshot)),
+    (nothing_is_ever_synced, run_histories(test_crashes.append_and_flush)),
+    (clean_after_rot, rot_then_a_stop),
+]
+
+
+@pytest.mark.parametrize(("plant", "check"), PLANTED, ids=[plant.__name__ for plant, _ in PLANTED])
+def test_a_planted_bug_is_caught(plant: Callable[[Patch], None], check: Callable[[], None]) -> None:
+    with Patch.context() as patch:
+        plant(patch)
+        with pytest.raises((AssertionError, LogError, pytest.fail.Exception)):
+            check()
+
+
+def test_what_looks_for_planted_bugs_passes_without_them() -> None:
+    for _, check in PLANTED:
+        if not check.__qualname__.startswith("run_histories"):
+            check()
