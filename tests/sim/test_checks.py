@@ -39,13 +39,17 @@ def node_with_an_unsynced_mark(history: History) -> Node:
     raise AssertionError("no mark waits for its sync")
 
 
+def nothing(_name: str = "") -> bool:
+    return False
+
+
 def test_a_mark_whose_sync_fails_stops_the_node_and_may_fall_with_the_power_though_the_next_start_fails() -> None:
     history = quiet_history()
     node = node_with_an_unsynced_mark(history)
     before = mark_in(node.disk.content("mark"))
     node.disk_failing = True
     node.disk.failing = lambda operation, name: operation == "sync" and name == "mark"
-    node.disk.chance = lambda: False  # type: ignore[method-assign]  # what it did not bring to the disk, it drops
+    node.disk.chance = nothing  # type: ignore[method-assign]  # what it did not bring to the disk, it drops
     for _ in range(LIMIT_CALLS):
         if not node.runs:
             break
