@@ -35,6 +35,11 @@ class DemoNodes:
         """The nodes as `--server` takes them."""
         return ",".join(self.addresses.values())
 
+    @property
+    def process_ids(self) -> dict[str, int]:
+        """The processes that were started, by node id."""
+        return {node_id: process.pid for node_id, process in self._processes.items()}
+
     def log_file(self, node_id: str) -> Path:
         """Where a node's output goes."""
         return self.directory / f"{node_id}.log"

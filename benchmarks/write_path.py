@@ -1,0 +1,293 @@
+"""The write path: three nodes of the demo and the load beside them; an answer is on a majority's disks by fdatasync.
+
+    python -m benchmarks.write_path [--seconds 5] [--json]
+
+The commands are the arithmetic machine's. Beside each figure stands the processor time that a command cost the leader,
+a follower and the load itself: on a shared machine it says more than the rate. The row "bare WebSocket" is an aiohttp
+server with nothing behind it, in the same run and with the same callers: what the connections alone cost.
+"""
+
+import argparse
+import asyncio
+import json
+import shutil
+import sys
+import tempfile
+import time
+from collections import deque
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any, NamedTuple, cast
+
+import aiohttp
+import stamina.instrumentation
+import uvloop
+from aiohttp import WSMsgType, web
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.table import Table
+
+from quire.cluster.client import Client, connect
+from quire.cluster.demo.nodes import DemoNodes
+from quire.log import pack, unpack
+from quire.log.packing import array_head
+
+from .callers import WARM_S, CallFailed, Measured, measure
+from .spent import Spent
+
+COMMANDS = (["add", "3.25"], ["sub", 2], ["mul", "1.5"], ["div", "1.5"], ["add", 7], ["sub", "8.25"])
+ANSWER_HEAD = b"\x95"  # [sequence, index, epoch, results, refused]
+READY_TIMEOUT_S = 60.0
+SUBMITTED = 8192  # How far the pipelining client runs ahead of the answers; a session's window.
+TABLE_WIDTH = 132
+WRK_THREADS = 1
+WRK_SCRIPT = """
+wrk.method = "POST"
+wrk.headers["Content-Type"] = "application/json"
+wrk.body = '{"commands": [["add", 3]]}'
+done = function(summary, latency)
+  local wrong = summary.errors.status + summary.errors.connect + summary.errors.read + summary.errors.timeout
+  io.write(string.format("\\nfigures %d %d %f %f %d\\n", summary.requests, summary.duration,
+    latency:percentile(50), latency:percentile(99), wrong))
+end
+"""
+
+
+class Figure(NamedTuple):
+    """One measurement: commands a second, waits in milliseconds, processor time in microseconds a command."""
+
+    name: str
+    goal: str
+    rate: float
+    median_ms: float | None
+    p99_ms: float | None
+    cpu_us: dict[str, float]
+
+
+class Batches:
+    """A session's messages, of so many commands each."""
+
+    def __init__(self, commands: int) -> None:
+        self._commands = commands
+        self._next_sequence = 1
+        picked = [COMMANDS[at % len(COMMANDS)] for at in range(commands)]
+        self._packed = array_head(commands) + b"".join(map(pack, picked))
+
+    def next(self) -> bytes:
+        """[sequence, commands]."""
+        message = b"".join((b"\x92", pack(self._next_sequence), self._packed))
+        self._next_sequence += self._commands
+        return message
+
+    def check(self, answer: bytes) -> None:
+        """It is an answer, and no problem. Raises CallFailed."""
+        if not answer.startswith(ANSWER_HEAD):
+            raise CallFailed(f"a problem: {unpack(answer)}")
+
+
+class Cluster:
+    """The three nodes, the seconds that each measurement takes, and what was measured."""
+
+    def __init__(self, nodes: DemoNodes, leader_id: str, seconds: float) -> None:
+        self.address = nodes.addresses[leader_id]
+        self.seconds = seconds
+        self.spent = Spent({("leader" if node == leader_id else node): pid for node, pid in nodes.process_ids.items()})
+        self._servers = nodes.servers
+
+    async def streams(self, name: str, goal: str, callers: int, commands: int, depth: int) -> Figure:
+        """Callers with a stream and a session each, `depth` messages of `commands` each under way."""
+        async with aiohttp.ClientSession(f"http://{self.address}") as http:
+            paths = []
+            for _ in range(callers):
+                async with http.post("/sessions", json={}) as reply:
+                    paths.append(f"/commands/stream?session={(await reply.json())['session']}")
+        host, _, port = self.address.rpartition(":")
+        calling = [(path, Batches(commands)) for path in paths]
+        measured = await measure(host, int(port), calling, depth, self.seconds, self.spent.watch)
+        return self._figure(name, goal, measured, commands)
+
+    async def pipelined(self, name: str, goal: str) -> Figure:
+        """The Python client: one caller submits singles and looks at the answers in order, thousands later."""
+        async with connect(self._servers) as client:
+            rate, count = await _submit_for(client, self.seconds, self.spent.watch)
+        return Figure(name, goal, rate, None, None, self.spent.us_for(count))
+
+    async def one_at_a_time(self, name: str, goal: str) -> Figure:
+        """The Python client: one caller awaits each answer."""
+        waits: list[float] = []
+        async with connect(self._servers) as client:
+            await client.apply(["add", 1])
+            self.spent.watch()
+            began = now = time.perf_counter()
+            while now < began + self.seconds:
+                await client.apply(["add", 1])
+                waits.append(time.perf_counter() - now)
+                now += waits[-1]
+            self.spent.watch()
+        return self._figure(name, goal, Measured(len(waits), now - began, sorted(waits)), 1)
+
+    async def posts(self, name: str, goal: str, clients: int) -> Figure | None:
+        """POST /commands by wrk, or None where it is not installed."""
+        wrk = shutil.which("wrk")
+        if wrk is None:
+            return None
+        with tempfile.NamedTemporaryFile("w", suffix=".lua") as script:
+            script.write(WRK_SCRIPT)
+            script.flush()
+            arguments = [f"-t{WRK_THREADS}", f"-c{clients}", f"-d{max(1, round(self.seconds))}s", "-s", script.name]
+            self.spent.watch()
+            process = await asyncio.create_subprocess_exec(
+                wrk, *arguments, f"http://{self.address}/commands", stdout=asyncio.subprocess.PIPE
+            )
+            output, _ = await process.communicate()
+            self.spent.watch()
+        line = next(line for line in output.decode().splitlines() if line.startswith("figures"))
+        requests, micros, median, p99, wrong = map(float, line.split()[1:])
+        if wrong:
+            raise CallFailed(f"{wrong:.0f} of {requests:.0f} requests were not answered with 200")
+        return Figure(name, goal, requests / micros * 1e6, median / 1000, p99 / 1000, self.spent.us_for(requests))
+
+    def _figure(self, name: str, goal: str, measured: Measured, commands: int) -> Figure:
+        count = measured.messages * commands
+        cpu_us = self.spent.us_for(count)
+        return Figure(name, goal, count / measured.seconds, measured.wait_ms(0.5), measured.wait_ms(0.99), cpu_us)
+
+
+async def _submit_for(client: Client, seconds: float, watch: Callable[[], None]) -> tuple[float, int]:
+    """Commands a second, and how many."""
+    under_way: deque[asyncio.Future[Any]] = deque()
+
+    async def submit_until(end: float) -> int:
+        submitted = 0
+        while time.perf_counter() < end:
+            for command in COMMANDS:
+                under_way.append(await client.submit(command))
+            submitted += len(COMMANDS)
+            while len(under_way) > SUBMITTED:
+                await under_way.popleft()
+        return submitted
+
+    await submit_until(time.perf_counter() + WARM_S)
+    watch()
+    began = time.perf_counter()
+    submitted = await submit_until(began + seconds)
+    took = time.perf_counter() - began
+    watch()
+    await asyncio.gather(*under_way)
+    return submitted / took, submitted
+
+
+async def bare_websocket(name: str, callers: int, seconds: float) -> Figure:
+    """Aiohttp alone: an answer of the same length to every message, in a process of its own."""
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "benchmarks.write_path", "--bare", stdout=asyncio.subprocess.PIPE
+    )
+    try:
+        port = int(await cast("asyncio.StreamReader", process.stdout).readline())
+        spent = Spent({"leader": process.pid})
+        calling = [("/", Batches(1)) for _ in range(callers)]
+        measured = await measure("127.0.0.1", port, calling, 1, seconds, spent.watch)
+    finally:
+        process.terminate()
+        await process.wait()
+    rate = measured.messages / measured.seconds
+    return Figure(name, "", rate, measured.wait_ms(0.5), measured.wait_ms(0.99), spent.us_for(measured.messages))
+
+
+async def _serve_bare() -> None:
+    answer = pack([1, 1_000_000, 1, ["45.25"], []])
+
+    async def serve(request: web.Request) -> web.WebSocketResponse:
+        socket = web.WebSocketResponse(compress=False)
+        await socket.prepare(request)
+        while (message := await socket.receive()).type is WSMsgType.BINARY:
+            unpack(message.data)
+            await socket.send_bytes(answer)
+        return socket
+
+    app = web.Application()
+    app.router.add_get("/", serve)
+    runner = web.AppRunner(app, access_log=None)
+    await runner.setup()
+    site = web.TCPSite(runner, "127.0.0.1", 0)
+    await site.start()
+    print(runner.addresses[0][1], flush=True)
+    await asyncio.Event().wait()
+
+
+def _measurements(cluster: Cluster) -> list[Callable[[], Awaitable[Figure | None]]]:
+    return [
+        lambda: cluster.streams("batches of 100, 8 streams", "600,000/s", 8, 100, 16),
+        lambda: cluster.pipelined("singles without waiting, one Python client", "200,000/s"),
+        lambda: cluster.streams("singles, 500 clients", "25,000/s", 500, 1, 1),
+        lambda: bare_websocket("bare WebSocket, 500 clients", 500, cluster.seconds),
+        lambda: cluster.streams("singles, 64 clients", "15,000/s", 64, 1, 1),
+        lambda: cluster.posts("POST /commands, 64 clients (wrk)", "6,000/s", 64),
+        lambda: cluster.streams("one client alone", "median 0.9 ms", 1, 1, 1),
+        lambda: cluster.one_at_a_time("one Python client alone", ""),
+    ]
+
+
+async def _measure_all(seconds: float, console: Console) -> list[Figure]:
+    directory = Path(tempfile.mkdtemp(prefix="quire-benchmark-"))
+    nodes = DemoNodes(directory)
+    figures: list[Figure] = []
+    try:
+        await nodes.start()
+        async with connect(nodes.servers, timeout_s=READY_TIMEOUT_S) as client:
+            await asyncio.gather(*map(client.ready, nodes.addresses.values()))
+            leader = (await client.status())["leader"]
+        for measurement in _measurements(Cluster(nodes, leader, seconds)):
+            figure = await measurement()
+            if figure is None:
+                console.print("wrk is not installed (Debian: apt install wrk), so nothing is said of POST /commands")
+            else:
+                figures.append(figure)
+                console.print(f"{figure.name}: {figure.rate:,.0f}/s", highlight=False)
+    finally:
+        await nodes.stop()
+        shutil.rmtree(directory, ignore_errors=True)
+    return figures
+
+
+def _table(figures: list[Figure]) -> Table:
+    table = Table(
+        "", "commands/s", "goal", "median ms", "p99 ms", "leader us", "follower us", "load us", box=SIMPLE_HEAD
+    )
+    for column in table.columns[1:]:
+        column.justify = "right"
+    for figure in figures:
+        followers = [us for name, us in figure.cpu_us.items() if name not in ("leader", "load")]
+        table.add_row(
+            figure.name,
+            f"{figure.rate:,.0f}",
+            figure.goal,
+            *(f"{ms:.2f}" if ms is not None else "" for ms in (figure.median_ms, figure.p99_ms)),
+            f"{figure.cpu_us['leader']:.2f}",
+            f"{sum(followers) / len(followers):.2f}" if followers else "",
+            f"{figure.cpu_us['load']:.2f}",
+        )
+    return table
+
+
+def main() -> None:
+    """Measure, and print the table."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--seconds", type=float, default=5.0, help="of each measurement")
+    parser.add_argument("--json", action="store_true", help="the figures as JSON on standard output")
+    parser.add_argument("--bare", action="store_true", help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if arguments.bare:
+        uvloop.run(_serve_bare())
+        return
+    stamina.instrumentation.set_on_retry_hooks([])
+    console = Console(stderr=True)
+    figures = uvloop.run(_measure_all(arguments.seconds, console))
+    if arguments.json:
+        print(json.dumps([figure._asdict() for figure in figures], indent=2))
+    else:
+        Console(width=TABLE_WIDTH).print(_table(figures))
+
+
+if __name__ == "__main__":
+    main()
