@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Protocol, assert_never
 
-from quire.log import DiskFull, Flush, LogClosed, LogError, LogReadOnly, Sync
+from quire.log import DiskFull, Flush, LogClosed, LogError, LogReadOnly, Sync, Tail
 
 from .coalesce import Write
 from .core import Core, actions, events
@@ -134,6 +134,7 @@ class Driver:
         self._events: deque[events.Event] = deque()
         self._stepping = False
         self._reminded = False
+        self._shipped: tuple[int, Tail | None, bytes] = (0, None, b"")  # From an index to a tail: the last frames read.
 
     # Events
 
@@ -247,9 +248,20 @@ class Driver:
     def _ship(self, action: actions.Ship) -> None:
         raw, next_index = b"", action.from_index
         if action.max_bytes:
-            raw, next_index = self._disk.log.read_frames(action.from_index, action.max_bytes, unflushed=True)
+            raw, next_index = self._frames_from(action.from_index, action.max_bytes)
         positions = Positions(action.commit_index, action.durable_index, self._device.clock())
         self._sockets.send_down(action.stream_id, Shipment(positions, raw, next_index))
+
+    def _frames_from(self, index: int, max_bytes: int) -> tuple[bytes, int]:
+        """The frames from a border on; those that the stream before was shipped, if this one lacks just the same."""
+        tail = self._disk.log.tail
+        shipped_from, shipped_to, raw = self._shipped
+        if shipped_from != index or shipped_to != tail or len(raw) > max_bytes:
+            raw, next_index = self._disk.log.read_frames(index, max_bytes, unflushed=True)
+            if next_index != tail.index:
+                return raw, next_index
+            self._shipped = (index, tail, raw)
+        return raw, tail.index
 
     # The disk
 

@@ -34,6 +34,7 @@ FILES_RESERVE = 512  # Of the files that the process may have open: for the log,
 SHUTDOWN_TIMEOUT_S = 5.0
 GC_ALLOCATIONS = 100_000
 GC_PAUSE_S = 10.0
+SWITCH_S = 0.0005  # How long a thread whose flush has ended waits at most for the loop to let it say so; Python: 5 ms.
 KEPT_ALIVE_S = 75.0  # Longer than clients and forwarding nodes keep their side, so that they never meet a closing one.
 
 log = structlog.get_logger(__name__)
@@ -56,6 +57,7 @@ def serve(arguments: Sequence[str]) -> int:
         # A machine of your own may stand where you are. Last, so that nothing there takes an installed module's place.
         sys.path.append(os.getcwd())
     configure_logging(config.log_level, config.log_format, config.node)
+    sys.setswitchinterval(SWITCH_S)
     try:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             return runner.run(_run(config))

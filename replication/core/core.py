@@ -17,7 +17,6 @@ from .actions import (
     Flush,
     ReadReady,
     RejectRequest,
-    RoleMoved,
     Send,
     StorePromise,
     TransferEnded,
@@ -96,7 +95,10 @@ class Core:
         if self.leading and now - self._ticked_at > state.options.election_timeout_us:
             self._tick()  # This process stood still: rule 11 comes before whatever waited meanwhile.
         self._dispatch(event)
-        self._advance()
+        if isinstance(event, Shipped):
+            self._ship()  # It has freed a stream, and nothing else.
+        else:
+            self._advance()
         self._end_if_halted()
         actions, state.actions = state.actions, []
         return actions
@@ -401,9 +403,13 @@ class Core:
         self._write()
         if self.leading:
             self.leading.hand_over()
-            self.leading.ship(quiet=self.writer.is_quiet and not self.leading.has_waiting)
+        self._ship()
         self.state.tell_apply()
         self._tell_role()
+
+    def _ship(self) -> None:
+        if self.leading:
+            self.leading.ship(quiet=self.writer.is_quiet and not self.leading.has_waiting)
 
     def _write(self) -> None:
         while (job := self.writer.take()) is not None:
@@ -456,9 +462,7 @@ class Core:
         state = self.state
         if self.leading:
             leading = self.leading
-            role = RoleMoved("leader", leading.promise.epoch, state.me.node_id, leading.serving, self.nominee.cause)
-        elif state.is_voter:
-            role = RoleMoved("follower", state.promise.epoch, self.live_leader, False, reason)
+            state.tell_role("leader", leading.promise.epoch, state.me.node_id, leading.serving, self.nominee.cause)
         else:
-            role = RoleMoved("observer", state.promise.epoch, self.live_leader, False, reason)
-        state.tell_role(role)
+            role = "follower" if state.is_voter else "observer"
+            state.tell_role(role, state.promise.epoch, self.live_leader, False, reason)

@@ -1,7 +1,7 @@
 """Who belongs to the cluster, and what a majority of them is."""
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
@@ -44,6 +44,10 @@ class Members:
     """The members as the log's last `genesis` or `members` record names them."""
 
     members: tuple[Member, ...]
+    _voters: tuple[Member, ...] = field(init=False, repr=False, compare=False)  # Asked for several times a step.
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "_voters", tuple(m for m in self.members if m.role is Role.VOTER))
 
     @classmethod
     def from_record(cls, rows: Iterable[Sequence[Any]]) -> "Members":
@@ -63,20 +67,20 @@ class Members:
 
     def voters(self) -> tuple[Member, ...]:
         """The members that count."""
-        return tuple(m for m in self.members if m.role is Role.VOTER)
+        return self._voters
 
     def is_voter(self, node_id: str, disk_id: bytes) -> bool:
         """Whether this node with this disk counts. A known node with an unknown disk does not."""
-        return any(m.node_id == node_id and m.disk_id == disk_id for m in self.voters())
+        return any(voter.node_id == node_id and voter.disk_id == disk_id for voter in self._voters)
 
     def majority(self) -> int:
         """How many voters are more than half of them."""
-        return len(self.voters()) // 2 + 1
+        return len(self._voters) // 2 + 1
 
     def is_majority(self, agrees: Callable[[Member], bool]) -> bool:
         """Whether more than half of the voters agree."""
-        return sum(1 for voter in self.voters() if agrees(voter)) >= self.majority()
+        return sum(1 for voter in self._voters if agrees(voter)) >= self.majority()
 
     def held_by_majority(self, value_of: Callable[[Member], int]) -> int:
         """The greatest value that more than half of the voters have reached."""
-        return sorted((value_of(voter) for voter in self.voters()), reverse=True)[self.majority() - 1]
+        return sorted(map(value_of, self._voters), reverse=True)[self.majority() - 1]

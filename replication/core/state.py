@@ -127,14 +127,15 @@ class State:
             self.told_apply = to_index
             self.act(Apply(to_index))
 
-    def tell_role(self, role: RoleMoved) -> None:
+    def tell_role(self, role: str, epoch: int, leader_id: str | None, serving: bool, reason: str) -> None:
         """Tell the node above what it is now, once a change."""
         told = self.told_role
-        if told is None or (told.role, told.epoch, told.leader_id, told.serving) != (
-            role.role,
-            role.epoch,
-            role.leader_id,
-            role.serving,
+        if (
+            told is None
+            or told.epoch != epoch
+            or told.serving != serving
+            or told.leader_id != leader_id
+            or told.role != role
         ):
-            self.told_role = role
-            self.act(role)
+            self.told_role = RoleMoved(role, epoch, leader_id, serving, reason)
+            self.act(self.told_role)
