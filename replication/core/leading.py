@@ -142,11 +142,16 @@ class Leading:
         self.state.act(AppendRequests(self.promise.epoch, tuple(batch)))
 
     def appended(self) -> None:
-        """What `append_waiting` asked for is in the file."""
-        if self._appending_bytes:
-            self._uncommitted.append((self.state.log.highest_index, self._appending_bytes))
+        """What `append_waiting` asked for is in the file, as far as the log took it.
+
+        A full disk or an index that is not the expected one leaves nothing in the file: no commit would ever take its
+        bytes away again, and in the end nothing more would be appended.
+        """
+        end = self.state.log.highest_index
+        if self._appending_bytes and end > self.state.commit_index:
+            self._uncommitted.append((end, self._appending_bytes))
             self._uncommitted_bytes += self._appending_bytes
-            self._appending_bytes = 0
+        self._appending_bytes = 0
 
     @property
     def has_waiting(self) -> bool:

@@ -27,6 +27,20 @@ def test_a_leader_that_no_majority_hears_steps_down() -> None:
     assert "no majority" in world["n1"].roles[-1].reason
 
 
+def test_writes_that_the_log_did_not_take_do_not_count_as_uncommitted() -> None:
+    # No commit would ever take them away again: at the limit the leader would append nothing more, and still lead.
+    world = serving("n1", "n2", "n3", options=CoreOptions(uncommitted_bytes=1_000))
+    leader = world["n1"]
+    for number in range(100):
+        leader.step(events.Proposed((Write(encode_records([number]), 1, expected_index=1_000_000),)))
+        world.run_for(0.01)
+    assert leader.leading.queues.uncommitted_bytes == 0
+
+    leader.write("taken")
+
+    world.run_until(lambda: leader.state.commit_index == leader.log.tail.index > leader.start_index + 1)
+
+
 def test_a_leader_that_hears_one_follower_of_two_goes_on() -> None:
     world = serving("n1", "n2", "n3")
 
