@@ -10,7 +10,7 @@ from random import Random
 from typing import Any
 
 from quire.cluster.pending import Pending
-from quire.log import Directory, Log, LogOptions, walk_frames
+from quire.log import Directory, Log, LogError, LogOptions, walk_frames
 from quire.replication import Disk, Placed, PromiseFile, Reason, Write
 from quire.replication.core import Core, CoreOptions, Identity, Members, State, actions, events
 from quire.replication.core.invariants import Point, check_point, check_step
@@ -76,8 +76,12 @@ class WatchedDriver(Driver):
     watch: Callable[[events.Event], None]
 
     def handle(self, event: events.Event) -> None:
-        """One step, and a look."""
-        super().handle(event)
+        """One step, and a look: also where the log could not go on with what the core asked for."""
+        try:
+            super().handle(event)
+        except LogError:
+            self.watch(event)
+            raise
         self.watch(event)
 
 
