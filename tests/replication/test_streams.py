@@ -62,6 +62,22 @@ def test_a_divergent_suffix_is_never_acknowledged() -> None:
     assert acked == sorted(acked)
 
 
+def test_a_follower_takes_no_commit_index_before_its_truncation_is_done() -> None:
+    # Rule 7: what this stream has matched is nothing yet, however far the leader's commit_index reaches.
+    world = diverged()
+    follower, border = world["n1"], world["n2"].start_index
+    world.heal()
+    world.run_until(lambda: follower.has_stream and follower.upstream.step is Step.OPENING)
+    follower.upstream.step = Step.TRUNCATING  # the truncation waits for a flush
+    end = follower.log.tail.index
+    assert end > border
+
+    follower.step(events.FramesArrived(follower.upstream.stream_id, b"", 0, end, end))
+
+    assert follower.state.commit_index <= border
+    assert follower.upstream.leader_commit == end, "it is noted for when the truncation is done"
+
+
 def test_a_follower_that_was_away_is_sent_only_what_it_lacks() -> None:
     world = serving("n1", "n2", "n3")
     world["n1"].write("before")

@@ -15,7 +15,7 @@ from quire.replication.core.messages import Ack, HeartbeatEcho, PeerMessage, Pro
 from quire.sm import Applied
 from tests.sim.machine import Model
 from tests.sim.network import Stream
-from tests.sim.shadow import Held, HeldMark, HeldPromise, mark_in, promise_in
+from tests.sim.shadow import Held, HeldMark, HeldPromise, mark_in, marks_in, promise_in
 
 if TYPE_CHECKING:
     from tests.sim.nodes import Node
@@ -266,9 +266,13 @@ class Checks:
 
     def _mark(self, node: "Node", seen: Seen) -> None:
         """DESIGN 3: its commit_index is at most its durable_index; generations and commit_index only grow."""
-        mark = mark_in(node.disk.content("mark"))
+        marks = marks_in(node.disk.content("mark"))
+        mark = max(marks, key=lambda one: one.generation, default=None)
         if mark is None:
             raise Violation("a slot of the mark is always valid", node.node_id)
+        synced = mark_in(node.disk.durable_content("mark"))
+        if synced is not None and synced not in marks and not node.disk_failing:  # a failed sync may bring a newer one
+            raise Violation("the last synced mark is not written over", node.node_id, synced, marks)
         if mark.commit_index > mark.durable_index:
             raise Violation("the mark's commit_index is at most its durable_index", node.node_id, mark)
         if node.lived is not None and mark.durable_index > node.lived.log.durable_index:

@@ -199,11 +199,12 @@ def promise_in(content: bytes) -> HeldPromise | None:
     return found
 
 
+def marks_in(content: bytes) -> list[HeldMark]:
+    """The valid marks in a file's bytes."""
+    unpacked = (_MARK.unpack(slot) for slot in _slots(content, 1))
+    return [HeldMark(generation, durable, commit) for _, _, generation, durable, _, _, _, commit, _, _ in unpacked]
+
+
 def mark_in(content: bytes) -> HeldMark | None:
     """The mark that a file's bytes hold: the highest valid generation."""
-    found: HeldMark | None = None
-    for slot in _slots(content, 1):
-        _, _, generation, durable, _, _, _, commit, _, _ = _MARK.unpack(slot)
-        if found is None or generation > found.generation:
-            found = HeldMark(generation, durable, commit)
-    return found
+    return max(marks_in(content), key=lambda mark: mark.generation, default=None)
