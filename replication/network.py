@@ -13,6 +13,7 @@ from .assembler import Assembled
 from .core import MAX_MEMBERS, actions, events
 from .core.messages import (
     Ack,
+    ControlTold,
     CoreMessage,
     Differs,
     GenesisShown,
@@ -187,7 +188,7 @@ class Network:
         match message:
             case PositionTold() | LagTold():
                 self._on_aside(peer, message)
-            case GenesisShown() | Probe() | ProbeEcho():
+            case ControlTold() | GenesisShown() | Probe() | ProbeEcho():
                 pass  # this node has a genesis; the link server has taken the others
             case _:
                 core_message: CoreMessage = message

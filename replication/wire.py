@@ -15,6 +15,7 @@ from quire.log import PayloadInvalid, pack, unpack
 from .core.messages import (
     Ack,
     Campaign,
+    ControlTold,
     Differs,
     GenesisShown,
     Heartbeat,
@@ -40,6 +41,7 @@ MAX_U64 = 2**64 - 1
 MAX_EPOCHS = 10_000
 MAX_GENESIS_BYTES = 1 << 20
 MAX_REASON = 1_000
+MAX_CONTROL_BYTES = 1 << 14
 MAX_MESSAGE_BYTES = (1 << 20) + 4096
 
 SHIPMENT = struct.Struct("<QQQ")
@@ -142,6 +144,7 @@ _PEER: dict[int, tuple[Callable[..., PeerMessage], tuple[Callable[[Any], Any], .
     10: (Campaign, (_promise_or_none,)),
     11: (Probe, (_u64,)),
     12: (ProbeEcho, (_u64,)),
+    13: (ControlTold, (_octets(1, MAX_CONTROL_BYTES),)),
 }
 _STREAM: dict[int, tuple[Callable[..., StreamMessage], tuple[Callable[[Any], Any], ...]]] = {
     32: (Open, (_promise, _epochs, _u64, _u64)),

@@ -14,6 +14,7 @@ On `/peer` (rule 10), each on the socket that its sender dialled:
     PositionTold    member -> leader      nothing that commit reads: for lag and status only
     LagTold         leader -> member      nothing: the receiver's own lag as the leader knows it
     Probe, ProbeEcho   either way on one link   the process that made this link still answers
+    ControlTold     member -> member       nothing: the control plane's own talk, which only suggests (rule 13)
 
 On `/peer/stream` (rule 8), which the follower dials: Open, OpenAnswer, then shipments one way and Acks the other; or
 Differs, where the two logs contradict each other.
@@ -142,8 +143,15 @@ class ProbeEcho:
     nonce: int
 
 
+@dataclass(frozen=True, slots=True)
+class ControlTold:
+    """What the control plane says to itself, in its own bytes: nothing here reads them."""
+
+    data: bytes
+
+
 CoreMessage = PreVote | PreVoteAnswer | Campaign | PromiseRequest | PromiseAnswer | Heartbeat | HeartbeatEcho
-PeerMessage = CoreMessage | GenesisShown | PositionTold | LagTold | Probe | ProbeEcho
+PeerMessage = CoreMessage | GenesisShown | PositionTold | LagTold | Probe | ProbeEcho | ControlTold
 
 
 @dataclass(frozen=True, slots=True)

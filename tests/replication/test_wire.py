@@ -11,6 +11,7 @@ from quire.replication.core import Promise
 from quire.replication.core.messages import (
     Ack,
     Campaign,
+    ControlTold,
     Differs,
     GenesisShown,
     Heartbeat,
@@ -31,6 +32,7 @@ from quire.replication.core.messages import (
     StreamMessage,
 )
 from quire.replication.wire import (
+    MAX_CONTROL_BYTES,
     MAX_EPOCHS,
     MAX_GENESIS_BYTES,
     MAX_MESSAGE_BYTES,
@@ -67,6 +69,7 @@ PEER: st.SearchStrategy[PeerMessage] = st.one_of(
     st.builds(HeartbeatEcho, U64, U64, U64),
     st.builds(PositionTold, U64, U64, DIGEST),
     st.builds(LagTold, U64, U64, U64),
+    st.builds(ControlTold, st.binary(min_size=1, max_size=50)),
 )
 STREAM: st.SearchStrategy[StreamMessage] = st.one_of(
     st.builds(Open, PROMISE, EPOCHS, U64, U64),
@@ -169,6 +172,9 @@ def test_a_message_cut_short_or_with_bytes_behind_it_is_refused(
         [8, 1, 1, "16 characters!!!"],
         [1, bytes(63), True],
         [1, bytes(MAX_GENESIS_BYTES + 1), True],
+        [13, bytes(MAX_CONTROL_BYTES + 1)],
+        [13, b""],
+        [13, "text"],
         [True, 1, [1, 1]],
         [2.0, 1, [1, 1]],
         [],
@@ -196,6 +202,11 @@ def test_the_most_epochs_fit_a_message_and_one_more_is_refused() -> None:
     assert decode_stream(encode(opening)) == opening
     with pytest.raises(BadMessage):
         decode_stream(pack([32, [1, "n1", 1], [[n, n] for n in range(MAX_EPOCHS + 1)], 99_999, 1]))
+
+
+def test_the_most_that_the_control_plane_may_say_passes() -> None:
+    longest = ControlTold(bytes(MAX_CONTROL_BYTES))
+    assert decode_peer(encode(longest)) == longest
 
 
 def test_a_reason_of_the_limit_passes_and_one_character_more_does_not() -> None:

@@ -1,0 +1,189 @@
+"""Rule 13's level: PySyncObj elects over our links, suggests one node, and cannot harm the one that it runs in."""
+
+import asyncio
+import pickle
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from quire.cluster.control import Control
+from quire.cluster.control.envelope import encode
+from quire.log import pack
+from tests.control.running import TIMES, planes
+from tests.replication.loopback import until
+
+UNPICKLED: list[str] = []
+
+
+def note_unpickling(event: str, arguments: tuple[Any, ...]) -> None:
+    if event == "pickle.find_class":
+        UNPICKLED.append(f"{arguments[0]}.{arguments[1]}")
+
+
+sys.addaudithook(note_unpickling)
+
+
+# Who is suggested
+
+
+async def test_one_of_three_is_suggested() -> None:
+    async with planes("n1", "n2", "n3") as plane:
+        await until(lambda: len(plane.nominees) == 1)
+
+
+async def test_another_is_suggested_when_that_one_is_lost() -> None:
+    async with planes("n1", "n2", "n3") as plane:
+        await until(lambda: len(plane.nominees) == 1)
+        (first,) = plane.nominees
+
+        await plane.lose(first)
+        await until(lambda: plane.nominees != [])
+
+        assert first not in plane.nominees
+
+
+async def test_a_node_that_hears_no_majority_is_suggested_no_longer() -> None:
+    async with planes("n1", "n2", "n3") as plane:
+        await until(lambda: len(plane.nominees) == 1)
+        (first,) = plane.nominees
+
+        plane.isolate(first)
+
+        await until(lambda: plane.nominees not in ([], [first]) and first not in plane.nominees)
+        assert plane.levels[first][-1] is False
+
+
+async def test_nobody_is_suggested_where_no_majority_is_linked() -> None:
+    async with planes("n1", "n2", "n3") as plane:
+        await until(lambda: len(plane.nominees) == 1)
+
+        await plane.lose("n1")
+        await plane.lose("n2")
+
+        await until(lambda: plane.nominees == [])
+
+
+async def test_a_plane_that_forgot_everything_everywhere_suggests_somebody_again() -> None:
+    async with planes("n1", "n2", "n3") as plane:
+        await until(lambda: len(plane.nominees) == 1)
+
+        for node_id in list(plane.controls):
+            await plane.lose(node_id)
+        for node_id in list(plane.levels):
+            plane.make(node_id).start()
+        plane.link()
+
+        await until(lambda: len(plane.nominees) == 1)
+
+
+async def test_a_level_is_told_once_and_taken_back_at_the_end() -> None:
+    async with planes("n1", "n2", "n3") as plane:
+        await until(lambda: len(plane.nominees) == 1)
+        (first,) = plane.nominees
+        assert plane.levels[first][-1] is True
+        assert all(plane.levels[first][i] != plane.levels[first][i + 1] for i in range(len(plane.levels[first]) - 1))
+    assert plane.levels[first][-1] is False
+
+
+# What it cannot do
+
+
+async def test_what_makes_pysyncobj_fail_makes_it_anew_and_nothing_else() -> None:
+    async with planes("n1", "n2", "n3") as plane:
+        await until(lambda: len(plane.nominees) == 1)
+        (first,) = plane.nominees
+        other = next(node_id for node_id in plane.levels if node_id != first)
+        far = encode({"type": "next_node_idx", "next_node_idx": 1 << 50, "reset": True, "success": True})
+
+        plane.controls[first].told(other, far)
+        plane.controls[first].told("n9", far)
+        plane.controls[first].told(other, b"nonsense")
+
+        await until(lambda: len(plane.nominees) == 1)
+
+
+async def test_whatever_integers_a_peer_sends_the_node_lives() -> None:
+    edges = [0, 1, 2, 3, 1 << 20, (1 << 53) - 1]
+    async with planes("n1", "n2", "n3") as plane:
+        for control in plane.controls.values():
+            for a in edges:
+                for b in edges:
+                    for row in (
+                        [1, a, b, a],
+                        [2, a],
+                        [3, a, b, b, a, [[b, a]]],
+                        [3, a, b, a, b, []],
+                        [4, a, True, b > 2],
+                    ):
+                        for source in plane.levels:
+                            control.told(source, pack(row))
+            await asyncio.sleep(0)
+        assert all(control.status() is None or control.status() for control in plane.controls.values())
+
+
+class Gadget:
+    """Unpickled, it makes a file."""
+
+    def __init__(self, file: Path) -> None:
+        self.file = file
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (Path.touch, (self.file,))
+
+
+def planted(gadget: bytes) -> list[Any]:
+    """A gadget in each field of each message, as a command, as a dump and its parts, and as the message itself."""
+    rows: list[Any] = [gadget, [gadget], {"type": gadget}]
+    for row in ([1, 9, 9, 9], [2, 9], [3, 9, 9, 1, 0, [[2, 9]]], [4, 9, True, True]):
+        rows += [[*row[:place], gadget, *row[place + 1 :]] for place in range(len(row))]
+        rows += [[*row, gadget]]
+    rows += [[3, 9, 9, 1, 0, [[gadget, 9]]], [3, 9, 9, 1, 0, [[2, gadget]]], [3, 9, 9, 1, 0, [[gadget, 2, 9]]]]
+    command = b"\x00" + gadget
+    for kind in (b"\x00", b"\x02", b"\x03"):
+        rows += [[3, 9, 9, 1, 0, [[kind + gadget, 2, 9]]], {"type": "apply_command", "command": kind + gadget}]
+    for part in ("start", "process", "finish"):
+        rows += [{"type": "append_entries", "term": 9, "transmission": part, "data": gadget, "commit_index": 9}]
+    append = {"type": "append_entries", "term": 9, "commit_index": 9, "prevLogIdx": 1, "prevLogTerm": 0}
+    rows += [{**append, "entries": [[command, 2, 9]]}, {**append, "serialized": [gadget, True, True]}]
+    return rows
+
+
+def noting(nodes: set[str]) -> Callable[[str, bytes], None]:
+    """Notes to whom something was said."""
+
+    def send(node_id: str, _: bytes) -> None:
+        nodes.add(node_id)
+
+    return send
+
+
+async def test_a_gadget_planted_in_any_field_command_or_dump_is_never_unpickled(tmp_path: Path) -> None:
+    file = tmp_path / "unpickled"
+    gadget = pickle.dumps(Gadget(file))
+    messages = [gadget, *(pack(row) for row in planted(gadget))]
+    said: list[set[str]] = [set() for _ in messages]
+    # A control plane each, so that none is spared by what an earlier message did to it.
+    controls = [Control("n1", ("n2", "n3"), TIMES, noting(own), lambda _: None) for own in said]
+    UNPICKLED.clear()
+
+    for control, data in zip(controls, messages, strict=True):
+        control.start()
+        for source in ("n2", "n3"):
+            control.peer_linked(source)
+            control.told(source, data)
+    await until(lambda: all(own == {"n2", "n3"} for own in said))  # It has taken whatever it took, and stands.
+    await asyncio.gather(*(control.stop() for control in controls))
+
+    assert UNPICKLED == []
+    assert not file.exists()
+    pickle.loads(gadget)
+    assert file.exists(), "the gadget works"
+    assert UNPICKLED
+
+
+async def test_no_message_that_is_sent_holds_a_pickle() -> None:
+    async with planes("n1", "n2", "n3") as plane:
+        await until(lambda: len(plane.nominees) == 1)
+        assert plane.sent
+        assert not any(b"\x80\x04" in data or b"\x80\x05" in data for data in plane.sent)
