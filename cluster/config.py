@@ -112,7 +112,6 @@ class ServeConfig(BaseSettings):
         description="Ids of the members that form a new cluster, as n1,n2,n3; the others join it as observers. "
         "Only looked at until the cluster is formed. Default: all members.",
     )
-    leader: NodeId = Field(description="Id of the member that leads. Must be the same on all nodes.")
     data_dir: Path = Field(description="Directory of the node's log and promises; made if it does not exist.")
     machine: str = Field(
         default="arithmetic",
@@ -208,7 +207,6 @@ class ServeConfig(BaseSettings):
         known = ", ".join(self.members)
         for field, node_ids in (
             ("node", (self.node,)),
-            ("leader", (self.leader,)),
             ("initial_members", self.initial_members),
             ("link", tuple(self.link)),
         ):
@@ -217,8 +215,6 @@ class ServeConfig(BaseSettings):
                     raise ValueError(
                         f"{field} names {node_id!r}, which is not one of the members ({known}); add it there"
                     )
-        if self.leader not in self.initial_members:
-            raise ValueError(f"leader {self.leader!r} is not one of initial_members; only those can lead")
         if len(set(self.initial_members)) != len(self.initial_members):
             raise ValueError("initial_members names a node twice; name each once")
         if len(set(self.members.values())) != len(self.members):

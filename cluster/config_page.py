@@ -20,7 +20,6 @@ An unknown key, an unknown `QUIRE_` variable and a named file that is not there 
     # n1.toml
     node = "n1"
     listen = "127.0.0.1:7001"
-    leader = "n1"
     data_dir = "./n1"
     heartbeat_ms = 100
 

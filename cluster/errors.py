@@ -5,7 +5,7 @@ Each says whose fault it was and carries its numbers as attributes:
 - the caller's: Malformed, CommandsRefused, QueryRefused, LimitExceeded, WrongIndex, SequenceRefused, SessionRefused,
   SessionUnknown, OutOfBounds, NotCommitted, Expired, NotInThisMode
 - try again, here or elsewhere (nothing was written): NotLeader, NoLeader, LeaderUnreachable, Overloaded, NodeStopping,
-  DiskFullError, StateUnavailable, CorruptHere
+  TransferFailed, DiskFullError, StateUnavailable, CorruptHere
 - the machine's: MachineFailed
 - nobody knows: OutcomeUnknown
 """
@@ -158,6 +158,14 @@ class NotLeader(ClusterError):
     def __init__(self, leader: str | None) -> None:
         super().__init__(f"this node does not lead; {leader} does" if leader else "this node does not lead")
         self.leader = leader
+
+
+class TransferFailed(ClusterError):
+    """Leadership was not moved; writes are as they would be without the attempt."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(f"leadership was not moved: {reason}")
+        self.reason = reason
 
 
 class NoLeader(ClusterError):

@@ -77,6 +77,11 @@ class _NodeCollector(Collector):
             role.add_metric([name], float(name == status["role"]))
         yield role
         yield GaugeMetricFamily("quire_epoch", "The epoch that the node is in", value=status["epoch"])
+        changes = self._node.leadership.changes
+        text = "How often this node heard of another leader since its start"
+        yield CounterMetricFamily("quire_leader_changes", text, value=changes)
+        text = "1 where the control plane suggests this node"
+        yield GaugeMetricFamily("quire_nominated", text, value=self._node.leadership.nominated)
         yield GaugeMetricFamily("quire_serving", "1 where the node leads and serves", value=status["serving"])
         yield GaugeMetricFamily("quire_ready", "1 where /readyz says so", value=status["ready"])
         for name in INDICES:

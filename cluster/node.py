@@ -2,7 +2,6 @@
 
 import asyncio
 import os
-from collections import deque
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, assert_never
@@ -14,6 +13,7 @@ from quire.log import HEADER_BYTES, Bounds, Log, LogError, LogOptions, StoredRec
 from quire.replication import Disk, Placed, Reason, Replica, ReplicaOptions, Write
 from quire.replication.core import CoreOptions, Identity, actions
 from quire.replication.forming import Forming
+from quire.replication.hello import Who
 from quire.sm import (
     EMPTY_DIGEST,
     Applier,
@@ -44,6 +44,7 @@ from .errors import (
     WrongIndex,
 )
 from .genesis import Genesis, check_genesis, make_genesis, read_genesis
+from .leadership import Leadership
 from .metrics import WriteCounts
 from .pending import FutureWaiter, Pending, WriteReply, waiter_of
 from .reading import Reading, StateAnswer
@@ -54,7 +55,6 @@ journal = structlog.get_logger(__name__)
 
 COALESCED_BYTES = 1 << 20  # DESIGN 3: whatever waits is one frame, up to here.
 FRAME_OVERHEAD_BYTES = HEADER_BYTES + 8  # A frame's header and its arrays' heads.
-LEADER_HISTORY = 100
 OVERLOADED_RETRY_S = 1.0
 
 
@@ -82,8 +82,7 @@ class Node:
         self.config = config
         self.node_id = config.node
         self.machine_name = machine.name
-        self.role = actions.RoleMoved("forming", 0, None, False, "")
-        self.leaders: deque[actions.RoleMoved] = deque(maxlen=LEADER_HISTORY)
+        self.leadership = Leadership(self.node_id, config.heartbeat_ms / 1000, config.election_timeout_ms / 1000)
         self.parts: Parts | None = None
         self.failure: str | None = None
         self.ended = asyncio.Event()
@@ -180,8 +179,13 @@ class Node:
         applier = Applier(machine, sessions=_sessions(genesis))
         applying = Applying(log, applier, self._pending.applied, self._apply_failed, self._log_failed)
         self.parts = Parts(genesis, log, replica, applying, Reading(log, replica, applying, self._not_leader))
-        replica.start(session, nominated=config.leader == self.node_id)
+        nominated = self.leadership.run(replica, genesis.members, data_dir.promises.disk_id)
+        replica.start(session, nominated=nominated)
         journal.info("running", cluster_id=genesis.cluster_id.hex(), bounds=tuple(log.bounds))
+
+    async def hand_over(self) -> None:
+        """Before a stop: let another node lead, if this one does. Where nobody can, it stops as a leader."""
+        await self.leadership.hand_over()
 
     async def stop(self) -> None:
         """Stop cleanly: what is acknowledged is durable already; what was appended has an unknown outcome."""
@@ -192,6 +196,7 @@ class Node:
             with suppress(asyncio.CancelledError):
                 await self._formation
         if self.parts is not None:
+            await self.leadership.stop()
             await self.parts.replica.stop()
             self.parts.applying.stop()
             self._pending.end("this node is stopping")
@@ -322,10 +327,7 @@ class Node:
 
     def role_moved(self, role: actions.RoleMoved) -> None:
         """Keep the history; what a lost leadership left uncommitted is unknown."""
-        was, self.role = self.role, role
-        if was.leader_id != role.leader_id or was.epoch != role.epoch:
-            self.leaders.append(role)
-            journal.info("role", role=role.role, epoch=role.epoch, leader=role.leader_id, reason=role.reason)
+        was = self.leadership.moved(role)
         if was.role == "leader" and (role.role != "leader" or role.epoch != was.epoch):
             reason = role.reason or f"this node leads epoch {was.epoch} no longer"
             self._pending.lost(self._require().replica.commit_index, reason)
@@ -337,7 +339,19 @@ class Node:
 
     def transfer_ended(self, reason: str) -> None:
         """A hand-over came to nothing."""
-        journal.warning("transfer ended", reason=reason)
+        self.leadership.transfer_ended(reason)
+
+    def peer_linked(self, node_id: str) -> None:
+        """What is sent to a peer arrives."""
+        self.leadership.peer_linked(node_id)
+
+    def peer_unlinked(self, node_id: str) -> None:
+        """What is sent to a peer is lost."""
+        self.leadership.peer_unlinked(node_id)
+
+    def control_told(self, peer: Who, data: bytes) -> None:
+        """A peer's control plane said something."""
+        self.leadership.control_told(peer, data)
 
     def alarmed(self, text: str) -> None:
         """Tell the operator: in the journal, and in `/status`."""
@@ -362,8 +376,15 @@ class Node:
     # Reading
 
     @property
+    def role(self) -> actions.RoleMoved:
+        """What this node is, as its core told last."""
+        return self.leadership.role
+
+    @property
     def is_leader(self) -> bool:
-        """Whether this node leads and may serve."""
+        """Whether this node leads and may serve. Rule 11 is looked at first, where this process stood still."""
+        if self.role.role == "leader" and self.parts is not None:
+            self.parts.replica.catch_up()
         return self.role.role == "leader" and self.role.serving and self.failure is None
 
     @property

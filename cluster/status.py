@@ -44,6 +44,7 @@ def node_status(node: "Node") -> dict[str, Any]:
         ],
         "links": sorted(replica.core.state.links),
         "link_failures": dict(replica.network.told.failures),
+        **node.leadership.document(),
         "alarms": sorted(replica.network.told.alarms.values()),
     }
     if replica.core.leading is not None:

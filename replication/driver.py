@@ -56,10 +56,6 @@ class ReplicaOwner(Protocol):
         """A linearizable read may be answered at `index`; None: not by this node."""
         ...
 
-    def alarmed(self, text: str) -> None:
-        """An operator should know this; the node goes on."""
-        ...
-
     def halted(self, reason: str) -> None:
         """The node must stop."""
         ...

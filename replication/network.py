@@ -6,6 +6,7 @@ It keeps no protocol state: only which socket has which number.
 import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Protocol
 
 from aiohttp import ClientSession
 
@@ -50,6 +51,26 @@ class Told:
     upstream: UpstreamTold | None = None
 
 
+class NetworkOwner(Protocol):
+    """What a network tells the node above, past the core: alarms, and what concerns the control plane."""
+
+    def alarmed(self, text: str) -> None:
+        """An operator should know this; the node goes on."""
+        ...
+
+    def peer_linked(self, node_id: str) -> None:
+        """What is sent to it now can arrive."""
+        ...
+
+    def peer_unlinked(self, node_id: str) -> None:
+        """What is sent to it is lost."""
+        ...
+
+    def control_told(self, peer: Who, data: bytes) -> None:
+        """A peer's control plane said something."""
+        ...
+
+
 class Network:
     """Implements `LinkOwner` and `StreamOwner` for a replica."""
 
@@ -59,7 +80,7 @@ class Network:
         handle: Callable[[events.Event], None],
         on_aside: Callable[[Who, PositionTold | LagTold], None],
         on_foreign: Callable[[set[str]], None],
-        on_alarm: Callable[[str], None],
+        owner: NetworkOwner,
         stream_id: Callable[[], int],
         secret: bytes | None,
         max_frame_bytes: int,
@@ -68,7 +89,7 @@ class Network:
         self._handle = handle
         self._on_aside = on_aside
         self._on_foreign = on_foreign
-        self._on_alarm = on_alarm
+        self._owner = owner
         self._stream_id = stream_id
         self._secret = secret
         self._max_frame_bytes = max_frame_bytes
@@ -155,11 +176,13 @@ class Network:
         self.told.failures.pop(peer.node_id, None)
         self.told.foreign.discard(peer.node_id)
         self._handle(events.LinkUp(peer.node_id))
+        self._owner.peer_linked(peer.node_id)
 
     def link_down(self, node_id: str, reason: str) -> None:
         """What is sent to it is lost."""
         self.told.failures[node_id] = reason
         self._handle(events.LinkDown(node_id))
+        self._owner.peer_unlinked(node_id)
 
     def link_failed(self, node_id: str, error: Exception) -> None:
         """Note why; it is dialled again."""
@@ -177,7 +200,7 @@ class Network:
         """Rule 10: a copy of a running node's data_dir runs, too. It was refused; the alarm stays."""
         text = f"a second process of {peer.node_id} ({peer.address}) runs with the same disk: stop it, it is a copy"
         self.told.alarms[peer.node_id] = text
-        self._on_alarm(text)
+        self._owner.alarmed(text)
 
     def peer_replaced(self, peer: Who) -> None:
         """The streams of a process that does not answer end with its link."""
@@ -188,7 +211,9 @@ class Network:
         match message:
             case PositionTold() | LagTold():
                 self._on_aside(peer, message)
-            case ControlTold() | GenesisShown() | Probe() | ProbeEcho():
+            case ControlTold(data):
+                self._owner.control_told(peer, data)
+            case GenesisShown() | Probe() | ProbeEcho():
                 pass  # this node has a genesis; the link server has taken the others
             case _:
                 core_message: CoreMessage = message

@@ -5,7 +5,7 @@ import contextvars
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import assert_never
+from typing import Protocol, assert_never
 
 from aiohttp import ClientSession
 
@@ -15,7 +15,7 @@ from .coalesce import Write
 from .core import Core, CoreOptions, Identity, Members, events
 from .core.following import Step
 from .core.leading import Queues
-from .core.messages import LagTold, PositionTold
+from .core.messages import ControlTold, LagTold, PositionTold
 from .core.state import State
 from .disk import Disk, Reason
 from .disk_thread import DiskThread
@@ -23,7 +23,7 @@ from .driver import Done, Driver, ReplicaOwner
 from .durations import Durations
 from .hello import Who
 from .lag import MICROSECONDS, NO_LAG, Lag, Position, first_lacking, lacking_bytes, lag_of, own_lag
-from .network import Network
+from .network import Network, NetworkOwner
 
 MARK_SYNC_S = 1.0
 
@@ -75,6 +75,10 @@ class _Threads:
         await asyncio.sleep(0)
 
 
+class NodeAbove(ReplicaOwner, NetworkOwner, Protocol):
+    """What a replica tells the node above."""
+
+
 class Replica:
     """Runs on one event loop; every method is called there."""
 
@@ -84,7 +88,7 @@ class Replica:
         cluster_id: bytes,
         members: Members,
         disk: Disk,
-        owner: ReplicaOwner,
+        owner: NodeAbove,
         options: ReplicaOptions,
     ) -> None:
         state = State(
@@ -102,6 +106,7 @@ class Replica:
         self._owner = owner
         self._options = options
         self._proposed: list[Write] = []
+        self._ticked_at = 0
         self._stopped = False
         self._lag_told: LagTold | None = None
         self._leader_heard_at = wall_clock()
@@ -116,7 +121,7 @@ class Replica:
             self._step,
             self._heard_aside,
             self._met_foreigners,
-            owner.alarmed,
+            owner,
             state.next_stream_id,
             options.secret,
             options.max_frame_bytes,
@@ -182,6 +187,15 @@ class Replica:
         """Pass on the control plane's level (rule 13)."""
         self._step(events.Nominated(nominated))
 
+    def catch_up(self) -> None:
+        """Let the core look at the time, if this process stood still for an election timeout (rule 11)."""
+        if self._threads.now() - self._ticked_at > self._options.core.election_timeout_us:
+            self._tick()
+
+    def tell_control(self, node_id: str, data: bytes) -> None:
+        """Let the control plane speak to a peer, on the link that this node dialled; lost if there is none."""
+        self.network.send(node_id, ControlTold(data))
+
     def _step(self, event: events.Event) -> None:
         self._driver.step(event)
 
@@ -216,12 +230,16 @@ class Replica:
     async def _keep_time(self) -> None:
         pause = self._options.core.heartbeat_us / 2_000_000
         while True:
-            self._step(events.Tick())
+            self._tick()
             try:
                 self._tell_asides()
             except LogError as error:
                 self._driver.log_failed(error)
             await asyncio.sleep(pause)
+
+    def _tick(self) -> None:
+        self._ticked_at = self._threads.now()
+        self._step(events.Tick())
 
     async def _keep_mark(self) -> None:
         while True:

@@ -1,7 +1,7 @@
 """`GET /cluster`: what every member says of itself, as far as this node reaches it."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable
 from http import HTTPStatus
 from typing import Any
 
@@ -28,9 +28,10 @@ async def asking_session(app: web.Application) -> AsyncIterator[None]:
 
 
 async def get_cluster(request: web.Request) -> web.Response:
-    """{"node_id", "leader", "nodes"}: this node, the leader that it hears, and every member by id.
+    """{"node_id", "leader", "leaders", "nodes"}: this node, the leader that it hears, who led, and every member by id.
 
-    A member is {"address", "status", "failure"}: its own `/status`, or null and why it did not come in time.
+    `leaders` is what the members that answered say of the epochs in which they led, oldest first. A member is
+    {"address", "status", "failure"}: its own `/status`, or null and why it did not come in time.
     """
     parameters_of(request)
     node = request.app[NODE]
@@ -41,7 +42,19 @@ async def get_cluster(request: web.Request) -> web.Response:
     for node_id, address in node.config.members.items():
         status, failure = statuses[node_id]
         nodes[node_id] = {"address": address, "status": status, "failure": failure}
-    return answer(request, {"node_id": node.node_id, "leader": node.leader_id, "nodes": nodes})
+    leaders = leaders_of(status for status, _ in statuses.values() if status)
+    return answer(request, {"node_id": node.node_id, "leader": node.leader_id, "leaders": leaders, "nodes": nodes})
+
+
+def leaders_of(statuses: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+    """{"epoch", "leader", "at", "reason"} of each epoch that a node led: its own word, since it alone knows why."""
+    own = [
+        {name: change[name] for name in ("epoch", "leader", "at", "reason")}
+        for status in statuses
+        for change in status.get("leaders", ())
+        if change["role"] == "leader"
+    ]
+    return sorted(own, key=lambda change: change["epoch"])
 
 
 async def _ask(request: web.Request, node_id: str) -> tuple[dict[str, Any] | None, str | None]:

@@ -37,6 +37,7 @@ from ..errors import (
     SessionsFull,
     SessionUnknown,
     StateUnavailable,
+    TransferFailed,
     WrongIndex,
 )
 
@@ -83,6 +84,7 @@ ANSWERS: dict[type[Exception], Answer] = {
     Overloaded: Answer(429, "overloaded", "Too much waits already", 1),
     MachineFailed: Answer(500, "machine-failed", "The machine's own code failed"),
     NotLeader: Answer(503, "not-leader", "This node does not lead", 1),
+    TransferFailed: Answer(503, "transfer-failed", "Leadership was not moved", 1),
     NoLeader: Answer(503, "no-leader", "There is no leader at the moment", 1),
     LeaderUnreachable: Answer(503, "leader-unreachable", "The leader cannot be reached", 1),
     StateUnavailable: Answer(503, "state-unavailable", "This node cannot answer from its machine", 1),

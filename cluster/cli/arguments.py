@@ -11,7 +11,7 @@ from pydantic_core import PydanticUndefined
 from ..config import ServeConfig, flag_of, unit_of
 
 EXAMPLE = """example, one of three nodes:
-  quire serve --node n1 --listen 127.0.0.1:7001 --leader n1 --data-dir ./n1 \\
+  quire serve --node n1 --listen 127.0.0.1:7001 --data-dir ./n1 \\
       --members n1=127.0.0.1:7001,n2=127.0.0.1:7002,n3=127.0.0.1:7003
 
 Each flag can also be given as a variable (QUIRE_DATA_DIR) or as a key of a TOML file (data_dir = "./n1").

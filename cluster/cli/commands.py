@@ -219,6 +219,20 @@ def servers_of(server: str) -> str:
     return server
 
 
+@app.command()
+def transfer(
+    target: Annotated[
+        str | None, typer.Argument(help="The node that shall lead. Default: the one that has most.")
+    ] = None,
+    server: Server = "",
+    as_json: Json = False,
+    timeout: Timeout = DEFAULT_TIMEOUT_S,
+) -> None:
+    """Move leadership to another node, without a lost or unknown write, and print who leads."""
+    leader = ask(server, timeout, lambda client: client.transfer(target))
+    typer.echo(json.dumps({"leader": leader}) if as_json else f"{leader} leads")
+
+
 def fail_usage(sentence: str) -> NoReturn:
     """End the process: the command line is wrong."""
     complain(sentence)

@@ -87,6 +87,7 @@ async def _run(config: ServeConfig) -> int:
     await _first(stop, node.ended)
     log.info("stopping")
     collecting.cancel()
+    await node.hand_over()
     server.close()
     await node.stop()
     await runner.cleanup()

@@ -108,6 +108,10 @@ class BlockingClient:
         """What a server knows of itself."""
         return self._run(self._client.status(server))
 
+    def transfer(self, target: str | None = None) -> str:
+        """Move leadership; return who leads then."""
+        return self._run(self._client.transfer(target))
+
     def ready(self, server: str) -> bool:
         """Whether a server says that it is ready."""
         return self._run(self._client.ready(server))

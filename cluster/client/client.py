@@ -194,6 +194,15 @@ class Client:
         """What a server knows of itself; the leader, or the first that answers, where none is named."""
         return document_of(await self._call("GET", "/status", server=server))
 
+    async def transfer(self, target: str | None = None) -> str:
+        """Move leadership to a node, or to the one that has most; return who leads then. No write is lost by it.
+
+        Raises:
+            Unavailable: it was not moved within `timeout_s`.
+        """
+        reply = await self._call("POST", "/admin/transfer", body=_pack({"target": target}), content_type=MSGPACK)
+        return str(document_of(reply)["leader"])
+
     async def ready(self, server: str) -> bool:
         """Whether a server says that it is ready. Raises Unavailable if it is not before the deadline."""
         return bool(document_of(await self._call("GET", "/readyz", server=server))["ready"])

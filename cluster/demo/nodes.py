@@ -10,7 +10,6 @@ from itertools import islice
 from pathlib import Path
 
 NODE_IDS = ("n1", "n2", "n3")
-LEADER = NODE_IDS[0]
 STOP_TIMEOUT_S = 15.0
 LAST_LINES = 12
 PORTS_FILE = "demo.json"
@@ -50,7 +49,7 @@ class DemoNodes:
         members = ",".join(f"{node_id}={address}" for node_id, address in self.addresses.items())
         environment = {name: value for name, value in os.environ.items() if not name.upper().startswith("QUIRE_")}
         for node_id, address in self.addresses.items():
-            arguments = ["--node", node_id, "--listen", address, "--members", members, "--leader", LEADER]
+            arguments = ["--node", node_id, "--listen", address, "--members", members]
             arguments += ["--data-dir", str(self.directory / node_id)]
             with self.log_file(node_id).open("ab") as output:
                 # A session of its own: Ctrl-C reaches the demo alone, which then stops the nodes in its own time.

@@ -148,6 +148,7 @@ class Core:
             self.state.links.discard(event.node_id)
             if self.following and self.following.leader.nominee == event.node_id:
                 self.following.link_lost()
+                self._tell_role(f"the link to the leader {event.node_id} broke")
                 self._stand_if_due()
             return
         self.state.links.add(event.node_id)
@@ -158,6 +159,7 @@ class Core:
         self._ticked_at = self.state.now
         if self.following:
             self.following.tick()
+            self._tell_role(f"the leader {self.following.leader.nominee} was not heard for an election timeout")
         hangs = self.writer.hangs(self.state.now, self.state.options.election_timeout_us)
         if self.leading and hangs:
             self._end_leading("the disk has not answered for an election timeout")
@@ -380,6 +382,7 @@ class Core:
         self.nominee.heard_leader(state.now)
         self.following = Following(state, self.writer, leader)
         self.following.tick()
+        self._tell_role(f"heard the leader of epoch {leader.epoch}")
 
     def _promise(self, promise: Promise, reason: str) -> None:
         """Queue a promise to disk; from here on it counts, and whatever was done under the last one is over."""
@@ -393,6 +396,7 @@ class Core:
         if self.nominee.target != promise:
             self.nominee.yield_to_another()
         state.promise = promise
+        self._tell_role(reason)
         self.writer.begin_exclusive(self.state.now)
         state.act(StorePromise(promise))
 

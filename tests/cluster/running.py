@@ -105,6 +105,13 @@ class RunningCluster:
         await running.stop()
         self.nodes[node_id] = await started(running.config)
 
+    async def lead(self, node_id: str) -> None:
+        """Let a node lead, whichever was elected, and wait until all follow it."""
+        leader = next(running.node for running in self.nodes.values() if running.node.is_leader)
+        if leader.node_id != node_id:
+            await leader.leadership.transfer(node_id)
+        await self.ready()
+
     async def ready(self) -> None:
         """Wait until no node that runs has a reason to get no traffic.
 
@@ -148,13 +155,13 @@ async def running_cluster(
                     node=node_id,
                     listen=members[node_id],
                     members=members,
-                    leader="n1",
                     data_dir=directory / node_id,
                     link=(links or {}).get(node_id, {}),
                     **settings,
                 )
                 cluster.nodes[node_id] = await started(config)
             await cluster.ready()
+            await cluster.lead("n1")
             yield cluster
         finally:
             for running in cluster.nodes.values():

@@ -14,7 +14,6 @@ FLAGS: dict[str, Any] = {
     "node": "n1",
     "listen": "127.0.0.1:7001",
     "members": MEMBERS,
-    "leader": "n1",
     "data_dir": "n1-data",
 }
 
@@ -137,8 +136,8 @@ def test_an_unknown_key_of_the_file_is_an_error_that_names_key_and_file(tmp_path
 def test_everything_that_is_missing_is_named_at_once() -> None:
     problems = problems_of({})
 
-    assert [problem.split()[0] for problem in problems] == ["node", "listen", "members", "leader", "data_dir"]
-    assert problems[4] == "data_dir is missing; give --data-dir, QUIRE_DATA_DIR or the key data_dir in a file"
+    assert [problem.split()[0] for problem in problems] == ["node", "listen", "members", "data_dir"]
+    assert problems[3] == "data_dir is missing; give --data-dir, QUIRE_DATA_DIR or the key data_dir in a file"
 
 
 @pytest.mark.parametrize(
@@ -148,8 +147,7 @@ def test_everything_that_is_missing_is_named_at_once() -> None:
         ({"node": "n" * 25}, "flag --node"),
         ({"node": ""}, "flag --node"),
         ({"node": "n4"}, "node names 'n4'"),
-        ({"leader": "n4"}, "leader names 'n4'"),
-        ({"leader": "n3", "initial_members": "n1,n2"}, "initial_members"),
+        ({"initial_members": "n1,n4"}, "initial_members names 'n4'"),
         ({"listen": "7001"}, "HOST:PORT"),
         ({"listen": ":7001"}, "HOST:PORT"),
         ({"listen": "localhost:0"}, "HOST:PORT"),

@@ -287,7 +287,7 @@ async def test_a_stream_whose_leader_dies_says_nothing_false_and_its_session_tel
         first = await said(socket)
         if answered:
             await socket.send_bytes(pack([2, [["add", 2]]]))
-        end = first if first is None else await said(socket)
+        end = await said(socket) if first else None
     finally:
         hop.dies = None
 
@@ -306,6 +306,7 @@ async def test_a_stream_is_closed_when_the_leader_stops_and_then_refused(reached
     await cluster.stop("n1")
 
     assert await said(socket) is None
+    await cluster.stop("n3")
     with pytest.raises(WSServerHandshakeError) as refused:
         await connected(reached, 7)
     assert refused.value.status == 503

@@ -160,7 +160,8 @@ async def test_a_client_rides_over_a_restart_of_the_leader(tmp_path: Path) -> No
 
 async def test_a_client_that_finds_no_leader_says_so_in_time(tmp_path: Path) -> None:
     async with running_cluster(tmp_path) as cluster:
-        await cluster.stop("n1")
-        async with connect(cluster.address("n2"), timeout_s=0.5) as client:
+        for node_id in ("n1", "n2"):
+            await cluster.stop(node_id)
+        async with connect(cluster.address("n3"), timeout_s=0.5) as client:
             with pytest.raises(Unavailable):
                 await client.apply(["add", 3])

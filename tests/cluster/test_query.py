@@ -120,11 +120,12 @@ async def test_an_answer_may_be_as_long_as_the_limit_and_no_longer(cluster: Runn
 
 async def test_a_query_without_a_leader_is_503_and_a_local_one_is_answered(tmp_path: Path) -> None:
     async with running_cluster(tmp_path) as three:
-        await three.stop("n1")
+        for node_id in ("n1", "n2"):
+            await three.stop(node_id)
 
-        reply = await query(three, "n2", None)
-        local = await query(three, "n2", None, "?consistency=local")
-        state = await three.ask("n2", "GET", "/state")
+        reply = await query(three, "n3", None)
+        local = await query(three, "n3", None, "?consistency=local")
+        state = await three.ask("n3", "GET", "/state")
 
     assert reply.status == state.status == 503
     assert reply.problem in ("no-leader", "leader-unreachable")

@@ -158,7 +158,7 @@ def test_a_value_that_cannot_be_is_named_and_nothing_is_made(
     tmp_path: Path, flags: list[str], words: list[str]
 ) -> None:
     address = f"{HOST}:{free_port()}"
-    arguments = ["--node", "n1", "--listen", address, "--members", f"n1={address}", "--leader", "n1"]
+    arguments = ["--node", "n1", "--listen", address, "--members", f"n1={address}"]
 
     ended = run_quire("serve", *arguments, "--data-dir", str(tmp_path / "fresh"), *flags)
 
@@ -167,7 +167,7 @@ def test_a_value_that_cannot_be_is_named_and_nothing_is_made(
 
 
 def test_a_flag_that_is_missing_is_named_with_all_the_places_where_it_can_be_given(tmp_path: Path) -> None:
-    ended = run_quire("serve", "--node", "n1", "--listen", "127.0.0.1:7001", "--leader", "n1", "--members", "n1=h:1")
+    ended = run_quire("serve", "--node", "n1", "--listen", "127.0.0.1:7001", "--members", "n1=h:1")
 
     check_refused(ended, USAGE, "data_dir is missing", "--data-dir", "QUIRE_DATA_DIR")
 
@@ -175,7 +175,7 @@ def test_a_flag_that_is_missing_is_named_with_all_the_places_where_it_can_be_giv
 def test_a_data_dir_that_cannot_be_made_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("in the way")
     address = f"{HOST}:{free_port()}"
-    arguments = ["--node", "n1", "--listen", address, "--members", f"n1={address}", "--leader", "n1"]
+    arguments = ["--node", "n1", "--listen", address, "--members", f"n1={address}"]
 
     ended = run_quire("serve", *arguments, "--data-dir", str(tmp_path / "file" / "n1"))
 

@@ -30,7 +30,7 @@ def test_a_cluster_of_one_works(clusters: Clusters) -> None:
 def test_every_configuration_error_is_a_sentence_of_its_own(tmp_path: Path) -> None:
     file = tmp_path / "quire.toml"
     file.write_text("heartbeat = 100\nelection_timeout_ms = 1\n")
-    arguments = ["--node", "n1", "--listen", "127.0.0.1:7001", "--members", "n1=127.0.0.1:7001", "--leader", "n1"]
+    arguments = ["--node", "n1", "--listen", "127.0.0.1:7001", "--members", "n1=127.0.0.1:7001"]
 
     ended = run_quire("serve", *arguments, "--data-dir", str(tmp_path / "n1"), "--config", str(file))
 
@@ -84,7 +84,7 @@ def test_a_machine_may_stand_in_the_current_directory(tmp_path: Path) -> None:
         "from quire.sm import LogMachine\n\n\nclass Here(LogMachine):\n    name = 'here'\n"
     )
     address = f"{HOST}:{free_port()}"
-    flags = ["--node", "n1", "--leader", "n1", "--listen", address, "--members", f"n1={address}", "--data-dir", "data"]
+    flags = ["--node", "n1", "--listen", address, "--members", f"n1={address}", "--data-dir", "data"]
     with subprocess.Popen(
         [*QUIRE, "serve", *flags, "--machine", "here:Here"],
         cwd=tmp_path,

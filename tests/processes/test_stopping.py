@@ -60,6 +60,7 @@ def test_a_restarted_node_serves_at_once_the_state_that_it_had(clusters: Cluster
     cluster.wait_for_equal()
     node = cluster["n2"]
     before = node.local_state()
+    cluster.stop("n2")
     cluster.stop()
 
     node.start()  # alone: nobody can tell it anything
@@ -68,7 +69,8 @@ def test_a_restarted_node_serves_at_once_the_state_that_it_had(clusters: Cluster
     assert node.status()["role"] != "leader"
     cluster.start("n1", "n3")
     statuses = cluster.wait_for_equal()
-    assert statuses["n1"]["applied_index"] == before["applied_index"] + 1, "only the new epoch's first record came"
+    begun = system_records(cluster.leader.raw_frames(before["applied_index"]), "epoch_start")
+    assert statuses["n1"]["applied_index"] == before["applied_index"] + len(begun), "nothing but new epochs came"
 
 
 def first_answer(node: Node) -> dict[str, object]:
@@ -93,9 +95,8 @@ def test_a_leader_takes_a_new_epoch_at_each_start_however_it_ended(clusters: Clu
     cluster.wait_for_equal()
     for node in cluster:
         begun = system_records(node.raw_frames(), "epoch_start")
-        assert begun[0][0] == epochs[0]
-        assert {epoch for epoch, _ in begun} >= set(epochs)
-        assert {record["node_id"] for _, record in begun} == {"n1"}
+        assert [epoch for epoch, _ in begun] == sorted({epoch for epoch, _ in begun}), "an epoch begins once"
+        assert {epoch for epoch, record in begun if record["node_id"] == "n1"} >= set(epochs)
 
 
 def test_a_restart_of_a_follower_begins_no_new_epoch(clusters: Clusters) -> None:

@@ -10,12 +10,14 @@ from aiohttp import web
 from quire.log import Log, LogOptions, encode_records
 from quire.replication import Disk, Placed, PromiseFile, Reason, Replica, ReplicaOptions, Write
 from quire.replication.core import CoreOptions, Identity, actions
+from quire.replication.hello import Who
 from quire.replication.replica import wall_clock
 from tests.replication.loopback import HOST, calling, until
 from tests.sim.world import CLUSTER_ID, disk_id, genesis_frame, voters
 from tests.storage import faulty
 
-OPTIONS = CoreOptions(heartbeat_us=20_000, election_timeout_us=400_000)
+# The nodes share one event loop: its pauses on a busy machine shall end no leadership that a test counts on.
+OPTIONS = CoreOptions(heartbeat_us=20_000, election_timeout_us=2_000_000)
 LOG_OPTIONS = LogOptions(segment_bytes=8 << 20)
 INCARNATIONS = count(1)
 
@@ -32,6 +34,8 @@ class Owner:
     reads: dict[int, int | None] = field(default_factory=dict)
     halts: list[str] = field(default_factory=list)
     alarms: list[str] = field(default_factory=list)
+    linked: set[str] = field(default_factory=set)
+    control: list[tuple[str, bytes]] = field(default_factory=list)
 
     def apply_to(self, index: int) -> None:
         self.applied_index = index
@@ -41,6 +45,15 @@ class Owner:
 
     def rejected(self, write: Write, reason: Reason) -> None:
         self.rejections.append((write, reason))
+
+    def peer_linked(self, node_id: str) -> None:
+        self.linked.add(node_id)
+
+    def peer_unlinked(self, node_id: str) -> None:
+        self.linked.discard(node_id)
+
+    def control_told(self, peer: Who, data: bytes) -> None:
+        self.control.append((peer.node_id, data))
 
     def alarmed(self, text: str) -> None:
         self.alarms.append(text)

@@ -25,9 +25,7 @@ def test_a_leader_hands_over_to_the_voter_that_was_named() -> None:
     world.run_until(lambda: world.leader() is world["n3"], within_s=0.1)
 
     assert world["n1"].roles[-1].leader_id in (None, "n3")
-    assert [role.reason for role in world["n1"].roles if role.role == "follower" and role.reason] == [
-        "handed over to n3"
-    ]
+    assert "handed over to n3" in [role.reason for role in world["n1"].roles]
     assert world["n3"].roles[-1].reason == "n1 asked it to"
 
 

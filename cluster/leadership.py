@@ -1,0 +1,163 @@
+"""Who leads, as one node knows it: now, before, and why; the control plane's suggestions; and handing over."""
+
+import asyncio
+from collections import deque
+from typing import Any, NamedTuple
+
+import structlog
+
+from quire.replication import Members, Replica
+from quire.replication.core import actions
+from quire.replication.hello import Who
+from quire.replication.replica import wall_clock
+
+from .control import Control, ControlTimes
+from .errors import TransferFailed
+
+HISTORY_LENGTH = 100
+TRANSFER_TIMEOUTS = 4  # A hand-over ends within three election timeouts; the new leader is heard soon after.
+
+journal = structlog.get_logger(__name__)
+
+
+class Change(NamedTuple):
+    """A change of leader or epoch as this node saw it, `at` microseconds since the Unix epoch."""
+
+    at: int
+    epoch: int
+    leader: str | None
+    role: str
+    reason: str
+
+
+class Leadership:
+    """One node's view. `role` is what the core told last."""
+
+    def __init__(self, node_id: str, heartbeat_s: float, election_timeout_s: float) -> None:
+        self.node_id = node_id
+        self.role = actions.RoleMoved("forming", 0, None, False, "")
+        self.history: deque[Change] = deque(maxlen=HISTORY_LENGTH)
+        self.changes = 0
+        self._led_by: str | None = None
+        self._heartbeat_s = heartbeat_s
+        self._election_timeout_s = election_timeout_s
+        self._replica: Replica | None = None
+        self._members: Members | None = None
+        self._control: Control | None = None
+        self._transfer: asyncio.Future[str] | None = None
+        self._stopping = False
+
+    # Life
+
+    def run(self, replica: Replica, members: Members, disk_id: bytes) -> bool:
+        """Let the control plane suggest, if this node is a voter. True: it is the only one, and needs no suggestion."""
+        self._replica, self._members = replica, members
+        others = [voter.node_id for voter in members.voters() if voter.node_id != self.node_id]
+        if not members.is_voter(self.node_id, disk_id) or not others:
+            return not others
+        times = ControlTimes.of_heartbeat(self._heartbeat_s)
+        self._control = Control(self.node_id, others, times, replica.tell_control, self._nominate)
+        self._control.start()
+        return False
+
+    async def stop(self) -> None:
+        """Take no part in the control plane any more."""
+        control, self._control = self._control, None
+        if control is not None:
+            await control.stop()
+
+    def _nominate(self, nominated: bool) -> None:
+        journal.info("nominated" if nominated else "nominated no longer")
+        if self._replica is not None:
+            self._replica.nominate(nominated=nominated)
+
+    @property
+    def nominated(self) -> bool:
+        """Whether the control plane suggests this node now."""
+        return self._control is not None and self._control.nominated
+
+    # The control plane's links
+
+    def peer_linked(self, node_id: str) -> None:
+        """What is sent to a peer arrives."""
+        if self._control is not None:
+            self._control.peer_linked(node_id)
+
+    def peer_unlinked(self, node_id: str) -> None:
+        """What is sent to a peer is lost."""
+        if self._control is not None:
+            self._control.peer_unlinked(node_id)
+        if self._stopping and not self._successors:
+            self.transfer_ended("no other voter is left")
+
+    @property
+    def _successors(self) -> list[str]:
+        """The voters that could lead in this one's place: they are linked."""
+        if self._replica is None or self._members is None:
+            return []
+        links = self._replica.core.state.links
+        return [voter.node_id for voter in self._members.voters() if voter.node_id in links]
+
+    def control_told(self, peer: Who, data: bytes) -> None:
+        """Pass on what a voter's control plane said."""
+        if self._control is not None and self._members is not None:
+            if self._members.is_voter(peer.node_id, peer.disk_id):
+                self._control.told(peer.node_id, data)
+
+    # What the core tells
+
+    def moved(self, role: actions.RoleMoved) -> actions.RoleMoved:
+        """Note a change; return the role before."""
+        was, self.role = self.role, role
+        if was.leader_id != role.leader_id or was.epoch != role.epoch:
+            if role.leader_id not in (None, self._led_by):
+                self._led_by, self.changes = role.leader_id, self.changes + 1
+            self.history.append(Change(wall_clock(), role.epoch, role.leader_id, role.role, role.reason))
+            journal.info("role", role=role.role, epoch=role.epoch, leader=role.leader_id, reason=role.reason)
+        if role.leader_id not in (None, self.node_id) and self._transfer and not self._transfer.done():
+            self._transfer.set_result(str(role.leader_id))
+        return was
+
+    def transfer_ended(self, reason: str) -> None:
+        """A hand-over came to nothing; this node leads on."""
+        if self._transfer is not None and not self._transfer.done():
+            self._transfer.set_exception(TransferFailed(reason))
+
+    # Handing over
+
+    async def transfer(self, target: str | None) -> str:
+        """Hand over to a voter, or to the one that has most; return who leads then.
+
+        Writes that arrive meanwhile wait, and are written by this leader if it goes on, by none if it does not: no
+        outcome is unknown.
+
+        Raises:
+            TransferFailed: this node leads on, or it does not lead, or nobody else was heard to.
+        """
+        if self._replica is None or self._transfer is not None:
+            raise TransferFailed("another is under way" if self._transfer else "the cluster is not formed yet")
+        self._transfer = asyncio.get_running_loop().create_future()
+        try:
+            self._replica.transfer(target)
+            async with asyncio.timeout(TRANSFER_TIMEOUTS * self._election_timeout_s):
+                return await self._transfer
+        except TimeoutError:
+            raise TransferFailed("no other leader was heard") from None
+        finally:
+            self._transfer = None
+
+    async def hand_over(self) -> None:
+        """Before a stop: let another lead, if one can. Where all stop at once, the last to be left waits for nobody."""
+        self._stopping = True
+        if self.role.role == "leader" and self._successors:
+            try:
+                await self.transfer(None)
+            except TransferFailed as error:
+                journal.warning("stopping as the leader", reason=error.reason)
+
+    def document(self) -> dict[str, Any]:
+        """For `/status`: what the control plane suggests, and the changes of leader, newest last."""
+        return {
+            "nominated": self.nominated,
+            "leaders": [change._asdict() for change in self.history],
+        }

@@ -1,0 +1,140 @@
+"""`POST /admin/transfer`: leadership moves while clients write, and no write is lost, doubled or left unknown."""
+
+import asyncio
+from itertools import pairwise
+from pathlib import Path
+
+import orjson
+import pytest
+
+import quire
+from quire.cluster.api.admin import BODY_BYTES
+from quire.cluster.client import Client
+from tests.cluster.running import RunningCluster, running_cluster
+
+JSON = "application/json"
+COMMANDS = 300
+
+
+def body(target: str | None) -> bytes:
+    return orjson.dumps({"target": target})
+
+
+async def transfer(cluster: RunningCluster, asked: str, target: str | None) -> str:
+    reply = await cluster.ask(asked, "POST", "/admin/transfer", body(target), JSON)
+    assert reply.status == 200, reply
+    return str(reply.document["leader"])
+
+
+async def metrics(cluster: RunningCluster, node_id: str) -> list[str]:
+    return (await cluster.ask(node_id, "GET", "/metrics")).body.decode().splitlines()
+
+
+def leaders(cluster: RunningCluster) -> list[str]:
+    return [node_id for node_id, running in cluster.nodes.items() if running.node.is_leader]
+
+
+async def test_any_node_moves_leadership_to_the_node_that_is_named(tmp_path: Path) -> None:
+    async with running_cluster(tmp_path) as cluster:
+        assert await transfer(cluster, "n1", "n3") == "n3"
+        await cluster.ready()
+        assert leaders(cluster) == ["n3"]
+        assert await transfer(cluster, "n2", "n1") == "n1"
+        await cluster.ready()
+        assert leaders(cluster) == ["n1"]
+
+
+async def test_a_node_that_leads_already_is_left_leading(tmp_path: Path) -> None:
+    async with running_cluster(tmp_path) as cluster:
+        epoch = (await cluster.ask("n1", "GET", "/status")).document["epoch"]
+
+        reply = await cluster.ask("n2", "POST", "/admin/transfer", body("n1"), JSON)
+
+        assert reply.document == {"leader": "n1", "epoch": epoch}
+
+
+@pytest.mark.parametrize("given", [b"", b"{}", b'{"target": null}'])
+async def test_nobody_named_means_whoever_has_most(tmp_path: Path, given: bytes) -> None:
+    async with running_cluster(tmp_path) as cluster:
+        reply = await cluster.ask("n1", "POST", "/admin/transfer", given, JSON)
+        assert reply.document["leader"] in ("n2", "n3")
+
+
+@pytest.mark.parametrize("given", [b'{"target": "n9"}', b'{"target": 3}', b'{"to": "n2"}', b"[]", b"{"])
+async def test_what_names_no_member_is_malformed(tmp_path: Path, given: bytes) -> None:
+    async with running_cluster(tmp_path, 1) as cluster:
+        reply = await cluster.ask("n1", "POST", "/admin/transfer", given, JSON)
+        assert (reply.status, reply.problem) == (400, "malformed")
+
+
+async def test_a_transfer_s_body_may_be_as_long_as_its_limit_and_no_longer(tmp_path: Path) -> None:
+    async with running_cluster(tmp_path, 1) as cluster:
+        for size, status in ((BODY_BYTES, 200), (BODY_BYTES + 1, 413)):
+            padded = body("n1") + b" " * (size - len(body("n1")))
+            assert (await cluster.ask("n1", "POST", "/admin/transfer", padded, JSON)).status == status
+
+
+async def test_a_leader_without_another_voter_says_that_it_leads_on(tmp_path: Path) -> None:
+    async with running_cluster(tmp_path, 1) as cluster:
+        reply = await cluster.ask("n1", "POST", "/admin/transfer", b"", JSON)
+
+        assert (reply.status, reply.problem) == (503, "transfer-failed")
+        assert leaders(cluster) == ["n1"]
+
+
+async def test_under_load_every_command_executes_once_and_none_is_unknown(tmp_path: Path) -> None:
+    async with running_cluster(tmp_path) as cluster:
+        addresses = [running.config.listen for running in cluster.nodes.values()]
+        targets = ["n2", "n3", "n1", "n3"]
+
+        async def add(client: Client) -> None:
+            for _ in range(COMMANDS):
+                await client.apply(["add", 1])
+
+        async with (
+            quire.connect(addresses) as one,
+            quire.connect(addresses[::-1]) as two,
+        ):
+            adding = [asyncio.create_task(add(client)) for client in (one, two)]
+            for target in targets:
+                assert await transfer(cluster, "n1", target) == target
+                await cluster.ready()
+            await asyncio.gather(*adding)
+            assert (await one.state()).state == str(42 + 2 * COMMANDS)
+
+
+async def test_writes_that_wait_for_the_hand_over_are_answered_503_or_written_and_never_unknown(tmp_path: Path) -> None:
+    async with running_cluster(tmp_path) as cluster:
+        commands = orjson.dumps({"commands": [["add", 1]]})
+
+        async def write() -> int:
+            return (await cluster.ask("n1", "POST", "/commands", commands, JSON)).status
+
+        writing = [asyncio.create_task(write()) for _ in range(100)]
+        await transfer(cluster, "n1", "n2")
+        writing += [asyncio.create_task(write()) for _ in range(100)]
+        statuses = await asyncio.gather(*writing)
+        await cluster.ready()
+
+        assert set(statuses) <= {200, 503}
+        answer = await cluster.ask("n2", "GET", "/state")
+        assert answer.document["state"] == str(42 + statuses.count(200))
+
+
+async def test_the_history_of_leaders_says_why(tmp_path: Path) -> None:
+    async with running_cluster(tmp_path) as cluster:
+        await transfer(cluster, "n1", "n2")
+        await cluster.ready()
+
+        history = {node: (await cluster.ask(node, "GET", "/status")).document["leaders"] for node in cluster.nodes}
+
+        assert history["n2"][-1]["leader"] == "n2"
+        assert history["n2"][-1]["reason"] == "n1 asked it to"
+        assert "handed over to n2" in [change["reason"] for change in history["n1"]]
+        assert {changes[-1]["epoch"] for changes in history.values()} == {history["n2"][-1]["epoch"]}
+        leaders = (await cluster.ask("n3", "GET", "/cluster")).document["leaders"]
+        assert [row["epoch"] for row in leaders] == sorted({row["epoch"] for row in leaders})
+        assert leaders[-1] == {name: history["n2"][-1][name] for name in ("epoch", "leader", "at", "reason")}
+        followed = [row["leader"] for row in history["n3"] if row["leader"]]
+        changes = 1 + sum(one != other for one, other in pairwise(followed))
+        assert f"quire_leader_changes_total {float(changes)}" in await metrics(cluster, "n3")
