@@ -116,6 +116,8 @@ class Leadership:
             journal.info("role", role=role.role, epoch=role.epoch, leader=role.leader_id, reason=role.reason)
         if role.leader_id not in (None, self.node_id) and self._transfer and not self._transfer.done():
             self._transfer.set_result(str(role.leader_id))
+        elif role.role == "leader" and was.role != "leader":
+            self.transfer_ended("this node was elected again")
         return was
 
     def transfer_ended(self, reason: str) -> None:

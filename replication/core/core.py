@@ -249,8 +249,7 @@ class Core:
                 self._heartbeat(sender, message)
             case HeartbeatEcho():
                 if message.held_epoch > state.promise.epoch:
-                    self.nominee.highest_epoch = max(self.nominee.highest_epoch, message.held_epoch)
-                    self._end_leading(f"{sender} holds epoch {message.held_epoch}")
+                    self._outgrown(sender, message.held_epoch)
                 elif self.leading:
                     self.leading.echoed(sender, event.disk_id, message)
             case PreVote():
@@ -259,6 +258,14 @@ class Core:
                 # A node whose disk is not a member's neither counts nor is counted.
                 if state.members.is_voter(sender, event.disk_id):
                     self._voter_said(sender, message)
+
+    def _outgrown(self, sender: str, held_epoch: int) -> None:
+        """Rule 10: a higher epoch in an answer ends a leadership. The target of a hand-over is not stood against."""
+        self.nominee.highest_epoch = max(self.nominee.highest_epoch, held_epoch)
+        if self.leading and self.leading.hands_over_to == sender:
+            self._end_leading(f"handed over to {sender}")
+            self.nominee.yield_to_another()
+        self._end_leading(f"{sender} holds epoch {held_epoch}")
 
     def _voter_said(self, sender: str, message: PreVoteAnswer | Campaign | PromiseRequest | PromiseAnswer) -> None:
         match message:

@@ -22,7 +22,7 @@ from tests.processes.cluster import distinct_ports
 START_TIMEOUT_S = 20.0
 # All nodes share one event loop, which stands still between tests and for whatever else a busy machine does: as long as
 # no test is about that, no leader shall fence itself for it. A link that breaks is noticed at once all the same.
-ELECTION_TIMEOUT_MS = 10_000
+ELECTION_TIMEOUT_MS = 5_000
 
 
 @dataclass

@@ -3,7 +3,8 @@
 import pytest
 
 from quire.replication.core import CoreOptions, events
-from quire.replication.core.messages import Campaign
+from quire.replication.core.election import Phase
+from quire.replication.core.messages import Campaign, HeartbeatEcho
 from tests.sim.world import World, disk_id, values
 
 TIMEOUT_S = CoreOptions().election_timeout_us / 1_000_000
@@ -37,6 +38,26 @@ def test_the_one_that_handed_over_does_not_take_leadership_back_though_it_is_nom
     world.run_for(10)
 
     assert world.leader() is world["n3"]
+
+
+def test_one_that_learns_of_its_target_s_promise_by_an_echo_does_not_stand_against_it_though_it_is_nominated() -> None:
+    world = serving("n1", "n2", "n3")
+    leader = world["n1"]
+    promise = leader.state.promise
+    world.cut(("n1", "n3"))
+    leader.step(events.TransferAsked("n3"))
+    world.run_until(lambda: leader.leading.hands_over_to == "n3")
+
+    leader.step(events.Received("n3", disk_id("n3"), HeartbeatEcho(promise.epoch, 1, promise.epoch + 1)))
+    world.run_for(0.4 * TIMEOUT_S)
+
+    assert leader.core is not None
+    assert leader.core.nominee.nominated
+    assert leader.core.nominee.phase is Phase.IDLE
+    assert (leader.state.promise, leader.leads) == (promise, False)
+    assert leader.roles[-1].reason == "handed over to n3"
+    world.heal()
+    world.run_until(lambda: world.leader() is not None)
 
 
 def test_nobody_named_means_the_voter_that_has_most() -> None:
