@@ -14,8 +14,8 @@ import typer
 
 from ..api.decoding import DEPTH_LIMIT, decode_json
 from ..client import Client, ClientError, connect
-from ..demo import run_demo
 from ..errors import Malformed
+from .demo import Json, demo_app
 from .exits import Exit, complain, exit_of
 from .follow import follow_log, watch_status
 from .load import BATCH_COMMANDS, load_file
@@ -41,7 +41,6 @@ Server = Annotated[
         help="Nodes to talk to; one is enough to find the leader.",
     ),
 ]
-Json = Annotated[bool, typer.Option("--json", help="Answer as one JSON value (one a line for many).")]
 Timeout = Annotated[float, typer.Option("--timeout", metavar="SECONDS", min=0.1, help="How long one call may take.")]
 DEFAULT_TIMEOUT_S = 30.0
 RAW_LIMIT_BYTES = 1 << 30  # No cluster takes a frame as large; an endless stdin must not fill the memory.
@@ -55,20 +54,7 @@ def serve(context: typer.Context) -> None:
     raise typer.Exit(run_node(context.args))
 
 
-@app.command()
-def demo(
-    check: Annotated[
-        bool, typer.Option("--check", help="End when the answers are compared; 0 only if all agree.")
-    ] = False,
-    data_dir: Annotated[
-        Path | None,
-        typer.Option("--data-dir", help="Keep the nodes' data here; may be used again. Default: a fresh one."),
-    ] = None,
-    commands: Annotated[int, typer.Option("--commands", min=1, help="How many instructions to load.")] = 100_000,
-    as_json: Json = False,
-) -> None:
-    """Start three nodes on this machine, load the classroom's instructions, show that all reach the same answer."""
-    raise typer.Exit(run_demo(check=check, data_dir=data_dir, commands=commands, as_json=as_json))
+app.add_typer(demo_app, name="demo")
 
 
 @app.command(context_settings={"ignore_unknown_options": True})

@@ -4,6 +4,7 @@ The classroom's scripts stand in the repository's `examples/` and nowhere else: 
 processes of their own, so that the one that checks the answer shares no code with quire.
 """
 
+from .kill import run_kill
 from .run import run_demo
 
-__all__ = ["run_demo"]
+__all__ = ["run_demo", "run_kill"]

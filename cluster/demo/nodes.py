@@ -8,6 +8,7 @@ import socket
 import sys
 from itertools import islice
 from pathlib import Path
+from typing import NoReturn
 
 NODE_IDS = ("n1", "n2", "n3")
 STOP_TIMEOUT_S = 15.0
@@ -28,6 +29,7 @@ class DemoNodes:
         self.directory = directory
         self.addresses: dict[str, str] = {}
         self._processes: dict[str, asyncio.subprocess.Process] = {}
+        self._changed = asyncio.Event()
 
     @property
     def servers(self) -> str:
@@ -46,35 +48,52 @@ class DemoNodes:
     async def start(self) -> None:
         """Start all three. Raises DemoFailed if a port of an earlier run is taken."""
         self.addresses = {node_id: f"127.0.0.1:{port}" for node_id, port in self._ports().items()}
+        for node_id in self.addresses:
+            await self.start_node(node_id)
+
+    async def start_node(self, node_id: str) -> None:
+        """Start one, with whatever its directory holds."""
         members = ",".join(f"{node_id}={address}" for node_id, address in self.addresses.items())
         environment = {name: value for name, value in os.environ.items() if not name.upper().startswith("QUIRE_")}
-        for node_id, address in self.addresses.items():
-            arguments = ["--node", node_id, "--listen", address, "--members", members]
-            arguments += ["--data-dir", str(self.directory / node_id)]
-            with self.log_file(node_id).open("ab") as output:
-                # A session of its own: Ctrl-C reaches the demo alone, which then stops the nodes in its own time.
-                self._processes[node_id] = await asyncio.create_subprocess_exec(
-                    sys.executable,
-                    *("-m", "quire.cluster.cli.main", "serve", *arguments),
-                    stdin=asyncio.subprocess.DEVNULL,
-                    stdout=output,
-                    stderr=output,
-                    env=environment,
-                    start_new_session=True,
-                )
+        arguments = ["--node", node_id, "--listen", self.addresses[node_id], "--members", members]
+        arguments += ["--data-dir", str(self.directory / node_id)]
+        with self.log_file(node_id).open("ab") as output:
+            # A session of its own: Ctrl-C reaches the demo alone, which then stops the nodes in its own time.
+            self._processes[node_id] = await asyncio.create_subprocess_exec(
+                sys.executable,
+                *("-m", "quire.cluster.cli.main", "serve", *arguments),
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                env=environment,
+                start_new_session=True,
+            )
+        self._changed.set()
 
-    async def watch(self) -> None:
+    async def kill(self, node_id: str) -> None:
+        """SIGKILL, on purpose; return when the process is gone."""
+        process = self._processes.pop(node_id)
+        process.kill()
+        await process.wait()
+
+    async def watch(self) -> NoReturn:
         """Raises DemoFailed, with the last lines of its log, as soon as a node ends by itself."""
-        waits = {asyncio.create_task(process.wait()): node_id for node_id, process in self._processes.items()}
-        try:
-            ended, _ = await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            for wait in waits:
-                wait.cancel()
-        node_id = waits[ended.pop()]
+        while True:
+            self._changed.clear()
+            waits = {asyncio.create_task(process.wait()): process for process in self._processes.values()}
+            changed = asyncio.create_task(self._changed.wait())
+            try:
+                await asyncio.wait([*waits, changed], return_when=asyncio.FIRST_COMPLETED)
+            finally:
+                for wait in (*waits, changed):
+                    wait.cancel()
+            for node_id, process in self._processes.items():
+                if process.returncode is not None:
+                    raise self._failed(node_id, process.returncode)
+
+    def _failed(self, node_id: str, code: int) -> DemoFailed:
         lines = self.log_file(node_id).read_text(errors="replace").splitlines()[-LAST_LINES:]
-        code = self._processes[node_id].returncode
-        raise DemoFailed(
+        return DemoFailed(
             f"node {node_id} ended with code {code}; the end of {self.log_file(node_id)}:\n  " + "\n  ".join(lines)
         )
 

@@ -1,28 +1,21 @@
-"""The demo from start to stop: start, load, compare, show, and stay up until Ctrl-C."""
+"""The demo itself: load, compare, show, and stay up until Ctrl-C."""
 
 import asyncio
-import shutil
-import signal
 import sys
-import tempfile
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import uvloop
 from rich.console import Console
 
 from ..cli.exits import Exit, complain
 from ..cli.load import BATCH_COMMANDS, Loaded, load
 from ..cli.output import to_json
 from ..cli.progress import shown_progress
-from ..cli.status import NodeRow, Rows, ask_nodes, node_table
-from ..client import Client, ClientError, connect
+from ..cli.status import NodeRow, Rows, node_table
+from ..client import connect
 from .classroom import expected_answer, require_scripts, write_instructions
-from .nodes import DemoFailed, DemoNodes
-
-READY_TIMEOUT_S = 30.0
-EQUAL_TIMEOUT_S = 60.0
-POLL_S = 0.05
+from .nodes import DemoFailed
+from .scenario import READY_TIMEOUT_S, Stage, run_scenario
 
 
 class Outcome(NamedTuple):
@@ -53,58 +46,22 @@ def run_demo(*, check: bool, data_dir: Path | None, commands: int, as_json: bool
     except DemoFailed as error:
         complain(str(error))
         return Exit.FAILED
-    directory = Path(tempfile.mkdtemp(prefix="quire-demo-")) if data_dir is None else data_dir
-    directory.mkdir(parents=True, exist_ok=True)
-    try:
-        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            code = runner.run(_demo(directory, commands, check=check, as_json=as_json))
-    except (DemoFailed, ClientError) as error:
-        complain(f"{error}\nquire: the nodes' logs are in {directory}")
-        return Exit.FAILED
-    if data_dir is None and code is not Exit.FAILED:
-        shutil.rmtree(directory, ignore_errors=True)
-    return code
 
-
-async def _demo(directory: Path, commands: int, *, check: bool, as_json: bool) -> Exit:
-    console = Console(stderr=as_json)
-    nodes = DemoNodes(directory)
-    interrupted = asyncio.Event()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        asyncio.get_running_loop().add_signal_handler(number, interrupted.set)
-    try:
-        await nodes.start()
-        console.print(f"Three nodes are starting; their data and logs are in {directory}", highlight=False)
-        outcome = await _unless_ended(_load_and_compare(nodes, commands, console), nodes, interrupted)
+    async def classroom(stage: Stage) -> Exit:
+        outcome = await stage.unless_ended(_load_and_compare(stage, commands))
         if outcome is None:
             return Exit.INTERRUPTED
-        _show(outcome, console, as_json=as_json)
-        if check:
-            return Exit.FAILED if outcome.differences else Exit.DONE
-        _say_what_next(nodes, console)
-        await _unless_ended(asyncio.Event().wait(), nodes, interrupted)
+        _show(outcome, stage.console, as_json=as_json)
+        if not check:
+            _say_what_next(stage)
+            await stage.unless_ended(asyncio.Event().wait())
         return Exit.FAILED if outcome.differences else Exit.DONE
-    finally:
-        console.print("Stopping the nodes ...")
-        await nodes.stop()
+
+    return run_scenario(classroom, data_dir=data_dir, as_json=as_json)
 
 
-async def _unless_ended(work: Any, nodes: DemoNodes, interrupted: asyncio.Event) -> Any:
-    """What the work gives; None after Ctrl-C. Raises DemoFailed if a node ends meanwhile."""
-    working = asyncio.ensure_future(work)
-    others = [asyncio.create_task(nodes.watch()), asyncio.create_task(interrupted.wait())]
-    try:
-        done, _ = await asyncio.wait([working, *others], return_when=asyncio.FIRST_COMPLETED)
-        if others[0] in done:
-            others[0].result()
-        return working.result() if working in done else None
-    finally:
-        for task in (working, *others):
-            task.cancel()
-        await asyncio.gather(working, *others, return_exceptions=True)
-
-
-async def _load_and_compare(nodes: DemoNodes, commands: int, console: Console) -> Outcome:
+async def _load_and_compare(stage: Stage, commands: int) -> Outcome:
+    nodes = stage.nodes
     file = nodes.directory / "instructions.ndjson"
     async with connect(nodes.servers, timeout_s=READY_TIMEOUT_S) as client:
         await asyncio.gather(write_instructions(file, commands), *map(client.ready, nodes.addresses.values()))
@@ -113,28 +70,16 @@ async def _load_and_compare(nodes: DemoNodes, commands: int, console: Console) -
         with file.open("rb") as lines, shown_progress("loading", file.stat().st_size, hidden=False) as progress:
             await load(client, lines, BATCH_COMMANDS, loaded, None, progress)
         summary = loaded.summary()
-        console.print(
+        stage.console.print(
             f"{summary['commands']:,} instructions in {summary['seconds']:g} s ({summary['rate']:,}/s), "
             "all of them on a majority's disks",
             highlight=False,
             soft_wrap=True,
         )
         rows, expected = await asyncio.gather(
-            _all_applied(client, nodes, loaded.applied_index or 0), expected_answer(file, str(before.state))
+            stage.all_applied(client, loaded.applied_index or 0), expected_answer(file, str(before.state))
         )
     return Outcome(summary, expected, rows)
-
-
-async def _all_applied(client: Client, nodes: DemoNodes, index: int) -> Rows:
-    """The nodes' rows once all have applied everything below `index`, or as they are when the time is over."""
-    deadline = asyncio.get_running_loop().time() + EQUAL_TIMEOUT_S
-    while True:
-        rows = await ask_nodes(client, nodes.addresses)
-        if all(row.status and row.status["applied_index"] >= index for row in rows.values()):
-            return rows
-        if asyncio.get_running_loop().time() > deadline:
-            return rows
-        await asyncio.sleep(POLL_S)
 
 
 def _broken(row: NodeRow) -> bool:
@@ -161,10 +106,10 @@ def _show(outcome: Outcome, console: Console, *, as_json: bool) -> None:
     )
 
 
-def _say_what_next(nodes: DemoNodes, console: Console) -> None:
-    console.print(
+def _say_what_next(stage: Stage) -> None:
+    stage.console.print(
         f"\nThe nodes stay up until Ctrl-C. Try, in another terminal:\n\n"
-        f"  export QUIRE_SERVER={nodes.servers}\n"
+        f"  export QUIRE_SERVER={stage.nodes.servers}\n"
         "  quire apply add 3                  one more instruction, and the new answer\n"
         "  quire state                        the answer, with the digest of how it was reached\n"
         "  quire status                       this table again\n"

@@ -63,8 +63,8 @@ def test_check_ends_with_three_equal_answers_and_leaves_no_process(tmp_path: Pat
     assert ended.code == 0, ended
     for words in ("n1", "n2", "n3", "leader", "follower", "applied_index", "digest", "knows nothing of quire"):
         assert words in ended.stdout
-    indices = "four indices on three nodes: genesis, epoch_start, open_session, 5,000 commands"
-    assert ended.stdout.count("5,003") >= 12, indices
+    # Four indices on three nodes: genesis, an epoch_start (more, if a busy machine took more), open_session, commands.
+    assert len(re.findall(r" 5,00[3-9]\b", ended.stdout)) >= 12, ended.stdout
     assert node_pids(tmp_path) == []
 
 
@@ -127,3 +127,23 @@ def test_a_node_that_cannot_start_is_named_with_its_reason(tmp_path: Path) -> No
     assert "node n2 ended with code 1" in ended.stderr
     assert f"{tmp_path / 'n2'} cannot be used" in ended.stderr
     assert node_pids(tmp_path) == []
+
+
+def test_a_killed_leader_is_followed_by_another_and_nothing_acknowledged_is_lost() -> None:
+    ended = run_quire("demo", "kill", "leader", "--json", timeout_s=TIMEOUT_S)
+
+    assert ended.code == 0, ended
+    document = json.loads(ended.stdout)
+    killed, elected = document["killed"], document["elected"]
+    assert elected["node_id"] != killed["node_id"]
+    assert elected["epoch"] > killed["epoch"]
+    assert 0 < document["seconds"] < TIMEOUT_S
+    assert (document["lost"], document["state_off_by"], document["differences"]) == (0, 0, [])
+    assert document["acknowledged"] >= 4_000
+    assert "acknowledged commands lost: 0 (of" in ended.stderr
+    assert {row["status"]["role"] for row in document["nodes"].values()} == {"leader", "follower"}
+
+
+def test_whom_to_kill_must_be_said() -> None:
+    assert run_quire("demo", "kill").code == 2
+    assert run_quire("demo", "kill", "n1").code == 2
