@@ -26,7 +26,9 @@ from .files import FileDirectory, FileStorage
 from .flush import Flush, Sync
 from .flusher import GroupFlusher
 from .frames import HEADER_BYTES, Frame, FrameHeader, Kind, Tail, decode_header, encode_frame, walk_frames
+from .inspection import SegmentFacts, frames_of, list_segments, log_bytes, store_bases, stored_cluster_id, stored_mark
 from .log import Bounds, Log
+from .mark import Mark
 from .memory import MemoryDirectory, MemoryStorage
 from .options import FLUSH_ALWAYS, FLUSH_NEVER, FlushPolicy, LogOptions
 from .packing import check_value, pack, unpack
@@ -47,10 +49,12 @@ from .payload import (
     stored_records,
 )
 from .removal import remove_log
+from .repair import NothingToKeep, Plan, Repaired, Side, plan_repair, repair
 from .slots import SlotFile
 from .spool import Spool
 from .storage import Directory, Storage
 from .value_stream import ValueStream
+from .verification import CheckedSegment, Fault, Verdict, verify
 
 __all__ = [
     "FLUSH_ALWAYS",
@@ -58,8 +62,10 @@ __all__ = [
     "HEADER_BYTES",
     "Bounds",
     "ChainBroken",
+    "CheckedSegment",
     "Directory",
     "DiskFull",
+    "Fault",
     "FileDirectory",
     "FileStorage",
     "Flush",
@@ -80,14 +86,20 @@ __all__ = [
     "LogOptions",
     "LogReadOnly",
     "LogRotten",
+    "Mark",
     "MemoryDirectory",
     "MemoryStorage",
     "NotFrameBorder",
     "NotYetFlushed",
+    "NothingToKeep",
     "PayloadInvalid",
+    "Plan",
     "Record",
     "RecordTooLarge",
+    "Repaired",
     "Run",
+    "SegmentFacts",
+    "Side",
     "SlotFile",
     "Spool",
     "Storage",
@@ -97,6 +109,7 @@ __all__ = [
     "UnexpectedIndex",
     "UnknownVersion",
     "ValueStream",
+    "Verdict",
     "check_value",
     "decode_blob",
     "decode_header",
@@ -110,9 +123,18 @@ __all__ = [
     "encode_runs",
     "encode_system",
     "frame_values",
+    "frames_of",
+    "list_segments",
+    "log_bytes",
     "pack",
+    "plan_repair",
     "remove_log",
+    "repair",
+    "store_bases",
+    "stored_cluster_id",
+    "stored_mark",
     "stored_records",
     "unpack",
+    "verify",
     "walk_frames",
 ]

@@ -168,10 +168,11 @@ def _lines(raw: bytes, asked: Range, from_index: int, to_index: int) -> Iterator
             continue
         for record in stored_records(frame):
             if from_index <= record.index < to_index and asked.holds(record.index):
-                yield _line(record)
+                yield line_of(record)
 
 
-def _line(record: StoredRecord) -> dict[str, Any]:
+def line_of(record: StoredRecord) -> dict[str, Any]:
+    """A record as a line of an answer."""
     return {
         "index": record.index,
         "epoch": record.epoch,

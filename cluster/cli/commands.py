@@ -19,6 +19,7 @@ from .demo import Json, demo_app
 from .exits import Exit, complain, exit_of
 from .follow import follow_log, watch_status
 from .load import BATCH_COMMANDS, load_file
+from .log_files import app as log_app
 from .output import printable, to_json
 from .status import show_status
 
@@ -31,6 +32,8 @@ app = typer.Typer(
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
 )
+
+app.add_typer(log_app)
 
 Server = Annotated[
     str,

@@ -1,11 +1,11 @@
 """A progress bar on a terminal; nothing elsewhere."""
 
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from typing import Protocol
 
 from rich.console import Console
-from rich.progress import BarColumn, ProgressColumn, Task, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, DownloadColumn, ProgressColumn, Task, TextColumn, TimeRemainingColumn
 from rich.progress import Progress as Bar
 from rich.text import Text
 
@@ -45,3 +45,16 @@ def shown_progress(name: str, total_bytes: int | None, *, hidden: bool) -> Gener
     columns = (TextColumn("{task.description}"), BarColumn(), _Rate(), TimeRemainingColumn())
     with Bar(*columns, console=console, refresh_per_second=5) as bar:
         yield _Shown(bar, name, total_bytes)
+
+
+@contextmanager
+def shown_bytes(name: str, total_bytes: int, *, hidden: bool) -> Generator[Callable[[int], None], None, None]:
+    """A bar on stderr of so many bytes, to be told how many more are done; nothing where stderr is no terminal."""
+    console = Console(stderr=True)
+    if hidden or not console.is_terminal:
+        yield lambda _: None
+        return
+    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TimeRemainingColumn())
+    with Bar(*columns, console=console, refresh_per_second=5) as bar:
+        task = bar.add_task(name, total=total_bytes)
+        yield lambda size: bar.advance(task, size)

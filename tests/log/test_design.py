@@ -13,7 +13,7 @@ STEPS = {steps.__name__ for _, steps in test_crashes.EXPLORATIONS}
 
 def named_steps() -> set[str]:
     """The steps that the table's last column names."""
-    table = PAGE.split("## What a crash leaves")[1].split("## Each promise")[0]
+    table = PAGE.split("## Crashes")[1].split("## Limits")[0]
     cells = [line.rsplit("|", 2)[1] for line in table.splitlines() if line.startswith("|")]
     return {name for cell in cells for name in re.findall(r"`([a-z_]+)`", cell) if not name.startswith("test_")}
 

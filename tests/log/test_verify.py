@@ -1,0 +1,173 @@
+"""Looking at a closed log: what is wrong with it, where, and which records that costs."""
+
+from __future__ import annotations
+
+import pytest
+
+from quire.log import (
+    FrameInvalid,
+    MemoryDirectory,
+    frames_of,
+    list_segments,
+    log_bytes,
+    stored_cluster_id,
+    stored_mark,
+    verify,
+)
+from tests.log.histories import CLUSTER_ID, History, open_log
+from tests.storage import Disk, Keep
+
+
+def written(clean: bool = False) -> History:
+    history = History(Disk())
+    history.open()
+    history.append(40)
+    history.flush()
+    history.append(3)
+    if clean:
+        history.close()
+    else:
+        history.disk.lose_power(Keep.EVERYTHING)
+    return history
+
+
+def names(history: History, suffix: str = ".store") -> list[str]:
+    return [f"log/{name}" for name in history.disk.names("log") if name.endswith(suffix)]
+
+
+@pytest.mark.parametrize("clean", [True, False])
+def test_a_whole_log_has_no_faults_and_is_left_as_it_is(clean: bool) -> None:
+    history = written(clean)
+    seen: list[int] = []
+    before = {name: history.disk.content(name) for name in names(history)}
+
+    verdict = verify(history.disk.directory(), seen.append)
+
+    assert verdict.faults == []
+    assert not verdict.is_rotten
+    assert sum(segment.frames for segment in verdict.segments) >= 40
+    assert verdict.segments[-1].tail.index >= history.frames[-4].header.next_index
+    assert sum(seen) >= sum(frame.header.size for frame in history.frames[:40])
+    assert {name: history.disk.content(name) for name in names(history)} == before
+
+
+def test_a_log_that_does_not_exist_has_nothing_to_say() -> None:
+    directory = MemoryDirectory()
+    assert verify(directory).segments == []
+    assert list_segments(directory) == []
+    assert log_bytes(directory) == 0
+    assert stored_cluster_id(directory) is None
+    assert stored_mark(directory) is None
+
+
+def test_segments_tell_bounds_sizes_and_whose_they_are() -> None:
+    history = written()
+    directory = history.disk.directory()
+
+    facts = list_segments(directory)
+
+    assert [fact.base_index for fact in facts] == [int(name[4:24]) for name in names(history)]
+    assert [fact.highest_index for fact in facts] == [fact.base_index for fact in facts[1:]] + [None]
+    assert sum(fact.store_bytes for fact in facts) == log_bytes(directory)
+    assert all(fact.index_bytes for fact in facts[:-1])
+    assert {fact.cluster_id for fact in facts} == {CLUSTER_ID, stored_cluster_id(directory)}
+
+
+@pytest.mark.parametrize("place", [0, 1, -2])
+def test_rot_in_a_sealed_segment_is_named_with_file_position_and_records(place: int) -> None:
+    history = written()
+    name = names(history)[place]
+    base, following = int(name[4:24]), int(names(history)[place + 1][4:24])
+    frames = [frame for frame in history.frames if base <= frame.header.index < following]
+    position = 64 + frames[0].header.size
+    history.disk.flip_bit(name, position + 70)
+
+    verdict = verify(history.disk.directory())
+
+    [fault] = [fault for fault in verdict.faults if fault.kind == "rot"]
+    assert (fault.file, fault.position) == (name[4:], position)
+    assert (fault.from_index, fault.to_index) == (frames[1].header.index, following)
+    assert len(verdict.segments) == len(names(history))
+
+
+def test_every_byte_of_a_log_is_looked_at() -> None:
+    history = written(clean=True)
+    for name in names(history)[:2]:
+        for position in range(0, len(history.disk.content(name)), 37):
+            history.disk.flip_bit(name, position)
+            assert verify(history.disk.directory()).is_rotten, (name, position)
+            history.disk.flip_bit(name, position)
+    assert verify(history.disk.directory()).faults == []
+
+
+def test_what_follows_the_mark_and_is_no_frame_is_torn_and_not_rotten() -> None:
+    history = written()
+    name = names(history)[-1]
+    mark = stored_mark(history.disk.directory())
+    assert mark is not None
+    history.disk.flip_bit(name, mark.position + 70)
+
+    verdict = verify(history.disk.directory())
+
+    assert [(fault.kind, fault.file, fault.position) for fault in verdict.faults] == [("torn", name[4:], mark.position)]
+    history.check_reopened()
+    history.close()
+    assert verify(history.disk.directory()).faults == []
+
+
+@pytest.mark.parametrize("spoil", ["other", "zeros", "longer"])
+def test_an_index_that_does_not_fit_is_told_and_does_no_harm(spoil: str) -> None:
+    history = written(clean=True)
+    name, other = names(history, ".index")[:2]
+    content = history.disk.content(name)
+    longer = content + content[-16:-4] + b"\xff\xff\0\0"
+    history.disk.replace(name, {"other": history.disk.content(other), "zeros": bytes(64), "longer": longer}[spoil])
+
+    verdict = verify(history.disk.directory())
+
+    assert [(fault.kind, fault.file) for fault in verdict.faults] == [("index", name[4:])]
+    assert not verdict.is_rotten
+
+
+def test_a_mark_that_is_gone_or_names_what_is_not_there_is_rot() -> None:
+    history = written()
+    history.disk.replace("mark", bytes(8192))
+    assert [fault.file for fault in verify(history.disk.directory()).faults if fault.kind == "rot"] == ["mark"]
+    history = written(clean=True)
+    history.disk.delete(names(history)[-1])
+    assert any(fault.file == "mark" for fault in verify(history.disk.directory()).faults)
+
+
+def test_a_missing_and_a_foreign_segment_are_rot() -> None:
+    history = written()
+    history.disk.delete(names(history)[1])
+    third = names(history)[1][4:]
+    [fault] = [fault for fault in verify(history.disk.directory()).faults if fault.kind == "rot"]
+    assert fault.file == third
+    history = written()
+    foreign = Disk()
+    log = open_log(foreign)
+    log.append(["x"])
+    log.close()
+    history.disk.replace(names(history)[1], foreign.content("log/00000000000000000000.store"))
+    assert verify(history.disk.directory()).is_rotten
+
+
+def test_leftovers_are_told() -> None:
+    history = written(clean=True)
+    for name in ("7.store.new", "3.spool", "5.rewrite", "99.index"):
+        number, _, suffix = name.partition(".")
+        history.disk.replace(f"log/{int(number):020d}.{suffix}", b"x")
+    assert [fault.kind for fault in verify(history.disk.directory()).faults] == ["leftover"] * 4
+
+
+def test_frames_of_a_segment_end_at_preallocated_space_and_raise_at_rot() -> None:
+    history = written()
+    directory = history.disk.directory()
+    bases = [int(name[4:24]) for name in names(history)]
+    found = [header for base in bases for header, _ in frames_of(directory, base)]
+    assert found == [frame.header for frame in history.frames[: len(found)]]
+    assert len(found) >= 40
+    history.disk.flip_bit(names(history)[0], 200)
+    with pytest.raises(FrameInvalid):
+        list(frames_of(directory, 0))
