@@ -29,6 +29,7 @@ from tests.storage import Disk
 
 # A frame's header and the length of its metadata stand before a blob's value.
 OVERHEAD = 64 + 4
+TOP = Path(__file__).parents[2]
 
 
 def spools(disk: Disk) -> list[str]:
@@ -238,8 +239,9 @@ def test_recovery_finds_a_blob_larger_than_any_chunk_and_cuts_one_that_is_torn()
 
 
 FLAT = """
-import resource, sys
+import sys
 from quire.log import FileDirectory, Log, LogOptions
+from tests.log.memory import peak_kib
 
 GIB = 1 << 30
 options = LogOptions(segment_bytes=GIB, max_frame_bytes=GIB + 100)
@@ -252,21 +254,21 @@ def source():
         yield bytes([k % 256]) * (1 << 20)
 
 log = open_log()
-before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+before = peak_kib()
 log.append_stream(source())
 log.flush()
 assert sum(map(len, log.read_stream(0))) == GIB
 # Not closed: the next opening finds an unclean stop and verifies the frame.
 log._directory.unlock()
 assert open_log().bounds == (0, 1)
-print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) >> 10)
+print((peak_kib() - before) >> 10)
 """
 
 
 def test_memory_is_flat_for_a_record_of_a_gibibyte_appended_read_and_recovered(tmp_path: Path) -> None:
     folder = tmp_path / "log"
     done = subprocess.run(
-        [sys.executable, "-c", FLAT, str(folder)], capture_output=True, text=True, timeout=240, check=False
+        [sys.executable, "-c", FLAT, str(folder)], capture_output=True, text=True, timeout=240, check=False, cwd=TOP
     )
     shutil.rmtree(folder)
     assert done.returncode == 0, done.stderr
