@@ -10,7 +10,7 @@ import re
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal, Self, TypeVar
 
 from pydantic import AfterValidator, BeforeValidator, Field, FilePath, ValidationError, model_validator
 from pydantic_core import ErrorDetails
@@ -97,10 +97,29 @@ NodeIds = Annotated[tuple[NodeId, ...], BeforeValidator(_parse_names), NoDecode]
 Initial = Annotated[int | str | None, BeforeValidator(_parse_initial)]
 
 
-class ServeConfig(BaseSettings):
-    """What one node is started with. Each field says its unit, its default and why it exists."""
+Model = TypeVar("Model", bound="Settings")
+
+
+class Settings(BaseSettings):
+    """What a process is started with. Each field says its unit, its default and why it exists."""
 
     model_config = SettingsConfigDict(frozen=True, extra="forbid", env_prefix=ENVIRONMENT_PREFIX)
+
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,
+        dotenv_settings: PydanticBaseSettingsSource,
+        file_secret_settings: PydanticBaseSettingsSource,
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        """Only what the constructor is given: `load_settings` reads the other sources, and says which was wrong."""
+        return (init_settings,)
+
+
+class ServeConfig(Settings):
+    """What one node is started with."""
 
     node: NodeId = Field(description="This node's id, one of the members: 1 to 24 of a-z, 0-9 and -.")
     listen: Address = Field(description="HOST:PORT to listen on; clients and peers share this one port.")
@@ -190,18 +209,6 @@ class ServeConfig(BaseSettings):
         default="console", description="Messages on stderr as lines for people, or as one JSON object each."
     )
 
-    @classmethod
-    def settings_customise_sources(
-        cls,
-        settings_cls: type[BaseSettings],
-        init_settings: PydanticBaseSettingsSource,
-        env_settings: PydanticBaseSettingsSource,
-        dotenv_settings: PydanticBaseSettingsSource,
-        file_secret_settings: PydanticBaseSettingsSource,
-    ) -> tuple[PydanticBaseSettingsSource, ...]:
-        """Only what the constructor is given: `load_config` reads the other sources, and says which one was wrong."""
-        return (init_settings,)
-
     @model_validator(mode="after")
     def _fits_together(self) -> Self:
         known = ", ".join(self.members)
@@ -247,13 +254,17 @@ def unit_of(field: str) -> str:
 
 
 def load_config(flags: Mapping[str, Any], config_file: Path | None = None) -> ServeConfig:
+    """The configuration of a node, as `load_settings` reads it."""
+    return load_settings(ServeConfig, flags, config_file)
+
+
+def load_settings(model: type[Model], flags: Mapping[str, Any], config_file: Path | None = None) -> Model:
     """The configuration from flags (those given, by field name), the process's environment and a TOML file.
 
     Raises:
         ConfigInvalid: with one sentence for each thing that is wrong.
     """
-    fields = ServeConfig.model_fields
-    known = {(ENVIRONMENT_PREFIX + name).upper() for name in fields} | OTHER_VARIABLES
+    known = {(ENVIRONMENT_PREFIX + name).upper() for name in model.model_fields} | OTHER_VARIABLES
     unknown = sorted(
         name for name in os.environ if name.upper().startswith(ENVIRONMENT_PREFIX) and name.upper() not in known
     )
@@ -261,13 +272,13 @@ def load_config(flags: Mapping[str, Any], config_file: Path | None = None) -> Se
         raise ConfigInvalid(
             [f"environment variable {name} is not known; unset it or correct its name" for name in unknown]
         )
-    from_file = _read_file(config_file) if config_file is not None else {}
-    from_environment = EnvSettingsSource(ServeConfig)()
+    from_file = _read_file(model, config_file) if config_file is not None else {}
+    from_environment = EnvSettingsSource(model)()
     sources = {name: f"key {name} of {config_file}" for name in from_file}
     sources |= {name: f"variable {ENVIRONMENT_PREFIX}{name.upper()}" for name in from_environment}
     sources |= {name: f"flag {flag_of(name)}" for name in flags}
     try:
-        return ServeConfig(**{**from_file, **from_environment, **flags})
+        return model(**{**from_file, **from_environment, **flags})
     except ValidationError as error:
         raise ConfigInvalid([_sentence(problem, sources) for problem in error.errors() if _is_own(problem)]) from None
 
@@ -277,11 +288,11 @@ def flag_of(field: str) -> str:
     return "--" + field.replace("_", "-")
 
 
-def _read_file(path: Path) -> dict[str, Any]:
+def _read_file(model: type[BaseSettings], path: Path) -> dict[str, Any]:
     if not path.is_file():
         raise ConfigInvalid([f"configuration file {path} does not exist; correct --config or QUIRE_CONFIG"])
     try:
-        return dict(TomlConfigSettingsSource(ServeConfig, toml_file=path)())
+        return dict(TomlConfigSettingsSource(model, toml_file=path)())
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ConfigInvalid([f"configuration file {path} is not TOML: {error}; correct it"]) from None
     except OSError as error:

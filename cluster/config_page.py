@@ -3,9 +3,10 @@
 import sys
 from typing import Any
 
+from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
-from .config import ENVIRONMENT_PREFIX, ServeConfig, flag_of, unit_of
+from .config import ENVIRONMENT_PREFIX, ServeConfig, Settings, flag_of, unit_of
 
 HEAD = """# Configuration of `quire serve`
 
@@ -32,11 +33,15 @@ An unknown key, an unknown `QUIRE_` variable and a named file that is not there 
 
 def config_page() -> str:
     """The whole page, as Markdown."""
-    return "\n".join([HEAD, *map(_section, ServeConfig.model_fields)])
+    return page_of(ServeConfig, HEAD)
 
 
-def _section(name: str) -> str:
-    field = ServeConfig.model_fields[name]
+def page_of(model: type[Settings], head: str) -> str:
+    """A page that describes each field of a model below its head."""
+    return "\n".join([head, *(_section(name, field) for name, field in model.model_fields.items())])
+
+
+def _section(name: str, field: FieldInfo) -> str:
     facts = [f"`{flag_of(name)}`", f"`{ENVIRONMENT_PREFIX}{name.upper()}`"]
     if unit := unit_of(name):
         facts.append(f"in {unit}")

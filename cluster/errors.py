@@ -3,7 +3,7 @@
 Each says whose fault it was and carries its numbers as attributes:
 
 - the caller's: Malformed, CommandsRefused, QueryRefused, LimitExceeded, WrongIndex, SequenceRefused, SessionRefused,
-  SessionUnknown, OutOfBounds, NotCommitted, Expired, NotInThisMode
+  SessionUnknown, OutOfBounds, NotCommitted, Expired, NotInThisMode, BodyTimeout
 - try again, here or elsewhere (nothing was written): NotLeader, NoLeader, LeaderUnreachable, Overloaded, NodeStopping,
   TransferFailed, DiskFullError, StateUnavailable, CorruptHere
 - the machine's: MachineFailed
@@ -198,6 +198,14 @@ class OutcomeUnknown(ClusterError):
     def __init__(self, reason: str) -> None:
         super().__init__(f"the outcome is unknown: {reason}")
         self.reason = reason
+
+
+class BodyTimeout(ClusterError):
+    """The request's body did not come in time; nothing was written."""
+
+    def __init__(self, timeout_ms: int) -> None:
+        super().__init__(f"nothing of the body came for {timeout_ms} ms; nothing was written")
+        self.timeout_ms = timeout_ms
 
 
 class StateUnavailable(ClusterError):

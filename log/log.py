@@ -320,6 +320,10 @@ class Log:
             self._reader.warm(index)
         return stored_record(self._reader.frame(index), index)
 
+    def kind_at(self, index: int) -> int:
+        """Return the kind of the frame that holds the readable record at `index`, unread; raises as `read`."""
+        return self._reader.header(index).kind
+
     def read_stream(self, index: int) -> ValueStream:
         """Return the bytes of the blob, or of the record that is bytes, at `index`, in chunks and flat memory.
 
@@ -332,11 +336,7 @@ class Log:
         return self._reader.value_stream(index)
 
     def read_frame(self, index: int) -> Frame:
-        """Return the durable frame that holds `index`.
-
-        Raises:
-            IndexOutOfBounds, IndexExpired, NotYetFlushed, FrameCorrupt: why there is none.
-        """
+        """Return the readable frame that holds `index`; raises as `read`."""
         return self._reader.frame(index)
 
     def read_frames(

@@ -58,15 +58,22 @@ class Reader:
 
     def value_stream(self, index: int) -> ValueStream:
         """Return the bytes of the value at `index` as a stream; a blob's payload is not read yet."""
-        self._refuse_unreadable(index)
-        segment, _, position, _, _, raw, start = self.lookup.find(index)
-        try:
-            header = decode_header(raw, position - start)
-        except FrameInvalid as error:
-            raise self.lookup.corrupt(segment, position, error.reason) from error
+        segment, position, header = self._header(index)
         if header.kind != Kind.BLOB:
             return record_stream(self.frame(index), index)
         return BlobStream(self._state, segment, position, header)
+
+    def header(self, index: int) -> FrameHeader:
+        """Return the header of the readable frame that holds `index`."""
+        return self._header(index)[2]
+
+    def _header(self, index: int) -> tuple[Segment, int, FrameHeader]:
+        self._refuse_unreadable(index)
+        segment, _, position, _, _, raw, start = self.lookup.find(index)
+        try:
+            return segment, position, decode_header(raw, position - start)
+        except FrameInvalid as error:
+            raise self.lookup.corrupt(segment, position, error.reason) from error
 
     def frames(self, from_index: int, max_bytes: int, to_index: int | None, unflushed: bool) -> tuple[bytes, int]:
         """Return raw whole frames from a border on, and the index behind them."""

@@ -17,13 +17,13 @@ from .cluster import asking_session, get_cluster
 from .commands import post_commands
 from .door import RETRY_AFTER_S, Door
 from .forwarding import FORWARDED, carrying_session, forwarding_session
-from .keys import DOOR, METRICS, NODE, OUTFLOW, STREAMS, WAITING, WINDOWS
+from .keys import DOOR, KNOWN_HEADERS, METRICS, NODE, OUTFLOW, STREAMS, WAITING, WINDOWS
 from .metrics import count_answer, get_metrics
 from .outflow import Outflow
 from .places import STREAMS_LIMIT, Places
 from .problems import answer_of, problem, problem_of
 from .ranges import get_records
-from .records import get_index_bounds, get_record, post_records
+from .records import get_index_bounds, get_record, post_records, post_truncate
 from .request_ids import REQUEST_ID, REQUEST_ID_KEY, SeldomLog, name_request
 from .sessions import SEQUENCE, SESSION, delete_session, get_session, post_sessions
 from .state import get_state, post_query
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 log = structlog.get_logger(__name__)
 seldom = SeldomLog(log)
 
-KNOWN_HEADERS = frozenset(name.lower() for name in (FORWARDED, SESSION, SEQUENCE, REQUEST_ID))
+HEADERS = frozenset(name.lower() for name in (FORWARDED, SESSION, SEQUENCE, REQUEST_ID))
 SLOW_REQUEST_S = 1.0  # A request above it is worth a log line, unless it is one of those that wait on purpose.
 
 BACKLOG = 1024
@@ -52,7 +52,7 @@ def make_app(node: "Node", door: Door | None = None) -> web.Application:
     It refuses the calls of those whom `door` takes beyond its limit.
     """
     app = web.Application(middlewares=[answer_errors])
-    app[NODE] = node
+    app[NODE], app[KNOWN_HEADERS] = node, HEADERS
     app[OUTFLOW], app[WAITING], app[STREAMS] = Outflow(), Waiting(), Places(STREAMS_LIMIT)
     app[DOOR], app[WINDOWS] = Door() if door is None else door, Windows()
     app[METRICS] = Metrics(node, _gauges(app))
@@ -72,6 +72,7 @@ def make_app(node: "Node", door: Door | None = None) -> web.Application:
             web.get("/records", get_records),
             web.get("/records/{index}", get_record),
             web.get("/index_bounds", get_index_bounds),
+            web.post("/rpc/truncate", post_truncate),
             web.get("/state", get_state),
             web.post("/query", post_query),
             web.get("/status", get_status),
@@ -151,7 +152,7 @@ def _of_cluster_error(request: web.Request, error: ClusterError, request_id: str
 def _refuse_unknown_headers(request: web.Request) -> None:
     # What a later version promises in such a header (exactly-once, say) must not be dropped silently.
     for name in request.headers:
-        if name.lower().startswith("quire-") and name.lower() not in KNOWN_HEADERS:
+        if name.lower().startswith("quire-") and name.lower() not in request.app[KNOWN_HEADERS]:
             raise Malformed(f"header {name} is not known to this version")
 
 
@@ -168,5 +169,10 @@ async def _name_leader_and_request(request: web.Request, response: web.StreamRes
     leader = node.leader_id
     if leader is not None and leader in node.config.members:
         response.headers["Quire-Leader"] = f"{leader}={node.config.members[leader]}"
+    await name_the_request(request, response)
+
+
+async def name_the_request(request: web.Request, response: web.StreamResponse) -> None:
+    """Put the request's name into its answer."""
     if (request_id := request.get(REQUEST_ID_KEY)) is not None:
         response.headers[REQUEST_ID] = request_id

@@ -25,3 +25,4 @@ ASKING: web.AppKey[aiohttp.ClientSession] = web.AppKey("asking", aiohttp.ClientS
 METRICS: web.AppKey[Metrics] = web.AppKey("metrics", Metrics)
 STREAMS: web.AppKey[Places] = web.AppKey("streams", Places)
 WAITING: web.AppKey[Waiting] = web.AppKey("waiting", Waiting)
+KNOWN_HEADERS: web.AppKey[frozenset[str]] = web.AppKey("known_headers", frozenset)

@@ -14,6 +14,7 @@ import orjson
 from aiohttp import web
 
 from ..errors import (
+    BodyTimeout,
     ClusterError,
     CommandsRefused,
     CorruptHere,
@@ -71,6 +72,7 @@ ANSWERS: dict[type[Exception], Answer] = {
     OutOfBounds: Answer(404, "out-of-bounds", "There is no such record"),
     NotCommitted: Answer(404, "not-committed", "The record is not committed yet"),
     SessionUnknown: Answer(404, "session-unknown", "There is no such session"),
+    BodyTimeout: Answer(408, "body-timeout", "The body did not come in time"),
     WrongIndex: Answer(409, "wrong-index", "The log's next index is not the expected one"),
     SequenceRefused: Answer(409, "sequence-refused", "The sequence is not the next one"),
     SessionRefused: Answer(409, "session-refused", "The session does not answer this"),

@@ -62,6 +62,12 @@ async def get_index_bounds(request: web.Request) -> web.Response:
     return answer(request, {"lowest_index": bounds.lowest_index, "highest_index": bounds.highest_index})
 
 
+async def post_truncate(request: web.Request) -> web.Response:
+    """No cluster forgets what it acknowledged."""
+    parameters_of(request)
+    raise NotInThisMode("only a standalone log can be truncated; a cluster keeps what it acknowledged")
+
+
 async def get_record(request: web.Request) -> web.Response:
     """The bytes of a bin or blob; any other value as JSON or msgpack."""
     parameters_of(request)

@@ -25,7 +25,7 @@ from ..api.door import CONNECTIONS_LIMIT, PEER_RESERVE, Door
 from ..config import ConfigInvalid, ServeConfig, host_and_port, load_config
 from ..errors import ClusterError
 from ..node import Node
-from .arguments import parse_serve
+from .arguments import STANDALONE, parse_serve
 from .journal import configure_logging
 
 EXIT_FAILED = 1
@@ -45,7 +45,11 @@ class CannotStart(Exception):
 
 
 def serve(arguments: Sequence[str]) -> int:
-    """Run a node until SIGTERM or SIGINT; return the exit code."""
+    """Run a node, or a standalone log, until SIGTERM or SIGINT; return the exit code."""
+    if STANDALONE in arguments:
+        from .serve_log import serve_log  # noqa: PLC0415  # It needs none of a node's modules, and a node none of its.
+
+        return serve_log(arguments)
     flags, config_file = parse_serve(arguments)
     try:
         config = load_config(flags, config_file)
@@ -71,20 +75,20 @@ async def _run(config: ServeConfig) -> int:
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
-    listening = _listen(config)
+    listening = listen(config.listen)
     try:
         node = await _started(config)
     except BaseException:
         listening.close()
         raise
-    door = Door(_connections_limit())
+    door = Door(connections_limit())
     runner = web.AppRunner(
         make_app(node, door), access_log=None, keepalive_timeout=KEPT_ALIVE_S, shutdown_timeout=SHUTDOWN_TIMEOUT_S
     )
     server = await serve_app(runner, door, listening)
-    collecting = asyncio.create_task(_collect_less_often(), name="collector")
+    collecting = asyncio.create_task(collect_less_often(), name="collector")
     print(f"quire: node {config.node} listens on {config.listen}", flush=True)
-    await _first(stop, node.ended)
+    await first_of(stop, node.ended)
     log.info("stopping")
     collecting.cancel()
     await node.hand_over()
@@ -98,7 +102,7 @@ async def _run(config: ServeConfig) -> int:
     return 0
 
 
-async def _first(*events: asyncio.Event) -> None:
+async def first_of(*events: asyncio.Event) -> None:
     """Return when one of the events is set."""
     waiting = [asyncio.create_task(event.wait()) for event in events]
     await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
@@ -106,7 +110,8 @@ async def _first(*events: asyncio.Event) -> None:
         task.cancel()
 
 
-async def _collect_less_often() -> None:
+async def collect_less_often() -> None:
+    """Collect garbage at a server's pace, for ever."""
     # A batch of commands is thousands of small lists that live for milliseconds and form no cycles. At its default
     # threshold of 700 the cyclic collector walks them again and again: measured, a third of a node's time under load.
     gc.collect()
@@ -118,7 +123,7 @@ async def _collect_less_often() -> None:
         gc.collect(1)
 
 
-def _connections_limit() -> int:
+def connections_limit() -> int:
     """As many connections as the process may have files for, once it has asked for all that it may have."""
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
@@ -128,14 +133,15 @@ def _connections_limit() -> int:
     return max(1, min(room, CONNECTIONS_LIMIT))
 
 
-def _listen(config: ServeConfig) -> socket.socket:
-    host, port = host_and_port(config.listen)
+def listen(address: str) -> socket.socket:
+    """A socket bound to HOST:PORT. Raises CannotStart."""
+    host, port = host_and_port(address)
     try:
         family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
         return socket.create_server((host, port), family=family, backlog=BACKLOG)
     except OSError as error:
         reason = (error.strerror or str(error)).lower()
-        raise CannotStart(f"cannot listen on {config.listen}: {reason}; stop what uses it or change --listen") from None
+        raise CannotStart(f"cannot listen on {address}: {reason}; stop what uses it or change --listen") from None
 
 
 async def _started(config: ServeConfig) -> Node:

@@ -1,0 +1,1 @@
+"""`quire serve --standalone`: one log behind HTTP, without a cluster."""

@@ -1,0 +1,204 @@
+"""The HTTP interface of a standalone log: the same calls, answers and problems as a cluster's, as far as they go."""
+
+import asyncio
+import json
+from collections.abc import Awaitable
+from typing import Any, TypeVar
+
+import orjson
+from aiohttp import web
+
+from quire.log import Kind, Log, Record, Spool, StoredRecord, ValueStream, blob_head
+
+from ..api.app import answer_errors, name_the_request
+from ..api.decoding import JSON, OCTETS, content_type_of, decode_json, decode_records, read_body
+from ..api.door import Door
+from ..api.encoding import answer
+from ..api.keys import DOOR, KNOWN_HEADERS
+from ..api.outflow import STUCK_S
+from ..api.parameters import integer_of, parameters_of, parse_integer
+from ..api.places import Places
+from ..api.ranges import KIND_NAMES
+from ..api.records import BIN_LIMIT_BYTES, BODIES
+from ..api.request_ids import REQUEST_ID
+from ..errors import BodyTimeout, LimitExceeded, Malformed, WrongIndex
+from .service import LogService
+
+SERVICE: web.AppKey[LogService] = web.AppKey("service", LogService)
+WRITES: web.AppKey[Places] = web.AppKey("writes", Places)
+READS: web.AppKey[Places] = web.AppKey("reads", Places)
+
+WRITES_LIMIT = 256  # Each may hold as much memory as the log's write buffer, 256 KiB.
+READS_LIMIT = 256  # Each may hold a chunk of 1 MiB of a large record.
+TRUNCATE_BODY_BYTES = 4 * 1024
+QUIRE_HEADERS = "Quire-Headers"
+QUIRE_KIND = "Quire-Kind"
+HEADERS = frozenset(name.lower() for name in (REQUEST_ID, QUIRE_HEADERS))
+
+Result = TypeVar("Result")
+
+
+def make_app(service: LogService, door: Door | None = None) -> web.Application:
+    """The application that answers for one log."""
+    app = web.Application(middlewares=[answer_errors])
+    app[SERVICE], app[KNOWN_HEADERS] = service, HEADERS
+    app[DOOR] = Door() if door is None else door
+    app[WRITES], app[READS] = Places(WRITES_LIMIT), Places(READS_LIMIT)
+    app.on_response_prepare.append(name_the_request)
+    app.add_routes(
+        [
+            web.get("/index_bounds", get_index_bounds),
+            web.get("/records/{index}", get_record),
+            web.post("/records", post_records),
+            web.post("/rpc/truncate", post_truncate),
+            web.get("/healthz", get_healthz),
+        ]
+    )
+    return app
+
+
+async def get_healthz(request: web.Request) -> web.Response:
+    """200 while the log takes records, 503 with the reason when it does not."""
+    parameters_of(request)
+    failure = request.app[SERVICE].failure
+    return web.json_response({"healthy": failure is None, "reason": failure}, status=200 if failure is None else 503)
+
+
+async def get_index_bounds(request: web.Request) -> web.Response:
+    """{"lowest_index", "highest_index"} of what can be read."""
+    parameters_of(request)
+    return answer(request, _bounds(request.app[SERVICE].log))
+
+
+async def get_record(request: web.Request) -> web.StreamResponse:
+    """The bytes of a bin or blob, streamed; any other value as JSON or msgpack."""
+    parameters_of(request)
+    service, index = request.app[SERVICE], parse_integer(request.match_info["index"], "the index")
+    with service.answering(index):
+        if service.log.kind_at(index) != Kind.BLOB:
+            return _small(request, service.log.read(index))
+        stream = service.log.read_stream(index)
+    try:
+        with request.app[READS].place(), service.answering(index):
+            await asyncio.to_thread(stream.verify)
+            return await _streamed(request, stream)
+    finally:
+        stream.close()
+
+
+def _small(request: web.Request, record: StoredRecord) -> web.Response:
+    headers = _headers_of(Kind(record.kind), record.headers)
+    if isinstance(record.value, bytes):
+        return web.Response(body=record.value, content_type=OCTETS, headers=headers)
+    return answer(request, record.value, headers)
+
+
+async def _streamed(request: web.Request, stream: ValueStream) -> web.StreamResponse:
+    response = web.StreamResponse(headers=_headers_of(Kind.BLOB, stream.metadata))
+    response.content_type, response.content_length = OCTETS, stream.length
+    await response.prepare(request)
+    chunks = iter(stream)
+    while chunk := await asyncio.to_thread(next, chunks, b""):
+        try:
+            async with asyncio.timeout(STUCK_S):
+                await response.write(chunk)
+        except TimeoutError:
+            # A reader that takes nothing holds a place; its connection is cut, so that it cannot take this for the end.
+            if request.transport is not None:
+                request.transport.abort()
+            break
+    return response
+
+
+def _headers_of(kind: Kind, headers: Any) -> dict[str, str]:
+    said = {QUIRE_KIND: KIND_NAMES[kind]}
+    return said | {QUIRE_HEADERS: json.dumps(dict(headers))} if headers else said
+
+
+async def post_records(request: web.Request) -> web.Response:
+    """{"write_index", "count"} of records that are as durable as the flush policy asks."""
+    service = request.app[SERVICE]
+    expected_index = integer_of(parameters_of(request, "index"), "index")
+    content_type = content_type_of(request, BODIES)
+    headers = _record_headers(request, content_type)
+    with request.app[WRITES].place(), service.answering():
+        if expected_index is not None and expected_index != service.log.bounds.highest_index:
+            raise WrongIndex(expected_index, service.log.bounds.highest_index)
+        if content_type == OCTETS:
+            index, count = await _append_bytes(request, service, headers, expected_index), 1
+        else:
+            limit = service.config.max_request_bytes
+            body = await _in_time(service, read_body(request, limit))
+            values = decode_records(content_type, body)
+            records = [Record(values[0], headers)] if headers else values
+            index, count = service.log.append(records, expected_index=expected_index), len(values)
+        await service.settled(index, count)
+    return answer(request, {"write_index": index, "count": count})
+
+
+async def _append_bytes(
+    request: web.Request, service: LogService, headers: dict[str, str], expected_index: int | None
+) -> int:
+    """Append the body as it is: up to 1 MiB a bin, above it a blob. It is spooled, so that nobody waits for it."""
+    limit = service.config.max_record_bytes
+    if request.content_length is not None and request.content_length > limit:
+        raise LimitExceeded("the request body", request.content_length, limit)
+    size = 0
+    with service.log.begin_spool(metadata=headers) as spool:
+        while chunk := await _in_time(service, request.content.readany()):
+            size += len(chunk)
+            if size > limit:
+                raise LimitExceeded("the request body", size, limit)
+            await asyncio.to_thread(spool.write, chunk)
+        if size > BIN_LIMIT_BYTES:
+            return service.log.append_spool(spool, expected_index=expected_index)
+        value = _spooled_value(spool, headers)
+    return service.log.append([Record(value, headers) if headers else value], expected_index=expected_index)
+
+
+def _spooled_value(spool: Spool, headers: dict[str, str]) -> bytes:
+    return b"".join(spool.pieces())[len(blob_head(headers)) :]
+
+
+async def _in_time(service: LogService, awaited: Awaitable[Result]) -> Result:
+    """What comes within `request_timeout_ms`. Raises BodyTimeout."""
+    timeout_ms = service.config.request_timeout_ms
+    try:
+        async with asyncio.timeout(timeout_ms / 1000):
+            return await awaited
+    except TimeoutError:
+        raise BodyTimeout(timeout_ms) from None
+
+
+def _record_headers(request: web.Request, content_type: str) -> dict[str, str]:
+    """The headers that the record is to have: `Quire-Headers`, a JSON object of strings. Raises Malformed."""
+    text = request.headers.get(QUIRE_HEADERS)
+    if text is None:
+        return {}
+    if content_type not in (OCTETS, JSON):
+        raise Malformed(f"{QUIRE_HEADERS} is for one record: raw bytes or {JSON}")
+    try:
+        headers = orjson.loads(text)
+    except orjson.JSONDecodeError as error:
+        raise Malformed(f"{QUIRE_HEADERS} is not JSON: {error}") from None
+    if not isinstance(headers, dict) or not all(isinstance(value, str) for value in headers.values()):
+        raise Malformed(f"{QUIRE_HEADERS} is no JSON object of strings")
+    return headers
+
+
+async def post_truncate(request: web.Request) -> web.Response:
+    """Remove every record from `truncate_index` on; the bounds after it."""
+    service = request.app[SERVICE]
+    parameters_of(request)
+    content_type_of(request, (JSON,))
+    document = decode_json(await _in_time(service, read_body(request, TRUNCATE_BODY_BYTES)), 2)
+    index = document.get("truncate_index") if isinstance(document, dict) and len(document) == 1 else None
+    if type(index) is not int or index < 0:
+        raise Malformed('the body must be {"truncate_index": n} and nothing else')
+    with request.app[WRITES].place(), service.answering(index):
+        service.log.truncate(index)
+    return answer(request, _bounds(service.log))
+
+
+def _bounds(log: Log) -> dict[str, int]:
+    return {"lowest_index": log.bounds.lowest_index, "highest_index": log.readable_index}

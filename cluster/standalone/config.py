@@ -1,0 +1,103 @@
+"""The configuration of `quire serve --standalone`."""
+
+from pathlib import Path
+from typing import Literal, Self
+
+from pydantic import Field, model_validator
+
+from quire.log import FLUSH_ALWAYS, FLUSH_NEVER, HEADER_BYTES, FlushPolicy, LogOptions
+
+from ..config import FRAME_OVERHEAD_BYTES, MIB, Address, Settings
+
+MAX_RECORD_BYTES = 64 * MIB
+MAX_REQUEST_BYTES = MIB
+REQUEST_TIMEOUT_MS = 10_000
+HEADERS_BYTES = 16 * 1024
+"""Of `Quire-Headers` in a frame; aiohttp takes no header above 8,190 bytes."""
+
+_SEGMENT_LIMIT_BYTES = 2048 * MIB  # With as much of overflow, positions stay below 4 GiB.
+
+
+class StandaloneConfig(Settings):
+    """What a standalone log is served with."""
+
+    listen: Address = Field(description="HOST:PORT to listen on.")
+    data_dir: Path = Field(description="Directory of the log; made if it does not exist.")
+    initial_index: int = Field(
+        default=0,
+        ge=0,
+        lt=1 << 63,
+        description="Index of the first record of a new log; one that exists has its own.",
+    )
+    flush: Literal["always", "batched", "never"] = Field(
+        default="always",
+        description="When a record is acknowledged and readable. always: when it survives a power loss. batched: it is "
+        "acknowledged at once, and flushed and readable after flush_records or flush_interval_ms. never: at once; the "
+        "operating system decides when it reaches the disk, and a power loss takes what it has not.",
+    )
+    flush_records: int = Field(default=1000, ge=1, description="With flush = batched: flush when so many records wait.")
+    flush_interval_ms: int = Field(
+        default=1000, ge=1, le=600_000, description="With flush = batched: flush when the oldest has waited so long."
+    )
+    segment_bytes: int = Field(
+        default=64 * MIB,
+        ge=64 * 1024,
+        lt=_SEGMENT_LIMIT_BYTES,
+        description="Size at which a segment of the log is sealed. Expiry removes whole segments.",
+    )
+    cached_indexes: int = Field(
+        default=64, ge=0, description="How many sealed segments keep their index in memory, about 256 KiB each."
+    )
+    retention_bytes: int | None = Field(
+        default=None, ge=0, description="The oldest segments are removed while the log is larger. None: never."
+    )
+    retention_ms: int | None = Field(
+        default=None, ge=1, description="A segment is removed when its last record is older. None: never."
+    )
+    max_record_bytes: int = Field(
+        default=MAX_RECORD_BYTES,
+        ge=1024,
+        lt=_SEGMENT_LIMIT_BYTES,
+        description="Largest record of raw bytes. It is kept aside while it arrives, and holds nobody up until then.",
+    )
+    max_request_bytes: int = Field(
+        default=MAX_REQUEST_BYTES, ge=1024, le=64 * MIB, description="Largest batch of records in one request."
+    )
+    request_timeout_ms: int = Field(
+        default=REQUEST_TIMEOUT_MS,
+        ge=100,
+        le=600_000,
+        description="How long a request waits for the next bytes of its body (then nothing was written), or for its "
+        "flush (then the answer names the index, and the outcome is unknown).",
+    )
+    log_level: Literal["debug", "info", "warning", "error"] = Field(
+        default="info", description="The least important messages that are still logged."
+    )
+    log_format: Literal["console", "json"] = Field(
+        default="console", description="Messages on stderr as lines for people, or as one JSON object each."
+    )
+
+    @model_validator(mode="after")
+    def _fits_together(self) -> Self:
+        if self.flush != "batched" and self.model_fields_set & {"flush_records", "flush_interval_ms"}:
+            raise ValueError(f"flush is {self.flush}; flush_records and flush_interval_ms go with flush = batched")
+        return self
+
+    @property
+    def options(self) -> LogOptions:
+        """What the log is opened with: a record of `max_record_bytes` fits into a segment whatever its fill."""
+        largest = (
+            max(self.max_record_bytes, self.max_request_bytes) + HEADER_BYTES + HEADERS_BYTES + FRAME_OVERHEAD_BYTES
+        )
+        policies = {
+            "always": FLUSH_ALWAYS,
+            "batched": FlushPolicy(self.flush_records, self.flush_interval_ms),
+            "never": FLUSH_NEVER,
+        }
+        return LogOptions(
+            segment_bytes=self.segment_bytes,
+            segment_overflow_bytes=max(self.segment_bytes // 2, largest),
+            max_frame_bytes=largest,
+            cached_indexes=self.cached_indexes,
+            flush_policy=policies[self.flush],
+        )

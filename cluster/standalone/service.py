@@ -1,0 +1,208 @@
+"""A log and what has to be done for it beside the requests: flushes, the mark each second, expiry."""
+
+import asyncio
+import os
+from collections.abc import Generator
+from contextlib import contextmanager
+
+import structlog
+
+from quire.log import (
+    Directory,
+    DiskFull,
+    FileDirectory,
+    FrameCorrupt,
+    FrameInvalid,
+    GroupFlusher,
+    IndexExpired,
+    IndexOutOfBounds,
+    Log,
+    LogClosed,
+    LogLocked,
+    LogReadOnly,
+    NotYetFlushed,
+    PayloadInvalid,
+    RecordTooLarge,
+    UnexpectedIndex,
+    store_bases,
+    stored_cluster_id,
+)
+from quire.replication.promises import PROMISE_FILE
+
+from ..data_dir import DISK_ID_BYTES, LOG_FOLDER, clock
+from ..errors import (
+    Expired,
+    LimitExceeded,
+    Malformed,
+    NodeStopping,
+    OutcomeUnknown,
+    OutOfBounds,
+    StateUnavailable,
+    WrongIndex,
+)
+from ..identity import DataDirRefused, NodeIdentity, read_identity, write_identity
+from .config import StandaloneConfig
+from .errors import DiskOfLogFull, NotFlushed, NotFlushedInTime, RecordCorrupt
+
+MODE = "standalone"
+MARK_INTERVAL_S = 1.0
+EXPIRY_INTERVAL_S = 10.0
+CLUSTER_ID_BYTES = 16
+
+logger = structlog.get_logger(__name__)
+
+
+class LogService:
+    """One log, served. Everything but `open` and `close` is called on one event loop."""
+
+    def __init__(self, config: StandaloneConfig, directory: Directory | None = None) -> None:
+        """`directory`: what stands for `data_dir`, if not the folder of that name."""
+        self.config = config
+        self.ended = asyncio.Event()
+        """Set when the log can go on no more."""
+        self.log: Log
+        self._directory = directory
+        self._flusher: GroupFlusher
+        self._tasks: list[asyncio.Task[None]] = []
+
+    async def start(self) -> None:
+        """Open or make the log.
+
+        Raises:
+            DataDirRefused: in use, a cluster's, or damaged.
+            LogError: the log cannot be opened.
+        """
+        self.log = await asyncio.to_thread(self._open)
+        self._flusher = GroupFlusher(self.log)
+        self._tasks = [asyncio.create_task(self._sync_marks()), asyncio.create_task(self._expire())]
+
+    def _open(self) -> Log:
+        directory = self._directory = self._directory or FileDirectory(self.config.data_dir)
+        try:
+            directory.lock()
+        except LogLocked as error:
+            raise DataDirRefused(directory.path, "another process uses it; stop that one or choose another") from error
+        try:
+            return open_log(self.config, directory)
+        except BaseException:
+            directory.unlock()
+            raise
+
+    async def stop(self) -> None:
+        """Flush, mark a clean stop, and unlock."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._flusher.close()
+        try:
+            await asyncio.to_thread(self.log.close)
+        finally:
+            if self._directory is not None:
+                self._directory.unlock()
+
+    @property
+    def failure(self) -> str | None:
+        """Why the log can go on no more; None if it can."""
+        return self.log.failure
+
+    async def settled(self, index: int, count: int) -> None:
+        """Return when the records from `index` on are as durable as the policy asks.
+
+        Raises:
+            NotFlushedInTime: they are appended, and more is not known.
+        """
+        timeout_ms = self.config.request_timeout_ms
+        try:
+            async with asyncio.timeout(timeout_ms / 1000):
+                await self._flusher.settled(index + count)
+        except TimeoutError:
+            raise NotFlushedInTime(index, count, f"not flushed within {timeout_ms} ms") from None
+        except LogReadOnly as error:
+            self.ended.set()
+            raise NotFlushedInTime(index, count, error.reason) from error
+
+    @contextmanager
+    def answering(self, index: int = 0) -> Generator[None]:
+        """Raise what the log raises in the block as what an answer says."""
+        failed_before = self.log.failure is not None
+        try:
+            yield
+        except IndexOutOfBounds as error:
+            raise OutOfBounds(error.index, error.lowest, self.log.readable_index) from error
+        except IndexExpired as error:
+            raise Expired(error.index, error.lowest) from error
+        except NotYetFlushed as error:
+            raise NotFlushed(error.index, error.durable) from error
+        except FrameCorrupt as error:
+            raise RecordCorrupt(index, str(error)) from error
+        except UnexpectedIndex as error:
+            raise WrongIndex(error.expected, error.highest) from error
+        except RecordTooLarge as error:
+            raise LimitExceeded("the record, with its frame,", error.size, error.limit) from error
+        except PayloadInvalid as error:
+            raise Malformed(error.reason) from error
+        except DiskFull as error:
+            raise DiskOfLogFull from error
+        except LogClosed as error:
+            raise NodeStopping from error
+        except LogReadOnly as error:
+            self.ended.set()
+            if failed_before:
+                raise StateUnavailable(str(error)) from error
+            # Of a write that failed on its way to the disk, a restart may find everything.
+            raise OutcomeUnknown(error.reason) from error
+
+    async def _sync_marks(self) -> None:
+        while True:
+            await asyncio.sleep(MARK_INTERVAL_S)
+            try:
+                await self._flusher.sync_mark()
+            except LogReadOnly:
+                self.ended.set()
+            if self.log.failure is not None:
+                self.ended.set()
+
+    async def _expire(self) -> None:
+        config = self.config
+        age = None if config.retention_ms is None else config.retention_ms * 1000
+        while age is not None or config.retention_bytes is not None:
+            try:
+                gone = self.log.remove_expired(clock(), age=age, max_bytes=config.retention_bytes)
+            except LogReadOnly:
+                self.ended.set()
+                return
+            if gone:
+                logger.info("expired", segments=gone, lowest_index=self.log.bounds.lowest_index)
+            await asyncio.sleep(EXPIRY_INTERVAL_S)
+
+
+def open_log(config: StandaloneConfig, directory: Directory) -> Log:
+    """See whose data directory it is, and open its log; of an empty one, make one. Blocks; the caller has the lock.
+
+    The identity is written when a log is there. A log without one, of a crash in between or made by another program of
+    this library, is served under the id that it has.
+
+    Raises:
+        DataDirRefused, LogError: it cannot be used; nothing was changed.
+    """
+    path = directory.path
+    identity = read_identity(directory)
+    if PROMISE_FILE in directory.list() or (identity is not None and identity.mode != MODE):
+        raise DataDirRefused(path, "it is of mode 'cluster'; start it so, or choose another")
+    if identity is not None and not store_bases(directory.child(LOG_FOLDER)):
+        raise DataDirRefused(path, "its log is gone; restore a backup, or start with an empty directory")
+    try:
+        cluster_id = (identity.cluster_id if identity else stored_cluster_id(directory)) or os.urandom(CLUSTER_ID_BYTES)
+    except FrameInvalid as error:
+        raise DataDirRefused(path, f"{error}; look with `quire log verify`") from error
+    log = Log.open(
+        directory,
+        config.options,
+        cluster_id=cluster_id,
+        initial_index=config.initial_index,
+        clock=clock,
+        standalone=True,
+    )
+    if identity is None:
+        write_identity(directory, NodeIdentity(cluster_id, MODE, os.urandom(DISK_ID_BYTES), ("log", 1), None, MODE))
+    return log
