@@ -512,17 +512,20 @@ class Log:
             LogReadOnly: the device failed.
         """
         state = self._state
-        if state.flush is not None:
-            raise ValueError("a flush is on its way in another thread: end it first")
-        flush = self.begin_flush()
-        if flush is None:
+        state.refuse_if_unwritable()
+        if state.durable.index == state.tail.index:
             return
-        try:
-            flush.run()
-        except OSError as error:
-            self.end_flush(flush, error)
-            raise LogReadOnly(state.failure or "") from error
-        self.end_flush(flush)
+        with state.failing("flushing"):
+            self._sync_all()
+            state.mark.write(state.next_mark())
+
+    def _sync_all(self) -> None:
+        state, writer = self._state, self._state.writer
+        # Another thread may have a flush on its way: of two syncs at once, one could take the other's error.
+        state.settle_flush()
+        writer.write_out()
+        writer.store.sync()
+        state.set_durable(state.tail, writer.segment, writer.segment.end)
 
     def set_commit_index(self, index: int) -> None:
         """Tell the log what is committed, for the mark; it writes no more than what is durable."""
@@ -573,11 +576,8 @@ class Log:
                 self._directory.unlock()
 
     def _stop_cleanly(self) -> None:
-        state, writer = self._state, self._state.writer
-        state.settle_flush()
-        writer.write_out()
-        writer.store.sync()
-        state.set_durable(state.tail, writer.segment, writer.segment.end)
+        state = self._state
+        self._sync_all()
         # Whoever has met rot must not call the stop clean: the next open then looks at each frame of the write segment.
         state.mark.write_synced(state.next_mark(clean=not state.is_rotten))
 

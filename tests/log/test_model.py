@@ -23,7 +23,6 @@ class LogAgainstList(RuleBasedStateMachine):
     def append(self, count: int, size: int) -> None:
         self.history.append(count, size)
 
-    @precondition(lambda self: self.flush is None)
     @rule()
     def flush_all(self) -> None:
         self.history.flush()
@@ -87,7 +86,6 @@ class LogAgainstList(RuleBasedStateMachine):
     def append_a_stream(self, size: int) -> None:
         self.history.append_stream(size * 100)
 
-    @precondition(lambda self: self.flush is None)
     @rule(data=st.data())
     def truncate_inside_a_frame(self, data: st.DataObject) -> None:
         frames = self.history.frames

@@ -12,7 +12,7 @@ import quire.log.expiry
 import quire.log.reset
 import quire.log.rewrite
 import quire.log.truncation
-from quire.log import Flush, Log, LogError, Tail
+from quire.log import Log, LogError, Tail
 from quire.log.frames import FrameHeader
 from quire.log.index import FrameIndex
 from quire.log.state import LogState
@@ -79,16 +79,14 @@ def visible_before_flushed(patch: Patch) -> None:
 
 
 def mark_before_flush(patch: Patch) -> None:
-    original = Log.begin_flush
+    original = Log.flush
 
-    def planted(log: Log) -> Flush | None:
-        flush = original(log)
-        if flush is not None:
-            state: LogState = vars(log)["_state"]
-            state.mark.write(state.next_mark()._replace(durable_index=flush.tail.index, position=flush.position))
-        return flush
+    def planted(log: Log) -> None:
+        state: LogState = vars(log)["_state"]
+        state.mark.write(state.next_mark()._replace(durable_index=state.tail.index, position=state.writer.segment.end))
+        original(log)
 
-    patch.setattr(Log, "begin_flush", planted)
+    patch.setattr(Log, "flush", planted)
 
 
 def rewrite_without_setting_the_frame_aside(patch: Patch) -> None:

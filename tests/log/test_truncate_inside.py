@@ -187,3 +187,19 @@ def test_a_torn_or_foreign_rewrite_file_is_removed_and_changes_nothing() -> None
     disk.replace("log/00000000000000000001.rewrite", disk.content("log/00000000000000000000.store")[64:200])
     assert values(open_log(disk)) == ["a", "b"]
     assert disk.names("log") == ["00000000000000000000.store"]
+
+
+def test_a_flush_that_is_on_its_way_does_not_keep_a_cut_inside_a_frame_from_being_finished() -> None:
+    disk = Disk()
+    log = open_log(disk)
+    log.append(["a", "b", "c"])
+    flush = log.begin_flush()
+    assert flush is not None
+    log.truncate(1)
+    assert disk.names("log") == ["00000000000000000000.store"]
+    flush.run()
+    log.end_flush(flush)
+    log.append(["acknowledged"])
+    log.flush()
+    disk.lose_power(Keep.EVERYTHING)
+    assert values(open_log(disk)) == ["a", "acknowledged"]
