@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from crc32c import crc32c
 
 from .appending import append_raw, make_room, put_spooled
-from .errors import DiskFull, LogClosed, LogReadOnly, NotFrameBorder, UnexpectedIndex
+from .errors import DiskFull, LogClosed, LogError, LogReadOnly, NotFrameBorder, RecordTooLarge, UnexpectedIndex
 from .expiry import remove_expired
 from .flush import Flush, Sync
 from .frames import HEADER_BYTES, Frame, FrameHeader, Kind, Tail, seal_header
@@ -400,6 +400,7 @@ class Log:
             IndexOutOfBounds, IndexExpired: it is not in the log.
             LogReadOnly: the device failed; restart to recover.
             DiskFull: no room to cut a frame in two; its records and all before it are there.
+            RecordTooLarge: so are they, for what would stay of the frame is above a limit that was lowered.
         """
         state = self._state
         state.refuse_if_unwritable()
@@ -423,11 +424,13 @@ class Log:
         # What a restart may have to put in the frame's place needs all before it durable.
         self._cut(inside.next_index)
         raw = cut_frame(self._reader.frame(inside.frame_index), inside.index - inside.frame_index)
+        if len(raw) > state.frame_limit:
+            raise RecordTooLarge(len(raw), state.frame_limit)
         with state.failing("cutting a frame in two"):
             set_aside(state.files, raw, inside.frame_index)
             try:
                 rewrite(self, state.files, raw, inside.frame_index)
-            except DiskFull as error:
+            except LogError as error:
                 # The old frame may be cut already, so nothing must follow before a restart puts the new one there.
                 raise self._failed("cutting a frame in two", error) from error
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from quire.log import (
@@ -11,12 +13,14 @@ from quire.log import (
     LogReadOnly,
     NotFrameBorder,
     Record,
+    RecordTooLarge,
     Run,
     decode_runs,
     encode_records,
     encode_runs,
     frame_values,
 )
+from quire.log.rewrite import cut_frame
 from tests.log.histories import SMALL, all_frames, open_log
 from tests.storage import Disk, Keep, PowerLoss
 
@@ -203,3 +207,46 @@ def test_a_flush_that_is_on_its_way_does_not_keep_a_cut_inside_a_frame_from_bein
     log.flush()
     disk.lose_power(Keep.EVERYTHING)
     assert values(open_log(disk)) == ["a", "acknowledged"]
+
+
+def test_what_stays_of_a_frame_is_refused_above_a_lowered_limit_and_nothing_that_follows_is_lost() -> None:
+    disk = Disk()
+    log = open_log(disk)
+    log.append(["a" * 100, "b" * 100, "c" * 100])
+    log.close()
+    size = len(cut_frame(all_frames(open_log(disk))[0], 2))
+    log = open_log(disk, replace(SMALL, max_frame_bytes=size - 1))
+    with pytest.raises(RecordTooLarge) as error:
+        log.truncate(2)
+    assert (error.value.size, error.value.limit) == (size, size - 1)
+    assert values(log) == ["a" * 100, "b" * 100, "c" * 100]
+    log.append(["acknowledged"])
+    log.flush()
+    disk.lose_power(Keep.EVERYTHING)
+    log = open_log(disk, replace(SMALL, max_frame_bytes=size))
+    assert values(log)[3:] == ["acknowledged"]
+    log.truncate(2)
+    assert values(log) == ["a" * 100, "b" * 100]
+
+
+def test_after_any_refusal_behind_the_first_cut_nothing_is_appended_before_a_restart_finishes_it() -> None:
+    disk = Disk()
+    log = open_log(disk)
+    log.append(["before"])
+    log.append(["a", "b", "c"])
+    log.flush()
+
+    def rotting(operation: str, name: str) -> bool:
+        # The frame before rots between the two cuts, so that the second one does not find its place.
+        if (operation, name) == ("create", "00000000000000000001.rewrite"):
+            disk.flip_bit("log/00000000000000000000.store", 64)
+        return False
+
+    disk.failing = rotting
+    with pytest.raises(LogReadOnly):
+        log.truncate(2)
+    disk.failing = None
+    disk.flip_bit("log/00000000000000000000.store", 64)
+    with pytest.raises(LogReadOnly):
+        log.append(["lost at the next open if it was taken"])
+    assert values(open_log(disk)) == ["before", "a"]
