@@ -41,11 +41,11 @@ def put_spooled(state: LogState, spool: Spool, epoch: int, now: int) -> FrameHea
     try:
         with state.failing("writing out"):
             state.writer.put_streamed(header, head, spool.pieces())
+            state.tail = Tail(index + 1, epoch, header.timestamp, header.crc32c)
+            if epoch != last_epoch or not state.epochs:
+                state.epochs.append((epoch, index))
     except FrameInvalid as error:
         raise FrameCorrupt(spool.name, 0, error.reason) from error
-    state.tail = Tail(index + 1, epoch, header.timestamp, header.crc32c)
-    if epoch != last_epoch or not state.epochs:
-        state.epochs.append((epoch, index))
     return header
 
 

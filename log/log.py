@@ -223,13 +223,15 @@ class Log:
             make_room(state, size)
         try:
             state.writer.put(header, head, payload)
-        except OSError as error:
-            raise self._failed("writing out", error) from error
-        state.tail = tuple.__new__(Tail, (index + count, epoch, timestamp, header[0]))
-        if epoch != last_epoch or not state.epochs:
-            state.epochs.append((epoch, index))
-        if members:
-            state.members.append(index)
+            state.tail = tuple.__new__(Tail, (index + count, epoch, timestamp, header[0]))
+            if epoch != last_epoch or not state.epochs:
+                state.epochs.append((epoch, index))
+            if members:
+                state.members.append(index)
+        except BaseException:
+            # Whatever breaks in, KeyboardInterrupt too, may leave a frame that the tail does not count.
+            with state.failing("writing out"):
+                raise
         return header
 
     def append_frames(self, raw: bytes | bytearray | memoryview) -> int:

@@ -65,11 +65,11 @@ def rotate(state: LogState) -> None:
         store = prepare_store(state.files, header, state.options)
         _seal(state, old)
         state.writer = publish_store(state.files, header, store, state.options)
-    state.segments.append(state.writer.segment)
-    state.segments.cache.put(old.segment.base_index, old.index)
-    state.members = [] if members_index is None else [members_index]
-    state.read_segments_bytes += old.segment.end - STORE_HEADER_BYTES
-    state.retire(old.store)
+        state.segments.append(state.writer.segment)
+        state.segments.cache.put(old.segment.base_index, old.index)
+        state.members = [] if members_index is None else [members_index]
+        state.read_segments_bytes += old.segment.end - STORE_HEADER_BYTES
+        state.retire(old.store)
 
 
 def _seal(state: LogState, old: WriteSegment) -> None:

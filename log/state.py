@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Generator
 from contextlib import contextmanager
 
-from .errors import LogClosed, LogReadOnly
+from .errors import LogClosed, LogError, LogReadOnly
 from .flush import Flush
 from .frames import Tail
 from .mark import Mark, MarkFile
@@ -82,12 +82,21 @@ class LogState:
 
     @contextmanager
     def failing(self, doing: str) -> Generator[None]:
-        """Turn the log read-only for ever if the device fails in the block: a failed write or sync proves nothing."""
+        """Turn the log read-only for ever if the device fails in the block: a failed write or sync proves nothing.
+
+        So does what breaks in anywhere, KeyboardInterrupt or MemoryError: how far the block came is not known.
+        """
         try:
             yield
+        except LogError:
+            # Refused where nothing had changed; where something had, whoever raised it says so.
+            raise
         except OSError as error:
             self.fail(f"{doing}: {error}")
             raise LogReadOnly(self.failure or doing) from error
+        except BaseException as error:
+            self.fail(f"{doing}: {error!r}")
+            raise
 
     def fail(self, reason: str) -> None:
         """Turn the log read-only for ever; the first reason stays."""

@@ -1,0 +1,66 @@
+"""What breaks into a change, KeyboardInterrupt or MemoryError: how far it came is not known, so nothing may follow."""
+
+from __future__ import annotations
+
+import pytest
+
+from quire.log import Kind, LogReadOnly, encode_frame, encode_records
+from tests.log.histories import open_log
+from tests.storage import Disk
+
+
+@pytest.mark.parametrize("interruption", [KeyboardInterrupt, MemoryError])
+@pytest.mark.parametrize("goes_on", [True, False])
+def test_what_breaks_into_an_append_is_final_and_a_restart_keeps_every_durable_record(
+    interruption: type[BaseException], goes_on: bool
+) -> None:
+    stop = 0
+    while True:
+        stop += 1
+        disk = Disk()
+        log = open_log(disk)
+        log.append(["x" * 2100])
+        log.append(["y" * 600])
+        log.append(["z" * 900])
+        log.flush()
+        stopping = disk.operations + stop
+
+        def breaking_in(_operation: str, _name: str, disk: Disk = disk, stopping: int = stopping) -> bool:
+            if disk.operations == stopping:
+                raise interruption
+            return False
+
+        disk.failing = breaking_in
+        try:
+            log.append(["x" * 900])
+            index, epoch, timestamp, crc = log.tail
+            payload = encode_records(["y" * 900])
+            log.append_frames(
+                encode_frame(
+                    index=index,
+                    epoch=epoch,
+                    timestamp=timestamp,
+                    count=1,
+                    prev_crc32c=crc,
+                    kind=Kind.RECORDS,
+                    payload=payload,
+                )
+            )
+            log.append_stream([b"z" * 900])
+        except interruption:
+            pass
+        else:
+            break
+        disk.failing = None
+        durable = log.durable_index
+        if goes_on:
+            try:
+                log.append(["short"])
+            except LogReadOnly:
+                pass
+            else:
+                log.flush()
+                durable = log.durable_index
+        log.close()
+        assert open_log(disk).durable_index >= durable
+    assert stop > 12
