@@ -6,6 +6,7 @@ runs at most once, whoever comes first, and everybody who asks learns how it end
 
 from __future__ import annotations
 
+import errno
 import threading
 from typing import TYPE_CHECKING
 
@@ -23,7 +24,7 @@ class Sync:
         self._storage = storage
         self._lock = threading.Lock()
         self._done = False
-        self._error: OSError | None = None
+        self._error: OSError | None = OSError(errno.EINTR, "the sync was broken off")
 
     def run(self) -> None:
         """Block until what was written before this object was made is durable. Later calls return at once.
@@ -36,6 +37,7 @@ class Sync:
                 self._done = True
                 try:
                     self._storage.sync()
+                    self._error = None
                 except OSError as error:
                     self._error = error
         if self._error is not None:

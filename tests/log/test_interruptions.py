@@ -64,3 +64,25 @@ def test_what_breaks_into_an_append_is_final_and_a_restart_keeps_every_durable_r
         log.close()
         assert open_log(disk).durable_index >= durable
     assert stop > 12
+
+
+def test_a_sync_that_was_broken_off_proves_nothing_to_whoever_asks_next() -> None:
+    disk = Disk()
+    log = open_log(disk)
+    log.append(["a"])
+    flush = log.begin_flush()
+    assert flush is not None
+
+    def breaking_in(_operation: str, _name: str) -> bool:
+        raise KeyboardInterrupt
+
+    disk.failing = breaking_in
+    with pytest.raises(KeyboardInterrupt):
+        flush.run()
+    disk.failing = None
+    with pytest.raises(OSError, match="broken off") as error:
+        flush.run()
+    log.end_flush(flush, error.value)
+    assert log.durable_index == 0
+    with pytest.raises(LogReadOnly):
+        log.append(["b"])
