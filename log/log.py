@@ -358,7 +358,8 @@ class Log:
     def stream(self, from_index: int, to_index: int) -> Iterator[Frame]:
         """Yield the readable frames that hold [from_index, to_index), from segment to segment without a lookup each.
 
-        What expires meanwhile is `IndexExpired`, unless it was read before.
+        What expires meanwhile is `IndexExpired`, unless it was read before; where what it gave last is cut off, it ends
+        in `ChainBroken` or `IndexOutOfBounds`. It never gives what was cut off before it was asked for.
 
         Raises:
             IndexOutOfBounds, IndexExpired, NotYetFlushed, FrameCorrupt: why one is missing; never a silent gap.
@@ -371,7 +372,7 @@ class Log:
         The end is where the log ends when it is reached: what is appended and flushed meanwhile comes, too.
 
         Raises:
-            IndexOutOfBounds, IndexExpired, NotYetFlushed, FrameCorrupt: as `stream`.
+            IndexOutOfBounds, IndexExpired, NotYetFlushed, FrameCorrupt, ChainBroken: as `stream`.
         """
         return self._reader.stream_unbounded(self._state.origin.index if from_index is None else from_index)
 

@@ -12,7 +12,7 @@ from contextlib import suppress
 
 from crc32c import crc32c
 
-from .errors import FrameInvalid, NotYetFlushed
+from .errors import ChainBroken, FrameInvalid, NotFrameBorder, NotYetFlushed
 from .frames import HEADER_BYTES, Frame, FrameHeader, Kind, decode_header, walk_headers
 from .lookup import Lookup
 from .options import STORE_HEADER_BYTES
@@ -116,13 +116,13 @@ class Reader:
         generation = state.generation
         while index < (state.readable_index if to_index is None else to_index):
             # Between two chunks the log may have been cut or reset, its beginning expired, or all of it closed.
-            lookup.refuse_outside(index)
+            self._refuse_unreadable(index)
             if generation != state.generation:
-                generation, crc = state.generation, None
-                segment, position = lookup.border(index)
+                generation = state.generation
+                segment, position = self._go_on(index, crc)
             elif position == segment.end and segment is not state.writer.segment:
                 segment, position = state.segments.holding(index), STORE_HEADER_BYTES
-            bound = state.readable_index if to_index is None else to_index
+            bound = state.readable_index if to_index is None else min(to_index, state.readable_index)
             raw = self._span(segment, position, bound - 1, _STREAM_BYTES)
             read = 0
             for offset, header in self._verified(raw, segment, position, index, crc):
@@ -130,12 +130,28 @@ class Reader:
                 read = body + header[1]
                 index, crc = header[2] + header[5], header[0]
                 yield Frame(header, raw[body:read])
-                if index >= bound:
+                if index >= bound or generation != state.generation:
                     break
             position += read
-        if to_index is None and index > state.readable_index:
-            # The log was cut below what was yielded: that is no end of a log.
-            self._refuse_unreadable(index)
+        if to_index is None and generation != state.generation:
+            # What was yielded last may have been cut off meanwhile: that is no end of a log.
+            if index > state.readable_index:
+                self._refuse_unreadable(index)
+            self._go_on(index, crc)
+
+    def _go_on(self, index: int, crc: int | None) -> tuple[Segment, int]:
+        """Return the place of the frame at `index` in a log that was cut or reset since the frame before was read.
+
+        Raises:
+            ChainBroken: another frame stands before it now, or it is no border any more.
+        """
+        try:
+            tail, segment, position = self.lookup.place_behind(index)
+        except NotFrameBorder as inside:
+            raise ChainBroken(index, "index", index, inside.frame_index) from inside
+        if crc is not None and tail.crc32c != crc:
+            raise ChainBroken(index, "prev_crc32c", crc, tail.crc32c)
+        return (segment, position) if index == self._state.tail.index else self.lookup.border(index)
 
     def _refuse_unreadable(self, index: int) -> None:
         """Raise why the record at `index` cannot be read, if it cannot."""

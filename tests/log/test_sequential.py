@@ -6,6 +6,7 @@ import pytest
 
 from quire.log import (
     FLUSH_NEVER,
+    ChainBroken,
     Frame,
     FrameCorrupt,
     IndexExpired,
@@ -151,6 +152,54 @@ def test_a_reader_that_stands_in_what_is_cut_off_is_out_of_bounds() -> None:
     log.append(["new"])
     log.flush()
     assert [frame_values(frame) for frame in again] == [["new"]]
+
+
+@pytest.mark.parametrize("bounded", [True, False])
+def test_a_stream_gives_nothing_that_was_cut_off_before_it_was_asked_for(bounded: bool) -> None:
+    log = log_of(Disk(), 10)
+    stream = log.stream(0, 20) if bounded else log.stream_unbounded()
+    given = [next(stream) for _ in range(3)]
+    log.truncate(10)
+    for _ in range(5):
+        log.append(["new", "new"])
+    log.flush()
+    given += stream
+    assert given == list(log.stream_unbounded())
+
+
+@pytest.mark.parametrize("bounded", [True, False])
+def test_a_stream_does_not_go_on_behind_a_frame_that_was_cut_off(bounded: bool) -> None:
+    for cut in range(1, 8):
+        for records in (1, 2, 3):
+            for frames in range(1, 20):
+                log = log_of(Disk(), 10)
+                stream = log.stream(0, 20) if bounded else log.stream_unbounded()
+                given = [next(stream) for _ in range(3)]
+                log.truncate(cut)
+                for _ in range(frames):
+                    log.append(["new"] * records)
+                log.flush()
+                if cut >= 6 and log.durable_index >= 20:
+                    assert [*given, *stream] == list(log.stream(0, 20) if bounded else log.stream_unbounded())
+                elif cut < 6:
+                    with pytest.raises((ChainBroken, IndexOutOfBounds)):
+                        list(stream)
+
+
+def test_a_bounded_stream_gives_nothing_unflushed_after_a_cut() -> None:
+    log = log_of(Disk(), 30)
+    stream = log.stream(0, 60)
+    assert next(stream).header.index == 0
+    log.truncate(10)
+    log.append(["durable"])
+    log.flush()
+    for _ in range(50):
+        log.append(["n"])
+    durable = log.durable_index
+    assert durable < log.bounds.highest_index
+    with pytest.raises(NotYetFlushed) as error:
+        list(stream)
+    assert (error.value.index, error.value.durable) == (durable, durable)
 
 
 def test_a_stream_of_a_log_that_is_closed_meanwhile_is_refused() -> None:
