@@ -22,7 +22,8 @@ def make_room(state: LogState, size: int) -> None:
         raise RecordTooLarge(size, state.frame_limit)
     if state.writer.is_full(size):
         rotate(state)
-    state.writer.reserve(size)
+    with state.failing("allocating"):
+        state.writer.reserve(size)
 
 
 def put_spooled(state: LogState, spool: Spool, epoch: int, now: int) -> FrameHeader:

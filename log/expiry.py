@@ -53,7 +53,6 @@ def count_due(state: LogState, now: int, age: int | None, max_bytes: int | None,
 
 def _remove_first(state: LogState) -> None:
     gone = state.segments.remove_first()
-    state.files.sync()
     state.origin = state.segments.first.origin
     state.read_segments_bytes -= gone.end - STORE_HEADER_BYTES
     lowest = state.origin.index
@@ -61,3 +60,4 @@ def _remove_first(state: LogState) -> None:
     if kept >= 0:
         # As after a restart: the first epoch held begins at the first record held.
         state.epochs[: kept + 1] = [(state.epochs[kept][0], lowest)]
+    state.files.sync()

@@ -196,6 +196,7 @@ class Lookup:
         if segment is not writer.segment:
             return segment.end
         if writer.unwritten_index is not None and index >= writer.unwritten_index:
+            self._state.refuse_if_unwritable()
             with self._state.failing("writing out"):
                 writer.write_out()
         return writer.written
@@ -213,7 +214,9 @@ class Lookup:
             survey.glance(store, segment.end)
         except FrameInvalid as error:
             raise self.corrupt(segment, error.position, error.reason) from error
-        rebuild_index(self._state.files, survey.index)
+        if self._state.failure is None:
+            with self._state.failing("writing an index"):
+                rebuild_index(self._state.files, survey.index)
         if was_cached or segments.cache.limit is None:
             segments.cache.put(segment.base_index, survey.index)
         return survey.index

@@ -48,6 +48,8 @@ def reset_to(state: LogState, origin: Tail, members_index: int | None) -> None:
         state.generation += 1
         base = state.segments.first.base_index
         state.mark.write_synced(Mark(0, base, base, STORE_HEADER_BYTES, 0, 0, 0, clean=False))
+        # If the device fails from here on, or is full, nobody looks for what is gone.
+        state.origin = state.tail = state.durable = origin
         state.retire(state.writer.store)
         while len(state.segments) > 1:
             state.segments.remove_last()
@@ -68,7 +70,6 @@ def _begin(state: LogState, header: StoreHeader) -> None:
         raise
     state.writer = publish_store(state.files, header, store, state.options)
     state.segments.append(state.writer.segment)
-    state.origin = state.tail = header.origin
     state.epochs = []
     state.members = [] if header.members_index is None else [header.members_index]
     state.read_segments_bytes = 0

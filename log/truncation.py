@@ -37,6 +37,8 @@ def truncate_at(state: LogState, tail: Tail, segment: Segment, position: int) ->
         if state.durable.index >= tail.index:
             state.set_durable(tail, segment, position)
         state.mark.write_synced(state.next_mark())
+        # If the device fails from here on, nobody looks for what may be gone.
+        state.tail = tail
         _remove_segments_behind(state, segment)
         was_written = state.writer.segment is segment
         store = state.writer.store if was_written else state.files.open(store_name(segment.base_index))

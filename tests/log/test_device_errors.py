@@ -1,0 +1,95 @@
+"""An error of the device at any operation: all writing ends, what is durable stays, and reads say what there is."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+
+import pytest
+
+from quire.log import IndexExpired, IndexOutOfBounds, LogClosed, LogReadOnly, NotYetFlushed, frame_values
+from tests.log import test_crashes, test_reset
+from tests.log.explorer import Steps
+from tests.log.histories import History
+from tests.storage import Disk, Keep
+
+CHANGES = [
+    test_crashes.append_and_flush,
+    test_crashes.append_without_flush,
+    test_crashes.rotate,
+    test_crashes.rotate_after_flush,
+    test_crashes.truncate_in_the_write_segment,
+    test_crashes.truncate_over_segments,
+    test_crashes.truncate_to_a_segment_border,
+    test_crashes.truncate_everything,
+    test_crashes.truncate_inside_a_frame,
+    test_crashes.truncate_inside_frames_over_segments,
+    test_crashes.append_streams,
+    test_crashes.expire_some,
+    test_crashes.expire_everything_and_go_on,
+    test_crashes.stop_cleanly,
+    test_reset.reset_behind_a_snapshot,
+]
+
+
+def fail_at(stop: int, change: Steps) -> History | None:
+    """Return a history whose device failed at the operation of that number, None if the change has fewer."""
+    history = History(Disk(seed=stop))
+    history.open()
+    test_crashes.two_segments_flushed(history)
+    done = 0
+
+    def failing(operation: str, _name: str) -> bool:
+        nonlocal done
+        done += operation != "read"
+        return operation != "read" and done == stop
+
+    history.disk.failing = failing
+    try:
+        change(history)
+    except LogReadOnly:
+        history.disk.failing = None
+        return history
+    assert done < stop, "an error of the device that nobody heard of"
+    return None
+
+
+def read_everything(history: History) -> None:
+    """Read each index and what is shipped; none is called corrupt, and nothing durable is missing."""
+    log = history.log
+    values = {
+        frame.header.index + place: value for frame in history.frames for place, value in enumerate(frame_values(frame))
+    }
+    for index in range(log.bounds.highest_index + 1):
+        try:
+            assert log.read(index).value == values[index]
+        except (IndexOutOfBounds, IndexExpired):
+            assert not log.bounds.lowest_index <= index < log.bounds.highest_index
+        except NotYetFlushed:
+            assert index >= log.durable_index
+        except LogClosed:
+            return
+    index = log.bounds.lowest_index
+    while index < log.durable_index:
+        _, index = log.read_frames(index, 4096)
+    # Nobody writes for this read what the failed device did not take.
+    with suppress(LogReadOnly):
+        log.read_frames(index, 4096, unflushed=True)
+
+
+@pytest.mark.parametrize("change", CHANGES, ids=lambda change: change.__name__)
+def test_an_error_of_the_device_at_any_operation_ends_all_writing_and_loses_nothing_durable(change: Steps) -> None:
+    stop = 1
+    while (history := fail_at(stop, change)) is not None:
+        stop += 1
+        log, disk = history.log, history.disk
+        operations = disk.operations
+        read_everything(history)
+        with pytest.raises((LogReadOnly, LogClosed)):
+            log.append(["more"], epoch=99)
+        log.close()
+        assert disk.operations == operations, f"{disk.journal[operations:]} after the device failed at step {stop}"
+        for keep in Keep:
+            crashed = history.fork()
+            crashed.disk.lose_power(keep)
+            crashed.check_reopened()
+    assert stop > 3
