@@ -6,7 +6,7 @@ import asyncio
 from concurrent.futures import ThreadPoolExecutor
 from heapq import heappop, heappush
 
-from .errors import LogReadOnly
+from .errors import IndexOutOfBounds, LogReadOnly
 from .log import Log
 from .options import FLUSH_ALWAYS
 
@@ -31,7 +31,7 @@ class GroupFlusher:
         """Return when the records below `index` are as durable as the policy asks before they are acknowledged.
 
         Raises:
-            LogReadOnly: as `flushed`.
+            LogReadOnly, IndexOutOfBounds: as `flushed`.
         """
         if self._policy == FLUSH_ALWAYS:
             await self.flushed(index)
@@ -57,6 +57,7 @@ class GroupFlusher:
 
         Raises:
             LogReadOnly: a flush failed; whether these records survive is known after a restart.
+            IndexOutOfBounds: they were truncated meanwhile; the log goes on.
         """
         if self._log.durable_index >= index:
             return
@@ -130,7 +131,7 @@ class GroupFlusher:
             if index <= self._log.durable_index:
                 future.set_result(None)
             else:
-                future.set_exception(LogReadOnly(f"the records below {index} were truncated"))
+                future.set_exception(IndexOutOfBounds(index - 1, self._log.bounds.lowest_index, highest))
 
     def _refuse_all(self, error: LogReadOnly) -> None:
         for _, _, future in self._waiting:

@@ -117,6 +117,8 @@ class LogService:
                 await self._flusher.settled(index + count)
         except TimeoutError:
             raise NotFlushedInTime(index, count, f"not flushed within {timeout_ms} ms") from None
+        except IndexOutOfBounds as error:
+            raise NotFlushedInTime(index, count, "truncated before it was flushed") from error
         except LogReadOnly as error:
             self.ended.set()
             raise NotFlushedInTime(index, count, error.reason) from error

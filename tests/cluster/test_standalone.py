@@ -13,6 +13,7 @@ import pytest
 from quire.cluster.identity import DataDirRefused, read_identity
 from quire.cluster.standalone import app
 from quire.cluster.standalone.config import StandaloneConfig
+from quire.cluster.standalone.errors import NotFlushedInTime
 from quire.cluster.standalone.service import LogService
 from quire.log import FileDirectory, Kind, Log, LogOptions, LogRotten, pack, unpack
 from quire.replication import PromiseFile
@@ -140,6 +141,20 @@ async def test_a_flush_that_takes_too_long_is_a_504_that_names_the_index(tmp_pat
         device.runs.set()
         await until(lambda: log.log.durable_index == 1)
         assert (await log.call("GET", "/records/0")).body == b"one"
+
+
+async def test_a_record_that_is_truncated_before_it_is_flushed_has_an_unknown_outcome_and_the_log_goes_on(
+    tmp_path: Path,
+) -> None:
+    async with served(tmp_path) as log:
+        index = log.log.append(["a"])
+        waiting = asyncio.create_task(log.service.settled(index, 1))
+        await asyncio.sleep(0)
+        log.log.truncate(index)
+        with pytest.raises(NotFlushedInTime, match="truncated before"):
+            await waiting
+        assert not log.service.ended.is_set()
+        assert (await log.append(b"b")).document == {"write_index": 0, "count": 1}
 
 
 async def test_a_device_that_fails_leaves_the_outcome_unknown_and_ends_the_service(tmp_path: Path) -> None:

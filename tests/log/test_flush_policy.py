@@ -12,6 +12,7 @@ from quire.log import (
     FLUSH_NEVER,
     FlushPolicy,
     GroupFlusher,
+    IndexOutOfBounds,
     Log,
     LogOptions,
     LogReadOnly,
@@ -44,6 +45,22 @@ async def test_always_acknowledges_what_is_durable() -> None:
     log.append(["a"])
     await flusher.settled(1)
     assert log.durable_index == 1
+    await flusher.close()
+
+
+async def test_who_waits_for_what_is_truncated_meanwhile_is_told_and_the_log_goes_on() -> None:
+    log = log_with(Disk(), FLUSH_ALWAYS)
+    flusher = GroupFlusher(log)
+    log.append(["a"])
+    waiting = asyncio.create_task(flusher.settled(1))
+    await asyncio.sleep(0)
+    log.truncate(0)
+    with pytest.raises(IndexOutOfBounds) as error:
+        await waiting
+    assert (error.value.index, error.value.highest) == (0, 0)
+    log.append(["b"])
+    await flusher.settled(1)
+    assert log.read(0).value == "b"
     await flusher.close()
 
 
