@@ -38,7 +38,7 @@ class Bounds(NamedTuple):
 class Log:
     """A log in a data directory: `mark`, and the segments in `log/`.
 
-    One writer: everything is called on one thread, but for `Flush.run` and `Sync.run`, which block and may run in any.
+    One writer: all is called on one thread, but for `Flush.run`, `Sync.run`, `Spool.write`, which block: those in any.
     """
 
     def __init__(self, directory: Directory, state: LogState, clock: Callable[[], int], locked: bool) -> None:

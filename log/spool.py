@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
+from threading import RLock
 from types import TracebackType
 from typing import Self
 
@@ -26,7 +27,10 @@ _READ_BYTES = 1 << 20
 
 
 class Spool:
-    """The payload of one blob, growing. Close it when it is appended or given up; `with` does."""
+    """The payload of one blob, growing. Close it when it is appended or given up; `with` does.
+
+    `write` may run in another thread; `close` waits for one that does. (Whoever awaited that thread may be cancelled.)
+    """
 
     def __init__(self, state: LogState, number: int, limit: int, metadata: Mapping[str, str] | None) -> None:
         """Use `Log.begin_spool`."""
@@ -44,6 +48,7 @@ class Spool:
         self._written = 0
         self._allocated = 0
         self._closed = False
+        self._lock = RLock()
         self.write(blob_head(metadata))
 
     @property
@@ -60,14 +65,15 @@ class Spool:
             LogReadOnly: the device failed.
             LogClosed: the log was closed, or the spool.
         """
-        if self._closed or self._state.closed:
-            self.close()
-            raise LogClosed
-        try:
-            self._take(chunk)
-        except BaseException:
-            self.close()
-            raise
+        with self._lock:
+            if self._closed or self._state.closed:
+                self.close()
+                raise LogClosed
+            try:
+                self._take(chunk)
+            except BaseException:
+                self.close()
+                raise
 
     def _take(self, chunk: bytes | bytearray | memoryview) -> None:
         if self.size + len(chunk) > self.limit:
@@ -103,14 +109,15 @@ class Spool:
 
     def close(self) -> None:
         """Forget what was spooled and remove its file."""
-        if not self._closed:
-            self._closed = True
-            self._waiting = bytearray()
-            if self._file is not None:
-                self._file.close()
-                # Whoever opened the log after it was closed has swept it away.
-                with self._state.failing("removing a spool"), suppress(FileNotFoundError):
-                    self._state.files.remove(self.name)
+        with self._lock:
+            if not self._closed:
+                self._closed = True
+                self._waiting = bytearray()
+                if self._file is not None:
+                    self._file.close()
+                    # Whoever opened the log after it was closed has swept it away.
+                    with self._state.failing("removing a spool"), suppress(FileNotFoundError):
+                        self._state.files.remove(self.name)
 
     @property
     def closed(self) -> bool:

@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from threading import Thread
 
 import pytest
 
 from quire.log import (
     DiskFull,
+    FileDirectory,
+    FileStorage,
     FrameCorrupt,
     IndexOutOfBounds,
     Kind,
+    Log,
     LogClosed,
     LogOptions,
     LogReadOnly,
@@ -24,7 +29,7 @@ from quire.log import (
     RecordTooLarge,
     UnexpectedIndex,
 )
-from tests.log.histories import all_frames, open_log
+from tests.log.histories import SMALL, Clock, all_frames, open_log
 from tests.storage import Disk
 
 # A frame's header and the length of its metadata stand before a blob's value.
@@ -140,6 +145,48 @@ def test_a_full_disk_refuses_a_stream_and_the_log_goes_on() -> None:
     disk.full = False
     assert log.append_stream(chunks(900)) == 1
     log.flush()
+
+
+@pytest.mark.parametrize("stopped_at", ["create", "allocate", "write"])
+def test_a_spool_that_is_given_up_while_another_thread_writes_to_it_leaves_nothing_behind(
+    tmp_path: Path, stopped_at: str
+) -> None:
+    class Slow(FileStorage):
+        def allocate(self, length: int) -> None:
+            give_up("allocate")
+            super().allocate(length)
+
+        def write_at(self, position: int, data: bytes | bytearray | memoryview) -> None:
+            give_up("write")
+            super().write_at(position, data)
+
+    class SlowFolder(FileDirectory):
+        def create(self, name: str) -> FileStorage:
+            if not name.endswith(".spool"):
+                return super().create(name)
+            give_up("create")
+            return Slow(f"{self.path}/{name}", os.O_CREAT | os.O_EXCL)
+
+        def child(self, name: str) -> FileDirectory:
+            return SlowFolder(f"{self.path}/{name}")
+
+    def give_up(operation: str) -> None:
+        # A close that waits for nothing is over by then.
+        if operation == stopped_at and closing.ident is None:
+            closing.start()
+            closing.join(0.2)
+
+    log = Log.open(SlowFolder(tmp_path), SMALL, cluster_id=bytes(16), clock=Clock(), standalone=True)
+    spool = log.begin_spool()
+    closing = Thread(target=spool.close)
+    writing = Thread(target=spool.write, args=[bytes(1000)])
+    writing.start()
+    writing.join()
+    closing.join()
+    assert spool.closed
+    assert log.failure is None
+    assert not list(tmp_path.glob("log/*.spool"))
+    log.close()
 
 
 def test_a_device_that_fails_while_spooling_ends_all_writing() -> None:
