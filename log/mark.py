@@ -14,11 +14,12 @@ import struct
 from typing import NamedTuple
 
 from .flush import Sync
-from .slots import Slot, SlotFile
+from .slots import SLOT_BYTES, SLOT_POSITIONS, Slot, SlotFile
 from .storage import Storage
 
 MARK_NAME = "mark"
 MARK_VERSION = 1
+MARK_FILE_BYTES = SLOT_POSITIONS[-1] + SLOT_BYTES
 
 _BODY = struct.Struct("<QQQQQQIB3x")
 
@@ -70,6 +71,14 @@ class MarkFile:
     def latest(self) -> Mark | None:
         """The last mark that was found or given."""
         return self._latest
+
+    def allocate(self) -> None:
+        """Have room for both slots, so that a disk that fills up later does not fail the mark.
+
+        Raises:
+            DiskFull: there is none.
+        """
+        self._storage.allocate(MARK_FILE_BYTES)
 
     def rewrite_winner(self) -> None:
         """Write the winning slot again in place and sync it: after a kill it may stand in the page cache only."""

@@ -108,6 +108,7 @@ def _create(request: OpenRequest, files: Directory, mark: MarkFile | None) -> Lo
     base = request.initial_index
     if mark is None:
         mark = MarkFile(request.directory.create(MARK_NAME))
+    mark.allocate()
     mark.write_synced(Mark(0, base, base, STORE_HEADER_BYTES, 0, base if request.standalone else 0, 0, clean=False))
     request.directory.sync()
     header = StoreHeader(base, 0, 0, 0, None, request.cluster_id)

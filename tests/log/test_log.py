@@ -186,6 +186,22 @@ def test_a_full_disk_at_rotation_appends_nothing_and_the_log_goes_on_when_there_
     assert [record.index for record in map(open_log(disk).read, range(2))] == [0, 1]
 
 
+def test_a_disk_that_fills_up_right_after_the_log_was_made_fails_no_flush() -> None:
+    disk = Disk()
+    log = open_log(disk)
+    log.append(["a"])
+    # No write gets room any more that was not allocated before.
+    disk.failing = lambda operation, name: operation == "write" and name == "mark" and len(disk.content("mark")) < 4160
+    log.flush()
+    assert log.durable_index == 1
+    sync = log.begin_mark_sync()
+    assert sync is not None
+    sync.run()
+    log.end_mark_sync(sync)
+    log.close()
+    assert open_log(disk).bounds == (0, 1)
+
+
 def test_a_full_disk_in_the_overflow_appends_nothing() -> None:
     disk = Disk()
     log = open_log(disk)
