@@ -307,7 +307,6 @@ async def test_a_stream_is_closed_when_the_leader_stops_and_then_refused(reached
     await cluster.stop("n1")
 
     assert await said(socket) is None
-    await cluster.stop("n3")
     with pytest.raises(WSServerHandshakeError) as refused:
         await connected(reached, 7)
     assert refused.value.status == 503
