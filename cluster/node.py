@@ -413,6 +413,8 @@ class Node:
     async def session(self, session: int) -> SessionStatus | None:
         """Where a session stands, linearizable; None of one that is not open. Raises as `Reading.query`."""
         parts = self._require()
+        if (error := self._not_leader()) is not None:
+            raise error
         try:
             await parts.reading.linearize()
         except ApplyFailed as failure:

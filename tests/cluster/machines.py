@@ -114,3 +114,48 @@ class Wide:
 
     def restore(self, chunks: Iterable[bytes]) -> None:
         """Nothing."""
+
+
+class Moody:
+    """A machine whose last command says how it answers: "well", "refuse", "fail", "unsendable", "long"."""
+
+    name = "moody"
+    version = 1
+
+    def __init__(self, initial: Any) -> None:
+        self._mood: Any = "well"
+
+    def check(self, command: Any) -> None:
+        """Fail at "check fails"; refuse what is no mood."""
+        if command == "check fails":
+            raise KeyError(command)
+        if not isinstance(command, str):
+            raise Refused("NO_MOOD", "a mood is text")
+
+    def apply(self, command: Any, context: Context) -> Any:
+        """Take it; fail at "apply fails"."""
+        if command == "apply fails":
+            raise KeyError(command)
+        self._mood = command
+
+    def query(self, request: Any) -> Any:
+        """As it is in the mood for."""
+        match self._mood:
+            case "refuse":
+                raise Refused("NOT_NOW", "it is in no mood")
+            case "fail":
+                raise ZeroDivisionError
+            case "unsendable":
+                return {1, 2}
+            case "long":
+                return "x" * 2000
+            case _:
+                return "well"
+
+    def snapshot(self) -> Iterator[bytes]:
+        """The mood."""
+        return iter((pack(self._mood),))
+
+    def restore(self, chunks: Iterable[bytes]) -> None:
+        """Take it back."""
+        self._mood = unpack(b"".join(chunks))

@@ -1,0 +1,322 @@
+"""What each call of the HTTP interface answers, and when: every status and problem, with a request that leads to it.
+
+A call's rows are those that all calls of its kind have (an unknown parameter is malformed, what only the leader may
+answer is 503 without one, ...) and its own. `test_contract.py` asks every row of real clusters, through leader and
+follower alike, and compares the table with the routes and the problems that there are.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from types import MappingProxyType
+from typing import NamedTuple
+
+from quire.log import pack
+from quire.sm import SESSION_WINDOW
+from tests.cluster import worlds
+from tests.cluster.worlds import Condition, in_the_mood
+
+JSON, TEXT, OCTETS = "application/json", "text/plain", "application/octet-stream"
+NOWHERE_YET = {
+    "expired": "410: nothing expires in a cluster yet",
+    "internal": "500: a fault of ours; nothing that a caller sends is known to lead to it",
+}
+ADD_0 = b'{"commands": [["add", 0]]}'
+IN_SESSION = {"Quire-Session": "{session}", "Quire-Sequence": "2"}
+EVERYWHERE, FOLLOWER = ("n1", "n3"), ("n3",)
+
+
+class Ask(NamedTuple):
+    """A request; what stands in braces is filled in by the row's condition. `message`: on the stream that it opens."""
+
+    method: str
+    path: str
+    body: bytes | None = None
+    content_type: str | None = None
+    headers: Mapping[str, str] = MappingProxyType({})
+    message: bytes | None = None
+
+
+@dataclass(frozen=True)
+class Row:
+    """One answer of a call. `problem` is empty for a good one; `at` are the nodes that are asked.
+
+    `gives` are the keys of a good answer, if it is a document of which more is known.
+    """
+
+    status: int
+    problem: str
+    ask: Ask
+    world: str = "plain"
+    given: Condition = worlds.nothing
+    at: tuple[str, ...] = EVERYWHERE
+    gives: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True)
+class Call:
+    """A call: a request that is answered well, what kind it is, and the rows that it alone has.
+
+    `gives` is the good answer's keys. `moody` is what the machine of that name takes, where that is something else.
+    """
+
+    good: Ask
+    gives: str = ""
+    moody: Ask | None = None
+    world: str = "plain"
+    given: Condition = worlds.nothing
+    forwards: bool = False
+    writes: bool = False
+    largest_body: int | None = None
+    own: list[Row] = field(default_factory=list)
+
+    @property
+    def key(self) -> tuple[str, str]:
+        """Its method and route."""
+        return self.good.method, self.good.path.partition("?")[0]
+
+    def rows(self) -> Iterator[Row]:
+        """All that it answers."""
+        yield replace(self._row(200, "", self.good), gives=frozenset(self.gives.split()))
+        yield from self._rows_of_all()
+        if self.largest_body is not None:
+            yield self._row(413, "limit-exceeded", self.good._replace(body=b" " * (self.largest_body + 1)))
+            yield self._row(415, "unsupported-media-type", self.good._replace(content_type=TEXT))
+        if self.forwards:
+            yield from self._rows_of_forwarded()
+            yield from self._rows_of_writes() if self.writes else self._rows_of_reads()
+        yield from self.own
+
+    def _row(self, status: int, problem: str, ask: Ask) -> Row:
+        return Row(status, problem, ask, self.world, self.given)
+
+    def _rows_of_all(self) -> Iterator[Row]:
+        both = "&" if "?" in self.good.path else "?"
+        yield self._row(400, "malformed", self.good._replace(path=f"{self.good.path}{both}nonsense=1"))
+        headers = {**self.good.headers, "Quire-Nonsense": "1"}
+        yield self._row(400, "malformed", self.good._replace(headers=headers))
+        yield self._row(405, "http", self.good._replace(method="PATCH"))
+        yield Row(429, "overloaded", self.good, self.world, worlds.crowded)
+
+    def _rows_of_forwarded(self) -> Iterator[Row]:
+        elsewhere = self.good._replace(path=self.good.path.format(session=7, index=1), headers={})
+        forwarded = elsewhere._replace(headers={"Quire-Forwarded": "n2"})
+        yield Row(503, "not-leader", forwarded, at=FOLLOWER)
+        yield Row(503, "no-leader", elsewhere, "headless", at=("n2", "n3"))
+        yield Row(503, "no-leader", elsewhere, "forming", at=("n1",))
+        yield Row(503, "leader-unreachable", elsewhere, "cut", at=("n2",))
+
+    def _rows_of_writes(self) -> Iterator[Row]:
+        yield Row(429, "overloaded", self.good, given=worlds.overloaded)
+        yield Row(503, "disk-full", self.good, given=worlds.full_disk)
+        yield Row(503, "stopping", self.good, given=worlds.stopping)
+        yield self._row_of_failed()
+        yield Row(504, "outcome-unknown", self.good, given=worlds.held)
+
+    def _rows_of_reads(self) -> Iterator[Row]:
+        yield Row(503, "state-unavailable", self.good, given=worlds.no_reads)
+        yield Row(503, "stopping", self.good, given=worlds.stopping)
+        yield self._row_of_failed()
+
+    def _row_of_failed(self) -> Row:
+        ask = self.moody or self.good
+        return Row(503, "state-unavailable", ask._replace(path=ask.path.format(session=7)), "failed")
+
+
+def commands(body: bytes, **headers: str) -> Ask:
+    """A POST of commands."""
+    named = {name.replace("_", "-"): value for name, value in headers.items()}
+    return Ask("POST", "/commands", body, JSON, named)
+
+
+def records(body: bytes, content_type: str = JSON, query: str = "") -> Ask:
+    """A POST of records."""
+    return Ask("POST", f"/records{query}", body, content_type)
+
+
+def get(path: str, **headers: str) -> Ask:
+    """A GET."""
+    return Ask("GET", path, headers=headers)
+
+
+def said(message: bytes) -> Ask:
+    """A message on a stream."""
+    return Ask("GET", "/commands/stream?session={session}", message=message)
+
+
+_MIB = 1 << 20
+_LONG = b'{"commands": [' + b'["add", 1.5],' * 100_000 + b'["add", 0]]}'
+_TOO_MANY = b'{"commands": [' + b'["add", 0],' * SESSION_WINDOW + b'["add", 0]]}'
+_QUERY = Ask("POST", "/query", b'{"request": null}', JSON)
+_STREAM = get("/commands/stream?session={session}")
+
+CALLS = [
+    Call(
+        commands(ADD_0),
+        "index epoch results",
+        moody=commands(b'{"commands": ["well"]}'),
+        forwards=True,
+        writes=True,
+        largest_body=_MIB,
+        own=[
+            Row(400, "malformed", commands(b"{")),
+            Row(400, "malformed", commands(ADD_0, Quire_Session="5")),
+            Row(
+                409,
+                "session-refused",
+                commands(ADD_0, Quire_Session="{session}", Quire_Sequence="7"),
+                given=worlds.a_session,
+            ),
+            Row(413, "limit-exceeded", commands(_TOO_MANY, **IN_SESSION), given=worlds.a_session),
+            Row(422, "commands-refused", commands(b'{"commands": [["div", 0]]}')),
+            Row(500, "machine-failed", commands(b'{"commands": ["check fails"]}'), "moody"),
+        ],
+    ),
+    Call(
+        _STREAM._replace(message=pack([2, [["add", 0]]])),
+        given=worlds.a_session,
+        own=[
+            Row(400, "malformed", get("/commands/stream?session=x")),
+            Row(400, "http", _STREAM, given=worlds.a_session),  # It is no WebSocket.
+            Row(400, "malformed", said(pack([2, []])), given=worlds.a_session),
+            Row(409, "sequence-refused", said(pack([0, [["add", 0]]])), given=worlds.a_session),
+            Row(413, "limit-exceeded", said(pack([2, [["add", 0]] * (SESSION_WINDOW + 1)])), given=worlds.a_session),
+            Row(422, "commands-refused", said(pack([2, [["div", 0]]])), given=worlds.a_session),
+            Row(429, "overloaded", _STREAM, given=worlds.no_places),
+            Row(429, "overloaded", said(pack([2, [["add", 0]]])), given=worlds.overloaded),
+            Row(500, "machine-failed", said(pack([1, ["check fails"]])), "moody", in_the_mood("well")),
+            Row(503, "disk-full", said(pack([2, [["add", "1" * 34]]])), given=worlds.full_disk),
+            Row(503, "stopping", said(pack([2, [["add", 0]]])), given=worlds.stopping),
+            Row(503, "not-leader", get("/commands/stream?session=7", **{"Quire-Forwarded": "n2"}), at=FOLLOWER),
+            Row(503, "no-leader", get("/commands/stream?session=7"), "headless", at=("n2", "n3")),
+            Row(503, "no-leader", get("/commands/stream?session=7"), "forming", at=("n1",)),
+            Row(503, "leader-unreachable", get("/commands/stream?session=7"), "cut", at=("n2",)),
+            Row(503, "state-unavailable", said(pack([1, ["well"]])), "failed"),
+        ],
+    ),
+    Call(
+        Ask("POST", "/sessions", b"{}", JSON),
+        "session sequence session_window max_request_bytes",
+        forwards=True,
+        writes=True,
+        largest_body=4096,
+        own=[
+            Row(400, "malformed", Ask("POST", "/sessions", b'{"name": 5}', JSON)),
+            Row(429, "sessions-full", Ask("POST", "/sessions", b"{}", JSON), given=worlds.no_room_for_sessions),
+        ],
+    ),
+    Call(
+        get("/sessions/{session}"),
+        "session name sequence",
+        given=worlds.a_session,
+        forwards=True,
+        own=[
+            Row(400, "malformed", get("/sessions/five")),
+            Row(404, "session-unknown", get("/sessions/999999")),
+        ],
+    ),
+    Call(
+        Ask("DELETE", "/sessions/{session}"),
+        "session sequence",
+        given=worlds.a_session,
+        forwards=True,
+        writes=True,
+        own=[
+            Row(400, "malformed", Ask("DELETE", "/sessions/five")),
+            Row(404, "session-unknown", Ask("DELETE", "/sessions/999999")),
+        ],
+    ),
+    Call(
+        records(b'["add", 0]'),
+        "write_index count",
+        moody=records(b'"well"'),
+        forwards=True,
+        writes=True,
+        largest_body=_MIB,
+        own=[
+            Row(200, "", records(bytes(_MIB + 1), OCTETS), "log", gives=frozenset({"write_index", "count"})),
+            Row(400, "malformed", records(b"{")),
+            Row(400, "malformed", records(b'["add", 0]', query="?index=x")),
+            Row(409, "wrong-index", records(b'["add", 0]', query="?index=999999")),
+            Row(409, "not-in-this-mode", records(bytes(_MIB + 1), OCTETS)),
+            Row(
+                409,
+                "session-refused",
+                records(b'["add", 0]')._replace(headers={"Quire-Session": "999999", "Quire-Sequence": "1"}),
+            ),
+            Row(413, "limit-exceeded", records(bytes(8 * _MIB), OCTETS)),
+            Row(422, "commands-refused", records(b'["div", 0]')),
+            Row(500, "machine-failed", records(b'"check fails"'), "moody"),
+        ],
+    ),
+    Call(
+        get("/records?from=0"),
+        own=[
+            Row(400, "malformed", get("/records?shard=2/2")),
+            Row(404, "out-of-bounds", get("/records?from=999999")),
+            Row(429, "overloaded", get("/records?from=0&wait_ms=1"), given=worlds.no_places),
+            Row(503, "corrupt-here", get("/records?from={index}"), "rotten", worlds.a_record),
+        ],
+    ),
+    Call(
+        get("/records/{index}"),
+        given=worlds.a_record,
+        own=[
+            Row(400, "malformed", get("/records/one")),
+            Row(404, "out-of-bounds", get("/records/999999")),
+            Row(404, "not-committed", get("/records/{next}"), "alone", worlds.a_record, at=("n1",)),
+            Row(503, "corrupt-here", get("/records/{index}"), "rotten", worlds.a_record),
+            Row(503, "state-unavailable", get("/records/0"), "forming", at=("n1",)),
+        ],
+    ),
+    Call(get("/index_bounds"), "lowest_index highest_index"),
+    Call(
+        get("/state"),
+        "state applied_index digest",
+        forwards=True,
+        own=[
+            Row(400, "malformed", get("/state?consistency=strong")),
+            Row(413, "limit-exceeded", get("/state"), "moody", in_the_mood("long")),
+            Row(413, "limit-exceeded", get("/state?consistency=local"), "moody", in_the_mood("long")),
+            Row(422, "query-refused", get("/state"), "moody", in_the_mood("refuse")),
+            Row(500, "machine-failed", get("/state"), "moody", in_the_mood("fail")),
+            Row(500, "machine-failed", get("/state"), "moody", in_the_mood("unsendable")),
+            Row(503, "state-unavailable", get("/state?consistency=local&max_lag=0"), "headless", at=("n2", "n3")),
+            Row(503, "state-unavailable", get("/state?consistency=local"), "forming", at=("n1",)),
+        ],
+    ),
+    Call(
+        _QUERY,
+        "answer applied_index",
+        forwards=True,
+        largest_body=_MIB,
+        own=[
+            Row(400, "malformed", _QUERY._replace(body=b"{}")),
+            Row(413, "limit-exceeded", _QUERY, "moody", in_the_mood("long")),
+            Row(422, "query-refused", _QUERY, "moody", in_the_mood("refuse")),
+            Row(500, "machine-failed", _QUERY, "moody", in_the_mood("fail")),
+        ],
+    ),
+    Call(get("/status")),
+    Call(get("/cluster"), "node_id leader nodes"),
+    Call(get("/healthz"), "alive"),
+    Call(
+        get("/readyz"),
+        "ready",
+        own=[
+            Row(503, "not-ready", get("/readyz"), "headless", at=("n2", "n3")),
+            Row(503, "not-ready", get("/readyz"), "forming", at=("n1",)),
+        ],
+    ),
+    Call(get("/metrics")),
+]
+
+ROWS = sorted(
+    ((call, row, at) for call in CALLS for row in call.rows() for at in row.at),
+    key=lambda asked: asked[1].world,  # sorted, so that each world is made once
+)
+
+
+def filled(ask: Ask, values: worlds.Values) -> Ask:
+    """The request with what the row's condition gave."""
+    headers = {name: value.format(**values) for name, value in ask.headers.items()}
+    return ask._replace(path=ask.path.format(**values), headers=headers)

@@ -1,0 +1,264 @@
+"""Clusters in every state in which a call has an answer of its own, and what brings a running one into such a state."""
+
+import errno
+import os
+from collections.abc import AsyncGenerator, Callable, Mapping
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+from operator import attrgetter
+from pathlib import Path
+from typing import Any
+
+import orjson
+import pytest
+from aiohttp import ClientSession, DummyCookieJar, TCPConnector
+
+from quire.cluster.api.keys import DOOR, STREAMS, WAITING
+from quire.cluster.config import ServeConfig
+from tests.cluster import conditions
+from tests.cluster.hop import cluster_with_hop
+from tests.cluster.running import RunningCluster, free_addresses, running_cluster, started
+
+JSON = "application/json"
+MOODY = "tests.cluster.machines:Moody"
+
+Values = Mapping[str, str]
+Condition = Callable[[RunningCluster, str], AbstractAsyncContextManager[Values]]
+
+
+# Whole clusters. Each is a real one of three nodes that n1 leads, but for what is said.
+
+SEGMENT_BYTES = 1 << 16
+PATIENT_MS = 30_000  # An election timeout that a busy machine does not reach: n1 leads from first to last.
+
+
+@asynccontextmanager
+async def plain(folder: Path) -> AsyncGenerator[RunningCluster, None]:
+    settings: dict[str, Any] = {
+        "election_timeout_ms": PATIENT_MS,
+        "request_timeout_ms": 500,
+        "segment_bytes": SEGMENT_BYTES,
+    }
+    async with running_cluster(folder, **settings) as cluster:
+        yield cluster
+
+
+@asynccontextmanager
+async def log(folder: Path) -> AsyncGenerator[RunningCluster, None]:
+    async with running_cluster(folder, machine="log", election_timeout_ms=PATIENT_MS) as cluster:
+        yield cluster
+
+
+@asynccontextmanager
+async def moody(folder: Path) -> AsyncGenerator[RunningCluster, None]:
+    settings: dict[str, Any] = {"machine": MOODY, "election_timeout_ms": PATIENT_MS, "state_limit_bytes": 1024}
+    async with running_cluster(folder, **settings) as cluster:
+        yield cluster
+
+
+@asynccontextmanager
+async def failed(folder: Path) -> AsyncGenerator[RunningCluster, None]:
+    """On every node the machine has stopped: its apply raised something else than Refused."""
+    async with running_cluster(folder, machine=MOODY, election_timeout_ms=PATIENT_MS) as cluster:
+        await cluster.ask("n1", "POST", "/commands", orjson.dumps({"commands": ["apply fails"]}), JSON)
+        for node_id in cluster.nodes:
+            while (await cluster.ask(node_id, "GET", "/state?consistency=local")).status == 200:
+                await cluster.ask(node_id, "GET", "/healthz")
+        yield cluster
+
+
+@asynccontextmanager
+async def headless(folder: Path) -> AsyncGenerator[RunningCluster, None]:
+    """The leader has stopped, and the others know it."""
+    async with running_cluster(folder) as cluster:
+        await cluster.stop("n1")
+        for node_id in cluster.nodes:
+            while cluster.nodes[node_id].node.leader_id is not None:
+                await cluster.ask(node_id, "GET", "/healthz")
+        yield cluster
+
+
+@asynccontextmanager
+async def cut(folder: Path) -> AsyncGenerator[RunningCluster, None]:
+    """n2 hears its leader, but can make no new connection to it."""
+    async with cluster_with_hop(folder, election_timeout_ms=PATIENT_MS) as (cluster, hop):
+        hop.refuse()
+        yield cluster
+
+
+@asynccontextmanager
+async def alone(folder: Path) -> AsyncGenerator[RunningCluster, None]:
+    """The leader is alone, does not know it yet, and holds a record that no majority holds."""
+    async with running_cluster(folder, election_timeout_ms=PATIENT_MS, request_timeout_ms=100) as cluster:
+        await cluster.stop("n2")
+        await cluster.stop("n3")
+        await cluster.ask("n1", "POST", "/records", b'["add", 1]', JSON)
+        yield cluster
+
+
+@asynccontextmanager
+async def forming(folder: Path) -> AsyncGenerator[RunningCluster, None]:
+    """n1 waits for the others, which never come."""
+    members: dict[str, str] = dict(zip(("n1", "n2", "n3"), free_addresses(3), strict=True))
+    config = ServeConfig(node="n1", listen=members["n1"], members=members, leader="n1", data_dir=folder / "n1")
+    async with ClientSession(cookie_jar=DummyCookieJar()) as session:
+        cluster = RunningCluster(session, {"n1": await started(config)})
+        try:
+            yield cluster
+        finally:
+            await cluster.stop("n1")
+
+
+@asynccontextmanager
+async def rotten(folder: Path) -> AsyncGenerator[RunningCluster, None]:
+    """On every node the bytes of the last record have changed on the disk, long after it was read."""
+    async with running_cluster(folder, machine="log", election_timeout_ms=PATIENT_MS) as cluster:
+        last = (await cluster.ask("n1", "POST", "/records", b'"rotten soon"', JSON)).document["write_index"]
+        for node_id in cluster.nodes:
+            await cluster.ask(node_id, "GET", f"/records?from={last}&wait_ms=10000")
+            [store] = (folder / node_id / "log").glob("*.store")
+            at = store.read_bytes().index(b"rotten soon")
+            with store.open("r+b") as file:
+                file.seek(at)
+                file.write(b"ROTTEN")
+        yield cluster
+
+
+WORLDS = {world.__name__: world for world in (plain, log, moody, failed, headless, cut, alone, forming, rotten)}
+
+
+class Worlds:
+    """One world at a time."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._name = ""
+        self._open = AsyncExitStack()
+        self._cluster: RunningCluster | None = None
+
+    async def enter(self, name: str) -> RunningCluster:
+        if self._cluster is None or name != self._name:
+            await self._open.aclose()
+            self._name = name
+            self._cluster = await self._open.enter_async_context(WORLDS[name](self._folder / name))
+        return self._cluster
+
+    async def close(self) -> None:
+        await self._open.aclose()
+
+
+# What is done to a world for one call. Each gives what the call's path and headers name.
+
+
+@asynccontextmanager
+async def nothing(cluster: RunningCluster, at: str) -> AsyncGenerator[Values, None]:
+    yield {}
+
+
+@asynccontextmanager
+async def a_session(cluster: RunningCluster, at: str) -> AsyncGenerator[Values, None]:
+    """A session of which one command is done."""
+    session = str((await cluster.ask("n1", "POST", "/sessions", b"{}", JSON)).document["session"])
+    headers = {"Quire-Session": session, "Quire-Sequence": "1"}
+    await cluster.ask("n1", "POST", "/commands", b'{"commands": [["add", 0]]}', JSON, headers)
+    yield {"session": session}
+
+
+@asynccontextmanager
+async def a_record(cluster: RunningCluster, at: str) -> AsyncGenerator[Values, None]:
+    """A record that the asked node shows."""
+    index = (await cluster.ask("n1", "GET", "/index_bounds")).document["highest_index"] - 1
+    await cluster.ask(at, "GET", f"/records?from={index}&kinds=all&wait_ms=10000")
+    yield {"index": str(index), "next": str(index + 1)}
+
+
+@asynccontextmanager
+async def overloaded(cluster: RunningCluster, at: str) -> AsyncGenerator[Values, None]:
+    """As many writes wait for the writer as may."""
+    async with a_session(cluster, at) as values:
+        with conditions.core_limits(cluster, waiting_requests=0):
+            yield values
+
+
+@asynccontextmanager
+async def held(cluster: RunningCluster, at: str) -> AsyncGenerator[Values, None]:
+    """The leader appends nothing."""
+    async with a_session(cluster, at) as values:
+        with conditions.held(cluster):
+            yield values
+        await cluster.commands("n1", ["add", 0])  # What was held is written before it.
+
+
+@asynccontextmanager
+async def no_reads(cluster: RunningCluster, at: str) -> AsyncGenerator[Values, None]:
+    """As many reads wait for their proof as may."""
+    async with a_session(cluster, at) as values:
+        with conditions.core_limits(cluster, reads_waiting=0):
+            yield values
+
+
+@asynccontextmanager
+async def stopping(cluster: RunningCluster, at: str) -> AsyncGenerator[Values, None]:
+    """The leader is about to stop."""
+    async with a_session(cluster, at) as values:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(cluster.nodes["n1"].node, "_stopping", True)
+            yield values
+
+
+@asynccontextmanager
+async def full_disk(cluster: RunningCluster, at: str) -> AsyncGenerator[Values, None]:
+    """The next frame needs another segment, for which no disk has room."""
+
+    def full(descriptor: int, begin: int, length: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    async with a_session(cluster, at) as values:
+        await cluster.commands("n1", *[["add", 0]] * (SEGMENT_BYTES // 4))
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(os, "posix_fallocate", full)
+            yield values
+
+
+@asynccontextmanager
+async def no_room_for_sessions(cluster: RunningCluster, at: str) -> AsyncGenerator[Values, None]:
+    """As many sessions are open as may, on every node."""
+    with pytest.MonkeyPatch.context() as patch:
+        for running in cluster.nodes.values():
+            patch.setattr(attrgetter("parts.applying.applier.sessions")(running.node), "max_sessions", 0)
+        yield {}
+
+
+@asynccontextmanager
+async def no_places(cluster: RunningCluster, at: str) -> AsyncGenerator[Values, None]:
+    """As many wait, and as many streams are open, as may."""
+    app = cluster.nodes[at].runner.app
+    assert app is not None
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(app[WAITING], "_limit", 0)
+        patch.setattr(app[STREAMS], "_limit", 0)
+        yield {}
+
+
+@asynccontextmanager
+async def crowded(cluster: RunningCluster, at: str) -> AsyncGenerator[Values, None]:
+    """As many connections are open as may, and the caller's is one more."""
+    async with a_record(cluster, at) as record, a_session(cluster, at) as session:
+        app = cluster.nodes[at].runner.app
+        assert app is not None
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(app[DOOR], "limit", 0)
+            async with ClientSession(connector=TCPConnector(), cookie_jar=DummyCookieJar()) as newcomer:
+                patch.setattr(cluster, "session", newcomer)
+                yield {**record, **session}
+
+
+def in_the_mood(mood: str) -> Condition:
+    """The machine answers queries so, on the asked node, too."""
+
+    @asynccontextmanager
+    async def condition(cluster: RunningCluster, at: str) -> AsyncGenerator[Values, None]:
+        await cluster.commands("n1", mood)
+        async with a_record(cluster, at) as values:
+            yield values
+
+    return condition
