@@ -57,14 +57,20 @@ def unpack(buffer: bytes | bytearray | memoryview, *, ext: bool = False) -> Any:
     return value
 
 
-def unpack_trusted(buffer: bytes | bytearray | memoryview, ext_hook: Callable[[int, bytes], Any]) -> Any:
+def unpack_trusted(
+    buffer: bytes | bytearray | memoryview,
+    ext_hook: Callable[[int, bytes], Any],
+    map_hook: Callable[[list[tuple[Any, Any]]], Any] | None = None,
+) -> Any:
     """Return the one value in `buffer` without looking at its depth: for bytes that were checked when appended.
+
+    `map_hook` makes a map of its pairs; without it the last pair of a key wins.
 
     Raises:
         PayloadInvalid: not exactly one value, or invalid UTF-8.
     """
     try:
-        return _unpackb(buffer, strict_map_key=False, ext_hook=ext_hook)
+        return _unpackb(buffer, strict_map_key=False, ext_hook=ext_hook, object_pairs_hook=map_hook)
     except (ValueError, TypeError, RecursionError, OverflowError) as error:
         raise PayloadInvalid(f"is not exactly one msgpack value: {type(error).__name__}: {error}") from error
 

@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING
 
 import structlog
-from aiohttp import ClientPayloadError, web
+from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
 
 from ..errors import ClusterError, Malformed, Overloaded
@@ -21,7 +21,7 @@ from .keys import DOOR, KNOWN_HEADERS, METRICS, NODE, OUTFLOW, STREAMS, WAITING,
 from .metrics import count_answer, get_metrics
 from .outflow import Outflow
 from .places import STREAMS_LIMIT, Places
-from .problems import answer_of, problem, problem_of
+from .problems import UnsupportedMedia, answer_of, problem, problem_of
 from .ranges import get_records
 from .records import get_index_bounds, get_record, post_records, post_truncate
 from .request_ids import REQUEST_ID, REQUEST_ID_KEY, SeldomLog, name_request
@@ -42,6 +42,8 @@ HEADERS = frozenset(name.lower() for name in (FORWARDED, SESSION, SEQUENCE, REQU
 SLOW_REQUEST_S = 1.0  # A request above it is worth a log line, unless it is one of those that wait on purpose.
 
 BACKLOG = 1024
+IDENTITY = "identity"
+READ_HEADERS = ("Accept", "Content-Type")
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
@@ -114,7 +116,7 @@ async def answer_errors(request: web.Request, handler: Handler) -> web.StreamRes
     try:
         if request.app[DOOR].refuses(request):
             raise Overloaded(RETRY_AFTER_S)
-        _refuse_unknown_headers(request)
+        _refuse_headers(request)
         response = await handler(request)
     except ClusterError as error:
         response = _of_cluster_error(request, error, request_id)
@@ -122,7 +124,7 @@ async def answer_errors(request: web.Request, handler: Handler) -> web.StreamRes
         if error.status < 400:
             raise
         response = _of_http_exception(request, error, request_id)
-    except (HttpProcessingError, ClientPayloadError) as error:
+    except (HttpProcessingError, web.RequestPayloadError) as error:
         response = problem_of(Malformed(f"the body cannot be read: {error}"), request_id)
     except ConnectionError:
         raise  # The caller went away; there is nobody to answer.
@@ -149,15 +151,22 @@ def _of_cluster_error(request: web.Request, error: ClusterError, request_id: str
     return problem_of(error, request_id)
 
 
-def _refuse_unknown_headers(request: web.Request) -> None:
+def _refuse_headers(request: web.Request) -> None:
     # What a later version promises in such a header (exactly-once, say) must not be dropped silently.
     for name in request.headers:
         if name.lower().startswith("quire-") and name.lower() not in request.app[KNOWN_HEADERS]:
             raise Malformed(f"header {name} is not known to this version")
+    for name in READ_HEADERS:
+        if not request.headers.get(name, "").isascii():
+            raise Malformed(f"header {name} holds other characters than those of ASCII")
+    # Bytes that are called something else than what they are would stand in the log for ever.
+    if (coding := request.headers.get("Content-Encoding", IDENTITY)).strip().lower() != IDENTITY:
+        raise UnsupportedMedia(f"content encoding {coding[:24]!r} is not supported; send the body as it is")
 
 
 def _of_http_exception(request: web.Request, error: web.HTTPException, request_id: str) -> web.Response:
-    detail = f"{request.method} {request.path}: {error.reason}"
+    said = " ".join((error.text or "").split()).removeprefix(f"{error.status}: ") or error.reason
+    detail = f"{request.method} {request.path}: {said}"
     response = problem(error.status, "http", error.reason or "HTTP error", detail, {"request_id": request_id})
     if isinstance(error, web.HTTPMethodNotAllowed):
         response.headers["Allow"] = ", ".join(sorted(error.allowed_methods))

@@ -1,11 +1,13 @@
 """Request bodies, read strictly: what is not exactly a value that the log can hold is refused, never changed.
 
-orjson is fast, but turns an integer beyond 64 bits into a float; `_wide_integer` catches that at a tenth of
-the cost of parsing. msgpack admits what JSON cannot say (ext types, floats that are not finite, any key), so its
+orjson is fast, but turns an integer beyond 64 bits into a float, which `_wide_integer` catches at a tenth of the cost
+of parsing; and of a key that a map has twice it keeps the last, which `_repeats_a_key` sees from the number of colons.
+msgpack admits what JSON cannot say (ext types, floats that are not finite, any key), so its
 values are looked at one by one, a level of nesting at a time.
 """
 
 import json
+import re
 from collections.abc import Iterable
 from itertools import chain
 from math import isfinite
@@ -31,8 +33,10 @@ INTEGER_LOWEST, INTEGER_HIGHEST = -(2**63), 2**64 - 1
 # A 64-bit integer has 20 characters at most, and one of 18 digits always fits.
 _DIGITS = bytes(0x30 if chr(byte).isdecimal() and byte < 0x80 else 0x20 for byte in range(256))
 _WIDE = b"0" * 19
+_END_OF_KEY = re.compile(rb'(?<!\\)"[ \t\r\n]*:')  # And of a text that a colon follows; never fewer than keys.
 _SCALARS = frozenset({str, int, bool, bytes, type(None)})
 _LIST = frozenset({list})
+REPEATED = "has a map with a key that stands in it twice"
 _CHARSETS = frozenset({None, "utf-8", "utf8"})
 
 
@@ -105,7 +109,11 @@ def decode_ndjson(body: bytes) -> list[Any]:
         values = list(map(orjson.loads, lines))
     except orjson.JSONDecodeError as error:
         raise _bad_line(lines, error) from None
-    refuse_unstorable(values, DEPTH_LIMIT + 1)
+    keys = refuse_unstorable(values, DEPTH_LIMIT + 1)
+    if _may_repeat_a_key(body, keys):
+        for number, line in enumerate(lines, 1):
+            if _repeats_a_key(line):
+                raise MalformedLine(number, REPEATED)
     if _has_wide_digits(body):
         for number, line in enumerate(lines, 1):
             if wide := _wide_integer(line):
@@ -119,7 +127,9 @@ def decode_json(body: bytes, depth_limit: int) -> Any:
         value = orjson.loads(body)
     except orjson.JSONDecodeError as error:
         raise Malformed(f"the body is not JSON: {error}") from None
-    refuse_unstorable([value], depth_limit + 1)
+    keys = refuse_unstorable([value], depth_limit + 1)
+    if _may_repeat_a_key(body, keys) and _repeats_a_key(body):
+        raise Malformed(f"the body {REPEATED}")
     if _has_wide_digits(body) and (wide := _wide_integer(body)):
         raise Malformed(f"the body {wide}")
     return value
@@ -135,7 +145,7 @@ def decode_msgpack(body: bytes, depth_limit: int) -> Any:
 def unpack_msgpack(body: bytes) -> Any:
     """One msgpack value that is still to be looked at by `refuse_unstorable`. Raises Malformed."""
     try:
-        return unpack_trusted(body, _ext_type)
+        return unpack_trusted(body, _ext_type, _map_of)
     except PayloadInvalid as error:
         raise Malformed(f"the body {error.reason}") from None
 
@@ -184,24 +194,53 @@ def _wide_integer(text: bytes) -> str:
     return f"holds the integer {wide[0][:24]}, which does not fit 64 bits; send it as a string" if wide else ""
 
 
+def _may_repeat_a_key(body: bytes, keys: int) -> bool:
+    """Whether the text of JSON with so many different keys might hold one of them twice in a map."""
+    if body.count(b":") == keys:
+        return False
+    return b'\\\\"' in body or len(_END_OF_KEY.findall(body)) != keys
+
+
+def _repeats_a_key(text: bytes) -> bool:
+    """Whether a map in `text`, which is known to be JSON, has a key twice."""
+    try:
+        json.loads(text, object_pairs_hook=_map_of, parse_int=str, parse_float=str)
+    except Malformed:
+        return True
+    return False
+
+
+def _map_of(pairs: list[tuple[Any, Any]]) -> dict[Any, Any]:
+    made = dict(pairs)
+    if len(made) != len(pairs):
+        raise Malformed(f"the body {REPEATED}")
+    return made
+
+
 def _ext_type(code: int, data: bytes) -> Any:
     if code in RESERVED_EXT_TYPES:
         raise Malformed(f"msgpack ext type {code} is reserved; types 0 to 15 cannot be sent")
     return ExtType(code, data)
 
 
-def refuse_unstorable(values: list[Any], depth_limit: int) -> None:
-    """Refuse too deep nesting and floats that are not finite. `values` itself counts as one level."""
+def refuse_unstorable(values: list[Any], depth_limit: int) -> int:
+    """Refuse too deep nesting and floats that are not finite. `values` itself counts as one level.
+
+    Returns the number of keys in all maps.
+    """
     if _holds_flat_lists(values):
-        return
+        return 0
+    keys = 0
     level: list[Any] = [values]
     for _ in range(depth_limit):
         below = [child for container in level for child in _children(container) if child.__class__ not in _SCALARS]
         level = [child for child in below if child.__class__ is not float or _refuse_not_finite(child)]
         if not level:
-            return
+            return keys
+        keys += sum(len(child) for child in level if child.__class__ is dict)
     if any(value.__class__ in (list, dict) for value in level):
         raise Malformed(f"the body nests too deep; a record may hold containers {DEPTH_LIMIT} deep")
+    return keys
 
 
 def _holds_flat_lists(values: list[Any]) -> bool:

@@ -8,14 +8,14 @@ import asyncio
 from collections.abc import Callable
 
 from aiohttp import web
-from aiohttp.web_protocol import RequestHandler
 
 from ..errors import Overloaded
+from .connection import Connection
 from .problems import problem_of
+from .request_ids import PEER_PATHS
 
 CONNECTIONS_LIMIT = 10_000
 PEER_RESERVE = 256
-PEER_PATHS = frozenset({"/peer", "/peer/stream"})
 RETRY_AFTER_S = 1.0
 
 Protocols = Callable[[], asyncio.Protocol]
@@ -27,9 +27,9 @@ class Door:
     def __init__(self, limit: int = CONNECTIONS_LIMIT, reserve: int = PEER_RESERVE) -> None:
         self.limit = limit
         self._reserve = reserve
-        self._surplus: set[RequestHandler] = set()
+        self._surplus: set[Connection] = set()
         self._server: web.Server | None = None
-        self._coming: set[RequestHandler] = set()  # Taken, but not yet told so: many come in one turn of the loop.
+        self._coming: set[Connection] = set()  # Taken, but not yet told so: many come in one turn of the loop.
 
     def __len__(self) -> int:
         return len(self._coming) + (0 if self._server is None else len(self._server.connections))
@@ -45,7 +45,7 @@ class Door:
         taken = len(self)
         if taken >= self.limit + self._reserve:
             return _Refusal()
-        handler = self._server()
+        handler = Connection(self._server)
         self._coming.add(handler)
         asyncio.get_running_loop().call_soon(self._coming.discard, handler)
         self._surplus = {known for known in self._surplus if known.transport is not None or known in self._coming}

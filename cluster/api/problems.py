@@ -8,6 +8,7 @@ conclude:
 - 500: a fault of ours; for a write the outcome is unknown, but for `machine-failed`: nothing was written
 """
 
+import json
 from typing import Any, NamedTuple
 
 import orjson
@@ -125,4 +126,11 @@ def problem_of(error: ClusterError, request_id: str) -> web.Response:
 def problem(status: int, name: str, title: str, detail: str, members: dict[str, Any] | None = None) -> web.Response:
     """A problem+json answer."""
     body = {"type": TYPE_PREFIX + name, "title": title, "status": status, "detail": detail, **(members or {})}
-    return web.Response(status=status, body=orjson.dumps(body, default=repr), content_type=PROBLEM_JSON)
+    return web.Response(status=status, body=_as_json(body), content_type=PROBLEM_JSON)
+
+
+def _as_json(body: dict[str, Any]) -> bytes:
+    try:
+        return orjson.dumps(body, default=repr)
+    except TypeError:  # An error may quote what is no text, or a number beyond 64 bits, as a machine's refusal can.
+        return json.dumps(body, default=repr, ensure_ascii=False).encode(errors="replace")

@@ -16,19 +16,18 @@ from aiohttp import web
 from structlog.contextvars import bind_contextvars
 from structlog.typing import FilteringBoundLogger
 
-from .door import PEER_PATHS
-
 REQUEST_ID = "Quire-Request-Id"
 REQUEST_ID_CHARACTERS = 64
 REQUEST_ID_KEY = web.RequestKey("request_id", str)
 LOG_INTERVAL_S = 1.0
+PEER_PATHS = frozenset({"/peer", "/peer/stream"})
 
 _SANE = re.compile(rf"[A-Za-z0-9._:-]{{1,{REQUEST_ID_CHARACTERS}}}")
 _PROCESS = os.urandom(6).hex()
 _numbers = count(1)
 
 
-def name_request(request: web.Request) -> str:
+def name_request(request: web.BaseRequest) -> str:
     """Give the request its name, and let every log line of the current task carry it.
 
     But for a peer's: its socket lives as long as the node, and what comes in there is no request's doing.

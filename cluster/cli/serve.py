@@ -35,7 +35,6 @@ SHUTDOWN_TIMEOUT_S = 5.0
 GC_ALLOCATIONS = 100_000
 GC_PAUSE_S = 10.0
 SWITCH_S = 0.0005  # How long a thread whose flush has ended waits at most for the loop to let it say so; Python: 5 ms.
-KEPT_ALIVE_S = 75.0  # Longer than clients and forwarding nodes keep their side, so that they never meet a closing one.
 
 log = structlog.get_logger(__name__)
 
@@ -82,9 +81,7 @@ async def _run(config: ServeConfig) -> int:
         listening.close()
         raise
     door = Door(connections_limit())
-    runner = web.AppRunner(
-        make_app(node, door), access_log=None, keepalive_timeout=KEPT_ALIVE_S, shutdown_timeout=SHUTDOWN_TIMEOUT_S
-    )
+    runner = web.AppRunner(make_app(node, door), shutdown_timeout=SHUTDOWN_TIMEOUT_S)
     server = await serve_app(runner, door, listening)
     collecting = asyncio.create_task(collect_less_often(), name="collector")
     print(f"quire: node {config.node} listens on {config.listen}", flush=True)

@@ -173,6 +173,6 @@ async def started(config: ServeConfig) -> RunningNode:
     node = Node(config)
     await node.start()
     door = Door()
-    runner = web.AppRunner(make_app(node, door), access_log=None, shutdown_timeout=0.5)
+    runner = web.AppRunner(make_app(node, door), shutdown_timeout=0.5)
     server = await serve_app(runner, door, socket.create_server(host_and_port(config.listen)))
     return RunningNode(config, node, runner, server)

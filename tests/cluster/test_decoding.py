@@ -21,6 +21,26 @@ from quire.log import pack
 from quire.log.packing import ExtType, Timestamp
 
 
+class Pairs(list[tuple[str, object]]):
+    """A map as JSON writes it: a key may come again."""
+
+
+def written(value: object, space: str) -> str:
+    """The value as JSON, with so much space around its colons."""
+    if isinstance(value, Pairs):
+        return "{" + ",".join(f"{json.dumps(key)}{space}:{space}{written(of, space)}" for key, of in value) + "}"
+    if isinstance(value, list):
+        return "[" + ",".join(written(of, space) for of in value) + "]"
+    return json.dumps(value)
+
+
+def repeats(value: object) -> bool:
+    """Whether a map in the value has a key twice."""
+    if isinstance(value, Pairs):
+        return len({key for key, _ in value}) < len(value) or any(repeats(of) for _, of in value)
+    return isinstance(value, list) and any(map(repeats, value))
+
+
 def nested(depth: int) -> list[object]:
     value: list[object] = []
     for _ in range(depth - 1):
@@ -222,3 +242,59 @@ def test_a_batch_may_be_as_large_as_its_limit_and_no_larger() -> None:
     with pytest.raises(LimitExceeded) as refused:
         pack_records(["x" * 100], 102)
     assert (refused.value.size, refused.value.limit) == (103, 102)
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        '{"a": 1, "a": 1}',
+        '{"a":1,"b":2,"a":3}',
+        '{"a" : 1, "a"\t:2}',
+        '{"": 1, "": 2}',
+        '{"a": 1, "\\u0061": 2}',
+        '[[{"x": {"a": 1, "a": 2}}]]',
+        '{"a\\\\": 1, "a\\\\": 2}',
+        '{"x": 1, "x": 2, "a\\\\": 3}',
+        '{"text": ":", "text": ":"}',
+        '{"a": "\\":", "a": 1}',
+    ],
+)
+def test_a_map_that_has_a_key_twice_is_refused(value: str) -> None:
+    with pytest.raises(Malformed, match="a key that stands in it twice"):
+        decode_records(JSON, value.encode())
+    with pytest.raises(MalformedLine, match="line 2 has a map with a key that stands in it twice"):
+        decode_records(NDJSON, b"[]\n" + value.encode())
+    with pytest.raises(Malformed, match="a key that stands in it twice"):
+        decode_commands(JSON, b'{"commands": [' + value.encode() + b"]}")
+
+
+def test_commands_given_twice_are_not_taken_for_the_last_of_them() -> None:
+    with pytest.raises(Malformed, match="a key that stands in it twice"):
+        decode_commands(JSON, b'{"commands": [["add", 1]], "commands": [["add", 2]]}')
+    with pytest.raises(Malformed, match="a key that stands in it twice"):
+        decode_commands(MSGPACK, b"\x82" + 2 * (pack("commands") + pack([1])))
+
+
+@pytest.mark.parametrize("pairs", [b"\x82\x01\x01\x01\x02", b"\x82\xa1a\x01\xa1a\x02", b"\x82\x01\x01\xc3\x02"])
+def test_a_msgpack_map_whose_keys_are_one_in_python_is_refused(pairs: bytes) -> None:
+    with pytest.raises(Malformed, match="a key that stands in it twice"):
+        decode_records(MSGPACK, b"\x91" + pairs)
+
+
+TEXTS = st.text(alphabet='a":\\ \n', max_size=4)
+VALUES = st.recursive(
+    st.integers(-9, 9) | TEXTS,
+    lambda inner: st.lists(inner, max_size=3) | st.lists(st.tuples(TEXTS, inner), max_size=3).map(Pairs),
+    max_leaves=8,
+)
+
+
+@given(VALUES, st.sampled_from(["", " ", "\t\r\n"]))
+def test_colons_and_quotes_in_texts_are_no_keys(value: object, space: str) -> None:
+    text = written(value, space)
+
+    if repeats(value):
+        with pytest.raises(Malformed, match="a key that stands in it twice"):
+            decode_records(JSON, text.encode())
+    else:
+        assert decode_records(JSON, text.encode()) == [json.loads(text)]

@@ -1,0 +1,255 @@
+"""Requests that are proper HTTP, and wrong."""
+
+import json
+
+from quire.log import pack
+from quire.log.packing import ExtType
+from tests.cluster.malformed.case import JSON, MSGPACK, NDJSON, OCTETS, Ask, Case
+
+MIB = 1 << 20
+
+
+def commands(*values: object) -> bytes:
+    return json.dumps({"commands": values}).encode()
+
+
+ADD = commands(["add", 3])
+DEEP = "[" * 40 + "]" * 40
+
+
+def bad(content_type: str | None, body: bytes | None, status: int = 400, problem: str = "malformed") -> Case:
+    """A `POST /commands`."""
+    return Case(Ask("POST", "/commands", content_type, body), status, problem)
+
+
+def refused(*values: object) -> Case:
+    """Commands that the machine arithmetic refuses."""
+    return bad(JSON, commands(*values), 422, "commands-refused")
+
+
+def record(content_type: str | None, body: bytes, status: int = 400, problem: str = "malformed") -> Case:
+    """A `POST /records`."""
+    return Case(Ask("POST", "/records", content_type, body), status, problem)
+
+
+def get(path: str, status: int = 400, problem: str = "malformed") -> Case:
+    return Case(Ask("GET", path), status, problem)
+
+
+def expecting(index: str, status: int = 400, problem: str = "malformed") -> Case:
+    """A record that is to stand at an index."""
+    return Case(Ask("POST", f"/records?index={index}", JSON, b'["add", 3]'), status, problem)
+
+
+def under(session: str | None, sequence: str | None) -> Case:
+    """A command of a session."""
+    headers = {"Quire-Session": session, "Quire-Sequence": sequence}
+    return Case(
+        Ask("POST", "/commands", JSON, ADD, {name: value for name, value in headers.items() if value is not None}),
+        400,
+        "malformed",
+    )
+
+
+def other(
+    method: str, path: str, body: bytes | None = None, status: int = 400, problem: str = "malformed", says: str = ""
+) -> Case:
+    return Case(Ask(method, path, None if body is None else JSON, body), status, problem, says)
+
+
+UNSUPPORTED = "unsupported-media-type"
+
+FORMS = [
+    bad(JSON, None),
+    bad(JSON, b""),
+    bad(JSON, b"{"),
+    bad(JSON, b"\x00\xff\xfe"),
+    bad(JSON, b"[]"),
+    bad(JSON, b'["add", 3]'),
+    bad(JSON, b'{"commands": []}'),
+    bad(JSON, b'{"commands": {}}'),
+    bad(JSON, b'{"commands": null}'),
+    bad(JSON, b'{"commands": ["add", 3], "session": 1}'),
+    bad(JSON, b'{"command": [["add", 3]]}'),
+    bad(JSON, b'{"commands": [["add", 3]],}'),
+    bad(JSON, b'{"commands": [["add", 3]]} x'),
+    bad(JSON, b'{"commands": [["add", 1]], "commands": [["add", 2]]}'),
+    bad(JSON, b'{"commands": [{"a": 1, "a": 2}]}'),
+    bad(JSON, b'{"commands": [["add", NaN]]}'),
+    bad(JSON, b'{"commands": [["add", -Infinity]]}'),
+    bad(JSON, b'{"commands": [["add", 1e400]]}'),
+    bad(JSON, b'{"commands": [["add", 18446744073709551616]]}'),
+    bad(JSON, b'{"commands": [["add", -9223372036854775809]]}'),
+    bad(JSON, b'{"commands": [["add", "\\ud800"]]}'),
+    bad(JSON, b'{"commands": [["add", "\xff"]]}'),
+    bad(JSON, b'{"commands": [["add", 03]]}'),
+    bad(JSON, b"{'commands': [['add', 3]]}"),
+    bad(JSON, b"\xef\xbb\xbf" + ADD),
+    bad(JSON, ADD.decode().encode("utf-16")),
+    Case(Ask("POST", "/commands", JSON, f'{{"commands": [{DEEP}]}}'.encode()), 400, "malformed", "40 lists in a list"),
+    Case(Ask("POST", "/commands", JSON, b"[" * 100_000), 400, "malformed", "100,000 times `[`"),
+    bad(NDJSON, b""),
+    bad(NDJSON, b"\n"),
+    bad(NDJSON, b'["add", 3]\n["add"'),
+    bad(NDJSON, b'["add", 3]\n\n["add", 3]\n'),
+    bad(NDJSON, b'["add", 3],["add", 3]\n'),
+    bad(NDJSON, b'["add", 3]\n{"a": 1, "a": 1}\n'),
+    bad(NDJSON, b'["add", 18446744073709551616]\n'),
+    bad(MSGPACK, b""),
+    bad(MSGPACK, b"\xc1"),
+    bad(MSGPACK, pack({"commands": [["add", 3]]}) + b"\x00"),
+    bad(MSGPACK, pack({"commands": [["add", 3]]})[:-1]),
+    bad(MSGPACK, b"\x82" + 2 * pack({"commands": [["add", 3]]})[1:]),
+    bad(MSGPACK, pack({"commands": [["add", float("nan")]]})),
+    bad(MSGPACK, pack({"commands": [["add", ExtType(1, b"")]]})),
+    bad(MSGPACK, b"\x81\xa8commands\x91\x92\xa3add\xa1\xff"),
+    bad(MSGPACK, b"\x81\xa8commands\x91\x81\x90\x01"),
+    Case(
+        Ask("POST", "/commands", MSGPACK, b"\x91" * 5000), 400, "malformed", "5,000 heads of a list, one in the other"
+    ),
+    Case(Ask("POST", "/commands", MSGPACK, b"\xdd\xff\xff\xff\xff"), 400, "malformed", "the head of 2^32 - 1 items"),
+]
+
+TYPES = [
+    bad(None, ADD, 415, UNSUPPORTED),
+    bad("", ADD, 415, UNSUPPORTED),
+    bad("text/plain", ADD, 415, UNSUPPORTED),
+    bad(OCTETS, ADD, 415, UNSUPPORTED),
+    bad("application/x-www-form-urlencoded", ADD, 415, UNSUPPORTED),
+    bad("multipart/form-data; boundary=x", ADD, 415, UNSUPPORTED),
+    bad("application/json; charset=latin-1", ADD, 415, UNSUPPORTED),
+    bad("application", ADD, 415, UNSUPPORTED),
+    record("text/plain", b"x", 415, UNSUPPORTED),
+    Case(Ask("POST", "/commands", JSON, ADD, {"Content-Encoding": "gzip"}), 415, UNSUPPORTED),
+    Case(Ask("POST", "/commands", JSON, ADD, {"Content-Encoding": "banana"}), 415, UNSUPPORTED),
+    Case(Ask("POST", "/records", OCTETS, b"raw", {"Content-Encoding": "snappy"}), 415, UNSUPPORTED),
+    Case(Ask("DELETE", "/sessions/1", None, None, {"Content-Encoding": "br"}), 415, UNSUPPORTED),
+]
+
+MACHINE = [
+    refused(["pow", 3]),
+    refused(["add", 3], ["div", 0]),
+    refused(["div", "-0.0e5"]),
+    refused(["add"]),
+    refused(["add", 1, 2]),
+    refused(["add", True]),
+    refused(["add", 1.5]),
+    refused(["add", None]),
+    refused(["add", "three"]),
+    refused(["add", "\u0663"]),
+    refused(["add", "1" * 35]),
+    refused(["add", "1e99999"]),
+    refused([["add"], 3]),
+    refused({"add": 3}),
+    refused("add 3"),
+    refused(None),
+    record(None, b"raw bytes", 422, "commands-refused"),
+    record(JSON, b"7", 422, "commands-refused"),
+    other("POST", "/query", b'{"request": "nonsense"}', 422, "query-refused"),
+]
+
+RECORDS = [
+    record(JSON, b""),
+    record(JSON, b'["add", 3] ["add", 3]'),
+    record(NDJSON, b""),
+    record(MSGPACK, pack({"commands": [["add", 3]]})),
+    record(MSGPACK, pack([])),
+    expecting("-1"),
+    expecting(""),
+    expecting("one"),
+    expecting("1.0"),
+    expecting("%D9%A3"),
+    expecting("18446744073709551616"),
+    expecting("18446744073709551615", 409, "wrong-index"),
+    Case(Ask("POST", "/records?index=1&index=1", JSON, b'["add", 3]'), 400, "malformed"),
+    get("/records?from=x"),
+    get("/records?from=2&to=1"),
+    get("/records?to=-1"),
+    get("/records?max_bytes=x"),
+    get("/records?max_bytes=999999999"),
+    get("/records?wait_ms=60001"),
+    get("/records?shard=2/2"),
+    get("/records?shard=1"),
+    get("/records?shard=0/65537"),
+    get("/records?kinds=some"),
+    get("/records?from=99999", 404, "out-of-bounds"),
+    get("/records/one"),
+    get("/records/-1"),
+    get("/records/18446744073709551616"),
+    get("/records/18446744073709551615", 404, "out-of-bounds"),
+    get("/records/0?x=1"),
+]
+
+SESSIONS = [
+    other("POST", "/sessions", b"[]"),
+    other("POST", "/sessions", b'{"name": 5}'),
+    other("POST", "/sessions", b'{"name": ""}'),
+    other("POST", "/sessions", b'{"name": "a", "name": "b"}'),
+    other("POST", "/sessions", b'{"title": "a"}'),
+    other("POST", "/sessions", b'{"name": "' + b"x" * 201 + b'"}', says="a name of 201 characters"),
+    other("GET", "/sessions/five"),
+    other("GET", "/sessions/18446744073709551616"),
+    other("GET", "/sessions/0", None, 404, "session-unknown"),
+    other("DELETE", "/sessions/-1"),
+    under("1", None),
+    under(None, "1"),
+    under("0", "1"),
+    under("1", "0"),
+    under("one", "1"),
+    under("1", "1.0"),
+    under("18446744073709551616", "1"),
+    get("/commands/stream"),
+    get("/commands/stream?session=one"),
+    get("/commands/stream?session=1&window=9"),
+    get("/commands/stream?session=1", 400, "http"),
+]
+
+SIZES = [
+    Case(Ask("POST", "/commands", JSON, b" " * (MIB + 1)), 413, "limit-exceeded", "1 MiB and a byte"),
+    Case(Ask("POST", "/records", NDJSON, b"1\n" * (1 << 19) + b"1\n"), 413, "limit-exceeded", "1 MiB and two bytes"),
+    Case(Ask("POST", "/records", OCTETS, bytes(9 << 20)), 413, "limit-exceeded", "9 MiB"),
+    Case(Ask("POST", "/sessions", JSON, b" " * 4097), 413, "limit-exceeded", "4,097 bytes"),
+    Case(Ask("POST", "/query", JSON, b" " * (MIB + 1)), 413, "limit-exceeded", "1 MiB and a byte"),
+]
+
+READS = [
+    Case(Ask("POST", "/commands?wait=1", JSON, ADD), 400, "malformed"),
+    Case(Ask("POST", "/commands", JSON, ADD, {"Quire-Nonsense": "1"}), 400, "malformed"),
+    Case(Ask("POST", "/records", JSON, b'["add", 3]', {"Quire-Headers": "{}"}), 400, "malformed"),
+    get("/index_bounds?x=1"),
+    get("/state?consistency=strong"),
+    get("/state?consistency=local&consistency=leader"),
+    get("/state?max_lag=5"),
+    get("/state?consistency=local&max_lag=-5"),
+    get("/state?at=5"),
+    other("POST", "/query", b"{}"),
+    other("POST", "/query", b'{"request": null, "more": 1}'),
+    other("POST", "/query", b"[" * 2000, says="2,000 times `[`"),
+    get("/status?x=1"),
+    get("/cluster?x=1"),
+    get("/healthz?x=1"),
+    get("/readyz?x=1"),
+    get("/metrics?x=1"),
+    get("/", 404, "http"),
+    get("/records/1/2", 404, "http"),
+    get("/COMMANDS", 404, "http"),
+    get("/commands", 405, "http"),
+    get("/peer", 400, "http"),
+    get("/peer/stream", 400, "http"),
+    other("POST", "/peer", b"{}", 405, "http"),
+    other("DELETE", "/records", None, 405, "http"),
+    other("PUT", "/state", b"1", 405, "http"),
+    other("PATCH", "/commands", ADD, 405, "http"),
+    other("OPTIONS", "/commands", None, 405, "http"),
+    other("TRACE", "/index_bounds", None, 405, "http"),
+]
+
+REQUESTS: list[tuple[str, list[Case]]] = [
+    ("The form of commands", FORMS),
+    ("Content type and content encoding", TYPES),
+    ("What the machine refuses", MACHINE),
+    ("Records", RECORDS),
+    ("Sessions", SESSIONS),
+    ("Sizes", SIZES),
+    ("Parameters, headers, routes and methods", READS),
+]
