@@ -17,7 +17,8 @@ from .cluster import asking_session, get_cluster
 from .commands import post_commands
 from .door import RETRY_AFTER_S, Door
 from .forwarding import FORWARDED, carrying_session, forwarding_session
-from .keys import DOOR, KNOWN_HEADERS, METRICS, NODE, OUTFLOW, STREAMS, WAITING, WINDOWS
+from .inflow import Inflow
+from .keys import DOOR, INFLOW, KNOWN_HEADERS, METRICS, NODE, OUTFLOW, STREAMS, WAITING, WINDOWS
 from .metrics import count_answer, get_metrics
 from .outflow import Outflow
 from .places import STREAMS_LIMIT, Places
@@ -55,7 +56,8 @@ def make_app(node: "Node", door: Door | None = None) -> web.Application:
     """
     app = web.Application(middlewares=[answer_errors])
     app[NODE], app[KNOWN_HEADERS] = node, HEADERS
-    app[OUTFLOW], app[WAITING], app[STREAMS] = Outflow(), Waiting(), Places(STREAMS_LIMIT)
+    app[INFLOW], app[OUTFLOW] = Inflow(), Outflow()
+    app[WAITING], app[STREAMS] = Waiting(), Places(STREAMS_LIMIT)
     app[DOOR], app[WINDOWS] = Door() if door is None else door, Windows()
     app[METRICS] = Metrics(node, _gauges(app))
     app.cleanup_ctx.append(forwarding_session)
@@ -103,6 +105,7 @@ def _gauges(app: web.Application) -> list[Gauge]:
     """What the application, and not the node, knows."""
     return [
         Gauge("quire_http_waiting", "Requests that wait at the end of the log", lambda: len(app[WAITING])),
+        Gauge("quire_http_body_bytes", "Bodies of requests that are not answered", lambda: app[INFLOW].held_bytes),
         Gauge("quire_http_held_bytes", "Long answers that callers have not taken", lambda: app[OUTFLOW].held_bytes),
         Gauge("quire_http_connections", "Connections that are open, peers' included", lambda: len(app[DOOR])),
         Gauge("quire_http_streams", "Streams of commands that are open", lambda: len(app[STREAMS])),
@@ -132,6 +135,8 @@ async def answer_errors(request: web.Request, handler: Handler) -> web.StreamRes
         log.exception("request failed", method=request.method, path=request.path)
         detail = "see the node's log; a write's outcome is unknown"
         response = problem(500, "internal", "A fault of this node", detail, {"request_id": request_id})
+    finally:
+        request.app[INFLOW].release(request)
     if (took_s := time.monotonic() - began) > SLOW_REQUEST_S and not _waits_on_purpose(request):
         values = {"method": request.method, "path": request.path, "status": response.status}
         seldom.warning("slow request", **values, took_s=round(took_s, 3))

@@ -20,6 +20,7 @@ from quire.log import PayloadInvalid, pack
 from quire.log.packing import RESERVED_EXT_TYPES, ExtType, unpack_trusted
 
 from ..errors import LimitExceeded, Malformed
+from .keys import INFLOW
 from .problems import UnsupportedMedia
 
 JSON = "application/json"
@@ -49,17 +50,8 @@ class MalformedLine(Malformed):
 
 
 async def read_body(request: web.Request, limit: int, what: str = "the request body") -> bytes:
-    """The whole body. Raises LimitExceeded without reading further than the limit."""
-    if request.content_length is not None and request.content_length > limit:
-        raise LimitExceeded(what, request.content_length, limit)
-    chunks: list[bytes] = []
-    size = 0
-    while chunk := await request.content.readany():
-        chunks.append(chunk)
-        size += len(chunk)
-        if size > limit:
-            raise LimitExceeded(what, size, limit)
-    return chunks[0] if len(chunks) == 1 else b"".join(chunks)
+    """The whole body; raises as `Inflow.read`."""
+    return await request.app[INFLOW].read(request, limit, what)
 
 
 def content_type_of(request: web.Request, supported: Iterable[str]) -> str:

@@ -7,6 +7,7 @@ from aiohttp import web
 
 from ..metrics import Metrics
 from .door import Door
+from .inflow import Inflow
 from .outflow import Outflow
 from .places import Places
 from .waiting import Waiting
@@ -20,6 +21,7 @@ CARRYING: web.AppKey[aiohttp.ClientSession] = web.AppKey("carrying", aiohttp.Cli
 FORWARDING: web.AppKey[aiohttp.ClientSession] = web.AppKey("forwarding", aiohttp.ClientSession)
 DOOR: web.AppKey[Door] = web.AppKey("door", Door)
 WINDOWS: web.AppKey[Windows] = web.AppKey("windows", Windows)
+INFLOW: web.AppKey[Inflow] = web.AppKey("inflow", Inflow)
 OUTFLOW: web.AppKey[Outflow] = web.AppKey("outflow", Outflow)
 ASKING: web.AppKey[aiohttp.ClientSession] = web.AppKey("asking", aiohttp.ClientSession)
 METRICS: web.AppKey[Metrics] = web.AppKey("metrics", Metrics)

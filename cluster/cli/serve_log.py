@@ -23,7 +23,6 @@ from .journal import configure_logging
 from .serve import (
     EXIT_FAILED,
     EXIT_USAGE,
-    KEPT_ALIVE_S,
     SHUTDOWN_TIMEOUT_S,
     CannotStart,
     collect_less_often,
@@ -65,9 +64,7 @@ async def _run(config: StandaloneConfig) -> int:
         listening.close()
         raise
     door = Door(connections_limit(), reserve=0)
-    runner = web.AppRunner(
-        make_app(service, door), access_log=None, keepalive_timeout=KEPT_ALIVE_S, shutdown_timeout=SHUTDOWN_TIMEOUT_S
-    )
+    runner = web.AppRunner(make_app(service, door), shutdown_timeout=SHUTDOWN_TIMEOUT_S)
     server = await serve_app(runner, door, listening)
     collecting = asyncio.create_task(collect_less_often(), name="collector")
     print(f"quire: a log listens on {config.listen}", flush=True)

@@ -14,7 +14,8 @@ from ..api.app import answer_errors, name_the_request
 from ..api.decoding import JSON, OCTETS, content_type_of, decode_json, decode_records, read_body
 from ..api.door import Door
 from ..api.encoding import answer
-from ..api.keys import DOOR, KNOWN_HEADERS
+from ..api.inflow import Inflow
+from ..api.keys import DOOR, INFLOW, KNOWN_HEADERS
 from ..api.outflow import STUCK_S
 from ..api.parameters import integer_of, parameters_of, parse_integer
 from ..api.places import Places
@@ -42,7 +43,7 @@ def make_app(service: LogService, door: Door | None = None) -> web.Application:
     """The application that answers for one log."""
     app = web.Application(middlewares=[answer_errors])
     app[SERVICE], app[KNOWN_HEADERS] = service, HEADERS
-    app[DOOR] = Door() if door is None else door
+    app[DOOR], app[INFLOW] = Door() if door is None else door, Inflow()
     app[WRITES], app[READS] = Places(WRITES_LIMIT), Places(READS_LIMIT)
     app.on_response_prepare.append(name_the_request)
     app.add_routes(
