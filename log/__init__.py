@@ -46,6 +46,7 @@ from .payload import (
     encode_records,
     encode_runs,
     encode_system,
+    frame_records,
     frame_values,
     stored_records,
 )
@@ -124,6 +125,7 @@ __all__ = [
     "encode_records",
     "encode_runs",
     "encode_system",
+    "frame_records",
     "frame_values",
     "frames_of",
     "list_segments",

@@ -224,6 +224,25 @@ def frame_values(frame: Frame) -> list[Any]:
             return [decode_system(payload)]
 
 
+def frame_records(frame: Frame, places: slice) -> list[Record]:
+    """Return the records at some places of a frame of any kind; what the others cost is their unpacking alone.
+
+    Raises:
+        PayloadInvalid: the payload is not as its kind says.
+    """
+    header, payload = frame
+    match Kind(header.kind):
+        case Kind.RECORDS:
+            return _records(_array(unpack_trusted(payload, _record_of_ext), header.count)[places])
+        case Kind.RUNS:
+            return _records(_decode_runs(payload, header.count, _record_of_ext)[1][places])
+        case Kind.BLOB:
+            metadata, value = decode_blob(payload)
+            return [Record(value, metadata or None)][places]
+        case Kind.SYSTEM:
+            return [Record(decode_system(payload))][places]
+
+
 def stored_records(frame: Frame) -> list[StoredRecord]:
     """Return every record of a frame with its index, headers, session and sequence.
 

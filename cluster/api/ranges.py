@@ -3,13 +3,13 @@
 import asyncio
 import re
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from aiohttp import web
 
-from quire.log import Kind, StoredRecord, pack, stored_records, walk_frames
+from quire.log import FrameHeader, Kind, Record, StoredRecord, frame_records, pack, walk_frames
 
 from ..errors import Expired, Malformed, OutOfBounds
 from .decoding import MSGPACK, NDJSON
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 # Decoding a range holds up everything else on this node, so less of it is done at a time than of raw bytes.
 DECODED_RANGE_BYTES = 1 << 18
+RANGE_RECORDS = 8192  # That are decoded: a frame of a mebibyte may hold half a million.
 RAW_RANGE_BYTES = 8 << 20
 WAIT_LIMIT_MS = 60_000
 SHARDS_LIMIT = 65_536
@@ -44,10 +45,6 @@ class Range:
     shards: int
     system: bool
 
-    def holds(self, index: int) -> bool:
-        """Whether the reader asks for this index, so far as shards go."""
-        return self.shards == 1 or index % self.shards == self.shard
-
 
 @dataclass(slots=True)
 class _Chunk:
@@ -59,8 +56,8 @@ class _Chunk:
 
 
 async def get_records(request: web.Request) -> web.StreamResponse:
-    """Records [from, to) that are visible here, as many as max_bytes of frames hold; `Quire-Next-Index` says where to
-    go on.
+    """Records [from, to) that are visible here, as many as max_bytes of frames hold, but no more than RANGE_RECORDS of
+    them; `Quire-Next-Index` says where to go on.
 
     With `wait_ms` it answers as soon as there is a record to answer with, empty-handed after that time. System records
     are left out unless `kinds=all` asks for them; raw frames are what they are.
@@ -156,28 +153,47 @@ def _read(node: "Node", asked: Range, from_index: int) -> _Chunk:
         raw, next_index = node.read_frames(from_index, asked.max_bytes)
     if asked.content_type == RAW_FRAMES:
         return _Chunk(raw, len(raw), next_index)
-    lines = list(_lines(raw, asked, from_index, to_index))
+    lines, cut_at = _lines(raw, asked, from_index, to_index)
     ndjson = asked.content_type == NDJSON
     body = b"".join(to_json(line) + b"\n" for line in lines) if ndjson else pack(lines)
-    return _Chunk(body, len(lines), min(next_index, to_index))
+    return _Chunk(body, len(lines), min(next_index, to_index) if cut_at is None else cut_at)
 
 
-def _lines(raw: bytes, asked: Range, from_index: int, to_index: int) -> Iterator[dict[str, Any]]:
+def _lines(raw: bytes, asked: Range, from_index: int, to_index: int) -> tuple[list[dict[str, Any]], int | None]:
+    """The records as they are shown; and where to go on, if they had to be cut short."""
+    lines: list[dict[str, Any]] = []
     for frame in walk_frames(raw):
-        if frame.header.kind == Kind.SYSTEM and not asked.system:
+        header = frame.header
+        if header.kind == Kind.SYSTEM and not asked.system:
             continue
-        for record in stored_records(frame):
-            if from_index <= record.index < to_index and asked.holds(record.index):
-                yield line_of(record)
+        places, room = _places(asked, header, from_index, to_index), RANGE_RECORDS - len(lines)
+        taken, left = places[:room], places[room:]
+        if taken:
+            records = frame_records(frame, slice(taken.start, taken.stop, taken.step))
+            lines += [_line(header, header.index + place, it) for place, it in zip(taken, records, strict=True)]
+        if left:
+            return lines, header.index + left[0]
+    return lines, None
+
+
+def _places(asked: Range, header: FrameHeader, from_index: int, to_index: int) -> range:
+    """Where in a frame the records stand that are asked for."""
+    start = max(from_index, header.index)
+    start += (asked.shard - start) % asked.shards
+    return range(start - header.index, min(header.count, to_index - header.index), asked.shards)
 
 
 def line_of(record: StoredRecord) -> dict[str, Any]:
     """A record as a line of an answer."""
+    return _line(record, record.index, record)
+
+
+def _line(origin: FrameHeader | StoredRecord, index: int, record: Record | StoredRecord) -> dict[str, Any]:
     return {
-        "index": record.index,
-        "epoch": record.epoch,
-        "timestamp": record.timestamp,
-        "kind": KIND_NAMES[Kind(record.kind)],
+        "index": index,
+        "epoch": origin.epoch,
+        "timestamp": origin.timestamp,
+        "kind": KIND_NAMES[Kind(origin.kind)],
         "headers": dict(record.headers) if record.headers else {},
         "value": record.value,
     }

@@ -1,9 +1,7 @@
-"""Ranges of a real cluster, through leader and follower alike: waiting at the end, shards, kinds, stuck readers."""
+"""Ranges of a real cluster, through leader and follower alike: waiting at the end, shards, kinds, long frames."""
 
 import asyncio
-import socket
 from collections.abc import AsyncGenerator
-from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -11,11 +9,9 @@ import orjson
 import pytest
 import pytest_asyncio
 
-from quire.cluster.api.keys import OUTFLOW, WAITING
-from quire.cluster.api.outflow import Outflow
-from quire.cluster.api.ranges import SHARDS_LIMIT, WAIT_LIMIT_MS
+from quire.cluster.api.keys import WAITING
+from quire.cluster.api.ranges import RANGE_RECORDS, SHARDS_LIMIT, WAIT_LIMIT_MS
 from quire.cluster.api.waiting import Waiting
-from quire.cluster.config import host_and_port
 from quire.log import Kind, unpack, walk_frames
 from tests.cluster.running import Reply, RunningCluster, running_cluster
 
@@ -29,16 +25,6 @@ DEADLINE_S = 20.0
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def cluster(tmp_path_factory: pytest.TempPathFactory) -> AsyncGenerator[RunningCluster, None]:
     async with running_cluster(tmp_path_factory.mktemp("ranges"), machine="log") as running:
-        yield running
-
-
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def long_cluster(tmp_path_factory: pytest.TempPathFactory) -> AsyncGenerator[RunningCluster, None]:
-    """Eight blobs, so much that no socket buffers hold them."""
-    async with running_cluster(tmp_path_factory.mktemp("long"), count=1, machine="log") as running:
-        for _ in range(8):
-            reply = await running.ask("n1", "POST", "/records", bytes((1 << 20) + 1), "application/octet-stream")
-            assert reply.status == 200
         yield running
 
 
@@ -68,12 +54,6 @@ async def waiting(cluster: RunningCluster, at: str, query: str, accept: str = ND
         while len(places[WAITING]) == before:
             await cluster.ask(at, "GET", "/healthz")
     return task
-
-
-def outflow_of(cluster: RunningCluster) -> Outflow:
-    app = cluster.nodes["n1"].runner.app
-    assert app is not None
-    return app[OUTFLOW]
 
 
 def waiting_of(cluster: RunningCluster, at: str) -> Waiting:
@@ -292,76 +272,53 @@ async def test_a_node_that_stops_lets_its_waiting_readers_go(tmp_path: Path) -> 
     assert (values(reply), reply.headers["Quire-Next-Index"]) == ([], str(end))
 
 
-# Stuck readers
+# Long frames
 
 
-def stuck_reader(cluster: RunningCluster, opened: ExitStack) -> socket.socket:
-    """A caller that asks for the whole log and takes nothing of it."""
-    caller = opened.enter_context(socket.socket())
-    caller.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-    caller.connect(host_and_port(cluster.address("n1")))
-    caller.sendall(f"GET /records?from=0 HTTP/1.1\r\nHost: n1\r\nAccept: {RAW_FRAMES}\r\n\r\n".encode())
-    return caller
+async def pages(cluster: RunningCluster, at: str, query: str, from_index: int, accept: str) -> list[list[Any]]:
+    """The lines of each answer, up to the end of the log."""
+    end, index = await end_of(cluster, at), from_index
+    found: list[list[Any]] = []
+    while index < end:
+        reply = await cluster.ask(at, "GET", f"/records?from={index}{query}", headers={"Accept": accept})
+        assert reply.status == 200, reply
+        found.append(
+            unpack(reply.body) if accept == MSGPACK else [orjson.loads(line) for line in reply.body.splitlines()]
+        )
+        index = int(reply.headers["Quire-Next-Index"])
+    return found
 
 
-async def held(cluster: RunningCluster, *, above: int) -> None:
-    """Return when the node holds more than so many bytes for its readers."""
-    async with asyncio.timeout(DEADLINE_S):
-        while outflow_of(cluster).held_bytes <= above:
-            await cluster.ask("n1", "GET", "/healthz")
-
-
-async def nothing_held(cluster: RunningCluster) -> None:
-    """Return when the node holds nothing for a reader any more."""
-    async with asyncio.timeout(DEADLINE_S):
-        while outflow_of(cluster).held_bytes:
-            await cluster.ask("n1", "GET", "/healthz")
-
-
-async def test_a_reader_that_takes_nothing_is_cut_off_in_the_end(
-    long_cluster: RunningCluster, monkeypatch: pytest.MonkeyPatch
+@EVERYWHERE
+@pytest.mark.parametrize("accept", [NDJSON, MSGPACK])
+async def test_a_long_frame_is_given_in_as_many_answers_as_it_takes(
+    cluster: RunningCluster, at: str, accept: str
 ) -> None:
-    outflow = outflow_of(long_cluster)
-    await nothing_held(long_cluster)
-    monkeypatch.setattr(outflow, "_stuck_s", 0.3)
-    with ExitStack() as opened:
-        stuck_reader(long_cluster, opened)
-        await held(long_cluster, above=0)
+    at_limit = await append(cluster, *range(RANGE_RECORDS))
+    [page] = await pages(cluster, at, "", at_limit, accept)
+    past_limit = await append(cluster, *range(RANGE_RECORDS + 1))
+    whole, rest = await pages(cluster, at, "", past_limit, accept)
+    long = await append(cluster, *range(3 * RANGE_RECORDS))
+    parts = await pages(cluster, at, "", long + 7, accept)
 
-        await nothing_held(long_cluster)
-
-
-async def test_stuck_readers_hold_a_bounded_memory_and_nobody_else_up(
-    long_cluster: RunningCluster, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    outflow = outflow_of(long_cluster)
-    await nothing_held(long_cluster)
-    monkeypatch.setattr(outflow, "_limit", 20 << 20)
-    monkeypatch.setattr(outflow, "_idle_s", 0.0)
-    with ExitStack() as opened:
-        for number in range(1, 7):
-            stuck_reader(long_cluster, opened)
-            await held(long_cluster, above=0 if number == 1 else 8 << 20)
-
-            whole = await long_cluster.ask("n1", "GET", "/records?from=0", headers={"Accept": RAW_FRAMES})
-            written = await long_cluster.ask("n1", "POST", "/records", b"1", "application/json")
-
-            assert outflow.held_bytes <= 20 << 20
-            assert whole.status == written.status == 200
-            assert len(list(walk_frames(whole.body))) >= 7
+    assert [line["value"] for line in page] == list(range(RANGE_RECORDS))
+    assert ([line["value"] for line in whole], [line["value"] for line in rest]) == (
+        list(range(RANGE_RECORDS)),
+        [RANGE_RECORDS],
+    )
+    assert [len(part) for part in parts] == [RANGE_RECORDS, RANGE_RECORDS, RANGE_RECORDS - 7]
+    assert [line["index"] for part in parts for line in part] == list(range(long + 7, long + 3 * RANGE_RECORDS))
 
 
-async def test_where_every_answer_moves_a_new_one_is_told_to_come_back(
-    long_cluster: RunningCluster, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    outflow = outflow_of(long_cluster)
-    await nothing_held(long_cluster)
-    monkeypatch.setattr(outflow, "_idle_s", 3600.0)
-    with ExitStack() as opened:
-        stuck_reader(long_cluster, opened)
-        await held(long_cluster, above=0)
-        monkeypatch.setattr(outflow, "_limit", outflow.held_bytes)
+@EVERYWHERE
+async def test_a_shard_of_long_frames_has_as_many_records_as_an_answer_holds(cluster: RunningCluster, at: str) -> None:
+    first = await append(cluster, *range(2 * RANGE_RECORDS))
+    await append(cluster, *range(2 * RANGE_RECORDS))
 
-        reply = await long_cluster.ask("n1", "GET", "/records?from=0", headers={"Accept": RAW_FRAMES})
+    parts = [await pages(cluster, at, f"&shard={shard}/3", first, NDJSON) for shard in range(3)]
 
-    assert (reply.status, reply.problem) == (429, "overloaded")
+    found = [line["index"] for shard in parts for page in shard for line in page]
+    assert sorted(found) == list(range(first, first + 4 * RANGE_RECORDS))
+    assert {line["index"] % 3 for line in parts[2][0]} == {2}
+    assert max(len(page) for shard in parts for page in shard) <= RANGE_RECORDS
+    assert [len(shard) for shard in parts] == [2, 2, 2]

@@ -1,0 +1,141 @@
+"""Readers of long answers that are slow, or take nothing: what they cost, at leader and follower alike."""
+
+import asyncio
+import socket
+from collections.abc import AsyncGenerator
+from contextlib import ExitStack
+
+import pytest
+import pytest_asyncio
+
+from quire.cluster.api.keys import OUTFLOW
+from quire.cluster.api.outflow import Outflow
+from quire.cluster.config import host_and_port
+from quire.log import pack
+from tests.cluster.running import RunningCluster, running_cluster
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+JSON, NDJSON, RAW_FRAMES = "application/json", "application/x-ndjson", "application/vnd.quire.frames"
+EVERYWHERE = pytest.mark.parametrize("at", ["n1", "n3"])
+ENCODED = pytest.mark.parametrize("accept", [NDJSON, RAW_FRAMES])
+DEADLINE_S = 60.0
+LIMIT_BYTES = 20 << 20
+FALSES = 1_000_000  # A byte each as msgpack, six as JSON: an answer that no socket buffers hold.
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def cluster(tmp_path_factory: pytest.TempPathFactory) -> AsyncGenerator[RunningCluster, None]:
+    """The records 2 to 9 are of a mebibyte each, and visible everywhere."""
+    folder = tmp_path_factory.mktemp("stuck_readers")
+    async with running_cluster(folder, machine="log", election_timeout_ms=5000) as running:
+        for _ in range(8):
+            await running.ask("n1", "POST", "/records", pack([[False] * FALSES]), "application/msgpack")
+        for node_id in running.nodes:
+            reply = await running.ask(node_id, "GET", "/records?from=9&wait_ms=20000")
+            assert (reply.status, len(reply.body) > 6 * FALSES) == (200, True)
+        yield running
+
+
+def outflow_of(cluster: RunningCluster, at: str) -> Outflow:
+    app = cluster.nodes[at].runner.app
+    assert app is not None
+    return app[OUTFLOW]
+
+
+def stuck_reader(cluster: RunningCluster, at: str, accept: str, opened: ExitStack) -> socket.socket:
+    """A caller that asks for what is long, and takes nothing of it."""
+    caller = opened.enter_context(socket.socket())
+    caller.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    caller.connect(host_and_port(cluster.address(at)))
+    caller.sendall(f"GET /records?from=2 HTTP/1.1\r\nHost: {at}\r\nAccept: {accept}\r\n\r\n".encode())
+    return caller
+
+
+async def held(cluster: RunningCluster, at: str, *, above: int) -> None:
+    """Return when the node holds more than so many bytes for its readers."""
+    async with asyncio.timeout(DEADLINE_S):
+        while outflow_of(cluster, at).held_bytes <= above:
+            await cluster.ask(at, "GET", "/healthz")
+
+
+async def nothing_held(cluster: RunningCluster, at: str) -> None:
+    """Return when the node holds nothing for a reader any more."""
+    async with asyncio.timeout(DEADLINE_S):
+        while outflow_of(cluster, at).held_bytes:
+            await cluster.ask(at, "GET", "/healthz")
+
+
+@EVERYWHERE
+@ENCODED
+async def test_a_reader_that_takes_nothing_is_cut_off_in_the_end(
+    cluster: RunningCluster, monkeypatch: pytest.MonkeyPatch, at: str, accept: str
+) -> None:
+    await nothing_held(cluster, at)
+    monkeypatch.setattr(outflow_of(cluster, at), "_stuck_s", 0.3)
+    with ExitStack() as opened:
+        stuck_reader(cluster, at, accept, opened)
+        await held(cluster, at, above=0)
+
+        await nothing_held(cluster, at)
+
+
+@EVERYWHERE
+@ENCODED
+async def test_stuck_readers_hold_a_bounded_memory_and_nobody_else_up(
+    cluster: RunningCluster, monkeypatch: pytest.MonkeyPatch, at: str, accept: str
+) -> None:
+    outflow = outflow_of(cluster, at)
+    await nothing_held(cluster, at)
+    monkeypatch.setattr(outflow, "_limit", LIMIT_BYTES)
+    monkeypatch.setattr(outflow, "_idle_s", 0.0)
+    with ExitStack() as opened:
+        for number in range(1, 7):
+            stuck_reader(cluster, at, accept, opened)
+            await held(cluster, at, above=0 if number == 1 else 5 << 20)
+
+            written = await cluster.ask(at, "POST", "/records", b"1", JSON)
+            told = await cluster.ask(at, "GET", f"/records?from={written.document['write_index']}&wait_ms=20000")
+            long = await cluster.ask(at, "GET", "/records?from=2&to=3", headers={"Accept": accept})
+
+            assert outflow.held_bytes <= LIMIT_BYTES
+            assert (written.status, told.status, long.status) == (200, 200, 200)
+            assert told.document["value"] == 1
+    assert cluster.nodes[at].node.role.epoch == 1, "nobody took the leader for dead"
+
+
+@EVERYWHERE
+async def test_where_every_answer_moves_a_new_one_is_told_to_come_back(
+    cluster: RunningCluster, monkeypatch: pytest.MonkeyPatch, at: str
+) -> None:
+    outflow = outflow_of(cluster, at)
+    await nothing_held(cluster, at)
+    monkeypatch.setattr(outflow, "_idle_s", 3600.0)
+    with ExitStack() as opened:
+        stuck_reader(cluster, at, RAW_FRAMES, opened)
+        await held(cluster, at, above=0)
+        monkeypatch.setattr(outflow, "_limit", outflow.held_bytes)
+
+        reply = await cluster.ask(at, "GET", "/records?from=2", headers={"Accept": RAW_FRAMES})
+
+    assert (reply.status, reply.problem, reply.headers["Retry-After"]) == (429, "overloaded", "1")
+
+
+@EVERYWHERE
+async def test_a_slow_reader_that_takes_something_now_and_then_gets_all_of_it(
+    cluster: RunningCluster, monkeypatch: pytest.MonkeyPatch, at: str
+) -> None:
+    await nothing_held(cluster, at)
+    monkeypatch.setattr(outflow_of(cluster, at), "_stuck_s", 2.0)
+    url = f"http://{cluster.address(at)}/records?from=2&to=3"
+    loop = asyncio.get_running_loop()
+    taken = 0
+    async with cluster.session.get(url, headers={"Accept": NDJSON}, read_bufsize=1 << 12) as answer:
+        size, began = answer.content_length or 0, loop.time()
+        for eighth in range(1, 9):
+            while loop.time() < began + 0.4 * eighth:
+                await cluster.ask(at, "GET", "/healthz")
+            while taken < size * eighth // 8:
+                taken += len(await answer.content.readany())
+
+    assert taken == size > 6 * FALSES
