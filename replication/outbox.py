@@ -42,6 +42,9 @@ class Outbox:
             awaited = sending.send(None)
         except (StopIteration, ConnectionError):
             return
+        # The transport has one future for all who wait for room. It believes now that a task is about to wait for it,
+        # and would refuse the next one that does.
+        awaited._asyncio_future_blocking = False  # noqa: SLF001  # part of the protocol between futures and tasks
         self._begun = (sending, awaited)
         self._wake.set()
 
@@ -66,10 +69,11 @@ class Outbox:
         while True:
             await self._wake.wait()
             self._wake.clear()
-            if self._begun is not None:
-                await _go_on(*self._begun)
-                self._begun = None
-            while self._waiting:
+            while self._begun is not None or self._waiting:
+                if self._begun is not None:  # also what one of those below began
+                    await _go_on(*self._begun)
+                    self._begun = None
+                    continue
                 waiting = self._waiting.popleft()
                 if isinstance(waiting, bytes):
                     self.waiting_bytes -= len(waiting)
@@ -82,7 +86,7 @@ class Outbox:
 def _go_on(sending: Coroutine[Any, Any, None], awaited: Any) -> Generator[Any, Any, None]:
     """Await what a coroutine waits for that was begun by hand, and let it run on."""
     try:
-        yield awaited
+        yield from awaited
         yield from sending
     finally:
         sending.close()

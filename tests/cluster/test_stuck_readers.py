@@ -139,3 +139,18 @@ async def test_a_slow_reader_that_takes_something_now_and_then_gets_all_of_it(
                 taken += len(await answer.content.readany())
 
     assert taken == size > 6 * FALSES
+
+
+@EVERYWHERE
+async def test_long_writes_that_come_at_once_are_all_committed(cluster: RunningCluster, at: str) -> None:
+    # Each is a shipment of several messages, which fill the sockets between the nodes.
+    body = bytes((2 << 20) + 1)
+    writes = [cluster.ask(at, "POST", "/records", body, "application/octet-stream") for _ in range(10)]
+
+    replies = await asyncio.gather(*writes)
+
+    assert [reply.status for reply in replies] == [200] * 10
+    last = max(reply.document["write_index"] for reply in replies)
+    for node_id in cluster.nodes:
+        told = await cluster.ask(node_id, "GET", f"/records?from={last}&wait_ms=20000", headers={"Accept": RAW_FRAMES})
+        assert len(told.body) > len(body)

@@ -99,6 +99,27 @@ async def test_what_a_reader_does_not_take_waits_in_order_and_arrives_once() -> 
         assert await it.receive() == count
 
 
+async def test_what_is_sent_when_something_was_taken_waits_for_room_like_all_the_rest() -> None:
+    # As a leader ships: the next shipment, of several messages, begins when the transport took the one before.
+    async with ends() as it:
+        rounds, shipped = 40, 0
+
+        def ship() -> None:
+            nonlocal shipped
+            if shipped < rounds:
+                for message in range(3):
+                    it.outbox.send((3 * shipped + message).to_bytes(4, "big") * (MESSAGE_BYTES // 4))
+                shipped += 1
+                it.outbox.when_taken(ship)
+
+        ship()
+        received = [await it.receive() for _ in range(3 * rounds)]
+        carrying = it.carrying.done()
+
+    assert received == list(range(3 * rounds))
+    assert not carrying
+
+
 async def test_what_waits_can_be_dropped_for_something_newer() -> None:
     async with ends() as it:
         count = 0
