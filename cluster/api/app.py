@@ -30,6 +30,7 @@ from .sessions import SEQUENCE, SESSION, delete_session, get_session, post_sessi
 from .state import get_state, post_query
 from .status import get_healthz, get_readyz, get_status
 from .stream import commands_stream
+from .tracebacks import let_go_of_frames
 from .waiting import Waiting
 from .windows import Windows
 
@@ -123,12 +124,14 @@ async def answer_errors(request: web.Request, handler: Handler) -> web.StreamRes
         response = await handler(request)
     except ClusterError as error:
         response = _of_cluster_error(request, error, request_id)
+        let_go_of_frames(error)
     except web.HTTPException as error:
         if error.status < 400:
             raise
         response = _of_http_exception(request, error, request_id)
     except (HttpProcessingError, web.RequestPayloadError) as error:
         response = problem_of(Malformed(f"the body cannot be read: {error}"), request_id)
+        let_go_of_frames(error)
     except ConnectionError:
         raise  # The caller went away; there is nobody to answer.
     except Exception:

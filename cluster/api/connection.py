@@ -15,6 +15,7 @@ from aiohttp.web_protocol import RequestHandler
 from ..errors import Malformed
 from .problems import problem_of
 from .request_ids import REQUEST_ID, SeldomLog, name_request
+from .tracebacks import let_go_of_frames
 
 KEPT_ALIVE_S = 75.0  # Longer than clients and forwarding nodes keep their side, so that they never meet a closing one.
 WHY_SHOWN = 120  # Characters.
@@ -39,7 +40,8 @@ class Connection(RequestHandler):
     ) -> web.StreamResponse:
         """The answer where no handler gave one."""
         if isinstance(exc, ConnectionError):
-            raise exc  # The caller went away, or was cut off; there is nobody to answer.
+            let_go_of_frames(exc)
+            raise ConnectionResetError(str(exc)) from None  # The caller went away, or was cut off: nobody is to answer.
         if not isinstance(exc, HttpProcessingError):
             return super().handle_error(request, status, exc, message)
         why = _why(exc.message)

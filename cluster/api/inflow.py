@@ -64,8 +64,10 @@ class Inflow:
 
     def release(self, request: web.Request) -> None:
         """The request is answered."""
-        if (body := request.get(_BODY)) is not None and body in self._bodies:
-            self._forget(body)
+        if (body := request.get(_BODY)) is not None:
+            del request[_BODY]  # The two hold each other.
+            if body in self._bodies:
+                self._forget(body)
 
     async def _next_piece(self, request: web.Request) -> bytes:
         if request.content.is_eof():  # All of it is here; most are so short.

@@ -24,7 +24,7 @@ DEADLINE_S = 20.0
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def cluster(tmp_path_factory: pytest.TempPathFactory) -> AsyncGenerator[RunningCluster, None]:
-    async with running_cluster(tmp_path_factory.mktemp("ranges"), machine="log") as running:
+    async with running_cluster(tmp_path_factory.mktemp("ranges"), machine="log", election_timeout_ms=5000) as running:
         yield running
 
 
