@@ -18,7 +18,6 @@ from tests.sim.nodes import Node, Reader
 from tests.sim.order import NotLinearizable, Order
 from tests.sim.schedule import MILLISECOND, Schedule
 
-TIMEOUT_US = 600 * MILLISECOND
 MAX_UNDER_WAY = 3
 
 
@@ -34,6 +33,8 @@ class Habits:
     expecting_chance: float = 0.1
     lost_chance: float = 0.01
     restart_chance: float = 0.01
+    wander_chance: float = 0.0
+    patience_us: int = 600 * MILLISECOND
     named: bool = True
 
 
@@ -111,6 +112,8 @@ class Client:
         random, habits = self.random, self.habits
         if random.random() < habits.restart_chance:
             self._restart()
+        if random.random() < habits.wander_chance:
+            self._choose_node()
         if len(self.under_way) >= MAX_UNDER_WAY:
             return
         if random.random() < habits.read_chance:
@@ -160,7 +163,7 @@ class Client:
     def _send(self, operation: Operation) -> None:
         operation.attempt += 1
         attempt = Attempt(self, operation, operation.attempt)
-        self.schedule.later(TIMEOUT_US, self._times_out, attempt)
+        self.schedule.later(self.habits.patience_us, self._times_out, attempt)
         if self.random.random() >= self.habits.lost_chance:
             self.schedule.later(1_000, self._arrive, self.node, attempt)
 
@@ -229,12 +232,16 @@ class Client:
 
     def _send_again(self) -> None:
         self._resending = False
-        leaders = [node for node in self.nodes if node.leads]
-        self.node = self.random.choice(leaders if leaders and self.random.random() < 0.7 else self.nodes)
+        self._choose_node()
         for operation in list(self.under_way):
             if operation.kind == "write" and not operation.session:
                 continue
             self._send(operation)
+
+    def _choose_node(self) -> None:
+        """Mostly one that believes that it leads: of two that do, either."""
+        leaders = [node for node in self.nodes if node.leads]
+        self.node = self.random.choice(leaders if leaders and self.random.random() < 0.7 else self.nodes)
 
     def _end(self, operation: Operation) -> None:
         operation.ended = True

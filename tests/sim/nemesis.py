@@ -13,7 +13,7 @@ from tests.sim.schedule import MILLISECOND, Schedule
 from tests.storage import faulty
 
 RETRY_START_US = 100 * MILLISECOND
-NETWORK_KINDS = ("cut", "slow_link", "reset_links", "break_streams")
+NETWORK_KINDS = ("cut", "depose", "slow_link", "reset_links", "break_streams")
 DISK_TROUBLE = ("the disk failed", "LogReadOnly", "LogClosed")
 
 
@@ -108,6 +108,9 @@ class Nemesis:
         match fault.kind:
             case "cut":
                 self._cut(node, str(values[0]), lasts)
+            case "depose":
+                self._cut(node, "alone", lasts)
+                self._name_another(node)
             case "slow_link":
                 for pair in self._pairs_of(node):
                     self.network.slow[pair] = int(values[1])
@@ -138,6 +141,15 @@ class Nemesis:
         node = next(node for node in self.nodes if node.node_id == fault.whom[0])
         node.nominated = bool(fault.values[0])
         node.run(node.life, node.step, events.Nominated(node.nominated))
+
+    def _name_another(self, than: Node) -> None:
+        """The control plane names another voter, and all hear so at once."""
+        nominee = self.random.choice(
+            [name for name in self.settings.node_ids[: self.settings.voters] if name != than.node_id]
+        )
+        for node in self.nodes:
+            node.nominated = node.node_id == nominee
+            node.run(node.life, node.step, events.Nominated(node.nominated))
 
     # Cuts
 

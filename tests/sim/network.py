@@ -163,16 +163,17 @@ class Network:
     # Cuts
 
     def begin_cut(self, pairs: Iterable[tuple[str, str]]) -> None:
-        """Let nothing through from the first to the second of each pair."""
+        """Let nothing through from the first to the second of each pair; both ends soon hear so, or late, or never."""
+        latest = self.random.choice((2 * RESET_US, 300 * MILLISECOND))
         for pair in pairs:
             self.cut[pair] = self.cut.get(pair, 0) + 1
             link = self.links[pair]
             if link.pipe is not None and self.random.random() < self.weather.break_chance:
                 link.pipe.broken = True
-                self.schedule.later(self.random.randint(RESET_US, 300 * MILLISECOND), self._link_lost, link, link.pipe)
+                self.schedule.later(self.random.randint(RESET_US, latest), self._link_lost, link, link.pipe)
         for stream in self.streams:
             if (stream.up.is_cut or stream.down.is_cut) and self.random.random() < self.weather.break_chance:
-                self._break_stream(stream, self.random.randint(RESET_US, 300 * MILLISECOND))
+                self._break_stream(stream, self.random.randint(RESET_US, latest))
 
     def end_cut(self, pairs: Iterable[tuple[str, str]]) -> None:
         """One cut of each pair is over."""

@@ -115,6 +115,8 @@ def settings_of(seed: int) -> Settings:
         lost_chance=random.choice((0.0, 0.02)),
         restart_chance=random.choice((0.0, 0.02)),
         named=random.random() < 0.7,
+        wander_chance=random.choice((0.0, 0.05, 0.3)),
+        patience_us=random.choice((150, 600)) * MILLISECOND,
     )
     skew = random.choice((0.02, 0.4))
     return Settings(
@@ -136,6 +138,7 @@ def settings_of(seed: int) -> Settings:
 # What a fuse waits for before it burns: an operation on the disk, and "" for nothing.
 TRIGGERS = ("", "", "", "truncate ", "truncate ", "rename", "write promise", "write mark", "sync", "allocate")
 ROLES = ("leader", "leader", "leader", "follower", "follower", "any", "nominee")
+OF_LEADERS = ("transfer", "depose")
 KINDS = {
     "cut": 3.0,
     "crash": 2.0,
@@ -152,6 +155,7 @@ KINDS = {
     "stop": 0.4,
     "power_all": 0.3,
     "transfer": 1.0,
+    "depose": 0.7,
 }
 
 
@@ -191,7 +195,7 @@ def _nominations(settings: Settings, random: Random) -> list[Fault]:
 
 
 def _fault(settings: Settings, random: Random, at: int, kind: str) -> Fault:
-    whom: tuple[str, ...] = (random.choice((*ROLES, *settings.node_ids)),)
+    whom: tuple[str, ...] = ("leader" if kind in OF_LEADERS else random.choice((*ROLES, *settings.node_ids)),)
     values: tuple[Value, ...] = ()
     lasts = random.choice((50, 300, 700, 1500)) * MILLISECOND
     match kind:
@@ -203,7 +207,7 @@ def _fault(settings: Settings, random: Random, at: int, kind: str) -> Fault:
         case "fuse":
             how, burns = random.choice(("kill", "nothing", "some", "some")), random.choice((0, 1, 3, 8, 20, 60))
             values = (how, lasts, burns, random.choice(TRIGGERS))
-        case "pause" | "hang_disk" | "full_disk":
+        case "pause" | "hang_disk" | "full_disk" | "depose" | "stop":
             values = (lasts,)
         case "failing_disk":
             values = (lasts, random.choice(("any", "store", "mark", "promise")))
@@ -213,10 +217,8 @@ def _fault(settings: Settings, random: Random, at: int, kind: str) -> Fault:
             values = (lasts, random.choice((20, 100, 300)) * MILLISECOND)
         case "slow_link":
             values = (lasts, random.choice((20, 100, 400)) * MILLISECOND)
-        case "stop":
-            values = (lasts,)
         case "transfer":
-            whom, values = ("leader",), (random.choice(("", *settings.node_ids)),)
+            values = (random.choice(("", *settings.node_ids)),)
         case "power_all":
             whom, values = (), (random.choice(("nothing", "some", "everything")), lasts)
         case _:
