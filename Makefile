@@ -2,7 +2,7 @@
 # toxiproxy server in .cache. Python 3.11 or newer, make and git are all that must be there before.
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test soak soak-log soak-histories lint lint-ruff lint-format lint-mypy lint-pyright clean distclean run-environment dev-environment toxiproxy
+.PHONY: help demo test soak soak-log soak-planted soak-histories lint lint-ruff lint-format lint-mypy lint-pyright clean distclean run-environment dev-environment toxiproxy
 
 BIN := .venv/bin
 
@@ -17,10 +17,13 @@ demo: run-environment ## three nodes, one log, one answer (CHECK=1: check the an
 test: dev-environment toxiproxy ## all tests (ARGS=...: what to pass to pytest)
 	$(BIN)/python -m pytest $(ARGS)
 
-soak: soak-log soak-histories ## the long forms of the tests; the last runs until a rule breaks (FROM=seed, JOBS=processes)
+soak: soak-log soak-planted soak-histories ## the long forms of the tests; the last runs until a rule breaks (FROM=seed, JOBS=processes)
 
 soak-log: dev-environment
 	$(BIN)/python -m tests.log $(ARGS)
+
+soak-planted: dev-environment
+	$(BIN)/python -m tests.planted --jobs $(or $(JOBS),2)
 
 soak-histories: dev-environment
 	$(BIN)/python -m tests.sim --soak $(or $(FROM),1000000) --jobs $(or $(JOBS),2)

@@ -1,0 +1,68 @@
+"""Looks for the planted mistakes: `python -m tests.planted`, `python -m tests.planted NAME ... --seeds 1000`."""
+
+import argparse
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+from tests.planted.finding import Finding, NotFound, find
+from tests.planted.mistake import Mistake, NotPlanted, mistakes
+from tests.planted.page import PAGE, page_of, record, recorded
+
+SEEDS = 1_000
+"""As far as a mistake is looked for; all that stand in the record were found long before."""
+
+
+def look(mistake: Mistake, seeds: int) -> Finding | str:
+    """Who found a mistake, or why nobody did."""
+    try:
+        return find(mistake, seeds)
+    except (NotFound, NotPlanted) as error:
+        return str(error)
+
+
+def look_for(wanted: list[Mistake], seeds: int, jobs: int) -> tuple[dict[str, Finding], list[str]]:
+    """Look for mistakes, some at a time; print what is found. Returns who found them, and why others were not."""
+    found: dict[str, Finding] = {}
+    missed: list[str] = []
+    with ThreadPoolExecutor(jobs) as pool:
+        for mistake, answer in zip(wanted, pool.map(lambda each: look(each, seeds), wanted), strict=True):
+            if isinstance(answer, str):
+                missed.append(answer)
+                print(f"NOT FOUND {answer}", flush=True)
+            else:
+                found[mistake.name] = answer
+                seed = f" (seed {answer.after - 1})" if answer.after else ""
+                print(f"{mistake.name}: {answer.found_by}{seed}", flush=True)
+    return found, missed
+
+
+def main() -> int:
+    """Parse the command line."""
+    parser = argparse.ArgumentParser(prog="python -m tests.planted", description=__doc__)
+    parser.add_argument("names", nargs="*", metavar="NAME", help="of patches in tests/planted; without one, all")
+    parser.add_argument("--seeds", type=int, default=SEEDS, help="histories to look for each in")
+    parser.add_argument("--jobs", type=int, default=2, help="processes")
+    parser.add_argument("--record", action="store_true", help="keep what is found, and make the page of it")
+    parser.add_argument("--page", action="store_true", help="look for nothing; make the page of what was recorded")
+    arguments = parser.parse_args()
+    planted = {mistake.name: mistake for mistake in mistakes()}
+    if unknown := set(arguments.names) - planted.keys():
+        parser.error(f"no such patch: {', '.join(sorted(unknown))}")
+    known = {name: found for name, found in recorded().items() if name in planted}
+    missed: list[str] = []
+    if not arguments.page:
+        began = time.monotonic()
+        wanted = [planted[name] for name in arguments.names or planted]
+        found, missed = look_for(wanted, arguments.seeds, arguments.jobs)
+        print(f"{len(found)} of {len(wanted)} planted mistakes are found, in {time.monotonic() - began:.0f} s")
+        known |= found
+    if arguments.record:
+        record(known)
+    if arguments.page or arguments.record:
+        PAGE.write_text(page_of(PAGE.read_text(), planted.values(), known))
+    return 1 if missed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

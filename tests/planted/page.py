@@ -1,0 +1,40 @@
+"""What was found, recorded, and `docs/reliability.md` made of it."""
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict
+from pathlib import Path
+
+from tests.planted.finding import Finding
+from tests.planted.mistake import FOLDER, TOP, Mistake
+
+RECORD = FOLDER / "found.json"
+PAGE = TOP / "docs" / "reliability.md"
+BEGIN = "<!-- planted mistakes: made by `python -m tests.planted --page` -->\n"
+END = "<!-- end of planted mistakes -->\n"
+
+
+def recorded(path: Path = RECORD) -> dict[str, Finding]:
+    """Who found each mistake when that was last looked at, by the mistake's name."""
+    return {name: Finding(**found) for name, found in json.loads(path.read_text()).items()} if path.exists() else {}
+
+
+def record(found: Mapping[str, Finding], path: Path = RECORD) -> None:
+    """Keep it."""
+    path.write_text(json.dumps({name: asdict(found[name]) for name in sorted(found)}, indent=1) + "\n")
+
+
+def page_of(page: str, planted: Iterable[Mistake], found: Mapping[str, Finding]) -> str:
+    """The page with its table made anew; what stands around the table stays."""
+    before, _, rest = page.partition(BEGIN)
+    _, _, behind = rest.partition(END)
+    rows = "".join(_row(mistake, found[mistake.name]) for mistake in planted if mistake.name in found)
+    table = f"| mistake | rule | found by | after seeds |\n|---|---|---|---|\n{rows}"
+    return f"{before}{BEGIN}\n{table}\n{END}{behind}"
+
+
+def _row(mistake: Mistake, found: Finding) -> str:
+    if found.after:
+        return f"| {mistake.bug} | {mistake.rule} | the simulator: *{found.found_by}* | {found.after} |\n"
+    test = found.found_by.rpartition("::")[2].partition("[")[0]
+    return f"| {mistake.bug} | {mistake.rule} | `{test}` | |\n"

@@ -1,0 +1,113 @@
+"""Every planted mistake still applies; those that are found soon are found. All of them: `python -m tests.planted`."""
+
+from collections.abc import Iterable
+from difflib import unified_diff
+from pathlib import Path
+
+import pytest
+
+from tests.planted.__main__ import look_for
+from tests.planted.finding import Finding, NotFound, find
+from tests.planted.mistake import BY_SIMULATOR, TOP, Mistake, NotPlanted, copy_of_the_tree, mistakes, plant, read
+from tests.planted.page import PAGE, page_of, recorded
+
+AT_LEAST = 25
+SOON = 4
+"""Mistakes that were found within so many histories are looked for here, among those that a test finds."""
+SEEDS = 40
+"""As far as those are looked for: another core makes other histories of the same seeds."""
+JOBS = 2
+
+CHANGED = "replication/core/promise.py"
+
+
+def patch_of(folder: Path, finder: str, *, added: str = '"""More."""', after: str = "") -> Path:
+    """A patch that adds a line to a module, behind what is there or behind what is said to be."""
+    before = (after or (TOP / CHANGED).read_text()).splitlines(keepends=True)
+    lines = unified_diff(before, [*before, f"{added}\n"], f"a/{CHANGED}", f"b/{CHANGED}")
+    path = folder / "some-mistake.patch"
+    path.write_text(f"Bug: nothing is wrong\nRule: none\nFinder: {finder}\n\n{''.join(lines)}")
+    return path
+
+
+def names(those: Iterable[Mistake]) -> list[str]:
+    return [mistake.name for mistake in those]
+
+
+def test_there_are_enough_of_them_and_each_was_found() -> None:
+    assert len(mistakes()) >= AT_LEAST
+    assert sorted(recorded()) == names(mistakes()), "python -m tests.planted --record"
+
+
+def test_each_is_recorded_with_the_finder_that_it_names() -> None:
+    found = recorded()
+    wrong = [
+        mistake.name
+        for mistake in mistakes()
+        if (mistake.finder == BY_SIMULATOR) != bool(found[mistake.name].after)
+        or (mistake.finder != BY_SIMULATOR and mistake.finder != found[mistake.name].found_by)
+    ]
+    assert wrong == []
+
+
+def test_every_one_applies_to_the_code_as_it_is() -> None:
+    with copy_of_the_tree() as copy:
+        for mistake in mistakes():
+            plant(mistake, copy)
+            plant(mistake, copy, take_out=True)
+
+
+def test_those_that_are_found_soon_are_found() -> None:
+    recently = recorded()
+    found, missed = look_for([each for each in mistakes() if recently[each.name].after <= SOON], SEEDS, JOBS)
+    assert found
+    assert not missed, "\n".join(missed)
+
+
+def test_the_page_is_what_was_recorded() -> None:
+    assert page_of(PAGE.read_text(), mistakes(), recorded()) == PAGE.read_text(), "python -m tests.planted --page"
+
+
+def test_the_page_names_who_found_what_after_how_many_seeds() -> None:
+    first, second, *_ = mistakes()
+    found = {first.name: Finding("a rule", 12), second.name: Finding("tests/a.py::test_b[1]", 0)}
+    page = page_of("before\n", [first, second], found)
+    assert page.startswith("before\n")
+    assert f"| {first.bug} | {first.rule} | the simulator: *a rule* | 12 |\n" in page
+    assert f"| {second.bug} | {second.rule} | `test_b` | |\n" in page
+    assert page_of(page, [first, second], found) == page
+
+
+def test_a_patch_that_does_not_apply_any_more_is_an_error(tmp_path: Path) -> None:
+    mistake = read(patch_of(tmp_path, BY_SIMULATOR, after="what stood there before\n"))
+    with copy_of_the_tree() as copy, pytest.raises(NotPlanted, match="some-mistake does not apply any more"):
+        plant(mistake, copy)
+
+
+def test_a_patch_that_does_not_say_who_finds_it_is_an_error(tmp_path: Path) -> None:
+    patch = tmp_path / "some-mistake.patch"
+    patch.write_text("--- a/some\n+++ b/some\n")
+    with pytest.raises(NotPlanted, match="Bug, Rule and Finder"):
+        read(patch)
+
+
+def test_what_breaks_nothing_is_not_found_by_the_simulator(tmp_path: Path) -> None:
+    with pytest.raises(NotFound, match="no rule broke in 1 seeds"):
+        find(read(patch_of(tmp_path, BY_SIMULATOR)), seeds=1)
+
+
+def test_what_breaks_nothing_is_not_found_by_a_test(tmp_path: Path) -> None:
+    finder = "tests/replication/test_commit.py::test_a_write_commits_on_all_nodes"
+    with pytest.raises(NotFound, match="ended with 0"):
+        find(read(patch_of(tmp_path, finder)), seeds=1)
+
+
+def test_a_finder_that_is_no_test_finds_nothing(tmp_path: Path) -> None:
+    finder = "tests/replication/test_commit.py::test_that_is_not_there"
+    with pytest.raises(NotFound, match="ended with 4"):
+        find(read(patch_of(tmp_path, finder)), seeds=1)
+
+
+def test_a_program_that_is_merely_broken_is_no_finding(tmp_path: Path) -> None:
+    with pytest.raises(NotFound, match="the simulator did not run"):
+        find(read(patch_of(tmp_path, BY_SIMULATOR, added="no_such_name")), seeds=1)
