@@ -56,7 +56,9 @@ class Leadership:
         if not members.is_voter(self.node_id, disk_id) or not others:
             return not others
         times = ControlTimes.of_heartbeat(self._heartbeat_s)
-        self._control = Control(self.node_id, others, times, replica.tell_control, self._nominate)
+        self._control = Control(
+            self.node_id, others, times, replica.tell_control, self._nominate, lambda: replica.disk_answers
+        )
         self._control.start()
         return False
 

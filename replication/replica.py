@@ -220,6 +220,12 @@ class Replica:
         return Queues(0, 0, 0) if leading is None else leading.queues
 
     @property
+    def disk_answers(self) -> bool:
+        """False while the disk has been busy with one thing for an election timeout: such a node does not lead."""
+        core = self.core
+        return not core.writer.hangs(core.state.now, self._options.core.election_timeout_us)
+
+    @property
     def is_matched(self) -> bool:
         """Whether this node follows a leader whose log it matches."""
         following = self.core.following

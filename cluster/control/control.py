@@ -56,13 +56,16 @@ class Control:
         times: ControlTimes,
         send: Callable[[str, bytes], None],
         nominate: Callable[[bool], None],
+        fit: Callable[[], bool],
     ) -> None:
+        """`send` and `nominate` are told; while the node is not `fit` to lead it is silent, and another is elected."""
         self.nominated = False
         self._node_id = node_id
         self._others = frozenset(others)
         self._times = times
         self._send = send
         self._nominate = nominate
+        self._fit = fit
         self._connected: set[str] = set()
         self._raft: Raft | None = self._build()
         self._task: asyncio.Task[None] | None = None
@@ -126,7 +129,9 @@ class Control:
 
     async def _run(self) -> None:
         while True:
-            if self._raft is None:
+            if not self._fit():
+                self._drop()
+            elif self._raft is None:
                 await asyncio.sleep(REBUILD_PAUSE_S)
                 self._raft = self._build()
             self._guarded(self._tick)

@@ -15,6 +15,7 @@ class Plane:
     def __init__(self, *node_ids: str) -> None:
         self.levels: dict[str, list[bool]] = {node_id: [] for node_id in node_ids}
         self.sent: list[bytes] = []
+        self.unfit: set[str] = set()
         self.cut: set[tuple[str, str]] = set()
         self.controls: dict[str, Control] = {}
         for node_id in node_ids:
@@ -29,7 +30,9 @@ class Plane:
             if target in self.controls and (node_id, target) not in self.cut:
                 asyncio.get_running_loop().call_soon(self._arrive, node_id, target, data)
 
-        self.controls[node_id] = Control(node_id, others, TIMES, send, self.levels[node_id].append)
+        self.controls[node_id] = Control(
+            node_id, others, TIMES, send, self.levels[node_id].append, lambda: node_id not in self.unfit
+        )
         return self.controls[node_id]
 
     def _arrive(self, source: str, target: str, data: bytes) -> None:

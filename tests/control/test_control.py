@@ -54,6 +54,19 @@ async def test_a_node_that_hears_no_majority_is_suggested_no_longer() -> None:
         assert plane.levels[first][-1] is False
 
 
+async def test_a_node_that_is_not_fit_to_lead_is_suggested_no_longer_and_another_is() -> None:
+    async with planes("n1", "n2", "n3") as plane:
+        await until(lambda: len(plane.nominees) == 1)
+        (first,) = plane.nominees
+
+        plane.unfit.add(first)
+        await until(lambda: plane.nominees not in ([], [first]) and first not in plane.nominees)
+
+        plane.unfit.clear()
+        (second,) = plane.nominees
+        await until(lambda: (status := plane.controls[first].status()) is not None and status.leader == second)
+
+
 async def test_nobody_is_suggested_where_no_majority_is_linked() -> None:
     async with planes("n1", "n2", "n3") as plane:
         await until(lambda: len(plane.nominees) == 1)
@@ -164,7 +177,7 @@ async def test_a_gadget_planted_in_any_field_command_or_dump_is_never_unpickled(
     messages = [gadget, *(pack(row) for row in planted(gadget))]
     said: list[set[str]] = [set() for _ in messages]
     # A control plane each, so that none is spared by what an earlier message did to it.
-    controls = [Control("n1", ("n2", "n3"), TIMES, noting(own), lambda _: None) for own in said]
+    controls = [Control("n1", ("n2", "n3"), TIMES, noting(own), lambda _: None, lambda: True) for own in said]
     UNPICKLED.clear()
 
     for control, data in zip(controls, messages, strict=True):

@@ -94,7 +94,7 @@ def run_quire(*arguments: str, extra: Mapping[str, str] | None = None, timeout_s
 class Node:
     """One node: its address, its data_dir, and the process that runs it, if one does.
 
-    `flags` are given at every start; a test may change them between two.
+    `flags` are given at every start; a test may change them, and the `program` that takes them, between two.
     """
 
     def __init__(self, node_id: str, address: str, folder: Path, flags: Sequence[str]) -> None:
@@ -103,6 +103,7 @@ class Node:
         self.data_dir = folder / node_id
         self.output = folder / f"{node_id}.log"
         self.flags = list(flags)
+        self.program: Sequence[str] = QUIRE
         self.process: subprocess.Popen[bytes] | None = None
 
     # Its process
@@ -118,7 +119,7 @@ class Node:
         assert self.process is None, f"{self.node_id} runs already"
         with self.output.open("ab") as output:
             self.process = subprocess.Popen(
-                [sys.executable, "-I", "-S", "-c", LAUNCH, *QUIRE, *self.arguments],
+                [sys.executable, "-I", "-S", "-c", LAUNCH, *self.program, *self.arguments],
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,
@@ -149,6 +150,10 @@ class Node:
     def resume(self) -> None:
         """SIGCONT."""
         self.running.send_signal(signal.SIGCONT)
+
+    def ended(self, deadline_s: float = DEADLINE_S) -> int:
+        """Wait until it ends by itself; the exit code."""
+        return self._gone(deadline_s)
 
     def _gone(self, deadline_s: float = DEADLINE_S) -> int:
         code = self.running.wait(deadline_s)
@@ -292,13 +297,23 @@ class Cluster:
         self.wait_until(f"{node_id} serves", lambda: node.status()["serving"])
         self.wait_until_ready()
 
-    def leads(self) -> Node | None:
-        """The node that leads and serves now, if one says so."""
-        for node in self:
-            with suppress(Unreachable):
-                if node.process is not None and node.status()["serving"]:
-                    return node
-        return None
+    def start_again(self, node: Node) -> None:
+        """Start a node and wait until it is ready; who leads is left alone."""
+        node.start()
+        self.wait_until_ready(node)
+
+    def elected(self, but: Node | None = None) -> Node:
+        """The node that leads and serves, `but` not this one (which may be paused); waits until there is one."""
+
+        def serving() -> Node | None:
+            for node in self:
+                if node.process is not None and node is not but:
+                    with suppress(Unreachable):
+                        if node.status()["serving"]:
+                            return node
+            return None
+
+        return self.wait_until("somebody leads", serving)
 
     def stop(self, *node_ids: str) -> None:
         """Stop these nodes (all that run, if none is named) one after the other; each must end with 0."""

@@ -42,6 +42,25 @@ def read_mark(data_dir: Path) -> Mark:
     return max(found)
 
 
+class Promise(NamedTuple):
+    """What a `promise` file says that its node promised."""
+
+    epoch: int
+    nominee: str
+
+
+def promise_of(data_dir: Path) -> Promise:
+    """The higher valid slot of a data_dir's promise, which its node may be writing now."""
+    raw = (data_dir / "promise").read_bytes()
+    found = [Promise(0, "")]
+    for position in MARK_SLOTS:
+        slot = raw[position : position + 64]
+        if len(slot) == 64 and struct.unpack_from("<I", slot)[0] == crc32c(slot[4:]):
+            epoch, nominee = struct.unpack_from("<Q24s", slot, 8)
+            found.append(Promise(epoch, nominee.rstrip(b"\0").decode()))
+    return max(found)
+
+
 def contents(folder: Path) -> dict[str, str]:
     """Every file below a folder with the digest of its content; {} if there is none."""
     files = sorted(path for path in folder.rglob("*") if path.is_file())

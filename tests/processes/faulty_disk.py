@@ -1,0 +1,34 @@
+"""`quire` with a disk that hangs or fails: run as a program, in the place of `quire`'s own.
+
+Each sync of a file's data first looks into the directory that the first argument names. `hang` there is a FIFO, which
+holds up whoever opens it until a test opens it, too; `fail` makes the sync fail.
+"""
+
+import errno
+import os
+import sys
+from contextlib import suppress
+from pathlib import Path
+
+from quire.cluster.cli.main import main
+from quire.log import files
+
+
+def install(folder: Path) -> None:
+    """Make every sync of a file's data look for faults first."""
+    sync = files.FileStorage.sync
+
+    def faulty(storage: files.FileStorage) -> None:
+        if (folder / "hang").exists():
+            with suppress(FileNotFoundError):  # It answers again.
+                (folder / "hang").read_bytes()
+        if (folder / "fail").exists():
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        sync(storage)
+
+    files.FileStorage.sync = faulty  # type: ignore[assignment, method-assign]
+
+
+if __name__ == "__main__":
+    install(Path(sys.argv.pop(1)))
+    main()

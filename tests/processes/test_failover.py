@@ -1,0 +1,319 @@
+"""Leaders that are killed, paused, restarted and left by their disks, under clients whose history is linearizable.
+
+Every test ends with the verdict of a checker that knows nothing of logs (`tests/linear`). A client that is told that
+the outcome is unknown may be so; it rides through nearly all of this without.
+"""
+
+import json
+import os
+import socket
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.processes import faulty_disk
+from tests.processes.cluster import DEADLINE_S, Cluster, Clusters, Node
+from tests.processes.data_files import promise_of
+from tests.processes.history import recording, rounds
+
+ELECTION_TIMEOUT_S = 1.0  # The default, which other process tests lengthen.
+DEFAULTS = ("--election-timeout-ms", "1000")
+
+
+def formed(clusters: Clusters) -> Cluster:
+    return clusters.formed(flags=DEFAULTS)
+
+
+def epoch_of(node: Node) -> int:
+    return int(node.status()["epoch"])
+
+
+# Ends
+
+
+def test_a_leader_that_is_killed_is_followed_by_another(clusters: Clusters) -> None:
+    cluster = formed(clusters)
+    with recording(cluster) as clients:
+        for _ in range(rounds(2)):
+            clients.wait_for_more(cluster)
+            killed = cluster.elected()
+            epoch = epoch_of(killed)
+            killed.kill()
+
+            clients.wait_for_more(cluster)
+
+            assert epoch_of(cluster.elected()) > epoch
+            cluster.start_again(killed)
+        clients.check(cluster)
+
+
+def test_a_nominee_that_is_killed_between_its_promise_and_its_leadership_holds_nobody_up(clusters: Clusters) -> None:
+    cluster = formed(clusters)
+    with recording(cluster) as clients:
+        for _ in range(rounds(2)):
+            clients.wait_for_more(cluster)
+            killed = cluster.elected()
+            epoch = epoch_of(killed)
+            killed.kill()
+
+            nominee = nominee_above(cluster, epoch)
+            nominee.kill()
+
+            cluster.start_again(killed)
+            clients.wait_for_more(cluster)
+            cluster.start_again(nominee)
+        clients.check(cluster)
+
+
+def nominee_above(cluster: Cluster, epoch: int) -> Node:
+    """The first node of which a promise to itself stands in its file, above an epoch. Looks without a pause."""
+    end = time.monotonic() + DEADLINE_S
+    running = [node for node in cluster if node.process is not None]
+    while time.monotonic() < end:
+        for node in running:
+            promise = promise_of(node.data_dir)
+            if promise.epoch > epoch and promise.nominee == node.node_id:
+                return node
+    raise AssertionError(f"nobody promised itself an epoch above {epoch}")
+
+
+def test_two_leaders_one_after_the_other_are_killed_before_the_first_is_back(clusters: Clusters) -> None:
+    cluster = formed(clusters)
+    with recording(cluster) as clients:
+        for _ in range(rounds(2)):
+            clients.wait_for_more(cluster)
+            first = cluster.elected()
+            first.kill()
+            second = cluster.elected()
+            first.start()
+            second.kill()
+
+            clients.wait_for_more(cluster)
+
+            cluster.wait_until_ready(first)
+            cluster.start_again(second)
+        clients.check(cluster)
+
+
+def test_a_leader_that_is_left_alone_acknowledges_nothing_that_is_lost_with_it(clusters: Clusters) -> None:
+    cluster = formed(clusters)
+    with recording(cluster) as clients:
+        clients.wait_for_more(cluster)
+        leader = cluster.elected()
+        others = [node for node in cluster if node is not leader]
+        for node in others:
+            node.kill()
+        cluster.wait_until("it leads no longer", lambda: not leader.status()["serving"])
+        leader.kill()
+
+        for node in others:
+            node.start()
+        clients.wait_for_more(cluster)
+
+        cluster.start_again(leader)
+        clients.check(cluster)
+
+
+def test_all_nodes_are_killed_with_all_that_the_control_plane_knew(clusters: Clusters) -> None:
+    cluster = formed(clusters)
+    with recording(cluster) as clients:
+        for _ in range(rounds(2)):
+            clients.wait_for_more(cluster)
+            cluster.kill_all()
+            for node in cluster:
+                node.start()
+            clients.wait_for_more(cluster)
+        clients.check(cluster)
+
+
+def test_a_rolling_restart_leaves_no_outcome_unknown(clusters: Clusters) -> None:
+    cluster = formed(clusters)
+    with recording(cluster) as clients:
+        for node in [*cluster, cluster.elected()]:
+            clients.wait_for_more(cluster)
+            led = node.status()["serving"]
+            assert node.stop() == 0
+            successor = cluster.elected()
+            cluster.start_again(node)
+            if led:
+                assert f"{node.node_id} asked it to" in [row["reason"] for row in successor.status()["leaders"]]
+        clients.check(cluster)
+        assert clients.unknown == clients.not_executed == 0
+
+
+def test_leadership_that_is_transferred_again_and_again_leaves_no_outcome_unknown(clusters: Clusters) -> None:
+    cluster = formed(clusters)
+    with recording(cluster) as clients:
+        for node_id in ("n2", "n3", "n1") * rounds(1):
+            cluster.lead(node_id)
+            clients.wait_for_more(cluster)
+        clients.check(cluster)
+        assert clients.unknown == clients.not_executed == 0
+
+
+# Pauses
+
+
+def test_a_leader_that_was_paused_past_its_timeout_fences_itself_before_it_answers_anything(clusters: Clusters) -> None:
+    cluster = formed(clusters)
+    with recording(cluster) as clients:
+        for _ in range(rounds(2)):
+            clients.wait_for_more(cluster)
+            paused = cluster.elected()
+            epoch = epoch_of(paused)
+            paused.pause()
+            successor = cluster.elected(but=paused)
+            answer = successor.apply(["add", 1], ["sub", 1])  # From here on nothing older than this may be shown.
+            asked = [
+                sent(paused, "GET", "/state?consistency=leader"),
+                sent(paused, "GET", "/state"),
+                sent(paused, "POST", "/commands", {"commands": [["add", 0]]}),
+                sent(paused, "GET", "/state?consistency=leader"),
+            ]
+
+            paused.resume()
+
+            for connection in asked:
+                status, document = answer_on(connection)
+                assert status in (200, 503, 504), document
+                if "applied_index" in document:
+                    assert document["applied_index"] > answer["index"], "it shows what was before its pause"
+                if status == 200:
+                    assert document.get("epoch", epoch + 1) > epoch, "it led on in an epoch that was over"
+            clients.wait_for_more(cluster)
+            cluster.wait_until_ready(paused)
+        clients.check(cluster)
+
+
+def sent(node: Node, method: str, path: str, body: Any = None) -> socket.socket:
+    """A connection on which a request waits to be read."""
+    host, _, port = node.address.rpartition(":")
+    connection = socket.create_connection((host, int(port)), DEADLINE_S)
+    content = b"" if body is None else json.dumps(body).encode()
+    head = [
+        f"{method} {path} HTTP/1.1",
+        f"Host: {node.address}",
+        "Connection: close",
+        f"Content-Length: {len(content)}",
+    ]
+    connection.sendall("\r\n".join([*head, "Content-Type: application/json", "", ""]).encode() + content)
+    return connection
+
+
+def answer_on(connection: socket.socket) -> tuple[int, dict[str, Any]]:
+    """The status and the document of its answer."""
+    parts = list(iter(lambda: connection.recv(1 << 16), b""))
+    connection.close()
+    head, _, body = b"".join(parts).partition(b"\r\n\r\n")
+    document = json.loads(body)
+    assert isinstance(document, dict)
+    return int(head.split()[1]), document
+
+
+def test_followers_that_are_paused_one_after_the_other_cost_nobody_a_leader(clusters: Clusters) -> None:
+    cluster = formed(clusters)
+    with recording(cluster) as clients:
+        leader = cluster.elected()
+        epoch = epoch_of(leader)
+        for follower in [node for node in cluster if node is not leader]:
+            follower.pause()
+            clients.wait_for_more(cluster, 200)
+            follower.resume()
+            cluster.wait_until_ready(follower)
+        assert epoch_of(leader) == epoch_of(cluster.elected()) == epoch
+        clients.check(cluster)
+
+
+# Disks
+
+
+def hang(folder: Path) -> Callable[[], None]:
+    """Hang every sync from now on; the call that it returns lets them go on."""
+    os.mkfifo(folder / "hang")
+
+    def release() -> None:
+        held = (folder / "hang").open("r+b", buffering=0)  # Read and write: it waits for no other end.
+        (folder / "hang").unlink()
+        with held:
+            os.set_blocking(held.fileno(), False)
+            held.write(b"\0")
+
+    return release
+
+
+def on_faulty_disks(clusters: Clusters, folder: Path) -> Cluster:
+    cluster = clusters.make(flags=DEFAULTS)
+    for node in cluster:
+        faults = folder / f"faults-{node.node_id}"
+        faults.mkdir()
+        node.program = (sys.executable, str(Path(faulty_disk.__file__)), str(faults))
+    cluster.start()
+    return cluster
+
+
+def test_a_leader_whose_disk_hangs_is_followed_by_another_and_comes_back_when_it_answers(
+    clusters: Clusters, tmp_path: Path
+) -> None:
+    cluster = on_faulty_disks(clusters, tmp_path)
+    with recording(cluster) as clients:
+        clients.wait_for_more(cluster)
+        leader = cluster.elected()
+        release = hang(tmp_path / f"faults-{leader.node_id}")
+        try:
+            clients.wait_for_more(cluster)
+            assert cluster.elected() is not leader
+            changes = [row for row in leader.status()["leaders"] if row["role"] != "leader"]
+            assert any("disk has not answered" in row["reason"] for row in changes), changes
+        finally:
+            release()
+        clients.wait_for_more(cluster)
+        cluster.wait_until_ready(leader)
+        clients.check(cluster)
+
+
+def test_a_leader_whose_disk_fails_ends_and_another_leads(clusters: Clusters, tmp_path: Path) -> None:
+    cluster = on_faulty_disks(clusters, tmp_path)
+    with recording(cluster) as clients:
+        clients.wait_for_more(cluster)
+        leader = cluster.elected()
+        (tmp_path / f"faults-{leader.node_id}" / "fail").touch()
+
+        code = leader.ended()
+
+        assert code == 1
+        assert "Input/output error" in leader.last_words()
+        clients.wait_for_more(cluster)
+        (tmp_path / f"faults-{leader.node_id}" / "fail").unlink()
+        cluster.start_again(leader)
+        clients.check(cluster)
+
+
+@pytest.mark.parametrize("fault", ["hang", "fail"])
+def test_a_follower_whose_disk_does_not_do_its_work_costs_nobody_a_leader(
+    clusters: Clusters, tmp_path: Path, fault: str
+) -> None:
+    cluster = on_faulty_disks(clusters, tmp_path)
+    with recording(cluster) as clients:
+        leader = cluster.elected()
+        epoch = epoch_of(leader)
+        follower = next(node for node in cluster if node is not leader)
+        faults = tmp_path / f"faults-{follower.node_id}"
+        if fault == "hang":
+            release = hang(faults)
+            try:
+                clients.wait_for_more(cluster, 200)
+            finally:
+                release()
+        else:
+            (faults / "fail").touch()
+            assert follower.ended() == 1
+            (faults / "fail").unlink()
+            clients.wait_for_more(cluster, 200)
+            cluster.start_again(follower)
+        assert epoch_of(leader) == epoch
+        cluster.wait_until_ready(follower)
+        clients.check(cluster)
