@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 from aiohttp import web
 
-from ..errors import LimitExceeded, Malformed, Overloaded
+from ..errors import BodyTimeout, LimitExceeded, Overloaded
 
 HELD_BYTES = 128 << 20
 STUCK_S = 30.0
@@ -46,7 +46,7 @@ class Inflow:
         Raises:
             LimitExceeded: it is longer than the limit; no more than that was read.
             Overloaded: too much is held already, and none of it is stuck.
-            Malformed: nothing more of it came for too long.
+            BodyTimeout: nothing more of it came for too long.
             ConnectionResetError: the caller is gone, or its room was needed.
         """
         if request.content_length is not None and request.content_length > limit:
@@ -76,7 +76,7 @@ class Inflow:
             async with asyncio.timeout(self._stuck_s):
                 return await request.content.readany()
         except TimeoutError:
-            raise Malformed(f"nothing more of the body came within {self._stuck_s:g} s") from None
+            raise BodyTimeout(round(self._stuck_s * 1000)) from None
 
     def _hold(self, body: _Body, size: int) -> None:
         if body not in self._bodies:

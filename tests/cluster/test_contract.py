@@ -18,7 +18,7 @@ from tests.cluster.worlds import Worlds
 
 DEADLINE_S = 20.0
 PEERS = {("GET", "/peer"), ("GET", "/peer/stream")}
-NOTHING_WRITTEN = {400, 404, 405, 409, 410, 413, 415, 422, 429, 503}
+NOTHING_WRITTEN = {400, 404, 405, 408, 409, 410, 413, 415, 422, 429, 503}
 DECIDED_IN_THE_LOG = {"session-refused", "session-unknown", "sessions-full"}  # The attempt stands there, and no more.
 
 
@@ -104,7 +104,7 @@ async def _stream_answer(cluster: RunningCluster, at: str, ask: Ask) -> tuple[in
 
 def test_every_route_has_its_rows(tmp_path: Path) -> None:
     address = "127.0.0.1:7001"
-    config = ServeConfig(node="n1", listen=address, members={"n1": address}, leader="n1", data_dir=tmp_path)
+    config = ServeConfig(node="n1", listen=address, members={"n1": address}, data_dir=tmp_path)
     app: web.Application = make_app(Node(config))
     routes = {
         (route.method, route.resource.canonical)

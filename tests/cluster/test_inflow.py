@@ -175,7 +175,7 @@ async def test_a_body_that_does_not_come_on_is_told_so(
 
     await caller.send(HEAD + (b"Transfer-Encoding: chunked" if chunked else b"Content-Length: 26") + b"\r\n\r\n" + sent)
 
-    assert b" 400 " in await caller.answer()
+    assert b" 408 " in await caller.answer()
     caller.hang_up()
     await holds(cluster, inflow, 0)
 
@@ -192,6 +192,6 @@ async def test_a_later_chunk_that_is_none_is_told_in_the_end(
 
     await caller.send(b"zz\r\n")
 
-    assert b" 400 " in await caller.answer()
+    assert b" 408 " in await caller.answer()
     caller.hang_up()
     await holds(cluster, inflow, 0)

@@ -68,12 +68,12 @@ async def failed(folder: Path) -> AsyncGenerator[RunningCluster, None]:
 
 @asynccontextmanager
 async def headless(folder: Path) -> AsyncGenerator[RunningCluster, None]:
-    """The leader has stopped, and the others know it."""
+    """n2 is left alone, and knows it."""
     async with running_cluster(folder) as cluster:
         await cluster.stop("n1")
-        for node_id in cluster.nodes:
-            while cluster.nodes[node_id].node.leader_id is not None:
-                await cluster.ask(node_id, "GET", "/healthz")
+        await cluster.stop("n3")
+        while cluster.nodes["n2"].node.leader_id is not None:
+            await cluster.ask("n2", "GET", "/healthz")
         yield cluster
 
 
@@ -99,7 +99,7 @@ async def alone(folder: Path) -> AsyncGenerator[RunningCluster, None]:
 async def forming(folder: Path) -> AsyncGenerator[RunningCluster, None]:
     """n1 waits for the others, which never come."""
     members: dict[str, str] = dict(zip(("n1", "n2", "n3"), free_addresses(3), strict=True))
-    config = ServeConfig(node="n1", listen=members["n1"], members=members, leader="n1", data_dir=folder / "n1")
+    config = ServeConfig(node="n1", listen=members["n1"], members=members, data_dir=folder / "n1")
     async with ClientSession(cookie_jar=DummyCookieJar()) as session:
         cluster = RunningCluster(session, {"n1": await started(config)})
         try:
