@@ -3,9 +3,10 @@
 No module below reads a clock, a socket, a file or a source of randomness; a test says so. Whoever drives the core
 (the asyncio `Replica`, or a simulator) hands it `Event`s with the time and carries out the `Action`s in their order.
 
-Reading order: `promise`, `members`, `messages`, `events`, `actions`, `state`, then the rules: `genesis` (0), `writer`
-(2), `election` (1, 3, 4, 5), `opening` (8), `leading` (6, 7, 8, 11, 12), `following` (1, 8, 9), and `core`, which ties
-them together.
+The rules are numbered; DESIGN.md beside this folder says each in words, and each module opens with those it holds.
+Reading order: the words (`promise`, `members`, `messages`, `events`, `actions`, `state`), `core` down to its events,
+which shows what calls what, then the rules (`writer`, `election`, `opening`, `leading`, `following`), the rest of
+`core`, and `invariants`, which says what holds after each step. `genesis` stands alone: it ends before a core begins.
 """
 
 from . import actions, events

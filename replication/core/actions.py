@@ -7,7 +7,8 @@ from .events import Request
 from .messages import Ack, CoreMessage, Differs, Open, OpenAnswer
 from .promise import Promise
 
-# Disk: one at a time, in order; only appends go on beside a flush (rule 2).
+# Disk: carried out one at a time, in the order asked; only appends go on beside a flush (rule 2). The rules rest on the
+# order: an append that was asked before a promise or a truncation is in the file before that one begins.
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,7 +160,10 @@ class TransferEnded:
 
 @dataclass(frozen=True, slots=True)
 class RejectRequest:
-    """A proposed request was not appended and never will be. `reason`: "not_leader" or "overloaded"."""
+    """A proposed request was not appended and never will be.
+
+    `reason`: "not_leader", "overloaded", or what an `AppendRefused` said ("disk_full").
+    """
 
     request: Request
     reason: str

@@ -1,12 +1,16 @@
 """The core: one node's replication, as a machine that is handed events and hands out actions.
 
-It is always in one of three states, each an object that is dropped whole at the end of it:
+It is always in one of three states; the last two are objects that are dropped whole at the end of it:
 
-    nobody's  -> knows no live leader; may be an attempt's nominee
-    Following -> an elected leader was heard, and its triple promised
+    nobody's  -> it follows nobody since its last promise, which may be its own, of an attempt to lead
+    Following -> an elected leader was heard, and its triple promised; until another is promised, heard or not
     Leading   -> a majority promised this node's triple
 
-`handle` runs the event, then lets the writer queue go on as far as the disk admits, then ships.
+Whether a leader is heard is another question: `live_promise` answers it. A nominee (`election`) stands beside the
+first two.
+
+`handle` runs the event, then lets the writer queue go on as far as the disk admits, then ships. An event may queue a
+job, but only the head of the queue promises, truncates or writes a leader's frames.
 """
 
 from typing import assert_never
@@ -77,7 +81,7 @@ class Core:
         self.nominee = Nominee(state)
         self.leading: Leading | None = None
         self.following: Following | None = None
-        self._asked_by: Consider | None = None
+        self._being_promised: Consider | None = None  # whose promise is going to disk, to be answered then
         self._ticked_at = 0
         # Rule 1: at start the promise is at least the last frame's epoch.
         if state.log.last_epoch > state.promise.epoch:
@@ -116,9 +120,9 @@ class Core:
                 | ReadAsked()
                 | TransferAsked()
             ):
-                self._lead_on(event)
+                self._to_leading(event)
             case FramesArrived() | OpenAnswered() | StreamConnected():
-                self._follow_on(event)
+                self._to_following(event)
             case Received():
                 self._received(event)
             case Appended() | Flushed() | PromiseStored() | Truncated() | AppendRefused() | DiskFailed():
@@ -139,7 +143,7 @@ class Core:
 
     def _stream_closed(self, stream_id: int) -> None:
         if self.leading:
-            self.leading.close_stream(stream_id)
+            self.leading.forget_stream(stream_id)
         if self.following:
             self.following.stream_closed(stream_id)
 
@@ -160,38 +164,48 @@ class Core:
         if self.following:
             self.following.tick()
             self._tell_role(f"the leader {self.following.leader.nominee} was not heard for an election timeout")
-        hangs = self.writer.hangs(self.state.now, self.state.options.election_timeout_us)
-        if self.leading and hangs:
+        if self.leading and self._disk_hangs:
             self._end_leading("the disk has not answered for an election timeout")
-        if self.leading and not self.leading.tick():
-            self._end_leading("no majority was heard for an election timeout")
+        if self.leading:
+            self.leading.tick()
+            if not self.leading.hears_majority():
+                self._end_leading("no majority was heard for an election timeout")
         self._stand_if_due()
 
     def _stand_if_due(self) -> None:
-        """Rule 13: a nominee stands while no leader is heard, or the one that is has asked it to."""
+        """Rule 13: look at all causes to stand, as long as this node may."""
         live, state = self.live_promise, self.state
         if live is not None:
             self.nominee.heard_leader(self.following.heard_at if self.following else state.now)
-        hangs = self.writer.hangs(state.now, state.options.election_timeout_us)
-        if live in (None, self.nominee.shown) and not hangs:
+        if self._may_stand:
             self.nominee.tick()
-            self._stand()
+            self._ask_itself()
 
-    def _stand(self) -> None:
+    @property
+    def _may_stand(self) -> bool:
+        """Whether no leader is heard, or the one that is has asked this node to stand; and the disk answers."""
+        return self.live_promise in (None, self.nominee.shown) and not self._disk_hangs
+
+    @property
+    def _disk_hangs(self) -> bool:
+        """Rule 11: a disk that does not answer for an election timeout neither leads nor stands."""
+        return self.writer.hangs(self.state.now, self.state.options.election_timeout_us)
+
+    def _ask_itself(self) -> None:
         """Ask this node's own promise first, once a majority would promise."""
-        if (request := self.nominee.chosen_target()) is not None:
+        if (request := self.nominee.begin_promising()) is not None:
             self.writer.submit(Consider(self.state.me.node_id, request))
 
-    def _lead(self) -> None:
+    def _lead_if_elected(self) -> None:
         """Lead, once a majority has promised."""
-        if self.leading is None and (promise := self.nominee.elected()) is not None:
+        if self.leading is None and (promise := self.nominee.take_election()) is not None:
             self.leading = Leading(self.state, promise)
             self.leading.start()
 
-    def _lead_on(self, event: LeadersEvent) -> None:
+    def _to_leading(self, event: LeadersEvent) -> None:
         leading = self.leading
         if leading is None:
-            self._lead_no_more(event)
+            self._refuse_as_no_leader(event)
             return
         match event:
             case AckArrived():
@@ -211,7 +225,7 @@ class Core:
             case _:
                 assert_never(event)
 
-    def _lead_no_more(self, event: LeadersEvent) -> None:
+    def _refuse_as_no_leader(self, event: LeadersEvent) -> None:
         """Tell who asks that this node does not lead; what belongs to a leadership that is over counts for nothing."""
         match event:
             case StreamOpened(stream_id):
@@ -228,7 +242,7 @@ class Core:
             case _:
                 assert_never(event)
 
-    def _follow_on(self, event: FramesArrived | OpenAnswered | StreamConnected) -> None:
+    def _to_following(self, event: FramesArrived | OpenAnswered | StreamConnected) -> None:
         following = self.following
         if following is None:
             return
@@ -248,19 +262,21 @@ class Core:
             case Heartbeat():
                 self._heartbeat(sender, message)
             case HeartbeatEcho():
-                if message.held_epoch > state.promise.epoch:
-                    self._outgrown(sender, message.held_epoch)
-                elif self.leading:
+                self._outgrown_by(sender, message.held_epoch)
+                if self.leading:
                     self.leading.echoed(sender, event.disk_id, message)
             case PreVote():
+                # It changes nothing here and counts for nothing, so anyone may ask.
                 answer_pre_vote(state, sender, message, self.live_promise)
             case _:
                 # A node whose disk is not a member's neither counts nor is counted.
                 if state.members.is_voter(sender, event.disk_id):
                     self._voter_said(sender, message)
 
-    def _outgrown(self, sender: str, held_epoch: int) -> None:
-        """Rule 10: a higher epoch in an answer ends a leadership. The target of a hand-over is not stood against."""
+    def _outgrown_by(self, sender: str, held_epoch: int) -> None:
+        """Rule 10: a higher epoch in any answer ends a leadership. The target of a hand-over is not stood against."""
+        if held_epoch <= self.state.promise.epoch:
+            return
         self.nominee.highest_epoch = max(self.nominee.highest_epoch, held_epoch)
         if self.leading and self.leading.hands_over_to == sender:
             self._end_leading(f"handed over to {sender}")
@@ -271,7 +287,7 @@ class Core:
         match message:
             case PreVoteAnswer():
                 self.nominee.pre_vote_answered(sender, message)
-                self._stand()
+                self._ask_itself()
             case Campaign(shown):
                 self._campaign(sender, shown)
             case PromiseRequest(promise):
@@ -279,25 +295,25 @@ class Core:
                     self.writer.submit(Consider(sender, message))
             case PromiseAnswer():
                 self.nominee.promise_answered(sender, message)
-                self._lead()
+                self._lead_if_elected()
             case _:
                 assert_never(message)
 
     def _campaign(self, sender: str, shown: Promise | None) -> None:
         """Stand because another asked for it: a nominee where no leader is heard, or that leader itself."""
-        hangs = self.writer.hangs(self.state.now, self.state.options.election_timeout_us)
-        if self.live_promise == shown and self.leading is None and self.state.is_voter and not hangs:
+        if self.live_promise == shown and self.leading is None and self.state.is_voter and not self._disk_hangs:
             if shown is None or shown.nominee == sender:
                 self.nominee.urge(sender, shown)
-                self._stand()
+                self._ask_itself()
 
     def _heartbeat(self, sender: str, message: Heartbeat) -> None:
         state, leader = self.state, message.promise
         if leader.nominee != sender or leader.nominee == state.me.node_id:
-            return
+            return  # Nobody speaks for another, or for this node.
         following = self.following
         if following and following.leader == leader:
             following.heard()
+        # Rule 1: only what is on disk is echoed as followed. One that leads no more is told so (rule 10).
         if (leader == state.stored_promise and following) or leader.epoch < state.promise.epoch:
             echo = HeartbeatEcho(leader.epoch, message.sequence, state.promise.epoch)
             state.act(Send(sender, echo))
@@ -343,19 +359,19 @@ class Core:
             if self.leading.serving:
                 self.leading.refuse_waiting(reason)
             else:
-                self._end_leading(reason)  # without its epoch_start it never serves
+                self._end_leading(reason)  # Without its epoch_start it never serves.
 
     # Promises (rule 1)
 
     def _promise_stored(self, promise: Promise) -> None:
         self.state.stored_promise = promise
-        asked, self._asked_by = self._asked_by, None
+        asked, self._being_promised = self._being_promised, None
         if asked is not None:
             self._answer_promise(asked, granted=True)
         self.nominee.own_promise_stored()
-        self._lead()
+        self._lead_if_elected()  # A single voter is a majority.
         if self.following:
-            self.following.tick()
+            self.following.tick()  # It dials only now that the promise is on disk.
 
     def _answer_promise(self, asked: Consider, *, granted: bool) -> None:
         state = self.state
@@ -364,19 +380,21 @@ class Core:
             state.act(Send(asked.node_id, answer))
 
     def _consider(self, job: Consider) -> None:
+        """Rules 1 and 5, at the head of the queue: refuse, grant once more, or store the promise and grant then."""
         state = self.state
         if refusal(state, job.request) is not None:
             self._answer_promise(job, granted=False)
-            if job.request.promise == self.nominee.target:
+            if job.request.promise == self.nominee.wanted:
                 self.nominee.give_up()
             return
         if job.request.promise == state.stored_promise:
             self._answer_promise(job, granted=True)
             return
-        self._asked_by = job
+        self._being_promised = job
         self._promise(job.request.promise, f"promised epoch {job.request.promise.epoch} to {job.node_id}")
 
     def _adopt(self, job: Adopt) -> None:
+        """Rule 1, at the head of the queue: follow an elected leader, and promise it what another was promised."""
         state, leader = self.state, job.promise
         if leader.epoch < state.promise.epoch or (self.following and self.following.leader == leader):
             return
@@ -392,7 +410,7 @@ class Core:
         self._tell_role(f"heard the leader of epoch {leader.epoch}")
 
     def _promise(self, promise: Promise, reason: str) -> None:
-        """Queue a promise to disk; from here on it counts, and whatever was done under the last one is over."""
+        """Send a promise to disk; from here on it counts (rule 2), and whatever was done under the last one is over."""
         state = self.state
         if self.leading and self.leading.hands_over_to == promise.nominee:
             reason = f"handed over to {promise.nominee}"
@@ -400,7 +418,7 @@ class Core:
         if self.following:
             self.following.close_stream(reason)
             self.following = None
-        if self.nominee.target != promise:
+        if self.nominee.wanted != promise:
             self.nominee.yield_to_another()
         state.promise = promise
         self._tell_role(reason)
@@ -470,6 +488,7 @@ class Core:
         return None if live is None else live.nominee
 
     def _tell_role(self, reason: str = "") -> None:
+        """Tell the node above if its role moved; `reason` is then why, and for a leader it is why it stood."""
         state = self.state
         if self.leading:
             leading = self.leading

@@ -1,12 +1,14 @@
-"""Rules 3, 4, 5 and 13: a nominee asks, voters answer, a majority of durable promises makes a leader.
+"""Rules 1, 3, 4, 5 and 13: a nominee asks, voters answer, a majority of durable promises makes a leader.
 
     IDLE --it should stand--> PRE_VOTE --majority would--> PROMISING --own promise durable--> REQUESTING
     PRE_VOTE --a better one answered--> sends it `campaign`, asks again       REQUESTING --majority promised--> leads
-    any --another promise, a leader is heard, or time is up--> IDLE
+    any --another promise, a leader is adopted, or time is up--> IDLE
 
 It should stand (rule 13) as long as one of these holds: the control plane nominates it; a `campaign` asked it to; no
 leader was heard for three election timeouts. Each is a level, looked at on each tick, and not an event: nothing is
 lost with a message. No such cause is trusted: whoever stands, only promises make a leader.
+
+Answers are kept by node id: `core` lets only those through that come from a voter on its own disk.
 
 The voter's half is in `answer_pre_vote` (no effect) and `refusal` (at the head of the writer queue).
 """
@@ -49,10 +51,13 @@ def answer_pre_vote(state: State, sender: str, message: PreVote, live: Promise |
 
 
 def refusal(state: State, request: PromiseRequest) -> str | None:
-    """Why this node does not promise, or None. Called at the head of the writer queue: nothing is being flushed."""
+    """Why this node does not promise, or None. Called at the head of the writer queue: nothing is being flushed.
+
+    The same for a nominee's own request: one whose log grew since it asked is refused, and it begins anew.
+    """
     asked = request.promise
     if asked == state.promise:
-        return None  # rule 1: the same triple again
+        return None  # Rule 1: the same triple again.
     if asked.epoch <= state.promise.epoch:
         return f"promised epoch {state.promise.epoch} to {state.promise.nominee or 'nobody'}"
     # Raft 5.4.1: the voter denies its vote if its own log is more up-to-date than that of the candidate.
@@ -66,24 +71,27 @@ class Nominee:
 
     def __init__(self, state: State) -> None:
         self.state = state
+        # The causes to stand (rule 13), and what holds it back.
         self.nominated = False
-        self.phase = Phase.IDLE
-        self.attempt = 0
-        self.began = 0
-        self._asked_at = 0
-        self.cause = ""
-        self.target: Promise | None = None
-        self.pre_votes: dict[str, PreVoteAnswer] = {}
-        self.grants: dict[str, int] = {}
-        self.refusals: set[str] = set()
-        self.highest_epoch = 0
-        self.shown: Promise | None = None
         self._urged_by = ""
         self._urged_until = 0
-        self._led_at: int | None = None
+        self._leader_heard_at: int | None = None
         self._hold_until = 0
         self._failures = 0
         self._draws = 0
+        # The attempt under way.
+        self.phase = Phase.IDLE
+        self.attempt = 0
+        self.cause = ""
+        self._phase_began = 0
+        self._asked_at = 0
+        self.shown: Promise | None = None  # of the leader whose `campaign` this attempt follows
+        self.pre_votes: dict[str, PreVoteAnswer] = {}
+        self.wanted: Promise | None = None  # from PROMISING on
+        self.grants: dict[str, int] = {}  # node -> its clock
+        self.refusals: set[str] = set()
+        # Of all attempts (rule 3).
+        self.highest_epoch = 0
 
     # Whether to stand (rule 13)
 
@@ -98,7 +106,10 @@ class Nominee:
             return ""
         if self.nominated:
             return "the control plane nominated it"
-        if self._led_at is not None and now - self._led_at >= FALLBACK_TIMEOUTS * patience + self._jitter(patience):
+        if (
+            self._leader_heard_at is not None
+            and now - self._leader_heard_at >= FALLBACK_TIMEOUTS * patience + self._jitter(patience)
+        ):
             return "no leader was heard for three election timeouts"
         return ""
 
@@ -118,7 +129,7 @@ class Nominee:
 
     def heard_leader(self, heard_at: int) -> None:
         """A leader lives: there is nothing to hold back from when it is lost."""
-        self._led_at = heard_at
+        self._leader_heard_at = heard_at
         self._hold_until = self._failures = 0
 
     def yield_to_another(self) -> None:
@@ -147,9 +158,9 @@ class Nominee:
     def tick(self) -> None:
         """Begin an attempt, go on asking, or give one up."""
         state = self.state
-        if self._led_at is None:
-            self._led_at = state.now  # a start without a leader counts as the loss of one
-        age = state.now - self.began
+        if self._leader_heard_at is None:
+            self._leader_heard_at = state.now  # A start without a leader counts as the loss of one.
+        age = state.now - self._phase_began
         if self.phase in (Phase.PROMISING, Phase.REQUESTING):
             if age < state.options.election_timeout_us:
                 return
@@ -165,7 +176,7 @@ class Nominee:
             self._ask_pre_votes()
 
     def _begin(self, why: str) -> None:
-        self.phase, self.began, self.target, self.cause = Phase.PRE_VOTE, self.state.now, None, why
+        self.phase, self._phase_began, self.wanted, self.cause = Phase.PRE_VOTE, self.state.now, None, why
         self.attempt += 1
         self.pre_votes = {}
         self._ask_pre_votes()
@@ -205,8 +216,9 @@ class Nominee:
     def _hand_over(self, *, waited: bool) -> None:
         """Rule 4: a nominee that is not the best of a majority hands over by `campaign` to the best.
 
-        When every linked voter has answered, or it has `waited` for those that did not. A voter that refuses a log no
-        shorter than its own hears a leader: it is part of no majority here.
+        It does so when every linked voter has answered, or when it has `waited` for those that did not. A voter that
+        refuses although its log is no better hears a leader, so it is not counted: it would not promise the best
+        either.
         """
         state = self.state
         if self.phase is not Phase.PRE_VOTE or self._would_be_promised():
@@ -217,29 +229,29 @@ class Nominee:
         if others and self._is_majority(free) and (waited or not silent):
             state.act(Send(max(others, key=lambda node: free[node].last), Campaign(None)))
 
-    def chosen_target(self) -> PromiseRequest | None:
-        """The promise to ask of oneself first, once a majority would grant it."""
+    def begin_promising(self) -> PromiseRequest | None:
+        """Once a majority would promise: choose the epoch, and return what to ask of this node itself first."""
         state = self.state
         if self.phase is not Phase.PRE_VOTE or not self._would_be_promised():
             return None
         # Rule 3: 1 + the highest seen in pre-votes.
         held = [answer.held_epoch for answer in self.pre_votes.values()]
         epoch = 1 + max(self.highest_epoch, state.promise.epoch, *held)
-        self.target = Promise(epoch, state.me.node_id, state.me.incarnation)
-        self.phase, self.began = Phase.PROMISING, state.now
-        return PromiseRequest(self.target, state.log.durable)
+        self.wanted = Promise(epoch, state.me.node_id, state.me.incarnation)
+        self.phase, self._phase_began = Phase.PROMISING, state.now
+        return PromiseRequest(self.wanted, state.log.durable)
 
     def own_promise_stored(self) -> None:
         """Ask the others. Rule 5: the durable last is taken now, after the own promise is durable."""
-        if self.target is None or self.state.stored_promise != self.target:
+        if self.wanted is None or self.state.stored_promise != self.wanted:
             return
         self.phase, self.grants, self.refusals = Phase.REQUESTING, {self.state.me.node_id: self.state.clock}, set()
-        self._send_voters(PromiseRequest(self.target, self.state.log.durable))
+        self._send_voters(PromiseRequest(self.wanted, self.state.log.durable))
 
     def promise_answered(self, sender: str, answer: PromiseAnswer) -> None:
-        """Count a promise to exactly this target; a higher epoch somewhere, or too many refusals, end the attempt."""
+        """Count a promise of what is wanted; a higher epoch somewhere, or too many refusals, end the attempt."""
         self.highest_epoch = max(self.highest_epoch, answer.held_epoch)
-        if self.phase is not Phase.REQUESTING or answer.asked != self.target:
+        if self.phase is not Phase.REQUESTING or answer.asked != self.wanted:
             return
         if answer.granted:
             self.grants[sender] = answer.clock
@@ -250,17 +262,17 @@ class Nominee:
             if not self.state.members.is_majority(lambda member: member.node_id not in self.refusals):
                 self._fail()
 
-    def elected(self) -> Promise | None:
-        """The promise under which this node leads from now on, once a majority holds it durably."""
-        if self.phase is not Phase.REQUESTING or self.target != self.state.promise:
+    def take_election(self) -> Promise | None:
+        """End the attempt and return the promise to lead under, once a majority holds it durably; None before."""
+        if self.phase is not Phase.REQUESTING or self.wanted != self.state.promise:
             return None
         if not self._is_majority(self.grants) or not self._clock_is_fit(self.grants):
             return None
-        target = self.target
+        wanted = self.wanted
         self.give_up()
-        return target
+        return wanted
 
     def give_up(self) -> None:
         """This attempt is over; its epoch is never used again (rule 3)."""
-        self.phase, self.target = Phase.IDLE, None
+        self.phase, self.wanted = Phase.IDLE, None
         self.shown, self._urged_until = None, 0

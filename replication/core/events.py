@@ -156,14 +156,17 @@ class PromiseStored:
 
 @dataclass(frozen=True, slots=True)
 class Appended:
-    """An append reached the file (not the disk); `stream_id` 0 means this node's own."""
+    """An append reached the file (not the disk), in the order asked; `stream_id` 0 means this node's own."""
 
     stream_id: int
 
 
 @dataclass(frozen=True, slots=True)
 class AppendRefused:
-    """An append was not made: a peer's frames failed their checks, or the disk is full (`disk_full`)."""
+    """An append was not made: a peer's frames failed their checks, or the disk is full (`disk_full`).
+
+    Of a leader's own requests, those that found room are in the file: `Appended` comes first, and counts them.
+    """
 
     stream_id: int
     reason: str
@@ -184,7 +187,7 @@ class Flushed:
 
 @dataclass(frozen=True, slots=True)
 class DiskFailed:
-    """A flush or a write failed: final (DESIGN 4)."""
+    """A flush or a write failed: final, since nobody knows what of it is on disk."""
 
     reason: str
 

@@ -41,7 +41,11 @@ class Upstream:
 
 
 class Following:
-    """Following one elected leader. Dropped whole when another promise is made."""
+    """Following one elected leader, heard or not. Dropped whole when another promise is made, and only then (rule 2).
+
+    So whatever is done here is done under the leader's own promise; what was queued under an earlier one finds its
+    stream gone.
+    """
 
     def __init__(self, state: State, writer: Writer, leader: Promise) -> None:
         self.state = state
@@ -193,7 +197,10 @@ class Following:
             self.stream = None
 
     def stream_closed(self, stream_id: int) -> None:
-        """The stream is gone. A leader that did not refuse a dispute has verified its side, and halted."""
+        """The stream is gone. In a dispute that halts this node: a leader that verified its side has halted, too.
+
+        A stream that merely broke looks the same. To halt is the safe side, and waits for no message that may be lost.
+        """
         if self.stream is not None and self.stream.stream_id == stream_id:
             if self.stream.step is Step.DISPUTED:
                 self.state.halt(f"{self.stream.dispute}; the one here verifies, and the leader found no rot in its own")

@@ -1,6 +1,6 @@
 """Invariants as code: what holds after every step, and between one step and the next.
 
-Checked after every step by the simulator and in debug runs (LogCabin's habit). A violation is an error in this
+Checked after every step by the simulators of `tests/sim` (LogCabin's habit). A violation is an error in this
 program; it names its values and is never caught.
 """
 

@@ -1,4 +1,4 @@
-"""Rules 6, 7, 8, 11 and 12 from the leader's side: append, ship, count, commit; be heard or step down.
+"""Rules 4, 6, 7, 8, 11 and 12 from the leader's side: append, ship, count, commit; be heard, step down or hand over.
 
 A `Leading` lives for one epoch. When it ends, for whatever reason, it is dropped whole: late acks, echoes and
 flushes find nothing to count in (rule 2).
@@ -29,7 +29,10 @@ from .state import State
 
 @dataclass(slots=True)
 class Downstream:
-    """One follower's stream: what was shipped and what of it is in flight (shipped, not yet acknowledged)."""
+    """One follower's stream: what was shipped and what of it is in flight (shipped, not yet acknowledged).
+
+    `next_index` ends what was shipped, `match_index` what was acknowledged; `in_flight` has (end, size) pairs.
+    """
 
     node_id: str
     disk_id: bytes
@@ -75,10 +78,12 @@ class Leading:
         self.promise = promise
         self.start_index: int | None = None
         self.streams: dict[int, Downstream] = {}
+        # By (node_id, disk_id). What a disk acknowledged outlives the stream: it holds this leader's frames up to
+        # there, and no later stream of this leadership makes it cut them.
         self._matched: dict[tuple[str, bytes], int] = {}
         self._echoed: dict[tuple[str, bytes], int] = {}
-        self._sent: deque[tuple[int, int]] = deque()
-        self._since = state.now
+        self._sent: deque[tuple[int, int]] = deque()  # (when, sequence) of the heartbeats of an election timeout
+        self._began = state.now
         self._committed_at = state.now
         self.has_news = False
         self._waiting: deque[Request] = deque()
@@ -99,7 +104,10 @@ class Leading:
     # Writes
 
     def start(self) -> None:
-        """Rule 6: `epoch_start` first. It stands where the log ends now: no leader appended before it in this epoch."""
+        """Rule 6: `epoch_start` first. It stands where the log ends now: no leader appended before it in this epoch.
+
+        The end is known: every append that was asked for before was carried out before this node's own promise.
+        """
         self.start_index = self.state.log.highest_index
         self.state.act(AppendSystem(self.promise.epoch, {"type": "epoch_start", "node_id": self.state.me.node_id}))
         self.send_heartbeats()
@@ -171,11 +179,11 @@ class Leading:
         return self._matched.get((member.node_id, member.disk_id), 0)
 
     def advance_commit(self) -> None:
-        """Rule 7. All indices here are frame borders, so the result is one."""
+        """Rule 7: commit what a majority and this node itself hold. All indices here are frame borders: so is it."""
         if self.start_index is None:
             return
         reached = self.state.members.held_by_majority(self._durable_on)
-        reached = min(reached, self.state.log.durable.index)  # never above the leader's own
+        reached = min(reached, self.state.log.durable.index)  # Never above the leader's own.
         # Raft 5.4.2: only records of the leader's own epoch commit by counting; what is before commits with them.
         if reached > max(self.start_index, self.state.commit_index):
             self.state.commit(reached)
@@ -186,18 +194,18 @@ class Leading:
     # Streams
 
     def open_stream(self, event: StreamOpened) -> None:
-        """Rule 8: answer where to go on from; the newest stream of a disk replaces an earlier one."""
+        """Rule 8: answer where to go on from; the newest stream of a node replaces an earlier one."""
         state, log = self.state, self.state.log
-        border = match_border(log.epochs, log.highest_index, event.open.epochs, event.open.highest_index)
         if event.open.promise != self.promise:
             self._refuse_open(event.stream_id, f"this node leads epoch {self.promise.epoch}")
             return
+        border = match_border(log.epochs, log.highest_index, event.open.epochs, event.open.highest_index)
         if border is None or not log.is_border(border):
             self._refuse_open(event.stream_id, f"the logs do not part at a border of this one: {border}")
             return
         for stream_id, stream in list(self.streams.items()):
             if stream.node_id == event.node_id:
-                self.close_stream(stream_id)
+                self.forget_stream(stream_id)
                 state.act(CloseStream(stream_id, "a newer stream of this node was opened"))
         verb = OpenVerb.RESUME if border == event.open.highest_index else OpenVerb.TRUNCATE
         self.streams[event.stream_id] = Downstream(event.node_id, event.disk_id, next_index=border)
@@ -218,10 +226,10 @@ class Leading:
             state.halt(f"{values}; both verify")
             return
         self._refuse_open(event.stream_id, "the leader's own frame there is rotten")
-        self.close_stream(event.stream_id)
+        self.forget_stream(event.stream_id)
         state.halt(f"{values}; the one here fails its own: rot")
 
-    def close_stream(self, stream_id: int) -> None:
+    def forget_stream(self, stream_id: int) -> None:
         """Forget a stream: what comes from it later counts for nothing."""
         self.streams.pop(stream_id, None)
 
@@ -232,7 +240,7 @@ class Leading:
             return
         index = event.ack.durable_index
         if index > stream.next_index:
-            self.close_stream(event.stream_id)
+            self.forget_stream(event.stream_id)
             reason = f"acknowledged {index}, shipped up to {stream.next_index}"
             self.state.act(CloseStream(event.stream_id, reason))
             return
@@ -283,7 +291,7 @@ class Leading:
         state = self.state
         self._sequence += 1
         self._heartbeat_at = state.now + state.options.heartbeat_us
-        if not self._sent or state.now - self._sent[-1][0] >= state.options.heartbeat_us // 2:  # enough for rule 11
+        if not self._sent or state.now - self._sent[-1][0] >= state.options.heartbeat_us // 2:  # Enough for rule 11.
             self._sent.append((state.now, self._sequence))
         for read in self._reads:
             read.sequence = read.sequence or self._sequence
@@ -296,8 +304,15 @@ class Leading:
             self._echoed[(sender, disk_id)] = max(self._echoed.get((sender, disk_id), 0), echo.sequence)
             self._answer_reads()
 
-    def tick(self) -> bool:
-        """Heartbeats when due. False: rule 11, no majority was heard for an election timeout, step down.
+    def tick(self) -> None:
+        """Send heartbeats when due, and end a hand-over whose time is up."""
+        if self.state.now >= self._heartbeat_at:
+            self.send_heartbeats()
+        if self._transfer and self.state.now >= self._transfer.until:
+            self._end_transfer(f"{self._transfer.target} did not take over in time")
+
+    def hears_majority(self) -> bool:
+        """Rule 11: whether a majority echoed a heartbeat of the last election timeout; who did not must step down.
 
         What counts is when the heartbeat was sent that a member echoed. Of echoes that waited in a socket while this
         process stood still, the time of arrival would say that all is well.
@@ -307,17 +322,13 @@ class Leading:
         while self._sent and self._sent[0][0] < oldest:
             self._sent.popleft()
         first = self._sent[0][1] if self._sent else self._sequence + 1
-        if state.now >= self._heartbeat_at:
-            self.send_heartbeats()
-        if self._transfer and state.now >= self._transfer.until:
-            self._end_transfer(f"{self._transfer.target} did not take over in time")
 
         def heard(member: Member) -> bool:
             if member.node_id == state.me.node_id:
                 return True
             return self._echoed.get((member.node_id, member.disk_id), 0) >= first
 
-        return self._since >= oldest or state.members.is_majority(heard)
+        return self._began >= oldest or state.members.is_majority(heard)
 
     # Reads (rule 12)
 
@@ -326,7 +337,7 @@ class Leading:
         if not self.serving or len(self._reads) >= self.state.options.reads_waiting:
             self.state.act(ReadReady(read_id, None))
             return
-        under_way = bool(self._reads)  # a heartbeat of theirs is out, and its echo sends the next
+        under_way = bool(self._reads)  # A heartbeat of theirs is out, and its echo sends the next.
         self._reads.append(Read(read_id, self.state.commit_index, 0))
         if not under_way:
             self.send_heartbeats()

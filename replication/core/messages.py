@@ -1,20 +1,7 @@
 """What nodes say to one another, as data. `quire.replication.wire` gives the bytes.
 
-On `/peer` (rule 10), each on the socket that its sender dialled:
-
-    message         from -> to            proves on arrival
-    GenesisShown    member -> unformatted the cluster is formed, and of whom
-    PreVote         nominee -> voters     nothing (no effect)
-    PreVoteAnswer   voter -> nominee      the voter's promise and durable last, and that it reaches the nominee
-    Campaign        nominee or leader -> the better nominee   nothing: the receiver may stand now
-    PromiseRequest  nominee -> voters     the nominee's own promise is durable
-    PromiseAnswer   voter -> nominee      granted: the triple is durable on the voter
-    Heartbeat       leader -> members     the leader was elected in its epoch
-    HeartbeatEcho   member -> leader      the member held no higher promise after the heartbeat was sent
-    PositionTold    member -> leader      nothing that commit reads: for lag and status only
-    LagTold         leader -> member      nothing: the receiver's own lag as the leader knows it
-    Probe, ProbeEcho   either way on one link   the process that made this link still answers
-    ControlTold     member -> member       nothing: the control plane's own talk, which only suggests (rule 13)
+On `/peer` (rule 10), each on the socket that its sender dialled: `CoreMessage`, which the core reads, and the rest of
+`PeerMessage`, which it does not. DESIGN.md has the table: who sends which to whom, when, and what its arrival proves.
 
 On `/peer/stream` (rule 8), which the follower dials: Open, OpenAnswer, then shipments one way and Acks the other; or
 Differs, where the two logs contradict each other.
@@ -56,7 +43,7 @@ class PreVote:
 
 @dataclass(frozen=True, slots=True)
 class PreVoteAnswer:
-    """`granted` counts towards an attempt; the rest tells the nominee which epoch is free and whose log is longest."""
+    """`granted` counts towards an attempt; the rest says which epoch is free and whose log is the best."""
 
     attempt: int
     granted: bool
@@ -67,12 +54,13 @@ class PreVoteAnswer:
 
 @dataclass(frozen=True, slots=True)
 class Campaign:
-    """Stand in my place (rule 4): you hold the best log of those that answered me.
+    """Stand in my place (rule 4): yours is the best log of those that answered me, or I lead and you have all of mine.
 
-    `promise` is that of the leader that asks, to be shown to those who hear it; None from a nominee that hands over.
+    `shown` is the promise of the leader that asks, to be shown to those who hear it; None from a nominee that hands
+    over, and then it proves nothing.
     """
 
-    promise: Promise | None
+    shown: Promise | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +92,10 @@ class Heartbeat:
 
 @dataclass(frozen=True, slots=True)
 class HeartbeatEcho:
-    """I heard heartbeat `sequence` of epoch `epoch`; `held_epoch` is the one I hold now."""
+    """I heard heartbeat `sequence` of epoch `epoch`; `held_epoch` is the one I have promised now.
+
+    Where they are equal I follow its sender. Where `held_epoch` is higher, the sender leads no more.
+    """
 
     epoch: int
     sequence: int

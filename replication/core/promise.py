@@ -1,4 +1,4 @@
-"""A promise: a node's durable word to follow no lower epoch, and whom in this one (DESIGN 5, rule 1)."""
+"""A promise: a node's durable word to follow no lower epoch, and whom in this one (rule 1)."""
 
 from dataclasses import dataclass
 

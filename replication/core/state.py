@@ -58,26 +58,28 @@ class Identity(NamedTuple):
 class CoreOptions:
     """Times in microseconds, sizes in bytes. Every queue and window of the core has its limit here."""
 
-    heartbeat_us: int = 100_000
-    election_timeout_us: int = 1_000_000
-    clock_ahead_us: int = 10_000_000
-    news_us: int = 2_000
-    window_bytes: int = 8 << 20
-    shipment_bytes: int = 1 << 20
-    frame_requests: int = 1_000
+    heartbeat_us: int = 100_000  # Also how often a nominee asks again, and a follower dials again.
+    election_timeout_us: int = 1_000_000  # Silence after which a leader is lost, here and for itself (rule 11).
+    clock_ahead_us: int = 10_000_000  # How far ahead of a majority's clocks a leader's may be (rule 5).
+    news_us: int = 2_000  # How long a commit waits for frames to travel with, before it is told alone.
+    window_bytes: int = 8 << 20  # In flight on one stream: shipped, not acknowledged.
+    shipment_bytes: int = 1 << 20  # In one shipment (rule 8).
+    frame_requests: int = 1_000  # In one frame of clients' writes, as `frame_bytes`.
     frame_bytes: int = 1 << 20
-    waiting_requests: int = 20_000
+    waiting_requests: int = 20_000  # For the leader's writer, as `waiting_bytes`; beyond: "overloaded".
     waiting_bytes: int = 64 << 20
-    uncommitted_bytes: int = 64 << 20
-    open_epochs: int = 10_000
-    reads_waiting: int = 10_000
+    uncommitted_bytes: int = 64 << 20  # Appended by the leader beyond commit_index; beyond: writes wait.
+    open_epochs: int = 10_000  # The newest ones, named in one opening.
+    reads_waiting: int = 10_000  # Linearizable reads that wait for an echo.
 
 
 @dataclass(slots=True)
 class State:
     """Shared by the rules; changed only while an event is handled.
 
-    `promise` counts for every check from the moment it is queued to disk (rule 2); `stored_promise` is on disk.
+    `promise` counts for every check from the moment it is queued to disk (rule 2); `stored_promise` is on disk. They
+    differ only while a `StorePromise` is under way, and at a start whose log has frames of a later epoch. `links` are
+    the peers to which a link that this node dialled stands. The `told_...` keep the same news from being told twice.
     """
 
     me: Identity

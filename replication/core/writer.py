@@ -5,11 +5,13 @@
     Adopt      follows an elected leader, stores that promise  flush, promise, truncation
     Cut        truncates                                       flush, promise, truncation
     Write      appends a stream's frames                       promise, truncation
+    (none)     a leader's clients' writes, all as one frame    everything, the flush too (`may_append`)
 
 Since a promise is decided at the head, with no flush running, the comparison of rule 5 sees all that is durable, and
-no flush of an older epoch ends after it. Since a truncation waits for the flush, a flush begun before it proves
-nothing about what is written after it. A leader's own appends need no job: they are made when the queue is empty and
-the disk is free (`may_append`), all that waits as one frame.
+no flush that began under an older promise ends after it. Frames may be in the file that no flush has covered: the
+next one does, under the new promise, and then no object is left that would count or acknowledge them. Since a
+truncation waits for the flush, no flush spans one. An `epoch_start` needs no job either: a leader appends it when its
+majority is complete, while nothing but a flush can be under way.
 """
 
 from collections import deque
@@ -80,7 +82,7 @@ class Writer:
         return job in self._jobs
 
     def considers(self, node_id: str) -> bool:
-        """Whether a nominee's request is queued already: it asks again, so one is enough."""
+        """Whether a nominee's request is queued already. One bounds the queue; the next attempt asks anew."""
         return any(isinstance(job, Consider) and job.node_id == node_id for job in self._jobs)
 
     def take(self) -> Job | None:
