@@ -286,6 +286,7 @@ class Core:
     def _voter_said(self, sender: str, message: PreVoteAnswer | Campaign | PromiseRequest | PromiseAnswer) -> None:
         match message:
             case PreVoteAnswer():
+                self._outgrown_by(sender, message.held_epoch)
                 self.nominee.pre_vote_answered(sender, message)
                 self._ask_itself()
             case Campaign(shown):
@@ -294,6 +295,7 @@ class Core:
                 if promise.nominee == sender and self.state.is_voter and not self.writer.considers(sender):
                     self.writer.submit(Consider(sender, message))
             case PromiseAnswer():
+                self._outgrown_by(sender, message.held_epoch)
                 self.nominee.promise_answered(sender, message)
                 self._lead_if_elected()
             case _:

@@ -8,6 +8,7 @@ from quire.replication.core.election import Phase
 from quire.replication.core.following import Step
 from quire.replication.core.messages import (
     Ack,
+    CoreMessage,
     HeartbeatEcho,
     Last,
     Open,
@@ -405,3 +406,17 @@ def test_promises_to_a_node_that_promised_another_since_make_no_leader() -> None
     node.step(events.Received("n2", disk_id("n2"), PromiseAnswer(asked, True, 0, world.clock())))
 
     assert not node.leads
+
+
+@pytest.mark.parametrize("answer", ["pre-vote", "promise"])
+def test_a_higher_epoch_in_a_late_answer_to_an_attempt_ends_the_leadership_that_it_brought(answer: str) -> None:
+    world = serving()
+    leader = world["n1"]
+    led = leader.state.promise
+    late: CoreMessage = PromiseAnswer(led, False, led.epoch + 1, world.clock())
+    if answer == "pre-vote":
+        late = PreVoteAnswer(1, False, led.epoch + 1, Last(0, 1), world.clock())
+
+    leader.step(events.Received("n3", disk_id("n3"), late))
+
+    assert not leader.leads
