@@ -180,6 +180,8 @@ class Core:
         if self._may_stand:
             self.nominee.tick()
             self._ask_itself()
+        else:
+            self.nominee.stop_asking()
 
     @property
     def _may_stand(self) -> bool:
@@ -287,6 +289,8 @@ class Core:
         match message:
             case PreVoteAnswer():
                 self._outgrown_by(sender, message.held_epoch)
+                if not self._may_stand:
+                    self.nominee.stop_asking()
                 self.nominee.pre_vote_answered(sender, message)
                 self._ask_itself()
             case Campaign(shown):
@@ -384,6 +388,8 @@ class Core:
     def _consider(self, job: Consider) -> None:
         """Rules 1 and 5, at the head of the queue: refuse, grant once more, or store the promise and grant then."""
         state = self.state
+        if job.node_id == state.me.node_id and job.request.promise != self.nominee.wanted:
+            return  # Its attempt ended while it waited: promised now, it would end a leadership for nobody.
         if refusal(state, job.request) is not None:
             self._answer_promise(job, granted=False)
             if job.request.promise == self.nominee.wanted:

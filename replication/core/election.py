@@ -2,7 +2,7 @@
 
     IDLE --it should stand--> PRE_VOTE --majority would--> PROMISING --own promise durable--> REQUESTING
     PRE_VOTE --a better one answered--> sends it `campaign`, asks again       REQUESTING --majority promised--> leads
-    any --another promise, a leader is adopted, or time is up--> IDLE
+    any --another promise, a leader is adopted, or time is up--> IDLE     PRE_VOTE --a leader is heard again--> IDLE
 
 It should stand (rule 13) as long as one of these holds: the control plane nominates it; a `campaign` asked it to; no
 leader was heard for three election timeouts. Each is a level, looked at on each tick, and not an event: nothing is
@@ -271,6 +271,11 @@ class Nominee:
         wanted = self.wanted
         self.give_up()
         return wanted
+
+    def stop_asking(self) -> None:
+        """A leader is heard, or the disk hangs: end an attempt that has raised no epoch yet (rule 4)."""
+        if self.phase is Phase.PRE_VOTE:
+            self.give_up()
 
     def give_up(self) -> None:
         """This attempt is over; its epoch is never used again (rule 3)."""

@@ -6,7 +6,15 @@ import pytest
 
 from quire.replication.core import CoreOptions, Promise, actions, events
 from quire.replication.core.election import FALLBACK_TIMEOUTS, Phase
-from quire.replication.core.messages import Campaign, Last, PreVote, PreVoteAnswer, PromiseAnswer, PromiseRequest
+from quire.replication.core.messages import (
+    Campaign,
+    Heartbeat,
+    Last,
+    PreVote,
+    PreVoteAnswer,
+    PromiseAnswer,
+    PromiseRequest,
+)
 from tests.sim.world import MILLISECOND, SimNode, World, disk_id, values
 
 TIMEOUT_S = CoreOptions().election_timeout_us / 1_000_000
@@ -331,3 +339,43 @@ def test_an_attempt_that_too_many_refused_ends_at_once_and_is_tried_again_in_a_h
     assert phase(node) is Phase.IDLE
     world.run_until(lambda: world.leader() is node, within_s=2 * TIMEOUT_S)
     assert node.state.promise.epoch > first.epoch
+
+
+def granted(node: SimNode, sender: str, held_epoch: int) -> events.Event:
+    """A pre-vote that a voter grants to the attempt under way."""
+    assert node.core is not None
+    attempt, world = node.core.nominee.attempt, node.world
+    answer = PreVoteAnswer(attempt, True, held_epoch, node.state.log.durable, world.clock())
+    return events.Received(sender, disk_id(sender), answer)
+
+
+def test_a_nominee_that_hears_its_leader_again_stops_whatever_was_granted_to_it() -> None:
+    world = serving("n1", "n2", "n3")
+    node, led = world["n2"], world["n1"].state.promise
+    suggest(node, nominated=True)
+    node.step(events.LinkDown("n1"))
+    assert phase(node) is Phase.PRE_VOTE
+
+    node.step(events.Received("n1", disk_id("n1"), Heartbeat(led, 1 << 20, world.clock())))
+    node.step(granted(node, "n3", led.epoch))
+
+    assert phase(node) is Phase.IDLE
+    world.run_for(1)
+    assert world["n1"].leads
+    assert node.state.promise == led
+
+
+def test_an_attempt_that_ended_while_its_own_promise_waited_for_the_disk_raises_no_epoch() -> None:
+    world = serving("n1", "n2", "n3")
+    node = world["n2"]
+    elected = Promise(node.state.promise.epoch + 1, "n3", 7)
+    node.step(events.Received("n3", disk_id("n3"), PromiseRequest(elected, Last(9, 99))))
+    node.step(events.Received("n3", disk_id("n3"), Heartbeat(elected, 1, world.clock())))
+    node.step(events.Received("n1", disk_id("n1"), Campaign(None)))
+    node.step(granted(node, "n1", elected.epoch))
+    assert phase(node) is Phase.PROMISING
+
+    world.run_for(0.05)
+
+    assert phase(node) is Phase.IDLE
+    assert node.state.promise == node.running.promises.promise == elected
