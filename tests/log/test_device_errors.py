@@ -93,3 +93,23 @@ def test_an_error_of_the_device_at_any_operation_ends_all_writing_and_loses_noth
             crashed.disk.lose_power(keep)
             crashed.check_reopened()
     assert stop > 3
+
+
+def test_a_flush_that_failed_beside_the_writer_is_final_and_proves_nothing() -> None:
+    history = History(Disk())
+    history.open()
+    log = history.log
+    log.append(["a"])
+    durable_index, flush = log.durable_index, log.begin_flush()
+    assert flush is not None
+    history.disk.failing = lambda operation, _name: operation == "sync"
+    with pytest.raises(OSError, match="injected") as failed:
+        flush.run()
+    history.disk.failing = None
+
+    log.end_flush(flush, failed.value)
+
+    assert log.durable_index == durable_index
+    for attempt in (lambda: log.append(["b"]), log.begin_flush, log.flush):
+        with pytest.raises(LogReadOnly, match="injected"):
+            attempt()

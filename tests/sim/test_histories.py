@@ -14,7 +14,7 @@ from tests.sim.plan import Fault, Plan, plan_of
 from tests.sim.shrinking import shrink, transcript
 
 TOP = Path(__file__).resolve().parents[2]
-SHARE = range(200)
+SHARE = range(150)
 DEADLINE_S = 120
 
 
