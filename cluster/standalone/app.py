@@ -2,7 +2,9 @@
 
 import asyncio
 import json
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from functools import partial
 from typing import Any, TypeVar
 
 import orjson
@@ -81,7 +83,7 @@ async def get_record(request: web.Request) -> web.StreamResponse:
         stream = service.log.read_stream(index)
     try:
         with request.app[READS].place(), service.answering(index):
-            await asyncio.to_thread(stream.verify)
+            await in_thread(stream.verify)
             return await _streamed(request, stream)
     finally:
         stream.close()
@@ -99,7 +101,7 @@ async def _streamed(request: web.Request, stream: ValueStream) -> web.StreamResp
     response.content_type, response.content_length = OCTETS, stream.length
     await response.prepare(request)
     chunks = iter(stream)
-    while chunk := await asyncio.to_thread(next, chunks, b""):
+    while chunk := await in_thread(lambda: next(chunks, b"")):
         try:
             async with asyncio.timeout(STUCK_S):
                 await response.write(chunk)
@@ -150,7 +152,7 @@ async def _append_bytes(
             size += len(chunk)
             if size > limit:
                 raise LimitExceeded("the request body", size, limit)
-            await asyncio.to_thread(spool.write, chunk)
+            await in_thread(partial(spool.write, chunk))
         if size > BIN_LIMIT_BYTES:
             return service.log.append_spool(spool, expected_index=expected_index)
         value = _spooled_value(spool, headers)
@@ -159,6 +161,18 @@ async def _append_bytes(
 
 def _spooled_value(spool: Spool, headers: dict[str, str]) -> bytes:
     return b"".join(spool.pieces())[len(blob_head(headers)) :]
+
+
+async def in_thread(block: Callable[[], Result]) -> Result:
+    """What `block` gives, run in a thread. Cancelled, it ends when the thread does, which uses a file of ours."""
+    running = asyncio.get_running_loop().run_in_executor(None, block)
+    try:
+        return await asyncio.shield(running)
+    except asyncio.CancelledError:
+        while not running.done():
+            with suppress(asyncio.CancelledError):
+                await asyncio.wait([running])
+        raise
 
 
 async def _in_time(service: LogService, awaited: Awaitable[Result]) -> Result:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import threading
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ from quire.cluster.standalone.service import LogService
 from quire.log import FileDirectory, Kind, Log, LogOptions, LogRotten, pack, unpack
 from quire.replication import PromiseFile
 from tests.cluster.logs import Device, served
-from tests.replication.loopback import until
+from tests.replication.loopback import turns, until
 
 MSGPACK, NDJSON, JSON = "application/msgpack", "application/x-ndjson", "application/json"
 TRUNCATE = "/rpc/truncate"
@@ -251,6 +252,25 @@ async def test_truncate_removes_from_an_index_on_also_inside_a_batch(tmp_path: P
         for wrong in ("1", -1, True, None, 1.5):
             assert (await truncate(wrong)).problem == "malformed"
         assert (await log.call("POST", TRUNCATE, json={"index": 1})).status == 400
+
+
+@pytest.mark.parametrize("cancelled", [1, 3])
+async def test_a_call_that_is_cancelled_ends_when_its_thread_is_done_with_the_file(cancelled: int) -> None:
+    held, begun = threading.Event(), threading.Event()
+
+    def block() -> None:
+        begun.set()
+        assert held.wait(60)
+
+    call = asyncio.create_task(app.in_thread(block))
+    await until(begun.is_set)
+    for _ in range(cancelled):
+        call.cancel()
+        await turns(20)
+    assert not call.done()
+    held.set()
+    with pytest.raises(asyncio.CancelledError):
+        await call
 
 
 async def test_what_is_not_there_is_told_with_the_bounds(tmp_path: Path) -> None:
