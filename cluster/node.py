@@ -383,9 +383,12 @@ class Node:
     @property
     def is_leader(self) -> bool:
         """Whether this node leads and may serve. Rule 11 is looked at first, where this process stood still."""
-        if self.role.role == "leader" and self.parts is not None:
+        if self.leadership.role.role != "leader" or self.failure is not None:
+            return False
+        if self.parts is not None:
             self.parts.replica.catch_up()
-        return self.role.role == "leader" and self.role.serving and self.failure is None
+        role = self.leadership.role
+        return role.role == "leader" and role.serving
 
     @property
     def leader_id(self) -> str | None:

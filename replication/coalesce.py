@@ -15,6 +15,8 @@ from quire.log import Kind, pack
 RUN_BYTES = 32
 """What a write may add to a `runs` frame beside its records: its session, sequence and count, packed."""
 
+SHORT_ARRAY = 16  # An array of fewer has a head of one byte.
+
 
 @dataclass(eq=False, slots=True)
 class Write:
@@ -58,7 +60,7 @@ class Sheet(NamedTuple):
 
 def array_head(count: int) -> bytes:
     """The smallest msgpack head of an array of `count`."""
-    if count < 16:
+    if count < SHORT_ARRAY:
         return bytes([0x90 | count])
     if count < 1 << 16:
         return struct.pack(">BH", 0xDC, count)
@@ -93,11 +95,18 @@ def _sheet(shares: list[Share], count: int) -> Sheet:
     if len(shares) == 1:
         return Sheet(Kind.RECORDS, count, first.payload, shares, first.session, first.sequence)
     records: list[bytes | memoryview] = [array_head(count)]
-    records += [memoryview(write.payload)[len(array_head(write.count)) :] for write, _ in shares]
+    records += [_records(write) for write, _ in shares]
     if _is_one_run(shares):
         return Sheet(Kind.RECORDS, count, b"".join(records), shares, first.session, first.sequence)
     runs = pack([[write.session, write.sequence, write.count] for write, _ in shares])
     return Sheet(Kind.RUNS, count, b"".join([array_head(2), runs, *records]), shares)
+
+
+def _records(write: Write) -> bytes | memoryview:
+    """The payload without its array's head. A short one is copied: a view costs more, and work for the collector."""
+    if write.count < SHORT_ARRAY:
+        return write.payload[1:]
+    return memoryview(write.payload)[len(array_head(write.count)) :]
 
 
 def _is_one_run(shares: list[Share]) -> bool:
