@@ -144,6 +144,22 @@ def test_a_killed_leader_is_followed_by_another_and_nothing_acknowledged_is_lost
     assert {row["status"]["role"] for row in document["nodes"].values()} == {"leader", "follower"}
 
 
+def shape_of(line: str) -> str:
+    """A line without its numbers, node ids and paths."""
+    return re.sub(r"/\S+|\bn\d\b|[\d.,]*\d|\([^)]*nominated it\)|\(no leader[^)]*\)", "_", line.strip())
+
+
+def test_the_leadership_page_shows_the_demo_as_it_is() -> None:
+    page = (Path(__file__).resolve().parents[2] / "docs" / "leadership.md").read_text()
+    [block] = re.findall(r"    \$ quire demo kill leader\n((?:    .+\n)+)", page)
+
+    ended = run_quire("demo", "kill", "leader", timeout_s=TIMEOUT_S)
+
+    shown = [shape_of(line) for line in ended.stdout.splitlines()]
+    for line in block.splitlines():
+        assert shape_of(line) in shown, ended.stdout
+
+
 def test_whom_to_kill_must_be_said() -> None:
     assert run_quire("demo", "kill").code == 2
     assert run_quire("demo", "kill", "n1").code == 2
