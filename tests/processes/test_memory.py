@@ -88,7 +88,7 @@ def test_stuck_tails_cost_a_bounded_memory_and_nobody_else_anything(clusters: Cl
     cluster.wait_for_equal()
     for accept in (RAW_FRAMES, "application/x-ndjson"):
         assert node.call("GET", f"/records?from={first}", headers={"Accept": accept}).status == 200
-    before = peak_bytes(node)
+    before, epoch = peak_bytes(node), node.status()["epoch"]
 
     with ExitStack() as opened:
         for number in range(160):
@@ -106,4 +106,4 @@ def test_stuck_tails_cost_a_bounded_memory_and_nobody_else_anything(clusters: Cl
         grown = peak_bytes(node) - before
 
     assert grown < ANSWERS_BYTES + SLACK_BYTES < 160 * 6 * MIB, f"{grown >> 20} MiB"
-    assert node.status()["epoch"] == 1, "nobody took the leader for dead"
+    assert node.status()["epoch"] == epoch, "nobody took the leader for dead"
