@@ -20,6 +20,7 @@ from quire.log import pack, unpack
 DEADLINE_S = 20
 WINDOW = 8192
 MESSAGE_BYTES = 1 << 20
+STOPPING = {"type": TYPE_PREFIX + "stopping", "status": 503, "detail": "this node is stopping"}
 
 
 class Fault(Enum):
@@ -29,6 +30,7 @@ class Fault(Enum):
     NOT_ANSWERED = auto()  # It breaks behind the execution.
     ANSWERED = auto()  # It breaks behind the answer.
     BUSY = auto()  # A problem, and nothing is executed.
+    STOPPING = auto()  # The same, and no other stream is opened until `stopping` is taken back.
     CLOSED = auto()  # The server closes, and nothing is executed.
     SILENT = auto()  # Nothing is executed or answered, of this message and those behind it.
 
@@ -56,6 +58,7 @@ class StreamServer:
     streams: list[list[tuple[int, list[Any]]]] = field(default_factory=list)
     answering: asyncio.Event = field(default_factory=asyncio.Event)
     closing: asyncio.Event = field(default_factory=asyncio.Event)
+    stopping: bool = False
     came: asyncio.Event = field(default_factory=asyncio.Event)
     refusals: int = 0
 
@@ -98,6 +101,8 @@ class StreamServer:
         return web.Response(body=pack(document), content_type="application/msgpack", headers=headers)
 
     async def stream(self, request: web.Request) -> web.StreamResponse:
+        if self.stopping:
+            return web.Response(status=503, body=pack(STOPPING), content_type="application/msgpack")
         socket = web.WebSocketResponse(compress=False)
         await socket.prepare(request)
         heard: list[tuple[int, list[Any]]] = []
@@ -142,8 +147,9 @@ class StreamServer:
         return False
 
     def _problem(self, fault: Fault | None, commands: list[Any]) -> dict[str, Any] | None:
-        if fault is Fault.BUSY:
-            return {"type": TYPE_PREFIX + "stopping", "status": 503, "detail": "this node is stopping"}
+        if fault in (Fault.BUSY, Fault.STOPPING):
+            self.stopping = fault is Fault.STOPPING
+            return STOPPING
         if "odd" in commands:
             return {"type": TYPE_PREFIX + "malformed", "status": 400, "detail": "something is odd"}
         refused = [[place, "BAD", "it is bad"] for place, command in enumerate(commands) if command == "bad"]

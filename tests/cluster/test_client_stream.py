@@ -25,7 +25,8 @@ from tests.cluster.scripted import silent
 from tests.cluster.streaming import DEADLINE_S, MESSAGE_BYTES, Fault, StreamServer, deaf_relay, streaming
 from tests.cluster.test_client import closed_port
 
-BREAKING = [fault for fault in Fault if fault is not Fault.SILENT]
+BRIEFLY_S = 1  # Enough for one answer on a busy machine, and what a test waits for in vain.
+BREAKING = [fault for fault in Fault if fault not in (Fault.SILENT, Fault.STOPPING)]
 
 
 @pytest.fixture(autouse=True)
@@ -341,7 +342,7 @@ def check(calls: list[Call], answers: list[Any], server: StreamServer) -> None:
 
 async def test_an_answer_that_is_too_long_ends_the_stream(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("quire.cluster.client.transport.ANSWER_BYTES", 5000)
-    async with streaming() as server, connect(server.address, timeout_s=0.3) as cluster:
+    async with streaming() as server, connect(server.address, timeout_s=BRIEFLY_S) as cluster:
         assert len((await cluster.apply_batch(["x"] * 900)).results) == 900
         with pytest.raises(OutcomeUnknown, match="1009"):
             await cluster.apply_batch(["x"] * 3000)
@@ -389,10 +390,10 @@ async def test_what_was_never_sent_is_unavailable_at_the_deadline() -> None:
 
 
 async def test_what_may_have_been_sent_is_unknown_at_the_deadline_and_its_place_is_kept() -> None:
-    async with streaming() as server, connect(server.address, timeout_s=0.3) as cluster:
+    async with streaming() as server, connect(server.address, timeout_s=BRIEFLY_S) as cluster:
         await cluster.apply("first")
         server.answering.clear()
-        with pytest.raises(OutcomeUnknown, match=r"no answer within 0\.3 s"):
+        with pytest.raises(OutcomeUnknown, match=r"no answer within 1 s"):
             await cluster.apply("late")
         server.answering.set()
 
@@ -401,31 +402,31 @@ async def test_what_may_have_been_sent_is_unknown_at_the_deadline_and_its_place_
 
 
 async def test_what_a_busy_server_did_not_take_is_unavailable_and_is_not_sent_later() -> None:
-    async with streaming([None]) as server, connect(server.address, timeout_s=0.3) as cluster:
+    async with streaming([None]) as server, connect(server.address, timeout_s=BRIEFLY_S) as cluster:
         await cluster.apply("first")
-        server.faults = [Fault.BUSY] * 100_000
-        with pytest.raises(Unavailable, match="this node is stopping"):
+        server.faults = [Fault.STOPPING]
+        with pytest.raises(Unavailable, match="says 503"):
             await cluster.apply("not taken")
-        server.faults.clear()
+        server.stopping = False
 
         assert await cluster.apply("next") == 2
         assert server.executed == ["first", "next"]
 
 
 async def test_what_was_lost_once_is_unknown_although_a_busy_server_did_not_take_it_again() -> None:
-    async with streaming([None]) as server, connect(server.address, timeout_s=0.3) as cluster:
+    async with streaming([None]) as server, connect(server.address, timeout_s=BRIEFLY_S) as cluster:
         await cluster.apply("first")
-        server.faults = [Fault.NOT_ANSWERED, *[Fault.BUSY] * 100_000]
+        server.faults = [Fault.NOT_ANSWERED, Fault.STOPPING]
         with pytest.raises(OutcomeUnknown):
             await cluster.apply("executed")
-        server.faults.clear()
+        server.stopping = False
 
         assert await cluster.apply("next") == 3
         assert server.executed == ["first", "executed", "next"]
 
 
 async def test_what_was_reported_as_unknown_and_provably_not_taken_is_not_sent_later() -> None:
-    async with streaming() as server, connect(server.address, timeout_s=0.3) as cluster:
+    async with streaming() as server, connect(server.address, timeout_s=BRIEFLY_S) as cluster:
         await cluster.apply("first")
         server.answering.clear()
         server.faults = [Fault.BUSY]
@@ -438,7 +439,7 @@ async def test_what_was_reported_as_unknown_and_provably_not_taken_is_not_sent_l
 
 
 async def test_no_room_until_the_deadline_is_unavailable() -> None:
-    async with streaming(window=1) as server, connect(server.address, timeout_s=0.3) as cluster:
+    async with streaming(window=1) as server, connect(server.address, timeout_s=BRIEFLY_S) as cluster:
         await cluster.apply("first")
         server.answering.clear()
         stuck = await cluster.submit("stuck")
