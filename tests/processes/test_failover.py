@@ -11,11 +11,12 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
 
-from tests.processes import faulty_disk
+from tests.processes import faulty_disk, unruly_control
 from tests.processes.cluster import DEADLINE_S, Cluster, Clusters, Node
 from tests.processes.data_files import promise_of
 from tests.processes.history import recording, rounds
@@ -30,6 +31,20 @@ def formed(clusters: Clusters) -> Cluster:
 
 def epoch_of(node: Node) -> int:
     return int(node.status()["epoch"])
+
+
+def running_as(program: ModuleType, clusters: Clusters, folder: Path) -> Cluster:
+    """A cluster whose nodes are run by a program of ours, which looks for faults in the directories `faults_of`."""
+    cluster = clusters.make(flags=DEFAULTS)
+    for node in cluster:
+        faults_of(node, folder).mkdir()
+        node.program = (sys.executable, str(program.__file__), str(faults_of(node, folder)))
+    cluster.start()
+    return cluster
+
+
+def faults_of(node: Node, folder: Path) -> Path:
+    return folder / f"faults-{node.node_id}"
 
 
 # Ends
@@ -155,6 +170,56 @@ def test_leadership_that_is_transferred_again_and_again_leaves_no_outcome_unknow
         assert clients.unknown == clients.not_executed == 0
 
 
+# The control plane
+
+
+def test_pysyncobj_forgets_everything_everywhere_and_no_leader_is_lost(clusters: Clusters, tmp_path: Path) -> None:
+    cluster = running_as(unruly_control, clusters, tmp_path)
+    with recording(cluster) as clients:
+        clients.wait_for_more(cluster)
+        leader = cluster.elected()
+        epoch = epoch_of(leader)
+        for _ in range(rounds(2)):
+            notes = [faults_of(node, tmp_path) / "forget" for node in cluster]
+            for note in notes:
+                note.touch()
+            cluster.wait_until("every PySyncObj has failed", lambda: not any(note.exists() for note in notes))  # noqa: B023
+            clients.wait_for_more(cluster, 200)
+        assert epoch_of(leader) == epoch_of(cluster.elected()) == epoch
+
+        leader.kill()
+        clients.wait_for_more(cluster)
+        cluster.start_again(leader)
+        clients.check(cluster)
+        assert clients.not_executed == 0
+
+
+def test_two_that_pysyncobj_calls_leaders_depose_nobody_and_one_of_them_leads_when_it_may(
+    clusters: Clusters, tmp_path: Path
+) -> None:
+    cluster = running_as(unruly_control, clusters, tmp_path)
+    with recording(cluster) as clients:
+        for _ in range(rounds(2)):
+            clients.wait_for_more(cluster)
+            leader = cluster.elected()
+            epoch = epoch_of(leader)
+            others = [node for node in cluster if node is not leader]
+            for node in others:
+                (faults_of(node, tmp_path) / "leads").touch()
+            cluster.wait_until("both are nominated", lambda: all(node.status()["nominated"] for node in others))  # noqa: B023
+            clients.wait_for_more(cluster, 200)
+            assert epoch_of(leader) == epoch_of(cluster.elected()) == epoch
+
+            leader.kill()
+            clients.wait_for_more(cluster)
+            assert cluster.elected() in others
+            cluster.start_again(leader)
+            for node in others:
+                (faults_of(node, tmp_path) / "leads").unlink()
+        clients.check(cluster)
+        assert clients.not_executed == 0
+
+
 # Pauses
 
 
@@ -245,24 +310,14 @@ def hang(folder: Path) -> Callable[[], None]:
     return release
 
 
-def on_faulty_disks(clusters: Clusters, folder: Path) -> Cluster:
-    cluster = clusters.make(flags=DEFAULTS)
-    for node in cluster:
-        faults = folder / f"faults-{node.node_id}"
-        faults.mkdir()
-        node.program = (sys.executable, str(Path(faulty_disk.__file__)), str(faults))
-    cluster.start()
-    return cluster
-
-
 def test_a_leader_whose_disk_hangs_is_followed_by_another_and_comes_back_when_it_answers(
     clusters: Clusters, tmp_path: Path
 ) -> None:
-    cluster = on_faulty_disks(clusters, tmp_path)
+    cluster = running_as(faulty_disk, clusters, tmp_path)
     with recording(cluster) as clients:
         clients.wait_for_more(cluster)
         leader = cluster.elected()
-        release = hang(tmp_path / f"faults-{leader.node_id}")
+        release = hang(faults_of(leader, tmp_path))
         try:
             clients.wait_for_more(cluster)
             assert cluster.elected() is not leader
@@ -276,18 +331,18 @@ def test_a_leader_whose_disk_hangs_is_followed_by_another_and_comes_back_when_it
 
 
 def test_a_leader_whose_disk_fails_ends_and_another_leads(clusters: Clusters, tmp_path: Path) -> None:
-    cluster = on_faulty_disks(clusters, tmp_path)
+    cluster = running_as(faulty_disk, clusters, tmp_path)
     with recording(cluster) as clients:
         clients.wait_for_more(cluster)
         leader = cluster.elected()
-        (tmp_path / f"faults-{leader.node_id}" / "fail").touch()
+        (faults_of(leader, tmp_path) / "fail").touch()
 
         code = leader.ended()
 
         assert code == 1
         assert "Input/output error" in leader.last_words()
         clients.wait_for_more(cluster)
-        (tmp_path / f"faults-{leader.node_id}" / "fail").unlink()
+        (faults_of(leader, tmp_path) / "fail").unlink()
         cluster.start_again(leader)
         clients.check(cluster)
 
@@ -296,12 +351,12 @@ def test_a_leader_whose_disk_fails_ends_and_another_leads(clusters: Clusters, tm
 def test_a_follower_whose_disk_does_not_do_its_work_costs_nobody_a_leader(
     clusters: Clusters, tmp_path: Path, fault: str
 ) -> None:
-    cluster = on_faulty_disks(clusters, tmp_path)
+    cluster = running_as(faulty_disk, clusters, tmp_path)
     with recording(cluster) as clients:
         leader = cluster.elected()
         epoch = epoch_of(leader)
         follower = next(node for node in cluster if node is not leader)
-        faults = tmp_path / f"faults-{follower.node_id}"
+        faults = faults_of(follower, tmp_path)
         if fault == "hang":
             release = hang(faults)
             try:
