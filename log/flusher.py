@@ -106,6 +106,9 @@ class GroupFlusher:
                 await self._flush_once()
             except LogReadOnly as refusal:
                 self._refuse_all(refusal)
+            except Exception as error:  # Whatever it is, nobody may wait for ever.
+                self._refuse_all(error)
+                raise
             self._answer()
             if self._policy != FLUSH_ALWAYS:
                 self.appended()
@@ -133,7 +136,7 @@ class GroupFlusher:
             else:
                 future.set_exception(IndexOutOfBounds(index - 1, self._log.bounds.lowest_index, highest))
 
-    def _refuse_all(self, error: LogReadOnly) -> None:
+    def _refuse_all(self, error: Exception) -> None:
         for _, _, future in self._waiting:
             if not future.done():
                 future.set_exception(error)

@@ -79,8 +79,12 @@ class Log:
         locked = directory.lock()
         try:
             state = open_state(OpenRequest(directory, options, cluster_id, initial_index, standalone))
-            log = cls(directory, state, clock, locked)
-            finish_rewrites(log, state.files)
+            try:
+                log = cls(directory, state, clock, locked)
+                finish_rewrites(log, state.files)
+            except BaseException:
+                state.close_files()
+                raise
         except BaseException:
             if locked:
                 directory.unlock()
@@ -572,20 +576,13 @@ class Log:
         try:
             if state.failure is None:
                 with state.failing("closing"):
-                    self._stop_cleanly()
+                    self._sync_all()
+                    # Who has met rot must not call the stop clean: the next open then looks at each frame.
+                    state.mark.write_synced(state.next_mark(clean=not state.is_rotten))
         finally:
-            state.closed = True
-            state.retire(state.writer.store)
-            state.segments.close()
-            state.mark.close()
+            state.close_files()
             if self._locked:
                 self._directory.unlock()
-
-    def _stop_cleanly(self) -> None:
-        state = self._state
-        self._sync_all()
-        # Whoever has met rot must not call the stop clean: the next open then looks at each frame of the write segment.
-        state.mark.write_synced(state.next_mark(clean=not state.is_rotten))
 
     def remove(self) -> None:
         """Close the log and remove all its files. Blocks.

@@ -278,15 +278,19 @@ class _Recovery:
         if not self._found.clean:
             self._make_durable(marked)
         store = self._files.open(store_name(header.base_index))
-        preallocate(store, self._options.segment_bytes)
-        writer = WriteSegment(self._segments[-1], header, store, survey.index, self._options)
-        origin = self._headers[0].origin
-        state = _new_state(self._request, self._files, self._mark, origin, self._segments, writer)
-        state.epochs = self._epochs
-        state.take_write_segment(writer, survey)
-        state.commit_index = self._found.commit_index
-        state.set_durable(survey.tail, writer.segment, survey.end)
-        self._mark.write_synced(state.next_mark())
+        try:
+            preallocate(store, self._options.segment_bytes)
+            writer = WriteSegment(self._segments[-1], header, store, survey.index, self._options)
+            origin = self._headers[0].origin
+            state = _new_state(self._request, self._files, self._mark, origin, self._segments, writer)
+            state.epochs = self._epochs
+            state.take_write_segment(writer, survey)
+            state.commit_index = self._found.commit_index
+            state.set_durable(survey.tail, writer.segment, survey.end)
+            self._mark.write_synced(state.next_mark())
+        except BaseException:
+            store.close()
+            raise
         return state
 
     def _make_durable(self, marked: int) -> None:

@@ -3,7 +3,8 @@
 A log has no holes. So of one with rot inside, a part is kept: `before` the first rotten frame, or `after` the last
 rotten segment, as if everything below had expired. The steps, and why in this order:
 
-1. All that will go is copied to `quarantine/<number>/`, which is synced: from here on nothing can be lost.
+1. All that will go is copied to `quarantine/<number>/`, which is synced: from here on nothing can be lost. Rewrites of
+   frames that the log will not hold go at once.
 2. The mark is written to say where the kept part ends, or begins, and synced.
 3. What goes goes: behind the kept part from the last segment on, before it from the first one on, the folder synced
    after each, so that a crash leaves no gap.
@@ -21,9 +22,10 @@ from .errors import LogError
 from .mark import MARK_NAME, Mark, MarkFile
 from .options import STORE_HEADER_BYTES
 from .recovery import SEGMENTS_FOLDER
+from .rewrite import REWRITE_SUFFIX
 from .segments import remove_segment
 from .storage import Directory
-from .store import index_name, store_name
+from .store import base_of_name, index_name, store_name
 from .survey import CHUNK_BYTES
 from .verification import Progress, Verdict
 
@@ -123,7 +125,10 @@ def repair(directory: Directory, plan: Plan, progress: Progress = lambda _: None
         OSError: the device failed; run it again.
     """
     files = directory.child(SEGMENTS_FOLDER)
-    folder, copied = _set_aside(directory, plan, progress)
+    stray = _stray_rewrites(files, plan)
+    folder, copied = _set_aside(directory, plan, stray, progress)
+    for name in stray:
+        files.remove(name)
     _write_mark(directory, plan.mark)
     order = plan.segments if plan.side == "after" else tuple(reversed(plan.segments))
     for base in order:
@@ -137,10 +142,17 @@ def repair(directory: Directory, plan: Plan, progress: Progress = lambda _: None
     return Repaired(plan, folder, copied)
 
 
-def _set_aside(directory: Directory, plan: Plan, progress: Progress) -> tuple[str, tuple[str, ...]]:
+def _stray_rewrites(files: Directory, plan: Plan) -> list[str]:
+    """Frames that wait to be put in the place of others which the log will not hold: no open could do that."""
+    found = {name: base_of_name(name, REWRITE_SUFFIX) for name in files.list()}
+    return [name for name, index in found.items() if index is not None and not plan.kept_from <= index <= plan.kept_to]
+
+
+def _set_aside(directory: Directory, plan: Plan, stray: list[str], progress: Progress) -> tuple[str, tuple[str, ...]]:
     files = directory.child(SEGMENTS_FOLDER)
     names = set(files.list())
     parts = [(name, name, 0) for base in plan.segments for name in (store_name(base), index_name(base))]
+    parts += [(name, name, 0) for name in stray]
     if plan.cut is not None:
         base, position = plan.cut
         parts.append((store_name(base), f"{store_name(base)}.from-{position}", position))

@@ -32,12 +32,15 @@ def prepare_store(files: Directory, header: StoreHeader, options: LogOptions) ->
     store = create_fresh(files, name)
     try:
         store.allocate(options.segment_bytes)
+        store.write_at(0, encode_store_header(header))
+        store.sync()
     except DiskFull:
         store.close()
         files.remove(name)
         raise
-    store.write_at(0, encode_store_header(header))
-    store.sync()
+    except BaseException:
+        store.close()
+        raise
     return store
 
 

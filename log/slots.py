@@ -49,11 +49,18 @@ class SlotFile:
         self._version = version
 
     def read(self) -> list[Slot]:
-        """Return the valid slots, the first one first.
+        """Return the valid slots, the first one first. Where that fails the file is closed: nobody can use it.
 
         Raises:
             UnknownVersion: a slot is valid and of another version.
         """
+        try:
+            return self._read()
+        except BaseException:
+            self.close()
+            raise
+
+    def _read(self) -> list[Slot]:
         slots: list[Slot] = []
         for number, position in enumerate(SLOT_POSITIONS):
             raw = self._storage.read_at(position, SLOT_BYTES)

@@ -140,6 +140,13 @@ class LogState:
             storage.close()
         self.retired.clear()
 
+    def close_files(self) -> None:
+        """Close every file; one that a flush on its way syncs is closed at that flush's end."""
+        self.closed = True
+        self.retire(self.writer.store)
+        self.segments.close()
+        self.mark.close()
+
     def take_write_segment(self, writer: WriteSegment, survey: Survey) -> None:
         """Make `writer`, surveyed to its end, the write segment: its tail is the log's, its epochs and members join."""
         self.writer = writer

@@ -7,6 +7,7 @@ time its crc is compared again, for the bytes may have been cut off in between.
 from __future__ import annotations
 
 import struct
+import threading
 from collections.abc import Iterator, Mapping
 from typing import Protocol
 
@@ -49,7 +50,7 @@ class ValueStream(Protocol):
         ...
 
     def close(self) -> None:
-        """Give the handle back."""
+        """Give the handle back; in any thread, after a read that is under way."""
         ...
 
 
@@ -66,6 +67,7 @@ class BlobStream:
         self._position = position
         self._store: Storage | None = state.files.open(self._file)
         self._verified = False
+        self._reading = threading.Lock()  # Closed in the middle of a read, its number may be another file's by then.
 
     def verify(self) -> None:
         if not self._verified:
@@ -88,9 +90,10 @@ class BlobStream:
             skip = max(0, skip - len(chunk))
 
     def close(self) -> None:
-        if self._store is not None:
-            self._store.close()
-            self._store = None
+        with self._reading:
+            if self._store is not None:
+                self._store.close()
+                self._store = None
 
     def _payload(self) -> Iterator[bytes]:
         crc, length = 0, self.header.length
@@ -102,9 +105,10 @@ class BlobStream:
             yield chunk
 
     def _read(self, start: int, length: int) -> bytes:
-        if self._store is None:
-            raise ValueError("this stream of a value was closed")
-        chunk = self._store.read_at(self._position + HEADER_BYTES + start, length)
+        with self._reading:
+            if self._store is None:
+                raise ValueError("this stream of a value was closed")
+            chunk = self._store.read_at(self._position + HEADER_BYTES + start, length)
         if len(chunk) < length:
             raise self._wrong("the payload is cut short")
         return chunk

@@ -6,10 +6,12 @@ from contextlib import suppress
 
 import pytest
 
-from quire.log import IndexExpired, IndexOutOfBounds, LogClosed, LogReadOnly, NotYetFlushed, frame_values
+from quire.log import IndexExpired, IndexOutOfBounds, Log, LogClosed, LogReadOnly, NotYetFlushed, frame_values
+from quire.log.rewrite import cut_frame, set_aside
+from quire.log.storage import Directory
 from tests.log import test_crashes, test_reset
 from tests.log.explorer import Steps
-from tests.log.histories import History
+from tests.log.histories import CLUSTER_ID, SMALL, Clock, History
 from tests.storage import Disk, Keep
 
 CHANGES = [
@@ -29,6 +31,11 @@ CHANGES = [
     test_crashes.stop_cleanly,
     test_reset.reset_behind_a_snapshot,
 ]
+
+
+def open_in(directory: Directory) -> Log:
+    """Open the log in a directory that is held already."""
+    return Log.open(directory, SMALL, cluster_id=CLUSTER_ID, initial_index=0, clock=Clock(), standalone=True)
 
 
 def fail_at(stop: int, change: Steps) -> History | None:
@@ -113,3 +120,43 @@ def test_a_flush_that_failed_beside_the_writer_is_final_and_proves_nothing() -> 
     for attempt in (lambda: log.append(["b"]), log.begin_flush, log.flush):
         with pytest.raises(LogReadOnly, match="injected"):
             attempt()
+
+
+@pytest.mark.parametrize("clean", [True, False])
+@pytest.mark.parametrize("cutting", [True, False])
+def test_an_open_that_fails_at_any_operation_leaves_no_file_open(clean: bool, cutting: bool) -> None:
+    stop = 0
+    while True:
+        stop += 1
+        history = History(Disk(seed=stop))
+        history.open()
+        test_crashes.two_segments_flushed(history)
+        if cutting:
+            whole = history.frames[-1]
+            index, count = whole.header.index, whole.header.count
+            set_aside(history.disk.directory().child("log"), cut_frame(whole, count), index)
+        elif clean:
+            history.log.close()
+        disk = history.disk
+        directory = disk.directory()
+        disk.open_files, done = 0, 0
+
+        def failing(_operation: str, _name: str, stop: int = stop) -> bool:
+            nonlocal done
+            done += 1
+            return done == stop
+
+        disk.failing = failing
+        try:
+            log = open_in(directory)
+        except (OSError, LogReadOnly):
+            assert disk.open_files == 0, f"at operation {stop}"
+            continue
+        disk.failing = None
+        if done >= stop:
+            log.close()  # What failed was not needed.
+            continue
+        log.close()
+        assert disk.open_files == 0
+        assert stop > 5
+        break

@@ -137,6 +137,27 @@ async def test_a_flush_that_the_policy_began_and_that_fails_turns_the_log_read_o
     await flusher.close()
 
 
+async def test_whoever_waits_for_a_flush_that_fails_as_nothing_should_hears_of_it() -> None:
+    disk = Disk()
+    log = log_with(disk, FLUSH_ALWAYS)
+    flusher = GroupFlusher(log)
+
+    def failing(operation: str, _name: str) -> bool:
+        if operation == "sync":
+            raise RuntimeError("a fault of ours")
+        return False
+
+    disk.failing = failing
+    log.append(["a"])
+    log.append(["b"])
+    waiting = [asyncio.create_task(flusher.flushed(index)) for index in (1, 2)]
+    async with asyncio.timeout(30):
+        answers = await asyncio.gather(*waiting, return_exceptions=True)
+    assert [repr(answer) for answer in answers] == ["RuntimeError('a fault of ours')"] * 2
+    with pytest.raises(RuntimeError):
+        await flusher.close()
+
+
 def test_never_is_readable_at_once_durable_at_a_stop_and_lost_by_a_power_loss() -> None:
     disk = Disk()
     log = log_with(disk, FLUSH_NEVER)

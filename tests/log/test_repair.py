@@ -6,7 +6,19 @@ from itertools import count
 
 import pytest
 
-from quire.log import DiskFull, FrameCorrupt, LogRotten, NothingToKeep, Side, plan_repair, repair, verify
+from quire.log import (
+    DiskFull,
+    FrameCorrupt,
+    LogRotten,
+    NothingToKeep,
+    Side,
+    encode_frame,
+    encode_records,
+    plan_repair,
+    repair,
+    verify,
+)
+from quire.log.rewrite import set_aside
 from tests.log.histories import History, all_frames, open_log
 from tests.storage import Disk, Keep, PowerLoss
 
@@ -172,3 +184,26 @@ def test_a_repair_that_is_stopped_at_any_operation_can_be_run_again_and_loses_no
                 continue
             assert stop > 15
             break
+
+
+@pytest.mark.parametrize(("side", "index"), [("before", 10**6), ("after", 0)])
+def test_a_frame_that_waits_to_replace_one_that_goes_is_set_aside_with_it(side: Side, index: int) -> None:
+    history = rotten(1)
+    directory = history.disk.directory()
+    whole = history.frames[0].header
+    waiting = encode_frame(
+        index=index,
+        epoch=whole.epoch,
+        timestamp=whole.timestamp,
+        count=1,
+        prev_crc32c=0,
+        kind=whole.kind,
+        payload=encode_records(["x"]),
+    )
+    set_aside(directory.child("log"), waiting, index)
+    plan = plan_repair(verify(directory), side)
+
+    done = repair(directory, plan)
+
+    assert open_log(history.disk).bounds == (plan.kept_from, plan.kept_to)
+    assert contents(history.disk, done.folder)[f"{index:020d}.rewrite"] == waiting

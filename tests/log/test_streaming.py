@@ -7,8 +7,10 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
-from threading import Thread
+from threading import Event, Thread
 
 import pytest
 
@@ -256,6 +258,37 @@ def test_a_blob_is_read_back_in_chunks_and_every_one_is_verified() -> None:
     with pytest.raises(FrameCorrupt) as error:
         next(iter(log.read_stream(3)))
     assert error.value.file == "00000000000000000000.store"
+
+
+def test_a_blob_is_not_closed_in_the_middle_of_a_read() -> None:
+    disk = Disk()
+    log = open_log(disk, LogOptions())
+    log.append_stream(chunks(3 << 20, 1000))
+    log.flush()
+    stream = log.read_stream(0)
+    opened, reading, going_on, closed = disk.open_files, Event(), Event(), Event()
+
+    def held(operation: str, _name: str) -> bool:
+        if operation == "read":
+            reading.set()
+            assert going_on.wait(30)
+        return False
+
+    def close() -> None:
+        stream.close()
+        closed.set()
+
+    disk.failing = held
+    with ThreadPoolExecutor(2) as threads:
+        first = threads.submit(stream.verify)
+        assert reading.wait(30)
+        threads.submit(close)
+        assert not closed.wait(0.05)
+        assert disk.open_files == opened
+        going_on.set()
+        with suppress(ValueError):  # It was closed before the last of the reads.
+            first.result(30)
+    assert disk.open_files == opened - 1
 
 
 def test_a_blob_that_is_cut_off_while_it_is_read_is_out_of_bounds_and_no_rot() -> None:

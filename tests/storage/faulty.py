@@ -137,6 +137,8 @@ class Disk:
         """Told operation and file name; True: that operation fails with EIO."""
         self.holding_syncs: threading.Event | None = None
         """If set, a sync of a file hangs until the event is."""
+        self.open_files = 0
+        """Handles of files that were opened or created and not closed, by whatever process."""
         self.journal: list[tuple[str, str]] = []
         """(operation, file name) of every changing operation, in order."""
         self._root = _Folder("disk")
@@ -269,6 +271,8 @@ class FaultyStorage:
 
     def __init__(self, disk: Disk, file: _File) -> None:
         self._disk, self._file, self._life = disk, file, disk.life
+        self._closed = False
+        disk.open_files += 1
 
     @property
     def size(self) -> int:
@@ -308,6 +312,8 @@ class FaultyStorage:
 
     def close(self) -> None:
         """Closing syncs nothing."""
+        self._disk.open_files -= not self._closed
+        self._closed = True
 
     def _step(self, operation: str) -> None:
         self._disk.step(operation, self._file.name, self._life)
