@@ -11,7 +11,7 @@ from aiohttp import ClientSession, ClientTimeout, web
 from quire.replication.hello import NO_CLUSTER, Who
 
 HOST = "127.0.0.1"
-DEADLINE_S = 10.0
+DEADLINE_S = 30.0
 CLUSTER_ID = bytes(range(16))
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]

@@ -17,7 +17,7 @@ from tests.sim.world import CLUSTER_ID, disk_id, genesis_frame, voters
 from tests.storage import faulty
 
 # The nodes share one event loop: its pauses on a busy machine shall end no leadership that a test counts on.
-OPTIONS = CoreOptions(heartbeat_us=20_000, election_timeout_us=2_000_000)
+OPTIONS = CoreOptions(heartbeat_us=20_000, election_timeout_us=5_000_000)  # Nobody may lose a leader to a busy machine.
 LOG_OPTIONS = LogOptions(segment_bytes=8 << 20)
 INCARNATIONS = count(1)
 
