@@ -16,7 +16,7 @@ from aiohttp import ClientSession, web
 from quire.cluster.api.app import serve_app
 from quire.cluster.api.door import Door
 from quire.cluster.api.forwarding import sendable
-from quire.cluster.cli.serve import listen
+from quire.cluster.cli.process import listen
 from quire.cluster.standalone.app import make_app
 from quire.cluster.standalone.config import StandaloneConfig
 from quire.cluster.standalone.service import LogService
