@@ -13,6 +13,7 @@ from aiohttp import ClientError, ClientSession, ClientWebSocketResponse, WSMsgTy
 
 from .core.messages import PeerMessage, Probe, ProbeEcho
 from .hello import HELLO_TIMEOUT_S, NONCE_BYTES, TWIN, PeerRefused, Who, answer_hello, dial
+from .outbox import beside
 from .twins import Caller, Knock, Twins
 from .wire import MAX_MESSAGE_BYTES, BadMessage, decode_peer, encode
 
@@ -92,7 +93,7 @@ class Link:
             pause = REDIAL_S
             try:
                 await self._dial()
-            except LINK_FAILURES as error:
+            except Exception as error:  # noqa: BLE001  # Also of a fault of this program: told, and the peer dialled again.
                 pause = REFUSED_REDIAL_S if isinstance(error, PeerRefused) else REDIAL_S
                 self._owner.link_failed(self.node_id, error)
             await asyncio.sleep(pause)
@@ -107,15 +108,13 @@ class Link:
     async def _talk(self, socket: ClientWebSocketResponse, peer: Who) -> None:
         self._waiting.clear()
         self._owner.link_up(peer)
-        sender = asyncio.create_task(self._send_waiting(socket))
         try:
-            async for message in socket:  # after the hello the other side only probes: this ends with the link
-                if message.type is WSMsgType.BINARY and isinstance(probe := decode_peer(message.data), Probe):
-                    self.send(ProbeEcho(probe.nonce))
+            async with beside(self._send_waiting(socket)):
+                async for message in socket:  # after the hello the other side only probes: this ends with the link
+                    if message.type is WSMsgType.BINARY and isinstance(probe := decode_peer(message.data), Probe):
+                        self.send(ProbeEcho(probe.nonce))
         finally:
             self.peer = None
-            sender.cancel()
-            await asyncio.gather(sender, return_exceptions=True)
             await socket.close()
             self._owner.link_down(self.node_id, "the connection ended")
 

@@ -7,7 +7,8 @@ makes it, which spares a queue, an event and a turn of the loop: half of what a 
 import asyncio
 import types
 from collections import deque
-from collections.abc import Callable, Coroutine, Generator
+from collections.abc import AsyncGenerator, Callable, Coroutine, Generator
+from contextlib import asynccontextmanager
 from typing import Any, Protocol
 
 Then = Callable[[], None]
@@ -19,6 +20,18 @@ class Socket(Protocol):
     def send_bytes(self, data: bytes) -> Coroutine[Any, Any, None]:
         """Hand a message to the transport; wait while its buffer is full."""
         ...
+
+
+@asynccontextmanager
+async def beside(sending: Coroutine[Any, Any, None]) -> AsyncGenerator[None]:
+    """Run `sending` as long as the block runs. If it dies, of whatever, the block ends and raises that."""
+    try:
+        async with asyncio.TaskGroup() as group:
+            task = group.create_task(sending)
+            yield
+            task.cancel()
+    except BaseExceptionGroup as errors:
+        raise errors.exceptions[0] from None
 
 
 class Outbox:

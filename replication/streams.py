@@ -18,7 +18,7 @@ from .assembler import Assembled, FrameAssembler
 from .core.messages import Ack, Differs, Open, OpenAnswer, StreamMessage
 from .hello import HELLO_TIMEOUT_S, NONCE_BYTES, Admit, Who, answer_hello, dial
 from .links import LINK_FAILURES
-from .outbox import Outbox
+from .outbox import Outbox, beside
 from .shipment import Positions, Shipment, from_message, to_messages
 from .wire import MAX_MESSAGE_BYTES, BadMessage, decode_stream, encode
 
@@ -124,15 +124,13 @@ class UpstreamSocket:
 
     async def _carry(self, socket: ClientWebSocketResponse) -> None:
         self._outbox = Outbox(socket)
-        sender = asyncio.create_task(self._outbox.carry())
         try:
-            self._owner.stream_connected(self.stream_id)
-            async for message in socket:
-                if message.type is WSMsgType.BINARY:
-                    self._take(message.data)
+            async with beside(self._outbox.carry()):
+                self._owner.stream_connected(self.stream_id)
+                async for message in socket:
+                    if message.type is WSMsgType.BINARY:
+                        self._take(message.data)
         finally:
-            sender.cancel()
-            await asyncio.gather(sender, return_exceptions=True)
             await socket.close()
 
     def _take(self, data: bytes) -> None:
@@ -198,8 +196,7 @@ class DownstreamSocket:
         if not isinstance(opening, Open):
             raise BadMessage("an opening was expected")
         self._owner.stream_opened(self, opening)
-        sender = asyncio.create_task(self._outbox.carry())
-        try:
+        async with beside(self._outbox.carry()):
             while True:
                 match await self._receive():
                     case Ack() as ack:
@@ -208,9 +205,6 @@ class DownstreamSocket:
                         self._owner.differs_arrived(self.stream_id, differs)
                     case _:
                         raise BadMessage("an ack was expected")
-        finally:
-            sender.cancel()
-            await asyncio.gather(sender, return_exceptions=True)
 
     async def _receive(self) -> StreamMessage:
         message = await self._socket.receive()

@@ -26,6 +26,7 @@ from quire.replication.core.messages import (
 from quire.replication.forming import Forming, members_of_genesis
 from quire.replication.hello import Who, answer_hello, dial_hello
 from quire.replication.links import Link, LinkServer
+from quire.replication.outbox import Outbox
 from quire.replication.shipment import ANSWER, FRAMES, Positions, Shipment
 from quire.replication.streams import DownstreamSocket, StreamServer, UpstreamSocket
 from quire.replication.wire import SHIPMENT, decode_stream, encode
@@ -559,6 +560,41 @@ async def test_a_leader_that_hangs_up_ends_the_followers_socket() -> None:
         told.opened[0].hang_up()
         assert await ended(socket)
         await until(lambda: told.closed)
+
+
+async def test_a_stream_whose_messages_cannot_leave_ends_at_the_follower(monkeypatch: pytest.MonkeyPatch) -> None:
+    told = Told(who("n2"))
+    monkeypatch.setattr(Outbox, "carry", failing)
+    async with following(Leader(lambda _: None), told):
+        await until(lambda: told.closed)
+
+    assert told.closed == [(4, "RuntimeError('a fault of ours')")]
+
+
+async def test_a_link_whose_messages_cannot_leave_is_dialled_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    mine, theirs = Told(who("n1")), Told(who("n2"))
+    monkeypatch.setattr(Link, "_send_waiting", failing)
+    async with linked(mine, theirs) as (link, _):
+        await until(lambda: len(mine.failed) == 2)
+        monkeypatch.undo()
+        await until(lambda: len(mine.up) > len(mine.down))
+        link.send(HEARTBEAT)
+        await until(lambda: theirs.said)
+
+    assert mine.failed[0] == "a fault of ours"
+
+
+async def test_a_stream_whose_messages_cannot_leave_ends_at_the_leader(monkeypatch: pytest.MonkeyPatch) -> None:
+    told = Told(who("n1"))
+    monkeypatch.setattr(Outbox, "carry", failing)
+    async with leading(told) as (_, socket):
+        await socket.send_bytes(encode(OPENING))
+        await until(lambda: told.closed)
+        assert await ended(socket)
+
+
+async def failing(*_: object) -> None:
+    raise RuntimeError("a fault of ours")
 
 
 async def test_a_stream_whose_hello_is_under_way_when_the_leader_stops_is_hung_up_on() -> None:
