@@ -1,4 +1,4 @@
-"""Links and streams over real sockets: what they do when the other side hangs up, says nonsense, or says nothing."""
+"""Streams over real sockets: what they do when the other side hangs up, says nonsense, or says nothing."""
 
 import asyncio
 from collections.abc import AsyncGenerator, Callable
@@ -6,302 +6,25 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
 import pytest
-from aiohttp import ClientSession, ClientWebSocketResponse, WSMsgType, WSServerHandshakeError, web
+from aiohttp import ClientWebSocketResponse, WSMsgType, WSServerHandshakeError, web
 
 from quire.log import Kind, Tail, encode_frame, encode_records
 from quire.replication import Promise
-from quire.replication.assembler import Assembled
-from quire.replication.core import Identity
 from quire.replication.core.messages import (
     Ack,
-    Differs,
-    GenesisShown,
     Heartbeat,
-    HeartbeatEcho,
-    Open,
     OpenAnswer,
     OpenVerb,
-    PeerMessage,
 )
-from quire.replication.forming import Forming, members_of_genesis
 from quire.replication.hello import Who, answer_hello, dial_hello
-from quire.replication.links import Link, LinkServer
+from quire.replication.links import LinkServer
 from quire.replication.outbox import Outbox
 from quire.replication.shipment import ANSWER, FRAMES, Positions, Shipment
-from quire.replication.streams import DownstreamSocket, StreamServer, UpstreamSocket
+from quire.replication.streams import StreamServer, UpstreamSocket
 from quire.replication.wire import SHIPMENT, decode_stream, encode
-from tests.replication.loopback import DEADLINE_S, calling, listening, turns, unformatted, until, who
+from tests.replication.loopback import DEADLINE_S, calling, listening, turns, until, who
 from tests.replication.running import Cluster
-from tests.sim.world import genesis_frame, voters
-
-NONCE = bytes(16)
-HEARTBEAT = Heartbeat(Promise(3, "n1", 1), 9, 7)
-OPENING = Open(Promise(3, "n1", 1), ((0, 0),), 1, 1)
-MAX_FRAME_BYTES = 1 << 20
-
-
-@dataclass
-class Told:
-    """What a link's or stream's node was told, in order."""
-
-    me: Who
-    up: list[Who] = field(default_factory=list)
-    down: list[str] = field(default_factory=list)
-    failed: list[str] = field(default_factory=list)
-    came: list[Who] = field(default_factory=list)
-    twins: list[Who] = field(default_factory=list)
-    replaced: list[Who] = field(default_factory=list)
-    said: list[tuple[str, PeerMessage]] = field(default_factory=list)
-    connected: list[int] = field(default_factory=list)
-    answers: list[OpenAnswer] = field(default_factory=list)
-    shipments: list[tuple[bytes, Positions]] = field(default_factory=list)
-    opened: list[DownstreamSocket] = field(default_factory=list)
-    acks: list[Ack] = field(default_factory=list)
-    differs: list[Differs] = field(default_factory=list)
-    sent: list[tuple[int, int]] = field(default_factory=list)
-    closed: list[tuple[int, str]] = field(default_factory=list)
-
-    def who(self) -> Who:
-        return self.me
-
-    def link_up(self, peer: Who) -> None:
-        self.up.append(peer)
-
-    def link_down(self, node_id: str, reason: str) -> None:
-        self.down.append(node_id)
-
-    def link_failed(self, node_id: str, error: Exception) -> None:
-        self.failed.append(str(error))
-
-    def peer_came(self, peer: Who) -> None:
-        self.came.append(peer)
-
-    def peer_said(self, peer: Who, message: PeerMessage) -> None:
-        self.said.append((peer.node_id, message))
-
-    def twin_came(self, peer: Who) -> None:
-        self.twins.append(peer)
-
-    def peer_replaced(self, peer: Who) -> None:
-        self.replaced.append(peer)
-
-    def stream_connected(self, stream_id: int) -> None:
-        self.connected.append(stream_id)
-
-    def open_answered(self, stream_id: int, answer: OpenAnswer) -> None:
-        self.answers.append(answer)
-
-    def frames_arrived(self, stream_id: int, frames: Assembled, positions: Positions, received_bytes: int) -> None:
-        self.shipments.append((frames.raw, positions))
-
-    def stream_opened(self, downstream: DownstreamSocket, opening: Open) -> None:
-        downstream.stream_id = len(self.opened) + 1
-        self.opened.append(downstream)
-
-    def ack_arrived(self, stream_id: int, ack: Ack) -> None:
-        self.acks.append(ack)
-
-    def differs_arrived(self, stream_id: int, differs: Differs) -> None:
-        self.differs.append(differs)
-
-    def shipped(self, stream_id: int, next_index: int, size: int) -> None:
-        self.sent.append((next_index, size))
-
-    def stream_closed(self, stream_id: int, reason: str) -> None:
-        self.closed.append((stream_id, reason))
-
-
-# Links
-
-
-@asynccontextmanager
-async def linked(mine: Told, theirs: Told) -> AsyncGenerator[tuple[Link, LinkServer]]:
-    """A link that stands, and the server at its other end."""
-    server = LinkServer(theirs, None)
-    async with listening({"/peer": server.serve}) as address, calling() as session:
-        link = Link(mine, session, theirs.me.node_id, address, None)
-        try:
-            await until(lambda: mine.up)
-            yield link, server
-        finally:
-            await asyncio.wait_for(link.close(), DEADLINE_S)
-            await server.close()
-
-
-async def test_what_is_sent_on_a_link_arrives_in_order_with_its_senders_name() -> None:
-    mine, theirs = Told(who("n1")), Told(who("n2"))
-    async with linked(mine, theirs) as (link, _):
-        messages = [Heartbeat(Promise(3, "n1", 1), number, 0) for number in range(300)]
-        for message in messages:
-            link.send(message)
-        await until(lambda: len(theirs.said) == 300)
-
-        assert theirs.said == [("n1", message) for message in messages]
-        assert (mine.up, theirs.came) == ([who("n2")], [who("n1")])
-
-
-async def test_a_link_that_breaks_is_dialled_again_and_nothing_old_is_sent_on_it() -> None:
-    mine, theirs = Told(who("n1")), Told(who("n2"))
-    server = [LinkServer(theirs, None)]
-
-    async def serve(request: web.Request) -> web.StreamResponse:
-        return await server[0].serve(request)
-
-    async with listening({"/peer": serve}) as address, calling() as session:
-        link = Link(mine, session, "n2", address, None)
-        await until(lambda: mine.up)
-        await server[0].close()
-        await until(lambda: mine.down)
-        link.send(HEARTBEAT)
-        server[0] = LinkServer(theirs, None)
-        await until(lambda: len(mine.up) == 2)
-        link.send(HeartbeatEcho(3, 1, 3))
-        await until(lambda: theirs.said)
-
-        assert theirs.said == [("n1", HeartbeatEcho(3, 1, 3))]
-        await asyncio.wait_for(link.close(), DEADLINE_S)
-        await server[0].close()
-
-
-@pytest.mark.parametrize("turn", range(6))
-async def test_a_link_can_be_closed_at_the_moment_at_which_it_ends_by_itself(turn: int) -> None:
-    mine, theirs = Told(who("n1")), Told(who("n2"))
-    async with linked(mine, theirs) as (link, server):
-        await server.close()
-        await until(lambda: link.peer is None)
-        await turns(turn)
-        await asyncio.wait_for(link.close(), DEADLINE_S)
-
-
-async def test_a_link_to_a_node_that_is_refused_says_why_and_goes_on_dialling() -> None:
-    mine, theirs = Told(who("n1")), Told(who("n2", cluster_id=b"another cluster."))
-    server = LinkServer(theirs, None)
-    async with listening({"/peer": server.serve}) as address, calling() as session:
-        link = Link(mine, session, "n2", address, None)
-        await until(lambda: len(mine.failed) == 2)
-        await link.close()
-
-    assert all("foreign_cluster" in reason for reason in mine.failed)
-    assert mine.up == []
-
-
-@pytest.mark.parametrize("data", [b"", b"\xc1", b"\x91\x63", encode(OPENING)])
-async def test_a_peer_that_sends_what_is_no_message_is_hung_up_on(data: bytes) -> None:
-    theirs = Told(who("n2"))
-    server = LinkServer(theirs, None)
-    async with listening({"/peer": server.serve}) as address, calling() as session:
-        socket = await session.ws_connect(f"http://{address}/peer")
-        await dial_hello(socket, who("n1"), "n2", "peer", None, NONCE)
-        await socket.send_bytes(encode(HEARTBEAT))
-        await socket.send_bytes(data)
-        assert await ended(socket)
-
-    assert theirs.said == [("n1", HEARTBEAT)]
-
-
-async def ended(socket: ClientWebSocketResponse) -> bool:
-    """Whether the other side hangs up within the deadline."""
-    async with asyncio.timeout(DEADLINE_S):
-        while (await socket.receive()).type is WSMsgType.BINARY:
-            pass
-    await socket.close()
-    return True
-
-
-# Forming, and the change to a formed node
-
-
-def forming(node_id: str, *initial: str) -> Forming:
-    me = unformatted(node_id)
-    identity = Identity(me.node_id, me.disk_id, me.incarnation)
-    return Forming(identity, me.address, list(initial), None, genesis_frame)
-
-
-async def refused_or_hung_up(session: ClientSession, address: str) -> bool:
-    """Whether a dial of `/peer` is turned away, before or after the hello."""
-    try:
-        socket = await session.ws_connect(f"http://{address}/peer")
-        await dial_hello(socket, who("n1"), "n2", "peer", None, NONCE)
-    except (WSServerHandshakeError, ConnectionError):
-        return True
-    return await ended(socket)
-
-
-async def test_a_node_takes_the_genesis_that_it_is_shown() -> None:
-    frame = genesis_frame(voters("n1"))
-    node = forming("n2", "n1", "n2")
-    async with listening({"/peer": node.serve}) as address, calling() as session:
-        formed = asyncio.create_task(node.run(session, {}))
-        link = Link(Told(who("n1")), session, "n2", address, None)
-        await until(lambda: link.peer is not None)
-        link.send(GenesisShown(frame, committed=False))
-        await turns(200)
-        assert not formed.done()
-        link.send(GenesisShown(frame, committed=True))
-        assert await asyncio.wait_for(formed, DEADLINE_S) == frame
-        await link.close()
-
-
-async def test_whoever_dials_a_node_after_it_took_its_genesis_finds_no_ear_that_is_deaf() -> None:
-    # A link that stood on what served the formation would stand for ever, and nobody would hear what is said on it.
-    node = forming("n2", "n1", "n2")
-    async with listening({"/peer": node.serve}) as address, calling() as session:
-        formed = asyncio.create_task(node.run(session, {}))
-        link = Link(Told(who("n1")), session, "n2", address, None)
-        await until(lambda: link.peer is not None)
-        link.send(GenesisShown(genesis_frame(voters("n1")), committed=True))
-        await asyncio.wait_for(formed, DEADLINE_S)
-
-        assert await refused_or_hung_up(session, address)
-        await link.close()
-
-
-async def test_a_hello_under_way_when_a_node_takes_its_genesis_ends_in_no_deaf_link() -> None:
-    node = forming("n2", "n1", "n2")
-    async with listening({"/peer": node.serve}) as address, calling() as session:
-        formed = asyncio.create_task(node.run(session, {}))
-        socket = await session.ws_connect(f"http://{address}/peer")
-        link = Link(Told(who("n1")), session, "n2", address, None)
-        await until(lambda: link.peer is not None)
-        link.send(GenesisShown(genesis_frame(voters("n1")), committed=True))
-        await asyncio.wait_for(formed, DEADLINE_S)
-
-        try:
-            await dial_hello(socket, who("n1"), "n2", "peer", None, NONCE)
-        except ConnectionError:
-            return
-        finally:
-            await link.close()
-        assert await ended(socket)
-
-
-async def test_all_initial_members_together_form_one_cluster_of_the_lowest_ids_making() -> None:
-    names = ["n1", "n2", "n3"]
-    nodes = {name: forming(name, *names) for name in names}
-    async with (
-        listening({"/peer": nodes["n1"].serve}) as first,
-        listening({"/peer": nodes["n2"].serve}) as second,
-        listening({"/peer": nodes["n3"].serve}) as third,
-        calling() as session,
-    ):
-        urls = dict(zip(names, (first, second, third), strict=True))
-        waiting = {
-            name: asyncio.create_task(node.run(session, {peer: url for peer, url in urls.items() if peer != name}))
-            for name, node in nodes.items()
-        }
-        frame = await asyncio.wait_for(waiting["n1"], DEADLINE_S)
-        await turns(200)
-
-        assert not waiting["n2"].done()
-        assert not waiting["n3"].done()
-        named = {member.node_id: member.disk_id for member in members_of_genesis(frame).members}
-        assert named == {name: who(name).disk_id for name in names}
-        for name in ("n2", "n3"):
-            waiting[name].cancel()
-        await asyncio.gather(*waiting.values(), return_exceptions=True)
-
-
-# Streams, the follower's end
+from tests.replication.told import HEARTBEAT, MAX_FRAME_BYTES, NONCE, OPENING, Told, ended, failing
 
 
 @dataclass
@@ -571,19 +294,6 @@ async def test_a_stream_whose_messages_cannot_leave_ends_at_the_follower(monkeyp
     assert told.closed == [(4, "RuntimeError('a fault of ours')")]
 
 
-async def test_a_link_whose_messages_cannot_leave_is_dialled_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    mine, theirs = Told(who("n1")), Told(who("n2"))
-    monkeypatch.setattr(Link, "_send_waiting", failing)
-    async with linked(mine, theirs) as (link, _):
-        await until(lambda: len(mine.failed) == 2)
-        monkeypatch.undo()
-        await until(lambda: len(mine.up) > len(mine.down))
-        link.send(HEARTBEAT)
-        await until(lambda: theirs.said)
-
-    assert mine.failed[0] == "a fault of ours"
-
-
 async def test_a_stream_whose_messages_cannot_leave_ends_at_the_leader(monkeypatch: pytest.MonkeyPatch) -> None:
     told = Told(who("n1"))
     monkeypatch.setattr(Outbox, "carry", failing)
@@ -591,10 +301,6 @@ async def test_a_stream_whose_messages_cannot_leave_ends_at_the_leader(monkeypat
         await socket.send_bytes(encode(OPENING))
         await until(lambda: told.closed)
         assert await ended(socket)
-
-
-async def failing(*_: object) -> None:
-    raise RuntimeError("a fault of ours")
 
 
 async def test_a_stream_whose_hello_is_under_way_when_the_leader_stops_is_hung_up_on() -> None:

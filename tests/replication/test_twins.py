@@ -16,7 +16,7 @@ from quire.replication.twins import Caller, Knock, Twins
 from quire.replication.wire import decode_peer, encode
 from tests.replication.loopback import DEADLINE_S, calling, listening, until, who
 from tests.replication.running import cluster_of
-from tests.replication.test_network import Told, ended
+from tests.replication.told import Told, ended
 
 DISK, OTHER = bytes(16), bytes(range(16))
 NONCE = bytes(16)

@@ -1,0 +1,110 @@
+"""A node that notes what its links and streams tell it, and the messages that tests of them send."""
+
+import asyncio
+from dataclasses import dataclass, field
+
+from aiohttp import ClientWebSocketResponse, WSMsgType
+
+from quire.replication import Promise
+from quire.replication.assembler import Assembled
+from quire.replication.core.messages import (
+    Ack,
+    Differs,
+    Heartbeat,
+    Open,
+    OpenAnswer,
+    PeerMessage,
+)
+from quire.replication.hello import Who
+from quire.replication.shipment import Positions
+from quire.replication.streams import DownstreamSocket
+from tests.replication.loopback import DEADLINE_S
+
+NONCE = bytes(16)
+HEARTBEAT = Heartbeat(Promise(3, "n1", 1), 9, 7)
+OPENING = Open(Promise(3, "n1", 1), ((0, 0),), 1, 1)
+MAX_FRAME_BYTES = 1 << 20
+
+
+@dataclass
+class Told:
+    """What a link's or stream's node was told, in order."""
+
+    me: Who
+    up: list[Who] = field(default_factory=list)
+    down: list[str] = field(default_factory=list)
+    failed: list[str] = field(default_factory=list)
+    came: list[Who] = field(default_factory=list)
+    twins: list[Who] = field(default_factory=list)
+    replaced: list[Who] = field(default_factory=list)
+    said: list[tuple[str, PeerMessage]] = field(default_factory=list)
+    connected: list[int] = field(default_factory=list)
+    answers: list[OpenAnswer] = field(default_factory=list)
+    shipments: list[tuple[bytes, Positions]] = field(default_factory=list)
+    opened: list[DownstreamSocket] = field(default_factory=list)
+    acks: list[Ack] = field(default_factory=list)
+    differs: list[Differs] = field(default_factory=list)
+    sent: list[tuple[int, int]] = field(default_factory=list)
+    closed: list[tuple[int, str]] = field(default_factory=list)
+
+    def who(self) -> Who:
+        return self.me
+
+    def link_up(self, peer: Who) -> None:
+        self.up.append(peer)
+
+    def link_down(self, node_id: str, reason: str) -> None:
+        self.down.append(node_id)
+
+    def link_failed(self, node_id: str, error: Exception) -> None:
+        self.failed.append(str(error))
+
+    def peer_came(self, peer: Who) -> None:
+        self.came.append(peer)
+
+    def peer_said(self, peer: Who, message: PeerMessage) -> None:
+        self.said.append((peer.node_id, message))
+
+    def twin_came(self, peer: Who) -> None:
+        self.twins.append(peer)
+
+    def peer_replaced(self, peer: Who) -> None:
+        self.replaced.append(peer)
+
+    def stream_connected(self, stream_id: int) -> None:
+        self.connected.append(stream_id)
+
+    def open_answered(self, stream_id: int, answer: OpenAnswer) -> None:
+        self.answers.append(answer)
+
+    def frames_arrived(self, stream_id: int, frames: Assembled, positions: Positions, received_bytes: int) -> None:
+        self.shipments.append((frames.raw, positions))
+
+    def stream_opened(self, downstream: DownstreamSocket, opening: Open) -> None:
+        downstream.stream_id = len(self.opened) + 1
+        self.opened.append(downstream)
+
+    def ack_arrived(self, stream_id: int, ack: Ack) -> None:
+        self.acks.append(ack)
+
+    def differs_arrived(self, stream_id: int, differs: Differs) -> None:
+        self.differs.append(differs)
+
+    def shipped(self, stream_id: int, next_index: int, size: int) -> None:
+        self.sent.append((next_index, size))
+
+    def stream_closed(self, stream_id: int, reason: str) -> None:
+        self.closed.append((stream_id, reason))
+
+
+async def ended(socket: ClientWebSocketResponse) -> bool:
+    """Whether the other side hangs up within the deadline."""
+    async with asyncio.timeout(DEADLINE_S):
+        while (await socket.receive()).type is WSMsgType.BINARY:
+            pass
+    await socket.close()
+    return True
+
+
+async def failing(*_: object) -> None:
+    raise RuntimeError("a fault of ours")
