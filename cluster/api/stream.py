@@ -50,6 +50,7 @@ MESSAGE_OVERHEAD_BYTES = 64
 PING_S = 15.0
 SILENT_S, PROBE_S, PROBES = 15, 5, 3  # The kernel asks after a silent client: a ping of aiohttp costs each message.
 WS_TIMEOUT = ClientWSTimeout(ws_close=CLOSE_S)  # pyright: ignore[reportCallIssue]  # it does not read attr.ib
+MESSAGES = (WSMsgType.BINARY, WSMsgType.TEXT)
 TWO = 0x92  # The head of a msgpack array of two.
 
 
@@ -117,8 +118,11 @@ Socket = web.WebSocketResponse | aiohttp.ClientWebSocketResponse
 
 
 async def _pump(source: Socket, target: Socket) -> None:
-    while (message := await source.receive()).type is WSMsgType.BINARY:
-        await target.send_bytes(message.data)
+    while (message := await source.receive()).type in MESSAGES:
+        if message.type is WSMsgType.TEXT:
+            await target.send_str(message.data)  # The leader says what is wrong with it.
+        else:
+            await target.send_bytes(message.data)
 
 
 class CommandStream:
@@ -163,9 +167,11 @@ class CommandStream:
     async def _read(self) -> None:
         while not self._failed:
             message = await self._socket.receive()
-            if message.type is not WSMsgType.BINARY:
+            if message.type not in MESSAGES:
                 return
             try:
+                if message.type is WSMsgType.TEXT:
+                    raise Malformed("a message is binary, a msgpack array of two: sequence and commands")
                 self._take(message.data)
             except ClusterError as error:
                 self._fail(self._next_sequence or 0, error)

@@ -177,9 +177,9 @@ MESSAGES = [
     message("a map whose key is a list", b"\x92\x01\x91\x81\x90\x01"),
     message("8,193 commands", pack([1, [["add", 0]] * 8193]), "limit-exceeded"),
     message("what the machine refuses", pack([1, [["div", 0]]]), "commands-refused"),
+    OnStream("a frame of text", frame(TEXT, b"hello"), 1000, "malformed"),
 ]
 FRAMES = [
-    OnStream("a frame of text", frame(TEXT, b"hello"), 1000),
     OnStream("a frame of text that is no UTF-8", frame(TEXT, b"\xff\xfe"), 1007),
     OnStream("a message of 2 MiB", frame(BINARY, bytes(2 << 20)), 1009),
     OnStream("a frame that says it has 2^40 bytes", frame(BINARY, b"", length=1 << 40), 1009),
