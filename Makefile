@@ -2,7 +2,7 @@
 # toxiproxy server in .cache. Python 3.11 or newer, make and git are all that must be there before.
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test soak soak-log soak-planted soak-histories lint lint-ruff lint-format lint-mypy lint-pyright clean distclean run-environment dev-environment toxiproxy
+.PHONY: help demo compose-demo test soak soak-log soak-planted soak-histories lint lint-ruff lint-format lint-mypy lint-pyright clean distclean run-environment dev-environment toxiproxy
 
 BIN := .venv/bin
 
@@ -13,6 +13,9 @@ demo: run-environment ## three nodes, one log, one answer (CHECK=1: check the an
 	@check=$(if $(filter-out 0,$(CHECK)),--check); \
 	if [ ! -t 0 ] || [ ! -t 1 ]; then check=--check; fi; \
 	exec $(BIN)/quire demo $$check $(ARGS)
+
+compose-demo: ## three containers under load; one is killed, one cut off, all answer the same (needs docker, docker-compose)
+	@deploy/demo.py
 
 test: dev-environment toxiproxy ## all tests (ARGS=...: what to pass to pytest)
 	$(BIN)/python -m pytest $(ARGS)

@@ -1,0 +1,74 @@
+"""The systemd unit and its configuration: what systemd takes, and what quire takes."""
+
+import configparser
+import shlex
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+from quire.cluster.cli.arguments import parse_serve
+from quire.cluster.config import load_config
+from tests.deploy.compose import DEPLOY
+
+UNIT = DEPLOY / "systemd" / "quire.service"
+CONFIG = DEPLOY / "systemd" / "quire.toml"
+PROGRAM = "/opt/quire/bin/quire"
+TIMEOUT_S = 60.0
+
+
+def unit() -> configparser.ConfigParser:
+    parsed = configparser.ConfigParser(interpolation=None, delimiters=["="], strict=True)
+    parsed.optionxform = str  # type: ignore[assignment,method-assign]  # The documented way to keep capitals.
+    parsed.read_string(UNIT.read_text())
+    return parsed
+
+
+def verified(text: str, folder: Path) -> str:
+    """What systemd says of a unit, with a program that is there; empty if it is fine, or there is no systemd."""
+    program = shutil.which("systemd-analyze")
+    if program is None:
+        return ""
+    file = folder / "quire.service"
+    file.write_text(text.replace(PROGRAM, sys.executable))
+    run = subprocess.run([program, "verify", file], capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
+    return run.stdout + run.stderr
+
+
+def test_systemd_takes_the_unit(tmp_path: Path) -> None:
+    assert verified(UNIT.read_text(), tmp_path) == ""
+
+
+def test_where_there_is_systemd_it_names_what_it_does_not_know(tmp_path: Path) -> None:
+    said = verified(UNIT.read_text().replace("TimeoutStopSec=", "TimeoutStopping="), tmp_path)
+
+    assert "TimeoutStopping" in said or shutil.which("systemd-analyze") is None
+
+
+def test_the_unit_has_its_sections_and_each_key_once() -> None:
+    assert unit().sections() == ["Unit", "Service", "Install"]  # A key that stands twice is an error of the parser.
+
+
+def test_the_unit_starts_quire_with_flags_and_a_file_that_it_takes(tmp_path: Path) -> None:
+    secret = tmp_path / "peer-secret"
+    secret.write_text("a secret")
+    program, *arguments = shlex.split(unit()["Service"]["ExecStart"])
+    assert (program, arguments[0]) == (PROGRAM, "serve")
+    places = {"/etc/quire/quire.toml": str(CONFIG), "%d/peer-secret": str(secret)}
+
+    flags, config_file = parse_serve([places.get(argument, argument) for argument in arguments[1:]])
+    config = load_config(flags, config_file)
+
+    assert config.peer_secret_file == secret
+    assert unit()["Service"]["LoadCredential"].startswith("peer-secret:")
+    state = Path("/var/lib") / unit()["Service"]["StateDirectory"]
+    assert config.data_dir.is_relative_to(state), "nothing else may be written under ProtectSystem=strict"
+    assert config.node in config.members
+
+
+def test_a_stop_leaves_time_to_hand_over_and_a_node_that_ends_by_itself_is_not_restarted_for_ever() -> None:
+    service = unit()["Service"]
+
+    assert service["Restart"] == "on-failure"
+    assert int(unit()["Unit"]["StartLimitBurst"]) <= 5
+    assert int(service["TimeoutStopSec"].removesuffix("s")) >= 30
