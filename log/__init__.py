@@ -22,6 +22,7 @@ from .errors import (
     UnexpectedIndex,
     UnknownVersion,
 )
+from .expiry import Expirable
 from .files import FileDirectory, FileStorage
 from .flush import Flush, Sync
 from .flusher import GroupFlusher
@@ -67,6 +68,7 @@ __all__ = [
     "CheckedSegment",
     "Directory",
     "DiskFull",
+    "Expirable",
     "Fault",
     "FileDirectory",
     "FileStorage",

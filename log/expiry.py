@@ -14,9 +14,25 @@ mark has a place, and the log still knows its last frame.
 from __future__ import annotations
 
 from bisect import bisect_right
+from typing import NamedTuple
 
 from .options import STORE_HEADER_BYTES
 from .state import LogState
+
+
+class Expirable(NamedTuple):
+    """What an expiry removes: so many segments, with all records below `to_index`, and so many bytes of frames."""
+
+    segments: int
+    to_index: int
+    size: int
+
+
+def expirable(state: LogState, now: int, age: int | None, max_bytes: int | None, floor: int | None) -> Expirable:
+    """What `remove_expired` would remove now."""
+    due = count_due(state, now, age, max_bytes, floor)
+    size = sum(state.segments.at(place).end - STORE_HEADER_BYTES for place in range(due))
+    return Expirable(due, state.segments.at(due).base_index, size)
 
 
 def remove_expired(state: LogState, now: int, age: int | None, max_bytes: int | None, floor: int | None) -> int:

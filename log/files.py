@@ -8,6 +8,7 @@ import os
 from pathlib import Path
 
 from .errors import DiskFull, LogLocked
+from .storage import Directory
 
 LOCK_NAME = "lock"
 
@@ -100,6 +101,9 @@ class FileDirectory:
     def rename(self, source: str, target: str) -> None:
         os.replace(f"{self._path}/{source}", f"{self._path}/{target}")
 
+    def move(self, source: str, folder: Directory, target: str) -> None:
+        os.rename(f"{self._path}/{source}", f"{folder.path}/{target}")
+
     def remove(self, name: str) -> None:
         os.unlink(f"{self._path}/{name}")
 
@@ -108,6 +112,9 @@ class FileDirectory:
 
     def child(self, name: str) -> FileDirectory:
         return FileDirectory(f"{self._path}/{name}")
+
+    def remove_child(self, name: str) -> None:
+        os.rmdir(f"{self._path}/{name}")
 
     def lock(self) -> bool:
         if self._lock_descriptor >= 0:

@@ -10,7 +10,7 @@ from crc32c import crc32c
 
 from .appending import append_raw, make_room, put_spooled
 from .errors import DiskFull, LogClosed, LogError, LogReadOnly, NotFrameBorder, RecordTooLarge, UnexpectedIndex
-from .expiry import remove_expired
+from .expiry import Expirable, expirable, remove_expired
 from .flush import Flush, Sync
 from .frames import HEADER_BYTES, Frame, FrameHeader, Kind, Tail, seal_header
 from .options import FLUSH_ALWAYS, STORE_HEADER_BYTES, FlushPolicy, LogOptions
@@ -446,15 +446,18 @@ class Log:
     ) -> int:
         """Remove whole read segments, oldest first, that are too old or too much; return how many. Blocks.
 
-        `age`: a segment goes when its last frame is more than that many microseconds older than `now`. `max_bytes`: the
-        oldest go until the log's `size` is no more than that. `floor`: no record at or above that index goes. The
-        write segment stays, and the newest read segment until a frame of the write segment is durable.
-
-        Raises:
-            LogReadOnly: the device failed; which segments are still there is known after a restart.
+        `age`: microseconds from a segment's last frame to `now`. `max_bytes`: the log's `size` after it. `floor`: no
+        record from that index on goes. The write segment stays, and the newest read segment until a frame of the write
+        segment is durable. Raises LogReadOnly: the device failed; what is still there is known after a restart.
         """
         self._state.refuse_if_unwritable()
         return remove_expired(self._state, now, age, max_bytes, floor)
+
+    def expirable(
+        self, now: int, *, age: int | None = None, max_bytes: int | None = None, floor: int | None = None
+    ) -> Expirable:
+        """What `remove_expired` would remove now."""
+        return expirable(self._state, now, age, max_bytes, floor)
 
     def reset(self, origin: Tail, *, members_index: int | None = None) -> bool:
         """Have a log that goes on from `origin`, the chain's end of a snapshot; return whether it was emptied for that.
@@ -497,8 +500,7 @@ class Log:
     def end_flush(self, flush: Flush, error: OSError | None = None) -> None:
         """Take note of how a flush ended: what it covered is durable, or the log is read-only for ever.
 
-        Raises:
-            LogReadOnly: the mark could not be written.
+        Raises LogReadOnly where the mark could not be written.
         """
         state = self._state
         if flush is not state.flush:
@@ -516,11 +518,7 @@ class Log:
                 state.mark.write(state.next_mark())
 
     def flush(self) -> None:
-        """Make everything that was appended durable; return when it is. Blocks.
-
-        Raises:
-            LogReadOnly: the device failed.
-        """
+        """Make everything that was appended durable; return when it is. Blocks. Raises LogReadOnly."""
         state = self._state
         state.refuse_if_unwritable()
         if state.durable.index == state.tail.index:

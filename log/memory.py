@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from .errors import LogLocked
+from .storage import Directory
 
 
 class MemoryStorage:
@@ -73,9 +74,24 @@ class MemoryDirectory:
         return self._files[name]
 
     def rename(self, source: str, target: str) -> None:
-        if source not in self._files:
+        if source in self._files:
+            self._files[target] = self._files.pop(source)
+        elif source in self._children:
+            self._children[target] = self._children.pop(source)
+        else:
             raise FileNotFoundError(f"{self._path}/{source}")
-        self._files[target] = self._files.pop(source)
+
+    def move(self, source: str, folder: Directory, target: str) -> None:
+        if not isinstance(folder, MemoryDirectory):
+            raise TypeError(f"{folder.path} is on another disk")
+        folder.take(target, self._files.pop(source) if source in self._files else self._children.pop(source))
+
+    def take(self, name: str, node: MemoryStorage | MemoryDirectory) -> None:
+        """Let a file or folder of another folder stand in this one."""
+        if isinstance(node, MemoryStorage):
+            self._files[name] = node
+        else:
+            self._children[name] = node
 
     def remove(self, name: str) -> None:
         if self._files.pop(name, None) is None:
@@ -88,6 +104,10 @@ class MemoryDirectory:
         if name not in self._children:
             self._children[name] = MemoryDirectory(f"{self._path}/{name}")
         return self._children[name]
+
+    def remove_child(self, name: str) -> None:
+        if self._children.pop(name, None) is None:
+            raise FileNotFoundError(f"{self._path}/{name}")
 
     def lock(self) -> bool:
         if self._locked:

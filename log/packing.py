@@ -61,16 +61,18 @@ def unpack_trusted(
     buffer: bytes | bytearray | memoryview,
     ext_hook: Callable[[int, bytes], Any],
     map_hook: Callable[[list[tuple[Any, Any]]], Any] | None = None,
+    *,
+    use_list: bool = True,
 ) -> Any:
     """Return the one value in `buffer` without looking at its depth: for bytes that were checked when appended.
 
-    `map_hook` makes a map of its pairs; without it the last pair of a key wins.
+    `map_hook` makes a map of its pairs; without it the last pair of a key wins. Without `use_list` arrays are tuples.
 
     Raises:
         PayloadInvalid: not exactly one value, or invalid UTF-8.
     """
     try:
-        return _unpackb(buffer, strict_map_key=False, ext_hook=ext_hook, object_pairs_hook=map_hook)
+        return _unpackb(buffer, strict_map_key=False, ext_hook=ext_hook, object_pairs_hook=map_hook, use_list=use_list)
     except (ValueError, TypeError, RecursionError, OverflowError) as error:
         raise PayloadInvalid(f"is not exactly one msgpack value: {type(error).__name__}: {error}") from error
 

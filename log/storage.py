@@ -43,7 +43,7 @@ class Storage(Protocol):
 
 
 class Directory(Protocol):
-    """A flat folder of files. Creations, renames and removals are durable once `sync` returned."""
+    """A folder of files, and of folders. Creations, renames and removals are durable once `sync` returned."""
 
     @property
     def path(self) -> str:
@@ -72,7 +72,11 @@ class Directory(Protocol):
         ...
 
     def rename(self, source: str, target: str) -> None:
-        """Give `source` the name `target`, in place of what had it."""
+        """Give the file or folder `source` the name `target`; a file takes the place of the file that had it."""
+        ...
+
+    def move(self, source: str, folder: Directory, target: str) -> None:
+        """Let `source` stand as `target` in another folder of the same disk; durable once both folders are synced."""
         ...
 
     def remove(self, name: str) -> None:
@@ -89,6 +93,14 @@ class Directory(Protocol):
 
     def child(self, name: str) -> Directory:
         """Return a folder in this one, made if there is none (durable after `sync` of this one)."""
+        ...
+
+    def remove_child(self, name: str) -> None:
+        """Remove a folder in this one that is empty.
+
+        Raises:
+            FileNotFoundError: there is none.
+        """
         ...
 
     def lock(self) -> bool:

@@ -19,7 +19,7 @@ import threading
 from collections.abc import Callable
 from enum import Enum
 
-from quire.log import DiskFull, LogLocked
+from quire.log import Directory, DiskFull, LogLocked
 
 SECTOR_BYTES = 512
 
@@ -361,6 +361,24 @@ class FaultyDirectory:
         if isinstance(node, _File):
             node.name = target
         self._folder.change({source: None, target: node})
+
+    def move(self, source: str, folder: Directory, target: str) -> None:
+        self._step("move", source)
+        if not isinstance(folder, FaultyDirectory) or source not in self._folder.cached:
+            raise FileNotFoundError(source)
+        # One step for a file system's journal: what moves is never in neither place. Here it may be in both.
+        folder._folder.change({target: self._folder.cached[source]})
+        folder._folder.settle(lambda _: True)
+        self._folder.change({source: None})
+
+    def remove_child(self, name: str) -> None:
+        self._step("remove folder", name)
+        node = self._folder.cached.get(name)
+        if not isinstance(node, _Folder):
+            raise FileNotFoundError(name)
+        if node.cached:
+            raise OSError(errno.ENOTEMPTY, "not empty", name)
+        self._folder.change({name: None})
 
     def remove(self, name: str) -> None:
         self._step("remove", name)
