@@ -12,17 +12,36 @@ from .errors import (
     MachineError,
     MachineUnknown,
     PlaceFailed,
+    SnapshotDamaged,
+    SnapshotForeign,
     SnapshotInvalid,
+    SnapshotTooEarly,
 )
 from .log import LogMachine
 from .machine import Context, Contexts, Refused, StateMachine
 from .registry import default_initial, load_machine
 from .sessions import MAX_SESSIONS, SESSION_WINDOW, Sessions, SessionStatus
+from .snapshot import NO_GROUND, Ground, Manifest
+from .snapshot_content import content_of, restore_content
+from .snapshot_restore import restore_newest
+from .snapshot_store import (
+    CHUNK_BYTES,
+    KEPT_SNAPSHOTS,
+    Owner,
+    SnapshotStore,
+    refuse_foreign,
+    snapshot_name,
+    write_file,
+    write_snapshot,
+)
 
 __all__ = [
+    "CHUNK_BYTES",
     "DIGEST_BYTES",
     "EMPTY_DIGEST",
+    "KEPT_SNAPSHOTS",
     "MAX_SESSIONS",
+    "NO_GROUND",
     "SESSION_WINDOW",
     "Applied",
     "Applier",
@@ -32,18 +51,32 @@ __all__ = [
     "Context",
     "Contexts",
     "FrameOutOfPlace",
+    "Ground",
     "InitialInvalid",
     "LogMachine",
     "MachineError",
     "MachineUnknown",
+    "Manifest",
+    "Owner",
     "PlaceFailed",
     "Refused",
     "SessionStatus",
     "Sessions",
+    "SnapshotDamaged",
+    "SnapshotForeign",
     "SnapshotInvalid",
+    "SnapshotStore",
+    "SnapshotTooEarly",
     "StateMachine",
     "check_batch",
+    "content_of",
     "default_initial",
     "load_machine",
     "next_digest",
+    "refuse_foreign",
+    "restore_content",
+    "restore_newest",
+    "snapshot_name",
+    "write_file",
+    "write_snapshot",
 ]

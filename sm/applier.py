@@ -3,7 +3,7 @@
 A frame's records execute in one batch, in record order; those that a session answers (retries.py) are left out of it.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 from quire.log import (
@@ -11,6 +11,7 @@ from quire.log import (
     FrameHeader,
     Kind,
     PayloadInvalid,
+    Tail,
     decode_blob,
     decode_runs,
     decode_system,
@@ -18,11 +19,13 @@ from quire.log import (
     pack,
 )
 
-from .digest import EMPTY_DIGEST, next_digest
+from .digest import next_digest
 from .errors import ApplyFailed, FrameOutOfPlace, PlaceFailed, reason_of
 from .machine import Context, Contexts, Refused, StateMachine
 from .retries import Verdicts
 from .sessions import Sessions
+from .snapshot import MAX_EPOCHS, NO_GROUND, Ground
+from .snapshot_content import content_of
 
 ApplyBatch = Callable[[Sequence[Any], Sequence[Context]], list[Any]]
 Runs = Sequence[tuple[int, int, int]]
@@ -53,14 +56,17 @@ class Applier:
         self,
         machine: StateMachine,
         *,
-        applied_index: int = 0,
-        digest: bytes = EMPTY_DIGEST,
+        ground: Ground = NO_GROUND,
         sessions: Sessions | None = None,
     ) -> None:
+        """`ground` is where a snapshot stands whose machine and sessions these are."""
         self.machine = machine
         self.sessions = Sessions() if sessions is None else sessions
-        self.applied_index = applied_index
-        self.digest = digest
+        self.applied_index = ground.tail.index
+        self.digest = ground.digest
+        self._tail = ground.tail
+        self._epochs = list(ground.epochs)
+        self._members_index, self._members = ground.members_index, ground.members
         self.failure: ApplyFailed | None = None
         own: ApplyBatch | None = getattr(machine, "apply_batch", None)
         self._apply_batch: ApplyBatch = own or self._apply_one_by_one
@@ -92,7 +98,22 @@ class Applier:
             self.failure = _failed(header, f"interrupted ({reason_of(error)})")
             raise
         self.applied_index = header.next_index
+        if header.epoch != self._tail.epoch or not self._epochs:
+            self._epochs.append((header.epoch, header.index))
+            del self._epochs[:-MAX_EPOCHS]
+        self._tail = Tail(header.next_index, header.epoch, header.timestamp, header.crc32c)
         return Applied(header.index, header.next_index, header.epoch, results, refused)
+
+    @property
+    def ground(self) -> Ground:
+        """What a snapshot taken now has to say of the log below it."""
+        return Ground(self._tail, self._members_index, self._members, tuple(self._epochs), self.digest)
+
+    def content(self) -> Iterator[bytes]:
+        """What a snapshot taken now holds; to be read before the next `apply`. Raises ApplyFailed once that failed."""
+        if self.failure is not None:
+            raise self.failure.with_traceback(None)
+        return content_of(self.machine, self.sessions)
 
     def state(self) -> Any:
         """The machine's whole state, `query(None)`. Raises ApplyFailed once applying has failed."""
@@ -109,6 +130,9 @@ class Applier:
                     status = self.sessions.open(frame.header.index, _name(fields))
                 case "close_session":
                     status = self.sessions.close(fields["session"])
+                case "genesis" | "members":
+                    self._members_index, self._members = frame.header.index, fields.get("members", [])
+                    return [], []
                 case _:
                     return [], []
         except Refused as refusal:

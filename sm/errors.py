@@ -35,6 +35,35 @@ class SnapshotInvalid(MachineError):
         self.reason = reason
 
 
+class SnapshotDamaged(MachineError):
+    """A snapshot's bytes are not what was written: it is set aside, and an older one used."""
+
+    def __init__(self, *, snapshot: str, reason: str) -> None:
+        super().__init__(f"snapshot {snapshot} is damaged: {reason}")
+        self.snapshot = snapshot
+        self.reason = reason
+
+
+class SnapshotForeign(MachineError):
+    """A whole snapshot of another cluster, machine or machine's version; it is not touched."""
+
+    def __init__(self, *, snapshot: str, what: str, found: str, expected: str) -> None:
+        super().__init__(f"snapshot {snapshot} is of {what} {found}, not {expected}")
+        self.snapshot = snapshot
+        self.what = what
+        self.found = found
+        self.expected = expected
+
+
+class SnapshotTooEarly(MachineError):
+    """A snapshot may hold only what is committed, and durable here: a broken invariant of the caller."""
+
+    def __init__(self, *, index: int, limit: int) -> None:
+        super().__init__(f"a snapshot at {index} would hold what is not committed and durable: that ends at {limit}")
+        self.index = index
+        self.limit = limit
+
+
 class CheckFailed(MachineError):
     """A machine's `check` raised something else than Refused: a fault of the machine, not of the caller."""
 

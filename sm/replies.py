@@ -18,12 +18,12 @@ Where blocks begin follows from the log alone, and all of this is plain data, so
 """
 
 from bisect import bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache
 from hashlib import blake2b
 from typing import Any, NamedTuple
 
-from quire.log import Frame, pack
+from quire.log import Frame, PayloadInvalid, pack
 from quire.log.packing import ExtType, unpack_trusted
 from quire.log.payload import HEADERS_EXT_TYPE
 
@@ -152,6 +152,30 @@ class Replies:
             for at in range(place, place + stop - sequence):
                 yield Recorded(commands[at], refusals.get(at, results[at]))
             sequence = stop
+
+    def to_row(self, number_of: Callable[[bytes], int]) -> list[Any]:
+        """All of it as plain data, with a number for each sheet. Between two frames: nothing is pending."""
+        blocks = [[number_of(sheet), place, of_runs] for sheet, place, of_runs in self.blocks]
+        tail = pack([self.commands, self.results, self.refused])
+        return [self.next_sequence, self.tail_start, self.block_starts, blocks, tail]
+
+    @classmethod
+    def from_row(cls, row: Sequence[Any], sheets: Sequence[bytes]) -> "Replies":
+        """What `to_row` told.
+
+        Raises:
+            PayloadInvalid, ValueError, TypeError, IndexError: it is no such row.
+        """
+        replies = cls()
+        replies.next_sequence, replies.tail_start, starts, blocks, tail = row
+        replies.block_starts = list(starts)
+        replies.blocks = [Block(sheets[number], place, of_runs) for number, place, of_runs in blocks]
+        try:
+            replies.commands, replies.results, replies.refused = unpack_trusted(tail, ExtType)
+        except PayloadInvalid:  # A map in a machine's result has an array as its key: as tuples, it is read back.
+            parts = unpack_trusted(tail, ExtType, use_list=False)
+            replies.commands, replies.results, replies.refused = map(list, parts)
+        return replies
 
     def _extend_tail(
         self, start: int, end: int, commands: Sequence[Any], results: Sequence[Any], refused: dict[int, list[str]]

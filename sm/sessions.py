@@ -9,6 +9,7 @@ opens its name at every start does not grow the table. A forgotten one is unknow
 Everything is plain and in the order of ids, which is the order of the log.
 """
 
+from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 from .machine import Refused
@@ -90,6 +91,26 @@ class Sessions:
         if successor is not None:
             return Refused("SESSION_FENCED", f"session {session} was taken over by session {successor} of its name")
         return Refused("SESSION_EXPIRED", f"session {session} is not open: closed, expired or never opened")
+
+    def all_open(self) -> Iterator[tuple[int, str | None, Replies]]:
+        """Id, name and replies of each open session, in the order in which they were opened."""
+        for session, replies in self.replies.items():
+            yield session, self._names.get(session), replies
+
+    def all_fenced(self) -> list[tuple[int, int]]:
+        """(old id, the id that took over), the oldest first."""
+        return list(self._fenced.items())
+
+    def put(self, session: int, name: str | None, replies: Replies) -> None:
+        """Restore an open session, in the order of `all_open`."""
+        self.replies[session] = replies
+        if name is not None:
+            self._names[session] = name
+            self._by_name[name] = session
+
+    def put_fenced(self, pairs: Iterable[tuple[int, int]]) -> None:
+        """Restore fenced ids, in the order of `all_fenced`."""
+        self._fenced.update(pairs)
 
     def _fence(self, old: int, successor: int) -> None:
         self._fenced[old] = successor

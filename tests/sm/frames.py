@@ -7,6 +7,7 @@ from quire.log import (
     Frame,
     Kind,
     Run,
+    Tail,
     encode_blob,
     encode_frame,
     encode_records,
@@ -14,8 +15,14 @@ from quire.log import (
     encode_system,
     walk_frames,
 )
+from quire.sm import EMPTY_DIGEST, NO_GROUND, Ground
 
 TIMESTAMP = 1_700_000_000_000_000
+
+
+def ground_at(index: int, digest: bytes = EMPTY_DIGEST) -> Ground:
+    """What an applier is told that goes on at `index`."""
+    return NO_GROUND._replace(tail=Tail(index, 1, TIMESTAMP, 0), digest=digest)
 
 
 class Frames:

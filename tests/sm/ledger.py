@@ -3,8 +3,8 @@
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
-from quire.log import Frame, Run
-from quire.sm import Applied, Applier, Context, Refused, Sessions
+from quire.log import Frame, Run, pack, unpack
+from quire.sm import Applied, Applier, Context, Refused, Sessions, restore_content
 
 from .frames import Frames
 
@@ -47,10 +47,10 @@ class Ledger:
         return self.executed
 
     def snapshot(self) -> Iterator[bytes]:
-        return iter(())
+        return iter((pack(self.executed),))
 
     def restore(self, chunks: Iterable[bytes]) -> None:
-        return None
+        self.executed = unpack(b"".join(chunks))
 
 
 class Desk:
@@ -94,6 +94,17 @@ class Desk:
         for frame in self.log:
             applier.apply(frame)
         return applier
+
+    def restart(self) -> None:
+        """Go on from a snapshot of what was applied, as a restarted replica does."""
+        content, ground = list(self.applier.content()), self.applier.ground
+        self.ledger, sessions = Ledger(), Sessions(**self.limits)
+        restore_content(content, self.ledger, sessions, "a snapshot")
+        self.applier = Applier(self.ledger, ground=ground, sessions=sessions)
+
+    def content(self) -> bytes:
+        """What a snapshot holds now."""
+        return b"".join(self.applier.content())
 
 
 def replies(applied: Applied) -> list[Any]:

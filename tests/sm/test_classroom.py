@@ -20,7 +20,7 @@ from quire.log import pack
 from quire.sm import EMPTY_DIGEST, Applier, ArithmeticMachine, check_batch
 
 from .commands import EXAMPLES, commands, example, is_zero
-from .frames import Frames, batches
+from .frames import Frames, batches, ground_at
 
 classroom = example("classroom")
 classroom_check = example("classroom_check")
@@ -200,7 +200,7 @@ class Lesson:
         snapshot, prev_crc32c = self.before[number]
         machine = ArithmeticMachine()
         machine.restore([snapshot])
-        applier = Applier(machine, applied_index=start, digest=self.digests[number])
+        applier = Applier(machine, ground=ground_at(start, self.digests[number]))
         frames = Frames(index=start, prev_crc32c=prev_crc32c)
         changed = [*self.packed[start:place], *replacement, *self.packed[place + 2 :]]
         for after, batch in enumerate(batches(changed, FRAME_COMMANDS), start=number + 1):

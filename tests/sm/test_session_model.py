@@ -112,6 +112,10 @@ class SessionsAgainstModel(RuleBasedStateMachine):
         runs = [self.draw_run(data) for _ in range(data.draw(st.integers(1, 6)))]
         self.check(self.desk.send_runs(*runs), *runs)
 
+    @rule()
+    def restart_from_a_snapshot(self) -> None:
+        self.desk.restart()
+
     def check(self, given: list[Any], *runs: tuple[int, int, list[Any]]) -> None:
         """The replies and what has executed are the model's. (Of refusals by a session, the model knows the codes.)"""
         note(str([(session, sequence, len(commands)) for session, sequence, commands in runs]))
@@ -161,6 +165,8 @@ class SessionsAgainstModel(RuleBasedStateMachine):
         if hasattr(self, "desk"):
             again = self.desk.again()
             assert (again.digest, again.state()) == (self.desk.applier.digest, self.model.executed)
+            # However often it restarted: what it would write now is what a replica would that never did.
+            assert b"".join(again.content()) == self.desk.content()
 
 
 def command_of(number: int, sequence: int, other: bool) -> list[Any]:

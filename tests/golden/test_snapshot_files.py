@@ -1,0 +1,28 @@
+"""A snapshot's files, byte for byte: what is on disk today must be readable, and written the same, for ever."""
+
+from quire.log import MemoryDirectory
+from quire.sm import ArithmeticMachine, Sessions, SnapshotStore, restore_newest
+from tests.golden.make_snapshot import FOLDER, OWNER, golden_applier, golden_files
+
+
+def test_a_snapshot_has_the_golden_bytes() -> None:
+    committed = {path.name: path.read_bytes() for path in FOLDER.iterdir()}
+    assert golden_files() == committed
+
+
+def test_the_golden_snapshot_is_restored_as_it_was() -> None:
+    directory, expected = MemoryDirectory(), golden_applier()
+    folder = directory.child("snapshots").child(f"{expected.applied_index:020d}")
+    for path in FOLDER.iterdir():
+        folder.create(path.name).write_at(0, path.read_bytes())
+    store = SnapshotStore.open(directory, OWNER)
+    applier = restore_newest(store, ArithmeticMachine, lambda: Sessions(session_window=100, max_sessions=10))
+    assert not store.damaged
+    assert (applier.ground, applier.state()) == (expected.ground, expected.state())
+    assert b"".join(applier.content()) == b"".join(expected.content())
+    assert [(session, name) for session, name, _ in applier.sessions.all_open()] == [
+        (3, None),
+        (4, "billing"),
+        (5, "audit"),
+    ]
+    assert applier.sessions.all_fenced() == [(2, 4)]

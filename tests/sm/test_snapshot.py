@@ -1,0 +1,230 @@
+"""The manifest and the content of a snapshot: what is written is read back, and what is damaged is told."""
+
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import pytest
+from crc32c import crc32c
+from hypothesis import given
+from hypothesis import strategies as st
+
+from quire.log import Tail, UnknownVersion, pack, unpack
+from quire.sm import (
+    NO_GROUND,
+    Applier,
+    ArithmeticMachine,
+    Ground,
+    LogMachine,
+    Manifest,
+    Refused,
+    Sessions,
+    SnapshotDamaged,
+    content_of,
+    restore_content,
+)
+from quire.sm.snapshot import MAX_EPOCHS, Chunk, decode_manifest
+from quire.sm.snapshot_content import FENCED_IN_A_ROW
+
+from .frames import Frames
+from .ledger import Desk, Ledger, codes
+
+GROUND = Ground(Tail(42, 3, 99, 7), 0, [["n1", bytes(16), "h:1", "voter"]], ((0, 0), (3, 12)), bytes(range(16)))
+MANIFEST = Manifest(bytes(range(16)), ("arithmetic", 1), GROUND, (Chunk(5, 6), Chunk(1, 2)), bytes(32))
+
+
+def cut(content: bytes, size: int) -> list[bytes]:
+    return [content[start : start + size] for start in range(0, len(content), size)]
+
+
+def restored(content: Iterable[bytes], **limits: int) -> tuple[Ledger, Sessions]:
+    ledger, sessions = Ledger(), Sessions(**limits)
+    restore_content(content, ledger, sessions, "a snapshot")
+    return ledger, sessions
+
+
+def test_a_manifest_is_read_back_as_it_was_written() -> None:
+    assert decode_manifest(MANIFEST.encode(), "42") == MANIFEST
+    assert (MANIFEST.index, MANIFEST.size) == (42, 6)
+    without_members = MANIFEST._replace(ground=GROUND._replace(members_index=None))
+    assert decode_manifest(without_members.encode(), "42") == without_members
+
+
+def test_every_flipped_byte_of_a_manifest_is_damage() -> None:
+    raw = MANIFEST.encode()
+    for place in range(len(raw)):
+        damaged = bytearray(raw)
+        damaged[place] ^= 1
+        with pytest.raises(SnapshotDamaged, match="snapshot 42 is damaged"):
+            decode_manifest(bytes(damaged), "42")
+    for length in range(len(raw)):
+        with pytest.raises(SnapshotDamaged):
+            decode_manifest(raw[:length], "42")
+
+
+@given(st.recursive(st.none() | st.integers(0, 2**63) | st.binary(max_size=20), st.lists))
+def test_a_manifest_whose_parts_are_something_else_is_damage(value: Any) -> None:
+    fields = unpack(MANIFEST.encode()[4:])
+    for name in fields:
+        raw = with_crc(pack(fields | {name: value}))
+        if name == "version" and value != 1:
+            with pytest.raises((UnknownVersion, SnapshotDamaged)):
+                decode_manifest(raw, "42")
+            continue
+        try:
+            decode_manifest(raw, "42")
+        except SnapshotDamaged:
+            pass
+
+
+def with_crc(body: bytes) -> bytes:
+
+    return crc32c(body).to_bytes(4, "little") + body
+
+
+def test_a_manifest_of_another_version_is_refused_by_name() -> None:
+    fields = unpack(MANIFEST.encode()[4:])
+    with pytest.raises(UnknownVersion, match="snapshot 42 has format version 2"):
+        decode_manifest(with_crc(pack(fields | {"version": 2})), "42")
+
+
+@pytest.mark.parametrize("size", [1, 3, 1000, 1 << 20])
+def test_however_the_content_is_cut_it_is_read_back(size: int) -> None:
+    desk = Desk()
+    for name in ("a", None, "b", "a"):
+        session = desk.open(name)
+        for batch in range(5):
+            desk.send(session, 1 + 20 * batch, [[session, batch, place] for place in range(20)])
+    content = desk.content()
+    ledger, sessions = restored(cut(content, size))
+    assert ledger.executed == desk.ledger.executed
+    assert b"".join(content_of(ledger, sessions)) == content
+
+
+def test_a_session_that_was_restored_answers_a_retry_and_executes_nothing() -> None:
+    desk = Desk()
+    session, other = desk.open("a"), desk.open()
+    commands = [["no"] if at % 7 == 0 else [at] for at in range(200)]
+    answers = desk.send(session, 1, commands)
+    few = desk.send(other, 1, [["few"], ["no"]])
+    executed = list(desk.ledger.executed)
+    desk.restart()
+    assert desk.send(session, 1, commands) == answers
+    assert desk.send(other, 1, [["few"], ["no"]]) == few
+    assert codes(desk.send(other, 1, [["else"]])) == ["SEQUENCE_REUSED"]
+    assert codes(desk.send(other, 4, [["gap"]])) == ["SEQUENCE_GAP"]
+    assert desk.ledger.executed == executed
+
+
+def test_fenced_sessions_stay_fenced_and_the_oldest_is_forgotten_first() -> None:
+    desk = Desk(max_sessions=2)
+    first, second, third = desk.open("a"), desk.open("a"), desk.open("a")
+    desk.restart()
+    assert codes(desk.send(first, 1, [["x"]])) == ["SESSION_FENCED"]
+    desk.open("a")
+    assert codes(desk.send(first, 1, [["x"]])) == ["SESSION_EXPIRED"]
+    assert codes(desk.send(second, 1, [["x"]])) == ["SESSION_FENCED"]
+    assert codes(desk.send(third, 1, [["x"]])) == ["SESSION_FENCED"]
+
+
+def test_more_fenced_sessions_than_one_row_holds_are_kept() -> None:
+    sessions = Sessions()
+    sessions.put_fenced((old, old + 1) for old in range(FENCED_IN_A_ROW + 1))
+    content = list(content_of(LogMachine(), sessions))
+    again = Sessions()
+    restore_content(content, LogMachine(), again, "a snapshot")
+    assert again.all_fenced() == sessions.all_fenced()
+
+
+def test_what_sessions_share_they_share_again() -> None:
+    desk = Desk()
+    ids = [desk.open() for _ in range(4)]
+    desk.send_runs(*((session, 1, [[session, place] for place in range(30)]) for session in ids))
+    desk.restart()
+    sheets = {id(replies.blocks[0].sheet) for _, _, replies in desk.applier.sessions.all_open()}
+    assert len(sheets) == 1
+
+
+class Keyed:
+    """A machine whose results are maps with a pair as a key."""
+
+    name = "keyed"
+    version = 1
+
+    def __init__(self, initial: Any = None) -> None:
+        pass
+
+    def check(self, command: Any) -> None:
+        return
+
+    def apply(self, command: Any, context: Any) -> Any:
+        if command == "no":
+            raise Refused("NO", "no")
+        return {(1, 2): [3]}
+
+    def query(self, request: Any) -> Any:
+        return None
+
+    def snapshot(self) -> Iterator[bytes]:
+        return iter(())
+
+    def restore(self, chunks: Iterable[bytes]) -> None:
+        list(chunks)
+
+
+def test_a_result_that_no_list_can_be_a_key_of_is_restored() -> None:
+    frames = Frames()
+    applier = Applier(Keyed())
+    applier.apply(frames.system({"type": "epoch_start", "node_id": "n1"}))
+    applier.apply(frames.system({"type": "open_session", "name": None}))
+    applier.apply(frames.records([["x"]], session=1, sequence=1))
+    sessions = Sessions()
+    restore_content(applier.content(), Keyed(), sessions, "a snapshot")
+    assert sessions.replies[1].results == [{(1, 2): (3,)}]
+
+
+@pytest.mark.parametrize("machine", [ArithmeticMachine, LogMachine])
+def test_the_built_in_machines_are_restored_as_they_were(machine: Any) -> None:
+    applier, frames = Applier(machine()), Frames()
+    applier.apply(frames.records([["div", 3], ["mul", "1e6000"], ["sub", "0.5"]]))
+    again = machine()
+    restore_content(applier.content(), again, Sessions(), "a snapshot")
+    assert again.query(None) == applier.state()
+
+
+def test_content_that_ends_early_or_is_another_thing_is_damage() -> None:
+    desk = Desk()
+    desk.send(desk.open("a"), 1, [["x"]])
+    content = desk.content()
+    rows_end = content.index(bytes(4), 4)
+    for length in range(rows_end + 3):
+        with pytest.raises(SnapshotDamaged):
+            restored([content[:length]])
+    row = pack([9, "unknown"])
+    with pytest.raises(SnapshotDamaged, match="an unknown row"):
+        restored([len(row).to_bytes(4, "little") + row])
+    row = pack([2, 1, "a", 1, 1, [1], [[7, 0, False]], b""])  # a sheet that never came
+    with pytest.raises(SnapshotDamaged, match="its session table cannot be read"):
+        restored([len(row).to_bytes(4, "little") + row])
+
+
+def test_the_ground_of_an_applier_follows_from_its_frames_alone() -> None:
+    frames = Frames(epoch=0)
+    rows = [["n1", bytes(16), "h:1", "voter"]]
+    applier = Applier(ArithmeticMachine())
+    assert applier.ground == NO_GROUND
+    applier.apply(frames.system({"type": "genesis", "members": rows}))
+    frames.epoch = 4
+    applier.apply(frames.system({"type": "epoch_start", "node_id": "n1"}))
+    last = frames.records([["add", 1], ["add", 2]])
+    applier.apply(last)
+    tail = Tail(4, 4, last.header.timestamp, last.header.crc32c)
+    assert applier.ground == Ground(tail, 0, rows, ((0, 0), (4, 1)), applier.digest)
+
+
+def test_as_many_epochs_as_the_limit_are_kept_and_the_oldest_goes_first() -> None:
+    frames, applier = Frames(epoch=0), Applier(LogMachine())
+    for epoch in range(MAX_EPOCHS + 1):
+        frames.epoch = epoch
+        applier.apply(frames.records([1]))
+    assert len(applier.ground.epochs) == MAX_EPOCHS
+    assert (applier.ground.epochs[0], applier.ground.epochs[-1]) == ((1, 1), (MAX_EPOCHS, MAX_EPOCHS))

@@ -1,0 +1,286 @@
+"""Snapshots on a disk that loses power: whole or not there, two kept, a damaged one set aside."""
+
+import random
+from collections.abc import Callable
+from functools import partial
+
+import pytest
+from crc32c import crc32c
+
+from quire.log import DiskFull, MemoryDirectory, UnknownVersion
+from quire.sm import (
+    Applier,
+    ArithmeticMachine,
+    Owner,
+    Sessions,
+    SnapshotDamaged,
+    SnapshotForeign,
+    SnapshotInvalid,
+    SnapshotStore,
+    restore_newest,
+    snapshot_name,
+    write_snapshot,
+)
+from quire.sm.snapshot import decode_manifest
+from tests.storage import Disk, Keep
+
+from .frames import Frames
+
+OWNER = Owner(bytes(range(16)), ("arithmetic", 1))
+CHUNK_BYTES = 40
+
+
+class Machine:
+    """An applier whose snapshots are a few chunks, and frames to feed it."""
+
+    def __init__(self) -> None:
+        self.frames = Frames()
+        self.applier = Applier(ArithmeticMachine())
+        self.states: dict[int, str] = {0: "42"}
+        self.go_on(self.frames.system({"type": "epoch_start", "node_id": "n1"}))
+        self.go_on(self.frames.system({"type": "open_session", "name": "a"}))
+        self.sequence = 1
+
+    def go_on(self, frame: object) -> None:
+        self.applier.apply(frame)  # type: ignore[arg-type]
+        self.states[self.applier.applied_index] = self.applier.state()
+
+    def add(self, count: int = 10) -> None:
+        self.go_on(self.frames.records([["add", 1]] * count, session=1, sequence=self.sequence))
+        self.sequence += count
+
+    def snapshot(self, store: SnapshotStore) -> int:
+        """Take one, whole; return its index."""
+        index = self.applier.applied_index
+        write_snapshot(
+            store.begin(index), store.owner, self.applier.ground, self.applier.content(), chunk_bytes=CHUNK_BYTES
+        )
+        store.complete(index)
+        store.retain()
+        return index
+
+
+def opened(disk: Disk) -> SnapshotStore:
+    return SnapshotStore.open(disk.directory(), OWNER)
+
+
+def restored(store: SnapshotStore) -> Applier:
+    return restore_newest(store, ArithmeticMachine, Sessions)
+
+
+def indices(store: SnapshotStore) -> list[int]:
+    return [manifest.index for manifest in store.manifests]
+
+
+def three_snapshots(disk: Disk) -> tuple[Machine, list[int]]:
+    machine, store, taken = Machine(), opened(disk), []
+    for _ in range(3):
+        machine.add()
+        taken.append(machine.snapshot(store))
+    return machine, taken
+
+
+def test_the_two_newest_snapshots_are_kept() -> None:
+    disk = Disk()
+    _, taken = three_snapshots(disk)
+    disk.lose_power(Keep.NOTHING)
+    assert indices(opened(disk)) == taken[1:]
+    assert disk.names("snapshots") == [snapshot_name(index) for index in taken[1:]]
+
+
+def test_a_pinned_snapshot_stays_until_it_is_not_pinned_any_more() -> None:
+    disk = Disk()
+    machine, store = Machine(), opened(disk)
+    first = machine.snapshot(store)
+    for _ in range(3):
+        machine.add()
+        index = machine.applier.applied_index
+        write_snapshot(store.begin(index), OWNER, machine.applier.ground, machine.applier.content())
+        store.complete(index)
+        store.retain([first])
+    assert indices(store) == [first, *indices(store)[-2:]]
+    store.retain()
+    assert len(indices(store)) == 2
+
+
+@pytest.mark.parametrize("keep", [Keep.NOTHING, Keep.SOME, Keep.EVERYTHING])
+def test_a_snapshot_that_is_stopped_at_any_operation_is_whole_or_not_there(keep: Keep) -> None:
+    """Written, renamed, the oldest one removed: at each step the power goes, and again on the way up."""
+    for seed in range(3 if keep is Keep.SOME else 1):
+        stopped, stop = True, 0
+        while stopped:
+            disk = Disk(seed)
+            machine, taken = three_snapshots(disk)
+            store = opened(disk)
+            machine.add()
+            ends_before = disk.operations
+            disk.stop_before, disk.on_power_loss = disk.operations + 1 + stop, keep
+            stopped = ended_early(partial(machine.snapshot, store))
+            disk.stop_before = None
+            newest = machine.applier.applied_index
+            if not stopped:
+                assert disk.operations > ends_before + 10
+            stop_again(disk.fork(), random.Random(stop), [*taken, newest])
+            store = opened(disk)
+            kept = indices(store)
+            assert kept[-2:] in (taken[-2:], [taken[-1], newest]), (stop, kept)
+            assert stopped or kept[-1] == newest
+            applier = restored(store)
+            assert applier.state() == machine.states[applier.applied_index]
+            assert applier.applied_index == kept[-1]
+            assert not store.damaged
+            assert set(disk.names("snapshots")) == set(map(snapshot_name, kept))
+            stop += 1
+
+
+def ended_early(steps: Callable[[], object]) -> bool:
+    try:
+        steps()
+    except Exception as error:
+        if type(error).__name__ != "PowerLoss":
+            raise
+        return True
+    return False
+
+
+def stop_again(disk: Disk, chance: random.Random, possible: list[int]) -> None:
+    """The way up from a crash is stopped, too, and what that leaves is still whole."""
+    disk.stop_before, disk.on_power_loss = chance.randint(1, 6), Keep.SOME
+    ended_early(lambda: opened(disk))
+    disk.stop_before = None
+    store = opened(disk)
+    assert len(indices(store)) >= 2
+    assert set(indices(store)) <= set(possible)
+    assert not store.damaged
+
+
+def test_every_rotten_byte_sets_the_newest_aside_and_the_older_one_is_used() -> None:
+    disk = Disk()
+    machine, taken = three_snapshots(disk)
+    name = snapshot_name(taken[-1])
+    for file in disk.names(f"snapshots/{name}"):
+        for position in range(0, len(disk.content(f"snapshots/{name}/{file}")), 7):
+            rotten = disk.fork()
+            rotten.flip_bit(f"snapshots/{name}/{file}", position)
+            store = opened(rotten)
+            applier = restored(store)
+            assert applier.applied_index == taken[-2], (file, position)
+            assert applier.state() == machine.states[taken[-2]]
+            assert [damage.snapshot for damage in store.damaged] == [name]
+            # Set aside for good, with all its files, and never met again.
+            aside = f"quarantine/snapshot-1-{name}"
+            assert rotten.names(aside) == disk.names(f"snapshots/{name}")
+            rotten.lose_power(Keep.NOTHING)
+            again = opened(rotten)
+            assert (indices(again), again.damaged) == ([taken[-2]], [])
+
+
+@pytest.mark.parametrize("missing", ["manifest", "00000000.chunk", "00000001.chunk"])
+def test_a_snapshot_that_lacks_a_file_is_set_aside(missing: str) -> None:
+    disk = Disk()
+    _, taken = three_snapshots(disk)
+    disk.delete(f"snapshots/{snapshot_name(taken[-1])}/{missing}")
+    store = opened(disk)
+    assert restored(store).applied_index == taken[-2]
+    assert [damage.snapshot for damage in store.damaged] == [snapshot_name(taken[-1])]
+
+
+def test_without_a_whole_snapshot_the_machine_begins_anew() -> None:
+    disk = Disk()
+    _, taken = three_snapshots(disk)
+    for index in taken[1:]:
+        disk.flip_bit(f"snapshots/{snapshot_name(index)}/00000001.chunk", 3)
+    store = opened(disk)
+    applier = restored(store)
+    assert (applier.applied_index, applier.state(), len(store.damaged)) == (0, "42", 2)
+
+
+def test_two_snapshots_at_one_index_are_set_aside_one_beside_the_other() -> None:
+    disk, machine, index = Disk(), Machine(), 2
+    for _ in range(2):
+        store = opened(disk)
+        assert machine.snapshot(store) == index
+        store.set_aside(index, SnapshotDamaged(snapshot=snapshot_name(index), reason="says the test"))
+    assert disk.names("quarantine") == [f"snapshot-{number}-{snapshot_name(index)}" for number in (1, 2)]
+
+
+@pytest.mark.parametrize(
+    ("owner", "what"),
+    [
+        (OWNER._replace(cluster_id=bytes(16)), "is of cluster 0001"),
+        (OWNER._replace(machine=("kv", 1)), "is of machine arithmetic version 1, not kv version 1"),
+        (OWNER._replace(machine=("arithmetic", 2)), "is of machine arithmetic version 1, not arithmetic version 2"),
+    ],
+)
+def test_a_snapshot_of_another_cluster_machine_or_version_is_refused_and_nothing_is_lost(
+    owner: Owner, what: str
+) -> None:
+    disk = Disk()
+    _, taken = three_snapshots(disk)
+    before = disk.names("snapshots")
+    with pytest.raises(SnapshotForeign, match=what):
+        SnapshotStore.open(disk.directory(), owner)
+    assert disk.names("snapshots") == before
+    assert indices(opened(disk)) == taken[1:]
+
+
+def test_a_snapshot_that_another_program_wrote_is_refused_by_name() -> None:
+    disk = Disk()
+    _, taken = three_snapshots(disk)
+    path = f"snapshots/{snapshot_name(taken[-1])}/manifest"
+
+    body = disk.content(path)[4:].replace(b"\xa7version\x01", b"\xa7version\x02")
+    disk.replace(path, crc32c(body).to_bytes(4, "little") + body)
+    with pytest.raises(UnknownVersion, match=f"snapshot {snapshot_name(taken[-1])} has format version 2"):
+        opened(disk)
+
+
+def test_a_state_that_the_machine_refuses_is_no_damage() -> None:
+    """The bytes are what was written: who changed the machine and not its version hears so; nothing is moved."""
+    disk, machine = Disk(), Machine()
+    store = opened(disk)
+    index = machine.applier.applied_index
+    pieces = [*list(machine.applier.content())[:-1], b"no number"]
+    write_snapshot(store.begin(index), OWNER, machine.applier.ground, pieces)
+    store.complete(index)
+    with pytest.raises(SnapshotInvalid):
+        restored(opened(disk))
+    assert indices(opened(disk)) == [index]
+
+
+def test_no_space_for_a_snapshot_is_an_error_of_its_own_and_nothing_is_lost() -> None:
+    disk = Disk()
+    machine, taken = three_snapshots(disk)
+    machine.add()
+    store = opened(disk)
+    index = machine.applier.applied_index
+    folder = store.begin(index)
+    disk.full = True
+    with pytest.raises(DiskFull):
+        write_snapshot(folder, OWNER, machine.applier.ground, machine.applier.content())
+    disk.full = False
+    store.give_up(index)
+    assert indices(store) == taken[1:]
+    assert disk.names("snapshots") == [snapshot_name(kept) for kept in taken[1:]]
+    assert machine.snapshot(store) == index
+
+
+def test_a_manifest_that_stands_elsewhere_does_not_count() -> None:
+    store, machine = SnapshotStore.open(MemoryDirectory(), OWNER), Machine()
+    write_snapshot(store.begin(9), OWNER, machine.applier.ground, machine.applier.content())
+    with pytest.raises(SnapshotDamaged, match="it stands at 2"):
+        store.complete(9)
+    assert indices(store) == []
+
+
+def test_a_snapshot_is_the_same_however_it_is_cut_and_on_every_replica() -> None:
+    sums = set()
+    for chunk_bytes in (7, 40, 1 << 20):
+        machine, folder = Machine(), MemoryDirectory()
+        machine.add()
+        applier = machine.applier
+        manifest = write_snapshot(folder, OWNER, applier.ground, applier.content(), chunk_bytes=chunk_bytes)
+        file = folder.open("manifest")
+        assert decode_manifest(file.read_at(0, file.size), "x") == manifest
+        sums.add(manifest.sha256)
+    assert len(sums) == 1
