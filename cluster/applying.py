@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 from itertools import count
 
-from quire.log import Log, LogError, walk_frames
+from quire.log import FrameHeader, Log, LogError, walk_frames
 from quire.sm import Applied, Applier, ApplyFailed
 
 APPLY_BYTES = 1 << 20
@@ -23,8 +23,11 @@ class Applying:
         on_applied: Callable[[Applied], None],
         on_failed: Callable[[ApplyFailed], None],
         on_log_failed: Callable[[LogError], None],
+        at_border: Callable[[FrameHeader], None],
     ) -> None:
+        """`at_border` is called after a frame was applied and answered, with its header."""
         self.applier = applier
+        self._at_border = at_border
         self._log = log
         self._on_applied = on_applied
         self._on_failed = on_failed
@@ -72,6 +75,7 @@ class Applying:
                 raw, _ = self._log.read_frames(applier.applied_index, APPLY_BYTES, to_index=self._to_index)
                 for frame in walk_frames(raw):
                     self._on_applied(applier.apply(frame))
+                    self._at_border(frame.header)
         except ApplyFailed as failure:
             self._on_failed(failure)
         except LogError as failure:  # a committed frame that cannot be read here: this node cannot go on

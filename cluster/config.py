@@ -202,6 +202,41 @@ class ServeConfig(Settings):
         description="How long a request waits for its commit or for the leader; after that a write's outcome is "
         "reported as unknown.",
     )
+    snapshot_records: int = Field(
+        default=500_000,
+        ge=0,
+        lt=1 << 63,
+        description="A snapshot is taken at the first frame border past each multiple of so many records, the same one "
+        "on every node. A restart replays about so many at most. 0: not by records.",
+    )
+    snapshot_log_bytes: int = Field(
+        default=256 * MIB,
+        ge=0,
+        lt=1 << 63,
+        description="A snapshot is taken after so many bytes of frames since the last one: large records fill the log "
+        "before there are many. 0: not by bytes.",
+    )
+    snapshot_interval_ms: int = Field(
+        default=0,
+        ge=0,
+        lt=1 << 53,
+        description="A snapshot is taken at the first frame border after so long: where few records come, a bound on "
+        "how old the newest one is. 0: not by time.",
+    )
+    retention_bytes: int = Field(
+        default=0,
+        ge=0,
+        lt=1 << 63,
+        description="This node's log is held at about so many bytes: its oldest segments go as soon as nothing needs "
+        "them. Each node may have its own. 0: no limit.",
+    )
+    retention_ms: int = Field(
+        default=0,
+        ge=0,
+        lt=1 << 53,
+        description="A segment of this node's log goes when its last record is older than this, and nothing needs it. "
+        "0: no limit.",
+    )
     log_level: Literal["debug", "info", "warning", "error"] = Field(
         default="info", description="The least important messages that are still logged."
     )
@@ -246,8 +281,8 @@ class ServeConfig(Settings):
 
 
 def unit_of(field: str) -> str:
-    """The unit that a field's name ends in: ms, bytes, or nothing."""
-    for suffix in ("ms", "bytes"):
+    """The unit that a field's name ends in: ms, bytes, records, or nothing."""
+    for suffix in ("ms", "bytes", "records"):
         if field.endswith("_" + suffix):
             return suffix
     return ""

@@ -1,6 +1,6 @@
 """A node's data_dir: lock, identity, promise and log, opened in the order that DESIGN 3 to 5 ask for.
 
-    lock -> identity -> promise (a new disk_id at the first start) -> log (recovery)
+    lock -> identity -> promise (a new disk_id at the first start) -> log (recovery) -> genesis -> snapshots
 
 A log without an identity is the leftover of a crash before the cluster was formed here: it is removed. An identity
 without its genesis, or without a promise file, is a damaged disk: refused.
@@ -8,13 +8,16 @@ without its genesis, or without a promise file, is a damaged disk: refused.
 
 import os
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 from quire.log import Directory, FileDirectory, Log, LogLocked, LogOptions
 from quire.replication import PromiseFile, PromiseLost
 from quire.replication.promises import PROMISE_FILE
+from quire.sm import Applier, Owner, Sessions, SnapshotStore, StateMachine, restore_newest
 
 from .genesis import Genesis, read_genesis
+from .genesis_file import read_genesis_file, write_genesis_file
 from .identity import DataDirRefused, NodeIdentity, read_identity, write_identity
 
 DISK_ID_BYTES = 16
@@ -36,6 +39,8 @@ class DataDir:
         self.identity: NodeIdentity | None = None
         self.promises: PromiseFile
         self.log: Log | None = None
+        self.snapshots: SnapshotStore
+        self._genesis = b""
 
     @classmethod
     def open(cls, path: Path, node_id: str, options: LogOptions) -> "DataDir":
@@ -71,6 +76,7 @@ class DataDir:
         self._read_promise()
         if self.identity is not None:
             self.log = self._open_log(self.identity.cluster_id)
+            self._read_genesis()
 
     def _forget_log(self) -> None:
         segments = self._directory.child(LOG_FOLDER)
@@ -98,24 +104,60 @@ class DataDir:
     def _open_log(self, cluster_id: bytes) -> Log:
         return Log.open(self._directory, self._options, cluster_id=cluster_id, clock=clock, standalone=False)
 
-    def genesis_frame(self) -> bytes:
-        """The first frame of the log.
+    def _read_genesis(self) -> None:
+        """The genesis frame, from its own file: the log's first segment may have expired.
 
         Raises:
             DataDirRefused: an identity without its genesis.
         """
-        if self.log is None or self.log.bounds.lowest_index > 0 or self.log.durable_index == 0:
+        if (frame := read_genesis_file(self._directory)) is not None:
+            self._genesis = frame
+        elif self.log is not None and self.log.bounds.lowest_index == 0 and self.log.durable_index > 0:
+            self._genesis, _ = self.log.read_frames(0, 1)
+            write_genesis_file(self._directory, self._genesis)  # An earlier version kept it in the log alone.
+        else:
             raise DataDirRefused(self._directory.path, "an identity without genesis; wipe it, or restore a backup")
-        raw, _ = self.log.read_frames(0, 1)
-        return raw
+
+    def genesis_frame(self) -> bytes:
+        """The first frame of the log, of a node that is formatted."""
+        return self._genesis
+
+    def restore(self, new_machine: Callable[[], StateMachine], new_sessions: Callable[[], Sessions]) -> Applier:
+        """An applier behind the newest whole snapshot, which the log then goes on from (rule 16).
+
+        Raises:
+            DataDirRefused: what is left of the snapshots does not reach the log's beginning.
+            MachineError, LogError: a snapshot, or the log, is not this node's to use.
+        """
+        log, genesis = self._formatted()
+        self.snapshots = SnapshotStore.open(self._directory, Owner(genesis.cluster_id, genesis.machine))
+        applier = restore_newest(self.snapshots, new_machine, new_sessions)
+        ground, lowest = applier.ground, log.bounds.lowest_index
+        if ground.tail.index < lowest:
+            # Nothing that is committed is given up for an older snapshot: resetting would.
+            reason = (
+                f"its log begins at {lowest}, and no whole snapshot reaches it (the newest is at {ground.tail.index})"
+            )
+            raise DataDirRefused(self._directory.path, f"{reason}; wipe it, and the node comes back as a new member")
+        if ground.tail.index:
+            # An install that was interrupted between rename and reset left a log that the snapshot does not stand in.
+            log.reset(ground.tail, members_index=ground.members_index)
+        return applier
+
+    def _formatted(self) -> tuple[Log, Genesis]:
+        if self.log is None or not self._genesis:
+            raise DataDirRefused(self._directory.path, "it is not formatted")
+        return self.log, read_genesis(self._genesis)
 
     def format(self, node_id: str, frame: bytes) -> Genesis:
-        """Store the genesis frame, then the identity: in this order, so that no identity stands without a genesis."""
+        """Store the genesis frame, in the log and by itself, then the identity: none stands without a genesis."""
         genesis = read_genesis(frame)
         log = self._open_log(genesis.cluster_id)
         self.log = log
         log.append_frames(frame)
         log.flush()
+        write_genesis_file(self._directory, frame)
+        self._genesis = frame
         self.identity = NodeIdentity(
             genesis.cluster_id, node_id, self.promises.disk_id, genesis.machine, genesis.initial
         )

@@ -223,6 +223,14 @@ class DiskFullError(ClusterError):
         super().__init__("the disk of the leader is full; nothing was written")
 
 
+class SnapshotFailed(ClusterError):
+    """No snapshot was taken; those that there were are untouched."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(f"no snapshot was taken: {reason}")
+        self.reason = reason
+
+
 class NodeStopping(ClusterError):
     """The node is shutting down; nothing was written."""
 

@@ -10,6 +10,7 @@ from crc32c import crc32c
 from quire.log import Directory
 
 from .errors import ClusterError
+from .whole_file import write_whole_file
 
 IDENTITY_FILE = "identity"
 IDENTITY_VERSION = 1
@@ -89,14 +90,4 @@ def read_identity(directory: Directory) -> NodeIdentity | None:
 
 def write_identity(directory: Directory, identity: NodeIdentity) -> None:
     """Write it; durable and whole on return, or not there at all."""
-    temporary = IDENTITY_FILE + ".tmp"
-    if temporary in directory.list():
-        directory.remove(temporary)
-    storage = directory.create(temporary)
-    try:
-        storage.write_at(0, identity.to_line())
-        storage.sync()
-    finally:
-        storage.close()
-    directory.rename(temporary, IDENTITY_FILE)
-    directory.sync()
+    write_whole_file(directory, IDENTITY_FILE, identity.to_line())

@@ -9,7 +9,7 @@ from typing import Any, assert_never
 import structlog
 from aiohttp import ClientSession, ClientTimeout, DummyCookieJar, TCPConnector, web
 
-from quire.log import HEADER_BYTES, Bounds, Log, LogError, LogOptions, StoredRecord
+from quire.log import HEADER_BYTES, Bounds, Expirable, FrameHeader, Log, LogError, LogOptions, StoredRecord
 from quire.replication import Disk, Placed, Reason, Replica, ReplicaOptions, Write
 from quire.replication.core import CoreOptions, Identity, actions
 from quire.replication.forming import Forming
@@ -20,8 +20,10 @@ from quire.sm import (
     ApplyFailed,
     CheckFailed,
     MachineError,
+    Manifest,
     Sessions,
     SessionStatus,
+    SnapshotTooEarly,
     StateMachine,
     check_batch,
     default_initial,
@@ -48,6 +50,8 @@ from .leadership import Leadership
 from .metrics import WriteCounts
 from .pending import FutureWaiter, Pending, WriteReply, waiter_of
 from .reading import Reading, StateAnswer
+from .retention import EXPIRY_PAUSE_S, Limits, Retention
+from .snapshotting import SnapshotOptions, Snapshotting
 from .status import node_status
 from .visibility import Visibility
 
@@ -67,6 +71,8 @@ class Parts:
     replica: Replica
     applying: Applying
     reading: Reading
+    snapshotting: Snapshotting
+    retention: Retention
 
 
 class Node:
@@ -98,6 +104,7 @@ class Node:
         self._session: ClientSession | None = None
         self._forming: Forming | None = None
         self._formation: asyncio.Task[None] | None = None
+        self._expiring: asyncio.Task[None] | None = None
         self._stopping = False
 
     # Life
@@ -121,7 +128,8 @@ class Node:
         self._data_dir, self._session = data_dir, session
         try:
             if data_dir.identity is not None:
-                self._run(data_dir, session, read_genesis(data_dir.genesis_frame()))
+                genesis = read_genesis(data_dir.genesis_frame())
+                self._run(data_dir, session, genesis, await self._restored(data_dir, genesis))
             else:
                 self._formation = asyncio.create_task(self._form(data_dir, session), name="formation")
         except BaseException:
@@ -142,7 +150,7 @@ class Node:
             frame = await self._forming.run(session, self._urls())
             check_genesis(read_genesis(frame), machine, config)
             genesis = await asyncio.to_thread(data_dir.format, self.node_id, frame)
-            self._run(data_dir, session, genesis)
+            self._run(data_dir, session, genesis, await self._restored(data_dir, genesis))
         except (ClusterError, LogError, MachineError, OSError) as error:
             self.halted(str(error))
         self._forming = None
@@ -154,13 +162,17 @@ class Node:
         members, links = self.config.members, self.config.link
         return {node: links.get(node, address) for node, address in members.items() if node != self.node_id}
 
-    def _run(self, data_dir: DataDir, session: ClientSession, genesis: Genesis) -> None:
-        config, log = self.config, data_dir.log
-        check_genesis(genesis, (self.machine_name, self._machine_type.version), config)
+    async def _restored(self, data_dir: DataDir, genesis: Genesis) -> Applier:
+        """The machine and the sessions as the newest snapshot has them, or as they began."""
+        check_genesis(genesis, (self.machine_name, self._machine_type.version), self.config)
+        machine_type, initial = self._machine_type, genesis.initial
+        return await asyncio.to_thread(data_dir.restore, lambda: machine_type(initial), lambda: _sessions(genesis))
+
+    def _run(self, data_dir: DataDir, session: ClientSession, genesis: Genesis, applier: Applier) -> None:
+        config, log, ground = self.config, data_dir.log, applier.ground
         if log is None:
             raise NodeStopping
-        machine = self._machine_type(genesis.initial)
-        self._checker = machine
+        self._checker = applier.machine
         options = ReplicaOptions(
             address=config.members[self.node_id],
             genesis=data_dir.genesis_frame(),
@@ -174,13 +186,23 @@ class Node:
             max_frame_bytes=genesis.limits["max_frame_bytes"],
             secret=self._secret,
         )
-        disk = Disk(log, data_dir.promises)
+        disk = Disk(log, data_dir.promises, snapshot_index=ground.tail.index, older_epochs=ground.epochs)
         replica = Replica(self._identity(data_dir), genesis.cluster_id, genesis.members, disk, self, options)
-        applier = Applier(machine, sessions=_sessions(genesis))
-        applying = Applying(log, applier, self._pending.applied, self._apply_failed, self._log_failed)
-        self.parts = Parts(genesis, log, replica, applying, Reading(log, replica, applying, self._not_leader))
+        applying = Applying(log, applier, self._pending.applied, self._apply_failed, self._log_failed, self._at_border)
+        snapshotting = Snapshotting(
+            data_dir.snapshots,
+            applying,
+            SnapshotOptions(config.snapshot_records, config.snapshot_log_bytes, config.snapshot_interval_ms),
+            lambda: min(replica.commit_index, log.durable_index),
+            lambda: (),
+        )
+        limits = Limits(config.retention_bytes, config.retention_ms)
+        retention = Retention(disk, replica, lambda: snapshotting.manifests, limits)
+        reading = Reading(log, replica, applying, self._not_leader)
+        self.parts = Parts(genesis, log, replica, applying, reading, snapshotting, retention)
         nominated = self.leadership.run(replica, genesis.members, data_dir.promises.disk_id)
         replica.start(session, nominated=nominated)
+        self._expiring = asyncio.create_task(self._expire_on(retention), name="expiry")
         journal.info("running", cluster_id=genesis.cluster_id.hex(), bounds=tuple(log.bounds))
 
     async def hand_over(self) -> None:
@@ -195,10 +217,13 @@ class Node:
             self._formation.cancel()
             with suppress(asyncio.CancelledError):
                 await self._formation
+        if self._expiring is not None:
+            self._expiring.cancel()
         if self.parts is not None:
             await self.leadership.stop()
             await self.parts.replica.stop()
             self.parts.applying.stop()
+            await self.parts.snapshotting.stop()
             self._pending.end("this node is stopping")
         if self._session is not None:
             await self._session.close()
@@ -285,6 +310,40 @@ class Node:
         if self.is_leader:
             return None
         return NotLeader(self.leader_id) if self.leader_id not in (None, self.node_id) else NoLeader()
+
+    async def take_snapshot(self) -> Manifest:
+        """A snapshot of all that this node had applied when it was asked; raises as `Snapshotting.take`."""
+        return await self._require().snapshotting.take()
+
+    def expire(self, *, dry_run: bool) -> Expirable:
+        """Remove now what may go of this node's log, or only say what that is.
+
+        Raises:
+            StateUnavailable: there is no log yet, or it cannot be written any more.
+        """
+        retention = self._require().retention
+        try:
+            return retention.due() if dry_run else retention.expire()
+        except LogError as error:
+            self._log_failed(error)
+            raise StateUnavailable(str(error)) from error
+
+    async def _expire_on(self, retention: Retention) -> None:
+        """Remove what may go, again and again, for ever."""
+        while True:
+            await asyncio.sleep(EXPIRY_PAUSE_S)
+            try:
+                retention.expire()
+            except LogError as error:
+                self._log_failed(error)
+                return
+
+    def _at_border(self, header: FrameHeader) -> None:
+        if self.parts is not None:
+            try:
+                self.parts.snapshotting.at_border(header)
+            except SnapshotTooEarly as broken:
+                self.halted(str(broken))
 
     # What the replica tells: `ReplicaOwner`
 

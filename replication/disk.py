@@ -63,9 +63,20 @@ class Appended(NamedTuple):
 class Disk:
     """One node's log and promise, behind the core's one writer. Also the core's `LogView`."""
 
-    def __init__(self, log: Log, promises: PromiseFile) -> None:
+    def __init__(
+        self,
+        log: Log,
+        promises: PromiseFile,
+        *,
+        snapshot_index: int = 0,
+        older_epochs: Sequence[tuple[int, int]] = (),
+    ) -> None:
+        """`snapshot_index` is what this node's newest snapshot holds; `older_epochs` are those that began below it."""
         self.log = log
         self.promises = promises
+        self.commit_index = max(log.mark_commit_index, snapshot_index)
+        """What is known to be committed at the start: a snapshot holds nothing else."""
+        self._older_epochs = list(older_epochs)
 
     # LogView
 
@@ -87,8 +98,11 @@ class Disk:
 
     @property
     def epochs(self) -> Sequence[tuple[int, int]]:
-        """(epoch, first index) pairs, ascending."""
-        return self.log.epochs
+        """(epoch, first index) pairs, ascending; of what has expired, too."""
+        lowest, held = self.log.bounds.lowest_index, self.log.epochs
+        older = [pair for pair in self._older_epochs if pair[1] < lowest]
+        # The first epoch held begins, as far as the log itself knows, with its first record.
+        return [*older, *(held[1:] if older and held and older[-1][0] == held[0][0] else held)]
 
     def is_border(self, index: int) -> bool:
         """Whether a frame of this log ends or begins at `index`."""
@@ -145,6 +159,11 @@ class Disk:
     def append_system(self, epoch: int, value: dict[str, Any]) -> None:
         """Append one system record."""
         self.log.append_payload(encode_system(value), count=1, kind=Kind.SYSTEM, epoch=epoch)
+
+    def remove_expired(self, now: int, *, age: int | None, max_bytes: int | None, floor: int) -> int:
+        """Remove whole segments as `Log.remove_expired`; their epochs stay known. Blocks."""
+        self._older_epochs = list(self.epochs)
+        return self.log.remove_expired(now, age=age, max_bytes=max_bytes, floor=floor)
 
     def store_promise(self, promise: Promise) -> None:
         """Blocking: both slots, both fsynced."""

@@ -98,7 +98,7 @@ class Replica:
             options=options.core,
             promise=disk.promises.promise,
             stored_promise=disk.promises.promise,
-            commit_index=disk.log.mark_commit_index,
+            commit_index=disk.commit_index,
         )
         self.core = Core(state)
         self.positions: dict[str, Position] = {}

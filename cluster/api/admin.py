@@ -5,6 +5,7 @@ from typing import Any
 from aiohttp import web
 
 from ..errors import Malformed
+from ..retention import shown
 from .decoding import DEPTH_LIMIT, JSON, MSGPACK, content_type_of, decode_json, decode_msgpack, read_body
 from .encoding import answer
 from .forwarding import forward
@@ -12,6 +13,7 @@ from .keys import NODE
 from .parameters import parameters_of
 
 BODY_BYTES = 4096
+NAMES: dict[type[Any], str] = {str: "node_id", bool: "true or false"}
 
 
 async def post_transfer(request: web.Request) -> web.StreamResponse:
@@ -22,7 +24,7 @@ async def post_transfer(request: web.Request) -> web.StreamResponse:
     node = request.app[NODE]
     parameters_of(request)
     body = await read_body(request, BODY_BYTES)
-    target = _target_of(request, body)
+    target: str | None = _field_of(request, body, "target", str)
     if target is not None and target not in node.config.members:
         raise Malformed(f"target {target[:40]!r} is not one of the members ({', '.join(node.config.members)})")
     forwarded = await forward(request, body, writes=False)
@@ -32,16 +34,31 @@ async def post_transfer(request: web.Request) -> web.StreamResponse:
     return answer(request, {"leader": leader, "epoch": node.role.epoch})
 
 
-def _target_of(request: web.Request, body: bytes) -> str | None:
+async def post_snapshot(request: web.Request) -> web.StreamResponse:
+    """{"node_id", "index", "bytes", "sha256"} of a snapshot of all that this node had applied when it was asked."""
+    node = request.app[NODE]
+    parameters_of(request)
+    await read_body(request, 0)
+    manifest = await node.take_snapshot()
+    shown = {"index": manifest.index, "bytes": manifest.size, "sha256": manifest.sha256.hex()}
+    return answer(request, {"node_id": node.node_id, **shown})
+
+
+async def post_expire(request: web.Request) -> web.StreamResponse:
+    """{"node_id", "segments", "to_index", "bytes"}: what went of this node's log, or would with `{"dry_run": true}`."""
+    node = request.app[NODE]
+    parameters_of(request)
+    body = await read_body(request, BODY_BYTES)
+    gone = node.expire(dry_run=bool(_field_of(request, body, "dry_run", bool)))
+    return answer(request, {"node_id": node.node_id, **shown(gone)})
+
+
+def _field_of(request: web.Request, body: bytes, name: str, kind: type[Any]) -> Any:
+    """The one thing that a body may say, None where it does not. Raises Malformed."""
     if not body:
         return None
     content_type = content_type_of(request, (JSON, MSGPACK))
     document: Any = decode_json(body, DEPTH_LIMIT) if content_type == JSON else decode_msgpack(body, DEPTH_LIMIT)
-    if (
-        type(document) is not dict
-        or document.keys() - {"target"}
-        or type(document.get("target")) not in (str, type(None))
-    ):
-        raise Malformed('the body is {"target": node_id}, or nothing')
-    target: str | None = document.get("target")
-    return target
+    if type(document) is not dict or document.keys() - {name} or type(document.get(name)) not in (kind, type(None)):
+        raise Malformed(f'the body is {{"{name}": {NAMES[kind]}}}, or nothing')
+    return document.get(name)

@@ -28,10 +28,11 @@ async def asking_session(app: web.Application) -> AsyncIterator[None]:
 
 
 async def get_cluster(request: web.Request) -> web.Response:
-    """{"node_id", "leader", "leaders", "nodes"}: this node, the leader that it hears, who led, and every member by id.
+    """{"node_id", "leader", "leaders", "snapshots", "nodes"}: this node, the leader that it hears, every member by id.
 
-    `leaders` is what the members that answered say of the epochs in which they led, oldest first. A member is
-    {"address", "status", "failure"}: its own `/status`, or null and why it did not come in time.
+    `leaders` is what the members that answered say of the epochs in which they led, oldest first. `snapshots` says at
+    which indices several of them have a snapshot, and at which those differ. A member is {"address", "status",
+    "failure"}: its own `/status`, or null and why it did not come in time.
     """
     parameters_of(request)
     node = request.app[NODE]
@@ -42,8 +43,25 @@ async def get_cluster(request: web.Request) -> web.Response:
     for node_id, address in node.config.members.items():
         status, failure = statuses[node_id]
         nodes[node_id] = {"address": address, "status": status, "failure": failure}
-    leaders = leaders_of(status for status, _ in statuses.values() if status)
-    return answer(request, {"node_id": node.node_id, "leader": node.leader_id, "leaders": leaders, "nodes": nodes})
+    answered = [status for status, _ in statuses.values() if status]
+    document = {
+        "node_id": node.node_id,
+        "leader": node.leader_id,
+        "leaders": leaders_of(answered),
+        "snapshots": compare_snapshots(answered),
+        "nodes": nodes,
+    }
+    return answer(request, document)
+
+
+def compare_snapshots(statuses: Iterable[dict[str, Any]]) -> dict[str, list[int]]:
+    """{"compared", "differ"}: the indices at which several nodes have a snapshot, and at which it is not the same."""
+    sums: dict[int, list[str]] = {}
+    for status in statuses:
+        for kept in status.get("snapshots", {}).get("kept", ()):
+            sums.setdefault(kept["index"], []).append(kept["sha256"])
+    compared = sorted(index for index, found in sums.items() if len(found) > 1)
+    return {"compared": compared, "differ": [index for index in compared if len(set(sums[index])) > 1]}
 
 
 def leaders_of(statuses: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:

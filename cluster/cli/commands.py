@@ -22,6 +22,7 @@ from .load import BATCH_COMMANDS, load_file
 from .log_files import app as log_app
 from .output import printable, to_json
 from .status import show_status
+from .upkeep import show_expiry, show_snapshots
 
 Result = TypeVar("Result")
 
@@ -220,6 +221,32 @@ def transfer(
     """Move leadership to another node, without a lost or unknown write, and print who leads."""
     leader = ask(server, timeout, lambda client: client.transfer(target))
     typer.echo(json.dumps({"leader": leader}) if as_json else f"{leader} leads")
+
+
+OneNode = Annotated[str | None, typer.Option("--node", metavar="ID", help="Only this one. Default: every member.")]
+
+
+@app.command()
+def snapshot(
+    node: OneNode = None, server: Server = "", as_json: Json = False, timeout: Timeout = DEFAULT_TIMEOUT_S
+) -> None:
+    """Let every node take a snapshot of all that it has applied now, and print where it stands."""
+    raise typer.Exit(show_snapshots(servers_of(server), node, as_json=as_json, timeout_s=timeout))
+
+
+@app.command()
+def expire(
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Remove nothing; say what would go, what is held, why.")
+    ] = False,
+    node: OneNode = None,
+    server: Server = "",
+    as_json: Json = False,
+    timeout: Timeout = DEFAULT_TIMEOUT_S,
+) -> None:
+    """Let every node remove now what its own limits let go of its log. (It does so by itself, every second.)"""
+    code = show_expiry(servers_of(server), node, dry_run=dry_run, as_json=as_json, timeout_s=timeout)
+    raise typer.Exit(code)
 
 
 def fail_usage(sentence: str) -> NoReturn:

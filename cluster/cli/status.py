@@ -58,6 +58,10 @@ def node_table(rows: Rows) -> Table:
     table.add_row("address", *(row.address for row in rows.values()))
     for name in SHOWN:
         table.add_row(name, *(_shown(row, name) for row in rows.values()))
+    table.add_row("log_bytes", *(_shown(row, "log_bytes") for row in rows.values()))
+    table.add_row("snapshot", *(_newest_snapshot(row) for row in rows.values()))
+    if any(_held(row) for row in rows.values()):
+        table.add_row("held", *(_held(row) for row in rows.values()))
     table.add_row("answer", *(row.failure or printable(row.answer) for row in rows.values()))
     table.add_row("digest", *(_shown(row, "digest") for row in rows.values()))
     return table
@@ -83,6 +87,20 @@ async def all_nodes(servers: str, timeout_s: float) -> Rows:
         status = await client.status()
         members = {member["node_id"]: member["address"] for member in status.get("members", ())}
         return await ask_nodes(client, members or {status["node_id"]: servers.partition(",")[0]})
+
+
+def _newest_snapshot(row: NodeRow) -> str:
+    """Where it stands, and the begin of its sha256: equal on nodes that have one at the same index."""
+    kept = (row.status or {}).get("snapshots", {}).get("kept", ())
+    return f"{kept[-1]['index']:,}\n{kept[-1]['sha256'][:8]}" if kept else ""
+
+
+def _held(row: NodeRow) -> str:
+    """What would expire and does not, and why."""
+    expiry = (row.status or {}).get("expiry")
+    if not expiry or not expiry["held"]["segments"]:
+        return ""
+    return f"{expiry['held']['bytes']:,} bytes: {expiry['holds'][0]['why']}"
 
 
 def _shown(row: NodeRow, name: str) -> str:

@@ -203,6 +203,19 @@ class Client:
         reply = await self._call("POST", "/admin/transfer", body=_pack({"target": target}), content_type=MSGPACK)
         return str(document_of(reply)["leader"])
 
+    async def take_snapshot(self, server: str) -> dict[str, Any]:
+        """Let a server take a snapshot of all that it has applied: {"node_id", "index", "bytes", "sha256"}.
+
+        Raises:
+            Unavailable: there is none within `timeout_s`.
+        """
+        return document_of(await self._call("POST", "/admin/snapshot", server=server))
+
+    async def expire(self, server: str, *, dry_run: bool = False) -> dict[str, Any]:
+        """Let a server remove what may go of its log, or only say so: {"node_id", "segments", "to_index", "bytes"}."""
+        body = _pack({"dry_run": dry_run})
+        return document_of(await self._call("POST", "/admin/expire", body=body, content_type=MSGPACK, server=server))
+
     async def ready(self, server: str) -> bool:
         """Whether a server says that it is ready. Raises Unavailable if it is not before the deadline."""
         return bool(document_of(await self._call("GET", "/readyz", server=server))["ready"])

@@ -18,7 +18,8 @@ from tests.cluster.worlds import Condition, in_the_mood
 JSON, TEXT, OCTETS = "application/json", "text/plain", "application/octet-stream"
 NOWHERE_YET = {
     "body-timeout": "408: a body that stops half-way is no request; see test_inflow.py",
-    "expired": "410: nothing expires in a cluster yet",
+    "expired": "410: it takes an expiry; see test_retention.py",
+    "snapshot-failed": "503: a child that is killed, a full disk; see test_snapshots.py",
     "transfer-failed": "503: it takes three election timeouts; see test_transfer.py",
     "internal": "500: a fault of ours; nothing that a caller sends is known to lead to it",
 }
@@ -156,6 +157,8 @@ _LONG = b'{"commands": [' + b'["add", 1.5],' * 100_000 + b'["add", 0]]}'
 _TOO_MANY = b'{"commands": [' + b'["add", 0],' * SESSION_WINDOW + b'["add", 0]]}'
 _QUERY = Ask("POST", "/query", b'{"request": null}', JSON)
 _TRANSFER = Ask("POST", "/admin/transfer", b'{"target": "n1"}', JSON)
+_SNAPSHOT = Ask("POST", "/admin/snapshot")
+_EXPIRE = Ask("POST", "/admin/expire", b'{"dry_run": true}', JSON)
 _STREAM = get("/commands/stream?session={session}")
 
 CALLS = [
@@ -289,6 +292,23 @@ CALLS = [
             Row(400, "malformed", _TRANSFER._replace(body=b'{"to": "n1"}')),
         ],
     ),
+    Call(
+        _SNAPSHOT,
+        "node_id index bytes sha256",
+        own=[
+            Row(413, "limit-exceeded", _SNAPSHOT._replace(body=b"{}", content_type=JSON)),
+            Row(503, "state-unavailable", _SNAPSHOT, "forming", at=("n1",)),
+        ],
+    ),
+    Call(
+        _EXPIRE,
+        "node_id segments to_index bytes",
+        largest_body=4096,
+        own=[
+            Row(400, "malformed", _EXPIRE._replace(body=b'{"dry_run": 1}')),
+            Row(503, "state-unavailable", _EXPIRE, "forming", at=("n1",)),
+        ],
+    ),
     Call(get("/index_bounds"), "lowest_index highest_index"),
     Call(
         get("/state"),
@@ -318,7 +338,7 @@ CALLS = [
         ],
     ),
     Call(get("/status")),
-    Call(get("/cluster"), "node_id leader leaders nodes"),
+    Call(get("/cluster"), "node_id leader leaders snapshots nodes"),
     Call(get("/healthz"), "alive"),
     Call(
         get("/readyz"),

@@ -5,6 +5,7 @@ Frames are compared by their crc32c. It covers the crc32c of the frame before, s
 same place are equal up to there.
 """
 
+from bisect import bisect_left
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
@@ -12,7 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from quire.log import Frame
 from quire.replication.core import events
 from quire.replication.core.messages import Ack, HeartbeatEcho, PeerMessage, PromiseAnswer
-from quire.sm import Applied
+from quire.sm import Applied, Manifest
 from tests.sim.machine import Model
 from tests.sim.network import Stream
 from tests.sim.shadow import Held, HeldMark, HeldPromise, mark_in, marks_in, promise_in
@@ -53,6 +54,7 @@ class Counts:
     leader_changes: int = 0
     truncations: int = 0
     lost_tails: int = 0
+    snapshots: int = 0
     faults: dict[str, int] = field(default_factory=dict)
 
 
@@ -78,6 +80,8 @@ class Seen:
     has_cut: bool = False
     """Whether a truncation was done, and none has begun since."""
     applied_place: int = -1
+    snapshot_index: int = 0
+    """Of the newest snapshot that counted."""
     leading: object = None
     cuts: int = 0
     runs: bool = False
@@ -98,6 +102,8 @@ class Checks:
         self.elections: dict[int, Election] = {}
         self.frames: dict[tuple[int, int], int] = {}
         self.digests: list[bytes] = []
+        self.snapshots: dict[int, bytes] = {}
+        """The sha256 of a snapshot by its index."""
         self.seen: dict[bytes, Seen] = {}
         self._voters = {m.node_id: m.disk_id for m in self.nodes[0].form.members.voters()}
         self._lost: dict[str, list[Held]] = {}
@@ -147,6 +153,50 @@ class Checks:
         self._note_frames(node, 0)
         self._durable(node, seen)
         self.commits(node)
+        self._restored(node, seen)
+
+    def _restored(self, node: "Node", seen: Seen) -> None:
+        """A node goes on from a snapshot of what is committed, which is whole unless it never was."""
+        life = node.it
+        if life.snapshots.damaged:
+            raise Violation("a snapshot that counts is whole", node.node_id, *life.snapshots.damaged)
+        for manifest in life.snapshots.manifests:
+            self.snapshot_taken(node, manifest)
+        kept = [manifest.index for manifest in life.snapshots.manifests]
+        if seen.snapshot_index > max(kept, default=0):
+            raise Violation("a snapshot that counted is durable", node.node_id, seen.snapshot_index, kept)
+        if life.applier.applied_index != max(kept, default=0):
+            raise Violation("a restart begins at the newest snapshot", node.node_id, life.applier.applied_index, kept)
+        place = self._committed_place(life.applier.applied_index)
+        seen.applied_place = -1 if place is None else place
+        state = self.model.states.get(life.applier.applied_index)
+        if state != life.applier.state():
+            raise Violation("a snapshot holds the state of its index", node.node_id, life.applier.state(), state)
+
+    def snapshot_taken(self, node: "Node", manifest: Manifest) -> None:
+        """Rules 7 and 16: what is committed, and durable here, at a frame border; equal on equal replicas."""
+        tail, ground = manifest.ground.tail, manifest.ground
+        place = self._committed_place(tail.index)
+        if place is None or place >= len(self.digests):
+            raise Violation("rule 7: a snapshot holds what is committed", node.node_id, tail, self.ends[-1:])
+        if node.it.log.durable_index < tail.index:
+            raise Violation("rule 7: a snapshot holds what is durable here", node.node_id, tail)
+        held = self.committed[place]
+        if (held.epoch, held.crc32c, self.digests[place]) != (tail.epoch, tail.crc32c, ground.digest):
+            raise Violation("a snapshot's manifest is of its index", node.node_id, tail, held)
+        if self.snapshots.setdefault(tail.index, manifest.sha256) != manifest.sha256:
+            raise Violation("snapshots of one index are equal", node.node_id, tail)
+        seen = self.of(node)
+        if seen.snapshot_index < tail.index:
+            seen.snapshot_index = tail.index
+            self.counts.snapshots += 1
+
+    def _committed_place(self, index: int) -> int | None:
+        """The place of the committed frame that ends at `index`; -1 for 0; None if none does."""
+        if index == 0:
+            return -1
+        place = bisect_left(self.ends, index)
+        return place if place < len(self.ends) and self.ends[place] == index else None
 
     def died(self, node: "Node") -> None:
         """A node's process is gone."""

@@ -90,7 +90,15 @@ class History:
             kind=Kind.SYSTEM,
             payload=encode_system(value),
         )
-        return Form(CLUSTER_ID, genesis, members, settings.core, settings.log, settings.core.heartbeat_us // 2)
+        return Form(
+            CLUSTER_ID,
+            genesis,
+            members,
+            settings.core,
+            settings.log,
+            settings.core.heartbeat_us // 2,
+            settings.snapshot_records,
+        )
 
     # Running
 

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 from zlib import crc32
 
-from quire.log import Frame, Kind, decode_blob, decode_runs, decode_system, decode_values, pack
+from quire.log import Frame, Kind, decode_blob, decode_runs, decode_system, decode_values, pack, unpack
 from quire.sm import Context, Refused
 
 REFUSED_EVERY = 23
@@ -51,7 +51,7 @@ class Tally:
         return iter((pack([self.count, self.chain]),))
 
     def restore(self, chunks: Iterable[bytes]) -> None:
-        raise ValueError(b"".join(chunks))
+        self.count, self.chain = unpack(b"".join(chunks))
 
 
 class Reply(NamedTuple):

@@ -10,7 +10,7 @@ from random import Random
 from typing import Any
 
 from quire.cluster.pending import Pending
-from quire.log import Directory, Log, LogError, LogOptions, walk_frames
+from quire.log import Directory, DiskFull, FrameHeader, Log, LogError, LogOptions, walk_frames
 from quire.replication import Disk, Placed, PromiseFile, Reason, Write
 from quire.replication.core import Core, CoreOptions, Identity, Members, State, actions, events
 from quire.replication.core.invariants import Point, check_point, check_step
@@ -18,16 +18,18 @@ from quire.replication.core.messages import Ack, Differs, Open, OpenAnswer, Peer
 from quire.replication.driver import Driver
 from quire.replication.durations import Durations
 from quire.replication.shipment import Shipment
-from quire.sm import Applier, Sessions
+from quire.sm import Applier, Ground, Owner, Sessions, SnapshotStore, restore_newest, write_snapshot
 from tests.sim.checks import Checks, Violation
 from tests.sim.disks import Clocks, Latency, SimDevice, SimDisk
 from tests.sim.machine import Tally
 from tests.sim.network import Network, Stream
-from tests.sim.schedule import SECOND, Schedule
+from tests.sim.schedule import MILLISECOND, SECOND, Schedule
 from tests.sim.shadow import Shadow
 from tests.storage import faulty
 
 APPLY_BYTES = 1 << 16
+CHUNK_BYTES = 100
+SNAPSHOT_US = 100 * MILLISECOND
 
 
 @dataclass(frozen=True)
@@ -40,6 +42,7 @@ class Form:
     core: CoreOptions
     log: LogOptions
     tick_us: int
+    snapshot_records: int
 
 
 @dataclass
@@ -60,6 +63,8 @@ class Life:
     driver: "WatchedDriver"
     applier: Applier
     directory: Directory
+    snapshots: SnapshotStore
+    taking: int = 0
     pending: Pending = field(default_factory=lambda: Pending(Durations()))
     readers: dict[int, Reader] = field(default_factory=dict)
     reading: list[tuple[int, int, Reader]] = field(default_factory=list)
@@ -94,6 +99,7 @@ class Node:
         self.schedule = schedule
         self.network = network
         self.random = Random(f"{seed}/{node_id}")
+        self.snapshot_random = Random(f"{seed}/{node_id}/snapshots")
         self.seed = seed
         self.life = 0
         self.lived: Life | None = None
@@ -159,7 +165,12 @@ class Node:
         directory = self.disk.directory()
         promises = PromiseFile.open(directory, self.disk_id)
         log = self._open_log(directory)
-        disk = Disk(log, promises)
+        snapshots = SnapshotStore.open(directory, Owner(self.form.cluster_id, (Tally.name, Tally.version)))
+        applier = restore_newest(snapshots, Tally, Sessions)
+        ground = applier.ground
+        if ground.tail.index:
+            log.reset(ground.tail, members_index=ground.members_index)
+        disk = Disk(log, promises, snapshot_index=ground.tail.index, older_epochs=ground.epochs)
         state = State(
             me=Identity(self.node_id, self.disk_id, self.random.getrandbits(63)),
             members=self.form.members,
@@ -167,7 +178,7 @@ class Node:
             options=self.form.core,
             promise=promises.promise,
             stored_promise=promises.promise,
-            commit_index=log.mark_commit_index,
+            commit_index=disk.commit_index,
         )
         core = Core(state)
         life = self.life
@@ -180,7 +191,7 @@ class Node:
         )
         driver = WatchedDriver(core, disk, self, self, device)
         driver.watch = self._watched
-        self.lived = Life(log, disk, core, driver, Applier(Tally(), sessions=Sessions()), directory)
+        self.lived = Life(log, disk, core, driver, applier, directory, snapshots)
         self.checks.started(self)
         driver.step(events.Nominated(self.nominated))
         self._tick()
@@ -311,8 +322,42 @@ class Node:
                 applied = applier.apply(frame)
                 self.checks.applied(self, frame, applied, applier.digest)
                 life.pending.applied(applied)
+                self._at_border(frame.header)
         while life.reading and life.reading[0][0] <= applier.applied_index:
             heappop(life.reading)[2].answer(applier.state(), applier.applied_index)
+
+    def _at_border(self, header: FrameHeader) -> None:
+        """Take a snapshot if one is due: what it holds is as of now, whatever is applied while it is written."""
+        life, records = self.it, self.form.snapshot_records
+        if not records or life.taking or header.index // records == header.next_index // records:
+            return
+        applier = life.applier
+        life.taking = applier.applied_index
+        ground, content = applier.ground, list(applier.content())
+        pause = self.snapshot_random.randint(0, SNAPSHOT_US)
+        self.schedule.later(pause, self.run, self.life, self._snapshot, ground, content)
+
+    def _snapshot(self, ground: Ground, content: list[bytes]) -> None:
+        """What a forked child does and, a while later, its parent."""
+        life = self.it
+        try:
+            folder = life.snapshots.begin(life.taking)
+            write_snapshot(folder, life.snapshots.owner, ground, content, chunk_bytes=CHUNK_BYTES)
+        except (OSError, DiskFull):
+            life.taking = 0  # What it left is in nobody's way.
+            return
+        self.schedule.later(self.snapshot_random.randint(0, SNAPSHOT_US), self.run, self.life, self._complete)
+
+    def _complete(self) -> None:
+        life = self.it
+        index, life.taking = life.taking, 0
+        try:
+            manifest = life.snapshots.complete(index)
+            self.checks.snapshot_taken(self, manifest)
+            life.snapshots.retain()
+        except OSError:
+            if not self.disk_failing:
+                raise
 
     def placed(self, placed: Placed) -> None:
         self.it.pending.placed(placed)

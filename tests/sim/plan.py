@@ -51,6 +51,8 @@ class Settings:
     clock_ahead_us: int
     rates: tuple[float, ...]
     chaos_us: int
+    snapshot_records: int
+    """A snapshot is taken at the first border past each multiple; 0: there are none."""
 
     @property
     def node_ids(self) -> list[str]:
@@ -119,6 +121,7 @@ def settings_of(seed: int) -> Settings:
         patience_us=random.choice((150, 600)) * MILLISECOND,
     )
     skew = random.choice((0.02, 0.4))
+    state = Random(f"{seed}/state")
     return Settings(
         seed=seed,
         voters=voters,
@@ -132,6 +135,7 @@ def settings_of(seed: int) -> Settings:
         clock_ahead_us=random.choice((0, SECOND, 8 * SECOND)),
         rates=tuple(random.uniform(1 - skew, 1 + skew) for _ in range(voters + observers)),
         chaos_us=6 * SECOND,
+        snapshot_records=state.choice((0, 0, 10, 40)),
     )
 
 

@@ -1,0 +1,154 @@
+"""Expiry of running nodes: each by its own limits, below its own floor, and what holds the rest is told."""
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.cluster.running import RunningCluster, running_cluster
+
+SEGMENT_BYTES = 64 * 1024
+HELD_BYTES = 3 * SEGMENT_BYTES
+DEADLINE_S = 60.0
+JSON = "application/json"
+SETTINGS: dict[str, Any] = {
+    "machine": "log",
+    "segment_bytes": SEGMENT_BYTES,
+    "snapshot_records": 0,
+    "snapshot_log_bytes": 2 * SEGMENT_BYTES,
+}
+
+
+def expiry(cluster: RunningCluster, node_id: str = "n1") -> Any:
+    """What a node says of its expiry."""
+    return cluster.nodes[node_id].node.status()["expiry"]
+
+
+async def written(cluster: RunningCluster, segments: int) -> None:
+    """So many segments' worth of records."""
+    for _ in range(segments * 2):
+        reply = await cluster.ask("n1", "POST", "/records", b"x" * (SEGMENT_BYTES // 2), "application/octet-stream")
+        assert reply.status == 200, reply
+
+
+async def snapshot(cluster: RunningCluster, node_id: str = "n1") -> int:
+    reply = await cluster.ask(node_id, "POST", "/admin/snapshot")
+    assert reply.status == 200, reply
+    return int(reply.document["index"])
+
+
+async def expire(cluster: RunningCluster, node_id: str = "n1", *, dry_run: bool = False) -> Any:
+    body = b'{"dry_run": true}' if dry_run else b"{}"
+    return (await cluster.ask(node_id, "POST", "/admin/expire", body, JSON)).document
+
+
+@pytest.mark.asyncio
+async def test_a_node_s_log_stays_within_its_bytes_while_it_is_written(tmp_path: Path) -> None:
+    async with running_cluster(tmp_path, 1, retention_bytes=HELD_BYTES, **SETTINGS) as cluster:
+        async with asyncio.timeout(DEADLINE_S):
+            while expiry(cluster)["expired_segments"] < 20:
+                await written(cluster, 2)
+                await expire(cluster)
+        for _ in range(2):
+            await written(cluster, 1)
+            await snapshot(cluster)
+        await expire(cluster)
+        node = cluster.nodes["n1"].node
+        # The floor is the older of two snapshots, which are a segment apart here, and a segment goes as a whole.
+        assert node.status()["log_bytes"] <= HELD_BYTES + SEGMENT_BYTES
+        lowest = node.visible_bounds.lowest_index
+        assert lowest > 0
+        reply = await cluster.ask("n1", "GET", "/records/1")
+        assert (reply.status, reply.problem, reply.document["lowest_index"]) == (410, "expired", lowest)
+        assert (await cluster.ask("n1", "GET", f"/records/{lowest}")).status in (200, 404)
+        await cluster.restart("n1")
+        await cluster.ready()
+        assert cluster.nodes["n1"].node.visible_bounds.lowest_index == lowest
+
+
+@pytest.mark.asyncio
+async def test_without_two_snapshots_nothing_expires_and_the_status_says_why(tmp_path: Path) -> None:
+    settings: dict[str, Any] = SETTINGS | {"snapshot_log_bytes": 0}
+    async with running_cluster(tmp_path, 1, retention_bytes=SEGMENT_BYTES, **settings) as cluster:
+        await written(cluster, 5)
+        for kept in range(2):
+            assert (await expire(cluster))["segments"] == 0
+            told = expiry(cluster)
+            assert told["holds"][0]["what"] == "snapshots"
+            assert f"{kept} of 2 snapshots" in told["holds"][0]["why"]
+            assert told["held"]["segments"] > 0
+            await snapshot(cluster)
+            await written(cluster, 1)
+        older = older_snapshot(cluster)
+        due = await expire(cluster, dry_run=True)
+        assert due["segments"] > 0
+        assert cluster.nodes["n1"].node.visible_bounds.lowest_index == 0  # A dry run removes nothing.
+        assert (await expire(cluster)) == due
+        assert cluster.nodes["n1"].node.visible_bounds.lowest_index == due["to_index"] <= older
+
+
+def older_snapshot(cluster: RunningCluster) -> int:
+    kept = cluster.nodes["n1"].node.status()["snapshots"]["kept"]
+    return int(kept[0]["index"])
+
+
+@pytest.mark.asyncio
+async def test_a_restart_behind_the_older_snapshot_has_all_of_the_log_that_it_needs(tmp_path: Path) -> None:
+    settings: dict[str, Any] = SETTINGS | {"snapshot_log_bytes": 0}
+    async with running_cluster(tmp_path, 1, retention_bytes=SEGMENT_BYTES, **settings) as cluster:
+        for _ in range(2):
+            await written(cluster, 3)
+            await snapshot(cluster)
+        await written(cluster, 3)
+        newest = await snapshot(cluster)
+        await expire(cluster)
+        before = cluster.nodes["n1"].node.digest
+        folder = tmp_path / "n1" / "snapshots" / f"{newest:020d}"
+        (folder / "manifest").unlink()
+        await cluster.restart("n1")
+        await cluster.ready()
+        assert cluster.nodes["n1"].node.digest == before
+
+
+@pytest.mark.asyncio
+async def test_segments_go_by_age(tmp_path: Path) -> None:
+    settings: dict[str, Any] = SETTINGS | {"snapshot_log_bytes": 0}
+    async with running_cluster(tmp_path, 1, retention_ms=1, **settings) as cluster:
+        for _ in range(2):
+            await written(cluster, 2)
+            await snapshot(cluster)
+        async with asyncio.timeout(DEADLINE_S):
+            while not expiry(cluster)["expired_segments"]:
+                await cluster.ask("n1", "GET", "/healthz")
+
+
+@pytest.mark.asyncio
+async def test_what_a_follower_lacks_is_held_and_each_node_has_its_own_floor(tmp_path: Path) -> None:
+    settings: dict[str, Any] = SETTINGS | {"snapshot_log_bytes": 0}
+    async with running_cluster(tmp_path, 3, retention_bytes=SEGMENT_BYTES, **settings) as cluster:
+        await written(cluster, 1)
+        await cluster.stop("n3")
+        await written(cluster, 3)
+        for node_id in ("n1", "n2"):
+            await snapshot(cluster, node_id)
+        await written(cluster, 2)
+        for node_id in ("n1", "n2"):
+            await snapshot(cluster, node_id)
+        lacked = next(hold for hold in expiry(cluster)["holds"] if hold["what"] == "follower" and "n3" in hold["why"])
+        await expire(cluster)
+        assert cluster.nodes["n1"].node.visible_bounds.lowest_index <= lacked["index"]
+        assert expiry(cluster)["held"]["segments"] > 0
+        # What the follower does not know of does not hold it.
+        assert [hold["what"] for hold in expiry(cluster, "n2")["holds"]] == ["snapshots"]
+        assert (await expire(cluster, "n2"))["segments"] > 0
+        floor = cluster.nodes["n2"].node.visible_bounds.lowest_index
+        assert cluster.nodes["n1"].node.visible_bounds.lowest_index < floor
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("body", [b"[]", b'{"dry": true}', b'{"dry_run": 1}', b"{"])
+async def test_another_body_than_dry_run_is_malformed(tmp_path: Path, body: bytes) -> None:
+    async with running_cluster(tmp_path, 1) as cluster:
+        reply = await cluster.ask("n1", "POST", "/admin/expire", body, JSON)
+        assert (reply.status, reply.problem) == (400, "malformed")

@@ -1,0 +1,240 @@
+"""Snapshots of running nodes: taken while they serve, equal on all of them, and where a restart begins."""
+
+import asyncio
+import os
+import signal
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from quire.cluster.forked import Child, ChildFailed
+from quire.log import DiskFull
+from quire.sm import snapshot_name
+from tests.cluster.running import RunningCluster, running_cluster
+
+RECORDS, BATCH = 50, 20
+DEADLINE_S = 30.0
+
+
+def snapshots(cluster: RunningCluster, node_id: str) -> Any:
+    """What a node says of its snapshots."""
+    return cluster.nodes[node_id].node.status()["snapshots"]
+
+
+async def until(cluster: RunningCluster, holds: Callable[[], bool]) -> None:
+    """Wait for what the nodes do by themselves."""
+    async with asyncio.timeout(DEADLINE_S):
+        while not holds():
+            await cluster.ask(next(iter(cluster.nodes)), "GET", "/healthz")
+
+
+async def filled(cluster: RunningCluster, batches: int = 12) -> None:
+    """Commands, and every node has applied them."""
+    for _ in range(batches):
+        await cluster.commands("n1", *[["add", 1]] * BATCH)
+    nodes = [running.node for running in cluster.nodes.values()]
+    await until(cluster, lambda: len({node.applied_index for node in nodes}) == 1)
+
+
+def is_idle(cluster: RunningCluster, node_id: str) -> bool:
+    return snapshots(cluster, node_id)["taking"] is None
+
+
+def sums(cluster: RunningCluster, node_id: str) -> dict[int, str]:
+    return {kept["index"]: kept["sha256"] for kept in snapshots(cluster, node_id)["kept"]}
+
+
+@pytest.mark.asyncio
+async def test_snapshots_are_taken_at_the_same_borders_and_equal_on_all_nodes(tmp_path: Path) -> None:
+    async with running_cluster(tmp_path, snapshot_records=RECORDS) as cluster:
+        async with asyncio.timeout(DEADLINE_S):
+            # A border that comes while a snapshot is on its way is passed over: more come, until each node has its two.
+            while any(len(sums(cluster, node_id)) < 2 for node_id in cluster.nodes):
+                await filled(cluster, 1)
+        for node_id in cluster.nodes:
+            await until(cluster, partial(is_idle, cluster, node_id))
+            # By records: on the first border past a multiple, whatever node it is.
+            assert all(index % RECORDS < BATCH for index in sums(cluster, node_id))
+        assert (await cluster.ask("n2", "GET", "/cluster")).document["snapshots"]["differ"] == []
+        for node_id in cluster.nodes:
+            assert (await cluster.ask(node_id, "POST", "/admin/snapshot")).status == 200
+        at_the_end = {node_id: sums(cluster, node_id) for node_id in cluster.nodes}
+        index = max(at_the_end["n1"])
+        assert len({taken[index] for taken in at_the_end.values()}) == 1
+        shown = (await cluster.ask("n2", "GET", "/cluster")).document["snapshots"]
+        assert shown == {"compared": shown["compared"], "differ": []}
+        assert index in shown["compared"]
+
+
+@pytest.mark.asyncio
+async def test_a_restart_begins_at_the_newest_snapshot(tmp_path: Path) -> None:
+    async with running_cluster(tmp_path, snapshot_records=0, snapshot_log_bytes=0) as cluster:
+        await filled(cluster)
+        taken = (await cluster.ask("n3", "POST", "/admin/snapshot")).document
+        assert (taken["node_id"], taken["index"]) == ("n3", cluster.nodes["n3"].node.applied_index)
+        await filled(cluster, 2)
+        digest = cluster.nodes["n1"].node.digest
+        await cluster.restart("n3")
+        applier = cluster.nodes["n3"].node.parts
+        assert applier is not None
+        assert applier.applying.applier.applied_index >= taken["index"]
+        await until(cluster, lambda: cluster.nodes["n3"].node.digest == digest)
+        assert sums(cluster, "n3") == {taken["index"]: taken["sha256"]}
+        assert snapshots(cluster, "n1")["kept"] == []
+
+
+@pytest.mark.asyncio
+async def test_a_damaged_snapshot_is_set_aside_and_the_older_one_used_with_more_of_the_log(tmp_path: Path) -> None:
+    async with running_cluster(tmp_path, 1, snapshot_records=0, snapshot_log_bytes=0) as cluster:
+        indices = []
+        for _ in range(2):
+            await filled(cluster, 2)
+            indices.append((await cluster.ask("n1", "POST", "/admin/snapshot")).document["index"])
+        await filled(cluster, 1)
+        before = (await cluster.ask("n1", "GET", "/state")).document
+        chunk = tmp_path / "n1" / "snapshots" / snapshot_name(indices[1]) / "00000000.chunk"
+        chunk.write_bytes(b"\xff" + chunk.read_bytes()[1:])
+        await cluster.restart("n1")
+        await cluster.ready()
+        after = (await cluster.ask("n1", "GET", "/state")).document
+        assert (after["state"], after["digest"]) == (before["state"], before["digest"])
+        told = snapshots(cluster, "n1")
+        assert [kept["index"] for kept in told["kept"]] == indices[:1]
+        assert "fails its crc32c" in told["damaged"][0]
+        assert (tmp_path / "n1" / "quarantine" / f"snapshot-1-{snapshot_name(indices[1])}").is_dir()
+
+
+@pytest.mark.asyncio
+async def test_a_session_goes_on_behind_a_snapshot_and_executes_nothing_twice(tmp_path: Path) -> None:
+    async with running_cluster(tmp_path, 1, snapshot_records=0, snapshot_log_bytes=0) as cluster:
+        session = (await cluster.ask("n1", "POST", "/sessions", b'{"name": "s"}', "application/json")).document
+        headers = {"Quire-Session": str(session["session"]), "Quire-Sequence": "1"}
+        body = b'{"commands": [["add", 3], ["mul", 2]]}'
+        first = await cluster.ask("n1", "POST", "/commands", body, "application/json", headers)
+        await cluster.ask("n1", "POST", "/admin/snapshot")
+        await cluster.restart("n1")
+        await cluster.ready()
+        again = await cluster.ask("n1", "POST", "/commands", body, "application/json", headers)
+        assert again.document["results"] == first.document["results"] == ["45", "90"]
+        assert (await cluster.ask("n1", "GET", "/state")).document["state"] == "90"
+
+
+@pytest.mark.asyncio
+async def test_a_snapshot_is_due_by_bytes_and_by_time(tmp_path: Path) -> None:
+    for due in ({"snapshot_log_bytes": 1000}, {"snapshot_interval_ms": 1}):
+        settings: dict[str, Any] = {"snapshot_records": 0, "snapshot_log_bytes": 0, **due}
+        async with running_cluster(tmp_path / next(iter(due)), 1, **settings) as cluster:
+            async with asyncio.timeout(DEADLINE_S):
+                while len(snapshots(cluster, "n1")["kept"]) < 2:
+                    await filled(cluster, 1)
+
+
+@pytest.mark.asyncio
+async def test_who_asks_twice_gets_the_same_snapshot_and_no_second_one(tmp_path: Path) -> None:
+    async with running_cluster(tmp_path, 1, snapshot_records=0, snapshot_log_bytes=0) as cluster:
+        answers = await asyncio.gather(*(cluster.ask("n1", "POST", "/admin/snapshot") for _ in range(3)))
+        assert len({answer.document["index"] for answer in answers}) == 1
+        assert len(snapshots(cluster, "n1")["kept"]) == 1
+
+
+@pytest.mark.asyncio
+async def test_a_child_that_is_killed_leaves_no_snapshot_and_the_next_one_is_taken(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with running_cluster(tmp_path, 1, snapshot_records=0, snapshot_log_bytes=0) as cluster:
+        node = cluster.nodes["n1"].node
+        await filled(cluster, 1)
+        assert node.parts is not None
+        machine = node.parts.applying.applier.machine
+        monkeypatch.setattr(machine, "snapshot", lambda: iter((_kill_this_process(),)), raising=False)
+        refused = await cluster.ask("n1", "POST", "/admin/snapshot")
+        assert (refused.status, refused.problem) == (503, "snapshot-failed")
+        assert "ended with status 9" in snapshots(cluster, "n1")["failure"]
+        monkeypatch.undo()
+        assert (await cluster.ask("n1", "POST", "/admin/snapshot")).status == 200
+        assert snapshots(cluster, "n1")["failure"] == ""
+        assert os.listdir(tmp_path / "n1" / "snapshots") == [snapshot_name(node.applied_index)]
+
+
+def _kill_this_process() -> bytes:
+    os.kill(os.getpid(), signal.SIGKILL)
+    return b""
+
+
+@pytest.mark.asyncio
+async def test_a_disk_without_room_is_an_error_of_its_own_and_nothing_is_lost(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with running_cluster(tmp_path, 1, snapshot_records=0, snapshot_log_bytes=0) as cluster:
+        node = cluster.nodes["n1"].node
+        kept = (await cluster.ask("n1", "POST", "/admin/snapshot")).document
+        await filled(cluster, 1)
+        assert node.parts is not None
+        machine = node.parts.applying.applier.machine
+        monkeypatch.setattr(machine, "snapshot", _no_room, raising=False)
+        refused = await cluster.ask("n1", "POST", "/admin/snapshot")
+        assert (refused.status, refused.problem) == (503, "snapshot-failed")
+        assert "the disk is full" in refused.document["detail"]
+        assert list(sums(cluster, "n1")) == [kept["index"]]
+        assert os.listdir(tmp_path / "n1" / "snapshots") == [snapshot_name(kept["index"])]
+        await filled(cluster, 1)
+
+
+def _no_room() -> Any:
+    raise DiskFull("00000000.chunk", 1)
+
+
+@pytest.mark.asyncio
+async def test_a_child_says_what_it_found_and_what_it_raised() -> None:
+    found = {"a": 1}
+
+    def look(go_on: Callable[[], None]) -> bytes:
+        go_on()
+        return str(found).encode()
+
+    child = Child(look)
+    found["b"] = 2
+    assert await child.report() == b"{'a': 1}"
+    child.kill()  # It has ended: nothing else has its number.
+
+    def fails(go_on: Any) -> bytes:
+        raise KeyError("x")
+
+    with pytest.raises(ChildFailed, match="KeyError: 'x'"):
+        await Child(fails).report()
+
+
+@pytest.mark.asyncio
+async def test_a_child_holds_nothing_of_its_parent_s_open() -> None:
+    reading, writing = os.pipe()
+
+    def look(go_on: Any) -> bytes:
+        return " ".join(sorted(os.listdir("/proc/self/fd"), key=int)).encode()
+
+    told = (await Child(look).report()).decode().split()
+    os.close(reading)
+    os.close(writing)
+    assert set(told[:3]) == {"0", "1", "2"}
+    assert len(told) <= 5  # its pipe, and the listing's own
+
+
+@pytest.mark.asyncio
+async def test_a_stop_gives_a_snapshot_up_that_is_on_its_way(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with running_cluster(tmp_path, 1, snapshot_records=0, snapshot_log_bytes=0) as cluster:
+        node = cluster.nodes["n1"].node
+        assert node.parts is not None
+        machine = node.parts.applying.applier.machine
+        monkeypatch.setattr(machine, "snapshot", _stands_still, raising=False)
+        asked = asyncio.create_task(cluster.ask("n1", "POST", "/admin/snapshot"))
+        await until(cluster, lambda: snapshots(cluster, "n1")["taking"] is not None)
+        await cluster.nodes["n1"].node.parts.snapshotting.stop()  # type: ignore[union-attr]
+        assert (await asked).problem == "snapshot-failed"
+        assert os.listdir(tmp_path / "n1" / "snapshots") == []
+
+
+def _stands_still() -> Any:
+    signal.pause()
+    yield b""
