@@ -13,6 +13,8 @@ from .output import printable, to_json
 
 SHOWN = ("role", "epoch", "highest_index", "durable_index", "commit_index", "applied_index", "lag")
 
+ANSWER_CHARACTERS = 200  # Of a state in the table: a machine's whole state may have megabytes.
+
 Rows = dict[str, "NodeRow"]
 
 
@@ -62,7 +64,7 @@ def node_table(rows: Rows) -> Table:
     table.add_row("snapshot", *(_newest_snapshot(row) for row in rows.values()))
     if any(_held(row) for row in rows.values()):
         table.add_row("held", *(_held(row) for row in rows.values()))
-    table.add_row("answer", *(row.failure or printable(row.answer) for row in rows.values()))
+    table.add_row("answer", *(row.failure or _short(printable(row.answer)) for row in rows.values()))
     table.add_row("digest", *(_shown(row, "digest") for row in rows.values()))
     return table
 
@@ -101,6 +103,10 @@ def _held(row: NodeRow) -> str:
     if not expiry or not expiry["held"]["segments"]:
         return ""
     return f"{expiry['held']['bytes']:,} bytes: {expiry['holds'][0]['why']}"
+
+
+def _short(answer: str) -> str:
+    return answer if len(answer) <= ANSWER_CHARACTERS else answer[: ANSWER_CHARACTERS - 3] + "..."
 
 
 def _shown(row: NodeRow, name: str) -> str:
