@@ -135,8 +135,8 @@ class ServeConfig(Settings):
     machine: str = Field(
         default="arithmetic",
         min_length=1,
-        description="The state machine: arithmetic, log, or your own as package.module:Class (the current directory is "
-        "searched last). Stands in the log's "
+        description="The state machine: arithmetic, kv, log, or your own as package.module:Class (the current "
+        "directory is searched last). Stands in the log's "
         "genesis, so it cannot be changed later.",
     )
     initial: Initial = Field(

@@ -17,6 +17,7 @@ from .errors import (
     SnapshotInvalid,
     SnapshotTooEarly,
 )
+from .kv import KvMachine
 from .log import LogMachine
 from .machine import Context, Contexts, Refused, StateMachine
 from .registry import default_initial, load_machine
@@ -53,6 +54,7 @@ __all__ = [
     "FrameOutOfPlace",
     "Ground",
     "InitialInvalid",
+    "KvMachine",
     "LogMachine",
     "MachineError",
     "MachineUnknown",

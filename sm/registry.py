@@ -5,11 +5,13 @@ from typing import Any
 
 from .arithmetic import ArithmeticMachine
 from .errors import MachineUnknown, reason_of
+from .kv import KvMachine
 from .log import LogMachine
 from .machine import StateMachine
 
 BUILT_IN: dict[str, type[StateMachine]] = {
     ArithmeticMachine.name: ArithmeticMachine,
+    KvMachine.name: KvMachine,
     LogMachine.name: LogMachine,
 }
 

@@ -9,6 +9,7 @@ import pytest
 
 from quire.cluster import api
 from quire.cluster.config import FRAME_OVERHEAD_BYTES, ServeConfig
+from quire.sm import kv
 
 PAGE = Path(__file__).parents[2] / "docs" / "limits.md"
 UNITS = {"": 1, "bytes": 1, "characters": 1, "s": 1, "ms": 1, "KiB": 1 << 10, "MiB": 1 << 20}
@@ -67,6 +68,14 @@ def test_every_limit_of_the_interface_stands_on_the_page() -> None:
 
     assert len(constants) > 10
     assert [name for name in constants + fields if f"`{name}`" not in said] == []
+
+
+def test_every_limit_of_the_kv_machine_stands_on_the_page() -> None:
+    said = PAGE.read_text()
+    names = [name for name in vars(kv) if name.endswith(("_BYTES", "_KEYS", "_LIMIT")) and not name.startswith("_")]
+
+    assert len(names) > 5
+    assert [name for name in names if f"`quire.sm.kv.{name}`" not in said] == []
 
 
 def test_a_frame_s_overhead_is_what_the_page_takes_off() -> None:

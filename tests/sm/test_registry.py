@@ -54,7 +54,7 @@ def test_the_initial_value_is_the_class_s_own_where_none_is_given() -> None:
 @pytest.mark.parametrize(
     ("spec", "reason"),
     [
-        ("kalkulator", "built in are arithmetic, log"),
+        ("kalkulator", "built in are arithmetic, kv, log"),
         ("", "built in are"),
         (":Even", "built in are"),
         ("machines_for_this_test:", "built in are"),
