@@ -1,0 +1,315 @@
+"""A kit for those who write a machine of their own: what every replica relies on, looked at from the outside.
+
+    from quire.sm.testing import check_machine
+
+    def test_stock_is_a_machine():
+        check_machine("stock:Stock", commands=[["put", "nails", 3], ["take", "nails", 5]], refused=[["steal", "nails"]])
+
+`commands` are what a log may hold; the more of the machine they reach, the more is looked at. Each check stands alone,
+too. A finding is a MachineFaulty, which pytest shows as a failed assertion: its text says what differs, where, and what
+usually is the reason.
+"""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from hashlib import sha256
+from typing import Any
+
+from quire.log import Kind, PayloadInvalid, encode_frame, encode_records, pack, unpack, walk_frames
+
+from .applier import Applier
+from .checks import check_batch, check_one_by_one
+from .machine import Context, Refused, StateMachine
+from .registry import default_initial, load_machine
+
+RESULT_BYTES = 64 << 10  # A session keeps thousands of results; a machine that answers with more should say so.
+CHUNK_BYTES = 16 << 20  # Of a snapshot: a node holds a chunk in memory while it writes it.
+BATCH_COMMANDS = 10
+SURROUNDINGS = (("0", "UTC0"), ("1", "XYZ-9"), ("4242", "ABC+7"))
+"""Each process's PYTHONHASHSEED and its time zone."""
+CHILD_DEADLINE_S = 120
+TIMESTAMP = 1_700_000_000_000_000
+SHOWN_CHARACTERS = 200
+
+
+class MachineFaulty(AssertionError):
+    """The machine does not do what replicas rely on."""
+
+
+def check_machine(
+    spec: str,
+    commands: Sequence[Any],
+    *,
+    refused: Sequence[Any] = (),
+    queries: Sequence[Any] = (),
+    initial: Any = None,
+    result_bytes: int = RESULT_BYTES,
+) -> None:
+    """Every check below, for the machine that `spec` names as `quire serve --machine` does.
+
+    `refused`: what its `check` must refuse. `queries`: requests besides None that it answers. `initial`: as in genesis;
+    the machine's own where it is None. `result_bytes`: the longest result, as msgpack, that you mean it to give.
+
+    Raises:
+        MachineFaulty: what is wrong, at which command.
+        MachineUnknown, InitialInvalid: the machine cannot be loaded or made.
+    """
+    check_commands(spec, commands, refused=refused, initial=initial)
+    check_results(spec, commands, initial=initial, result_bytes=result_bytes)
+    check_batches(spec, commands, initial=initial)
+    check_queries(spec, commands, queries, initial=initial)
+    check_snapshots(spec, commands, initial=initial)
+    check_determinism(spec, commands, initial=initial)
+
+
+def check_commands(spec: str, commands: Sequence[Any], *, refused: Sequence[Any] = (), initial: Any = None) -> None:
+    """`check` passes the commands, refuses `refused`, changes nothing, and says the same whatever was applied."""
+    machine, every = _made(spec, initial), _as_logged([*commands, *refused])
+    before = _snapshot(machine)
+    verdicts = check_one_by_one(machine, every)
+    if _snapshot(machine) != before:
+        raise MachineFaulty("check changed the state; it may only look at the command")
+    known = {place: (code, text) for place, code, text in verdicts}
+    for place, (code, text) in known.items():
+        if place < len(commands):
+            raise MachineFaulty(f"check refused {_at(place, every)}: {code}: {text}; it stands among the commands")
+        if not (isinstance(code, str) and code and isinstance(text, str)):
+            raise MachineFaulty(f"check refused {_at(place, every)} with {code!r}, {text!r}; both are texts")
+    for place in range(len(commands), len(every)):
+        if place not in known:
+            raise MachineFaulty(f"check passed {_shown(every[place])}, which it was to refuse")
+    if [list(verdict) for verdict in check_batch(machine, every)] != verdicts:
+        raise MachineFaulty("check_batch does not refuse what check refuses, command by command")
+    for place, command in enumerate(every[: len(commands)]):
+        _apply(machine, command, place)
+    if check_one_by_one(machine, every) != verdicts:
+        raise MachineFaulty("check depends on what was applied; what the state forbids is for apply to refuse")
+
+
+def check_results(spec: str, commands: Sequence[Any], *, initial: Any = None, result_bytes: int = RESULT_BYTES) -> None:
+    """Results are msgpack values of bounded size that nothing changes later; a refusal by `apply` changes nothing."""
+    machine, logged = _made(spec, initial), _as_logged(commands)
+    results: list[tuple[Any, bytes]] = []
+    for place, command in enumerate(logged):
+        before, given = _snapshot(machine), pack(command)
+        result = _apply(machine, command, place)
+        if pack(command) != given:
+            raise MachineFaulty(f"apply changed the command it was given: {_at(place, logged)}")
+        if isinstance(result, Refused):
+            if _snapshot(machine) != before:
+                text = "refused a command behind a change of the state; Refused comes first"
+                raise MachineFaulty(f"apply {text}: {_at(place, logged)}")
+            result = [result.code, result.text]
+        packed = _packed(result, f"the result of {_at(place, logged)}")
+        if len(packed) > result_bytes:
+            size = f"{len(packed)} bytes as msgpack, above {result_bytes}"
+            raise MachineFaulty(f"the result of {_at(place, logged)} has {size}; sessions keep results: answer less")
+        results.append((result, packed))
+    for place, (result, packed) in enumerate(results):
+        if pack(result) != packed:
+            raise MachineFaulty(
+                f"the result of {_at(place, logged)} was changed by a later command; answer with a copy of the state"
+            )
+
+
+def check_batches(spec: str, commands: Sequence[Any], *, initial: Any = None) -> None:
+    """`apply_batch`, where the machine has one, does what `apply` does command by command."""
+    logged = _as_logged(commands)
+    for size in (1, 3, max(1, len(logged))):
+        plain, batching = _made(spec, initial), _made(spec, initial)
+        apply_batch: Callable[..., list[Any]] | None = getattr(batching, "apply_batch", None)
+        if apply_batch is None:
+            return
+        for start in range(0, len(logged), size):
+            batch = logged[start : start + size]
+            contexts = [_context(start + at) for at in range(len(batch))]
+            expected = [_reply(_apply(plain, command, start + at)) for at, command in enumerate(batch)]
+            given = [_reply(result) for result in apply_batch(batch, contexts)]
+            if len(given) != len(batch):
+                raise MachineFaulty(f"apply_batch gave {len(given)} results for {len(batch)} commands")
+            for at, (one, other) in enumerate(zip(given, expected, strict=True), start):
+                if one != other:
+                    said = f"{_shown(one)}, and apply {_shown(other)}"
+                    raise MachineFaulty(f"apply_batch answered {_at(at, logged)} with {said}")
+            if _snapshot(plain) != _snapshot(batching):
+                last = start + len(batch) - 1
+                raise MachineFaulty(f"apply_batch left another state than apply, behind {_at(last, logged)}")
+
+
+def check_queries(spec: str, commands: Sequence[Any], queries: Sequence[Any], *, initial: Any = None) -> None:
+    """`query` answers None and `queries` with msgpack values, and changes nothing."""
+    machine = _made(spec, initial)
+    for place, command in enumerate(_as_logged(commands)):
+        _apply(machine, command, place)
+    before = _snapshot(machine)
+    for request in (None, *_as_logged(queries)):
+        _packed(machine.query(request), f"the answer to the query {_shown(request)}")
+        if _snapshot(machine) != before:
+            raise MachineFaulty(f"query changed the state at the request {_shown(request)}; it may only read")
+
+
+def check_snapshots(spec: str, commands: Sequence[Any], *, initial: Any = None) -> None:
+    """A machine restored from a snapshot, however its bytes are cut, goes on like the one that it was taken of."""
+    logged = _as_logged(commands)
+    used = _made(spec, initial)
+    for place, command in enumerate(logged):
+        _apply(used, command, place)
+    for cut in sorted({0, len(logged) // 2, len(logged)}):
+        original, restored = _made(spec, initial), _made(spec, initial)
+        for place, command in enumerate(logged[:cut]):
+            _apply(original, command, place)
+        snapshot, where = _snapshot(original), f"a machine restored after {cut} commands"
+        for machine, size in ((restored, 7), (used, max(1, len(snapshot)))):
+            machine.restore(snapshot[start : start + size] for start in range(0, len(snapshot), size))
+            if _snapshot(machine) != snapshot:
+                raise MachineFaulty(f"{where} gives another snapshot; is all of the state in it, and in one order?")
+        for place, command in enumerate(logged[cut:], cut):
+            one, other = (_reply(_apply(machine, command, place)) for machine in (restored, original))
+            if one != other:
+                said = f"{_shown(one)}, and the original {_shown(other)}"
+                raise MachineFaulty(f"{where} answered {_at(place, logged)} with {said}")
+
+
+def check_determinism(spec: str, commands: Sequence[Any], *, initial: Any = None) -> None:
+    """Processes with other hash seeds and time zones, a moment apart, reach the same results, digests and snapshot."""
+    logged = _as_logged(commands)
+    runs = [_run_child(spec, logged, initial, *surroundings) for surroundings in SURROUNDINGS]
+    for other in runs[1:]:
+        for place, (one, another) in enumerate(zip(runs[0]["replies"], other["replies"], strict=True)):
+            if one != another:
+                first, second = (_shown(unpack(bytes.fromhex(packed), ext=True)) for packed in (one, another))
+                said = f"{first} in one process and {second} in another"
+                raise MachineFaulty(f"{_at(place, logged)} was answered {said}; {_REASONS}")
+        if runs[0]["digests"] != other["digests"]:
+            raise MachineFaulty(f"equal results gave unequal digests; {_REASONS}")
+        if runs[0]["snapshot"] != other["snapshot"]:
+            raise MachineFaulty(f"processes that gave equal results wrote unequal snapshots; {_REASONS}")
+
+
+_REASONS = "look for a clock, a random number, the order of a set, hash() or id(), the environment, a float's sum"
+
+
+def _run_child(spec: str, commands: list[Any], initial: Any, hash_seed: str, time_zone: str) -> dict[str, Any]:
+    environment = {**os.environ, "PYTHONHASHSEED": hash_seed, "TZ": time_zone}
+    environment["PYTHONPATH"] = os.pathsep.join(path or os.getcwd() for path in sys.path)
+    program = f"from {__name__} import run_child; run_child()"
+    given = pack([spec, commands, initial]).hex()
+    ran = subprocess.run(
+        [sys.executable, "-c", program],
+        input=given,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=CHILD_DEADLINE_S,
+        check=False,
+    )
+    if ran.returncode:
+        last_words = (ran.stderr.strip() or "it said nothing").splitlines()[-1]
+        raise MachineFaulty(f"a process of its own could not run {spec}: {last_words}")
+    document: dict[str, Any] = json.loads(ran.stdout.splitlines()[-1])
+    return document
+
+
+def run_child() -> None:
+    """What a process of `check_determinism` does: standard input's commands through an applier, to standard output."""
+    spec, commands, initial = unpack(bytes.fromhex(sys.stdin.read()), ext=True)
+    machine = _made(spec, initial)
+    applier = Applier(machine)
+    replies: list[str] = []
+    digests: list[str] = []
+    for raw in _frames(commands):
+        for frame in walk_frames(raw):
+            applied = applier.apply(frame)
+            refused = {place: [code, text] for place, code, text in applied.refused}
+            replies += [pack(refused.get(place, result)).hex() for place, result in enumerate(applied.results)]
+            digests.append(applier.digest.hex())
+    document = {"replies": replies, "digests": digests, "snapshot": sha256(_snapshot(machine)).hexdigest()}
+    sys.stdout.write("\n" + json.dumps(document) + "\n")
+
+
+def _frames(commands: list[Any]) -> Iterator[bytes]:
+    prev_crc32c = 0
+    for start in range(0, len(commands), BATCH_COMMANDS):
+        batch = commands[start : start + BATCH_COMMANDS]
+        raw = encode_frame(
+            index=start,
+            epoch=1,
+            timestamp=TIMESTAMP,
+            count=len(batch),
+            prev_crc32c=prev_crc32c,
+            kind=Kind.RECORDS,
+            payload=encode_records(batch),
+        )
+        [frame] = walk_frames(raw)
+        prev_crc32c = frame.header.crc32c
+        yield raw
+
+
+def _made(spec: str, initial: Any) -> StateMachine:
+    machine = load_machine(spec)
+    return machine(default_initial(machine) if initial is None else initial)
+
+
+def _as_logged(commands: Sequence[Any]) -> list[Any]:
+    """The commands as a node reads them from its log: what was a tuple is a list, and nobody else has them."""
+    logged: list[Any] = []
+    for place, command in enumerate(commands):
+        try:
+            logged.append(unpack(pack(command), ext=True))
+        except PayloadInvalid as error:
+            raise MachineFaulty(
+                f"command {place} cannot stand in a log, it {error.reason}: {_shown(command)}"
+            ) from error
+    return logged
+
+
+def _context(place: int) -> Context:
+    return Context(place, 1, TIMESTAMP)
+
+
+def _apply(machine: StateMachine, command: Any, place: int) -> Any:
+    """The result, or the Refused. Raises MachineFaulty."""
+    try:
+        return machine.apply(command, _context(place))
+    except Refused as refusal:
+        return refusal
+    except Exception as error:
+        what = f"apply raised {type(error).__name__}: {error} at command {place}, {_shown(command)}"
+        raise MachineFaulty(f"{what}; a replica would stop there for good: refuse it, in check if possible") from error
+
+
+def _reply(result: Any) -> Any:
+    return [result.code, result.text] if isinstance(result, Refused) else unpack(pack(result), ext=True)
+
+
+def _snapshot(machine: StateMachine) -> bytes:
+    chunks = list(machine.snapshot())
+    for at, chunk in enumerate(chunks):
+        if not isinstance(chunk, bytes):
+            raise MachineFaulty(f"snapshot yields bytes; its chunk {at} is a {type(chunk).__name__}")
+        if len(chunk) > CHUNK_BYTES:
+            raise MachineFaulty(
+                f"the snapshot's chunk {at} has {len(chunk)} bytes, above {CHUNK_BYTES}; yield less at once"
+            )
+    return b"".join(chunks)
+
+
+def _packed(value: Any, what: str) -> bytes:
+    try:
+        packed = pack(value)
+        unpack(packed, ext=True)
+    except PayloadInvalid as error:
+        raise MachineFaulty(f"{what} is no msgpack value, it {error.reason}: {_shown(value)}") from error
+    return packed
+
+
+def _at(place: int, commands: Sequence[Any]) -> str:
+    return f"command {place}, {_shown(commands[place])}"
+
+
+def _shown(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= SHOWN_CHARACTERS else text[:SHOWN_CHARACTERS] + "..."

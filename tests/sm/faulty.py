@@ -1,0 +1,183 @@
+"""Machines that replicas could not rely on, each in one way."""
+
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+from quire.log import pack, unpack
+from quire.sm import Context, Refused
+
+
+class Sound:
+    """Words, as it should be: adds one, refuses one that is there, and answers how many there are."""
+
+    name = "sound"
+    version = 1
+
+    def __init__(self, initial: Any) -> None:
+        self.words: list[str] = []
+
+    def check(self, command: Any) -> None:
+        if not isinstance(command, str):
+            raise Refused("NO_WORD", "a word is text")
+
+    def apply(self, command: Any, context: Context) -> Any:
+        if command in self.words:
+            raise Refused("KNOWN", "the word is there")
+        self.words.append(command)
+        return len(self.words)
+
+    def query(self, request: Any) -> Any:
+        return self.words
+
+    def snapshot(self) -> Iterator[bytes]:
+        yield pack(self.words)
+
+    def restore(self, chunks: Iterable[bytes]) -> None:
+        self.words = list(unpack(b"".join(chunks)))
+
+
+class PassesAnything(Sound):
+    def check(self, command: Any) -> None:
+        return
+
+
+class RefusesByState(Sound):
+    def check(self, command: Any) -> None:
+        super().check(command)
+        if command in self.words:
+            raise Refused("KNOWN", "the word is there")
+
+
+class ChecksWithEffect(Sound):
+    def check(self, command: Any) -> None:
+        super().check(command)
+        self.words.append(command)
+
+
+class RefusesByNumber(Sound):
+    def check(self, command: Any) -> None:
+        if not isinstance(command, str):
+            raise Refused(4, "a word is text")  # type: ignore[arg-type]
+
+
+class ChecksOtherwiseInBatches(Sound):
+    def check_batch(self, commands: Sequence[Any]) -> list[list[Any]]:
+        return []
+
+
+class Raises(Sound):
+    def apply(self, command: Any, context: Context) -> Any:
+        raise KeyError(command)
+
+
+class RefusesTooLate(Sound):
+    def apply(self, command: Any, context: Context) -> Any:
+        self.words.append(command)
+        if self.words.count(command) > 1:
+            raise Refused("KNOWN", "the word is there")
+
+
+class AnswersASet(Sound):
+    def apply(self, command: Any, context: Context) -> Any:
+        return {command}
+
+
+class AnswersItsState(Sound):
+    def apply(self, command: Any, context: Context) -> Any:
+        super().apply(command, context)
+        return self.words
+
+
+class AnswersAtLength(Sound):
+    def apply(self, command: Any, context: Context) -> Any:
+        return "x" * ((64 << 10) - 2)
+
+
+class ChangesCommands(Sound):
+    def check(self, command: Any) -> None:
+        return
+
+    def apply(self, command: Any, context: Context) -> Any:
+        if isinstance(command, list):
+            command.clear()
+
+
+class BatchesOtherwise(Sound):
+    def apply_batch(self, commands: Sequence[Any], contexts: Sequence[Context]) -> list[Any]:
+        self.words += commands
+        return [len(self.words)] * len(commands)
+
+
+class BatchesToAnotherState(Sound):
+    def apply_batch(self, commands: Sequence[Any], contexts: Sequence[Context]) -> list[Any]:
+        results: list[Any] = []
+        for command, context in zip(commands, contexts, strict=True):
+            try:
+                results.append(self.apply(command, context))
+            except Refused as refusal:
+                results.append(refusal)
+        self.words.reverse()
+        return results
+
+
+class BatchesTooLittle(Sound):
+    def apply_batch(self, commands: Sequence[Any], contexts: Sequence[Context]) -> list[Any]:
+        return []
+
+
+class QueriesWithEffect(Sound):
+    def query(self, request: Any) -> Any:
+        self.words.append("asked")
+
+
+class AnswersASetWhenAsked(Sound):
+    def query(self, request: Any) -> Any:
+        return set(self.words)
+
+
+class SnapshotsText(Sound):
+    def snapshot(self) -> Iterator[bytes]:
+        yield "words"  # type: ignore[misc]
+
+
+class SnapshotsAtOnce(Sound):
+    def snapshot(self) -> Iterator[bytes]:
+        yield bytes((16 << 20) + 1)
+
+
+class ForgetsInSnapshots(Sound):
+    def snapshot(self) -> Iterator[bytes]:
+        yield pack(sorted(self.words)[:1])
+
+
+class AddsToWhatItHolds(Sound):
+    def restore(self, chunks: Iterable[bytes]) -> None:
+        self.words += unpack(b"".join(chunks))
+
+
+class ForgetsBesides(Sound):
+    """It counts beside its snapshot."""
+
+    def __init__(self, initial: Any) -> None:
+        super().__init__(initial)
+        self.count = 0
+
+    def apply(self, command: Any, context: Context) -> Any:
+        self.count += 1
+        return self.count
+
+
+class Hashes(Sound):
+    def apply(self, command: Any, context: Context) -> Any:
+        return hash(command) % 1000
+
+
+class SnapshotsByHash(Sound):
+    def snapshot(self) -> Iterator[bytes]:
+        yield pack(sorted(self.words, key=hash))
+
+
+class LooksAtTheClock(Sound):
+    def apply(self, command: Any, context: Context) -> Any:
+        return time.strftime("%H", time.localtime(0))
