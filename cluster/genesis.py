@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from quire.log import Kind, decode_system, encode_frame, encode_system, walk_frames
 from quire.replication import Members
-from quire.sm import MAX_SESSIONS, SESSION_WINDOW
+from quire.sm import MAX_SESSIONS, SESSION_BYTES, SESSION_WINDOW, SESSIONS_BYTES
 
 from .config import ServeConfig
 from .errors import ClusterError
@@ -41,6 +41,8 @@ def make_genesis(members: Members, machine: tuple[str, int], initial: Any, confi
             "max_frame_bytes": config.max_frame_bytes,
             "session_window": SESSION_WINDOW,
             "max_sessions": MAX_SESSIONS,
+            "session_bytes": SESSION_BYTES,
+            "sessions_bytes": SESSIONS_BYTES,
         },
     }
     timestamp = time.time_ns() // 1_000

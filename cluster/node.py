@@ -519,6 +519,6 @@ class Node:
 
 
 def _sessions(genesis: Genesis) -> Sessions:
-    """An empty session table with the limits that all nodes share."""
-    limits = genesis.limits
-    return Sessions(session_window=limits["session_window"], max_sessions=limits["max_sessions"])
+    """An empty session table with the limits that all nodes share; of one that an old genesis lacks the default."""
+    names = ("session_window", "max_sessions", "session_bytes", "sessions_bytes")
+    return Sessions(**{name: genesis.limits[name] for name in names if name in genesis.limits})

@@ -21,7 +21,7 @@ from .kv import KvMachine
 from .log import LogMachine
 from .machine import Context, Contexts, Refused, StateMachine
 from .registry import default_initial, load_machine
-from .sessions import MAX_SESSIONS, SESSION_WINDOW, Sessions, SessionStatus
+from .sessions import MAX_SESSIONS, SESSION_BYTES, SESSION_WINDOW, SESSIONS_BYTES, Sessions, SessionStatus
 from .snapshot import NO_GROUND, Ground, Manifest
 from .snapshot_content import content_of, restore_content
 from .snapshot_restore import restore_newest
@@ -43,6 +43,8 @@ __all__ = [
     "KEPT_SNAPSHOTS",
     "MAX_SESSIONS",
     "NO_GROUND",
+    "SESSIONS_BYTES",
+    "SESSION_BYTES",
     "SESSION_WINDOW",
     "Applied",
     "Applier",

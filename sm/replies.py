@@ -14,7 +14,11 @@ refused: [[place in the sheet, code, text], ...]. The first is a frame's payload
 command is looked at again. A long command is kept as ext type 0 of a digest of its msgpack bytes, for it is only ever
 compared. (No client's command is of ext types 0 to 15.)
 
-Where blocks begin follows from the log alone, and all of this is plain data, so it can stand in a snapshot.
+A session holds at most `session_bytes` in blocks: beyond it the oldest go, as those do that lie outside of the window;
+also the last one, where it is longer by itself. Of a shared sheet a session holds as much as it has of its commands.
+
+Where blocks begin, and their sizes, follow from the log alone, and all of this is plain data, so it can stand in a
+snapshot.
 """
 
 from bisect import bisect_right
@@ -29,7 +33,8 @@ from quire.log.payload import HEADERS_EXT_TYPE
 
 from .machine import Refused
 
-TAIL_COMMANDS = 64  # A tail that reaches this becomes a block.
+TAIL_COMMANDS = 64  # A tail that reaches this becomes a block,
+TAIL_BYTES = 64 << 10  # or this.
 STRETCH_COMMANDS = 512  # So many at most join the tail at once, so that what one retry unpacks is short.
 SHEET_COMMANDS = 16_384  # A longer frame is no sheet, for the same reason.
 SHARED_COMMANDS = 16  # With fewer of a frame, a session packs its own.
@@ -60,6 +65,14 @@ class Block(NamedTuple):
     sheet: bytes
     place: int
     of_runs: bool  # The sheet's first part is the payload of a frame of kind `runs`.
+    size: int  # The session's share of the sheet, in bytes.
+
+
+class Bounds(NamedTuple):
+    """How much of it a session keeps: its latest commands, and bytes of blocks."""
+
+    window: int
+    bytes: int
 
 
 class Replies:
@@ -74,6 +87,8 @@ class Replies:
         "pending_count",
         "refused",
         "results",
+        "size",
+        "tail_size",
         "tail_start",
     )
 
@@ -87,6 +102,13 @@ class Replies:
         self.commands: list[Any] = []  # the tail, in the three parts of a sheet
         self.results: list[Any] = []
         self.refused: list[list[Any]] = []
+        self.tail_size = 0  # at least what the tail holds, as msgpack
+        self.size = 0  # of blocks and tail
+
+    @property
+    def kept_from(self) -> int:
+        """The first sequence whose reply is kept."""
+        return self.block_starts[0] if self.block_starts else self.tail_start
 
     @property
     def recorded_end(self) -> int:
@@ -109,31 +131,51 @@ class Replies:
         raise IndexError(sequence)
 
     def record(
-        self, commands: Sequence[Any], results: Sequence[Any], refused: dict[int, list[str]], window: int
+        self,
+        commands: Sequence[Any],
+        results: Sequence[Any],
+        refused: dict[int, list[str]],
+        bounds: Bounds,
+        size_of: Callable[[int, int], int],
     ) -> None:
-        """Keep the replies of what is pending: commands and results of the whole frame, the refused by place in it."""
+        """Keep the replies of what is pending.
+
+        Commands and results are those of the whole frame, the refused by place in it; `size_of` tells what those of
+        the places [start, end) hold, as msgpack.
+        """
         for place, count in self.pending:
             if count == 1:
                 if refused and place in refused:
                     self.refused.append([len(self.commands), *refused[place]])
                 self.commands.append(commands[place])
                 self.results.append(results[place])
+                self._count_tail(size_of(place, place + 1))
             else:
                 for start in range(place, place + count, STRETCH_COMMANDS):
                     end = min(start + STRETCH_COMMANDS, place + count)
                     self._extend_tail(start, end, commands, results, refused)
-                    self._shorten_tail(window)
-        self._shorten_tail(window)
+                    self._count_tail(size_of(start, end))
+                    self._shorten_tail(bounds)
+        self._shorten_tail(bounds)
         self.pending.clear()
         self.pending_count = 0
 
-    def record_sheet(self, sheet: bytes, window: int, *, of_runs: bool) -> None:
-        """Keep the replies of what is pending by the sheet of its frame."""
-        self._pack_tail(window)
+    def record_sheet(self, sheet: bytes, bounds: Bounds, *, of_runs: bool, commands: int) -> None:
+        """Keep the replies of what is pending by the sheet of its frame, which has so many commands."""
+        self._pack_tail(bounds)
         for place, count in self.pending:
-            self._append_block(Block(sheet, place, of_runs), count, window)
+            share = -(-len(sheet) * count // commands)
+            self._append_block(Block(sheet, place, of_runs, share), count, bounds)
         self.pending.clear()
         self.pending_count = 0
+
+    def forget(self) -> int:
+        """Drop every reply, and no sequence; the bytes that they held. Nothing may be pending."""
+        size, self.size, self.tail_size = self.size, 0, 0
+        self.block_starts, self.blocks = [], []
+        self.commands, self.results, self.refused = [], [], []
+        self.tail_start = self.next_sequence
+        return size
 
     def read(self, sequence: int, end: int) -> Iterator[Recorded]:
         """What was answered to [sequence, end), all of it recorded and none of it dropped."""
@@ -155,9 +197,9 @@ class Replies:
 
     def to_row(self, number_of: Callable[[bytes], int]) -> list[Any]:
         """All of it as plain data, with a number for each sheet. Between two frames: nothing is pending."""
-        blocks = [[number_of(sheet), place, of_runs] for sheet, place, of_runs in self.blocks]
+        blocks = [[number_of(block.sheet), block.place, block.of_runs, block.size] for block in self.blocks]
         tail = pack([self.commands, self.results, self.refused])
-        return [self.next_sequence, self.tail_start, self.block_starts, blocks, tail]
+        return [self.next_sequence, self.tail_start, self.block_starts, blocks, self.tail_size, tail]
 
     @classmethod
     def from_row(cls, row: Sequence[Any], sheets: Sequence[bytes]) -> "Replies":
@@ -167,9 +209,10 @@ class Replies:
             PayloadInvalid, ValueError, TypeError, IndexError: it is no such row.
         """
         replies = cls()
-        replies.next_sequence, replies.tail_start, starts, blocks, tail = row
+        replies.next_sequence, replies.tail_start, starts, blocks, replies.tail_size, tail = row
         replies.block_starts = list(starts)
-        replies.blocks = [Block(sheets[number], place, of_runs) for number, place, of_runs in blocks]
+        replies.blocks = [Block(sheets[number], place, of_runs, size) for number, place, of_runs, size in blocks]
+        replies.size = replies.tail_size + sum(block.size for block in replies.blocks)
         try:
             replies.commands, replies.results, replies.refused = unpack_trusted(tail, ExtType)
         except PayloadInvalid:  # A map in a machine's result has an array as its key: as tuples, it is read back.
@@ -186,23 +229,34 @@ class Replies:
         self.commands += commands[start:end]
         self.results += results[start:end]
 
-    def _shorten_tail(self, window: int) -> None:
-        if len(self.commands) >= TAIL_COMMANDS:
-            self._pack_tail(window)
+    def _count_tail(self, size: int) -> None:
+        self.tail_size += size
+        self.size += size
 
-    def _pack_tail(self, window: int) -> None:
+    def _shorten_tail(self, bounds: Bounds) -> None:
+        if len(self.commands) >= TAIL_COMMANDS or self.tail_size >= TAIL_BYTES:
+            self._pack_tail(bounds)
+
+    def _pack_tail(self, bounds: Bounds) -> None:
         if self.commands:
             sheet = pack([self.commands, [self.results, self.refused]])
-            self._append_block(Block(sheet, 0, of_runs=False), len(self.commands), window)
+            count = len(self.commands)
             self.commands, self.results, self.refused = [], [], []
+            self.size -= self.tail_size
+            self.tail_size = 0
+            self._append_block(Block(sheet, 0, False, len(sheet)), count, bounds)
 
-    def _append_block(self, block: Block, count: int, window: int) -> None:
-        """Append a block, and drop those that lie wholly outside of the window."""
+    def _append_block(self, block: Block, count: int, bounds: Bounds) -> None:
+        """Append a block, and drop those that lie wholly outside of the window, or hold too much."""
         starts, blocks = self.block_starts, self.blocks
         starts.append(self.tail_start)
         blocks.append(block)
+        self.size += block.size
         self.tail_start += count
-        while len(starts) > 1 and starts[1] <= self.next_sequence - window:
+        while (len(starts) > 1 and starts[1] <= self.next_sequence - bounds.window) or (
+            starts and self.size - self.tail_size > bounds.bytes
+        ):
+            self.size -= blocks[0].size
             del starts[0], blocks[0]
 
 

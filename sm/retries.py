@@ -4,7 +4,7 @@ Decided before anything executes, for it depends on sequences and commands alone
 is one batch, in record order, whatever else stands in the frame. Sequences rise by one within a run, so it falls into
 at most four parts, in this order; a run that begins above the next sequence is all gap.
 
-    gone       below the window                    REPLY_GONE
+    gone       below the window, or too much       REPLY_GONE
     recorded   answered in an earlier frame        the recorded reply, or SEQUENCE_REUSED
     pending    executes in this frame, before      the reply of that place, or SEQUENCE_REUSED
     new                                            executes
@@ -12,16 +12,17 @@ at most four parts, in this order; a run that begins above the next sequence is 
 None of the refusals uses a sequence.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
-from quire.log import Frame, Kind
+from quire.log import Frame, Kind, pack
 
 from .machine import Refused
 from .replies import (
     SHARED_BYTES,
     SHARED_COMMANDS,
     SHEET_COMMANDS,
+    Bounds,
     Replies,
     command_digest,
     same_command,
@@ -29,6 +30,7 @@ from .replies import (
 )
 from .sessions import Sessions
 
+SHORT_REPLY_BYTES = 4096  # In a frame whose whole reply is shorter, no result is measured by itself.
 LONG_COMMAND_BYTES = 128  # A frame whose commands are longer than this, on the average, leaves digests of them.
 
 
@@ -55,10 +57,12 @@ class Verdicts:
                     if not replies.pending_count:
                         executing.append(replies)
                     replies.reserve(place, count)
+                    table.move_to_end(session)
                 elif replies is None:
                     refusal = self._sessions.refusal(session)
                     self._answered.update(dict.fromkeys(range(place, place + count), refusal))
                 else:
+                    table.move_to_end(session)
                     self._judge_run(replies, session, sequence, range(place, place + count))
             place += count
 
@@ -85,30 +89,38 @@ class Verdicts:
 
     def record(self, frame: Frame, results: list[Any], refused: list[list[Any]], packed_reply: bytes) -> None:
         """Record the replies of what has executed with its sessions."""
-        commands, window = self._commands, self._sessions.session_window
+        executing = self._executing
+        if not executing:
+            return
+        before = sum(replies.size for replies in executing)
+        commands, sessions = self._commands, self._sessions
+        bounds = Bounds(sessions.session_window, sessions.session_bytes)
         if len(frame.payload) > LONG_COMMAND_BYTES * len(commands):
-            executing, commands = self._executing, self._shortened()
+            others, commands = executing, self._shortened()
         else:
-            executing = self._share(frame, packed_reply)
-        if executing:
+            others = self._share(frame, packed_reply, bounds)
+        if others:
             refused_at = {place: [code, text] for place, code, text in refused}
-            for replies in executing:
-                replies.record(commands, results, refused_at, window)
+            size_of = _sizes(frame, results, refused_at, packed_reply)
+            for replies in others:
+                replies.record(commands, results, refused_at, bounds, size_of)
+        sessions.grew(sum(replies.size for replies in executing) - before)
 
-    def _share(self, frame: Frame, packed_reply: bytes) -> list[Replies]:
+    def _share(self, frame: Frame, packed_reply: bytes, bounds: Bounds) -> list[Replies]:
         """Record by the frame's own bytes with the sessions that had enough of it; give the other sessions."""
         count = len(self._commands)
         if count > SHEET_COMMANDS or frame.header.kind == Kind.BLOB:
             return self._executing
         share = -(-(len(frame.payload) + len(packed_reply)) // SHARED_BYTES)
         enough = max(SHARED_COMMANDS, min(count, share))
-        others, window, sheet = [], self._sessions.session_window, b""
+        others, sheet = [], b""
         for replies in self._executing:
             if replies.pending_count < enough:
                 others.append(replies)
             else:
                 sheet = sheet or sheet_of_frame(frame, packed_reply)
-                replies.record_sheet(sheet, window, of_runs=frame.header.kind == Kind.RUNS)
+                of_runs = frame.header.kind == Kind.RUNS
+                replies.record_sheet(sheet, bounds, of_runs=of_runs, commands=count)
         return others
 
     @property
@@ -125,7 +137,7 @@ class Verdicts:
                 text = f"session {session} goes on with sequence {next_sequence}, not {at}"
                 self._answered[place] = Refused("SEQUENCE_GAP", text)
             return
-        lowest = max(1, next_sequence - window)
+        lowest = max(1, next_sequence - window, replies.kept_from)
         first = max(sequence, lowest)
         for at in range(sequence, min(run.stop, lowest)):
             text = f"session {session} keeps replies from sequence {lowest} on, the last {window} at most; {at} is gone"
@@ -153,6 +165,22 @@ class Verdicts:
                 for place in range(first, first + count):
                     commands[place] = command_digest(commands[place])
         return commands
+
+
+def _sizes(
+    frame: Frame, results: list[Any], refused: dict[int, list[str]], packed_reply: bytes
+) -> Callable[[int, int], int]:
+    """What the commands and replies of places [start, end) hold: by their number where all replies are short."""
+    command = min(LONG_COMMAND_BYTES, len(frame.payload))
+    if len(packed_reply) <= SHORT_REPLY_BYTES:
+        each = command + len(packed_reply) // len(results) + 1
+        return lambda start, end: each * (end - start)
+
+    def measured(start: int, end: int) -> int:
+        texts = [refused[place] for place in range(start, end) if place in refused] if refused else ()
+        return command * (end - start) + len(pack([results[start:end], texts]))
+
+    return measured
 
 
 def _reused(session: int, sequence: int) -> Refused:

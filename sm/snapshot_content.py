@@ -3,8 +3,9 @@
     row     length u32, one msgpack array; a length of 0 ends the rows
 
     [1, sheet]                                           a sheet that replies share; they are counted from 0
-    [2, id, name or nil, next_sequence, tail_start, block_starts, blocks, tail]     an open session
-            blocks: [[sheet, place, of_runs], ...]    tail: msgpack [commands, results, refused], packed once more
+    [2, id, name or nil, next_sequence, tail_start, block_starts, blocks, tail_size, tail]
+            an open session, the one that was used longest ago first
+            blocks: [[sheet, place, of_runs, size], ...]    tail: msgpack [commands, results, refused], packed once more
     [3, [[old id, id that took over], ...]]              fenced ids, oldest first
 
 A sheet comes before the first session that refers to it, and each once, so what sessions share they share again.

@@ -46,7 +46,10 @@ class Model:
                 break
         else:
             if len(self.open) == MAX_SESSIONS:
-                return "SESSIONS_FULL"
+                unnamed = [old for old, history in self.open.items() if not history.name]
+                if not unnamed:
+                    return "SESSIONS_FULL"
+                del self.open[unnamed[0]]
             history = History(len(self.histories), name)
             self.histories.append(history)
         self.open[index] = history
@@ -70,6 +73,7 @@ class Model:
             return self.execute(command, index)
         if session not in self.open:
             return [self.absence(session)]
+        self.open[session] = self.open.pop(session)  # Used last.
         answered = self.open[session].answered
         if sequence > len(answered) + 1:
             return ["SEQUENCE_GAP"]

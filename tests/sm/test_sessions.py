@@ -3,6 +3,7 @@
 import pytest
 
 from quire.sm import EMPTY_DIGEST, MAX_SESSIONS, SESSION_WINDOW, Sessions, SessionStatus
+from quire.sm.sessions import SESSION_BYTES, SESSIONS_BYTES
 
 from .ledger import Desk, codes, replies
 
@@ -25,10 +26,10 @@ def test_sequences_start_at_one() -> None:
 
 
 @pytest.mark.parametrize("name", ["billing", None, ""])
-def test_opening_and_closing_leave_the_digest_as_it_is(name: str | None) -> None:
+def test_opening_evicting_and_closing_leave_the_digest_as_it_is(name: str | None) -> None:
     desk = Desk(max_sessions=1)
     session = desk.open(name)
-    assert desk.try_open("other").refused[0][1] == "SESSIONS_FULL"
+    codes(replies(desk.try_open("other")))
     desk.close(session)
     assert desk.applier.digest == EMPTY_DIGEST
     assert desk.applier.applied_index == 4
@@ -108,13 +109,14 @@ def test_an_unknown_session_is_expired() -> None:
     assert desk.ledger.executed == []
 
 
-def test_sessions_are_opened_up_to_the_limit_and_not_one_more() -> None:
+def test_named_sessions_are_opened_up_to_the_limit_and_not_one_more() -> None:
     desk = Desk(max_sessions=3)
-    first, named, _ = desk.open(), desk.open("a"), desk.open()
+    first, named, _ = desk.open("c"), desk.open("a"), desk.open("d")
     for name in (None, "b"):
         applied = desk.try_open(name)
         assert applied.results == [None]
-        assert applied.refused == [[0, "SESSIONS_FULL", "3 sessions are open of at most 3"]]
+        text = "3 sessions are open of at most 3, and all of them have names; close one"
+        assert applied.refused == [[0, "SESSIONS_FULL", text]]
         assert desk.applier.sessions.find(applied.index) is None
     again = desk.open("a")  # It takes the old one's room.
     assert codes(desk.send(named, 1, ["x"])) == ["SESSION_FENCED"]
@@ -123,6 +125,34 @@ def test_sessions_are_opened_up_to_the_limit_and_not_one_more() -> None:
     assert desk.try_open("b").refused == []
     assert desk.try_open("c").refused
     assert desk.send(again, 1, ["x"]) == [[0, desk.applier.applied_index - 1]]
+
+
+def test_at_the_limit_the_unnamed_session_goes_that_was_used_longest_ago_and_no_other() -> None:
+    desk = Desk(max_sessions=3)
+    first, named, last = desk.open(), desk.open("a"), desk.open()
+    desk.send(first, 1, ["x"])  # `last` is the one that was used longest ago now; a name never goes.
+    desk.open()
+    assert codes(desk.send(last, 1, ["y"])) == ["SESSION_EXPIRED"]
+    assert [desk.applier.sessions.find(session) is not None for session in (first, named, last)] == [True, True, False]
+    desk.send_runs((first, 1, ["x"]))  # A retry is a use, too.
+    newest = desk.open()
+    assert [desk.applier.sessions.find(session) is not None for session in (first, newest)] == [True, True]
+    assert desk.ledger.executed == ["x"]
+
+
+def test_whoever_comes_back_to_an_evicted_session_executes_nothing_again() -> None:
+    desk = Desk(max_sessions=1)
+    session = desk.open()
+    desk.send(session, 1, ["a", "b"])
+    other = desk.open()
+    retries = [desk.send(session, 1, ["a", "b"]), desk.send(session, 1, ["a"]), desk.send(session, 3, ["c"])]
+    assert [set(codes(given)) for given in retries] == [{"SESSION_EXPIRED"}] * 3
+    assert codes(desk.send_runs((session, 1, ["a"]), (other, 1, ["d"]), (session, 2, ["b"]))) == [
+        *("SESSION_EXPIRED", [2, desk.applier.applied_index - 2], "SESSION_EXPIRED")
+    ]
+    assert codes(replies(desk.close(session))) == ["SESSION_EXPIRED"]
+    assert desk.ledger.executed == ["a", "b", "d"]
+    assert desk.again().digest == desk.applier.digest
 
 
 def test_fenced_ids_are_remembered_up_to_the_limit_the_oldest_forgotten_first() -> None:
@@ -139,16 +169,21 @@ def test_the_limits_are_those_of_the_design_unless_given() -> None:
     assert (SESSION_WINDOW, MAX_SESSIONS) == (8192, 100_000)
     sessions = Sessions()
     assert (sessions.session_window, sessions.max_sessions) == (8192, 100_000)
+    assert (sessions.session_bytes, sessions.sessions_bytes) == (SESSION_BYTES, SESSIONS_BYTES)
 
 
 def test_the_table_holds_its_default_limit_and_not_one_more() -> None:
     sessions = Sessions()
     for index in range(1, MAX_SESSIONS + 1):
-        sessions.open(index, None)
+        sessions.open(index, f"name {index}" if index > 1 else None)
     desk = Desk()
     desk.applier.sessions = sessions
     desk.frames.index = desk.applier.applied_index = MAX_SESSIONS + 1
-    assert desk.try_open().refused == [[0, "SESSIONS_FULL", "100000 sessions are open of at most 100000"]]
+    assert desk.try_open().refused == []
+    assert sessions.find(1) is None
+    assert len(sessions.replies) == MAX_SESSIONS
+    desk.open("now all have names")
+    assert desk.try_open().refused[0][1] == "SESSIONS_FULL"
 
 
 def test_other_system_records_have_no_results() -> None:
