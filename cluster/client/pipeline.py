@@ -14,6 +14,7 @@ Sequences are given anew only to what provably is not in the log:
   one goes back to the queue.
 - A message that the cluster refuses for what it holds is refused on every stream and by every node: the check looks
   at the command alone. No stream takes anything behind a refused message. So nothing from there on is doubtful.
+- A session that is gone never comes back and executes nothing: what was on this stream alone goes under another one.
 
 Once its deadline has passed, what is in flight is reported as unknown, and stays: the sequences behind it need it.
 What is in the queue is withdrawn.
@@ -256,6 +257,19 @@ class Pipeline:
         self._withdraw([head])
         if failed and self._halts:
             self._halt(len(before))
+
+    def expired(self, unknown: str) -> None:
+        """The session is gone. It executed nothing that no earlier stream took: that goes again, under the next one."""
+        doubtful = [group for group in self._flight if group.doubtful]
+        back = list(self._flight)[len(doubtful) :]
+        self._flight.clear()
+        self._window = 0
+        for group in doubtful:
+            group.fail(lambda: OutcomeUnknown(unknown))
+        self._requeue(1, back)
+        self._withdraw(doubtful)
+        if doubtful and self._halts:
+            self._halt(0)
 
     def _check_next(self, sequence: int) -> None:
         # 0 stands for the first message of a stream that could not even be read.

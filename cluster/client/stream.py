@@ -210,12 +210,12 @@ class CommandStream:
                     self._heed(sequence, problem)
                 except OutOfPlace as error:
                     raise StreamEnded(str(error)) from None
+            case SessionExpired() if self._name is None:
+                self._session = None  # The next attempt gets another.
+                self.pipeline.expired(f"{end}; it may have been executed before")
             case SessionError():
                 self.pipeline.end(lambda: _another(end), f"{end}; it may have been executed before")
-                if self._name is None and isinstance(end, SessionExpired):
-                    self._session = None  # The next command gets another.
-                else:
-                    self._failure = end
+                self._failure = end
             case _:
                 raise StreamEnded(str(end))
 

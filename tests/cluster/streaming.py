@@ -61,6 +61,7 @@ class StreamServer:
     stopping: bool = False
     came: asyncio.Event = field(default_factory=asyncio.Event)
     refusals: int = 0
+    evicts_at: Any = None  # Behind it all sessions go, the connection breaks, and `answering` has to be set again.
 
     def __post_init__(self) -> None:
         self.answering.set()
@@ -136,6 +137,10 @@ class StreamServer:
             await socket.send_bytes(pack([sequence, problem]))
             return False
         results, refused = self._execute(int(request.query["session"]), sequence, commands)
+        if self.evicts_at in commands and self.sessions:
+            self.sessions.clear()
+            self.answering.clear()
+            return self._break(request)
         if fault is Fault.NOT_ANSWERED:
             return self._break(request)
         await socket.send_bytes(pack([sequence, len(self.executed), 1, results, refused]))

@@ -546,14 +546,46 @@ async def test_what_a_fenced_client_lost_sight_of_is_unknown() -> None:
     assert isinstance(answers[0], OutcomeUnknown)
 
 
-async def test_a_session_that_has_expired_says_so_and_the_next_command_gets_another() -> None:
+async def test_a_session_that_was_evicted_is_replaced_and_what_it_did_not_execute_goes_under_the_next() -> None:
     async with streaming() as server, connect(server.address) as cluster:
         await cluster.apply("a")
         server.sessions.clear()
-        with pytest.raises(SessionExpired):
-            await cluster.apply("expired")
-        assert await cluster.apply("b") == 2
-        assert server.executed == ["a", "b"]
+        answers = [await cluster.submit(command) for command in ("b", "c", "d")]
+        assert await answers_of(*answers) == [2, 3, 4]
+        assert await cluster.apply("e") == 5
+        assert server.executed == ["a", "b", "c", "d", "e"]
+        assert len(server.sessions) == 1
+
+
+async def test_what_an_evicted_session_may_have_executed_is_unknown_and_what_was_behind_it_goes_under_the_next() -> (
+    None
+):
+    async with streaming() as server, connect(server.address) as cluster:
+        await cluster.apply("a")
+        server.evicts_at = "lost"
+        lost = await cluster.submit("lost")
+        await server.heard(3)
+        behind = await cluster.submit("behind")
+        server.answering.set()
+        answers = await answers_of(lost, behind)
+    assert isinstance(answers[0], OutcomeUnknown)
+    assert answers[1] == 3
+    assert server.executed == ["a", "lost", "behind"]
+
+
+async def test_behind_what_an_evicted_session_may_have_executed_nothing_is_sent_where_failures_halt() -> None:
+    async with streaming() as server, connect(server.address, halt_on_failure=True) as cluster:
+        await cluster.apply("a")
+        server.evicts_at = "lost"
+        lost = await cluster.submit("lost")
+        await server.heard(3)
+        behind = await cluster.submit("behind")
+        server.answering.set()
+        answers = await answers_of(lost, behind)
+        with pytest.raises(Halted):
+            await cluster.apply("later")
+    assert [type(answer) for answer in answers] == [OutcomeUnknown, Halted]
+    assert server.executed == ["a", "lost"]
 
 
 async def test_a_named_session_that_was_closed_is_not_opened_behind_one_s_back() -> None:
