@@ -12,6 +12,8 @@ from typing import Annotated, Any, NoReturn, TypeVar
 import stamina.instrumentation
 import typer
 
+import quire
+
 from ..api.decoding import DEPTH_LIMIT, decode_json
 from ..client import Client, ClientError, connect
 from ..errors import Malformed
@@ -36,6 +38,11 @@ app = typer.Typer(
 
 app.add_typer(log_app)
 
+session_app = typer.Typer(
+    name="session", help="Sessions: under whose sequences commands execute once.", no_args_is_help=True
+)
+app.add_typer(session_app)
+
 Server = Annotated[
     str,
     typer.Option(
@@ -48,6 +55,21 @@ Server = Annotated[
 Timeout = Annotated[float, typer.Option("--timeout", metavar="SECONDS", min=0.1, help="How long one call may take.")]
 DEFAULT_TIMEOUT_S = 30.0
 RAW_LIMIT_BYTES = 1 << 30  # No cluster takes a frame as large; an endless stdin must not fill the memory.
+
+
+def _print_version(asked: bool) -> None:
+    if asked:
+        typer.echo(f"quire {quire.__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def quire_command(
+    _version: Annotated[
+        bool, typer.Option("--version", is_eager=True, callback=_print_version, help="Print the version, and end.")
+    ] = False,
+) -> None:
+    """A replicated state-machine cluster: one log, and on every node the same answer."""
 
 
 @app.command(add_help_option=False, context_settings={"ignore_unknown_options": True, "allow_extra_args": True})
@@ -189,11 +211,13 @@ def status(
     raise typer.Exit(show_status(servers_of(server), as_json=as_json, timeout_s=timeout))
 
 
-def ask(server: str, timeout_s: float, question: Callable[[Client], Awaitable[Result]]) -> Result:
+def ask(
+    server: str, timeout_s: float, question: Callable[[Client], Awaitable[Result]], *, session: str | None = None
+) -> Result:
     """What the question gives on an open client; ends the process with a sentence where it gives none."""
 
     async def asked() -> Result:
-        async with connect(servers_of(server), timeout_s=timeout_s) as client:
+        async with connect(servers_of(server), session=session, timeout_s=timeout_s) as client:
             return await question(client)
 
     try:
@@ -247,6 +271,55 @@ def expire(
     """Let every node remove now what its own limits let go of its log. (It does so by itself, every second.)"""
     code = show_expiry(servers_of(server), node, dry_run=dry_run, as_json=as_json, timeout_s=timeout)
     raise typer.Exit(code)
+
+
+Session = Annotated[int, typer.Argument(min=1, help="Its id, as POST /sessions or `quire session open` gave it.")]
+
+
+@session_app.command("open")
+def open_session(
+    name: Annotated[str, typer.Argument(help="Under a name that is open it goes on, and its holder is fenced.")],
+    server: Server = "",
+    as_json: Json = False,
+    timeout: Timeout = DEFAULT_TIMEOUT_S,
+) -> None:
+    """Open a session under a name, and print where it stands; it stays until it is closed."""
+    opened = ask(server, timeout, lambda client: client.session(), session=name)
+    show_session({"session": opened.id, "name": opened.name, "sequence": opened.sequence}, as_json=as_json)
+
+
+@session_app.command("show")
+def show_open_session(
+    session: Session, server: Server = "", as_json: Json = False, timeout: Timeout = DEFAULT_TIMEOUT_S
+) -> None:
+    """Print where a session stands: its name, and the last sequence that was answered."""
+    show_session(ask(server, timeout, lambda client: client.session_status(session)), as_json=as_json)
+
+
+@session_app.command("close")
+def close_session(
+    session: Annotated[int | None, typer.Argument(min=1, help="Its id; or give its --name.")] = None,
+    name: Annotated[str | None, typer.Option("--name", help="The session that is open under this name.")] = None,
+    server: Server = "",
+    as_json: Json = False,
+    timeout: Timeout = DEFAULT_TIMEOUT_S,
+) -> None:
+    """Close a session: its name and its replies are forgotten, and its holder is answered SESSION_EXPIRED."""
+    if (session is None) == (name is None):
+        fail_usage("give either a session's id or --name NAME")
+
+    async def close(client: Client) -> dict[str, Any]:
+        # A name is closed by whoever holds it, so this takes it over first.
+        known = (await client.session()).id if session is None else session
+        return await client.close_session(known)
+
+    show_session(ask(server, timeout, close, session=name), as_json=as_json)
+
+
+def show_session(document: dict[str, Any], *, as_json: bool) -> None:
+    """Print a session on one line."""
+    text = " ".join(f"{name} {printable(value)}" for name, value in document.items() if value is not None)
+    typer.echo(to_json(document) if as_json else text)
 
 
 def fail_usage(sentence: str) -> NoReturn:

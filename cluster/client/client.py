@@ -216,6 +216,22 @@ class Client:
         body = _pack({"dry_run": dry_run})
         return document_of(await self._call("POST", "/admin/expire", body=body, content_type=MSGPACK, server=server))
 
+    async def session_status(self, session: int) -> dict[str, Any]:
+        """{"session", "name", "sequence"} of any open session: its name if it has one, and the last it was answered.
+
+        Raises:
+            NotFound: it is not open.
+        """
+        return document_of(await self._call("GET", f"/sessions/{session}"))
+
+    async def close_session(self, session: int) -> dict[str, Any]:
+        """Close any session: {"session", "sequence"}, where it stood. Whoever holds it is answered SessionExpired.
+
+        Raises:
+            NotFound: it is not open.
+        """
+        return document_of(await self._call("DELETE", f"/sessions/{session}", writes=True))
+
     async def ready(self, server: str) -> bool:
         """Whether a server says that it is ready. Raises Unavailable if it is not before the deadline."""
         return bool(document_of(await self._call("GET", "/readyz", server=server))["ready"])

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from quire import __version__ as version
 from tests.faults.toxiproxy import HOST, free_port
 from tests.processes.cluster import QUIRE, Cluster, Ended, ending_clusters, environment, run_quire
 
@@ -209,3 +210,23 @@ def test_help_lists_every_command() -> None:
 
     for command in ("serve", "demo", "apply", "append", "load", "read", "tail", "state", "status"):
         assert f"  {command} " in shown
+
+
+def test_the_version_is_printed_without_a_cluster() -> None:
+    assert run_quire("--version") == (DONE, f"quire {version}\n", "")
+
+
+def test_a_session_is_opened_shown_and_closed_by_name_and_by_id(cluster: Cluster) -> None:
+    opened = json.loads(quire(cluster, "session", "open", "billing", "--json").stdout)
+    number = str(opened["session"])
+
+    assert (opened["name"], opened["sequence"]) == ("billing", 0)
+    assert quire(cluster, "session", "show", number) == (DONE, f"session {number} name billing sequence 0\n", "")
+    again = json.loads(quire(cluster, "session", "open", "billing", "--json").stdout)["session"]
+    check_one_sentence(quire(cluster, "session", "show", number), FAILED, "not open", "fenced")
+    closed = json.loads(quire(cluster, "session", "close", "--name", "billing", "--json").stdout)
+    assert closed["session"] > again
+    other = json.loads(quire(cluster, "session", "open", "other", "--json").stdout)["session"]
+    assert quire(cluster, "session", "close", str(other)) == (DONE, f"session {other} sequence 0\n", "")
+    check_one_sentence(quire(cluster, "session", "close", str(other)), FAILED, "session")
+    check_one_sentence(quire(cluster, "session", "close"), USAGE, "--name")
