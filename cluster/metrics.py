@@ -93,6 +93,11 @@ class _NodeCollector(Collector):
             yield GaugeMetricFamily(f"quire_lag_{unit}", f"How many {unit} the node is behind its leader", value=value)
         if "nodes" in status:
             yield from _lags_of_others(status["nodes"])
+            text = "1 where another node's digest differs from this leader's at the same index"
+            differs = GaugeMetricFamily("quire_node_digest_differs", text, labels=["node"])
+            for node_id, row in status["nodes"].items():
+                differs.add_metric([node_id], float(row["differs"] is not None))
+            yield differs
 
     def _counters(self) -> Iterator[Metric]:
         counts = self._node.write_counts

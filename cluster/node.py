@@ -16,6 +16,7 @@ from quire.replication.forming import Forming
 from quire.replication.hello import Who
 from quire.sm import (
     EMPTY_DIGEST,
+    Applied,
     Applier,
     ApplyFailed,
     CheckFailed,
@@ -33,6 +34,7 @@ from quire.sm import (
 from .applying import Applying
 from .config import ServeConfig
 from .data_dir import DataDir
+from .digests import Difference, Digests
 from .errors import (
     ClusterError,
     DiskFullError,
@@ -93,6 +95,7 @@ class Node:
         self.failure: str | None = None
         self.ended = asyncio.Event()
         self.visibility = Visibility()
+        self.digests = Digests(self._digest_compared)
         self.write_counts = WriteCounts()
         self._machine_type = machine
         self._initial = default_initial(machine) if config.initial is None else config.initial
@@ -188,7 +191,7 @@ class Node:
         )
         disk = Disk(log, data_dir.promises, snapshot_index=ground.tail.index, older_epochs=ground.epochs)
         replica = Replica(self._identity(data_dir), genesis.cluster_id, genesis.members, disk, self, options)
-        applying = Applying(log, applier, self._pending.applied, self._apply_failed, self._log_failed, self._at_border)
+        applying = Applying(log, applier, self._applied, self._apply_failed, self._log_failed, self._at_border)
         snapshotting = Snapshotting(
             data_dir.snapshots,
             applying,
@@ -200,6 +203,7 @@ class Node:
         retention = Retention(disk, replica, lambda: snapshotting.manifests, limits)
         reading = Reading(log, replica, applying, self._not_leader)
         self.parts = Parts(genesis, log, replica, applying, reading, snapshotting, retention)
+        self.digests.applied(applier.applied_index, applier.digest)
         nominated = self.leadership.run(replica, genesis.members, data_dir.promises.disk_id)
         replica.start(session, nominated=nominated)
         self._expiring = asyncio.create_task(self._expire_on(retention), name="expiry")
@@ -388,6 +392,7 @@ class Node:
         """Keep the history; what a lost leadership left uncommitted is unknown."""
         was = self.leadership.moved(role)
         if was.role == "leader" and (role.role != "leader" or role.epoch != was.epoch):
+            self.digests.forget()
             reason = role.reason or f"this node leads epoch {was.epoch} no longer"
             self._pending.lost(self._require().replica.commit_index, reason)
 
@@ -408,6 +413,11 @@ class Node:
         """What is sent to a peer is lost."""
         self.leadership.peer_unlinked(node_id)
 
+    def position_told(self, node_id: str, applied_index: int, digest: bytes) -> None:
+        """A follower has applied so far, and stands at this digest; what comes late to a former leader is no news."""
+        if self.role.role == "leader":
+            self.digests.reported(node_id, applied_index, digest)
+
     def control_told(self, peer: Who, data: bytes) -> None:
         """A peer's control plane said something."""
         self.leadership.control_told(peer, data)
@@ -427,6 +437,17 @@ class Node:
 
     def _log_failed(self, error: LogError) -> None:
         self.halted(f"{type(error).__name__}: {error}")
+
+    def _applied(self, applied: Applied) -> None:
+        self._pending.applied(applied)
+        self.digests.applied(applied.next_index, self.digest)
+
+    def _digest_compared(self, node_id: str, difference: Difference | None) -> None:
+        if difference is None:
+            journal.info("digests are equal again", peer=node_id)
+        else:
+            index, theirs, ours = difference
+            self.alarmed(f"{node_id} has digest {theirs.hex()} at {index}, and this leader {ours.hex()}: states differ")
 
     def _apply_failed(self, failure: ApplyFailed) -> None:
         journal.error("applying stopped", reason=str(failure))

@@ -5,6 +5,8 @@ from typing import TYPE_CHECKING, Any
 from quire.replication import Replica
 from quire.replication.replica import wall_clock
 
+from .digests import Difference, Digests
+
 if TYPE_CHECKING:
     from .node import Node
 
@@ -50,20 +52,28 @@ def node_status(node: "Node") -> dict[str, Any]:
         "alarms": sorted(replica.network.told.alarms.values()),
     }
     if replica.core.leading is not None:
-        document["nodes"] = _nodes(replica, clock)
+        document["nodes"] = _nodes(replica, node.digests, clock)
     elif (upstream := replica.network.told.upstream) is not None:
         document["stream"] = {"from_index": upstream.from_index, "received_bytes": upstream.received_bytes}
     return document
 
 
-def _nodes(replica: Replica, clock: int) -> dict[str, Any]:
+def _nodes(replica: Replica, digests: Digests, clock: int) -> dict[str, Any]:
     rows: dict[str, Any] = {}
     for node_id, position in sorted(replica.positions.items()):
         rows[node_id] = {
             "durable_index": position.durable_index,
             "applied_index": position.applied_index,
             "digest": position.digest.hex(),
+            "differs": _difference(digests.differing.get(node_id)),
             "heard_at": position.heard_at,
             "lag": replica.lag_of(position, clock)._asdict(),
         }
     return rows
+
+
+def _difference(difference: Difference | None) -> dict[str, Any] | None:
+    if difference is None:
+        return None
+    index, digest, own_digest = difference
+    return {"index": index, "digest": digest.hex(), "leader_digest": own_digest.hex()}

@@ -78,6 +78,10 @@ class _Threads:
 class NodeAbove(ReplicaOwner, NetworkOwner, Protocol):
     """What a replica tells the node above."""
 
+    def position_told(self, node_id: str, applied_index: int, digest: bytes) -> None:
+        """A node that follows this one says how far it has applied, and the digest there."""
+        ...
+
 
 class Replica:
     """Runs on one event loop; every method is called there."""
@@ -258,6 +262,7 @@ class Replica:
         match message:
             case PositionTold(durable_index, applied_index, digest):
                 self.positions[peer.node_id] = Position(durable_index, applied_index, digest, wall_clock())
+                self._owner.position_told(peer.node_id, applied_index, digest)
             case LagTold():
                 if peer.node_id == self.core.live_leader:
                     self._lag_told, self._leader_heard_at = message, wall_clock()

@@ -66,7 +66,19 @@ def node_table(rows: Rows) -> Table:
         table.add_row("held", *(_held(row) for row in rows.values()))
     table.add_row("answer", *(row.failure or _short(printable(row.answer)) for row in rows.values()))
     table.add_row("digest", *(_shown(row, "digest") for row in rows.values()))
+    if differing := _differing(rows):
+        table.add_row("differs", *(differing.get(node_id, "") for node_id in rows))
     return table
+
+
+def _differing(rows: Rows) -> dict[str, str]:
+    """Whose digest a leader found to differ from its own, by node id, and where."""
+    told: dict[str, str] = {}
+    for row in rows.values():
+        for node_id, seen in ((row.status or {}).get("nodes") or {}).items():
+            if seen.get("differs"):
+                told[node_id] = f"from the leader, at {seen['differs']['index']:,}"
+    return told
 
 
 def show_status(servers: str, *, as_json: bool, timeout_s: float) -> int:

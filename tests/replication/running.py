@@ -36,6 +36,7 @@ class Owner:
     alarms: list[str] = field(default_factory=list)
     linked: set[str] = field(default_factory=set)
     control: list[tuple[str, bytes]] = field(default_factory=list)
+    positions: dict[str, tuple[int, bytes]] = field(default_factory=dict)
 
     def apply_to(self, index: int) -> None:
         self.applied_index = index
@@ -51,6 +52,9 @@ class Owner:
 
     def peer_unlinked(self, node_id: str) -> None:
         self.linked.discard(node_id)
+
+    def position_told(self, node_id: str, applied_index: int, digest: bytes) -> None:
+        self.positions[node_id] = (applied_index, digest)
 
     def control_told(self, peer: Who, data: bytes) -> None:
         self.control.append((peer.node_id, data))

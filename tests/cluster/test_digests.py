@@ -1,0 +1,148 @@
+"""Digests that travel in acks are compared: a replica that differs is told in the status, metrics and the journal."""
+
+import asyncio
+from collections.abc import AsyncGenerator
+from io import StringIO
+from typing import Any
+
+import pytest
+import pytest_asyncio
+from prometheus_client.parser import text_string_to_metric_families
+from rich.console import Console
+
+from quire.cluster.cli.status import Rows, all_nodes, node_table
+from quire.cluster.digests import REMEMBERED_FRAMES, Difference, Digests
+from tests.cluster.running import RunningCluster, running_cluster
+
+DEADLINE_S = 20
+A, B = b"a" * 16, b"b" * 16
+
+
+class Told:
+    """Digests, and what they told."""
+
+    def __init__(self) -> None:
+        self.changes: list[tuple[str, Difference | None]] = []
+        self.digests = Digests(lambda node_id, difference: self.changes.append((node_id, difference)))
+
+
+def test_equal_digests_at_an_equal_index_are_no_news() -> None:
+    told = Told()
+    told.digests.applied(5, A)
+    told.digests.reported("n2", 5, A)
+    assert (told.changes, told.digests.differing) == ([], {})
+
+
+def test_a_node_that_differs_is_told_once_with_the_first_index_at_which_it_did() -> None:
+    told = Told()
+    for index in (5, 6):
+        told.digests.applied(index, A)
+        told.digests.reported("n2", index, B)
+    assert told.changes == [("n2", Difference(5, B, A))]
+    assert told.digests.differing == {"n2": Difference(5, B, A)}
+
+
+def test_a_node_that_is_equal_again_is_told_so() -> None:
+    told = Told()
+    told.digests.applied(5, A)
+    told.digests.reported("n2", 5, B)
+    told.digests.reported("n2", 5, A)
+    assert told.changes == [("n2", Difference(5, B, A)), ("n2", None)]
+    assert told.digests.differing == {}
+
+
+def test_who_reports_from_ahead_is_compared_when_this_node_has_come_as_far() -> None:
+    told = Told()
+    told.digests.reported("n2", 6, B)
+    told.digests.reported("n2", 7, B)  # Would it replace the first, a node that stays behind would never compare.
+    told.digests.applied(5, A)
+    assert told.changes == []
+    told.digests.applied(6, A)
+    assert told.changes == [("n2", Difference(6, B, A))]
+
+
+def test_as_many_frames_as_the_limit_are_remembered_and_a_report_of_one_before_says_nothing() -> None:
+    told = Told()
+    for index in range(1, REMEMBERED_FRAMES + 2):
+        told.digests.applied(index, A)
+    told.digests.reported("n2", 1, B)
+    assert told.changes == []
+    told.digests.reported("n2", 2, B)
+    assert told.changes == [("n2", Difference(2, B, A))]
+
+
+def test_a_node_that_leads_no_longer_forgets_what_it_heard() -> None:
+    told = Told()
+    told.digests.applied(5, A)
+    told.digests.reported("n2", 5, B)
+    told.digests.reported("n3", 6, B)
+    told.digests.forget()
+    told.digests.applied(6, A)
+    assert told.digests.differing == {}
+
+
+@pytest_asyncio.fixture
+async def cluster(tmp_path_factory: pytest.TempPathFactory) -> AsyncGenerator[RunningCluster, None]:
+    async with running_cluster(tmp_path_factory.mktemp("digests")) as running:
+        yield running
+
+
+async def differs_of(cluster: RunningCluster, node_id: str, *, wanted: bool) -> Any:
+    """What the leader's status says of a node, once that is, or is not, a difference."""
+    async with asyncio.timeout(DEADLINE_S):
+        while True:
+            row = (await cluster.ask("n1", "GET", "/status")).document["nodes"].get(node_id, {"differs": None})
+            if (row["differs"] is not None) == wanted:
+                return row["differs"]
+
+
+async def metric(cluster: RunningCluster) -> dict[str, float]:
+    reply = await cluster.ask("n1", "GET", "/metrics")
+    families = {family.name: family for family in text_string_to_metric_families(reply.body.decode())}
+    return {sample.labels["node"]: sample.value for sample in families["quire_node_digest_differs"].samples}
+
+
+async def shown(cluster: RunningCluster) -> str:
+    """The table of `quire status`."""
+    rows: Rows = await all_nodes(cluster.address("n1"), DEADLINE_S)
+    text = StringIO()
+    Console(width=200, file=text).print(node_table(rows))
+    return text.getvalue()
+
+
+async def test_a_replica_that_differs_is_shown_until_it_has_replayed_the_log(cluster: RunningCluster) -> None:
+    await cluster.commands("n1", ["add", 1])
+    await differs_of(cluster, "n3", wanted=False)
+    assert "differs" not in await shown(cluster)
+    parts = cluster.nodes["n3"].node.parts
+    assert parts is not None
+    parts.applying.applier.machine.restore([b"7"])  # Memory that went wrong on one node.
+
+    index = (await cluster.commands("n1", ["add", 1]))["index"]
+    difference = await differs_of(cluster, "n3", wanted=True)
+
+    status = (await cluster.ask("n1", "GET", "/status")).document
+    assert (difference["index"], difference["leader_digest"]) == (index + 1, status["digest"])
+    assert difference["digest"] != status["digest"]
+    assert status["nodes"]["n2"]["differs"] is None
+    assert await metric(cluster) == {"n2": 0, "n3": 1}
+    assert f"from the leader, at {index + 1}" in await shown(cluster)
+    assert (await cluster.commands("n3", ["add", 1]))["results"] == ["45"]
+
+    await cluster.restart("n3")
+    await cluster.ready()
+    await cluster.commands("n1", ["add", 1])
+    await differs_of(cluster, "n3", wanted=False)
+    assert await metric(cluster) == {"n2": 0, "n3": 0}
+
+
+async def test_a_leader_that_differs_is_seen_to_differ_from_both_others(cluster: RunningCluster) -> None:
+    await cluster.commands("n1", ["add", 1])
+    parts = cluster.nodes["n1"].node.parts
+    assert parts is not None
+    parts.applying.applier.machine.restore([b"7"])
+
+    await cluster.commands("n1", ["add", 1])
+
+    first, second = [await differs_of(cluster, node_id, wanted=True) for node_id in ("n2", "n3")]
+    assert first == second
