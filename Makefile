@@ -1,8 +1,8 @@
 # Every target does its own set-up: a virtual environment in .venv, what it needs from PyPI, and for the tests a
-# toxiproxy server in .cache. Python 3.11 or newer, make and git are all that must be there before.
+# toxiproxy server in .cache and a Java for Spark. Python 3.11 or newer, make and git are all that must be there before.
 
 .DEFAULT_GOAL := help
-.PHONY: help demo compose-demo test soak soak-log soak-planted soak-histories lint lint-ruff lint-format lint-mypy lint-pyright clean distclean run-environment dev-environment toxiproxy
+.PHONY: help demo compose-demo test soak soak-log soak-planted soak-histories lint lint-ruff lint-format lint-mypy lint-pyright clean distclean run-environment dev-environment toxiproxy java
 
 BIN := .venv/bin
 
@@ -17,7 +17,7 @@ demo: run-environment ## three nodes, one log, one answer (CHECK=1: check the an
 compose-demo: ## three containers under load; one is killed, one cut off, all answer the same (needs docker, docker-compose)
 	@deploy/demo.py
 
-test: dev-environment toxiproxy ## all tests (ARGS=...: what to pass to pytest)
+test: dev-environment toxiproxy java ## all tests (ARGS=...: what to pass to pytest)
 	$(BIN)/python -m pytest $(ARGS)
 
 soak: soak-log soak-planted soak-histories ## the long forms of the tests; the last runs until a rule breaks (FROM=seed, JOBS=processes)
@@ -60,3 +60,6 @@ dev-environment:
 
 toxiproxy: dev-environment
 	@tests/setup/toxiproxy.sh
+
+java:
+	@tests/setup/java.sh

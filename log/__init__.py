@@ -23,7 +23,7 @@ from .errors import (
     UnknownVersion,
 )
 from .expiry import Expirable
-from .files import FileDirectory, FileStorage
+from .files import FileDirectory, FileStorage, ReadOnlyDirectory
 from .flush import Flush, Sync
 from .flusher import GroupFlusher
 from .frames import HEADER_BYTES, Frame, FrameHeader, Kind, Tail, decode_header, encode_frame, walk_frames
@@ -98,6 +98,7 @@ __all__ = [
     "NothingToKeep",
     "PayloadInvalid",
     "Plan",
+    "ReadOnlyDirectory",
     "Record",
     "RecordTooLarge",
     "Repaired",

@@ -20,9 +20,9 @@ class FileStorage:
 
     __slots__ = ("_descriptor", "_path")
 
-    def __init__(self, path: str, flags: int) -> None:
+    def __init__(self, path: str, flags: int, access: int = os.O_RDWR) -> None:
         self._path = path
-        self._descriptor = os.open(path, flags | os.O_RDWR | os.O_CLOEXEC, 0o640)
+        self._descriptor = os.open(path, flags | access | os.O_CLOEXEC, 0o640)
 
     @property
     def size(self) -> int:
@@ -133,6 +133,36 @@ class FileDirectory:
         if self._lock_descriptor >= 0:
             os.close(self._lock_descriptor)
             self._lock_descriptor = -1
+
+
+class ReadOnlyDirectory(FileDirectory):
+    """A folder that is there, whose files are opened for reading alone: of a log that another process writes."""
+
+    __slots__ = ()
+
+    def __init__(self, path: str | Path) -> None:
+        """Raises FileNotFoundError or NotADirectoryError: there is no such folder."""
+        self._path = os.fspath(path)
+        self._lock_descriptor = -1
+        os.scandir(self._path).close()
+
+    def open(self, name: str) -> FileStorage:
+        return FileStorage(f"{self._path}/{name}", 0, os.O_RDONLY)
+
+    def child(self, name: str) -> ReadOnlyDirectory:
+        return ReadOnlyDirectory(f"{self._path}/{name}")
+
+    def create(self, name: str) -> FileStorage:
+        raise PermissionError(errno.EROFS, "opened for reading alone", f"{self._path}/{name}")
+
+    def rename(self, source: str, target: str) -> None:
+        raise PermissionError(errno.EROFS, "opened for reading alone", f"{self._path}/{source}")
+
+    def remove(self, name: str) -> None:
+        raise PermissionError(errno.EROFS, "opened for reading alone", f"{self._path}/{name}")
+
+    def lock(self) -> bool:
+        raise PermissionError(errno.EROFS, "opened for reading alone", self._path)
 
 
 def _sync_folder(path: Path) -> None:

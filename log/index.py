@@ -99,6 +99,10 @@ class LoadedIndex:
         crc, relative, length, position = self._words[4 * place - 4 : 4 * place]
         return crc, relative, length, position
 
+    def places(self) -> list[tuple[int, int, int]]:
+        """Return (crc32c, relative index, position) of every entry, in order."""
+        return list(zip(self._words[0::4], self._relatives, self._words[3::4], strict=True))
+
 
 class StoredIndex:
     """The entries of one segment on disk, found by reading a few blocks."""

@@ -1,1 +1,5 @@
-"""The Spark pipeline: what reads the cluster's log into Spark and writes it from there."""
+"""The Spark pipeline: what reads the cluster's log into Spark."""
+
+from .registration import register
+
+__all__ = ["register"]

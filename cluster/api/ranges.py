@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING, Any
 from aiohttp import web
 
 from quire.log import FrameHeader, Kind, Record, StoredRecord, frame_records, pack, walk_frames
+from quire.log.json_text import to_json
 
 from ..errors import Expired, Malformed, OutOfBounds
 from .decoding import MSGPACK, NDJSON
-from .encoding import RAW_FRAMES, accepted, to_json
+from .encoding import RAW_FRAMES, accepted
 from .keys import NODE, OUTFLOW, WAITING
 from .parameters import integer_of, parameters_of
 

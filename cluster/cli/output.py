@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from ..api.encoding import to_json as encode
+from quire.log.json_text import to_json as encode
 
 
 def printable(value: Any) -> str:

@@ -14,7 +14,7 @@ MAY_IMPORT = {
     "replication": frozenset({"log"}),
     "cluster": frozenset({"quire", "log", "sm", "replication"}),
     "pipeline": frozenset({"quire", "log", "cluster"}),
-    "src": frozenset({"quire", "cluster"}),
+    "src": frozenset({"quire", "cluster", "pipeline"}),
 }
 PACKAGES = frozenset({"log", "sm", "replication", "cluster", "pipeline"})
 

@@ -33,7 +33,7 @@ def dist(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def expected_modules() -> set[str]:
     """Every module of ours, by its path in the distribution."""
-    modules = {"quire/__init__.py"}
+    modules = {"quire/__init__.py", "pyspark_quire/__init__.py"}
     for path in Tree.of_checkout(TOP).paths:
         if path.parts[0] in PACKAGES and path.suffix == ".py":
             modules.add(str(PurePosixPath("quire") / path))
@@ -62,7 +62,7 @@ def test_the_sdist_holds_every_module(dist: Path) -> None:
 def test_every_package_can_be_imported_from_the_wheel_alone(dist: Path) -> None:
     [wheel] = dist.glob("*.whl")
     imports = "\n".join(f"import quire.{package}" for package in PACKAGES)
-    program = f"import quire\n{imports}\nprint(quire.__file__)"
+    program = f"import quire, pyspark_quire\n{imports}\nprint(quire.__file__)"
 
     command = [sys.executable, "-P", "-c", program]
     environment = {**os.environ, "PYTHONPATH": str(wheel)}

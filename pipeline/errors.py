@@ -1,0 +1,63 @@
+"""What can go wrong between Spark and a log, with its values. (What is wrong with the bytes themselves is said by
+`quire.log`: `FrameCorrupt` names file and position.)
+
+The user's fault: `OptionRefused`, `NoLog`, `ForeignLog`. Time's: `RecordsLost`. The cluster's: `ClusterUnavailable`.
+"""
+
+from __future__ import annotations
+
+
+class PipelineError(Exception):
+    """The root of what `quire.pipeline` raises on purpose."""
+
+
+class OptionRefused(PipelineError):
+    """An option of the source cannot be what it is."""
+
+    def __init__(self, option: str, reason: str) -> None:
+        super().__init__(f"option {option}: {reason}")
+        self.option, self.reason = option, reason
+
+
+class NoLog(PipelineError):
+    """There is no log to be read at the path."""
+
+    def __init__(self, path: str, reason: str) -> None:
+        super().__init__(f"{path} holds no log of quire: {reason}")
+        self.path, self.reason = path, reason
+
+
+class ForeignLog(PipelineError):
+    """The log is another cluster's than the one that was read before."""
+
+    def __init__(self, origin: str, found: str, expected: str) -> None:
+        super().__init__(f"{origin} is of cluster {found}, not of {expected}, which was read before")
+        self.origin, self.found, self.expected = origin, found, expected
+
+
+class RecordsLost(PipelineError):
+    """Records [from_index, to_index) were in the log, or should be, and are there no more."""
+
+    def __init__(self, origin: str, from_index: int, to_index: int, reason: str) -> None:
+        super().__init__(
+            f"records [{from_index}, {to_index}) of {origin} are lost: {reason}; "
+            "option failOnDataLoss=false goes on behind them"
+        )
+        self.origin, self.from_index, self.to_index, self.reason = origin, from_index, to_index, reason
+
+
+class BatchTooLarge(PipelineError):
+    """A value, or the values of one frame, are larger than a batch of Arrow can be."""
+
+    def __init__(self, size: int, limit: int) -> None:
+        super().__init__(f"{size} bytes of values in one frame are above the limit of {limit} bytes")
+        self.size, self.limit = size, limit
+
+
+class ClusterUnavailable(PipelineError):
+    """No node of the cluster gave what was asked for, in time."""
+
+    def __init__(self, what: str, timeout_s: float, reasons: dict[str, str]) -> None:
+        told = "; ".join(f"{server}: {reason}" for server, reason in reasons.items()) or "no server is named"
+        super().__init__(f"no node gave {what} within {timeout_s:g} s ({told})")
+        self.what, self.timeout_s, self.reasons = what, timeout_s, reasons

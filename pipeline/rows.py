@@ -1,0 +1,227 @@
+"""Frames in, rows out: where each record of a piece of a log stands, found without an object for any of them.
+
+Frames are looked at one by one; of their records, msgpack's skip and tell give the ends, and numpy does the rest: a
+record's value is a stretch of the bytes that were read. Sessions come by run, other columns by frame, and both are
+repeated as often as they have records.
+"""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass, field
+from itertools import chain
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from quire.log import HEADER_BYTES, FrameHeader, Kind, PayloadInvalid, decode_values, unpack
+from quire.log.packing import Skimmer, unpack_trusted
+from quire.log.payload import HEADERS_EXT_TYPE, decode_runs
+
+_BLOB_HEAD = struct.Struct("<I")
+
+# Of an ext type: where its type stands and where its data begin, by the first byte.
+_EXT_PLACES = {0xC7: (2, 3), 0xC8: (3, 4), 0xC9: (5, 6), **dict.fromkeys(range(0xD4, 0xD9), (1, 2))}
+_IS_EXT = np.zeros(256, bool)
+_IS_EXT[list(_EXT_PLACES)] = True
+
+Integers = NDArray[np.int64]
+
+
+@dataclass(slots=True)
+class Rows:
+    """The records [from_index, to_index) of a piece of a log; arrays have a value for each of them."""
+
+    raw: memoryview
+    index: Integers
+    epoch: Integers
+    timestamp: Integers
+    kind: NDArray[np.int8]
+    session: Integers
+    sequence: Integers
+    start: Integers
+    """Where each value begins in `raw`."""
+    end: Integers
+    frames: list[tuple[FrameHeader, int]]
+    """The frames, with the place of each header in `raw`; the first and last may reach beyond the rows."""
+    headers: dict[int, bytes]
+    """By row: a msgpack map."""
+
+    def __len__(self) -> int:
+        return len(self.index)
+
+
+@dataclass(slots=True)
+class Gathering:
+    """Takes the frames of one piece of a log, verified, one after the other."""
+
+    raw: memoryview
+    skimmer: Skimmer
+    frames: list[tuple[FrameHeader, int]] = field(default_factory=list[tuple[FrameHeader, int]])
+    _ends: list[int] = field(default_factory=list[int])
+    _firsts: list[int] = field(default_factory=list[int])
+    _shifts: list[int] = field(default_factory=list[int])
+    _runs: list[tuple[int, int, int]] = field(default_factory=list[tuple[int, int, int]])
+
+    def add(self, header: FrameHeader, offset: int) -> None:
+        """Take the frame whose header stands at `offset`.
+
+        Raises:
+            PayloadInvalid: the payload is not as its kind says.
+        """
+        body = offset + HEADER_BYTES
+        end = body + header.length
+        kind, count = header.kind, header.count
+        if kind == Kind.BLOB:
+            self._firsts.append(body + _BLOB_HEAD.size + self._metadata_length(body, end))
+            self._ends.append(end)
+            self._shifts.append(0)
+        elif kind == Kind.SYSTEM:
+            self._firsts.append(body)
+            self._ends.append(end)
+            self._shifts.append(0)
+        else:
+            skimmer = self.skimmer
+            shift = body - skimmer.feed(self.raw[body:end])
+            if kind == Kind.RUNS:
+                self._add_runs(shift, count)
+            if skimmer.array() != count:
+                raise PayloadInvalid(f"is not one array of {count} values")
+            self._firsts.append(skimmer.position + shift)
+            ends = skimmer.ends(count)
+            if ends[-1] + shift != end:
+                raise PayloadInvalid("something stands behind its values")
+            self._ends += ends
+            self._shifts.append(shift)
+        if kind != Kind.RUNS:
+            self._runs.append((header.session, header.sequence, count))
+        self.frames.append((header, offset))
+
+    def _metadata_length(self, body: int, end: int) -> int:
+        if end - body < _BLOB_HEAD.size:
+            raise PayloadInvalid("a blob is cut short")
+        length: int = _BLOB_HEAD.unpack_from(self.raw, body)[0]
+        if body + _BLOB_HEAD.size + length > end:
+            raise PayloadInvalid("a blob's metadata are cut short")
+        return length
+
+    def _add_runs(self, shift: int, count: int) -> None:
+        skimmer = self.skimmer
+        if skimmer.array() != 2:
+            raise PayloadInvalid("is not one array of 2 values")
+        start = skimmer.position + shift
+        [end] = skimmer.ends(1)
+        runs: Any = unpack_trusted(self.raw[start : end + shift], _no_ext)
+        if type(runs) is not list or not runs or {list} != set(map(type, runs)) or {3} != set(map(len, runs)):
+            raise PayloadInvalid("the runs are no array of [session, sequence, count]")
+        if {int} != set(map(type, chain.from_iterable(runs))) or sum(run[2] for run in runs) != count:
+            raise PayloadInvalid(f"the runs do not hold {count} records")
+        self._runs += map(tuple, runs)
+
+    def rows(self, from_index: int, to_index: int) -> Rows:
+        """The rows of the records [from_index, to_index) that the frames hold; at least one frame was added.
+
+        Raises:
+            PayloadInvalid: a record with headers is not as it should be.
+        """
+        headers = [header for header, _ in self.frames]
+        counts = np.array([header.count for header in headers], np.int64)
+        index = np.arange(headers[0].index, headers[0].index + int(counts.sum()), dtype=np.int64)
+        end = np.array(self._ends, np.int64) + np.repeat(np.array(self._shifts, np.int64), counts)
+        start = np.empty_like(end)
+        start[1:] = end[:-1]
+        start[np.cumsum(counts) - counts] = self._firsts
+        kind = np.repeat(np.array([header.kind for header in headers], np.int8), counts)
+        session, sequence = self._sessions()
+        taken = slice(max(0, from_index - headers[0].index), max(0, to_index - headers[0].index))
+        rows = Rows(
+            self.raw,
+            index[taken],
+            np.repeat(_unsigned([header.epoch for header in headers]), counts)[taken],
+            np.repeat(_unsigned([header.timestamp for header in headers]), counts)[taken],
+            kind[taken],
+            session[taken],
+            sequence[taken],
+            start[taken],
+            end[taken],
+            self.frames,
+            {},
+        )
+        self._unwrap(rows)
+        return rows
+
+    def _sessions(self) -> tuple[Integers, Integers]:
+        sessions, sequences, counts = zip(*self._runs, strict=True)
+        counted = np.array(counts, np.int64)
+        session = np.repeat(_unsigned(sessions), counted)
+        # Sequences count on within a run; where there is no session there is none.
+        place = np.arange(len(session), dtype=np.int64) - np.repeat(np.cumsum(counted) - counted, counted)
+        sequence = np.where(session != 0, np.repeat(_unsigned(sequences), counted) + place, 0)
+        return session, sequence
+
+    def _unwrap(self, rows: Rows) -> None:
+        """Find the headers of records, and their values inside of what wraps both."""
+        if not len(rows):
+            return
+        octets = np.frombuffer(self.raw, np.uint8)
+        wrapped = _IS_EXT[octets[np.minimum(rows.start, len(octets) - 1)]]
+        wrapped &= (rows.kind == Kind.RECORDS) | (rows.kind == Kind.RUNS)
+        for row in np.flatnonzero(wrapped).tolist():
+            self._unwrap_row(rows, row)
+        for row in np.flatnonzero(rows.kind == Kind.BLOB).tolist():
+            self._blob_headers(rows, row)
+
+    def _unwrap_row(self, rows: Rows, row: int) -> None:
+        start, end = int(rows.start[row]), int(rows.end[row])
+        to_type, to_data = _EXT_PLACES[self.raw[start]]
+        if self.raw[start + to_type] != HEADERS_EXT_TYPE:
+            return
+        data = start + to_data
+        shift = data - self.skimmer.feed(self.raw[data:end])
+        if self.skimmer.array() != 2:
+            raise PayloadInvalid("a record with headers is not one array of 2 values")
+        first = self.skimmer.position + shift
+        ends = self.skimmer.ends(2)
+        rows.headers[row] = bytes(self.raw[first : ends[0] + shift])
+        rows.start[row], rows.end[row] = ends[0] + shift, ends[1] + shift
+
+    def _blob_headers(self, rows: Rows, row: int) -> None:
+        index = int(rows.index[row])
+        body = next(offset for header, offset in self.frames if header.index == index) + HEADER_BYTES
+        start = int(rows.start[row])
+        if start > body + _BLOB_HEAD.size:
+            rows.headers[row] = bytes(self.raw[body + _BLOB_HEAD.size : start])
+
+
+def values_of(raw: memoryview, header: FrameHeader, offset: int) -> list[Any]:
+    """The values of a frame as objects: what only the text of commands needs. Blobs and system records have none.
+
+    Raises:
+        PayloadInvalid: the payload is not as its kind says.
+    """
+    payload = raw[offset + HEADER_BYTES : offset + HEADER_BYTES + header.length]
+    match Kind(header.kind):
+        case Kind.RECORDS:
+            return decode_values(payload, header.count)
+        case Kind.RUNS:
+            return decode_runs(payload, header.count)[1]
+        case Kind.BLOB | Kind.SYSTEM:
+            return [None]
+
+
+def headers_of(packed: bytes) -> dict[str, str]:
+    """The headers in a msgpack map. Raises PayloadInvalid."""
+    headers: Any = unpack(packed)
+    if type(headers) is not dict:
+        raise PayloadInvalid("a record's headers are no map")
+    return headers
+
+
+def _unsigned(values: Any) -> Integers:
+    # A u64 above Spark's longs (only a client's sequence can be one) shows as the negative number of the same bits.
+    return np.array(values, np.uint64).view(np.int64)
+
+
+def _no_ext(code: int, _data: bytes) -> Any:
+    raise PayloadInvalid(f"holds ext type {code}")

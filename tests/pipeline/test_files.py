@@ -1,0 +1,370 @@
+"""The files of a log as the pipeline reads them, without Spark: every place, every harm, and a log that lives on."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pyspark.sql.pandas.types import to_arrow_schema
+
+from quire.log import (
+    FileDirectory,
+    FrameCorrupt,
+    Log,
+    LogOptions,
+    PayloadInvalid,
+    Record,
+    Run,
+    stored_mark,
+    walk_frames,
+)
+from quire.log.frames import walk_headers
+from quire.log.packing import Skimmer
+from quire.log.payload import stored_records
+from quire.pipeline.columns import MAX_BATCH_ROWS, batches_of
+from quire.pipeline.errors import NoLog, RecordsLost
+from quire.pipeline.files import CHUNK_BYTES, LogFiles
+from quire.pipeline.origin import Bounds, Stretch, split
+from quire.pipeline.rows import Gathering, Rows
+from quire.pipeline.schema import full_schema
+from tests.pipeline.logs import (
+    CLUSTER,
+    SECOND,
+    SMALL,
+    START,
+    Clock,
+    Frames,
+    append_and_flush,
+    every_kind,
+    expected_rows,
+    row_of,
+    writing,
+)
+
+SCHEMA: Any = to_arrow_schema(full_schema(headers=True), timezone="UTC")
+
+
+def shown(rows: Rows, segment: int | None) -> list[dict[str, Any]]:
+    """Rows as Spark would show them."""
+    table = pa.Table.from_batches(list(batches_of(rows, SCHEMA, segment)), schema=SCHEMA)
+    found: list[dict[str, Any]] = table.to_pylist()
+    for row in found:
+        row["timestamp"] = row["timestamp"].replace(tzinfo=None)
+        row["headers"] = None if row["headers"] is None else dict(row["headers"])
+    return found
+
+
+def read(files: LogFiles, stretches: Iterable[Stretch]) -> list[dict[str, Any]]:
+    return [
+        row for stretch in stretches for rows in files.rows(stretch, Skimmer()) for row in shown(rows, stretch.segment)
+    ]
+
+
+@pytest.fixture(scope="module")
+def history(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("history")
+    with writing(path) as log:
+        every_kind(log)
+    return path
+
+
+@pytest.mark.parametrize("least", [1, 2, 7, 1000])
+def test_stretches_of_any_number_show_every_record_once_and_as_it_is(history: Path, least: int) -> None:
+    files = LogFiles(str(history))
+    stretches = split(files.stretches(*files.bounds()), least)
+
+    assert len(stretches) >= min(least, len(expected_rows(history)))
+    assert read(files, stretches) == expected_rows(history)
+
+
+def test_a_read_may_begin_and_end_at_any_index(history: Path) -> None:
+    files, expected = LogFiles(str(history)), expected_rows(history)
+    low, high = files.bounds()
+
+    for start in range(low, high + 1):
+        for end in (start, start + 1, start + 3, high):
+            if end <= high:
+                assert read(files, files.stretches(start, end)) == expected[start:end], (start, end)
+
+
+@pytest.mark.parametrize("harm", ["missing", "short", "foreign", "wrong"])
+def test_an_index_file_is_not_believed(tmp_path: Path, harm: str) -> None:
+    with writing(tmp_path) as log:
+        every_kind(log)
+        bases = list(log.segment_bases)
+    name = tmp_path / "log" / f"{bases[1]:020d}.index"
+    raw = bytearray(name.read_bytes())
+    match harm:
+        case "missing":
+            name.unlink()
+        case "short":
+            name.write_bytes(raw[:9])
+        case "foreign":
+            name.write_bytes((tmp_path / "log" / f"{bases[0]:020d}.index").read_bytes())
+        case _:
+            for position in range(16, len(raw), 16):
+                raw[position + 12] ^= 64
+            name.write_bytes(raw)
+    files, expected = LogFiles(str(tmp_path)), expected_rows(tmp_path)
+
+    for start in range(bases[1], bases[2]):
+        assert read(files, files.stretches(start, start + 1)) == expected[start : start + 1]
+
+
+def test_what_is_not_committed_is_not_there(tmp_path: Path) -> None:
+    log = Log.open(FileDirectory(tmp_path), SMALL, cluster_id=CLUSTER, clock=Clock(), standalone=False)
+    for number in range(50):
+        log.append([number])
+    log.flush()
+    log.set_commit_index(33)
+    mark = log.begin_mark_sync()
+    assert mark is not None
+    mark.run()
+    log.end_mark_sync(mark)
+
+    files = LogFiles(str(tmp_path))
+
+    assert files.bounds() == Bounds(0, 33)
+    assert [row["index"] for row in read(files, files.stretches(0, 33))] == list(range(33))
+    log.close()
+
+
+def test_half_a_frame_above_the_commit_index_is_no_matter(tmp_path: Path) -> None:
+    with writing(tmp_path) as log:
+        append_and_flush(log, [1], [2], [3])
+        end = 64 + log.size
+    store = tmp_path / "log" / f"{0:020d}.store"
+    store.write_bytes(store.read_bytes()[:end] + b"\x07" * 500)
+    files = LogFiles(str(tmp_path))
+
+    assert [row["command"] for row in read(files, files.stretches(*files.bounds()))] == ["1", "2", "3"]
+    assert files.index_at(START + SECOND, files.bounds()) == 3
+    assert files.index_behind(0, 3, 1 << 30) == 3
+
+
+def test_a_log_that_grows_and_rotates_under_a_reader_is_read_on(tmp_path: Path) -> None:
+    with writing(tmp_path) as log:
+        append_and_flush(log, *[[number] for number in range(10)])
+        files = LogFiles(str(tmp_path))
+        first = files.bounds()
+        stretches = files.stretches(*first)
+        append_and_flush(log, *[[number] for number in range(10, 200)])
+
+        assert [row["index"] for row in read(files, stretches)] == list(range(10))
+        second = files.bounds()
+        assert second == Bounds(0, 200)
+        assert [row["index"] for row in read(files, files.stretches(10, 200))] == list(range(10, 200))
+
+
+def test_a_segment_that_expires_before_it_is_read_is_named_by_its_range(tmp_path: Path) -> None:
+    clock = Clock()
+    with writing(tmp_path, clock=clock) as log:
+        append_and_flush(log, *[[number] for number in range(100)])
+        files = LogFiles(str(tmp_path))
+        stretches = files.stretches(*files.bounds())
+        reading = files.rows(stretches[0], Skimmer())
+        begun = [next(reading)]
+        assert log.remove_expired(clock.now, floor=stretches[1].to_index, max_bytes=1)
+
+        begun += reading  # What was open before goes on.
+        assert sum(map(len, begun)) == stretches[0].to_index
+        with pytest.raises(RecordsLost) as lost:
+            read(files, [stretches[1]])
+
+    assert (lost.value.from_index, lost.value.to_index) == stretches[1][:2]
+
+
+@pytest.mark.parametrize(
+    ("timestamp", "index"),
+    [
+        (0, 0),
+        (START, 0),
+        (START + 1, 3),
+        (START + SECOND, 3),
+        (START + 50 * SECOND, 150),
+        (START + 99 * SECOND + 1, 300),
+    ],
+)
+def test_a_time_is_found_in_any_segment(tmp_path: Path, timestamp: int, index: int) -> None:
+    clock = Clock()
+    with writing(tmp_path, clock=clock) as log:
+        for number in range(100):
+            clock.now = START + number * SECOND
+            append_and_flush(log, [number, b"", None])
+    files = LogFiles(str(tmp_path))
+
+    assert files.index_at(timestamp, files.bounds()) == index
+
+
+@pytest.mark.parametrize("options", [SMALL, LogOptions(segment_bytes=1 << 20, index_interval_bytes=512)])
+def test_so_many_bytes_reach_to_the_last_frame_that_fits_and_past_one_at_least(
+    tmp_path: Path, options: LogOptions
+) -> None:
+    with writing(tmp_path, options) as log:
+        for number in range(60):
+            log.append([number, b"x" * number])
+        log.flush()
+        index, sizes = 0, list[int]()
+        while index < 120:
+            raw, index = log.read_frames(index, 1 << 30)
+            sizes += [header.size for _, header in walk_headers(raw)]
+    ends = list(itertools.accumulate(sizes))
+    files = LogFiles(str(tmp_path))
+    files.bounds()
+
+    for first in (0, 7, 33):
+        behind = ends[first - 1] if first else 0
+        for frame in range(first, 60):
+            size = ends[frame] - behind
+            assert files.index_behind(2 * first, 120, size) == 2 * (frame + 1)
+            assert files.index_behind(2 * first, 120, size - 1) == 2 * max(frame, first + 1)
+    assert files.index_behind(0, 11, 1 << 30) == 11
+
+
+@pytest.mark.parametrize("where", ["payload", "header", "chain", "store header", "segment"])
+def test_rot_is_told_with_file_and_position(tmp_path: Path, where: str) -> None:
+    with writing(tmp_path) as log:
+        append_and_flush(log, *[[number] for number in range(100)])
+        bases = list(log.segment_bases)
+    store = tmp_path / "log" / f"{bases[1]:020d}.store"
+    raw, frame = bytearray(store.read_bytes()), 66
+    position = 64 + 2 * frame
+    match where:
+        case "payload":
+            raw[position + 65] ^= 1
+        case "header":
+            raw[position + 20] ^= 1
+        case "chain":
+            raw[position : position + frame] = raw[position + frame : position + 2 * frame]
+        case "store header":
+            raw[20], position = raw[20] ^ 1, 0
+        case _:
+            store = tmp_path / "log" / f"{bases[2]:020d}.store"
+            position = 0
+            raw = bytearray(_with_another_origin(store.read_bytes()))
+    store.write_bytes(raw)
+    files = LogFiles(str(tmp_path))
+
+    with pytest.raises(FrameCorrupt) as corrupt:
+        read(files, files.stretches(bases[1], bases[2]))
+
+    assert corrupt.value.file == str(store)
+    assert corrupt.value.position == position
+
+
+def _with_another_origin(raw: bytes) -> bytes:
+    from quire.log.store import decode_store_header, encode_store_header
+
+    header = decode_store_header(raw, "")
+    return encode_store_header(header._replace(crc32c=header.crc32c ^ 1)) + raw[64:]
+
+
+def test_a_folder_without_segments_or_without_a_mark_is_no_log(tmp_path: Path) -> None:
+    for path in (tmp_path / "nothing", tmp_path):
+        with pytest.raises(NoLog, match="holds no log"):
+            LogFiles(str(path)).bounds()
+    (tmp_path / "log").mkdir()
+    with pytest.raises(NoLog, match="no segment"):
+        LogFiles(str(tmp_path)).bounds()
+    with writing(tmp_path / "other"):
+        pass
+    (tmp_path / "other" / "mark").unlink()
+    with pytest.raises(NoLog, match="mark"):
+        LogFiles(str(tmp_path / "other")).bounds()
+
+
+def test_reading_leaves_no_trace(history: Path) -> None:
+    def state() -> dict[str, tuple[int, int]]:
+        return {str(path): (path.stat().st_mtime_ns, path.stat().st_size) for path in history.rglob("*")}
+
+    before = state()
+    files = LogFiles(str(history))
+    read(files, files.stretches(*files.bounds()))
+
+    assert state() == before
+    assert stored_mark(FileDirectory(history)) is not None
+
+
+def test_a_frame_larger_than_what_is_read_at_once_is_read_whole(tmp_path: Path) -> None:
+    options = LogOptions(segment_bytes=64 << 20, max_frame_bytes=32 << 20)
+    with writing(tmp_path, options) as log:
+        append_and_flush(log, [b"small"], [b"x" * (CHUNK_BYTES + 1)], [b"y" * CHUNK_BYTES, b"z"])
+    files = LogFiles(str(tmp_path))
+
+    assert read(files, files.stretches(*files.bounds())) == expected_rows(tmp_path)
+
+
+@pytest.mark.parametrize("count", [MAX_BATCH_ROWS, MAX_BATCH_ROWS + 1])
+def test_a_batch_has_no_more_rows_than_its_limit(tmp_path: Path, count: int) -> None:
+    with writing(tmp_path, LogOptions()) as log:
+        append_and_flush(log, [1] * count)
+    files = LogFiles(str(tmp_path))
+    [stretch] = files.stretches(*files.bounds())
+    batches = [batch for rows in files.rows(stretch, Skimmer()) for batch in batches_of(rows, SCHEMA, 0)]
+
+    assert [batch.num_rows for batch in batches] == [MAX_BATCH_ROWS, 1][: count - MAX_BATCH_ROWS + 1]
+
+
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers(-(2**63), 2**64 - 1) | st.text(max_size=40) | st.binary(max_size=300),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+    max_leaves=8,
+)
+HEADERS = st.none() | st.dictionaries(st.text(max_size=5), st.text(max_size=300), max_size=2)
+RECORDS = st.builds(Record, VALUES, HEADERS)
+
+
+@given(st.lists(st.tuples(st.lists(RECORDS, min_size=1, max_size=6), st.integers(0, 3)), min_size=1, max_size=5))
+def test_rows_are_what_the_log_decodes_of_any_records(batches: list[tuple[list[Record], int]]) -> None:
+    frames = _Written()
+    for records, session in batches:
+        if session == 3:
+            runs = [Run(number % 2 * 5, 3 + number, 1) for number in range(len(records))]
+            frames.runs(runs, *records)
+        else:
+            frames.records(*records, session=session, sequence=9 if session else 0)
+    raw = memoryview(frames.raw)
+    gathering = Gathering(raw, Skimmer())
+    for offset, header in walk_headers(raw):
+        gathering.add(header, offset)
+
+    expected = [row_of(record, 4) for frame in walk_frames(raw) for record in stored_records(frame)]
+    assert shown(gathering.rows(0, 1 << 60), 4) == expected
+
+
+class _Written(Frames):
+    """Frames in memory."""
+
+    def __init__(self) -> None:
+        from quire.log import Tail
+
+        self.raw = b""
+        self.tail = Tail(0, 0, 0, 0)
+        self.epoch = 1
+        self._log = self  # type: ignore[assignment]
+
+    def append_frames(self, raw: bytes) -> None:
+        from quire.log.frames import follow
+
+        for _, header in walk_headers(raw):
+            self.tail = follow(self.tail, header)
+        self.raw += raw
+
+
+@pytest.mark.parametrize(
+    ("payload", "count"), [(b"\x92\x01", 2), (b"\x91\x01\x01", 1), (b"\x01", 1), (b"\x92\x01\x01", 1), (b"\xc1", 1)]
+)
+def test_a_payload_that_is_not_as_its_kind_says_is_refused(payload: bytes, count: int) -> None:
+    frames = _Written()
+    frames.add(0, payload, count)  # type: ignore[arg-type]
+    raw = memoryview(frames.raw)
+    [(offset, header)] = walk_headers(raw)
+
+    with pytest.raises(PayloadInvalid):
+        Gathering(raw, Skimmer()).add(header, offset)

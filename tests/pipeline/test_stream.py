@@ -1,0 +1,225 @@
+"""`spark.readStream.format("quire")`: batches, limits, restarts; in a real Spark, and asked as Spark asks."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.errors import PySparkException
+from pyspark.sql import SparkSession
+from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxBytes, ReadMaxRows
+from pyspark.sql.streaming.query import StreamingQuery
+from pyspark.sql.types import LongType, StructType
+
+from quire.pipeline.errors import ForeignLog, OptionRefused, RecordsLost
+from quire.pipeline.offsets import Offset, OffsetInvalid
+from quire.pipeline.options import SourceOptions
+from quire.pipeline.reading import StretchPartition
+from quire.pipeline.stream import LogStreamReader
+from tests.pipeline.logs import CLUSTER, SECOND, START, Clock, append_and_flush, expected_rows, writing
+
+SCHEMA = StructType().add("index", LongType())
+DEADLINE_S = 120
+
+
+def reader(path: Path, **options: Any) -> LogStreamReader:
+    given = {"path": str(path), "startingOffsets": "earliest"} | {name: str(value) for name, value in options.items()}
+    return LogStreamReader(SourceOptions.parse(given, streaming=True), SCHEMA)
+
+
+def at(index: int, cluster_id: bytes = CLUSTER) -> dict[str, Any]:
+    return Offset(cluster_id.hex(), index).to_document()
+
+
+def batches(reader: LogStreamReader, start: dict[str, Any], limit: Any = None) -> list[int]:
+    """Where each batch ends, until there is none."""
+    ends: list[int] = []
+    while True:
+        end = reader.latestOffset(start, limit or reader.getDefaultReadLimit())
+        if end == start:
+            return ends
+        covered = [
+            index
+            for part in reader.partitions(start, end)
+            for batch in reader.read(part)
+            for index in batch[0].to_pylist()
+        ]
+        assert covered == list(range(start["index"], end["index"]))
+        ends.append(end["index"])
+        start = end
+
+
+@pytest.fixture
+def numbers(tmp_path: Path) -> Path:
+    """100 records in frames of two of 130 bytes, a second apart, in a few segments."""
+    clock = Clock()
+    with writing(tmp_path / "numbers", clock=clock) as log:
+        for number in range(50):
+            clock.now = START + number * SECOND
+            append_and_flush(log, [b"x" * 30, b"y" * 31])
+    return tmp_path / "numbers"
+
+
+def test_offsets_are_one_text_with_sorted_keys_and_no_spaces() -> None:
+    assert Offset("0" * 32, 7).to_text() == '{"cluster":"' + "0" * 32 + '","index":7}'
+    assert Offset.from_document(json.loads(Offset("0" * 32, 7).to_text())) == Offset("0" * 32, 7)
+    assert list(at(7)) == sorted(at(7))
+
+
+@pytest.mark.parametrize(
+    "document", [{}, {"index": 1}, {"cluster": "x", "index": 1}, {**at(1), "more": 1}, at(-1), at(2**63), [], None]
+)
+def test_a_checkpoint_that_holds_no_offset_of_a_log_is_refused(numbers: Path, document: Any) -> None:
+    with pytest.raises(OffsetInvalid):
+        reader(numbers).latestOffset(document, ReadAllAvailable())
+
+
+@pytest.mark.parametrize(("limit", "expected"), [(100, [100]), (99, [99, 100]), (33, [33, 66, 99, 100])])
+def test_a_batch_holds_no_more_records_than_the_limit(numbers: Path, limit: int, expected: list[int]) -> None:
+    stream = reader(numbers, maxOffsetsPerTrigger=limit)
+
+    assert stream.getDefaultReadLimit() == ReadMaxRows(limit)
+    assert batches(stream, stream.initialOffset()) == expected
+
+
+@pytest.mark.parametrize(("limit", "frames"), [(1, 1), (130, 1), (131, 1), (260, 2), (259, 1), (10_000_000, 50)])
+def test_a_batch_holds_no_more_bytes_than_the_limit_but_a_frame_at_least(
+    numbers: Path, limit: int, frames: int
+) -> None:
+    assert {part.length for part in _frames(numbers)} == {66}
+    stream = reader(numbers, maxBytesPerTrigger=limit)
+
+    assert stream.getDefaultReadLimit() == ReadMaxBytes(limit)
+    assert batches(stream, stream.initialOffset()) == [*range(2 * frames, 100, 2 * frames), 100]
+
+
+def _frames(path: Path) -> list[Any]:
+    from quire.log import frames_of
+    from quire.log.files import FileDirectory
+
+    return [header for header, _ in frames_of(FileDirectory(path), 0)]
+
+
+def test_both_limits_hold_at_once_and_neither_where_spark_asks_for_everything(numbers: Path) -> None:
+    stream = reader(numbers, maxOffsetsPerTrigger=5, maxBytesPerTrigger=260)
+    start = stream.initialOffset()
+
+    assert stream.latestOffset(start, stream.getDefaultReadLimit()) == at(4)
+    assert stream.latestOffset(start, ReadAllAvailable()) == at(100)
+
+
+def test_a_stream_begins_at_the_end_unless_it_is_told_otherwise(numbers: Path) -> None:
+    ends = {
+        None: 100,
+        ("startingOffsets", "latest"): 100,
+        ("startingOffsets", "earliest"): 0,
+        ("startingOffsets", '{"index": 17}'): 17,
+        ("startingTimestamp", str(START // 1000 + 10_000)): 20,
+    }
+    for given, index in ends.items():
+        options = {"path": str(numbers), **dict([given] if given else [])}
+        stream = LogStreamReader(SourceOptions.parse(options, streaming=True), SCHEMA)
+        assert stream.initialOffset() == at(index), given
+    with pytest.raises(OptionRefused, match="beyond the log's end, 100"):
+        reader(numbers, startingOffsets="101").initialOffset()
+
+
+def test_a_stream_ends_where_it_is_told_to_even_if_the_log_is_to_come_there_yet(numbers: Path) -> None:
+    assert reader(numbers, endingOffsets=55).latestOffset(at(0), ReadAllAvailable()) == at(55)
+    assert reader(numbers, endingOffsets=55).latestOffset(at(60), ReadAllAvailable()) == at(60)
+    assert reader(numbers, endingOffsets=155).latestOffset(at(0), ReadAllAvailable()) == at(100)
+    late = reader(numbers, endingTimestamp=START // 1000 + 10_000)
+    assert late.latestOffset(at(0), ReadAllAvailable()) == at(20)
+
+
+def test_available_now_reads_to_the_end_of_that_moment(numbers: Path) -> None:
+    stream = reader(numbers, maxOffsetsPerTrigger=60)
+    stream.prepareForTriggerAvailableNow()
+    with writing(numbers) as log:
+        append_and_flush(log, [1, 2, 3])
+
+    assert stream.reportLatestOffset() == at(103)
+    assert batches(stream, at(0)) == [60, 100]
+    assert batches(stream, at(100)) == []
+
+
+def test_what_expired_while_the_query_was_away_is_named_or_passed_over(numbers: Path) -> None:
+    clock = Clock()
+    with writing(numbers, clock=clock) as log:
+        log.remove_expired(clock.now, max_bytes=3000)
+        lowest = log.bounds.lowest_index
+    assert 2 < lowest < 100
+
+    calls: list[Callable[[], object]] = [
+        lambda: reader(numbers).latestOffset(at(2), ReadAllAvailable()),
+        lambda: reader(numbers).partitions(at(2), at(lowest + 4)),
+        lambda: reader(numbers, startingOffsets=2).initialOffset(),
+    ]
+    for call in calls:
+        with pytest.raises(RecordsLost) as lost:
+            call()
+        assert (lost.value.from_index, lost.value.to_index) == (2, lowest)
+    lenient = reader(numbers, failOnDataLoss="false", maxOffsetsPerTrigger=3)
+    assert lenient.latestOffset(at(2), lenient.getDefaultReadLimit()) == at(lowest + 3)
+    [first, *_] = lenient.partitions(at(2), at(lowest + 3))
+    assert isinstance(first, StretchPartition)
+    assert first.stretch.from_index == lowest
+    assert lenient.partitions(at(1), at(2)) == []
+
+
+def test_a_directory_of_another_cluster_is_refused(numbers: Path, tmp_path: Path) -> None:
+    with writing(tmp_path / "other", cluster_id=b"o" * 16) as log:
+        append_and_flush(log, [1], [2])
+    stream = reader(numbers)
+    parts = stream.partitions(at(0), at(100))
+
+    with pytest.raises(ForeignLog):
+        reader(tmp_path / "other").latestOffset(at(1), ReadAllAvailable())
+    with pytest.raises(ForeignLog):
+        list(reader(tmp_path / "other").read(parts[0]))
+
+
+def streamed(spark: SparkSession, log: Path, folder: Path, **options: Any) -> Callable[[], StreamingQuery]:
+    """A query from a log to files, that can be started again and again on its checkpoint."""
+
+    def start(**trigger: Any) -> StreamingQuery:
+        given = {"startingOffsets": "earliest"} | {name: str(value) for name, value in options.items()}
+        stream = spark.readStream.format("quire").options(**given).load(str(log)).select("index", "value")
+        sink = stream.writeStream.format("parquet").option("checkpointLocation", str(folder / "checkpoint"))
+        return sink.trigger(**(trigger or {"availableNow": True})).start(str(folder / "rows"))
+
+    return start
+
+
+def rows_in(spark: SparkSession, folder: Path) -> list[tuple[int, bytes]]:
+    return [(row["index"], bytes(row["value"])) for row in spark.read.parquet(str(folder / "rows")).collect()]
+
+
+def test_a_query_goes_on_where_it_stopped_and_delivers_every_record_once(
+    spark: SparkSession, numbers: Path, tmp_path: Path
+) -> None:
+    start = streamed(spark, numbers, tmp_path, maxOffsetsPerTrigger=40)
+    assert start().awaitTermination(DEADLINE_S)
+    with writing(numbers) as log:
+        append_and_flush(log, *[[number] for number in range(20)])
+    query = start()
+    assert query.awaitTermination(DEADLINE_S)
+
+    assert sorted(rows_in(spark, tmp_path)) == [(row["index"], row["value"]) for row in expected_rows(numbers)]
+    [source] = query.recentProgress[-1]["sources"]
+    assert json.loads(source["latestOffset"]) == at(120)
+    assert [progress["numInputRows"] for progress in query.recentProgress if progress["numInputRows"]] == [20]
+
+
+def test_a_query_on_a_log_of_another_cluster_fails_by_name(spark: SparkSession, numbers: Path, tmp_path: Path) -> None:
+    start = streamed(spark, numbers, tmp_path)
+    assert start().awaitTermination(DEADLINE_S)
+    numbers.rename(tmp_path / "elsewhere")
+    with writing(numbers, cluster_id=b"o" * 16) as log:
+        append_and_flush(log, *[[number] for number in range(200)])
+
+    with pytest.raises(PySparkException, match=r"is of cluster 6f6f.*, not of 6363"):
+        start().awaitTermination(DEADLINE_S)
