@@ -21,8 +21,8 @@ def test_the_golden_snapshot_is_restored_as_it_was() -> None:
     assert (applier.ground, applier.state()) == (expected.ground, expected.state())
     assert b"".join(applier.content()) == b"".join(expected.content())
     assert [(session, name) for session, name, _ in applier.sessions.all_open()] == [
-        (3, None),
         (4, "billing"),
         (5, "audit"),
+        (3, None),  # the one that was used last
     ]
     assert applier.sessions.all_fenced() == [(2, 4)]
