@@ -91,10 +91,10 @@ class Seen:
 class Checks:
     """The checkers of one history."""
 
-    def __init__(self, nodes: Iterable["Node"], trace: "list[str]") -> None:
+    def __init__(self, nodes: Iterable["Node"], trace: "list[str]", model: Model) -> None:
         self.nodes = list(nodes)
         self.counts = Counts()
-        self.model = Model()
+        self.model = model
         self.committed: list[Held] = []
         self.ends: list[int] = []
         self.epochs: list[int] = []

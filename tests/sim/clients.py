@@ -19,6 +19,7 @@ from tests.sim.order import NotLinearizable, Order
 from tests.sim.schedule import MILLISECOND, Schedule
 
 MAX_UNDER_WAY = 3
+GONE = frozenset({"SESSION_FENCED", "SESSION_EXPIRED"})
 
 
 @dataclass
@@ -274,15 +275,15 @@ class Client:
             logged, recorded = model.at[reply.index + place]
             if logged != command or recorded != (reply.results[place], refused.get(place)):
                 raise Violation("a write is answered what the log says", command, reply, logged, recorded)
-            index = reply.index if operation.kind == "open" else model.executed_at.get(command)
+            index = reply.index if operation.kind == "open" and not refused else model.executed_at.get(command)
             if index is None:
-                if refused.get(place) != "SESSION_FENCED":
+                if refused.get(place) not in GONE and operation.kind != "open":
                     raise Violation("an acknowledged command was executed", command, reply)
             else:
                 self._wrote(operation, index)
-        if "SESSION_FENCED" in refused.values():
-            self.session = 0  # an opening of its own that came late took over: it opens again
-        if operation.kind == "open":
+        if GONE & set(refused.values()):
+            self.session = 0  # evicted, or an opening of its own that came late took over: it opens again
+        if operation.kind == "open" and not refused:
             opened = reply.results[0]
             self.session, self.sequence = opened["session"], opened["sequence"]
         self._end(operation)

@@ -11,6 +11,7 @@ from quire.replication.core import events
 from tests.sim.checks import Checks, Counts, Violation
 from tests.sim.clients import Client
 from tests.sim.disks import START_CLOCK, Clocks, Latency
+from tests.sim.machine import Model
 from tests.sim.nemesis import Nemesis
 from tests.sim.network import Link, Network
 from tests.sim.nodes import Form, Node
@@ -53,7 +54,7 @@ class History:
             node.clocks = Clocks(self.schedule, rate, ahead)
             node.latency = Latency(*settings.sync_us)
             node.apply_us = settings.apply_us
-        self.checks = Checks(self.nodes, self.trace)
+        self.checks = Checks(self.nodes, self.trace, Model(settings.max_sessions))
         for node in self.nodes:
             node.checks = self.checks
             self.network.ends[node.node_id] = node
@@ -98,6 +99,7 @@ class History:
             settings.log,
             settings.core.heartbeat_us // 2,
             settings.snapshot_records,
+            settings.max_sessions,
         )
 
     # Running

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from zlib import crc32
 
 from quire.log import Frame, Kind, decode_blob, decode_runs, decode_system, decode_values, pack, unpack
-from quire.sm import Context, Refused
+from quire.sm import MAX_SESSIONS, Context, Refused
 
 REFUSED_EVERY = 23
 
@@ -71,13 +71,14 @@ class ModelBroken(Exception):
 
 
 class Model:
-    """What the committed frames answer, computed once."""
+    """What the committed frames answer, computed once. At `max_sessions` the idlest without a name goes."""
 
-    def __init__(self) -> None:
+    def __init__(self, max_sessions: int = MAX_SESSIONS) -> None:
+        self._max_sessions = max_sessions
         self._tally = Tally()
-        self._sessions: dict[int, _Session] = {}
+        self._sessions: dict[int, _Session] = {}  # The one that was used longest ago first.
         self._names: dict[str, int] = {}
-        self._fenced: set[int] = set()
+        self._fenced: list[int] = []
         self.replies: list[list[Reply]] = []
         self.at: dict[int, tuple[Any, Reply]] = {}
         self.executed_at: dict[Any, int] = {}
@@ -105,17 +106,32 @@ class Model:
             return []
         name = fields.get("name")
         old = self._names.get(name) if name else None
+        if old is None and not self._has_room():
+            reply = Reply(None, "SESSIONS_FULL")
+            self.at[index] = (("open", name), reply)
+            return [reply]
         if old is None:
             session = _Session()
         else:
             session = self._sessions.pop(old)
-            self._fenced.add(old)
+            self._fenced = [*self._fenced, old][-self._max_sessions :]
         self._sessions[index] = session
         if name:
             self._names[name] = index
         reply = Reply({"session": index, "sequence": len(session.replies)})
         self.at[index] = (("open", name), reply)
         return [reply]
+
+    def _has_room(self) -> bool:
+        """Whether one more session may be opened, once an idle one has gone for it if need be."""
+        if len(self._sessions) < self._max_sessions:
+            return True
+        named = set(self._names.values())
+        for session in self._sessions:
+            if session not in named:
+                del self._sessions[session]
+                return True
+        return False
 
     def _commands(self, frame: Frame) -> list[Reply]:
         header, payload = frame
@@ -145,6 +161,7 @@ class Model:
         known = self._sessions.get(session)
         if known is None:
             return Reply(None, "SESSION_FENCED" if session in self._fenced else "SESSION_EXPIRED")
+        self._sessions[session] = self._sessions.pop(session)
         if sequence > len(known.replies) + 1:
             return Reply(None, "SEQUENCE_GAP")
         if sequence <= len(known.replies):

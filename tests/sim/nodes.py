@@ -43,6 +43,7 @@ class Form:
     log: LogOptions
     tick_us: int
     snapshot_records: int
+    max_sessions: int
 
 
 @dataclass
@@ -166,7 +167,7 @@ class Node:
         promises = PromiseFile.open(directory, self.disk_id)
         log = self._open_log(directory)
         snapshots = SnapshotStore.open(directory, Owner(self.form.cluster_id, (Tally.name, Tally.version)))
-        applier = restore_newest(snapshots, Tally, Sessions)
+        applier = restore_newest(snapshots, Tally, lambda: Sessions(max_sessions=self.form.max_sessions))
         ground = applier.ground
         if ground.tail.index:
             log.reset(ground.tail, members_index=ground.members_index)

@@ -9,6 +9,7 @@ from random import Random
 
 from quire.log import LogOptions
 from quire.replication.core import CoreOptions
+from quire.sm import MAX_SESSIONS
 from tests.sim.clients import Habits
 from tests.sim.network import Weather
 from tests.sim.schedule import MILLISECOND, SECOND
@@ -53,6 +54,8 @@ class Settings:
     chaos_us: int
     snapshot_records: int
     """A snapshot is taken at the first border past each multiple; 0: there are none."""
+    max_sessions: int
+    """As many are open; then the idlest without a name is evicted."""
 
     @property
     def node_ids(self) -> list[str]:
@@ -136,6 +139,7 @@ def settings_of(seed: int) -> Settings:
         rates=tuple(random.uniform(1 - skew, 1 + skew) for _ in range(voters + observers)),
         chaos_us=6 * SECOND,
         snapshot_records=state.choice((0, 0, 10, 40)),
+        max_sessions=state.choice((2, 3, MAX_SESSIONS)),
     )
 
 
