@@ -112,6 +112,22 @@ class BlockingClient:
         """Move leadership; return who leads then."""
         return self._run(self._client.transfer(target))
 
+    def take_snapshot(self, server: str) -> dict[str, Any]:
+        """Let a server take a snapshot: {"node_id", "index", "bytes", "sha256"}."""
+        return self._run(self._client.take_snapshot(server))
+
+    def expire(self, server: str, *, dry_run: bool = False) -> dict[str, Any]:
+        """Let a server remove what may go of its log: {"node_id", "segments", "to_index", "bytes"}."""
+        return self._run(self._client.expire(server, dry_run=dry_run))
+
+    def session_status(self, session: int) -> dict[str, Any]:
+        """{"session", "name", "sequence"} of any open session."""
+        return self._run(self._client.session_status(session))
+
+    def close_session(self, session: int) -> dict[str, Any]:
+        """Close any session; {"session", "sequence"}, where it stood."""
+        return self._run(self._client.close_session(session))
+
     def ready(self, server: str) -> bool:
         """Whether a server says that it is ready."""
         return self._run(self._client.ready(server))
