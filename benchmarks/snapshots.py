@@ -125,7 +125,7 @@ async def measure(directory: Path) -> None:
         without, _ = await longest_commit(node, idle)
         writing = asyncio.create_task(longest_commit(node, busy))
         began = time.monotonic()
-        manifest = await node.take_snapshot()
+        manifest = await node.upkeep.take_snapshot()
         took = time.monotonic() - began
         busy.set()
         beside, count = await writing

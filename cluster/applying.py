@@ -44,6 +44,12 @@ class Applying:
         if not self._scheduled:
             self._apply_slice()
 
+    def go_on_from(self, applier: Applier) -> None:
+        """Another machine, behind a snapshot that was installed, takes the place of this one."""
+        self.applier = applier
+        self._to_index = max(self._to_index, applier.applied_index)
+        self._wake()
+
     def stop(self) -> None:
         """Apply nothing more: the log is about to be closed."""
         self._stopped = True

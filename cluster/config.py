@@ -237,6 +237,13 @@ class ServeConfig(Settings):
         description="A segment of this node's log goes when its last record is older than this, and nothing needs it. "
         "0: no limit.",
     )
+    retention_follower_bytes: int = Field(
+        default=1024 * MIB,
+        ge=0,
+        lt=1 << 63,
+        description="What a node lacks is kept for it by the leader, although its limits would let it go, up to so "
+        "many bytes; a node that lacks more gets a snapshot.",
+    )
     log_level: Literal["debug", "info", "warning", "error"] = Field(
         default="info", description="The least important messages that are still logged."
     )

@@ -14,7 +14,7 @@ from pathlib import Path
 from quire.log import Directory, FileDirectory, Log, LogLocked, LogOptions
 from quire.replication import PromiseFile, PromiseLost
 from quire.replication.promises import PROMISE_FILE
-from quire.sm import Applier, Owner, Sessions, SnapshotStore, StateMachine, restore_newest
+from quire.sm import Applier, Owner, Sessions, SnapshotPart, SnapshotStore, StateMachine, restore_newest
 
 from .genesis import Genesis, read_genesis
 from .genesis_file import read_genesis_file, write_genesis_file
@@ -51,11 +51,15 @@ class DataDir:
             LogError: the log cannot be opened.
         """
         path.mkdir(parents=True, exist_ok=True)
-        directory = FileDirectory(path)
+        return cls.open_directory(FileDirectory(path), node_id, options)
+
+    @classmethod
+    def open_directory(cls, directory: Directory, node_id: str, options: LogOptions) -> "DataDir":
+        """`open`, of whatever directory it is."""
         try:
             directory.lock()
         except LogLocked as error:
-            raise DataDirRefused(str(path), "another process uses it; stop that one or choose another") from error
+            raise DataDirRefused(directory.path, "another process uses it; stop that one or choose another") from error
         data_dir = cls(directory, options)
         try:
             data_dir._read(node_id)
@@ -131,6 +135,7 @@ class DataDir:
         """
         log, genesis = self._formatted()
         self.snapshots = SnapshotStore.open(self._directory, Owner(genesis.cluster_id, genesis.machine))
+        SnapshotPart.resume(self.snapshots)
         applier = restore_newest(self.snapshots, new_machine, new_sessions)
         ground, lowest = applier.ground, log.bounds.lowest_index
         if ground.tail.index < lowest:

@@ -9,11 +9,12 @@ from typing import Any, assert_never
 import structlog
 from aiohttp import ClientSession, ClientTimeout, DummyCookieJar, TCPConnector, web
 
-from quire.log import HEADER_BYTES, Bounds, Expirable, FrameHeader, Log, LogError, LogOptions, StoredRecord
+from quire.log import HEADER_BYTES, Bounds, FrameHeader, Log, LogError, LogOptions, StoredRecord
 from quire.replication import Disk, Placed, Reason, Replica, ReplicaOptions, Write
 from quire.replication.core import CoreOptions, Identity, actions
 from quire.replication.forming import Forming
 from quire.replication.hello import Who
+from quire.replication.snapshots import SNAPSHOT_PATH
 from quire.sm import (
     EMPTY_DIGEST,
     Applied,
@@ -21,10 +22,8 @@ from quire.sm import (
     ApplyFailed,
     CheckFailed,
     MachineError,
-    Manifest,
     Sessions,
     SessionStatus,
-    SnapshotTooEarly,
     StateMachine,
     check_batch,
     default_initial,
@@ -52,9 +51,8 @@ from .leadership import Leadership
 from .metrics import WriteCounts
 from .pending import FutureWaiter, Pending, WriteReply, waiter_of
 from .reading import Reading, StateAnswer
-from .retention import EXPIRY_PAUSE_S, Limits, Retention
-from .snapshotting import SnapshotOptions, Snapshotting
 from .status import node_status
+from .upkeep import Makers, Upkeep
 from .visibility import Visibility
 
 journal = structlog.get_logger(__name__)
@@ -73,8 +71,7 @@ class Parts:
     replica: Replica
     applying: Applying
     reading: Reading
-    snapshotting: Snapshotting
-    retention: Retention
+    upkeep: Upkeep
 
 
 class Node:
@@ -107,7 +104,6 @@ class Node:
         self._session: ClientSession | None = None
         self._forming: Forming | None = None
         self._formation: asyncio.Task[None] | None = None
-        self._expiring: asyncio.Task[None] | None = None
         self._stopping = False
 
     # Life
@@ -189,24 +185,18 @@ class Node:
             max_frame_bytes=genesis.limits["max_frame_bytes"],
             secret=self._secret,
         )
-        disk = Disk(log, data_dir.promises, snapshot_index=ground.tail.index, older_epochs=ground.epochs)
+        disk = Disk(log, data_dir.promises, snapshots=data_dir.snapshots, older_epochs=ground.epochs)
         replica = Replica(self._identity(data_dir), genesis.cluster_id, genesis.members, disk, self, options)
         applying = Applying(log, applier, self._applied, self._apply_failed, self._log_failed, self._at_border)
-        snapshotting = Snapshotting(
-            data_dir.snapshots,
-            applying,
-            SnapshotOptions(config.snapshot_records, config.snapshot_log_bytes, config.snapshot_interval_ms),
-            lambda: min(replica.commit_index, log.durable_index),
-            lambda: (),
-        )
-        limits = Limits(config.retention_bytes, config.retention_ms)
-        retention = Retention(disk, replica, lambda: snapshotting.manifests, limits)
+        makers = Makers(lambda: self._machine_type(genesis.initial), lambda: _sessions(genesis))
+        dial = session, self._secret
+        upkeep = Upkeep(data_dir.snapshots, disk, replica, applying, makers, dial, config, self.halted)
         reading = Reading(log, replica, applying, self._not_leader)
-        self.parts = Parts(genesis, log, replica, applying, reading, snapshotting, retention)
+        self.parts = Parts(genesis, log, replica, applying, reading, upkeep)
         self.digests.applied(applier.applied_index, applier.digest)
         nominated = self.leadership.run(replica, genesis.members, data_dir.promises.disk_id)
         replica.start(session, nominated=nominated)
-        self._expiring = asyncio.create_task(self._expire_on(retention), name="expiry")
+        upkeep.start()
         journal.info("running", cluster_id=genesis.cluster_id.hex(), bounds=tuple(log.bounds))
 
     async def hand_over(self) -> None:
@@ -221,13 +211,11 @@ class Node:
             self._formation.cancel()
             with suppress(asyncio.CancelledError):
                 await self._formation
-        if self._expiring is not None:
-            self._expiring.cancel()
         if self.parts is not None:
             await self.leadership.stop()
             await self.parts.replica.stop()
             self.parts.applying.stop()
-            await self.parts.snapshotting.stop()
+            await self.parts.upkeep.stop()
             self._pending.end("this node is stopping")
         if self._session is not None:
             await self._session.close()
@@ -236,7 +224,16 @@ class Node:
 
     def routes(self) -> list[web.RouteDef]:
         """The peers' routes, on the same port as the clients'."""
-        return [web.get("/peer", self._serve_peer), web.get("/peer/stream", self._serve_stream)]
+        return [
+            web.get("/peer", self._serve_peer),
+            web.get("/peer/stream", self._serve_stream),
+            web.get(SNAPSHOT_PATH, self._serve_snapshot),
+        ]
+
+    async def _serve_snapshot(self, request: web.Request) -> web.StreamResponse:
+        if self.parts is None:
+            raise web.HTTPServiceUnavailable
+        return await self.parts.upkeep.server.serve(request)
 
     async def _serve_peer(self, request: web.Request) -> web.StreamResponse:
         if self.parts is not None:
@@ -315,39 +312,14 @@ class Node:
             return None
         return NotLeader(self.leader_id) if self.leader_id not in (None, self.node_id) else NoLeader()
 
-    async def take_snapshot(self) -> Manifest:
-        """A snapshot of all that this node had applied when it was asked; raises as `Snapshotting.take`."""
-        return await self._require().snapshotting.take()
-
-    def expire(self, *, dry_run: bool) -> Expirable:
-        """Remove now what may go of this node's log, or only say what that is.
-
-        Raises:
-            StateUnavailable: there is no log yet, or it cannot be written any more.
-        """
-        retention = self._require().retention
-        try:
-            return retention.due() if dry_run else retention.expire()
-        except LogError as error:
-            self._log_failed(error)
-            raise StateUnavailable(str(error)) from error
-
-    async def _expire_on(self, retention: Retention) -> None:
-        """Remove what may go, again and again, for ever."""
-        while True:
-            await asyncio.sleep(EXPIRY_PAUSE_S)
-            try:
-                retention.expire()
-            except LogError as error:
-                self._log_failed(error)
-                return
+    @property
+    def upkeep(self) -> Upkeep:
+        """Its snapshots, expiry and installs. Raises StateUnavailable while the cluster is not formed."""
+        return self._require().upkeep
 
     def _at_border(self, header: FrameHeader) -> None:
         if self.parts is not None:
-            try:
-                self.parts.snapshotting.at_border(header)
-            except SnapshotTooEarly as broken:
-                self.halted(str(broken))
+            self.parts.upkeep.at_border(header)
 
     # What the replica tells: `ReplicaOwner`
 
@@ -400,6 +372,20 @@ class Node:
         """A read barrier was passed, or cannot be."""
         if self.parts is not None:
             self.parts.reading.barrier_passed(read_id, index)
+
+    def fetch_snapshot(self, action: actions.FetchSnapshot) -> None:
+        """What comes next in the leader's log has expired there."""
+        self.upkeep.installing.fetch(action)
+
+    def place_snapshot(self, index: int) -> None:
+        """In the writer's thread: let the snapshot count that was fetched."""
+        self.upkeep.installing.place(index)
+
+    def snapshot_installed(self, index: int) -> None:
+        """The log begins behind it: so does the machine."""
+        applier = self.upkeep.installed(index)
+        self.digests.applied(applier.applied_index, applier.digest)
+        self.visibility.grew()
 
     def transfer_ended(self, reason: str) -> None:
         """A hand-over came to nothing."""

@@ -97,12 +97,12 @@ class Reading:
                 self._refuse_lag_above(max_lag)
         elif (error := self._not_leader()) is not None:
             raise error
-        applier = self._applying.applier
         try:
             if consistency == "linearizable":
                 await self.linearize()
         except ApplyFailed as failure:
             raise StateUnavailable(str(failure)) from failure
+        applier = self._applying.applier
         if applier.failure is not None:
             raise StateUnavailable(str(applier.failure))
         try:

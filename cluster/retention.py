@@ -5,32 +5,33 @@ is the lowest of its holds:
 
     snapshots   the older of two whole snapshots; with fewer, nothing goes
     stream      of each follower's stream, what was not shipped yet
-    follower    of each node that told this leader where it stands, what it lacks
+    install     the snapshot that a follower fetches
+    follower    what a node lacks that told this leader where it stands, up to `retention_follower_bytes`: who lacks
+                more gets a snapshot
 
 A restart needs a snapshot and all of the log behind it, and a snapshot may turn out to be damaged: hence the older one.
 """
 
 import time
-from collections.abc import Callable
-from typing import Any, NamedTuple
-
-import structlog
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple, Protocol
 
 from quire.log import Expirable, Log
-from quire.replication import Disk, Replica
+from quire.replication import Disk
+from quire.replication.core import Core
+from quire.replication.lag import Position, lacking_bytes
 from quire.sm import KEPT_SNAPSHOTS, Manifest
-
-journal = structlog.get_logger(__name__)
 
 MICROSECONDS_A_MS = 1_000
 EXPIRY_PAUSE_S = 1.0
 
 
 class Limits(NamedTuple):
-    """This node's own: bytes and age in ms of its log; 0: no limit."""
+    """This node's own: bytes and age in ms of its log, 0 being no limit; bytes that are kept for a node that lags."""
 
     size: int
     age_ms: int
+    follower_bytes: int
 
     @property
     def max_bytes(self) -> int | None:
@@ -51,15 +52,42 @@ class Hold(NamedTuple):
     why: str
 
 
+class Followers(Protocol):
+    """What a replica knows of other nodes."""
+
+    @property
+    def core(self) -> Core:
+        """Its protocol state."""
+        ...
+
+    @property
+    def positions(self) -> Mapping[str, Position]:
+        """What others told this leader, by node id."""
+        ...
+
+
+def wall_clock() -> int:
+    """Microseconds since the Unix epoch."""
+    return time.time_ns() // 1_000
+
+
 class Retention:
     """One node's expiry. Everything is called on the event loop."""
 
-    def __init__(self, disk: Disk, replica: Replica, manifests: Callable[[], list[Manifest]], limits: Limits) -> None:
+    def __init__(
+        self,
+        disk: Disk,
+        replica: Followers,
+        manifests: Callable[[], list[Manifest]],
+        limits: Limits,
+        clock: Callable[[], int] = wall_clock,
+    ) -> None:
         self._disk = disk
         self._log: Log = disk.log
         self._replica = replica
         self._manifests = manifests
         self._limits = limits
+        self._clock = clock
         self.expired_segments = 0
         """So many went since this node started."""
 
@@ -79,13 +107,27 @@ class Retention:
         leading = self._replica.core.leading
         if leading is None:
             return []
-        holds = [
-            Hold("stream", stream.next_index, f"{stream.node_id} was shipped what is below")
-            for stream in leading.streams.values()
+        lowest, most = self._log.bounds.lowest_index, self._limits.follower_bytes
+        lacking = {
+            node_id: (position.durable_index, lacking_bytes(self._log, position.durable_index))
+            for node_id, position in self._replica.positions.items()
+            if position.durable_index >= lowest
+        }
+        return [
+            *(
+                Hold("stream", stream.next_index, f"{stream.node_id} was shipped what is below")
+                for stream in leading.streams.values()
+            ),
+            *(
+                Hold("install", install.snapshot_index, f"{install.node_id} fetches the snapshot there")
+                for install in leading.installs.values()
+            ),
+            *(
+                Hold("follower", index, f"{node_id} has what is below, and lacks {size:,} bytes")
+                for node_id, (index, size) in lacking.items()
+                if size <= most
+            ),
         ]
-        for node_id, position in self._replica.positions.items():
-            holds.append(Hold("follower", position.durable_index, f"{node_id} has what is below"))
-        return holds
 
     def due(self) -> Expirable:
         """What would go now."""
@@ -93,7 +135,7 @@ class Retention:
 
     def _expirable(self, floor: int | None) -> Expirable:
         limits = self._limits
-        return self._log.expirable(_now(), age=limits.age, max_bytes=limits.max_bytes, floor=floor)
+        return self._log.expirable(self._clock(), age=limits.age, max_bytes=limits.max_bytes, floor=floor)
 
     def expire(self) -> Expirable:
         """Remove what may go; say what went. Blocks for the few syncs of a removal.
@@ -105,9 +147,8 @@ class Retention:
         gone = self._expirable(floor)
         if gone.segments:
             age, max_bytes = self._limits.age, self._limits.max_bytes
-            self._disk.remove_expired(_now(), age=age, max_bytes=max_bytes, floor=floor)
+            self._disk.remove_expired(self._clock(), age=age, max_bytes=max_bytes, floor=floor)
             self.expired_segments += gone.segments
-            journal.info("expired", segments=gone.segments, to_index=gone.to_index, size=gone.size)
         return gone
 
     def document(self) -> dict[str, Any]:
@@ -128,7 +169,3 @@ class Retention:
 def shown(expirable: Expirable) -> dict[str, int]:
     """As a document."""
     return {"segments": expirable.segments, "to_index": expirable.to_index, "bytes": expirable.size}
-
-
-def _now() -> int:
-    return time.time_ns() // 1_000

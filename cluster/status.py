@@ -39,8 +39,7 @@ def node_status(node: "Node") -> dict[str, Any]:
         "applied_index": node.applied_index,
         "digest": node.digest.hex(),
         "log_bytes": log.size,
-        "snapshots": parts.snapshotting.document(),
-        "expiry": parts.retention.document(),
+        **parts.upkeep.document(),
         "lag": replica.lag(clock)._asdict(),
         "members": [
             {"node_id": member.node_id, "disk_id": member.disk_id.hex(), "address": member.address, "role": member.role}

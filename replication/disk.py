@@ -6,7 +6,7 @@ something to run in another thread, and finished on the caller's.
 
 from collections.abc import Sequence
 from enum import StrEnum
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 from quire.log import (
     DiskFull,
@@ -15,6 +15,7 @@ from quire.log import (
     FrameInvalid,
     Kind,
     Log,
+    Tail,
     UnknownVersion,
     decode_header,
     encode_system,
@@ -22,7 +23,7 @@ from quire.log import (
 )
 
 from .coalesce import Share, Sheet, Write, to_sheets
-from .core.messages import Last
+from .core.messages import Last, Snapshot
 from .core.promise import Promise
 from .promises import PromiseFile
 
@@ -60,6 +61,20 @@ class Appended(NamedTuple):
     disk_full: bool
 
 
+class SnapshotView(Protocol):
+    """What the core asks of a node's snapshots: facts that are in memory."""
+
+    @property
+    def indices(self) -> Sequence[int]:
+        """Of the whole ones, ascending."""
+        ...
+
+    @property
+    def fetching(self) -> int:
+        """Of the one of which a part was fetched, 0 if there is none."""
+        ...
+
+
 class Disk:
     """One node's log and promise, behind the core's one writer. Also the core's `LogView`."""
 
@@ -68,13 +83,14 @@ class Disk:
         log: Log,
         promises: PromiseFile,
         *,
-        snapshot_index: int = 0,
+        snapshots: SnapshotView | None = None,
         older_epochs: Sequence[tuple[int, int]] = (),
     ) -> None:
-        """`snapshot_index` is what this node's newest snapshot holds; `older_epochs` are those that began below it."""
+        """`snapshots` are this node's; `older_epochs` are those that began below the newest of them."""
         self.log = log
         self.promises = promises
-        self.commit_index = max(log.mark_commit_index, snapshot_index)
+        self._snapshots = snapshots
+        self.commit_index = max(log.mark_commit_index, *self.snapshot_indices, 0)
         """What is known to be committed at the start: a snapshot holds nothing else."""
         self._older_epochs = list(older_epochs)
 
@@ -84,6 +100,21 @@ class Disk:
     def highest_index(self) -> int:
         """Next index to be written."""
         return self.log.tail.index
+
+    @property
+    def lowest_index(self) -> int:
+        """First index held."""
+        return self.log.bounds.lowest_index
+
+    @property
+    def snapshot_indices(self) -> Sequence[int]:
+        """Where this node's whole snapshots stand, ascending."""
+        return () if self._snapshots is None else self._snapshots.indices
+
+    @property
+    def fetching(self) -> int:
+        """The index of a snapshot of which a part was fetched, 0 if there is none."""
+        return 0 if self._snapshots is None else self._snapshots.fetching
 
     @property
     def last_epoch(self) -> int:
@@ -159,6 +190,16 @@ class Disk:
     def append_system(self, epoch: int, value: dict[str, Any]) -> None:
         """Append one system record."""
         self.log.append_payload(encode_system(value), count=1, kind=Kind.SYSTEM, epoch=epoch)
+
+    def install(self, snapshot: Snapshot) -> None:
+        """Have the log go on from a snapshot that counts. Blocks; durable on return.
+
+        Raises:
+            LogError: it cannot; the next start does so.
+        """
+        tail = Tail(snapshot.index, snapshot.epoch, snapshot.timestamp, snapshot.crc32c)
+        self.log.reset(tail, members_index=snapshot.members_index)
+        self._older_epochs = list(snapshot.epochs)
 
     def remove_expired(self, now: int, *, age: int | None, max_bytes: int | None, floor: int) -> int:
         """Remove whole segments as `Log.remove_expired`; their epochs stay known. Blocks."""

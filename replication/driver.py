@@ -12,7 +12,7 @@ from quire.log import DiskFull, Flush, LogClosed, LogError, LogReadOnly, Sync, T
 
 from .coalesce import Write
 from .core import Core, actions, events
-from .core.messages import Ack, Differs, HeartbeatEcho, Open, OpenAnswer, PeerMessage, PositionTold
+from .core.messages import Ack, Differs, HeartbeatEcho, Open, OpenAnswer, PeerMessage, PositionTold, Snapshot
 from .core.promise import Promise
 from .disk import Disk, Placed, Reason
 from .durations import Durations
@@ -46,6 +46,18 @@ class ReplicaOwner(Protocol):
 
     def role_moved(self, role: actions.RoleMoved) -> None:
         """The role, epoch or leader changed."""
+        ...
+
+    def fetch_snapshot(self, action: actions.FetchSnapshot) -> None:
+        """Begin to fetch a leader's snapshot; `events.SnapshotFetched` or `FetchFailed` is to follow."""
+        ...
+
+    def place_snapshot(self, index: int) -> None:
+        """Blocking, in the writer's thread: let the snapshot that was fetched count, durably."""
+        ...
+
+    def snapshot_installed(self, index: int) -> None:
+        """The log begins behind the snapshot that was fetched: so does the machine, from now on."""
         ...
 
     def transfer_ended(self, reason: str) -> None:
@@ -182,10 +194,13 @@ class Driver:
                 | actions.AppendSystem()
                 | actions.AppendFrames()
                 | actions.Truncate()
+                | actions.Install()
                 | actions.Flush()
                 | actions.StorePromise()
             ):
                 self._write(action)
+            case actions.FetchSnapshot():
+                self._owner.fetch_snapshot(action)
             case actions.Apply(to_index):
                 self._disk.log.set_commit_index(self.core.state.commit_index)
                 self._owner.apply_to(to_index)
@@ -267,6 +282,7 @@ class Driver:
         | actions.AppendSystem
         | actions.AppendFrames
         | actions.Truncate
+        | actions.Install
         | actions.Flush
         | actions.StorePromise,
     ) -> None:
@@ -280,6 +296,8 @@ class Driver:
             case actions.Truncate(stream_id, index):
                 self._disk.log.truncate(index)
                 self.step(events.Truncated(stream_id, index))
+            case actions.Install(stream_id, snapshot):
+                self._install(stream_id, snapshot)
             case actions.Flush():
                 self._flush()
             case actions.StorePromise(promise):
@@ -333,6 +351,16 @@ class Driver:
             lambda: self.step(events.PromiseStored(promise)),
             lambda _: None,
         )
+
+    def _install(self, stream_id: int, snapshot: Snapshot) -> None:
+        """Rule 16: rename, then reset the log. What a crash leaves between the two is made good at the next start."""
+
+        def finish() -> None:
+            self._disk.install(snapshot)
+            self._owner.snapshot_installed(snapshot.index)
+            self.step(events.Installed(stream_id, snapshot.index))
+
+        self._offload(lambda: self._owner.place_snapshot(snapshot.index), finish, lambda _: None)
 
     def _offload(
         self, block: Callable[[], None], finish: Callable[[], None], fail: Callable[[BaseException], None]

@@ -165,6 +165,10 @@ class Network:
         """Show an unformatted node what cluster there is."""
         self.send(node_id, GenesisShown(frame, committed))
 
+    def address_of(self, node_id: str) -> str | None:
+        """Where this node dials a peer, None of one that it does not know."""
+        return self._urls.get(node_id)
+
     # LinkOwner
 
     def who(self) -> Who:

@@ -15,7 +15,7 @@ from .coalesce import Write
 from .core import Core, CoreOptions, Identity, Members, events
 from .core.following import Step
 from .core.leading import Queues
-from .core.messages import ControlTold, LagTold, PositionTold
+from .core.messages import ControlTold, LagTold, PositionTold, Snapshot
 from .core.state import State
 from .disk import Disk, Reason
 from .disk_thread import DiskThread
@@ -186,6 +186,14 @@ class Replica:
             self._owner.transfer_ended("this node has stopped")
         else:
             self._step(events.TransferAsked(target))
+
+    def snapshot_fetched(self, stream_id: int, snapshot: Snapshot) -> None:
+        """What `fetch_snapshot` asked for is whole, and synced."""
+        self._step(events.SnapshotFetched(stream_id, snapshot))
+
+    def fetch_failed(self, stream_id: int, reason: str) -> None:
+        """What `fetch_snapshot` asked for does not come."""
+        self._step(events.FetchFailed(stream_id, reason))
 
     def nominate(self, *, nominated: bool) -> None:
         """Pass on the control plane's level (rule 13)."""

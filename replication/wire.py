@@ -147,8 +147,8 @@ _PEER: dict[int, tuple[Callable[..., PeerMessage], tuple[Callable[[Any], Any], .
     13: (ControlTold, (_octets(1, MAX_CONTROL_BYTES),)),
 }
 _STREAM: dict[int, tuple[Callable[..., StreamMessage], tuple[Callable[[Any], Any], ...]]] = {
-    32: (Open, (_promise, _epochs, _u64, _u64)),
-    33: (OpenAnswer, (_verb, _u64, _u64, _REASON)),
+    32: (Open, (_promise, _epochs, _u64, _u64, _u64)),
+    33: (OpenAnswer, (_verb, _u64, _u64, _REASON, _u64)),
     34: (Ack, (_u64, _u64, _u64, _DIGEST)),
     35: (Differs, (_u64, _u64)),
 }

@@ -24,6 +24,7 @@ from .registry import default_initial, load_machine
 from .sessions import MAX_SESSIONS, SESSION_BYTES, SESSION_WINDOW, SESSIONS_BYTES, Sessions, SessionStatus
 from .snapshot import NO_GROUND, Ground, Manifest
 from .snapshot_content import content_of, restore_content
+from .snapshot_part import SnapshotPart
 from .snapshot_restore import restore_newest
 from .snapshot_store import (
     CHUNK_BYTES,
@@ -69,6 +70,7 @@ __all__ = [
     "SnapshotDamaged",
     "SnapshotForeign",
     "SnapshotInvalid",
+    "SnapshotPart",
     "SnapshotStore",
     "SnapshotTooEarly",
     "StateMachine",

@@ -3,6 +3,7 @@
     snapshots/00000000000000042000.new/      on its way
     snapshots/00000000000000042000/          whole: manifest, 00000000.chunk, 00000001.chunk, ...
     snapshots/00000000000000042000.gone/     on its way out
+    snapshots/00000000000000042000.part/     what was fetched of another node's (snapshot_part)
     quarantine/snapshot-1-00000000000000042000/      damaged; never removed by the program
 
 The steps, and why in this order:
@@ -19,6 +20,7 @@ import errno
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing
 from hashlib import sha256
+from threading import Lock
 from typing import NamedTuple
 
 from crc32c import crc32c
@@ -56,7 +58,7 @@ def chunk_name(number: int) -> str:
 
 
 class SnapshotStore:
-    """The snapshots of one data directory, oldest first. All methods block; one caller at a time."""
+    """The snapshots of one data directory, oldest first. All methods block; one caller of each at a time."""
 
     def __init__(self, directory: Directory, owner: Owner) -> None:
         self.owner = owner
@@ -65,6 +67,9 @@ class SnapshotStore:
         self._directory = directory
         self._folder = directory.child(SNAPSHOTS_FOLDER)
         self._manifests: dict[int, Manifest] = {}
+        self._lock = Lock()
+        self.fetching = 0
+        """The index of a snapshot of which a part was fetched, 0 if there is none."""
 
     @classmethod
     def open(cls, directory: Directory, owner: Owner) -> "SnapshotStore":
@@ -85,8 +90,18 @@ class SnapshotStore:
                 store.set_aside(int(name), damage)
         for name in names:
             if name.endswith((_NEW, _GONE)):
-                store._empty(name)
+                store.empty(name)
         return store
+
+    @property
+    def folder(self) -> Directory:
+        """Where they stand."""
+        return self._folder
+
+    @property
+    def indices(self) -> list[int]:
+        """Of the whole snapshots, ascending."""
+        return sorted(self._manifests)
 
     @property
     def manifests(self) -> list[Manifest]:
@@ -103,7 +118,7 @@ class SnapshotStore:
         """
         name = snapshot_name(index) + _NEW
         if name in self._folder.list():
-            self._empty(name)
+            self.empty(name)
         return self._folder.child(name)
 
     def complete(self, index: int) -> Manifest:
@@ -113,29 +128,41 @@ class SnapshotStore:
             SnapshotDamaged: its manifest is not whole; it does not count.
             OSError: the device failed.
         """
+        return self.adopt(snapshot_name(index) + _NEW, index)
+
+    def adopt(self, written: str, index: int) -> Manifest:
+        """Let the whole snapshot in the folder `written` count; raises as `complete`."""
         name = snapshot_name(index)
-        manifest = self._read_manifest(name + _NEW)
+        manifest = self._read_manifest(written)
         if manifest.index != index:
             raise SnapshotDamaged(snapshot=name, reason=f"it stands at {manifest.index}")
-        if index not in self._manifests:
-            self._folder.rename(name + _NEW, name)
-            self._folder.sync()
-        self._manifests = {**self._manifests, index: manifest}  # Others read it meanwhile, in another thread.
+        with self._lock:
+            if index not in self._manifests:
+                self._folder.rename(written, name)
+                self._folder.sync()
+            self._manifests = {**self._manifests, index: manifest}  # Others read it meanwhile, in another thread.
         return manifest
 
     def give_up(self, index: int) -> None:
         """Remove what was written of a snapshot that is not to be."""
         name = snapshot_name(index) + _NEW
         if name in self._folder.list():
-            self._empty(name)
+            self.empty(name)
 
     # Keeping
 
     def retain(self, pinned: Iterable[int] = ()) -> None:
         """Remove all but the two newest and those at the pinned indices."""
-        kept = {*sorted(self._manifests)[-KEPT_SNAPSHOTS:], *pinned}
-        for index in [index for index in self._manifests if index not in kept]:
-            self.remove(index)
+        with self._lock:
+            kept = {*self.indices[-KEPT_SNAPSHOTS:], *pinned}
+            for index in [index for index in self._manifests if index not in kept]:
+                self.remove(index)
+
+    def remove_all(self, indices: Iterable[int]) -> None:
+        """Remove these."""
+        with self._lock:
+            for index in indices:
+                self.remove(index)
 
     def remove(self, index: int) -> None:
         """Remove one snapshot; it does not count any more from the first durable step on."""
@@ -143,7 +170,7 @@ class SnapshotStore:
         gone = snapshot_name(index) + _GONE
         self._folder.rename(snapshot_name(index), gone)
         self._folder.sync()
-        self._empty(gone)
+        self.empty(gone)
 
     def set_aside(self, index: int, damage: SnapshotDamaged) -> None:
         """Move a damaged snapshot to the quarantine, where nothing is ever removed."""
@@ -160,7 +187,8 @@ class SnapshotStore:
     def _forget(self, index: int) -> None:
         self._manifests = {kept: manifest for kept, manifest in self._manifests.items() if kept != index}
 
-    def _empty(self, name: str) -> None:
+    def empty(self, name: str) -> None:
+        """Remove a folder and what is in it."""
         folder = self._folder.child(name)
         for file in folder.list():
             folder.remove(file)
@@ -170,8 +198,8 @@ class SnapshotStore:
 
     # Reading
 
-    def pieces(self, manifest: Manifest) -> Iterator[bytes]:
-        """The chunks, each verified before it is given; at the end their sha256 is.
+    def pieces(self, manifest: Manifest, folder: str = "") -> Iterator[bytes]:
+        """The chunks, each verified before it is given; at the end their sha256 is. From another folder, if named.
 
         Raises:
             SnapshotDamaged: a chunk is missing or not what was written.
@@ -179,13 +207,13 @@ class SnapshotStore:
         """
         check = sha256()
         for number in range(len(manifest.chunks)):
-            data = self.chunk(manifest, number)
+            data = self.chunk(manifest, number, folder)
             check.update(data)
             yield data
         if check.digest() != manifest.sha256:
             raise SnapshotDamaged(snapshot=snapshot_name(manifest.index), reason="its sha256 differs")
 
-    def chunk(self, manifest: Manifest, number: int) -> bytes:
+    def chunk(self, manifest: Manifest, number: int, folder: str = "") -> bytes:
         """One chunk, verified.
 
         Raises:
@@ -194,7 +222,7 @@ class SnapshotStore:
         """
         name, chunk = snapshot_name(manifest.index), manifest.chunks[number]
         try:
-            with closing(self._folder.child(name).open(chunk_name(number))) as file:
+            with closing(self._folder.child(folder or name).open(chunk_name(number))) as file:
                 data = file.read_at(0, chunk.size + 1)
         except FileNotFoundError:
             raise SnapshotDamaged(snapshot=name, reason=f"{chunk_name(number)} is missing") from None

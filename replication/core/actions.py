@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from .events import Request
-from .messages import Ack, CoreMessage, Differs, Open, OpenAnswer
+from .messages import Ack, CoreMessage, Differs, Open, OpenAnswer, Snapshot
 from .promise import Promise
 
 # Disk: carried out one at a time, in the order asked; only appends go on beside a flush (rule 2). The rules rest on the
@@ -48,6 +48,14 @@ class Truncate:
 
     stream_id: int
     index: int
+
+
+@dataclass(frozen=True, slots=True)
+class Install:
+    """Let the fetched snapshot count, durably, and have the log go on from there, then `Installed`."""
+
+    stream_id: int
+    snapshot: Snapshot
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,6 +138,18 @@ class CloseStream:
     reason: str
 
 
+@dataclass(frozen=True, slots=True)
+class FetchSnapshot:
+    """Fetch the leader's snapshot, whole and verified, beside what counts; then `SnapshotFetched` or `FetchFailed`.
+
+    A part that was fetched earlier is used again. A later `FetchSnapshot`, of another stream, takes this one's place.
+    """
+
+    stream_id: int
+    leader_id: str
+    index: int
+
+
 # The node above
 
 
@@ -190,6 +210,7 @@ Action = (
     | AppendSystem
     | AppendFrames
     | Truncate
+    | Install
     | Flush
     | Send
     | DialStream
@@ -199,6 +220,7 @@ Action = (
     | SendAck
     | SendDiffers
     | CloseStream
+    | FetchSnapshot
     | Apply
     | RoleMoved
     | TransferEnded

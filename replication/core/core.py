@@ -33,8 +33,10 @@ from .events import (
     DiffersArrived,
     DiskFailed,
     Event,
+    FetchFailed,
     Flushed,
     FramesArrived,
+    Installed,
     LinkDown,
     LinkUp,
     Nominated,
@@ -44,6 +46,7 @@ from .events import (
     ReadAsked,
     Received,
     Shipped,
+    SnapshotFetched,
     Stopped,
     StreamClosed,
     StreamConnected,
@@ -67,7 +70,7 @@ from .messages import (
 )
 from .promise import Promise
 from .state import State
-from .writer import Adopt, Consider, Cut, Write, Writer
+from .writer import Adopt, Consider, Cut, Place, Write, Writer
 
 LeadersEvent = AckArrived | DiffersArrived | Shipped | StreamOpened | Proposed | ReadAsked | TransferAsked
 
@@ -121,11 +124,11 @@ class Core:
                 | TransferAsked()
             ):
                 self._to_leading(event)
-            case FramesArrived() | OpenAnswered() | StreamConnected():
+            case FramesArrived() | OpenAnswered() | StreamConnected() | SnapshotFetched() | FetchFailed():
                 self._to_following(event)
             case Received():
                 self._received(event)
-            case Appended() | Flushed() | PromiseStored() | Truncated() | AppendRefused() | DiskFailed():
+            case Appended() | Flushed() | PromiseStored() | Truncated() | Installed() | AppendRefused() | DiskFailed():
                 self._disk_done(event)
             case StreamClosed(stream_id):
                 self._stream_closed(stream_id)
@@ -244,7 +247,9 @@ class Core:
             case _:
                 assert_never(event)
 
-    def _to_following(self, event: FramesArrived | OpenAnswered | StreamConnected) -> None:
+    def _to_following(
+        self, event: FramesArrived | OpenAnswered | StreamConnected | SnapshotFetched | FetchFailed
+    ) -> None:
         following = self.following
         if following is None:
             return
@@ -255,6 +260,10 @@ class Core:
                 following.answered(event)
             case StreamConnected(stream_id):
                 following.connected(stream_id)
+            case SnapshotFetched():
+                following.fetched(event)
+            case FetchFailed():
+                following.fetch_failed(event)
             case _:
                 assert_never(event)
 
@@ -327,7 +336,9 @@ class Core:
             # Rule 1: following raises the promise; only an elected leader sends heartbeats.
             self.writer.submit(Adopt(leader))
 
-    def _disk_done(self, event: Appended | Flushed | PromiseStored | Truncated | AppendRefused | DiskFailed) -> None:
+    def _disk_done(
+        self, event: Appended | Flushed | PromiseStored | Truncated | Installed | AppendRefused | DiskFailed
+    ) -> None:
         following = self.following
         match event:
             case Appended(stream_id):
@@ -345,10 +356,9 @@ class Core:
             case PromiseStored(promise):
                 self.writer.end_exclusive()
                 self._promise_stored(promise)
-            case Truncated(stream_id, index):
+            case Truncated() | Installed():
                 self.writer.end_exclusive()
-                if following:
-                    following.truncated(stream_id, index)
+                self._log_moved(event)
             case AppendRefused(stream_id, reason):
                 self._append_refused(stream_id, reason)
             case DiskFailed(reason):
@@ -356,6 +366,15 @@ class Core:
                 self.state.halt(reason)
             case _:
                 assert_never(event)
+
+    def _log_moved(self, event: Truncated | Installed) -> None:
+        """The log ends, or begins, elsewhere."""
+        if isinstance(event, Installed):
+            self.state.commit(event.index)  # A snapshot holds nothing else (rule 7).
+            if self.following:
+                self.following.installed(event.stream_id)
+        elif self.following:
+            self.following.truncated(event.stream_id, event.index)
 
     def _append_refused(self, stream_id: int, reason: str) -> None:
         following = self.following
@@ -457,6 +476,9 @@ class Core:
                     self._adopt(job)
                 case Cut():
                     if self.following and self.following.cut(job):
+                        self.writer.begin_exclusive(self.state.now)
+                case Place():
+                    if self.following and self.following.place(job):
                         self.writer.begin_exclusive(self.state.now)
                 case Write():
                     if self.following:

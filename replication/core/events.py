@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Protocol
 
-from .messages import Ack, CoreMessage, Differs, Open, OpenAnswer
+from .messages import Ack, CoreMessage, Differs, Open, OpenAnswer, Snapshot
 from .promise import Promise
 
 
@@ -181,6 +181,30 @@ class Truncated:
 
 
 @dataclass(frozen=True, slots=True)
+class SnapshotFetched:
+    """A `FetchSnapshot` is done: the snapshot is whole, synced and readable by this machine, and does not count yet."""
+
+    stream_id: int
+    snapshot: Snapshot
+
+
+@dataclass(frozen=True, slots=True)
+class FetchFailed:
+    """A `FetchSnapshot` came to nothing; what was fetched is kept for the next one."""
+
+    stream_id: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Installed:
+    """An `Install` is done and durable: the log begins where the snapshot ends."""
+
+    stream_id: int
+    index: int
+
+
+@dataclass(frozen=True, slots=True)
 class Flushed:
     """A `Flush` ended well: what was written before it began is durable."""
 
@@ -214,6 +238,9 @@ Event = (
     | Appended
     | AppendRefused
     | Truncated
+    | SnapshotFetched
+    | FetchFailed
+    | Installed
     | Flushed
     | DiskFailed
 )

@@ -3,6 +3,9 @@
     promise stored -> DIALLING -> OPENING -> (TRUNCATING ->) MATCHED -> gone -> DIALLING ...
                                      |
                                      +-- the logs contradict each other --> DISPUTED -> halted, or refused: gone
+                                     |
+                                     +-- the leader has expired what comes next
+                                             -> (TRUNCATING ->) FETCHING -> INSTALLING -> gone -> DIALLING ...
 
 `matched` is what this stream has proved to be equal to the leader's log. Neither an ack nor commit_index goes beyond
 it: a divergent suffix is durable, too, and must not count (rule 8).
@@ -11,12 +14,22 @@ it: a divergent suffix is durable, too, and must not count (rule 8).
 from dataclasses import dataclass
 from enum import Enum, auto
 
-from .actions import AppendFrames, CloseStream, DialStream, SendAck, SendDiffers, SendOpen, Truncate
-from .events import FramesArrived, OpenAnswered
+from .actions import (
+    AppendFrames,
+    CloseStream,
+    DialStream,
+    FetchSnapshot,
+    Install,
+    SendAck,
+    SendDiffers,
+    SendOpen,
+    Truncate,
+)
+from .events import FetchFailed, FramesArrived, OpenAnswered, SnapshotFetched
 from .messages import Differs, Open, OpenAnswer, OpenVerb
 from .promise import Promise
 from .state import State
-from .writer import Cut, Write, Writer
+from .writer import Cut, Place, Write, Writer
 
 
 class Step(Enum):
@@ -27,6 +40,8 @@ class Step(Enum):
     TRUNCATING = auto()
     MATCHED = auto()
     DISPUTED = auto()
+    FETCHING = auto()
+    INSTALLING = auto()
 
 
 @dataclass(slots=True)
@@ -38,6 +53,7 @@ class Upstream:
     matched: int = 0
     leader_commit: int = 0
     dispute: str = ""
+    install_index: int = 0
 
 
 class Following:
@@ -89,7 +105,7 @@ class Following:
             return
         stream.step = Step.OPENING
         epochs = tuple(state.log.epochs)[-state.options.open_epochs :]
-        asked = Open(self.leader, epochs, state.log.highest_index, state.log.durable.index)
+        asked = Open(self.leader, epochs, state.log.highest_index, state.log.durable.index, state.log.fetching)
         state.act(SendOpen(stream_id, asked))
 
     def answered(self, event: OpenAnswered) -> None:
@@ -103,6 +119,8 @@ class Following:
             self.close_stream(f"the leader refused: {answer.reason or answer}")
         elif answer.index < state.commit_index:
             state.halt(f"told to truncate to {answer.index}, below commit_index {state.commit_index}")
+        elif answer.verb is OpenVerb.INSTALL:
+            self._begin_install(stream, answer)
         elif answer.crc32c != state.log.crc32c_before(answer.index):
             self._dispute(stream, answer)
         elif answer.verb is OpenVerb.TRUNCATE:
@@ -112,6 +130,56 @@ class Following:
             self.close_stream("the log moved while the stream opened")
         else:
             self._match(stream, answer.index)
+
+    def _begin_install(self, stream: Upstream, answer: OpenAnswer) -> None:
+        """Rule 16: cut what the leader's log, as far as its epochs tell, does not have; then fetch what is beyond.
+
+        The cut is a truncation like any other. So the install itself lowers neither durable_index nor commit_index.
+        """
+        state = self.state
+        if answer.snapshot_index <= max(answer.index, state.commit_index):
+            self.close_stream(f"a snapshot at {answer.snapshot_index} brings nothing that is not here: {answer}")
+            return
+        stream.install_index = answer.snapshot_index
+        if answer.index < state.log.highest_index:
+            stream.step = Step.TRUNCATING
+            self.writer.submit(Cut(stream.stream_id, answer.index))
+        else:
+            self._fetch(stream)
+
+    def _fetch(self, stream: Upstream) -> None:
+        stream.step = Step.FETCHING
+        self.state.act(FetchSnapshot(stream.stream_id, self.leader.nominee, stream.install_index))
+
+    def fetched(self, event: SnapshotFetched) -> None:
+        """Queue the install: what was promised meanwhile is looked at there (rule 2)."""
+        stream = self._current(event.stream_id, Step.FETCHING)
+        if stream is not None and event.snapshot.index == stream.install_index:
+            stream.step = Step.INSTALLING
+            self.writer.submit(Place(event.stream_id, event.snapshot))
+
+    def fetch_failed(self, event: FetchFailed) -> None:
+        """Open anew: the leader may have another snapshot by then."""
+        if self._current(event.stream_id, Step.FETCHING) is not None:
+            self.close_stream(f"the snapshot was not fetched: {event.reason}")
+
+    def place(self, job: Place) -> bool:
+        """Rule 2, at the head of the queue: only for the stream opened last, and never to go back."""
+        state, stream, index = self.state, self._current(job.stream_id, Step.INSTALLING), job.snapshot.index
+        if stream is None:
+            return False
+        if state.stored_promise != self.leader or index <= max(state.log.highest_index, state.commit_index):
+            self.close_stream(f"the log moved to {state.log.highest_index} while the snapshot at {index} was fetched")
+            return False
+        state.act(Install(job.stream_id, job.snapshot))
+        return True
+
+    def installed(self, stream_id: int) -> None:
+        """The log begins behind the snapshot: open anew from there, at once."""
+        if self._current(stream_id, Step.INSTALLING) is not None:
+            self.close_stream("a snapshot was installed")
+            self._dial_at = self.state.now
+            self.tick()
 
     def _dispute(self, stream: Upstream, answer: OpenAnswer) -> None:
         """Rule 8: equal (epoch, index) with unequal crc is never divergence.
@@ -146,7 +214,9 @@ class Following:
     def truncated(self, stream_id: int, index: int) -> None:
         """The log is a prefix of the leader's now."""
         stream = self._current(stream_id, Step.TRUNCATING)
-        if stream is not None:
+        if stream is not None and stream.install_index:
+            self._fetch(stream)
+        elif stream is not None:
             self._match(stream, index)
 
     def frames_arrived(self, event: FramesArrived) -> None:
@@ -154,7 +224,7 @@ class Following:
         stream = self.stream
         if stream is None or stream.stream_id != event.stream_id:
             return
-        if stream.step not in (Step.TRUNCATING, Step.MATCHED):
+        if stream.step not in (Step.TRUNCATING, Step.MATCHED) or stream.install_index:
             return
         self.heard()
         if event.last_epoch > self.leader.epoch:

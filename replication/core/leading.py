@@ -44,6 +44,13 @@ class Downstream:
     in_flight: deque[tuple[int, int]] = field(default_factory=deque)
 
 
+class Installing(NamedTuple):
+    """A follower's stream that fetches a snapshot, which stays, with the log behind it, as long as the stream does."""
+
+    node_id: str
+    snapshot_index: int
+
+
 @dataclass(slots=True)
 class Read:
     """A linearizable read: `sequence` is the first heartbeat sent after it arrived, 0 while none was."""
@@ -78,6 +85,7 @@ class Leading:
         self.promise = promise
         self.start_index: int | None = None
         self.streams: dict[int, Downstream] = {}
+        self.installs: dict[int, Installing] = {}
         # By (node_id, disk_id). What a disk acknowledged outlives the stream: it holds this leader's frames up to
         # there, and no later stream of this leadership makes it cut them.
         self._matched: dict[tuple[str, bytes], int] = {}
@@ -200,16 +208,38 @@ class Leading:
             self._refuse_open(event.stream_id, f"this node leads epoch {self.promise.epoch}")
             return
         border = match_border(log.epochs, log.highest_index, event.open.epochs, event.open.highest_index)
+        if border is not None and border < log.lowest_index:
+            self._offer_snapshot(event, border)
+            return
         if border is None or not log.is_border(border):
             self._refuse_open(event.stream_id, f"the logs do not part at a border of this one: {border}")
             return
-        for stream_id, stream in list(self.streams.items()):
-            if stream.node_id == event.node_id:
-                self.forget_stream(stream_id)
-                state.act(CloseStream(stream_id, "a newer stream of this node was opened"))
+        self._replace_streams(event.node_id)
         verb = OpenVerb.RESUME if border == event.open.highest_index else OpenVerb.TRUNCATE
         self.streams[event.stream_id] = Downstream(event.node_id, event.disk_id, next_index=border)
         state.act(AnswerOpen(event.stream_id, OpenAnswer(verb, border, log.crc32c_before(border), "")))
+
+    def _replace_streams(self, node_id: str) -> None:
+        for stream_id in [*self.streams, *self.installs]:
+            known = self.streams.get(stream_id) or self.installs[stream_id]
+            if known.node_id == node_id:
+                self.forget_stream(stream_id)
+                self.state.act(CloseStream(stream_id, "a newer stream of this node was opened"))
+
+    def _offer_snapshot(self, event: StreamOpened, border: int) -> None:
+        """Rule 16: what the follower lacks has expired here. It and the log behind it are pinned while it is fetched.
+
+        The one of which the follower has a part is offered again, if it is still there.
+        """
+        log = self.state.log
+        usable = [index for index in log.snapshot_indices if index >= log.lowest_index and index > border]
+        if not usable:
+            self._refuse_open(event.stream_id, f"the log begins at {log.lowest_index}, and there is no snapshot for it")
+            return
+        index = event.open.fetching if event.open.fetching in usable else usable[-1]
+        self._replace_streams(event.node_id)
+        self.installs[event.stream_id] = Installing(event.node_id, index)
+        self.state.act(AnswerOpen(event.stream_id, OpenAnswer(OpenVerb.INSTALL, border, 0, "", index)))
 
     def _refuse_open(self, stream_id: int, reason: str) -> None:
         self.state.act(AnswerOpen(stream_id, OpenAnswer(OpenVerb.REFUSE, 0, 0, reason)))
@@ -232,6 +262,7 @@ class Leading:
     def forget_stream(self, stream_id: int) -> None:
         """Forget a stream: what comes from it later counts for nothing."""
         self.streams.pop(stream_id, None)
+        self.installs.pop(stream_id, None)
 
     def acknowledged(self, event: AckArrived) -> None:
         """Count an ack of a stream that stands; one that claims more than was shipped is a peer's fault."""
@@ -404,7 +435,8 @@ class Leading:
         self.refuse_waiting("not_leader")
         for read in self._reads:
             self.state.act(ReadReady(read.read_id, None))
-        for stream_id in self.streams:
+        for stream_id in [*self.streams, *self.installs]:
             self.state.act(CloseStream(stream_id, "this node leads no longer"))
         self._reads.clear()
         self.streams.clear()
+        self.installs.clear()

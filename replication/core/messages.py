@@ -149,13 +149,15 @@ PeerMessage = CoreMessage | GenesisShown | PositionTold | LagTold | Probe | Prob
 class Open:
     """A follower asks for the log from where the two logs part.
 
-    `epochs` are its last (epoch, first index) pairs, ascending; `highest_index` ends the last of them.
+    `epochs` are its last (epoch, first index) pairs, ascending; `highest_index` ends the last of them. `fetching` is
+    the index of a snapshot of which it has a part already, 0 if there is none.
     """
 
     promise: Promise
     epochs: tuple[tuple[int, int], ...]
     highest_index: int
     durable_index: int
+    fetching: int = 0
 
 
 class OpenVerb(StrEnum):
@@ -163,6 +165,7 @@ class OpenVerb(StrEnum):
 
     RESUME = "resume"
     TRUNCATE = "truncate"
+    INSTALL = "install"
     REFUSE = "refuse"
 
 
@@ -171,13 +174,15 @@ class OpenAnswer:
     """Frames follow from `index`; where the verb is `truncate`, cut to there first.
 
     `crc32c` is the crc field of the leader's frame before `index`: the follower's must be equal. `reason` explains a
-    refusal.
+    refusal. Where the verb is `install`, the leader has no frames from `index` on, where the logs part: what the
+    follower has beyond is to be cut first, and then the snapshot at `snapshot_index` to be fetched and installed.
     """
 
     verb: OpenVerb
     index: int
     crc32c: int
     reason: str
+    snapshot_index: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,6 +201,17 @@ class Differs:
 
     index: int
     crc32c: int
+
+
+class Snapshot(NamedTuple):
+    """Where a snapshot stands that was fetched whole and read: the chain's end below it, and what epochs there were."""
+
+    index: int  # type: ignore[assignment]  # It hides tuple.index, which nobody needs here.
+    epoch: int
+    timestamp: int
+    crc32c: int
+    members_index: int | None
+    epochs: tuple[tuple[int, int], ...]
 
 
 StreamMessage = Open | OpenAnswer | Ack | Differs

@@ -19,6 +19,21 @@ class LogView(Protocol):
         ...
 
     @property
+    def lowest_index(self) -> int:
+        """First index held."""
+        ...
+
+    @property
+    def snapshot_indices(self) -> Sequence[int]:
+        """Where this node's whole snapshots stand, ascending."""
+        ...
+
+    @property
+    def fetching(self) -> int:
+        """The index of a snapshot of which a part was fetched, 0 if there is none."""
+        ...
+
+    @property
     def last_epoch(self) -> int:
         """Epoch of the last frame, 0 if there is none."""
         ...

@@ -4,6 +4,7 @@
     Consider   decides on a promise, stores it                 flush, promise, truncation
     Adopt      follows an elected leader, stores that promise  flush, promise, truncation
     Cut        truncates                                       flush, promise, truncation
+    Place      installs a snapshot that was fetched            flush, promise, truncation
     Write      appends a stream's frames                       promise, truncation
     (none)     a leader's clients' writes, all as one frame    everything, the flush too (`may_append`)
 
@@ -18,7 +19,7 @@ from collections import deque
 from dataclasses import dataclass
 from enum import Enum, auto
 
-from .messages import PromiseRequest
+from .messages import PromiseRequest, Snapshot
 from .promise import Promise
 
 
@@ -46,6 +47,14 @@ class Cut:
 
 
 @dataclass(frozen=True, slots=True)
+class Place:
+    """A snapshot was fetched for a stream."""
+
+    stream_id: int
+    snapshot: Snapshot
+
+
+@dataclass(frozen=True, slots=True)
 class Write:
     """A stream brought frames."""
 
@@ -53,7 +62,7 @@ class Write:
     raw: bytes
 
 
-Job = Consider | Adopt | Cut | Write
+Job = Consider | Adopt | Cut | Place | Write
 
 
 class Disk(Enum):
@@ -94,11 +103,11 @@ class Writer:
         return self._jobs.popleft()
 
     def begin_exclusive(self, now: int) -> None:
-        """A promise or truncation goes to disk: nothing else begins until `end_exclusive`."""
+        """A promise, truncation or install goes to disk: nothing else begins until `end_exclusive`."""
         self._disk, self._busy_since = Disk.EXCLUSIVE, now
 
     def end_exclusive(self) -> None:
-        """The promise or truncation is done."""
+        """The promise, truncation or install is done."""
         self._disk = Disk.FREE
 
     def appended(self) -> None:

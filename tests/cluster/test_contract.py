@@ -17,7 +17,7 @@ from tests.cluster.running import RunningCluster
 from tests.cluster.worlds import Worlds
 
 DEADLINE_S = 20.0
-PEERS = {("GET", "/peer"), ("GET", "/peer/stream")}
+PEERS = {("GET", "/peer"), ("GET", "/peer/stream"), ("GET", "/peer/snapshot")}
 NOTHING_WRITTEN = {400, 404, 405, 408, 409, 410, 413, 415, 422, 429, 503}
 DECIDED_IN_THE_LOG = {"session-refused", "session-unknown", "sessions-full"}  # The attempt stands there, and no more.
 

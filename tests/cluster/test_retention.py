@@ -61,7 +61,11 @@ async def test_a_node_s_log_stays_within_its_bytes_while_it_is_written(tmp_path:
         assert lowest > 0
         reply = await cluster.ask("n1", "GET", "/records/1")
         assert (reply.status, reply.problem, reply.document["lowest_index"]) == (410, "expired", lowest)
-        assert (await cluster.ask("n1", "GET", f"/records/{lowest}")).status in (200, 404)
+        assert (await cluster.ask("n1", "GET", f"/records/{lowest}")).status == 200
+        for path in ("/records?from=1", "/records?from=1&to=2", "/records?from=0&kinds=all"):
+            reply = await cluster.ask("n1", "GET", path)
+            assert (reply.status, reply.problem) == (410, "expired"), path
+        assert (await cluster.ask("n1", "GET", f"/records?from={lowest}")).status == 200
         await cluster.restart("n1")
         await cluster.ready()
         assert cluster.nodes["n1"].node.visible_bounds.lowest_index == lowest

@@ -230,7 +230,7 @@ async def test_a_stop_gives_a_snapshot_up_that_is_on_its_way(tmp_path: Path, mon
         monkeypatch.setattr(machine, "snapshot", _stands_still, raising=False)
         asked = asyncio.create_task(cluster.ask("n1", "POST", "/admin/snapshot"))
         await until(cluster, lambda: snapshots(cluster, "n1")["taking"] is not None)
-        await cluster.nodes["n1"].node.parts.snapshotting.stop()  # type: ignore[union-attr]
+        await cluster.nodes["n1"].node.parts.upkeep.snapshotting.stop()  # type: ignore[union-attr]
         assert (await asked).problem == "snapshot-failed"
         assert os.listdir(tmp_path / "n1" / "snapshots") == []
 
@@ -238,3 +238,29 @@ async def test_a_stop_gives_a_snapshot_up_that_is_on_its_way(tmp_path: Path, mon
 def _stands_still() -> Any:
     signal.pause()
     yield b""
+
+
+@pytest.mark.asyncio
+async def test_a_snapshot_above_what_is_committed_is_a_broken_invariant_and_halts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with running_cluster(tmp_path, 1, snapshot_records=0, snapshot_log_bytes=0) as cluster:
+        node = cluster.nodes["n1"].node
+        assert node.parts is not None
+        applied = node.applied_index
+        monkeypatch.setattr(node.parts.upkeep.snapshotting, "_limit", lambda: applied - 1)
+        refused = await cluster.ask("n1", "POST", "/admin/snapshot")
+        assert (refused.status, refused.problem) == (503, "state-unavailable")
+        assert node.failure is not None
+        assert f"that ends at {applied - 1}" in node.failure
+        assert os.listdir(tmp_path / "n1" / "snapshots") == []
+
+
+@pytest.mark.asyncio
+async def test_a_snapshot_of_all_that_is_committed_is_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with running_cluster(tmp_path, 1, snapshot_records=0, snapshot_log_bytes=0) as cluster:
+        node = cluster.nodes["n1"].node
+        assert node.parts is not None
+        applied = node.applied_index
+        monkeypatch.setattr(node.parts.upkeep.snapshotting, "_limit", lambda: applied)
+        assert (await cluster.ask("n1", "POST", "/admin/snapshot")).document["index"] == applied

@@ -62,6 +62,15 @@ class Owner:
     def alarmed(self, text: str) -> None:
         self.alarms.append(text)
 
+    def fetch_snapshot(self, action: actions.FetchSnapshot) -> None:
+        raise AssertionError("nothing expires here")
+
+    def place_snapshot(self, index: int) -> None:
+        raise AssertionError("nothing expires here")
+
+    def snapshot_installed(self, index: int) -> None:
+        raise AssertionError("nothing expires here")
+
     def transfer_ended(self, reason: str) -> None:
         raise AssertionError(reason)
 

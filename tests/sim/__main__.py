@@ -44,7 +44,18 @@ class Report:
         self.changed += counts.leader_changes > 0
         self.truncated += counts.truncations > 0
         self.lost_tails += counts.lost_tails > 0
-        for name in ("steps", "operations", "crashes", "cuts", "leader_changes", "truncations", "lost_tails"):
+        for name in (
+            "steps",
+            "operations",
+            "crashes",
+            "cuts",
+            "leader_changes",
+            "truncations",
+            "lost_tails",
+            "snapshots",
+            "expiries",
+            "installs",
+        ):
             self.totals[name] += getattr(counts, name)
         if outcome.failure:
             self.findings.append(outcome)

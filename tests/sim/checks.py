@@ -30,8 +30,10 @@ class Violation(Exception):
         self.rule = rule
 
 
-def _fell(before: HeldMark, after: HeldMark) -> bool:
-    return after.generation < before.generation or after.commit_index < before.commit_index
+def _fell(before: HeldMark, after: HeldMark, snapshot_index: int) -> bool:
+    """A mark of a log that begins anew behind a snapshot says nothing of what the snapshot holds."""
+    known = max(after.commit_index, snapshot_index)
+    return after.generation < before.generation or known < before.commit_index
 
 
 class Election(NamedTuple):
@@ -55,6 +57,8 @@ class Counts:
     truncations: int = 0
     lost_tails: int = 0
     snapshots: int = 0
+    expiries: int = 0
+    installs: int = 0
     faults: dict[str, int] = field(default_factory=dict)
 
 
@@ -128,7 +132,7 @@ class Checks:
         place = shadow.place_of_end(seen.durable_index)
         if place is None or (place >= 0 and shadow.frames[place].crc32c != seen.durable_crc):
             raise Violation("what was durable survives", node.node_id, seen.durable_index, shadow.frames[-3:])
-        came_back = shadow.frames[len(seen.frames) :] or [
+        came_back = shadow.frames[max(len(seen.frames), shadow.base_place) :] or [
             a for a, b in zip(shadow.frames, seen.frames, strict=False) if a != b
         ]
         if seen.has_cut and came_back:
@@ -143,7 +147,8 @@ class Checks:
         committed = log.mark_commit_index
         if committed > (self.ends[-1] if self.ends else 0):
             raise Violation("the mark's commit_index is committed", node.node_id, committed, self.ends[-1:])
-        if seen.synced_mark is not None and committed < seen.synced_mark.commit_index:
+        known = max(committed, self._snapshot_on(node))
+        if seen.synced_mark is not None and known < seen.synced_mark.commit_index:
             raise Violation("a recovered log knows its synced mark", node.node_id, committed, seen.synced_mark)
         seen.promise, seen.promised_epoch = promise, promise.epoch
         seen.mark = mark_in(node.disk.content("mark"))
@@ -190,6 +195,54 @@ class Checks:
         if seen.snapshot_index < tail.index:
             seen.snapshot_index = tail.index
             self.counts.snapshots += 1
+
+    def _snapshot_on(self, node: "Node") -> int:
+        """Where the newest snapshot stands that a node's disk has, 0 where it has none."""
+        names = node.disk.names("snapshots") if "snapshots" in node.disk.names() else []
+        return max((int(name) for name in names if name.isdigit()), default=0)
+
+    def below(self, node: "Node", first: int, crc: int) -> list[Held]:
+        """Rule 16: a log that begins at `first` begins behind what is committed, and a snapshot holds what is below."""
+        place = self._committed_place(first)
+        if place is None or self.committed[place].crc32c != crc:
+            raise Violation("rule 16: a log begins behind what is committed", node.node_id, first, hex(crc))
+        if self._snapshot_on(node) < first:
+            raise Violation("rule 16: a snapshot holds what is below the log", node.node_id, first)
+        return self.committed[: place + 1]
+
+    def expired(self, node: "Node", before: int) -> None:
+        """Rule 16: below the older of two snapshots; below what streams and installs need."""
+        self.looked(node)
+        lowest, life = node.it.log.bounds.lowest_index, node.it
+        if lowest == before:
+            return
+        self.counts.expiries += 1
+        kept = life.snapshots.indices
+        if len(kept) < 2 or lowest > kept[-2]:
+            raise Violation("rule 16: below the older of two snapshots", node.node_id, lowest, kept)
+        leading = life.core.leading
+        if leading is not None:
+            needed = [stream.next_index for stream in leading.streams.values()]
+            needed += [install.snapshot_index for install in leading.installs.values()]
+            if needed and lowest > min(needed):
+                raise Violation("rule 16: below what streams and installs need", node.node_id, lowest, needed)
+
+    def installed(self, node: "Node", index: int) -> None:
+        """Rules 1 and 16: under its leader's promise; neither durable_index nor commit_index goes back."""
+        seen, core = self.of(node), node.it.core
+        self.counts.installs += 1
+        if core.following is None or core.following.leader.epoch != seen.promised_epoch:
+            raise Violation("rule 2: an install under its leader's promise alone", node.node_id, index)
+        if index < seen.durable_index or index < seen.told_commit_index:
+            raise Violation("rule 16: an install lowers nothing", node.node_id, index, seen.durable_index)
+        self.looked(node)
+        place = self._committed_place(index)
+        if place is None:
+            raise Violation("rule 7: a snapshot holds what is committed", node.node_id, index)
+        seen.applied_place = place
+        state = self.model.states.get(index)
+        if state != node.it.applier.state():
+            raise Violation("a snapshot holds the state of its index", node.node_id, node.it.applier.state(), state)
 
     def _committed_place(self, index: int) -> int | None:
         """The place of the committed frame that ends at `index`; -1 for 0; None if none does."""
@@ -272,7 +325,8 @@ class Checks:
         """Rule 9: what is cut was never committed."""
         seen.has_cut = False
         self.counts.truncations += 1
-        if place < len(self.committed) and held == self.committed[place]:
+        is_committed = place < len(self.committed) and held == self.committed[place]
+        if is_committed and held.end > self._snapshot_on(node):
             raise Violation("rule 9: a committed frame was cut", node.node_id, held)
         if seen.durable_index > node.shadow.end or node.it.log.durable_index < seen.durable_index:
             seen.durable_index = node.it.log.durable_index
@@ -280,6 +334,10 @@ class Checks:
 
     def _crc_before(self, node: "Node", index: int) -> int:
         place = node.shadow.place_of_end(index)
+        if place is None and index <= self._snapshot_on(node):
+            # It died while its log was reset behind a snapshot, which has what is below.
+            place = self._committed_place(index)
+            return self.committed[place].crc32c if place is not None and place >= 0 else 0
         if place is None:
             raise Violation("indices are frame borders", node.node_id, index, node.shadow.ends[-3:])
         return node.shadow.frames[place].crc32c if place >= 0 else 0
@@ -327,7 +385,7 @@ class Checks:
             raise Violation("the mark's commit_index is at most its durable_index", node.node_id, mark)
         if node.lived is not None and mark.durable_index > node.lived.log.durable_index:
             raise Violation("the mark is a lower bound", node.node_id, mark, node.lived.log.durable_index)
-        if seen.runs and seen.mark is not None and _fell(seen.mark, mark):
+        if seen.runs and seen.mark is not None and _fell(seen.mark, mark, self._snapshot_on(node)):
             raise Violation("a mark never falls while its node runs", node.node_id, seen.mark, mark)
         seen.mark = mark
         self._survived(node, seen)
@@ -337,7 +395,7 @@ class Checks:
         promise, mark = self._promise_on_disk(node), mark_in(node.disk.durable_content("mark"))
         if promise.epoch < seen.synced_promise.epoch:
             raise Violation("rule 1: a synced promise survives", node.node_id, seen.synced_promise, promise)
-        if seen.synced_mark is not None and (mark is None or _fell(seen.synced_mark, mark)):
+        if seen.synced_mark is not None and (mark is None or _fell(seen.synced_mark, mark, self._snapshot_on(node))):
             raise Violation("a synced mark survives", node.node_id, seen.synced_mark, mark)
         seen.synced_promise, seen.synced_mark = promise, mark
 

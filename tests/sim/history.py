@@ -100,6 +100,8 @@ class History:
             settings.core.heartbeat_us // 2,
             settings.snapshot_records,
             settings.max_sessions,
+            settings.retention_bytes,
+            settings.retention_follower_bytes,
         )
 
     # Running

@@ -52,6 +52,10 @@ class End(Protocol):
         """Hand its driver an event."""
         ...
 
+    def snapshot_part(self, index: int, number: int | None) -> bytes | None:
+        """A chunk of its snapshot, or its manifest; None where it has none."""
+        ...
+
     def next_stream_id(self) -> int:
         """A number for a stream that a follower opened."""
         ...
@@ -333,6 +337,24 @@ class Network:
             return
         positions = said.positions
         follower.step(events.FramesArrived(stream_id, raw, last_epoch, positions.commit_index, positions.durable_index))
+
+    # Snapshots
+
+    def fetch(
+        self, follower: End, action: actions.FetchSnapshot, number: int | None, arrive: Callable[..., None]
+    ) -> None:
+        """Ask the leader for a chunk, or for the manifest; `arrive` with None where it does not come."""
+        leader = self.ends[action.leader_id]
+        route, back = (follower.node_id, leader.node_id), (leader.node_id, follower.node_id)
+
+        def answer() -> None:
+            data = None
+            if leader.runs and route not in self.cut and back not in self.cut:
+                data = leader.snapshot_part(action.index, number)
+            took = self.delay(back) if data is not None else REDIAL_US
+            self.schedule.later(took, follower.run, follower.life, arrive, action, data)
+
+        self.schedule.later(self.delay(route), answer)
 
     def close_stream(self, closer: End, stream: Stream) -> None:
         """One end hangs up; the other hears so behind what is on its way."""

@@ -10,15 +10,17 @@ from random import Random
 from typing import Any
 
 from quire.cluster.pending import Pending
+from quire.cluster.retention import Limits, Retention
 from quire.log import Directory, DiskFull, FrameHeader, Log, LogError, LogOptions, walk_frames
 from quire.replication import Disk, Placed, PromiseFile, Reason, Write
 from quire.replication.core import Core, CoreOptions, Identity, Members, State, actions, events
 from quire.replication.core.invariants import Point, check_point, check_step
-from quire.replication.core.messages import Ack, Differs, Open, OpenAnswer, PeerMessage
+from quire.replication.core.messages import Ack, Differs, Open, OpenAnswer, PeerMessage, Snapshot
 from quire.replication.driver import Driver
 from quire.replication.durations import Durations
+from quire.replication.lag import Position
 from quire.replication.shipment import Shipment
-from quire.sm import Applier, Ground, Owner, Sessions, SnapshotStore, restore_newest, write_snapshot
+from quire.sm import Applier, Ground, Owner, Sessions, SnapshotPart, SnapshotStore, restore_newest, write_snapshot
 from tests.sim.checks import Checks, Violation
 from tests.sim.disks import Clocks, Latency, SimDevice, SimDisk
 from tests.sim.machine import Tally
@@ -30,6 +32,7 @@ from tests.storage import faulty
 APPLY_BYTES = 1 << 16
 CHUNK_BYTES = 100
 SNAPSHOT_US = 100 * MILLISECOND
+EXPIRY_US = 150 * MILLISECOND
 
 
 @dataclass(frozen=True)
@@ -44,6 +47,8 @@ class Form:
     tick_us: int
     snapshot_records: int
     max_sessions: int
+    retention_bytes: int
+    retention_follower_bytes: int
 
 
 @dataclass
@@ -66,6 +71,12 @@ class Life:
     directory: Directory
     snapshots: SnapshotStore
     taking: int = 0
+    fetching: int = 0
+    """The stream for which a snapshot is fetched."""
+    part: SnapshotPart | None = None
+    missing: list[int] = field(default_factory=list)
+    fetched: Applier | None = None
+    positions: dict[str, Position] = field(default_factory=dict)
     pending: Pending = field(default_factory=lambda: Pending(Durations()))
     readers: dict[int, Reader] = field(default_factory=dict)
     reading: list[tuple[int, int, Reader]] = field(default_factory=list)
@@ -128,6 +139,7 @@ class Node:
         self.disk_id = f"{self.node_id}/{self.disks}".encode().ljust(16, b"\0")
         self.disk = SimDisk(f"{self.seed}/{self.node_id}/{self.disks}", self.act)
         self.shadow = Shadow(self.disk)
+        self.shadow.below = lambda first, crc: self.checks.below(self, first, crc)
         directory = self.disk.directory()
         PromiseFile.create(directory, self.disk_id).close()
         log = self._open_log(directory)
@@ -167,11 +179,12 @@ class Node:
         promises = PromiseFile.open(directory, self.disk_id)
         log = self._open_log(directory)
         snapshots = SnapshotStore.open(directory, Owner(self.form.cluster_id, (Tally.name, Tally.version)))
+        SnapshotPart.resume(snapshots)
         applier = restore_newest(snapshots, Tally, lambda: Sessions(max_sessions=self.form.max_sessions))
         ground = applier.ground
         if ground.tail.index:
             log.reset(ground.tail, members_index=ground.members_index)
-        disk = Disk(log, promises, snapshot_index=ground.tail.index, older_epochs=ground.epochs)
+        disk = Disk(log, promises, snapshots=snapshots, older_epochs=ground.epochs)
         state = State(
             me=Identity(self.node_id, self.disk_id, self.random.getrandbits(63)),
             members=self.form.members,
@@ -197,6 +210,7 @@ class Node:
         driver.step(events.Nominated(self.nominated))
         self._tick()
         self.schedule.later(self.random.randint(0, SECOND), self.run, life, self._sync_mark)
+        self.schedule.later(EXPIRY_US, self.run, life, self._expire)
         self.network.came_up(self)
 
     def die(self, *, keep: faulty.Keep | None) -> None:
@@ -355,10 +369,101 @@ class Node:
         try:
             manifest = life.snapshots.complete(index)
             self.checks.snapshot_taken(self, manifest)
-            life.snapshots.retain()
+            leading = life.core.leading
+            life.snapshots.retain(install.snapshot_index for install in (leading.installs if leading else {}).values())
         except OSError:
             if not self.disk_failing:
                 raise
+
+    def _expire(self) -> None:
+        """What a node does by itself, again and again: with the shipped floor, on this world's clock."""
+        life = self.it
+        if self.form.retention_bytes and life.log.failure is None and not self.halt_reason:
+            limits = Limits(self.form.retention_bytes, 0, self.form.retention_follower_bytes)
+            retention = Retention(life.disk, life, lambda: life.snapshots.manifests, limits, self.clocks.clock)
+            before = life.log.bounds.lowest_index
+            try:
+                retention.expire()
+            except LogError as error:
+                life.driver.log_failed(error)
+                return
+            self.checks.expired(self, before)
+        self.schedule.later(EXPIRY_US, self.run, self.life, self._expire)
+
+    # Installs
+
+    def fetch_snapshot(self, action: actions.FetchSnapshot) -> None:
+        life = self.it
+        life.fetching = action.stream_id
+        self.network.fetch(self, action, None, self._fetched_manifest)
+
+    def _fetched_manifest(self, action: actions.FetchSnapshot, raw: bytes | None) -> None:
+        life = self.it
+        if life.fetching != action.stream_id:
+            return
+        if raw is None:
+            self.step(events.FetchFailed(action.stream_id, "the leader is gone, or its snapshot"))
+            return
+        try:
+            life.part = SnapshotPart.begin(life.snapshots, raw)
+            life.missing = life.part.missing()
+        except (OSError, DiskFull) as error:
+            self.step(events.FetchFailed(action.stream_id, str(error)))
+            return
+        self._fetch_next(action)
+
+    def _fetch_next(self, action: actions.FetchSnapshot) -> None:
+        life = self.it
+        if life.missing:
+            self.network.fetch(self, action, life.missing[0], self._fetched_chunk)
+            return
+        if life.part is None:
+            raise AssertionError("a part was begun")
+        try:
+            life.fetched = life.part.restore(Tally, Sessions)
+        except OSError as error:
+            self.step(events.FetchFailed(action.stream_id, str(error)))
+            return
+        ground = life.fetched.ground
+        snapshot = Snapshot(*ground.tail, ground.members_index, ground.epochs)
+        self.step(events.SnapshotFetched(action.stream_id, snapshot))
+
+    def _fetched_chunk(self, action: actions.FetchSnapshot, data: bytes | None) -> None:
+        life = self.it
+        if life.fetching != action.stream_id or life.part is None:
+            return
+        try:
+            if data is None:
+                raise OSError("the leader is gone, or its snapshot")
+            life.part.put(life.missing[0], data)
+        except (OSError, DiskFull) as error:
+            self.step(events.FetchFailed(action.stream_id, str(error)))
+            return
+        del life.missing[0]
+        self._fetch_next(action)
+
+    def snapshot_part(self, index: int, number: int | None) -> bytes | None:
+        store = self.it.snapshots
+        manifest = next((manifest for manifest in store.manifests if manifest.index == index), None)
+        if manifest is None or self.backlog is not None:
+            return None
+        return manifest.encode() if number is None else store.chunk(manifest, number)
+
+    def place_snapshot(self, index: int) -> None:
+        part = self.it.part
+        if part is None or part.manifest.index != index:
+            raise Violation("what is installed was fetched", self.node_id, index)
+        part.complete()
+
+    def snapshot_installed(self, index: int) -> None:
+        life = self.it
+        applier, life.fetched, life.part = life.fetched, None, None
+        if applier is None or applier.applied_index != index:
+            raise Violation("what is installed was read", self.node_id, index)
+        life.applier = applier
+        life.apply_to = max(life.apply_to, index)
+        life.snapshots.remove_all([kept for kept in life.snapshots.indices if kept < index])
+        self.checks.installed(self, index)
 
     def placed(self, placed: Placed) -> None:
         self.it.pending.placed(placed)

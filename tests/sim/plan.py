@@ -56,6 +56,9 @@ class Settings:
     """A snapshot is taken at the first border past each multiple; 0: there are none."""
     max_sessions: int
     """As many are open; then the idlest without a name is evicted."""
+    retention_bytes: int
+    """Each node's log is held at about so many bytes; 0: nothing expires."""
+    retention_follower_bytes: int
 
     @property
     def node_ids(self) -> list[str]:
@@ -125,6 +128,9 @@ def settings_of(seed: int) -> Settings:
     )
     skew = random.choice((0.02, 0.4))
     state = Random(f"{seed}/state")
+    snapshot_records, retention_bytes = state.choice((0, 0, 5, 10, 40)), state.choice((0, 1, 1, 1024))
+    if snapshot_records and retention_bytes:
+        log = replace(log, segment_bytes=state.choice((512, 1024, segment)))  # Whole segments go: small ones go soon.
     return Settings(
         seed=seed,
         voters=voters,
@@ -138,8 +144,10 @@ def settings_of(seed: int) -> Settings:
         clock_ahead_us=random.choice((0, SECOND, 8 * SECOND)),
         rates=tuple(random.uniform(1 - skew, 1 + skew) for _ in range(voters + observers)),
         chaos_us=6 * SECOND,
-        snapshot_records=state.choice((0, 0, 10, 40)),
+        snapshot_records=snapshot_records,
         max_sessions=state.choice((2, 3, MAX_SESSIONS)),
+        retention_bytes=retention_bytes,
+        retention_follower_bytes=state.choice((0, 0, segment)),
     )
 
 
@@ -182,7 +190,22 @@ def plan_of(seed: int) -> Plan:
         at += int(random.expovariate(1.0) * pause_us)
     if random.random() < 0.15:
         faults.append(Fault(random.randint(SECOND, settings.chaos_us), "wipe", (random.choice(settings.node_ids),)))
+    if settings.retention_bytes and settings.snapshot_records:
+        faults += _absences(settings)
     return Plan(settings, tuple(sorted(faults, key=lambda fault: fault.at)))
+
+
+def _absences(settings: Settings) -> list[Fault]:
+    """Where logs expire, some are away until the leader's begins above theirs; and some lose their disk."""
+    random = Random(f"{settings.seed}/absences")
+    faults: list[Fault] = []
+    for _ in range(random.choice((1, 2, 2))):
+        at, lasts = random.randint(SECOND, 3 * SECOND), random.choice((1500, 2500, 3500)) * MILLISECOND
+        whom = (random.choice((*settings.node_ids, "follower")),)
+        faults.append(Fault(at, "crash", whom, (random.choice(("kill", "nothing", "some")), lasts)))
+    if random.random() < 0.3:
+        faults.append(Fault(random.randint(2 * SECOND, 5 * SECOND), "wipe", (random.choice(settings.node_ids),)))
+    return faults
 
 
 def _nominations(settings: Settings, random: Random) -> list[Fault]:

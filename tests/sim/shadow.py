@@ -6,7 +6,7 @@ mistake in the checks.
 
 import struct
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from crc32c import crc32c
@@ -65,6 +65,10 @@ class Shadow:
         self.ends: list[int] = []
         self.cut: tuple[int, Held] | None = None
         """The lowest place at which a frame went or was replaced, and that frame, until somebody sets it back."""
+        self.base_place = 0
+        """The place of the first frame that the log holds; those below are of a snapshot, or have expired."""
+        self.below: Callable[[int, int], list[Held]] = _nothing
+        """Told a log's first index, not 0, and the crc32c of the frame before: gives all frames below."""
         self._segments: list[_Segment] = []
 
     @property
@@ -102,6 +106,7 @@ class Shadow:
         self._disk.journal.clear()
         kept = self.frames
         self.frames, self.ends, self._segments = [], [], []
+        self._begin()
         for name in self._names():
             self._add(name)
         same = next((at for at, (a, b) in enumerate(zip(kept, self.frames, strict=False)) if a != b), len(self.frames))
@@ -132,6 +137,10 @@ class Shadow:
 
     def _read_again(self, changed: set[str]) -> None:
         names = self._names()
+        while len(names) > 0 and self._segments and self._segments[0].name < names[0]:
+            # The oldest expired: what it held is remembered, and is no cut.
+            gone = self._segments.pop(0)
+            self.base_place = gone.first_place + gone.count
         keep = 0
         while (
             keep < min(len(self._segments), len(names))
@@ -142,12 +151,26 @@ class Shadow:
         first_place = self._segments[keep].first_place if keep < len(self._segments) else len(self.frames)
         before = self.frames[first_place:]
         del self._segments[keep:], self.frames[first_place:], self.ends[first_place:]
+        if not self._segments and names and int(names[0].removesuffix(".store")) != self.end:
+            self._begin()
+            first_place = min(first_place, self.base_place)
         for name in names[keep:]:
             self._add(name)
         after = self.frames[first_place:]
         same = next((at for at, (a, b) in enumerate(zip(before, after, strict=False)) if a != b), len(after))
         if same < len(before):
             self._note_cut(first_place + same, before[same])
+
+    def _begin(self) -> None:
+        """A log that does not begin at 0 begins behind frames that are known from elsewhere."""
+        names = self._names()
+        self.frames, self.ends, self.base_place = [], [], 0
+        first = int(names[0].removesuffix(".store")) if names else 0
+        if first:
+            header = self._disk.content(f"log/{names[0]}")[:STORE_HEADER_BYTES]
+            self.frames = self.below(first, int.from_bytes(header[32:36], "little"))
+            self.ends = [held.end for held in self.frames]
+            self.base_place = len(self.frames)
 
     def _note_cut(self, place: int, held: Held) -> None:
         if self.cut is None or place < self.cut[0]:
@@ -176,6 +199,10 @@ class Shadow:
             segment.count += 1
             position = body + length
         segment.end = position
+
+
+def _nothing(first: int, crc: int) -> list[Held]:
+    raise AssertionError(f"a log that begins at {first} behind {crc:#x}")
 
 
 def _slots(content: bytes, version: int) -> Sequence[bytes]:

@@ -75,6 +75,14 @@ def genesis_frame(members: Members) -> bytes:
     )
 
 
+@dataclass
+class Snapshots:
+    """Where a node's snapshots stand; in this world nobody writes any."""
+
+    indices: list[int] = field(default_factory=list)
+    fetching: int = 0
+
+
 @dataclass(eq=False)
 class SimNode:
     """One node: what survives a loss of power (its storage, as far as it was synced) and what does not."""
@@ -99,6 +107,10 @@ class SimNode:
     reads: dict[int, int | None] = field(default_factory=dict)
     nominated: bool = False
     transfers_ended: list[str] = field(default_factory=list)
+    snapshots: Snapshots = field(default_factory=Snapshots)
+    fetches: list[actions.FetchSnapshot] = field(default_factory=list)
+    installs: list[actions.Install] = field(default_factory=list)
+    hold_install: bool = False
 
     def __post_init__(self) -> None:
         self.directory: Directory = self.storage.directory()
@@ -165,7 +177,7 @@ class SimNode:
             promises = PromiseFile.open(self.directory, disk_id(self.node_id))
         else:
             promises = PromiseFile.create(self.directory, disk_id(self.node_id))
-        self.disk = Disk(log, promises)
+        self.disk = Disk(log, promises, snapshots=self.snapshots)
         self.core = Core(
             State(
                 me=Identity(self.node_id, disk_id(self.node_id), self.incarnation),
@@ -262,6 +274,13 @@ class SimNode:
 
     def _tell(self, action: actions.Action) -> None:
         match action:
+            case actions.FetchSnapshot():
+                self.fetches.append(action)
+            case actions.Install(stream_id, snapshot):
+                self.installs.append(action)
+                if not self.hold_install:
+                    self.running.install(snapshot)
+                    self._soon(0, events.Installed(stream_id, snapshot.index))
             case actions.Apply(to_index):
                 self.log.set_commit_index(self.state.commit_index)
                 self.apply_to = to_index

@@ -1,0 +1,206 @@
+"""`/peer/snapshot` (rule 16): a snapshot's manifest and chunks, asked for one by one. The follower dials.
+
+    follower -> leader   [index, number]; number null: the manifest
+    leader -> follower   [length], then so many bytes in messages of at most 1 MiB; or ["refused", reason], and the end
+
+A path of its own, so that a snapshot of gigabytes delays neither frames nor heartbeats. The follower asks for the next
+chunk before the last one has come, so the way is never idle. What arrives is verified by who asked: here it is bytes.
+"""
+
+import asyncio
+import os
+from collections import deque
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from typing import Any, Protocol
+
+from aiohttp import ClientSession, WSMsgType, web
+
+from quire.log import PayloadInvalid, pack, unpack
+
+from .hello import HELLO_TIMEOUT_S, NONCE_BYTES, Admit, Socket, Who, answer_hello, dial
+from .links import LINK_FAILURES
+from .wire import MAX_REASON, MAX_U64, BadMessage
+
+SNAPSHOT_PATH = "/peer/snapshot"
+PIECE_BYTES = 1 << 20
+PART_LIMIT_BYTES = 64 << 20
+"""Of a manifest or a chunk: what a peer may make this node hold."""
+ASKED_AHEAD = 2
+ANSWER_TIMEOUT_S = 30.0
+PING_S = 30.0
+FETCHES_LIMIT = 4
+"""So many are served at once; who comes on top comes again."""
+
+_PURPOSE = "snapshot"
+
+
+class SnapshotRefused(Exception):
+    """The leader does not have it, or cannot read it; the text says which."""
+
+
+class SnapshotSource(Protocol):
+    """This node's snapshots, for others. Both block, and raise `SnapshotRefused`."""
+
+    def manifest(self, index: int) -> bytes:
+        """The manifest of a whole snapshot."""
+        ...
+
+    def chunk(self, index: int, number: int) -> bytes:
+        """One chunk, verified."""
+        ...
+
+
+class SnapshotServer:
+    """Gives this node's snapshots to peers. `served` has the indices of those that are on their way: they must stay."""
+
+    def __init__(
+        self, who: Callable[[], Who], source: SnapshotSource, secret: bytes | None, admit: Admit | None = None
+    ) -> None:
+        self._who = who
+        self.source = source
+        self._secret = secret
+        self._admit = admit
+        self._open: set[web.WebSocketResponse] = set()
+        self._serving: dict[web.WebSocketResponse, int] = {}
+        self._closed = False
+
+    @property
+    def served(self) -> list[int]:
+        """Indices of the snapshots that somebody fetches."""
+        return list(self._serving.values())
+
+    async def serve(self, request: web.Request) -> web.WebSocketResponse:
+        """Handle one connection until it ends."""
+        if self._closed or len(self._open) >= FETCHES_LIMIT:
+            raise web.HTTPServiceUnavailable
+        socket = web.WebSocketResponse(max_msg_size=MAX_REASON, timeout=1.0)
+        self._open.add(socket)
+        try:
+            await socket.prepare(request)
+            async with asyncio.timeout(HELLO_TIMEOUT_S):
+                nonce = os.urandom(NONCE_BYTES)
+                await answer_hello(socket, self._who(), _PURPOSE, self._secret, nonce, self._admit)
+            await self._give(socket)
+        except LINK_FAILURES:
+            pass  # The follower is gone, or does not speak this; it dials again.
+        finally:
+            self._open.discard(socket)
+            self._serving.pop(socket, None)
+            await socket.close()
+        return socket
+
+    async def _give(self, socket: web.WebSocketResponse) -> None:
+        while not self._closed:
+            async with asyncio.timeout(ANSWER_TIMEOUT_S):  # Who asks for nothing keeps no snapshot from its removal.
+                message = await socket.receive()
+            if message.type is not WSMsgType.BINARY:
+                return
+            index, number = _asked(message.data)
+            self._serving[socket] = index
+            try:
+                if number is None:
+                    data = await asyncio.to_thread(self.source.manifest, index)
+                else:
+                    data = await asyncio.to_thread(self.source.chunk, index, number)
+            except SnapshotRefused as error:
+                await socket.send_bytes(pack(["refused", str(error)[:MAX_REASON]]))
+                return
+            await socket.send_bytes(pack([len(data)]))
+            for start in range(0, len(data), PIECE_BYTES):
+                await socket.send_bytes(data[start : start + PIECE_BYTES])
+
+    async def close(self) -> None:
+        """Hang up on everybody, and take nobody any more."""
+        self._closed = True
+        for socket in list(self._open):
+            await socket.close()
+
+
+def _asked(data: bytes) -> tuple[int, int | None]:
+    """Raises BadMessage."""
+    row = _row(data)
+    if type(row) is not list or len(row) != 2:
+        raise BadMessage("a snapshot's part was expected to be asked for")
+    index, number = row
+    if type(index) is not int or not 0 <= index <= MAX_U64 or type(number) not in (int, type(None)):
+        raise BadMessage("a snapshot's part was expected to be asked for")
+    return index, number
+
+
+def _row(data: bytes) -> Any:
+    try:
+        return unpack(data)
+    except PayloadInvalid as error:
+        raise BadMessage(str(error)) from error
+
+
+class SnapshotFetch:
+    """One connection on which a snapshot is fetched."""
+
+    def __init__(self, socket: Socket, index: int) -> None:
+        self._socket = socket
+        self._index = index
+
+    @classmethod
+    @asynccontextmanager
+    async def dialled(
+        cls, session: ClientSession, me: Who, leader: tuple[str, str], index: int, secret: bytes | None
+    ) -> AsyncGenerator["SnapshotFetch"]:
+        """A connection to a leader, (node id, HOST:PORT), for as long as the block runs.
+
+        Raises:
+            One of LINK_FAILURES: it cannot be reached, or refuses this node.
+        """
+        leader_id, address = leader
+        url = f"http://{address}{SNAPSHOT_PATH}"
+        socket, _ = await dial(session, url, me, leader_id, _PURPOSE, secret, PING_S)
+        try:
+            yield cls(socket, index)
+        finally:
+            await socket.close()
+
+    async def manifest(self) -> bytes:
+        """The manifest's bytes, not verified.
+
+        Raises:
+            SnapshotRefused: the leader has no such snapshot.
+            One of LINK_FAILURES: the connection ended.
+        """
+        await self._ask(None)
+        return await self._part()
+
+    async def chunks(self, numbers: Sequence[int]) -> AsyncIterator[tuple[int, bytes]]:
+        """(number, bytes) of these chunks, in their order, not verified; raises as `manifest`."""
+        waiting, asked = deque(numbers), deque[int]()
+        while waiting or asked:
+            while waiting and len(asked) < ASKED_AHEAD:
+                asked.append(waiting.popleft())
+                await self._ask(asked[-1])
+            yield asked.popleft(), await self._part()
+
+    async def _ask(self, number: int | None) -> None:
+        await self._socket.send_bytes(pack([self._index, number]))
+
+    async def _part(self) -> bytes:
+        match _row(await self._receive()):
+            case [int(length)] if 0 <= length <= PART_LIMIT_BYTES:
+                pass
+            case ["refused", str(reason)]:
+                raise SnapshotRefused(reason)
+            case _:
+                raise BadMessage("a part of a snapshot was expected")
+        data = bytearray()
+        while len(data) < length:
+            data += await self._receive()
+        if len(data) != length:
+            raise BadMessage(f"a part of {length} bytes came with {len(data)}")
+        return bytes(data)
+
+    async def _receive(self) -> bytes:
+        async with asyncio.timeout(ANSWER_TIMEOUT_S):
+            message = await self._socket.receive()
+        if message.type is not WSMsgType.BINARY:
+            raise ConnectionResetError("the leader closed it")
+        data: bytes = message.data
+        return data

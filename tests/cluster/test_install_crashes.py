@@ -1,0 +1,189 @@
+"""The power goes at each step of an install: it ends whole, or starts again, and nothing goes back (rule 16)."""
+
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from random import Random
+
+import pytest
+
+from quire.cluster.config import ServeConfig
+from quire.cluster.data_dir import DataDir
+from quire.cluster.genesis import make_genesis
+from quire.log import Kind, LogOptions, Tail, encode_records
+from quire.replication import Disk as NodeDisk
+from quire.replication import Member, Members, Role
+from quire.replication.core.messages import Snapshot
+from quire.sm import (
+    Applier,
+    ArithmeticMachine,
+    Ground,
+    Manifest,
+    Owner,
+    Sessions,
+    SnapshotPart,
+    SnapshotStore,
+    content_of,
+    snapshot_name,
+    write_snapshot,
+)
+from quire.sm.snapshot_store import chunk_name
+from tests.storage import Disk, Keep, PowerLoss
+
+OPTIONS = LogOptions(segment_bytes=4096, max_frame_bytes=2048)
+S = 500
+EPOCH = 7
+
+
+class Leader:
+    """Where a snapshot comes from."""
+
+    def __init__(self, cluster_id: bytes) -> None:
+        machine = ArithmeticMachine()
+        machine.apply(["add", 1000], None)  # type: ignore[arg-type]
+        ground = Ground(Tail(S, EPOCH, 1_800_000_000_000_000, 0xABCD), 0, [], ((0, 0), (1, 1), (EPOCH, 90)), bytes(16))
+        self.store = SnapshotStore.open(Disk().directory(), Owner(cluster_id, ("arithmetic", 1)))
+        write_snapshot(self.store.begin(S), self.store.owner, ground, content_of(machine, Sessions()), chunk_bytes=2)
+        self.manifest: Manifest = self.store.complete(S)
+
+
+def new_applier(data_dir: DataDir) -> Applier:
+    return data_dir.restore(ArithmeticMachine, Sessions)
+
+
+def opened(disk: Disk) -> tuple[DataDir, Applier]:
+    data_dir = DataDir.open_directory(disk.directory(), "n1", OPTIONS)
+    return data_dir, new_applier(data_dir)
+
+
+def follower(*, snapshots: int) -> tuple[Disk, bytes, int]:
+    """A node with a log of some segments, and snapshots of its own: its disk, its cluster, its durable_index."""
+    disk = Disk()
+    data_dir = DataDir.open_directory(disk.directory(), "n1", OPTIONS)
+    members = Members((Member("n1", data_dir.promises.disk_id, "h:1", Role.VOTER),))
+    config = ServeConfig(node="n1", listen="h:1", members={"n1": "h:1"}, data_dir=Path("n1"))
+    genesis = data_dir.format("n1", make_genesis(members, ("arithmetic", 1), 42, config))
+    applier, log = new_applier(data_dir), data_dir.log
+    assert log is not None
+    for number in range(30):
+        log.append_payload(encode_records([["add", number], ["sub", 1]] * 5), count=10, kind=Kind.RECORDS, epoch=1)
+    log.flush()
+    for frame in log.stream(0, log.durable_index):
+        applier.apply(frame)
+        if snapshots and frame.header.index in (101, 201):
+            index = applier.applied_index
+            write_snapshot(data_dir.snapshots.begin(index), data_dir.snapshots.owner, applier.ground, applier.content())
+            data_dir.snapshots.complete(index)
+    log.set_commit_index(log.durable_index)
+    durable = log.durable_index
+    data_dir.close()
+    return disk, genesis.cluster_id, durable
+
+
+def install(data_dir: DataDir, leader: Leader) -> Applier:
+    """What a node does, step by step, from its fetch to its new machine."""
+    assert data_dir.log is not None
+    store, manifest = data_dir.snapshots, leader.manifest
+    part = SnapshotPart.begin(store, manifest.encode())
+    for number in part.missing():
+        part.put(number, leader.store.chunk(manifest, number))
+    applier = part.restore(ArithmeticMachine, Sessions)
+    part.complete()
+    ground = manifest.ground
+    disk = NodeDisk(data_dir.log, data_dir.promises, snapshots=store)
+    disk.install(Snapshot(*ground.tail, ground.members_index, ground.epochs))
+    store.remove_all([index for index in store.indices if index < S])
+    return applier
+
+
+@pytest.mark.parametrize("snapshots", [0, 2])
+@pytest.mark.parametrize("keep", list(Keep))
+def test_an_install_that_is_stopped_at_any_operation_ends_whole_or_starts_again(keep: Keep, snapshots: int) -> None:
+    before, cluster_id, durable = follower(snapshots=snapshots)
+    leader = Leader(cluster_id)
+    stop, stopped = 1, True
+    while stopped:
+        disk = before.fork()
+        disk.random = Random(stop)
+        data_dir, _ = opened(disk)
+        disk.stop_before, disk.on_power_loss = disk.operations + stop, keep
+        stopped = lost_power(partial(install, data_dir, leader))
+        disk.stop_before = None
+        disk.lose_power(keep)
+        check_reopened(disk.fork(), durable, Random(stop))
+        data_dir, applier = opened(disk)
+        log = data_dir.log
+        assert log is not None
+        if applier.applied_index < S:
+            # It starts again: whatever of the old log is there, and all that was fetched, is used.
+            assert (log.durable_index, log.bounds.lowest_index) == (durable, 0), stop
+            applier = install(data_dir, leader)
+        assert applier.state() == "1042"
+        assert (log.bounds, log.tail.epoch, log.durable_index) == ((S, S), EPOCH, S)
+        data_dir.close()
+        data_dir, applier = opened(disk)
+        assert (applier.state(), data_dir.snapshots.indices[-1]) == ("1042", S)
+        stop += 1
+    assert stop > 25 + len(leader.manifest.chunks)
+
+
+def lost_power(steps: Callable[[], object]) -> bool:
+    try:
+        steps()
+    except PowerLoss:
+        return True
+    return False
+
+
+def check_reopened(disk: Disk, durable: int, random: Random) -> None:
+    """What is left starts, also where the start itself is stopped, and neither index has gone back."""
+    disk.random, disk.stop_before, disk.on_power_loss = random, disk.operations + random.randint(1, 25), Keep.SOME
+    lost_power(lambda: opened(disk))
+    disk.stop_before = None
+    data_dir, applier = opened(disk)
+    assert data_dir.log is not None
+    known = NodeDisk(data_dir.log, data_dir.promises, snapshots=data_dir.snapshots).commit_index
+    assert data_dir.log.durable_index in (durable, S)
+    assert known in (durable, S)
+    assert applier.applied_index >= data_dir.log.bounds.lowest_index
+    assert applier.applied_index <= data_dir.log.durable_index
+
+
+def test_what_was_fetched_is_used_again_after_a_restart_and_only_the_torn_chunk_is_not() -> None:
+    disk, cluster_id, _ = follower(snapshots=0)
+    leader = Leader(cluster_id)
+    data_dir, _ = opened(disk)
+    part = SnapshotPart.begin(data_dir.snapshots, leader.manifest.encode())
+    for number in range(3):
+        part.put(number, leader.store.chunk(leader.manifest, number))
+    disk.lose_power(Keep.EVERYTHING)
+    disk.flip_bit(f"snapshots/{snapshot_name(S)}.part/{chunk_name(1)}", 0)
+    data_dir, _ = opened(disk)
+    assert data_dir.snapshots.fetching == S
+    part = SnapshotPart.begin(data_dir.snapshots, leader.manifest.encode())
+    assert part.missing() == [1, *range(3, len(leader.manifest.chunks))]
+
+
+def test_another_snapshot_takes_the_place_of_what_was_fetched() -> None:
+    disk, cluster_id, _ = follower(snapshots=0)
+    leader = Leader(cluster_id)
+    data_dir, _ = opened(disk)
+    SnapshotPart.begin(data_dir.snapshots, leader.manifest.encode())
+    other = leader.manifest._replace(ground=leader.manifest.ground._replace(tail=Tail(600, EPOCH, 1, 2)))
+    SnapshotPart.begin(data_dir.snapshots, other.encode())
+    assert disk.names("snapshots") == [f"{snapshot_name(600)}.part"]
+    assert data_dir.snapshots.fetching == 600
+
+
+def test_a_log_that_begins_above_every_whole_snapshot_is_refused_and_not_touched() -> None:
+    disk, cluster_id, _ = follower(snapshots=0)
+    leader = Leader(cluster_id)
+    data_dir, _ = opened(disk)
+    install(data_dir, leader)
+    data_dir.close()
+    disk.flip_bit(f"snapshots/{snapshot_name(S)}/{chunk_name(0)}", 0)
+    before = disk.names("log")
+    data_dir = DataDir.open_directory(disk.directory(), "n1", OPTIONS)
+    with pytest.raises(Exception, match="its log begins at 500, and no whole snapshot reaches it"):
+        new_applier(data_dir)
+    assert disk.names("log") == before

@@ -1,0 +1,236 @@
+"""A node that comes back to a leader whose log has gone on without it: a snapshot, then the stream, under load."""
+
+import asyncio
+import os
+import shutil
+from collections.abc import Callable
+from contextlib import AsyncExitStack
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+from aiohttp import WSServerHandshakeError
+
+from quire.replication.snapshots import FETCHES_LIMIT, SnapshotRefused
+from quire.sm import SnapshotDamaged, snapshot_name, write_snapshot
+from tests.cluster.running import RunningCluster, running_cluster, started
+
+DEADLINE_S = 60.0
+SEGMENT_BYTES = 64 * 1024
+SETTINGS: dict[str, Any] = {
+    "machine": "tests.cluster.machines:Notes",
+    "segment_bytes": SEGMENT_BYTES,
+    "snapshot_records": 0,
+    "snapshot_log_bytes": 0,
+    "retention_bytes": 1,
+    "retention_follower_bytes": 0,
+}
+
+
+async def until(cluster: RunningCluster, holds: Callable[[], bool]) -> None:
+    async with asyncio.timeout(DEADLINE_S):
+        while not holds():
+            await cluster.ask(next(iter(cluster.nodes)), "GET", "/healthz")
+
+
+async def gone_on(cluster: RunningCluster) -> int:
+    """Segments written, snapshots taken, everything expired that may: the leader's lowest index."""
+    node = cluster.nodes["n1"].node
+    before = node.visible_bounds.lowest_index
+    async with asyncio.timeout(DEADLINE_S):
+        while node.visible_bounds.lowest_index <= before:
+            for _ in range(3):
+                await cluster.commands("n1", *["x" * 10_000] * 8)
+            for node_id in cluster.nodes:
+                assert (await cluster.ask(node_id, "POST", "/admin/snapshot")).status == 200
+                await cluster.ask(node_id, "POST", "/admin/expire")
+    return node.visible_bounds.lowest_index
+
+
+def caught_up(cluster: RunningCluster, node_id: str) -> Callable[[], bool]:
+    def holds() -> bool:
+        node, leader = cluster.nodes[node_id].node, cluster.nodes["n1"].node
+        return (node.applied_index, node.digest) == (leader.applied_index, leader.digest)
+
+    return holds
+
+
+@pytest.mark.asyncio
+async def test_a_node_that_missed_expiries_gets_a_snapshot_and_follows_on(tmp_path: Path) -> None:
+    async with running_cluster(tmp_path, 3, **SETTINGS) as cluster:
+        config = cluster.nodes["n3"].config
+        await cluster.commands("n1", "first")
+        await until(cluster, caught_up(cluster, "n3"))
+        await cluster.stop("n3")
+        lowest = await gone_on(cluster)
+        cluster.nodes["n3"] = await started(config)
+        await until(cluster, caught_up(cluster, "n3"))
+        node = cluster.nodes["n3"].node
+        status = node.status()
+        assert node.visible_bounds.lowest_index >= lowest
+        assert [kept["index"] for kept in status["snapshots"]["kept"]] == [status["lowest_index"]]
+        assert status["install"]["failure"] == ""
+        # It goes on as any other: through the stream, a restart, and as one of a majority.
+        await cluster.commands("n1", "more")
+        await until(cluster, caught_up(cluster, "n3"))
+        await cluster.restart("n3")
+        await cluster.stop("n2")
+        await cluster.commands("n1", "with n3 alone")
+        await until(cluster, caught_up(cluster, "n3"))
+
+
+@pytest.mark.asyncio
+async def test_a_node_whose_disk_was_wiped_gets_a_snapshot_and_follows_as_an_observer(tmp_path: Path) -> None:
+    async with running_cluster(tmp_path, 3, **SETTINGS) as cluster:
+        config = cluster.nodes["n3"].config
+        await cluster.stop("n3")
+        await gone_on(cluster)
+        shutil.rmtree(tmp_path / "n3")
+        cluster.nodes["n3"] = await started(config)
+        writing = asyncio.create_task(gone_on(cluster_without(cluster, "n3")))
+        await until(cluster, lambda: cluster.nodes["n3"].node.applied_index > 1)
+        await writing
+        await until(cluster, caught_up(cluster, "n3"))
+        assert cluster.nodes["n3"].node.role.role == "observer"
+
+
+def cluster_without(cluster: RunningCluster, node_id: str) -> RunningCluster:
+    """The others: load that does not wait for that node."""
+    return RunningCluster(cluster.session, {name: node for name, node in cluster.nodes.items() if name != node_id})
+
+
+@pytest.mark.asyncio
+async def test_a_fetch_that_breaks_off_goes_on_with_the_chunks_that_came(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("quire.cluster.snapshotting.write_snapshot", partial(write_snapshot, chunk_bytes=20_000))
+    async with running_cluster(tmp_path, 3, **SETTINGS) as cluster:
+        config = cluster.nodes["n3"].config
+        await cluster.stop("n3")
+        await gone_on(cluster)
+        parts = cluster.nodes["n1"].node.parts
+        assert parts is not None
+        asked: list[int] = []
+        source = parts.upkeep.server.source
+        chunk = source.chunk
+
+        def stingy(index: int, number: int) -> bytes:
+            asked.append(number)
+            if len(asked) == 4:
+                raise SnapshotRefused("not now")
+            return chunk(index, number)
+
+        monkeypatch.setattr(source, "chunk", stingy)
+        cluster.nodes["n3"] = await started(config)
+        await until(cluster, caught_up(cluster, "n3"))
+        assert len(asked) > 5
+        twice = {number for number in asked if asked.count(number) > 1}
+        assert twice <= {asked[3], asked[4]}, asked  # What was asked for and did not come; nothing else again.
+
+
+@pytest.mark.asyncio
+async def test_a_chunk_that_is_damaged_at_the_leader_is_not_sent_and_its_other_snapshot_is(tmp_path: Path) -> None:
+    async with running_cluster(tmp_path, 3, **SETTINGS) as cluster:
+        config = cluster.nodes["n3"].config
+        await cluster.stop("n3")
+        await gone_on(cluster)
+        kept = [kept["index"] for kept in cluster.nodes["n1"].node.status()["snapshots"]["kept"]]
+        chunk = tmp_path / "n1" / "snapshots" / snapshot_name(kept[-1]) / "00000000.chunk"
+        chunk.write_bytes(b"\xff" + chunk.read_bytes()[1:])
+        cluster.nodes["n3"] = await started(config)
+        await until(cluster, caught_up(cluster, "n3"))
+        status = cluster.nodes["n1"].node.status()
+        assert "fails its crc32c" in status["snapshots"]["damaged"][0]
+        assert cluster.nodes["n3"].node.status()["lowest_index"] == kept[0]
+
+
+@pytest.mark.asyncio
+async def test_a_chunk_that_changes_on_its_way_is_refused_and_fetched_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with running_cluster(tmp_path, 3, **SETTINGS) as cluster:
+        config = cluster.nodes["n3"].config
+        await cluster.stop("n3")
+        await gone_on(cluster)
+        parts = cluster.nodes["n1"].node.parts
+        assert parts is not None
+        source = parts.upkeep.server.source
+        chunk, given = source.chunk, []
+
+        def torn_once(index: int, number: int) -> bytes:
+            data = chunk(index, number)
+            given.append(number)
+            return b"\xff" + data[1:] if len(given) == 1 else data
+
+        monkeypatch.setattr(source, "chunk", torn_once)
+        cluster.nodes["n3"] = await started(config)
+        await until(cluster, caught_up(cluster, "n3"))
+        assert given[0] in given[1:]
+
+
+@pytest.mark.asyncio
+async def test_a_follower_that_lags_is_kept_its_log_up_to_its_bytes(tmp_path: Path) -> None:
+    settings: dict[str, Any] = SETTINGS | {"retention_follower_bytes": 1 << 30}
+    async with running_cluster(tmp_path, 3, **settings) as cluster:
+        config = cluster.nodes["n3"].config
+        await cluster.commands("n1", "first")
+        await until(cluster, caught_up(cluster, "n3"))
+        await cluster.stop("n3")
+        stood_at = cluster.nodes["n1"].node.applied_index
+        for _ in range(6):
+            await cluster.commands("n1", *["x" * 10_000] * 8)
+            await cluster.ask("n1", "POST", "/admin/snapshot")
+            await cluster.ask("n1", "POST", "/admin/expire")
+        node = cluster.nodes["n1"].node
+        assert node.visible_bounds.lowest_index <= stood_at
+        assert any("n3 has what is below" in hold["why"] for hold in node.status()["expiry"]["holds"])
+        cluster.nodes["n3"] = await started(config)
+        await until(cluster, caught_up(cluster, "n3"))
+        assert cluster.nodes["n3"].node.status()["snapshots"]["kept"] == []
+
+
+@pytest.mark.asyncio
+async def test_what_cannot_be_read_is_told_and_asked_for_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with running_cluster(tmp_path, 3, **SETTINGS) as cluster:
+        config = cluster.nodes["n3"].config
+        await cluster.stop("n3")
+        await gone_on(cluster)
+        cluster.nodes["n3"] = await started(config)
+        node = cluster.nodes["n3"].node
+        with monkeypatch.context() as patched:
+            patched.setattr(
+                "quire.sm.snapshot_part.restore_content",
+                _raises(SnapshotDamaged(snapshot="x", reason="says the test")),
+            )
+            await until(
+                cluster, lambda: node.parts is not None and "says the test" in node.parts.upkeep.installing.failure
+            )
+        await until(cluster, caught_up(cluster, "n3"))
+        assert [name for name in os.listdir(tmp_path / "n3" / "snapshots") if name.endswith(".part")] == []
+
+
+def _raises(error: Exception) -> Callable[..., None]:
+    def raising(*_: object) -> None:
+        raise error
+
+    return raising
+
+
+@pytest.mark.asyncio
+async def test_as_many_snapshots_as_the_limit_are_sent_at_once_and_one_more_has_to_come_again(tmp_path: Path) -> None:
+    async with running_cluster(tmp_path, 1, **SETTINGS) as cluster, AsyncExitStack() as open_sockets:
+        url = f"http://{cluster.address('n1')}/peer/snapshot"
+        sockets = [
+            await open_sockets.enter_async_context(cluster.session.ws_connect(url)) for _ in range(FETCHES_LIMIT)
+        ]
+        with pytest.raises(WSServerHandshakeError, match="503"):
+            await cluster.session.ws_connect(url)
+        await sockets[0].close()
+        async with asyncio.timeout(DEADLINE_S):
+            while True:
+                try:
+                    await open_sockets.enter_async_context(cluster.session.ws_connect(url))
+                    break
+                except WSServerHandshakeError:
+                    await cluster.ask("n1", "GET", "/healthz")

@@ -1,0 +1,66 @@
+"""A follower that was gone until the leader's log began above its own gets a snapshot; killed at every stage of it."""
+
+import os
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from tests.processes.cluster import Cluster, Clusters, Node
+
+FLAGS = [
+    "--machine=log",
+    "--segment-bytes=65536",
+    "--snapshot-records=5",
+    "--retention-bytes=1",
+    "--retention-follower-bytes=0",
+]
+RECORD = b"x" * 50_000
+
+
+def written(cluster: Cluster, records: int = 12) -> None:
+    leader = cluster.leader
+    for _ in range(records):
+        assert leader.call("POST", "/records", RECORD).status == 200
+
+
+def left_behind(cluster: Cluster, node: Node) -> None:
+    """Kill it, and write until the leader's log begins above its end."""
+    end = int(node.status()["highest_index"])
+    node.kill()
+    for _ in range(20):
+        written(cluster)
+        if cluster.wait_until("the leader answers", cluster.leader.status)["lowest_index"] > end:
+            return
+    pytest.fail(f"nothing expired: {cluster.leader.status()['expiry']}")
+
+
+def names(node: Node) -> list[str]:
+    folder = Path(node.data_dir) / "snapshots"
+    return sorted(os.listdir(folder)) if folder.is_dir() else []
+
+
+Reached = Callable[[Node, set[str]], bool]
+"""Told a node and what stood in its folder of snapshots when it came back."""
+
+STAGES: dict[str, Reached] = {
+    "a part or more is there": lambda node, before: bool(set(names(node)) - before),
+    "a snapshot counts": lambda node, before: any(name.isdigit() for name in set(names(node)) - before),
+    "it listens": lambda node, _: node.call("GET", "/healthz").status == 200,
+}
+
+
+def test_a_follower_that_is_killed_at_each_stage_of_an_install_ends_equal(clusters: Clusters) -> None:
+    cluster = clusters.formed(flags=FLAGS)
+    node = next(iter(cluster.followers))
+    written(cluster)
+    for stage, reached in STAGES.items():
+        left_behind(cluster, node)
+        before = set(names(node))
+        node.start()
+        cluster.wait_until(stage, partial(reached, node, before))
+        node.kill()
+        cluster.start_again(node)
+        cluster.wait_for_equal()
+        assert node.status()["lowest_index"] > 0

@@ -1,0 +1,247 @@
+"""Rule 16 in the core: who is behind the leader's log gets a snapshot, under its promise, and never goes back."""
+
+import pytest
+
+from quire.replication.core import Promise, actions, events
+from quire.replication.core.following import Step
+from quire.replication.core.messages import Heartbeat, Open, OpenAnswer, OpenVerb, Snapshot
+from tests.sim.world import SimNode, World, disk_id
+
+DEEP = 40
+
+
+def behind() -> World:
+    """n3 was away, and the leader's log begins above where it stands; its snapshot stands at the log's lowest index."""
+    world = World("n1", "n2", "n3")
+    world.start()
+    world.elect("n1")
+    world["n1"].write("before")
+    world.run_for(0.3)
+    world["n3"].crash()
+    leader = world["n1"]
+    for number in range(DEEP):
+        leader.write(f"{number}" * 4_000)
+        world.run_for(0.05)
+    expire(leader)
+    assert leader.log.bounds.lowest_index > 5
+    return world
+
+
+def expire(leader: SimNode) -> None:
+    """All segments but the last go; snapshots stand where the log begins, and at its end."""
+    end = leader.log.durable_index
+    leader.running.remove_expired(world_clock(leader), age=None, max_bytes=0, floor=end)
+    leader.snapshots.indices = [leader.log.bounds.lowest_index, end]
+
+
+def world_clock(node: SimNode) -> int:
+    return node.world.clock()
+
+
+def snapshot_at(leader: SimNode, index: int) -> Snapshot:
+    """What a fetch of the leader's snapshot gives."""
+    header = leader.log.read_frame(index - 1).header if index > leader.log.bounds.lowest_index else None
+    tail = leader.log.origin if header is None else None
+    epochs = tuple(pair for pair in leader.running.epochs if pair[1] < index)
+    if tail is not None:
+        return Snapshot(*tail, 0, epochs)
+    assert header is not None
+    return Snapshot(header.next_index, header.epoch, header.timestamp, header.crc32c, 0, epochs)
+
+
+def fetching(world: World) -> tuple[SimNode, actions.FetchSnapshot]:
+    """n3 is back and was told to fetch."""
+    world.start("n3")
+    node = world["n3"]
+    world.run_until(lambda: bool(node.fetches))
+    return node, node.fetches[-1]
+
+
+def fetched(node: SimNode, fetch: actions.FetchSnapshot) -> None:
+    snapshot = snapshot_at(node.world["n1"], fetch.index)
+    node.step(events.SnapshotFetched(fetch.stream_id, snapshot))
+
+
+def test_a_follower_behind_the_leader_s_log_installs_a_snapshot_and_follows_on() -> None:
+    world = behind()
+    node, fetch = fetching(world)
+    leader = world["n1"]
+    assert (fetch.leader_id, fetch.index) == ("n1", leader.snapshots.indices[-1])
+    assert [install.snapshot_index for install in leader.leading.installs.values()] == [fetch.index]
+    fetched(node, fetch)
+    leader.write("after")
+    world.run_until(lambda: node.log.tail == leader.log.tail and node.state.commit_index == leader.state.commit_index)
+    assert node.log.bounds.lowest_index == fetch.index
+    assert not leader.leading.installs
+    # Its own epochs are all that the log ever had, so the next opening finds where the logs part.
+    assert list(node.running.epochs) == list(leader.running.epochs)
+
+
+def test_the_snapshot_of_which_there_is_a_part_is_offered_again_if_it_is_still_there() -> None:
+    world = behind()
+    first, last = world["n1"].snapshots.indices
+    world["n3"].snapshots.fetching = first
+    _, fetch = fetching(world)
+    assert fetch.index == first
+    world["n3"].crash()
+    world["n3"].snapshots.fetching = first - 1
+    world["n3"].fetches.clear()
+    _, fetch = fetching(world)
+    assert fetch.index == last
+
+
+def test_without_a_snapshot_that_joins_its_log_the_leader_refuses() -> None:
+    world = behind()
+    leader = world["n1"]
+    leader.snapshots.indices = [leader.log.bounds.lowest_index - 1]
+    world.start("n3")
+    world.run_for(1)
+    assert not world["n3"].fetches
+    assert not world["n3"].halted
+
+
+def test_what_diverges_is_cut_first_and_the_install_lowers_nothing() -> None:
+    world = World("n1", "n2", "n3")
+    world.start()
+    world.elect("n3")
+    world["n3"].write("committed")
+    world.run_for(0.3)
+    commit = world["n3"].state.commit_index
+    world.isolate("n3")
+    for _ in range(5):
+        world["n3"].write("never committed")
+    world.run_for(0.01)
+    diverged = world["n3"].log.durable_index
+    assert diverged > commit
+    world.elect("n1")
+    for number in range(DEEP):
+        world["n1"].write(f"{number}" * 4_000)
+        world.run_for(0.05)
+    expire(world["n1"])
+    world.heal()
+    node = world["n3"]
+    world.run_until(lambda: bool(node.fetches))
+    assert node.truncations
+    assert commit <= node.truncations[-1] < diverged
+    durable = node.log.durable_index
+    fetched(node, node.fetches[-1])
+    world.run_until(lambda: node.log.tail == world["n1"].log.tail)
+    assert node.installs[-1].snapshot.index > durable
+    assert not node.halted
+
+
+def test_a_snapshot_that_was_fetched_for_a_stream_that_is_gone_is_not_installed() -> None:
+    world = behind()
+    node, fetch = fetching(world)
+    node.step(events.StreamClosed(fetch.stream_id))
+    fetched(node, fetch)
+    world.run_for(0.2)
+    assert not node.installs
+
+
+def test_a_node_that_promised_another_leader_meanwhile_installs_nothing() -> None:
+    """Rule 2: the promise is looked at when the install comes to the head of the queue, not when the fetch began."""
+    world = behind()
+    node, fetch = fetching(world)
+    assert node.core is not None
+    # Whatever came before is still flushed: the promise waits in the queue for it, and the install behind the promise.
+    node.hold_flush = True
+    node.core.writer.appended()
+    node.step(events.Tick())
+    promise = Promise(node.state.promise.epoch + 1, "n2", 77)
+    node.step(events.Received("n2", disk_id("n2"), Heartbeat(promise, 1, world.clock())))
+    fetched(node, fetch)
+    assert node.state.promise != promise
+    assert not node.installs
+    node.release()
+    world.run_for(0.02)
+    assert node.state.promise == promise
+    assert not node.installs
+
+
+def test_nothing_is_promised_while_a_snapshot_is_installed() -> None:
+    world = behind()
+    node, fetch = fetching(world)
+    node.hold_install = True
+    fetched(node, fetch)
+    assert node.installs
+    before = node.state.promise
+    promise = Promise(before.epoch + 1, "n2", 77)
+    node.step(events.Received("n2", disk_id("n2"), Heartbeat(promise, 1, world.clock())))
+    assert node.state.promise == before
+    node.running.install(node.installs[-1].snapshot)
+    node.step(events.Installed(fetch.stream_id, fetch.index))
+    assert node.state.promise == promise
+    assert node.state.commit_index == fetch.index
+
+
+@pytest.mark.parametrize("above", [0, 1])
+def test_a_snapshot_that_brings_nothing_new_is_not_fetched(above: int) -> None:
+    """One at commit_index, or below, would go back; one past it would not."""
+    world = behind()
+    world.start("n3")
+    node = world["n3"]
+    world.run_until(lambda: bool(node.fetches))
+    stream = node.upstream
+    stream.step = Step.OPENING
+    node.fetches.clear()
+    border = node.log.tail.index
+    answer = OpenAnswer(OpenVerb.INSTALL, border, 0, "", border + above)
+    node.step(events.OpenAnswered(stream.stream_id, answer))
+    assert bool(node.fetches) == bool(above)
+
+
+def test_an_install_below_what_is_committed_here_halts() -> None:
+    world = behind()
+    world.start("n3")
+    node = world["n3"]
+    world.run_until(lambda: bool(node.fetches))
+    node.upstream.step = Step.OPENING
+    node.state.commit(node.log.tail.index)
+    answer = OpenAnswer(OpenVerb.INSTALL, 1, 0, "", 10_000)
+    node.step(events.OpenAnswered(node.upstream.stream_id, answer))
+    assert node.halted is not None
+    assert "below commit_index" in node.halted
+
+
+def test_a_fetch_that_failed_is_begun_anew_by_another_opening() -> None:
+    world = behind()
+    node, fetch = fetching(world)
+    node.step(events.FetchFailed(fetch.stream_id, "says the test"))
+    world.run_until(lambda: len(node.fetches) > 1)
+    assert node.fetches[-1].stream_id != fetch.stream_id
+    fetched(node, fetch)  # late, and for a stream that is gone
+    assert not node.installs
+
+
+def test_frames_that_come_while_a_snapshot_is_fetched_are_not_appended() -> None:
+    world = behind()
+    node, fetch = fetching(world)
+    raw, _ = world["n1"].log.read_frames(fetch.index - 1, 1)
+    before = node.log.tail
+    node.step(events.FramesArrived(fetch.stream_id, raw, node.state.promise.epoch, fetch.index, fetch.index))
+    assert node.log.tail == before
+
+
+def test_the_end_of_a_leadership_ends_its_installs() -> None:
+    world = behind()
+    fetching(world)
+    leader = world["n1"]
+    assert leader.leading.installs
+    assert leader.core is not None
+    [stream_id] = leader.leading.installs
+    leading = leader.leading
+    told = leader.core.handle(events.Stopped("says the test"), world.now, world.clock())
+    assert stream_id in [action.stream_id for action in told if isinstance(action, actions.CloseStream)]
+    assert not leading.installs
+
+
+def test_a_newer_opening_of_the_same_follower_takes_the_place_of_its_install() -> None:
+    world = behind()
+    node, _ = fetching(world)
+    leader = world["n1"]
+    [earlier] = leader.leading.installs
+    opening = Open(leader.state.promise, tuple(node.running.epochs), node.log.tail.index, node.log.durable_index)
+    leader.step(events.StreamOpened(777, "n3", disk_id("n3"), opening))
+    assert list(leader.leading.installs) == [777]
+    assert earlier != 777
