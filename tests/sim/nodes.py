@@ -171,6 +171,9 @@ class Node:
         """Whether it believes that it leads."""
         return self.lived is not None and self.lived.core.leading is not None
 
+    def _sessions(self) -> Sessions:
+        return Sessions(max_sessions=self.form.max_sessions)
+
     def start(self) -> None:
         """Recover, and begin. Raises what the device says; the power may go on the way, too."""
         self.life += 1
@@ -180,7 +183,7 @@ class Node:
         log = self._open_log(directory)
         snapshots = SnapshotStore.open(directory, Owner(self.form.cluster_id, (Tally.name, Tally.version)))
         SnapshotPart.resume(snapshots)
-        applier = restore_newest(snapshots, Tally, lambda: Sessions(max_sessions=self.form.max_sessions))
+        applier = restore_newest(snapshots, Tally, self._sessions)
         ground = applier.ground
         if ground.tail.index:
             log.reset(ground.tail, members_index=ground.members_index)
@@ -420,7 +423,7 @@ class Node:
         if life.part is None:
             raise AssertionError("a part was begun")
         try:
-            life.fetched = life.part.restore(Tally, Sessions)
+            life.fetched = life.part.restore(Tally, self._sessions)
         except OSError as error:
             self.step(events.FetchFailed(action.stream_id, str(error)))
             return
