@@ -8,7 +8,7 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
-from ..client import Client, ClientError, Unavailable, connect
+from ..client import Client, ClientError, connect
 from .exits import Exit, complain, exit_of
 from .output import to_json
 
@@ -71,7 +71,7 @@ async def _ask_all(servers: str, node: str | None, ask: Asked, timeout_s: float)
         status = await client.status()
         addresses = {member["node_id"]: member["address"] for member in status.get("members", ())}
         if node is not None and node not in addresses:
-            raise Unavailable(f"{node} is not one of the members ({', '.join(addresses)})")
+            raise ClientError(f"{node} is not one of the members ({', '.join(addresses)})")
 
         async def told(address: str) -> Told:
             try:
