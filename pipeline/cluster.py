@@ -30,12 +30,21 @@ STRETCH_BYTES = 64 << 20
 class Cluster:
     """The log of a cluster; see `Origin`. Close it."""
 
-    def __init__(self, servers: Sequence[str], timeout_s: float, *, known: str | None = None, turn: int = 0) -> None:
+    def __init__(
+        self,
+        servers: Sequence[str],
+        timeout_s: float,
+        *,
+        known: str | None = None,
+        turn: int = 0,
+        page_bytes: int = PAGE_BYTES,
+    ) -> None:
         """`known`: the id of the cluster whose members the servers are; None: learn both from those that answer."""
         shift = turn % len(servers)
         self.name = ",".join(servers)
         self._nodes = Nodes([*servers[shift:], *servers[:shift]], timeout_s)
         self._timeout_s = timeout_s
+        self._page_bytes = page_bytes
         self._known = known
         self._checked: set[str] = set()
         self._record_bytes: float | None = None
@@ -112,7 +121,7 @@ class Cluster:
     def rows(self, stretch: Stretch, skimmer: Skimmer) -> Iterator[Rows]:
         index, tail = stretch.from_index, None
         while index < stretch.to_index:
-            gathering, tail = self._page(stretch, index, tail, skimmer)
+            gathering, tail = self._page(stretch, index, tail, skimmer, self._page_bytes)
             yield gathering.rows(stretch.from_index, stretch.to_index)
             index = tail.index
 
@@ -121,7 +130,7 @@ class Cluster:
         self._nodes.close()
 
     def _page(
-        self, stretch: Stretch, index: int, tail: Tail | None, skimmer: Skimmer, max_bytes: int = PAGE_BYTES
+        self, stretch: Stretch, index: int, tail: Tail | None, skimmer: Skimmer, max_bytes: int
     ) -> tuple[Gathering, Tail]:
         """The frames from the one that holds `index` on, as many as a node gives; and the tail behind them."""
 

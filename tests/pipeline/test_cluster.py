@@ -70,7 +70,7 @@ def cluster(filled: Cluster) -> Iterator[Cluster]:
 @contextmanager
 def log_of(servers: str, timeout_s: float = PATIENCE_S, known: str | None = None) -> Generator[ClusterLog]:
     """The log as a driver opens it, or, where its cluster is known, as a task does."""
-    log = ClusterLog(servers.split(","), timeout_s, known=known)
+    log = ClusterLog(servers.split(","), timeout_s, known=known, page_bytes=64 << 10)
     try:
         yield log
     finally:
