@@ -1,0 +1,34 @@
+"""Spark on two threads of this machine, with little memory, for tests and for the drivers that tests kill."""
+
+import os
+import sys
+from pathlib import Path
+
+from pyspark.sql import SparkSession
+
+from tests.pipeline import daemon
+
+TOP = Path(__file__).parents[2]
+
+
+def local_session(daemon_module: str = daemon.__name__) -> SparkSession:
+    """The session of this process; workers are forked from this daemon of Spark's."""
+    # Before the JVM starts: its workers run in this environment, where quire is. Of the tests they import one module.
+    os.environ["PYSPARK_PYTHON"] = sys.executable
+    os.environ["PYTHONPATH"] = os.pathsep.join([str(TOP), *filter(None, [os.environ.get("PYTHONPATH")])])
+    session = (
+        SparkSession.Builder()
+        .appName("quire tests")
+        .master("local[2]")
+        .config("spark.python.daemon.module", daemon_module)
+        .config("spark.driver.memory", "768m")
+        .config("spark.driver.bindAddress", "127.0.0.1")
+        .config("spark.driver.host", "127.0.0.1")
+        .config("spark.ui.enabled", "false")
+        .config("spark.ui.showConsoleProgress", "false")
+        .config("spark.sql.shuffle.partitions", "2")
+        .config("spark.sql.session.timeZone", "UTC")
+        .getOrCreate()
+    )
+    session.sparkContext.setLogLevel("OFF")
+    return session
