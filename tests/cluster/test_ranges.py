@@ -39,6 +39,9 @@ async def append(cluster: RunningCluster, *values: Any) -> int:
 async def end_of(cluster: RunningCluster, at: str) -> int:
     """The end of the log, once the node `at` shows it."""
     highest = int((await cluster.ask("n1", "GET", "/index_bounds")).document["highest_index"])
+    async with asyncio.timeout(DEADLINE_S):
+        while (await cluster.ask(at, "GET", "/index_bounds")).document["highest_index"] < highest:
+            pass
     reply = await cluster.ask(at, "GET", f"/records?from={highest}&wait_ms=10")
     assert reply.headers["Quire-Next-Index"] == str(highest)
     return highest

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from quire.log import Frame
 from quire.replication.core import events
-from quire.replication.core.messages import Ack, HeartbeatEcho, PeerMessage, PromiseAnswer
+from quire.replication.core.messages import Ack, Heartbeat, HeartbeatEcho, PeerMessage, PromiseAnswer
 from quire.sm import Applied, Manifest
 from tests.sim.machine import Model
 from tests.sim.network import Stream
@@ -416,6 +416,10 @@ class Checks:
                 if on_disk.epoch == epoch and leader and (leader.node_id, leader.incarnation) != on_disk[1:]:
                     raise Violation("rule 1: following makes the leader durable", node.node_id, on_disk, leader[:2])
                 self._answered(node, epoch)
+            case Heartbeat(promise) if promise.epoch not in self.elections:
+                # It crashes before the step is over in which it was elected: whoever hears it follows all the same.
+                self._leads(node, promise.epoch, promise.incarnation)
+                self.of(node).leading = node.it.core.leading
             case _:
                 pass
 

@@ -36,6 +36,8 @@ class Habits:
     restart_chance: float = 0.01
     wander_chance: float = 0.0
     patience_us: int = 600 * MILLISECOND
+    patience_after_us: int = 600 * MILLISECOND
+    """Once nothing goes wrong any more and all is to come to rest."""
     named: bool = True
 
 
@@ -164,7 +166,8 @@ class Client:
     def _send(self, operation: Operation) -> None:
         operation.attempt += 1
         attempt = Attempt(self, operation, operation.attempt)
-        self.schedule.later(self.habits.patience_us, self._times_out, attempt)
+        patience_us = self.habits.patience_after_us if self.stopped else self.habits.patience_us
+        self.schedule.later(patience_us, self._times_out, attempt)
         if self.random.random() >= self.habits.lost_chance:
             self.schedule.later(1_000, self._arrive, self.node, attempt)
 
