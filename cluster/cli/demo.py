@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from ..demo import run_demo, run_kill
+from ..demo import Lesson, run_demo, run_kill, run_lesson
 
 Json = Annotated[bool, typer.Option("--json", help="Answer as one JSON value (one a line for many).")]
 
@@ -46,3 +46,27 @@ def kill(
     match victim:
         case Victim.LEADER:
             raise typer.Exit(run_kill(as_json=as_json))
+
+
+@demo_app.command()
+def pause(as_json: Json = False) -> None:
+    """Let a follower stand still under load; show its lag while it lasts, and how it comes level again."""
+    raise typer.Exit(run_lesson(Lesson.PAUSE, as_json=as_json))
+
+
+@demo_app.command()
+def cut(as_json: Json = False) -> None:
+    """Cut a follower off under load; show its lag, where its log and the leader's meet again, and what it is sent."""
+    raise typer.Exit(run_lesson(Lesson.CUT, as_json=as_json))
+
+
+@demo_app.command()
+def absent(as_json: Json = False) -> None:
+    """Let a follower leave and come back under load; show what the absent student copies, and what it need not."""
+    raise typer.Exit(run_lesson(Lesson.ABSENT, as_json=as_json))
+
+
+@demo_app.command()
+def diverge(as_json: Json = False) -> None:
+    """Cut the leader off under load; show what it wrote in vain, and how that is cut off when it follows again."""
+    raise typer.Exit(run_lesson(Lesson.DIVERGE, as_json=as_json))

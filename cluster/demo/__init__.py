@@ -5,6 +5,7 @@ processes of their own, so that the one that checks the answer shares no code wi
 """
 
 from .kill import run_kill
+from .lesson import Lesson, run_lesson
 from .run import run_demo
 
-__all__ = ["run_demo", "run_kill"]
+__all__ = ["Lesson", "run_demo", "run_kill", "run_lesson"]

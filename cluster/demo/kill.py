@@ -13,7 +13,7 @@ from ..cli.status import Rows, node_table
 from ..client import Client, Unavailable, connect
 from .nodes import DemoFailed, DemoNodes
 from .scenario import READY_TIMEOUT_S, Stage, run_scenario
-from .writers import Writers
+from .writers import Writers, differences_in
 
 CLIENTS = 4
 COMMANDS_BEFORE = 2_000
@@ -48,14 +48,7 @@ class Outcome(NamedTuple):
     @property
     def differences(self) -> list[str]:
         """What is not as it must be, in words; empty if all is well."""
-        found = [f"acknowledged commands lost: {self.lost} of {self.acknowledged:,}"] if self.lost else []
-        if self.off:
-            found.append(f"the state is off by {self.off:,}: a command executed twice, or not at all")
-        for name in ("applied_index", "digest"):
-            values = {node_id: row.status[name] for node_id, row in self.rows.items() if row.status}
-            if len(set(values.values())) != 1 or len(values) < len(self.rows):
-                found.append(f"{name} differs: {values}")
-        return found
+        return differences_in(self.rows, self.acknowledged, self.lost, self.off)
 
 
 def run_kill(*, as_json: bool) -> int:

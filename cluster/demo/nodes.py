@@ -4,11 +4,14 @@ import asyncio
 import json
 import os
 import random
+import signal
 import socket
 import sys
 from itertools import islice
 from pathlib import Path
 from typing import NoReturn
+
+from .relay import Relay
 
 NODE_IDS = ("n1", "n2", "n3")
 STOP_TIMEOUT_S = 15.0
@@ -25,9 +28,12 @@ class DemoFailed(Exception):
 class DemoNodes:
     """Three nodes below one directory. What is started is stopped by `stop`, whatever happened in between."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, *, relayed: bool = False) -> None:
+        """`relayed`: the nodes reach one another through relays, which `cut` and `heal` work on."""
         self.directory = directory
         self.addresses: dict[str, str] = {}
+        self._relayed = relayed
+        self._relays: dict[tuple[str, str], Relay] = {}
         self._processes: dict[str, asyncio.subprocess.Process] = {}
         self._changed = asyncio.Event()
 
@@ -48,6 +54,8 @@ class DemoNodes:
     async def start(self) -> None:
         """Start all three. Raises DemoFailed if a port of an earlier run is taken."""
         self.addresses = {node_id: f"127.0.0.1:{port}" for node_id, port in self._ports().items()}
+        if self._relayed:
+            await self._lay_relays()
         for node_id in self.addresses:
             await self.start_node(node_id)
 
@@ -57,6 +65,9 @@ class DemoNodes:
         environment = {name: value for name, value in os.environ.items() if not name.upper().startswith("QUIRE_")}
         arguments = ["--node", node_id, "--listen", self.addresses[node_id], "--members", members]
         arguments += ["--data-dir", str(self.directory / node_id)]
+        for (dialler, target), relay in self._relays.items():
+            if dialler == node_id:
+                arguments += ["--link", f"{target}=127.0.0.1:{relay.port}"]
         with self.log_file(node_id).open("ab") as output:
             # A session of its own: Ctrl-C reaches the demo alone, which then stops the nodes in its own time.
             self._processes[node_id] = await asyncio.create_subprocess_exec(
@@ -75,6 +86,37 @@ class DemoNodes:
         process = self._processes.pop(node_id)
         process.kill()
         await process.wait()
+
+    async def leave(self, node_id: str) -> None:
+        """SIGTERM, on purpose; return when the process is gone."""
+        process = self._processes.pop(node_id)
+        process.terminate()
+        await process.wait()
+
+    def pause(self, node_id: str) -> None:
+        """SIGSTOP: it stands still, and its connections stay."""
+        self._processes[node_id].send_signal(signal.SIGSTOP)
+
+    def resume(self, node_id: str) -> None:
+        """SIGCONT."""
+        self._processes[node_id].send_signal(signal.SIGCONT)
+
+    async def cut(self, node_id: str) -> None:
+        """Cut every link from and to a node; clients still reach it."""
+        for pair, relay in self._relays.items():
+            if node_id in pair:
+                await relay.cut()
+
+    async def heal(self) -> None:
+        """Heal every link."""
+        for relay in self._relays.values():
+            await relay.heal()
+
+    async def _lay_relays(self) -> None:
+        pairs = [(dialler, target) for dialler in self.addresses for target in self.addresses if dialler != target]
+        for (dialler, target), port in zip(pairs, _free_ports(len(pairs)), strict=True):
+            self._relays[dialler, target] = Relay(port, int(self.addresses[target].rpartition(":")[2]))
+        await self.heal()
 
     async def watch(self) -> NoReturn:
         """Raises DemoFailed, with the last lines of its log, as soon as a node ends by itself."""
@@ -102,6 +144,7 @@ class DemoNodes:
         running = [process for process in self._processes.values() if process.returncode is None]
         for process in running:
             process.terminate()
+            process.send_signal(signal.SIGCONT)  # One that stands still would not hear of it.
         try:
             async with asyncio.timeout(STOP_TIMEOUT_S):
                 await asyncio.gather(*(process.wait() for process in running))
@@ -110,6 +153,8 @@ class DemoNodes:
                 if process.returncode is None:
                     process.kill()
             await asyncio.gather(*(process.wait() for process in running))
+        for relay in self._relays.values():
+            await relay.cut()
 
     def _ports(self) -> dict[str, int]:
         """The ports of an earlier run with this directory, which its log names; else free ones, kept for the next."""

@@ -62,13 +62,18 @@ class Stage:
             await asyncio.sleep(POLL_S)
 
 
-def run_scenario(scenario: Callable[[Stage], Awaitable[Exit]], *, data_dir: Path | None, as_json: bool) -> Exit:
-    """Run a scenario on three nodes; return the exit code. A fresh directory goes if nothing failed."""
+def run_scenario(
+    scenario: Callable[[Stage], Awaitable[Exit]], *, data_dir: Path | None, as_json: bool, relayed: bool = False
+) -> Exit:
+    """Run a scenario on three nodes; return the exit code. A fresh directory goes if nothing failed.
+
+    `relayed`: over links that `DemoNodes.cut` and `heal` work on.
+    """
     directory = Path(tempfile.mkdtemp(prefix="quire-demo-")) if data_dir is None else data_dir
     directory.mkdir(parents=True, exist_ok=True)
     try:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            code = runner.run(_on_stage(scenario, directory, as_json=as_json))
+            code = runner.run(_on_stage(scenario, DemoNodes(directory, relayed=relayed), as_json=as_json))
     except (DemoFailed, ClientError) as error:
         complain(f"{error}\nquire: the nodes' logs are in {directory}")
         return Exit.FAILED
@@ -77,15 +82,14 @@ def run_scenario(scenario: Callable[[Stage], Awaitable[Exit]], *, data_dir: Path
     return code
 
 
-async def _on_stage(scenario: Callable[[Stage], Awaitable[Exit]], directory: Path, *, as_json: bool) -> Exit:
+async def _on_stage(scenario: Callable[[Stage], Awaitable[Exit]], nodes: DemoNodes, *, as_json: bool) -> Exit:
     console = Console(stderr=as_json)
-    nodes = DemoNodes(directory)
     interrupted = asyncio.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(number, interrupted.set)
     try:
         await nodes.start()
-        console.print(f"Three nodes are starting; their data and logs are in {directory}", highlight=False)
+        console.print(f"Three nodes are starting; their data and logs are in {nodes.directory}", highlight=False)
         return await scenario(Stage(nodes, console, interrupted))
     finally:
         console.print("Stopping the nodes ...")

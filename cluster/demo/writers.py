@@ -5,6 +5,7 @@ import time
 from itertools import count
 from typing import NamedTuple
 
+from ..cli.status import Rows
 from ..client import Client, connect
 
 BATCH_COMMANDS = 5
@@ -83,3 +84,15 @@ class Writers:
             for batch in self.record
             for place, command in enumerate(batch.commands)
         )
+
+
+def differences_in(rows: Rows, acknowledged: int, lost: int, off: int) -> list[str]:
+    """What is not as it must be, in words: acknowledged commands lost, the state off by so much, nodes that differ."""
+    found = [f"acknowledged commands lost: {lost} of {acknowledged:,}"] if lost else []
+    if off:
+        found.append(f"the state is off by {off:,}: a command executed twice, or not at all")
+    for name in ("applied_index", "digest"):
+        values = {node_id: row.status[name] for node_id, row in rows.items() if row.status}
+        if len(set(values.values())) != 1 or len(values) < len(rows):
+            found.append(f"{name} differs: {values}")
+    return found

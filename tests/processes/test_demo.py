@@ -144,6 +144,25 @@ def test_a_killed_leader_is_followed_by_another_and_nothing_acknowledged_is_lost
     assert {row["status"]["role"] for row in document["nodes"].values()} == {"leader", "follower"}
 
 
+@pytest.mark.parametrize("lesson", ["pause", "cut", "absent", "diverge"])
+def test_a_node_that_was_behind_comes_level_and_what_it_lacked_is_told(lesson: str) -> None:
+    ended = run_quire("demo", lesson, "--json", timeout_s=TIMEOUT_S)
+
+    assert ended.code == 0, ended
+    document = json.loads(ended.stdout)
+    assert document["lesson"] == lesson
+    assert document["differences"] == []
+    assert document["acknowledged"] >= 3_000
+    assert document["most"]["seconds"] > 1
+    assert (document["most"]["records"] > 0) or lesson == "diverge", "nobody but itself knows what was cut off has"
+    assert document["received_bytes"] > 0
+    assert (document["truncated"] >= 20) == (lesson == "diverge"), "20 commands reached the leader that was cut off"
+    assert 0 < document["match_index"] < min(row["status"]["highest_index"] for row in document["nodes"].values())
+    assert len({row["status"]["digest"] for row in document["nodes"].values()}) == 1
+    assert "acknowledged commands lost: 0 (of" in ended.stderr
+    assert "Traceback" not in ended.stderr
+
+
 def shape_of(line: str) -> str:
     """A line without its numbers, node ids, paths, and why somebody leads: which of the reasons it is, is chance."""
     return re.sub(r"epoch \d+ \([^)]*\)|/\S+|\bn\d\b|[\d.,]*\d", "_", line.strip())
