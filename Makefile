@@ -2,7 +2,7 @@
 # toxiproxy server in .cache and a Java for Spark. Python 3.11 or newer, make and git are all that must be there before.
 
 .DEFAULT_GOAL := help
-.PHONY: help demo compose-demo test soak soak-log soak-planted soak-retriers soak-pipeline soak-histories lint lint-ruff lint-format lint-mypy lint-pyright clean distclean run-environment dev-environment toxiproxy java
+.PHONY: help demo compose-demo test soak soak-log soak-planted soak-retriers soak-pipeline soak-faults soak-histories lint lint-ruff lint-format lint-mypy lint-pyright clean distclean run-environment dev-environment toxiproxy java
 
 BIN := .venv/bin
 
@@ -20,7 +20,7 @@ compose-demo: ## three containers under load; one is killed, one cut off, all an
 test: dev-environment toxiproxy java ## all tests (ARGS=...: what to pass to pytest)
 	$(BIN)/python -m pytest $(ARGS)
 
-soak: soak-log soak-planted soak-retriers soak-pipeline soak-histories ## the long forms of the tests; the last runs until a rule breaks (FROM=seed, JOBS=processes)
+soak: soak-log soak-planted soak-retriers soak-pipeline soak-faults soak-histories ## the long forms of the tests; the last runs until a rule breaks (FROM=seed, JOBS=processes)
 
 soak-log: dev-environment
 	$(BIN)/python -m tests.log $(ARGS)
@@ -33,6 +33,9 @@ soak-retriers: dev-environment
 
 soak-pipeline: dev-environment java
 	PIPELINE_RECORDS=10000000 PIPELINE_KILLS=20 $(BIN)/python -m pytest tests/pipeline $(ARGS)
+
+soak-faults: dev-environment toxiproxy
+	$(BIN)/python -m tests.faults --page
 
 soak-histories: dev-environment
 	$(BIN)/python -m tests.sim --soak $(or $(FROM),1000000) --jobs $(or $(JOBS),2)

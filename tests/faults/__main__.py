@@ -1,0 +1,99 @@
+"""The scenarios from the command line: each named, or all; drawn by a seed; their table in docs/reliability.md.
+
+python -m tests.faults                             all, one after the other
+python -m tests.faults "the leader is cut off"     one
+python -m tests.faults --page                      all, and their table into the page
+python -m tests.faults --seed 7 --minutes 30       what a seed draws
+"""
+
+import argparse
+import random
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import stamina.instrumentation
+
+from tests.faults.drawing import drawn
+from tests.faults.page import PAGE, Row, page_of
+from tests.faults.running import ELECTION_TIMEOUT_MS, Grounds, Outcome
+from tests.faults.scenario import Scenario
+from tests.faults.scenarios import SCENARIOS, named
+
+
+def judged(grounds: Grounds, scenario: Scenario) -> Outcome | None:
+    """Run it and say how it went; None if something was wrong."""
+    began = time.monotonic()
+    try:
+        outcome = grounds.run(scenario)
+    except AssertionError as error:
+        print(f"{scenario.name}: {type(error).__name__} after {time.monotonic() - began:.1f} s: {error}", flush=True)
+        return None
+    print(f"{scenario.name}: {outcome}", flush=True)
+    return outcome
+
+
+def run_those(grounds: Grounds, scenarios: list[Scenario], tries: int, *, page: bool) -> bool:
+    """Whether all went well, each time of so many."""
+    rows: list[Row] = []
+    failed = 0
+    for scenario in scenarios:
+        for _ in range(tries):
+            outcome = judged(grounds, scenario)
+            if outcome is None:
+                failed += 1
+                break
+            rows.append(Row(scenario, outcome))
+    if page and not failed:
+        PAGE.write_text(page_of(PAGE.read_text(), rows))
+    return not failed
+
+
+def run_drawn(grounds: Grounds, seed: int, minutes: float) -> bool:
+    """Whether what a seed draws went well for so long; says what it came to."""
+    chance = random.Random(seed)
+    end = time.monotonic() + minutes * 60
+    outcomes: list[Outcome] = []
+    while time.monotonic() < end:
+        scenario = drawn(chance, f"seed {seed}, number {len(outcomes)}")
+        outcome = judged(grounds, scenario)
+        if outcome is None:
+            print(f"it was {scenario}")
+            return False
+        outcomes.append(outcome)
+    print(
+        f"{len(outcomes)} scenarios in {minutes:g} minutes: {sum(each.acknowledged for each in outcomes):,} commands "
+        f"acknowledged, lost 0, executed twice 0 ({sum(each.retries for each in outcomes):,} sent again); longest "
+        f"outage after healing {max(each.recovery_s for each in outcomes):.2f} s; largest growth of a node's memory "
+        f"{max(each.growth_bytes for each in outcomes) / 1e6:.1f} MB"
+    )
+    return True
+
+
+def main() -> int:
+    """Run what the arguments say; 0 if all was judged good."""
+    parser = argparse.ArgumentParser(prog="python -m tests.faults")
+    parser.add_argument("names", nargs="*")
+    parser.add_argument("--tries", type=int, default=1, help="run each so often, or until something is wrong")
+    parser.add_argument("--election-timeout-ms", type=int, default=ELECTION_TIMEOUT_MS)
+    parser.add_argument("--page", action="store_true")
+    parser.add_argument("--seed", type=int)
+    parser.add_argument("--minutes", type=float, default=30.0)
+    given = parser.parse_args()
+    stamina.instrumentation.set_on_retry_hooks([])  # Else a line for each attempt over a link that is cut.
+    with tempfile.TemporaryDirectory(prefix="faults-") as folder:
+        grounds = Grounds(Path(folder), given.election_timeout_ms)
+        try:
+            if given.seed is not None:
+                well = run_drawn(grounds, given.seed, given.minutes)
+            else:
+                those = [named(name) for name in given.names] or list(SCENARIOS)
+                well = run_those(grounds, those, given.tries, page=given.page)
+        finally:
+            grounds.close()
+    return 0 if well else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

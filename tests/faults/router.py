@@ -1,0 +1,81 @@
+"""Parts `/peer` from `/peer/stream`, which share a port: reads a connection's first line and relays it accordingly.
+
+toxiproxy sees ports alone. With a proxy for each of the two behind a router, the control plane can starve while the
+log flows, and the reverse. A router adds no fault of its own: it passes on bytes, ends of one direction and broken
+connections, and reads no faster than the other side takes.
+"""
+
+import asyncio
+from collections.abc import Mapping
+
+from tests.faults.toxiproxy import HOST
+
+FIRST_LINE_BYTES = 8_192
+CHUNK_BYTES = 65_536
+FIRST_LINE_TIMEOUT_S = 10.0
+GONE = (ConnectionError, TimeoutError, asyncio.IncompleteReadError, asyncio.LimitOverrunError)
+
+
+class Router:
+    """One listening port; `ports` says where each path leads, and "" where every other does."""
+
+    def __init__(self, ports: Mapping[str, int]) -> None:
+        self._ports = dict(ports)
+        self._server: asyncio.Server | None = None
+        self._connections: set[asyncio.Task[None]] = set()
+
+    async def start(self, port: int) -> None:
+        """Listen. Raises OSError where the port is taken."""
+        self._server = await asyncio.start_server(self._serve, HOST, port, limit=FIRST_LINE_BYTES)
+
+    async def close(self) -> None:
+        """Listen no more, and end every connection."""
+        if self._server is not None:
+            self._server.close()
+        for connection in self._connections:
+            connection.cancel()
+        await asyncio.gather(*self._connections, return_exceptions=True)
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        if task is not None:
+            self._connections.add(task)
+            task.add_done_callback(self._connections.discard)
+        try:
+            async with asyncio.timeout(FIRST_LINE_TIMEOUT_S):
+                line = await reader.readuntil(b"\r\n")
+            there = await asyncio.open_connection(HOST, self.port_for(line))
+        except GONE:
+            writer.transport.abort()
+            return
+        there[1].write(line)
+        try:
+            await asyncio.gather(_relay(reader, there[1], writer), _relay(there[0], writer, there[1]))
+        except asyncio.CancelledError:
+            return  # By `close` alone.
+        finally:
+            writer.close()
+            there[1].close()
+
+    def port_for(self, line: bytes) -> int:
+        """Where a request with this first line goes."""
+        _, _, target = line.decode("latin-1").partition(" ")
+        path = target.partition(" ")[0].partition("?")[0]
+        return self._ports.get(path, self._ports[""])
+
+
+async def _relay(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, other: asyncio.StreamWriter) -> None:
+    """One direction to its end; a connection that breaks on one side breaks on both."""
+    try:
+        while data := await reader.read(CHUNK_BYTES):
+            writer.write(data)
+            await writer.drain()
+        if writer.can_write_eof():
+            writer.write_eof()
+    except (OSError, RuntimeError):  # uvloop says RuntimeError of a transport that was closed meanwhile
+        writer.transport.abort()
+        other.transport.abort()
+    except asyncio.CancelledError:
+        writer.transport.abort()
+        other.transport.abort()
+        raise

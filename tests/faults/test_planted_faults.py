@@ -1,0 +1,61 @@
+"""Five faults, planted one at a time in a copy of the tree: each of two named scenarios judges its cluster wrong."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.faults.scenarios import named
+from tests.planted.mistake import Mistake, copy_of_the_tree, plant, read
+
+FOLDER = Path(__file__).parent / "planted"
+CACHE = Path(__file__).resolve().parents[2] / ".cache"
+TRIES = 3  # What a fault does may need luck: a read while two believe that they lead.
+ELECTION_TIMEOUT_MS = 3_000
+DEADLINE_S = 240.0
+
+# What is said of each: by the verdict, by a session's client, or by a node that halts. A cluster that merely does not
+# work is no finding.
+SAID = {
+    "acknowledged-before-a-majority": r"below commit_index|SEQUENCE_GAP|acknowledged and lost|NotLinearizable",
+    "commit-index-falls": r"Wrong .*commit_index went from",
+    "retry-executes-again": r"Wrong .*(each once, comes to|was answered)|NotLinearizable",
+    "read-without-asking-a-majority": r"NotLinearizable",
+    "unbounded-stream-buffer": r"Wrong .*the memory of",
+}
+
+
+def faults() -> list[Mistake]:
+    return [read(path) for path in sorted(FOLDER.glob("*.patch"))]
+
+
+def run_in(copy: Path, name: str) -> "subprocess.CompletedProcess[str]":
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(("PYTEST_", "QUIRE_"))}
+    kept |= {"PYTHONPATH": f"{copy / 'src'}{os.pathsep}{copy}", "PYTHONDONTWRITEBYTECODE": "1"}
+    # Whom its links left leads on for an election timeout: a long one, so that there is time to be found out.
+    flags = ["--tries", str(TRIES), "--election-timeout-ms", str(ELECTION_TIMEOUT_MS)]
+    command = [sys.executable, "-m", "tests.faults", *flags, name]
+    return subprocess.run(command, cwd=copy, env=kept, capture_output=True, text=True, check=False, timeout=DEADLINE_S)
+
+
+def test_every_planted_fault_has_its_words_and_two_scenarios() -> None:
+    assert {fault.name for fault in faults()} == set(SAID)
+    for fault in faults():
+        assert len({named(name).name for name in fault.finder.split("; ")}) == 2
+
+
+@pytest.mark.parametrize("fault", faults(), ids=lambda fault: fault.name)
+def test_two_scenarios_find_a_planted_fault(fault: Mistake) -> None:
+    names = fault.finder.split("; ")
+    with copy_of_the_tree() as copy:
+        plant(fault, copy)
+        (copy / ".cache").symlink_to(CACHE)  # toxiproxy's server
+        runs = {name: run_in(copy, name) for name in names}
+
+    for name, ran in runs.items():
+        assert ran.returncode == 1, f"{name}: {ran.stdout[-3000:]}\n{ran.stderr[-3000:]}"
+        _, _, told = f"\n{ran.stdout}".partition(f"\n{name}: ")
+        assert re.search(SAID[fault.name], told), f"{name}: {ran.stdout[-3000:]}"

@@ -1,0 +1,140 @@
+"""The router: each path to its own port, bytes unchanged, ends and breaks passed on."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
+
+import pytest
+
+from tests.faults.router import FIRST_LINE_BYTES, Router
+from tests.faults.toxiproxy import HOST, free_port
+
+DEADLINE_S = 10.0
+Ends = tuple[asyncio.StreamReader, asyncio.StreamWriter]
+
+
+class Named:
+    """Servers that answer with their name and what they were sent, and the router before them."""
+
+    def __init__(self) -> None:
+        self.port = 0
+        self._stack = AsyncExitStack()
+
+    async def start(self) -> None:
+        ports = {path: await self._server(name) for path, name in (("/peer", b"control"), ("", b"stream"))}
+        router, self.port = Router(ports), free_port()
+        await router.start(self.port)
+        self._stack.push_async_callback(router.close)
+
+    async def _server(self, name: bytes) -> int:
+        async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            writer.write(name + b": " + await reader.read())
+            await hang_up(writer)
+
+        server = await asyncio.start_server(answer, HOST, 0)
+        self._stack.callback(server.close)
+        return int(server.sockets[0].getsockname()[1])
+
+    async def dial(self) -> Ends:
+        return await asyncio.open_connection(HOST, self.port, limit=1 << 20)
+
+    async def close(self) -> None:
+        await self._stack.aclose()
+
+
+@pytest.fixture
+async def named() -> AsyncIterator[Named]:
+    servers = Named()
+    await servers.start()
+    yield servers
+    await servers.close()
+
+
+async def answer_to(named: Named, *parts: bytes) -> bytes:
+    reader, writer = await named.dial()
+    for part in parts:
+        writer.write(part)
+        await writer.drain()
+    writer.write_eof()
+    async with asyncio.timeout(DEADLINE_S):
+        answer = await reader.read()
+    await hang_up(writer)
+    return answer
+
+
+@pytest.mark.parametrize(
+    ("target", "name"),
+    [
+        (b"/peer", b"control"),
+        (b"/peer?a=b", b"control"),
+        (b"/peer/stream", b"stream"),
+        (b"/peers", b"stream"),
+        (b"/commands", b"stream"),
+    ],
+)
+async def test_a_path_leads_to_its_port_and_every_byte_arrives(named: Named, target: bytes, name: bytes) -> None:
+    sent = b"GET " + target + b" HTTP/1.1\r\n" + bytes(range(256)) * 1_000
+
+    assert await answer_to(named, sent) == name + b": " + sent
+
+
+async def test_a_first_line_in_pieces_is_read_to_its_end(named: Named) -> None:
+    assert (
+        await answer_to(named, b"GET /pe", b"er HTTP", b"/1.1\r", b"\nrest") == b"control: GET /peer HTTP/1.1\r\nrest"
+    )
+
+
+async def test_a_connection_without_a_first_line_is_ended(named: Named) -> None:
+    reader, writer = await named.dial()
+    writer.write(b"x" * (FIRST_LINE_BYTES * 2 + 1))
+
+    async with asyncio.timeout(DEADLINE_S):
+        assert await read_to_the_end(reader) == b""
+    await hang_up(writer)
+
+
+async def test_a_connection_that_breaks_behind_the_router_breaks_before_it() -> None:
+    async def reset(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n")
+        writer.transport.abort()
+
+    server = await asyncio.start_server(reset, HOST, 0)
+    router, port = Router({"": server.sockets[0].getsockname()[1]}), free_port()
+    await router.start(port)
+    reader, writer = await asyncio.open_connection(HOST, port)
+    writer.write(b"GET / HTTP/1.1\r\n")
+
+    async with asyncio.timeout(DEADLINE_S):
+        assert await read_to_the_end(reader) == b""
+
+    await hang_up(writer)
+    await router.close()
+    server.close()
+
+
+async def test_where_nobody_listens_behind_the_router_a_connection_is_ended() -> None:
+    router, port = Router({"": free_port()}), free_port()
+    await router.start(port)
+    reader, writer = await asyncio.open_connection(HOST, port)
+    writer.write(b"GET / HTTP/1.1\r\n")
+
+    async with asyncio.timeout(DEADLINE_S):
+        assert await read_to_the_end(reader) == b""
+
+    await hang_up(writer)
+    await router.close()
+
+
+async def hang_up(writer: asyncio.StreamWriter) -> None:
+    writer.close()
+    try:
+        await asyncio.wait_for(writer.wait_closed(), DEADLINE_S)
+    except ConnectionError:
+        return  # The other side was quicker.
+
+
+async def read_to_the_end(reader: asyncio.StreamReader) -> bytes:
+    try:
+        return await reader.read()
+    except ConnectionError:
+        return b""

@@ -1,0 +1,54 @@
+"""Each scenario once, on clusters of real processes whose every link goes through toxiproxy, and one verdict for all.
+
+Scenarios of one size share a cluster. One of them by hand: `python -m tests.faults "the leader is cut off"`.
+"""
+
+import random
+from collections.abc import Generator
+
+import pytest
+import stamina.instrumentation
+
+from tests.faults.drawing import drawn
+from tests.faults.page import PAGE, names_on
+from tests.faults.running import Grounds
+from tests.faults.scenario import Scenario
+from tests.faults.scenarios import SCENARIOS
+
+AT_LEAST = 40
+
+
+@pytest.fixture(scope="module")
+def grounds(tmp_path_factory: pytest.TempPathFactory) -> Generator[Grounds]:
+    hooks = stamina.instrumentation.get_on_retry_hooks()
+    stamina.instrumentation.set_on_retry_hooks([])  # Else a line for each attempt over a link that is cut.
+    made = Grounds(tmp_path_factory.mktemp("grounds"))
+    try:
+        yield made
+    finally:
+        made.close()
+        stamina.instrumentation.set_on_retry_hooks(hooks)
+
+
+@pytest.mark.parametrize("scenario", SCENARIOS, ids=lambda scenario: scenario.name)
+def test_nothing_acknowledged_is_lost_or_executed_twice_and_all_agree_after(
+    scenario: Scenario, grounds: Grounds
+) -> None:
+    outcome = grounds.run(scenario)
+
+    assert outcome.acknowledged > 0
+
+
+def test_there_are_enough_scenarios_and_each_has_a_name_of_its_own() -> None:
+    assert len(SCENARIOS) >= AT_LEAST
+    assert len({scenario.name for scenario in SCENARIOS}) == len(SCENARIOS)
+
+
+def test_the_page_has_the_scenarios_that_there_are() -> None:
+    assert names_on(PAGE.read_text()) == [scenario.name for scenario in SCENARIOS], "make soak-faults"
+
+
+def test_a_seed_draws_the_same_scenarios_again() -> None:
+    first, second, other = ([drawn(random.Random(seed), "drawn") for _ in range(1)] for seed in (7, 7, 8))
+
+    assert first == second != other

@@ -1,0 +1,176 @@
+"""The clients of one scenario: their load, and the record of what they were told, in a thread of their own.
+
+Writers add numbers no two of which are equal, each in a session of its own, one command under way. A reader is bound to
+each node and asks it for the sum, linearizably, again and again: if a node that no longer leads answers from the past,
+it is asked while it does. A bulk writer, where there is one, adds padded zeros, most of a megabyte a batch, several
+batches under way.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import count
+from typing import Any
+
+from quire.cluster.client import Client, ClientError, OutcomeUnknown, Unavailable, connect
+from tests.faults.wrong import Wrong
+from tests.linear.checker import NEVER, UNKNOWN, Operation
+from tests.processes.cluster import DEADLINE_S, Cluster
+
+WRITERS = 3
+PATIENCE_S = 30.0
+READ_PATIENCE_S = 1.0
+APART = 10**9  # Between the operands of two writers.
+PADDED = ["add", 0, "0" * 10_000]  # It changes nothing.
+BULK_COMMANDS = 90
+BULK_AT_ONCE = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """Commands that a client was told stand from `index` on, with their results."""
+
+    index: int
+    epoch: int
+    commands: list[Any]
+    results: list[Any]
+    ended: float
+
+
+class Traffic:
+    """Made by `running_traffic`."""
+
+    def __init__(self, addresses: Sequence[str], *, bulk: bool) -> None:
+        self._addresses = list(addresses)
+        self._bulk = bulk
+        self._ending = threading.Event()
+        self._failure: BaseException | None = None
+        self._thread = threading.Thread(target=self._run, name="traffic", daemon=True)
+        self.history: list[Operation] = []
+        self.written: list[Written] = []
+        self.bulk: list[Written] = []
+        self.answered: dict[int, float] = {}  # When each client was answered last.
+
+    @property
+    def clients(self) -> int:
+        """How many writers and readers there are."""
+        return WRITERS + len(self._addresses)
+
+    @property
+    def acknowledged(self) -> int:
+        """How many commands were."""
+        return sum(len(each.commands) for each in (*self.written, *self.bulk))
+
+    def start(self) -> None:
+        """Begin."""
+        self._thread.start()
+
+    def wait_until_all_were_answered(self, cluster: Cluster, since: float) -> None:
+        """Return when every writer and reader was answered what it asked since then. Raises what one died of."""
+
+        def all_were() -> bool:
+            if self._failure is not None:
+                raise self._failure
+            return sum(began >= since for began in list(self.answered.values())) == self.clients
+
+        cluster.wait_until("every client is answered again", all_were)
+
+    def first_acknowledged(self, since: float) -> float | None:
+        """When the first acknowledgement came since then; None if none has. Raises what a client died of."""
+        if self._failure is not None:
+            raise self._failure
+        return min((each.ended for each in (*self.written, *self.bulk) if each.ended >= since), default=None)
+
+    def end(self) -> None:
+        """Let every client end its operation. Raises what they died of."""
+        self.abandon()
+        if self._failure is not None:
+            raise self._failure
+        assert not self._thread.is_alive(), f"the clients did not end within {DEADLINE_S:g} s"
+
+    def abandon(self) -> None:
+        """Ask the clients to end; waits no longer than an operation may take."""
+        self._ending.set()
+        self._thread.join(DEADLINE_S)
+
+    def _run(self) -> None:
+        try:
+            asyncio.run(self._all())
+        except BaseExceptionGroup as error:
+            self._failure = error.exceptions[0]  # Raised again where the scenario asks.
+
+    async def _all(self) -> None:
+        async with asyncio.TaskGroup() as clients:
+            for writer in range(WRITERS):
+                clients.create_task(self._write(writer))
+            for place, address in enumerate(self._addresses):
+                clients.create_task(self._read(WRITERS + place, address))
+            if self._bulk:
+                clients.create_task(self._write_bulk())
+
+    async def _write(self, number: int) -> None:
+        first = number % len(self._addresses)
+        servers = self._addresses[first:] + self._addresses[:first]
+        async with connect(servers, timeout_s=PATIENCE_S) as client:
+            for operand in count(number * APART + 1):
+                if self._ending.is_set():
+                    return
+                await self._add(client, number, ["add", operand])
+
+    async def _add(self, client: Client, number: int, command: list[Any]) -> None:
+        began = time.monotonic()
+        try:
+            reply = await client.apply_batch([command])
+        except Unavailable:
+            return  # Provably not executed.
+        except OutcomeUnknown:
+            self.history.append(Operation(number, command, UNKNOWN, began, NEVER))
+            return
+        except ClientError as error:
+            raise Wrong(f"the session of client {number} was told, at {command}: {error}") from error
+        ended = time.monotonic()
+        self.history.append(Operation(number, command, reply.results[0], began, ended))
+        self.written.append(Written(reply.index, reply.epoch, [command], reply.results, ended))
+        self.answered[number] = began
+
+    async def _read(self, number: int, address: str) -> None:
+        async with connect([address], timeout_s=READ_PATIENCE_S) as client:
+            while not self._ending.is_set():
+                began = time.monotonic()
+                try:
+                    state = await client.state(server=address)
+                except ClientError:
+                    await asyncio.sleep(0)
+                    continue  # A read that was not answered says nothing.
+                self.history.append(Operation(number, None, state.state, began, time.monotonic()))
+                self.answered[number] = began
+
+    async def _write_bulk(self) -> None:
+        async with connect(self._addresses, timeout_s=PATIENCE_S) as client:
+            lanes = [self._write_padded(client) for _ in range(BULK_AT_ONCE)]
+            await asyncio.gather(*lanes)
+
+    async def _write_padded(self, client: Client) -> None:
+        commands = [PADDED] * BULK_COMMANDS
+        while not self._ending.is_set():
+            try:
+                reply = await client.apply_batch(commands)
+            except (Unavailable, OutcomeUnknown):
+                continue  # It changes nothing, whatever became of it.
+            self.bulk.append(Written(reply.index, reply.epoch, commands, [], time.monotonic()))
+
+
+@contextmanager
+def running_traffic(addresses: Sequence[str], *, bulk: bool) -> Generator[Traffic]:
+    """Clients on all these addresses, ended whatever happens inside."""
+    traffic = Traffic(addresses, bulk=bulk)
+    traffic.start()
+    try:
+        yield traffic
+    finally:
+        traffic.abandon()

@@ -1,0 +1,5 @@
+"""What the verdict on a scenario raises."""
+
+
+class Wrong(AssertionError):
+    """What must never be; the text says what, with its values."""
