@@ -114,18 +114,7 @@ def settings_of(seed: int) -> Settings:
         piece_bytes=random.choice((100, 1000, 1 << 20)),
         max_frame_bytes=frame,
     )
-    habits = Habits(
-        clients=random.choice((2, 3, 5)),
-        think_us=random.choice((15, 40, 100, 200)) * MILLISECOND,
-        sessionless_chance=random.choice((0.2, 0.2, 0.8)),
-        blob_chance=random.choice((0.1, 0.5)),
-        expecting_chance=random.choice((0.1, 0.5)),
-        lost_chance=random.choice((0.0, 0.02)),
-        restart_chance=random.choice((0.0, 0.02)),
-        named=random.random() < 0.7,
-        wander_chance=random.choice((0.0, 0.05, 0.3)),
-        patience_us=random.choice((150, 600)) * MILLISECOND,
-    )
+    habits = _habits(random)
     skew = random.choice((0.02, 0.4))
     sync_us = random.choice(((50, 500), (100, 5_000), (1_000, 40_000), (10_000, 150_000)))
     # Who sends again before a disk can have answered makes work faster than the disk does it, for ever.
@@ -152,6 +141,21 @@ def settings_of(seed: int) -> Settings:
         max_sessions=state.choice((2, 3, MAX_SESSIONS)),
         retention_bytes=retention_bytes,
         retention_follower_bytes=state.choice((0, 0, segment)),
+    )
+
+
+def _habits(random: Random) -> Habits:
+    return Habits(
+        clients=random.choice((2, 3, 5)),
+        think_us=random.choice((15, 40, 100, 200)) * MILLISECOND,
+        sessionless_chance=random.choice((0.2, 0.2, 0.8)),
+        blob_chance=random.choice((0.1, 0.5)),
+        expecting_chance=random.choice((0.1, 0.5)),
+        lost_chance=random.choice((0.0, 0.02)),
+        restart_chance=random.choice((0.0, 0.02)),
+        named=random.random() < 0.7,
+        wander_chance=random.choice((0.0, 0.05, 0.3)),
+        patience_us=random.choice((150, 600)) * MILLISECOND,
     )
 
 
