@@ -82,6 +82,7 @@ class SnapshotStore:
         """
         store = cls(directory, owner)
         directory.sync()
+        store._folder.sync()  # After a kill a name may stand in memory only; what counts must not go with the power.
         names = store._folder.list()
         for name in sorted(name for name in names if name.isdigit()):
             try:

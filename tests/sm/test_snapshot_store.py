@@ -1,5 +1,7 @@
 """Snapshots on a disk that loses power: whole or not there, two kept, a damaged one set aside."""
 
+import contextlib
+import itertools
 import random
 from collections.abc import Callable
 from functools import partial
@@ -152,6 +154,37 @@ def stop_again(disk: Disk, chance: random.Random, possible: list[int]) -> None:
     assert len(indices(store)) >= 2
     assert set(indices(store)) <= set(possible)
     assert not store.damaged
+
+
+class Killed(Exception):
+    """The process ends; the machine goes on, with all that its memory has of the disk."""
+
+
+def test_what_counts_after_a_kill_counts_after_a_loss_of_power_too() -> None:
+    for stop in itertools.count(1):
+        disk = Disk()
+        machine, _ = three_snapshots(disk)
+        store = opened(disk)
+        machine.add()
+        ends = disk.operations + stop
+
+        def killing(_operation: str, _name: str, disk: Disk = disk, ends: int = ends) -> bool:
+            if disk.operations >= ends:
+                raise Killed
+            return False
+
+        disk.failing = killing
+        with contextlib.suppress(Killed):
+            machine.snapshot(store)
+        disk.failing = None
+        counted = indices(opened(disk))
+
+        disk.lose_power(Keep.NOTHING)
+
+        assert indices(opened(disk)) == counted, f"killed at operation {stop}"
+        if disk.operations < ends:
+            break
+    assert stop > 10
 
 
 def test_every_rotten_byte_sets_the_newest_aside_and_the_older_one_is_used() -> None:
