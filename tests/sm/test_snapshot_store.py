@@ -183,8 +183,8 @@ def test_what_counts_after_a_kill_counts_after_a_loss_of_power_too() -> None:
 
         assert indices(opened(disk)) == counted, f"killed at operation {stop}"
         if disk.operations < ends:
+            assert stop > 10
             break
-    assert stop > 10
 
 
 def test_every_rotten_byte_sets_the_newest_aside_and_the_older_one_is_used() -> None:
