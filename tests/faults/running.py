@@ -32,7 +32,7 @@ from tests.faults.scenario import (
     Stop,
     Transfer,
 )
-from tests.faults.traffic import Traffic, running_traffic
+from tests.faults.traffic import Traffic
 from tests.faults.wrong import Late, Wrong
 from tests.processes.cluster import DEADLINE_S, Cluster, Node, Unreachable
 
@@ -113,7 +113,7 @@ class Ground:
         epoch = leader.status()["epoch"]
         watch = Watch(cluster)
         addresses = [self.mesh.client_address(node.node_id) for node in places]
-        with watch.watching(), running_traffic(addresses, bulk=scenario.bulk) as traffic:
+        with watch.watching(), Traffic(addresses, bulk=scenario.bulk) as traffic:
             traffic.wait_until_all_were_answered(cluster, began)
             recovery_s = self._disturb(scenario, places, traffic)
             traffic.end()

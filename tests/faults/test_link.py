@@ -78,7 +78,7 @@ async def test_a_link_cut_and_healed_in_the_middle_of_a_load_loses_nothing_and_t
         for link in under_test.links(which):
             await link.heal()
         load.wait_for_more(cluster, PART)
-        load.finish()
+        load.end()
 
     check_cluster(cluster, load)
     assert load.unknown == load.not_written == [], "n1 and n3 are a majority all the time"
@@ -123,7 +123,7 @@ async def test_a_flapping_link_loses_nothing_and_the_follower_catches_up(
             load.wait_for_more(cluster, PART // 10)
             await link.heal()
             wait_for_n2_beyond(cluster, position_of_n2(cluster))
-        load.finish()
+        load.end()
 
     check_cluster(cluster, load)
     assert load.unknown == load.not_written == []

@@ -9,10 +9,8 @@ batches under way.
 from __future__ import annotations
 
 import asyncio
-import threading
 import time
-from collections.abc import Generator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import count
 from typing import Any
@@ -20,7 +18,8 @@ from typing import Any
 from quire.cluster.client import Client, ClientError, OutcomeUnknown, Unavailable, connect
 from tests.faults.wrong import Wrong
 from tests.linear.checker import NEVER, UNKNOWN, Operation
-from tests.processes.cluster import DEADLINE_S, Cluster
+from tests.processes.cluster import Cluster
+from tests.processes.crowd import Crowd
 
 WRITERS = 3
 PATIENCE_S = 30.0
@@ -42,15 +41,13 @@ class Written:
     ended: float
 
 
-class Traffic:
-    """Made by `running_traffic`."""
+class Traffic(Crowd):
+    """Clients on all these addresses."""
 
     def __init__(self, addresses: Sequence[str], *, bulk: bool) -> None:
+        super().__init__()
         self._addresses = list(addresses)
         self._bulk = bulk
-        self._ending = threading.Event()
-        self._failure: BaseException | None = None
-        self._thread = threading.Thread(target=self._run, name="traffic", daemon=True)
         self.history: list[Operation] = []
         self.written: list[Written] = []
         self.bulk: list[Written] = []
@@ -66,43 +63,19 @@ class Traffic:
         """How many commands were."""
         return sum(len(each.commands) for each in (*self.written, *self.bulk))
 
-    def start(self) -> None:
-        """Begin."""
-        self._thread.start()
-
     def wait_until_all_were_answered(self, cluster: Cluster, since: float) -> None:
         """Return when every writer and reader was answered what it asked since then. Raises what one died of."""
 
         def all_were() -> bool:
-            if self._failure is not None:
-                raise self._failure
+            self.raise_failure()
             return sum(began >= since for began in list(self.answered.values())) == self.clients
 
         cluster.wait_until("every client is answered again", all_were)
 
     def first_acknowledged(self, since: float) -> float | None:
         """When the first acknowledgement came since then; None if none has. Raises what a client died of."""
-        if self._failure is not None:
-            raise self._failure
+        self.raise_failure()
         return min((each.ended for each in (*self.written, *self.bulk) if each.ended >= since), default=None)
-
-    def end(self) -> None:
-        """Let every client end its operation. Raises what they died of."""
-        self.abandon()
-        if self._failure is not None:
-            raise self._failure
-        assert not self._thread.is_alive(), f"the clients did not end within {DEADLINE_S:g} s"
-
-    def abandon(self) -> None:
-        """Ask the clients to end; waits no longer than an operation may take."""
-        self._ending.set()
-        self._thread.join(DEADLINE_S)
-
-    def _run(self) -> None:
-        try:
-            asyncio.run(self._all())
-        except BaseExceptionGroup as error:
-            self._failure = error.exceptions[0]  # Raised again where the scenario asks.
 
     async def _all(self) -> None:
         async with asyncio.TaskGroup() as clients:
@@ -118,7 +91,7 @@ class Traffic:
         servers = self._addresses[first:] + self._addresses[:first]
         async with connect(servers, timeout_s=PATIENCE_S) as client:
             for operand in count(number * APART + 1):
-                if self._ending.is_set():
+                if self.is_ending:
                     return
                 await self._add(client, number, ["add", operand])
 
@@ -140,7 +113,7 @@ class Traffic:
 
     async def _read(self, number: int, address: str) -> None:
         async with connect([address], timeout_s=READ_PATIENCE_S) as client:
-            while not self._ending.is_set():
+            while not self.is_ending:
                 began = time.monotonic()
                 try:
                     state = await client.state(server=address)
@@ -157,20 +130,9 @@ class Traffic:
 
     async def _write_padded(self, client: Client) -> None:
         commands = [PADDED] * BULK_COMMANDS
-        while not self._ending.is_set():
+        while not self.is_ending:
             try:
                 reply = await client.apply_batch(commands)
             except (Unavailable, OutcomeUnknown):
                 continue  # It changes nothing, whatever became of it.
             self.bulk.append(Written(reply.index, reply.epoch, commands, [], time.monotonic()))
-
-
-@contextmanager
-def running_traffic(addresses: Sequence[str], *, bulk: bool) -> Generator[Traffic]:
-    """Clients on all these addresses, ended whatever happens inside."""
-    traffic = Traffic(addresses, bulk=bulk)
-    traffic.start()
-    try:
-        yield traffic
-    finally:
-        traffic.abandon()

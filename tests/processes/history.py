@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import os
-import threading
 import time
-from collections.abc import Generator
-from contextlib import contextmanager
 from itertools import count
 from typing import Any
 
 from quire.cluster.client import Client, OutcomeUnknown, Unavailable, connect
 from tests.linear.checker import NEVER, UNKNOWN, Operation, check_linearizable, step_sum
-from tests.processes.cluster import DEADLINE_S, Cluster
+from tests.processes.cluster import Cluster
+from tests.processes.crowd import Crowd
 
 CLIENTS = 4
 PATIENCE_S = 30.0
@@ -22,27 +20,20 @@ READS = 3  # Every third operation is a read.
 INITIAL = 42
 
 
-class Recording:
+class Recording(Crowd):
     """Clients with sessions, each with one operation under way; made by `recording`."""
 
     def __init__(self, servers: list[str], clients: int) -> None:
+        super().__init__()
         self._servers = servers
         self._clients = clients
-        self._ending = threading.Event()
-        self._failure: BaseException | None = None
-        self._thread = threading.Thread(target=self._run, name="recording", daemon=True)
         self.history: list[Operation] = []
         self.not_executed = 0
-
-    def start(self) -> None:
-        """Begin."""
-        self._thread.start()
 
     @property
     def count(self) -> int:
         """How many operations were answered. Raises what a client died of."""
-        if self._failure is not None:
-            raise self._failure
+        self.raise_failure()
         return len(self.history)
 
     @property
@@ -60,19 +51,6 @@ class Recording:
 
         cluster.wait_until(f"every client goes on, to {goal} operations", went_on)
 
-    def end(self) -> None:
-        """Let every client end its operation. Raises what they died of."""
-        self._ending.set()
-        self._thread.join(DEADLINE_S)
-        assert not self._thread.is_alive(), f"the clients did not end within {DEADLINE_S:g} s"
-        if self._failure is not None:
-            raise self._failure
-
-    def abandon(self) -> None:
-        """Ask the clients to end; waits no longer than an operation may take."""
-        self._ending.set()
-        self._thread.join(DEADLINE_S)
-
     def check(self, cluster: Cluster) -> None:
         """End; what every node answers then, and all that was answered before, is linearizable."""
         self.end()
@@ -84,12 +62,6 @@ class Recording:
         assert all(not status["alarms"] for status in statuses.values()), statuses
         check_linearizable(self.history, INITIAL, step_sum)
 
-    def _run(self) -> None:
-        try:
-            asyncio.run(self._all())
-        except BaseException as error:  # noqa: BLE001  # Raised again where the test asks.
-            self._failure = error
-
     async def _all(self) -> None:
         await asyncio.gather(*map(self._one, range(self._clients)))
 
@@ -98,7 +70,7 @@ class Recording:
         servers = self._servers[first:] + self._servers[:first]
         async with connect(servers, timeout_s=PATIENCE_S) as connection:
             for number in count(client * APART):
-                if self._ending.is_set():
+                if self.is_ending:
                     return
                 await self._ask(connection, client, None if number % READS == 0 else ["add", number])
 
@@ -114,15 +86,9 @@ class Recording:
             self.history.append(Operation(client, asked, answer, began, time.monotonic()))
 
 
-@contextmanager
-def recording(cluster: Cluster, clients: int = CLIENTS) -> Generator[Recording]:
-    """Clients on every node of the cluster, ended whatever happens inside."""
-    clients_of = Recording([node.address for node in cluster], clients)
-    clients_of.start()
-    try:
-        yield clients_of
-    finally:
-        clients_of.abandon()
+def recording(cluster: Cluster, clients: int = CLIENTS) -> Recording:
+    """Clients on every node of the cluster."""
+    return Recording([node.address for node in cluster], clients)
 
 
 def rounds(default: int) -> int:

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-import threading
-from collections.abc import Callable, Generator, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import count, islice
 from typing import Any
@@ -14,7 +12,8 @@ from typing import Any
 from quire.cluster.client import OutcomeUnknown, Unavailable
 from quire.cluster.client.transport import MSGPACK, Transport, document_of
 from quire.log import pack
-from tests.processes.cluster import DEADLINE_S, Cluster
+from tests.processes.cluster import Cluster
+from tests.processes.crowd import Crowd
 from tests.sm.commands import example
 
 # The size of everything here: how many commands a load has. By hand: PROCESS_COMMANDS=1000000 pytest tests/processes
@@ -52,7 +51,7 @@ def unique_commands(client: int) -> Iterator[Command]:
         yield ["add", client * 10**12 + number]
 
 
-class Load:
+class Load(Crowd):
     """Clients that write batch after batch, each when the one before was answered. Made by `running_load`.
 
     Without sessions, so that each batch stands in the log once at most: one whose outcome is unknown is never sent
@@ -60,12 +59,10 @@ class Load:
     """
 
     def __init__(self, servers: str, clients: int, commands_of: Callable[[int], Iterator[Command]], batch: int) -> None:
+        super().__init__()
         self._servers = servers
         self._commands = [commands_of(client) for client in range(clients)]
         self._batch = batch
-        self._ending = threading.Event()
-        self._failure: BaseException | None = None
-        self._thread = threading.Thread(target=self._run, name="load", daemon=True)
         self.acknowledged: list[Acknowledged] = []
         self.unknown: list[list[Command]] = []
         self.not_written: list[list[Command]] = []
@@ -73,39 +70,15 @@ class Load:
     @property
     def count(self) -> int:
         """How many commands are acknowledged. Raises what the clients died of."""
-        if self._failure is not None:
-            raise self._failure
+        self.raise_failure()
         return sum(len(batch.commands) for batch in self.acknowledged)
-
-    def start(self) -> None:
-        """Begin."""
-        self._thread.start()
-
-    def finish(self) -> None:
-        """Let every client end its last batch. Raises what they died of."""
-        self._ending.set()
-        self._thread.join(DEADLINE_S)
-        assert not self._thread.is_alive(), f"the load did not end within {DEADLINE_S:g} s"
-        if self._failure is not None:
-            raise self._failure
-
-    def abandon(self) -> None:
-        """Ask the clients to end; waits no longer than a batch may take."""
-        self._ending.set()
-        self._thread.join(DEADLINE_S)
 
     def wait_for_more(self, cluster: Cluster, commands: int) -> None:
         """Return when so many more commands are acknowledged than now."""
         goal = self.count + commands
         cluster.wait_until(f"{goal} commands are acknowledged", lambda: self.count >= goal)
 
-    def _run(self) -> None:
-        try:
-            asyncio.run(self._clients())
-        except BaseException as error:  # noqa: BLE001  # Raised again where the test asks.
-            self._failure = error
-
-    async def _clients(self) -> None:
+    async def _all(self) -> None:
         transport = Transport(self._servers.split(","), PATIENCE_S)
         try:
             await asyncio.gather(*(self._write(transport, client) for client in range(len(self._commands))))
@@ -113,7 +86,7 @@ class Load:
             await transport.close()
 
     async def _write(self, transport: Transport, client: int) -> None:
-        while not self._ending.is_set():
+        while not self.is_ending:
             commands = list(islice(self._commands[client], self._batch))
             body, headers = pack({"commands": commands}), {"Accept": MSGPACK, "Content-Type": MSGPACK}
             try:
@@ -128,18 +101,12 @@ class Load:
                 )
 
 
-@contextmanager
 def running_load(
     cluster: Cluster,
     *,
     clients: int = 1,
     commands_of: Callable[[int], Iterator[Command]] = classroom_commands,
     batch: int = BATCH,
-) -> Generator[Load]:
-    """A load on every node of the cluster, ended whatever happens inside."""
-    load = Load(cluster.servers, clients, commands_of, batch)
-    load.start()
-    try:
-        yield load
-    finally:
-        load.abandon()
+) -> Load:
+    """A load on every node of the cluster."""
+    return Load(cluster.servers, clients, commands_of, batch)

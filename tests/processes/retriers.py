@@ -12,10 +12,8 @@ import asyncio
 import json
 import random
 import sys
-import threading
 import time
-from collections.abc import Generator, Iterable
-from contextlib import contextmanager
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -25,6 +23,7 @@ import aiohttp
 
 from quire.log import Frame, Kind, Run, decode_runs, walk_frames
 from tests.processes.cluster import DEADLINE_S, Cluster, ending_clusters
+from tests.processes.crowd import Crowd
 
 CLIENTS, FAILOVERS = 20, 3
 MANY_CLIENTS, MANY_FAILOVERS = 200, 10
@@ -46,51 +45,27 @@ class Tried:
     unknown: int = 0
 
 
-class Retriers:
-    """So many of them in a thread; made by `retrying`."""
+class Retriers(Crowd):
+    """So many of them, on all these servers."""
+
+    longest_s = GIVEN_UP_S + DEADLINE_S
 
     def __init__(self, servers: list[str], clients: int) -> None:
+        super().__init__()
         self._servers = servers
         self._clients = clients
-        self._ending = threading.Event()
-        self._failure: BaseException | None = None
-        self._thread = threading.Thread(target=self._run, name="retriers", daemon=True)
         self.tried = Tried({})
-
-    def start(self) -> None:
-        """Begin."""
-        self._thread.start()
 
     def wait_for_more(self, cluster: Cluster, commands: int) -> None:
         """Return when so many more were answered, and a command of every client among all."""
         goal = len(self.tried.answers) + commands
 
         def went_on() -> bool:
-            if self._failure is not None:
-                raise self._failure
+            self.raise_failure()
             answers = self.tried.answers
             return len(answers) >= goal and len({session for session, _ in list(answers)}) >= self._clients
 
         cluster.wait_until(f"{goal} commands are answered", went_on, ANSWERED_S)
-
-    def end(self) -> Tried:
-        """Let every client end its command; what became of all. Raises what they died of."""
-        self.abandon()
-        assert not self._thread.is_alive(), "the clients did not end"
-        if self._failure is not None:
-            raise self._failure
-        return self.tried
-
-    def abandon(self) -> None:
-        """Ask the clients to end, and wait for them."""
-        self._ending.set()
-        self._thread.join(GIVEN_UP_S + DEADLINE_S)
-
-    def _run(self) -> None:
-        try:
-            asyncio.run(self._all())
-        except BaseException as error:  # noqa: BLE001  # Raised again where the test asks.
-            self._failure = error
 
     async def _all(self) -> None:
         timeout = aiohttp.ClientTimeout(total=PATIENCE_S)
@@ -99,7 +74,7 @@ class Retriers:
             await asyncio.gather(*(self._one(http, random.Random(number)) for number in range(self._clients)))
 
     async def _one(self, http: aiohttp.ClientSession, chance: random.Random) -> None:
-        while not self._ending.is_set():
+        while not self.is_ending:
             opened = await self._until_answered(http, chance, "/sessions", {}, {})
             if opened is not None:
                 await self._count(http, chance, opened["session"])
@@ -107,7 +82,7 @@ class Retriers:
     async def _count(self, http: aiohttp.ClientSession, chance: random.Random, session: int) -> None:
         """Count up under a session, until the end or until an outcome is unknown."""
         sequence, tried = 0, self.tried
-        while not self._ending.is_set():
+        while not self.is_ending:
             sequence += 1
             answered = await self._send(http, chance, session, sequence, 1)
             if answered is None:
@@ -147,17 +122,6 @@ class Retriers:
             except (aiohttp.ClientError, TimeoutError, OSError):
                 await asyncio.sleep(0)
         return None
-
-
-@contextmanager
-def retrying(cluster: Cluster, clients: int) -> Generator[Retriers]:
-    """Retriers on every node of the cluster, ended whatever happens inside."""
-    retriers = Retriers([node.address for node in cluster], clients)
-    retriers.start()
-    try:
-        yield retriers
-    finally:
-        retriers.abandon()
 
 
 def sequences_in(frames: Iterable[Frame]) -> list[tuple[int, int]]:
@@ -200,7 +164,7 @@ def check(cluster: Cluster, tried: Tried) -> dict[str, int]:
 
 def run(cluster: Cluster, clients: int, failovers: int, commands: int) -> dict[str, int]:
     """Count up through so many failovers, with so many answered commands around each; check; the figures."""
-    with retrying(cluster, clients) as retriers:
+    with Retriers([node.address for node in cluster], clients) as retriers:
         for _ in range(failovers):
             retriers.wait_for_more(cluster, commands)
             killed = cluster.elected()
@@ -208,7 +172,8 @@ def run(cluster: Cluster, clients: int, failovers: int, commands: int) -> dict[s
             retriers.wait_for_more(cluster, commands)
             cluster.start_again(killed)
         retriers.wait_for_more(cluster, commands)
-        return check(cluster, retriers.end())
+        retriers.end()
+        return check(cluster, retriers.tried)
 
 
 def main() -> int:

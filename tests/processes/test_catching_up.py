@@ -17,7 +17,7 @@ def test_a_follower_killed_in_the_middle_of_a_load_receives_what_it_lacks_and_no
         load.wait_for_more(cluster, PART)
         cluster.start("n3")
         load.wait_for_more(cluster, PART)
-        load.finish()
+        load.end()
 
     check_cluster(cluster, load)
     assert load.unknown == load.not_written == []
@@ -33,7 +33,7 @@ def test_a_follower_killed_again_and_again_under_load_ends_equal(clusters: Clust
             cluster[node_id].kill()
             load.wait_for_more(cluster, PART // 10)
             cluster.start(node_id)
-        load.finish()
+        load.end()
 
     check_cluster(cluster, load)
     assert load.unknown == load.not_written == []
@@ -46,7 +46,7 @@ def test_a_node_first_started_after_the_load_that_is_no_initial_member_joins_as_
     cluster.start("n1", "n2")
     with running_load(cluster) as load:
         load.wait_for_more(cluster, PART)
-        load.finish()
+        load.end()
 
     cluster.start("n3")
 
@@ -81,7 +81,7 @@ def test_a_voter_that_was_present_only_at_the_formation_catches_up_and_counts(cl
     cluster["n3"].kill()
     with running_load(cluster) as load:
         load.wait_for_more(cluster, PART)
-        load.finish()
+        load.end()
 
     cluster.start("n3")
 

@@ -17,7 +17,7 @@ def test_every_acknowledged_command_survives_a_kill_of_all_nodes_in_order(cluste
             cluster.kill_all()
             cluster.start()
         load.wait_for_more(cluster, COMMANDS // 20)
-        load.finish()
+        load.end()
 
     check_cluster(cluster, load)
     epochs = [epoch for epoch, _ in system_records(cluster.leader.raw_frames(), "epoch_start")]
@@ -31,7 +31,7 @@ def test_what_was_acknowledged_is_there_when_only_a_majority_comes_back(clusters
         load.wait_for_more(cluster, COMMANDS // 20)
         cluster.kill_all()
         cluster.start("n1", "n3")
-        load.finish()
+        load.end()
 
     cluster.wait_for_equal("n1", "n3")
     held = check_logs({node_id: cluster[node_id].raw_frames() for node_id in ("n1", "n3")}, load)

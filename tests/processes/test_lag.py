@@ -43,7 +43,7 @@ def test_the_lag_of_a_paused_follower_is_the_glossary_s_formula_number_for_numbe
         load.wait_for_more(cluster, COMMANDS // 20)
         cluster["n3"].pause()
         load.wait_for_more(cluster, COMMANDS // 20)
-        load.finish()
+        load.end()
 
     def at_rest() -> bool:
         status = cluster.leader.status()

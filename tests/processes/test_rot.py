@@ -58,7 +58,7 @@ def stopped(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stopped]:
         node = cluster["n3"]
         with running_load(cluster, batch=BATCH) as load:
             cluster.wait_until("some segments are sealed", lambda: len(stores(node.data_dir)) > SEGMENTS)
-            load.finish()
+            load.end()
         check_cluster(cluster, load)
         durable_index = node.status()["durable_index"]
         cluster.wait_until("the mark names all", lambda: read_mark(node.data_dir).durable_index == durable_index)

@@ -47,7 +47,7 @@ def test_a_stop_in_the_middle_of_a_load_loses_nothing_acknowledged(clusters: Clu
             assert cluster[node_id].stop() == 0
             cluster.start(node_id)
         load.wait_for_more(cluster, COMMANDS // 50)
-        load.finish()
+        load.end()
 
     check_cluster(cluster, load)
 
@@ -56,7 +56,7 @@ def test_a_restarted_node_serves_at_once_the_state_that_it_had(clusters: Cluster
     cluster = clusters.formed()
     with running_load(cluster) as load:
         load.wait_for_more(cluster, COMMANDS // 4)
-        load.finish()
+        load.end()
     cluster.wait_for_equal()
     node = cluster["n2"]
     before = node.local_state()
