@@ -6,7 +6,8 @@ from typing import Any
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
-from .config import ENVIRONMENT_PREFIX, ServeConfig, Settings, flag_of, unit_of
+from .config import ServeConfig
+from .settings import ENVIRONMENT_PREFIX, Settings, flag_of, unit_of
 
 HEAD = """# Configuration of `quire serve`
 

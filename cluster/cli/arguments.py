@@ -8,7 +8,8 @@ from typing import Any
 
 from pydantic_core import PydanticUndefined
 
-from ..config import ServeConfig, Settings, flag_of, unit_of
+from ..config import ServeConfig
+from ..settings import Settings, flag_of, unit_of
 
 EXAMPLE = """example, one of three nodes:
   quire serve --node n1 --listen 127.0.0.1:7001 --data-dir ./n1 \\

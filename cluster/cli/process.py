@@ -22,7 +22,7 @@ from quire.log import LogError
 
 from ..api.app import BACKLOG, serve_app
 from ..api.door import CONNECTIONS_LIMIT, PEER_RESERVE, Door
-from ..config import ConfigInvalid, host_and_port
+from ..settings import ConfigInvalid, host_and_port
 
 EXIT_FAILED = 1
 EXIT_USAGE = 2

@@ -11,9 +11,10 @@ from quire.sm import MachineError
 
 from ..api.app import make_app
 from ..api.door import PEER_RESERVE, Door
-from ..config import ConfigInvalid, ServeConfig, load_config
+from ..config import ServeConfig, load_config
 from ..errors import ClusterError
 from ..node import Node
+from ..settings import ConfigInvalid
 from .arguments import STANDALONE, parse_serve
 from .journal import configure_logging
 from .process import CannotStart, refuse_settings, run

@@ -9,8 +9,8 @@ from aiohttp import web
 from quire.log import LogError
 
 from ..api.door import Door
-from ..config import ConfigInvalid, load_settings
 from ..identity import DataDirRefused
+from ..settings import ConfigInvalid, load_settings
 from ..standalone.app import make_app
 from ..standalone.config import StandaloneConfig
 from ..standalone.service import MODE, LogService

@@ -7,7 +7,8 @@ from pydantic import Field, model_validator
 
 from quire.log import FLUSH_ALWAYS, FLUSH_NEVER, HEADER_BYTES, FlushPolicy, LogOptions
 
-from ..config import FRAME_OVERHEAD_BYTES, MIB, Address, Settings
+from ..config import FRAME_OVERHEAD_BYTES, MIB
+from ..settings import Address, LogFormat, LogLevel, Settings
 
 MAX_RECORD_BYTES = 64 * MIB
 MAX_REQUEST_BYTES = MIB
@@ -70,12 +71,8 @@ class StandaloneConfig(Settings):
         description="How long a request waits for the next bytes of its body (then nothing was written), or for its "
         "flush (then the answer names the index, and the outcome is unknown).",
     )
-    log_level: Literal["debug", "info", "warning", "error"] = Field(
-        default="info", description="The least important messages that are still logged."
-    )
-    log_format: Literal["console", "json"] = Field(
-        default="console", description="Messages on stderr as lines for people, or as one JSON object each."
-    )
+    log_level: LogLevel = "info"
+    log_format: LogFormat = "console"
 
     @model_validator(mode="after")
     def _fits_together(self) -> Self:

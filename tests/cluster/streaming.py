@@ -14,7 +14,7 @@ from typing import Any
 from aiohttp import WSMsgType, web
 
 from quire.cluster.api.problems import TYPE_PREFIX
-from quire.cluster.config import host_and_port
+from quire.cluster.settings import host_and_port
 from quire.log import pack, unpack
 
 DEADLINE_S = 20

@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from quire.cluster.config import MIB, ConfigInvalid, ServeConfig, host_and_port, load_config, unit_of
+from quire.cluster.config import MIB, ServeConfig, load_config
+from quire.cluster.settings import ConfigInvalid, host_and_port, unit_of
 
 MEMBERS = "n1=127.0.0.1:7001,n2=127.0.0.1:7002,n3=127.0.0.1:7003"
 FLAGS: dict[str, Any] = {

@@ -9,7 +9,7 @@ import orjson
 import pytest
 
 from quire.cluster.client import OutcomeUnknown, Unavailable, connect
-from quire.cluster.config import host_and_port
+from quire.cluster.settings import host_and_port
 from tests.cluster.running import RunningCluster, free_addresses, running_cluster
 
 JSON = "application/json"

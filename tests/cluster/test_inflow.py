@@ -8,7 +8,7 @@ import pytest_asyncio
 
 from quire.cluster.api.inflow import Inflow
 from quire.cluster.api.keys import INFLOW
-from quire.cluster.config import host_and_port
+from quire.cluster.settings import host_and_port
 from tests.cluster.conditions import held
 from tests.cluster.running import RunningCluster, running_cluster
 

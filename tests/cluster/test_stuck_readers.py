@@ -10,7 +10,7 @@ import pytest_asyncio
 
 from quire.cluster.api.keys import OUTFLOW
 from quire.cluster.api.outflow import Outflow
-from quire.cluster.config import host_and_port
+from quire.cluster.settings import host_and_port
 from quire.log import pack
 from tests.cluster.running import RunningCluster, running_cluster
 
