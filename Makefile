@@ -2,7 +2,7 @@
 # toxiproxy server in .cache and a Java for Spark. Python 3.11 or newer, make and git are all that must be there before.
 
 .DEFAULT_GOAL := help
-.PHONY: help demo compose-demo test soak soak-log soak-planted soak-retriers soak-pipeline soak-faults soak-histories lint lint-ruff lint-format lint-mypy lint-pyright clean distclean run-environment dev-environment toxiproxy java
+.PHONY: help demo compose-demo test soak soak-log soak-planted soak-retriers soak-lasting soak-pipeline soak-faults soak-histories lint lint-ruff lint-format lint-mypy lint-pyright clean distclean run-environment dev-environment toxiproxy java
 
 BIN := .venv/bin
 
@@ -20,7 +20,7 @@ compose-demo: ## three containers under load; one is killed, one cut off, all an
 test: dev-environment toxiproxy java ## all tests (ARGS=...: what to pass to pytest)
 	$(BIN)/python -m pytest $(ARGS)
 
-soak: soak-log soak-planted soak-retriers soak-pipeline soak-faults soak-histories ## the long forms of the tests; the last runs until a rule breaks (FROM=seed, JOBS=processes)
+soak: soak-log soak-planted soak-retriers soak-lasting soak-pipeline soak-faults soak-histories ## the long forms of the tests; the last runs until a rule breaks (FROM=seed, JOBS=processes)
 
 soak-log: dev-environment
 	$(BIN)/python -m tests.log $(ARGS)
@@ -30,6 +30,9 @@ soak-planted: dev-environment
 
 soak-retriers: dev-environment
 	$(BIN)/python -m tests.processes.retriers
+
+soak-lasting: dev-environment
+	$(BIN)/python -m tests.processes.lasting
 
 soak-pipeline: dev-environment java
 	PIPELINE_RECORDS=10000000 PIPELINE_KILLS=20 $(BIN)/python -m pytest tests/pipeline $(ARGS)
