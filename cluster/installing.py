@@ -10,7 +10,7 @@ restart go on with it.
 
 import asyncio
 import contextvars
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import structlog
@@ -38,6 +38,26 @@ journal = structlog.get_logger(__name__)
 
 AGAIN_AFTER_S = 1.0
 """Between a fetch that came to nothing and the next opening: what it failed for may last."""
+
+
+async def put_all(
+    part: SnapshotPart, chunks: AsyncIterator[tuple[int, bytes]], was_put: Callable[[], None] = lambda: None
+) -> None:
+    """Put what comes, each chunk in a thread while the next one comes; `was_put` is called after each.
+
+    No thread is left behind, however it ends. Raises what `chunks` and `SnapshotPart.put` do.
+    """
+    putting: asyncio.Task[None] | None = None
+    try:
+        async for number, data in chunks:
+            if putting is not None:
+                await putting
+                was_put()
+            putting = asyncio.create_task(asyncio.to_thread(part.put, number, data), name=f"put chunk {number}")
+    finally:
+        if putting is not None:
+            await putting
+            was_put()
 
 
 class StoreSource:
@@ -123,9 +143,7 @@ class Installing:
                 raise SnapshotRefused(f"{action.leader_id} gave the one at {part.manifest.index}")
             missing = await asyncio.to_thread(part.missing)
             self._part, self._chunks = part, len(part.manifest.chunks) - len(missing)
-            async for number, data in fetch.chunks(missing):
-                await asyncio.to_thread(part.put, number, data)
-                self._chunks += 1
+            await put_all(part, fetch.chunks(missing), self._count)
         try:
             self._applier = await asyncio.to_thread(part.restore, self._new_machine, self._new_sessions)
         except SnapshotDamaged:
@@ -133,6 +151,9 @@ class Installing:
             raise
         ground = part.manifest.ground
         return Snapshot(*ground.tail, ground.members_index, ground.epochs)
+
+    def _count(self) -> None:
+        self._chunks += 1
 
     def place(self, index: int) -> None:
         """Blocking: let what was fetched count. Raises OSError."""

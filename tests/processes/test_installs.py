@@ -3,11 +3,13 @@
 import os
 from collections.abc import Callable
 from functools import partial
+from itertools import combinations
 from pathlib import Path
 
 import pytest
 
 from tests.processes.cluster import Cluster, Clusters, Node
+from tests.processes.load import Command, running_load, unique_commands
 
 FLAGS = [
     "--machine=log",
@@ -17,6 +19,8 @@ FLAGS = [
     "--retention-follower-bytes=0",
 ]
 RECORD = b"x" * 50_000
+UNDER_LOAD = ["--segment-bytes=65536", "--snapshot-records=2000", "--retention-bytes=1", "--retention-follower-bytes=0"]
+MISSED = 20
 
 
 def written(cluster: Cluster, records: int = 12) -> None:
@@ -64,3 +68,33 @@ def test_a_follower_that_is_killed_at_each_stage_of_an_install_ends_equal(cluste
         cluster.start_again(node)
         cluster.wait_for_equal()
         assert node.status()["lowest_index"] > 0
+
+
+def test_a_follower_that_missed_twenty_expiries_catches_up_while_clients_write(clusters: Clusters) -> None:
+    cluster = clusters.formed(flags=UNDER_LOAD)
+    node = next(iter(cluster.followers))
+    with running_load(cluster, clients=2, commands_of=unique_commands) as load:
+        load.wait_for_more(cluster, 1_000)
+        node.kill()
+        end, before = cluster.leader.status()["highest_index"], expired(cluster)
+        cluster.wait_until(f"{MISSED} segments expire", lambda: expired(cluster) >= before + MISSED)
+        cluster.start_again(node)
+        load.wait_for_more(cluster, 1_000)
+        load.end()
+    cluster.wait_for_equal()
+    assert node.status()["lowest_index"] > end, "it had no need of a snapshot"
+    acknowledged = 42 + sum(total(batch.commands) for batch in load.acknowledged)
+    possible = [
+        acknowledged + sum(map(total, executed))
+        for count in range(len(load.unknown) + 1)
+        for executed in combinations(load.unknown, count)
+    ]
+    assert int(node.local_state()["state"]) in possible
+
+
+def expired(cluster: Cluster) -> int:
+    return int(cluster.leader.status()["expiry"]["expired_segments"])
+
+
+def total(commands: list[Command]) -> int:
+    return sum(operand for _, operand in commands)

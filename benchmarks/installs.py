@@ -1,0 +1,190 @@
+"""How fast a snapshot is installed, beside a bare copy: `python -m benchmarks.installs`.
+
+Two processes on one machine. The bare copy takes messages of 1 MiB from an aiohttp WebSocket and writes each to a file
+with fdatasync. The install is what a node does: it asks for chunks, verifies, writes and syncs each, and then reads all
+of it once more, verified, for a machine that keeps nothing. Both move the same bytes, in turn.
+"""
+
+import argparse
+import asyncio
+import multiprocessing
+import os
+import statistics
+import tempfile
+import time
+from collections.abc import Iterable, Iterator
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+import uvloop
+from aiohttp import ClientSession, WSMsgType, web
+
+from quire.cluster.installing import StoreSource, put_all
+from quire.log import FileDirectory, Tail
+from quire.replication.hello import Who
+from quire.replication.snapshots import SNAPSHOT_PATH, SnapshotFetch, SnapshotServer
+from quire.sm import Ground, Owner, Sessions, SnapshotPart, SnapshotStore, content_of, write_snapshot
+
+MIB = 1 << 20
+SIZE_MIB = 512
+ROUNDS = 5
+HOST = "127.0.0.1"
+INDEX = 1_000
+CLUSTER = bytes(range(16))
+OWNER = Owner(CLUSTER, ("bytes", 1))
+BARE_PATH = "/bare"
+
+
+class Bytes:
+    """A machine whose state is so many random mebibytes, of which it keeps none."""
+
+    name = "bytes"
+    version = 1
+
+    def __init__(self, mebibytes: int = 0) -> None:
+        self._mebibytes = mebibytes
+
+    def check(self, command: Any) -> None:
+        """Nobody asks."""
+
+    def apply(self, command: Any, context: Any) -> Any:
+        """Nobody asks."""
+
+    def query(self, request: Any) -> Any:
+        """Nobody asks."""
+
+    def snapshot(self) -> Iterator[bytes]:
+        """The state."""
+        return (os.urandom(MIB) for _ in range(self._mebibytes))
+
+    def restore(self, chunks: Iterable[bytes]) -> None:
+        """Read it all."""
+        for _ in chunks:
+            pass
+
+
+def store_in(directory: Path) -> SnapshotStore:
+    """The snapshots below a directory."""
+    return SnapshotStore.open(FileDirectory(directory), OWNER)
+
+
+def who(node_id: str) -> Who:
+    """What a node of this benchmark says of itself."""
+    return Who(CLUSTER, node_id, node_id.encode().ljust(16, b"."), 1, f"{HOST}:1")
+
+
+async def serve(directory: Path, mebibytes: int, ready: Connection) -> None:
+    """Write a snapshot, tell the port, and give both until the process is ended."""
+    store = store_in(directory)
+    ground = Ground(tail=Tail(INDEX, 1, 1, 1))
+    write_snapshot(store.begin(INDEX), OWNER, ground, content_of(Bytes(mebibytes), Sessions()))
+    store.complete(INDEX)
+    app = web.Application()
+    app.router.add_get(SNAPSHOT_PATH, SnapshotServer(lambda: who("n1"), StoreSource(store), None).serve)
+    app.router.add_get(BARE_PATH, bare_server(mebibytes))
+    runner = web.AppRunner(app)
+    await runner.setup()
+    site = web.TCPSite(runner, HOST, 0)
+    await site.start()
+    ready.send(runner.addresses[0][1])
+    await asyncio.Event().wait()
+
+
+def bare_server(mebibytes: int) -> Any:
+    """A handler that sends so many mebibytes."""
+    piece = os.urandom(MIB)
+
+    async def give(request: web.Request) -> web.WebSocketResponse:
+        socket = web.WebSocketResponse()
+        await socket.prepare(request)
+        for _ in range(mebibytes):
+            await socket.send_bytes(piece)
+        await socket.close()
+        return socket
+
+    return give
+
+
+async def bare(session: ClientSession, address: str, directory: Path) -> float:
+    """Seconds of a bare copy."""
+    began = time.perf_counter()
+    with (directory / "bare").open("wb", buffering=0) as file:
+        async with session.ws_connect(f"http://{address}{BARE_PATH}", max_msg_size=2 * MIB) as socket:
+            async for message in socket:
+                if message.type is WSMsgType.BINARY:
+                    await asyncio.to_thread(write_through, file.fileno(), message.data)
+    seconds = time.perf_counter() - began
+    (directory / "bare").unlink()
+    return seconds
+
+
+def write_through(descriptor: int, data: bytes) -> None:
+    """Write and sync."""
+    os.write(descriptor, data)
+    os.fdatasync(descriptor)
+
+
+async def install(session: ClientSession, address: str, directory: Path) -> tuple[float, float]:
+    """Seconds until all of a snapshot was fetched and synced, and until it was read again and counts."""
+    store = store_in(directory)
+    began = time.perf_counter()
+    async with SnapshotFetch.dialled(session, who("n2"), ("n1", address), INDEX, None) as fetch:
+        part = await asyncio.to_thread(SnapshotPart.begin, store, await fetch.manifest())
+        await put_all(part, fetch.chunks(part.missing()))
+    fetched = time.perf_counter() - began
+    await asyncio.to_thread(part.restore, Bytes, Sessions)
+    part.complete()
+    whole = time.perf_counter() - began
+    store.remove(INDEX)
+    return fetched, whole
+
+
+async def measure(directory: Path, address: str, mebibytes: int, rounds: int) -> None:
+    """Print a table of both."""
+    bares, fetches, wholes = list[float](), list[float](), list[float]()
+    async with ClientSession() as session:
+        for _ in range(rounds):
+            bares.append(await bare(session, address, directory))
+            fetched, whole = await install(session, address, directory)
+            fetches.append(fetched)
+            wholes.append(whole)
+    print(f"| {mebibytes} MiB, median of {rounds} | MB/s | of the bare copy |\n|---|---:|---:|")
+    base = statistics.median(bares)
+    for name, seconds in (("bare copy", bares), ("fetched, verified, synced", fetches), ("and read again", wholes)):
+        took = statistics.median(seconds)
+        print(f"| {name} | {mebibytes * MIB / took / 1e6:.0f} | {100 * base / took:.0f}% |")
+
+
+def run_server(directory: Path, mebibytes: int, ready: Connection) -> None:
+    """What the other process does."""
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(serve(directory, mebibytes, ready))
+
+
+def main() -> None:
+    """Measure in a directory that is removed afterwards."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--mebibytes", type=int, default=SIZE_MIB)
+    parser.add_argument("--rounds", type=int, default=ROUNDS)
+    parser.add_argument("--directory", type=Path, default=None, help="where the data stands; default: a temporary one")
+    arguments = parser.parse_args()
+    spawning = multiprocessing.get_context("spawn")
+    with tempfile.TemporaryDirectory(dir=arguments.directory) as folder:
+        given, taken = Path(folder) / "given", Path(folder) / "taken"
+        given.mkdir()
+        taken.mkdir()
+        told, ready = spawning.Pipe(duplex=False)
+        server = spawning.Process(target=run_server, args=(given, arguments.mebibytes, ready), daemon=True)
+        server.start()
+        try:
+            address = f"{HOST}:{told.recv()}"
+            with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+                runner.run(measure(taken, address, arguments.mebibytes, arguments.rounds))
+        finally:
+            server.kill()
+            server.join()
+
+
+if __name__ == "__main__":
+    main()
