@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
@@ -89,6 +89,7 @@ class _NodeCollector(Collector):
                 yield GaugeMetricFamily(f"quire_{name}", f"{name} of the node's log or machine", value=status[name])
         if "log_bytes" in status:
             yield GaugeMetricFamily("quire_log_bytes", "Bytes that the log's files hold", value=status["log_bytes"])
+            yield from _upkeep(status["snapshots"], status["expiry"])
         for unit, value in status.get("lag", {}).items():
             yield GaugeMetricFamily(f"quire_lag_{unit}", f"How many {unit} the node is behind its leader", value=value)
         if "nodes" in status:
@@ -136,6 +137,22 @@ class _NodeCollector(Collector):
 
 def _histogram(name: str, text: str, durations: Durations) -> Metric:
     return HistogramMetricFamily(name, text, buckets=list(durations.buckets()), sum_value=durations.sum_s)
+
+
+def _upkeep(snapshots: dict[str, Any], expiry: dict[str, Any]) -> Iterator[Metric]:
+    """Snapshots, and what becomes of the log below them."""
+    newest = snapshots["kept"][-1] if snapshots["kept"] else {"index": 0, "bytes": 0}
+    for name, text, value in (
+        ("snapshot_index", "Every record below it is in the newest snapshot, 0 without one", newest["index"]),
+        ("snapshot_bytes", "Size of the newest snapshot", newest["bytes"]),
+        ("snapshot_pause_seconds", "How long the last snapshot kept commits waiting", snapshots["pause_ms"] / 1000),
+        ("snapshot_failed", "1 where the last snapshot that was begun came to nothing", bool(snapshots["failure"])),
+        ("snapshots_damaged", "Snapshots that were set aside since the node's start", len(snapshots["damaged"])),
+        ("expiry_floor_index", "Nothing at or above it may expire", expiry["floor"]),
+    ):
+        yield GaugeMetricFamily(f"quire_{name}", text, value=value)
+    text = "Segments that expired since the node's start"
+    yield CounterMetricFamily("quire_expired_segments", text, value=expiry["expired_segments"])
 
 
 def _lags_of_others(nodes: dict[str, dict[str, dict[str, float]]]) -> Iterator[Metric]:

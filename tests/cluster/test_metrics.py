@@ -66,6 +66,21 @@ async def test_indices_role_epoch_and_lag_are_the_status_s(cluster: RunningClust
 
 
 @EVERYWHERE
+async def test_snapshots_and_expiry_are_the_status_s(cluster: RunningCluster, at: str) -> None:
+    await cluster.ask(at, "POST", "/admin/snapshot")
+
+    shown, status = await samples(cluster, at), (await cluster.ask(at, "GET", "/status")).document
+
+    newest = status["snapshots"]["kept"][-1]
+    assert shown["quire_snapshot_index"] == newest["index"] > 0
+    assert shown["quire_snapshot_bytes"] == newest["bytes"] > 0
+    assert shown["quire_snapshot_pause_seconds"] == pytest.approx(status["snapshots"]["pause_ms"] / 1000)
+    assert shown["quire_snapshot_failed"] == shown["quire_snapshots_damaged"] == 0
+    assert shown["quire_expiry_floor_index"] == status["expiry"]["floor"]
+    assert shown["quire_expired_segments_total"] == 0
+
+
+@EVERYWHERE
 async def test_answers_are_counted_by_route_whatever_callers_send(cluster: RunningCluster, at: str) -> None:
     before = await samples(cluster, at)
 
