@@ -74,6 +74,7 @@ class Reading:
         """Raw frames from the one that holds `from_index`, at least one if there is one; and the next index.
 
         Raises:
+            Expired: it went meanwhile.
             CorruptHere: the bytes are rotten on this node.
         """
         bounds = self.bounds
@@ -82,6 +83,8 @@ class Reading:
         try:
             border = self._log.border_at_or_below(from_index)
             return self._log.read_frames(border, max_bytes, to_index=bounds.highest_index)
+        except IndexExpired as error:
+            raise Expired(from_index, error.lowest) from error
         except FrameCorrupt as error:
             raise CorruptHere(from_index, str(error)) from error
 

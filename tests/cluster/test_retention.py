@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from quire.cluster.errors import Expired
 from tests.cluster.running import RunningCluster, running_cluster
 
 SEGMENT_BYTES = 64 * 1024
@@ -65,6 +66,8 @@ async def test_a_node_s_log_stays_within_its_bytes_while_it_is_written(tmp_path:
         for path in ("/records?from=1", "/records?from=1&to=2", "/records?from=0&kinds=all"):
             reply = await cluster.ask("n1", "GET", path)
             assert (reply.status, reply.problem) == (410, "expired"), path
+        with pytest.raises(Expired):  # Whoever has asked for the bounds, and reads when they have moved.
+            node.read_frames(1, SEGMENT_BYTES)
         assert (await cluster.ask("n1", "GET", f"/records?from={lowest}")).status == 200
         await cluster.restart("n1")
         await cluster.ready()
