@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from ..demo import Lesson, run_demo, run_kill, run_lesson
+from ..demo import Lesson, run_demo, run_expire, run_kill, run_lesson
 
 Json = Annotated[bool, typer.Option("--json", help="Answer as one JSON value (one a line for many).")]
 
@@ -70,3 +70,9 @@ def absent(as_json: Json = False) -> None:
 def diverge(as_json: Json = False) -> None:
     """Cut the leader off under load; show what it wrote in vain, and how that is cut off when it follows again."""
     raise typer.Exit(run_lesson(Lesson.DIVERGE, as_json=as_json))
+
+
+@demo_app.command()
+def expire(as_json: Json = False) -> None:
+    """Let each node's log expire by its own limit; a follower that is away for too long is sent a snapshot."""
+    raise typer.Exit(run_expire(as_json=as_json))

@@ -4,8 +4,9 @@ The classroom's scripts stand in the repository's `examples/` and nowhere else: 
 processes of their own, so that the one that checks the answer shares no code with quire.
 """
 
+from .expire import run_expire
 from .kill import run_kill
 from .lesson import Lesson, run_lesson
 from .run import run_demo
 
-__all__ = ["Lesson", "run_demo", "run_kill", "run_lesson"]
+__all__ = ["Lesson", "run_demo", "run_expire", "run_kill", "run_lesson"]

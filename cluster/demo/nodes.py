@@ -7,6 +7,7 @@ import random
 import signal
 import socket
 import sys
+from collections.abc import Mapping, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import NoReturn
@@ -28,11 +29,17 @@ class DemoFailed(Exception):
 class DemoNodes:
     """Three nodes below one directory. What is started is stopped by `stop`, whatever happened in between."""
 
-    def __init__(self, directory: Path, *, relayed: bool = False) -> None:
-        """`relayed`: the nodes reach one another through relays, which `cut` and `heal` work on."""
+    def __init__(
+        self, directory: Path, *, relayed: bool = False, flags: Mapping[str, Sequence[str]] | None = None
+    ) -> None:
+        """`relayed`: the nodes reach one another through relays, which `cut` and `heal` work on.
+
+        `flags` are further ones of `quire serve`, by node id.
+        """
         self.directory = directory
         self.addresses: dict[str, str] = {}
         self._relayed = relayed
+        self._flags = flags or {}
         self._relays: dict[tuple[str, str], Relay] = {}
         self._processes: dict[str, asyncio.subprocess.Process] = {}
         self._changed = asyncio.Event()
@@ -68,6 +75,7 @@ class DemoNodes:
         for (dialler, target), relay in self._relays.items():
             if dialler == node_id:
                 arguments += ["--link", f"{target}=127.0.0.1:{relay.port}"]
+        arguments += self._flags.get(node_id, ())
         with self.log_file(node_id).open("ab") as output:
             # A session of its own: Ctrl-C reaches the demo alone, which then stops the nodes in its own time.
             self._processes[node_id] = await asyncio.create_subprocess_exec(

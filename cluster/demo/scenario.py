@@ -4,7 +4,7 @@ import asyncio
 import shutil
 import signal
 import tempfile
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TypeVar
 
@@ -63,17 +63,22 @@ class Stage:
 
 
 def run_scenario(
-    scenario: Callable[[Stage], Awaitable[Exit]], *, data_dir: Path | None, as_json: bool, relayed: bool = False
+    scenario: Callable[[Stage], Awaitable[Exit]],
+    *,
+    data_dir: Path | None,
+    as_json: bool,
+    relayed: bool = False,
+    flags: Mapping[str, Sequence[str]] | None = None,
 ) -> Exit:
     """Run a scenario on three nodes; return the exit code. A fresh directory goes if nothing failed.
 
-    `relayed`: over links that `DemoNodes.cut` and `heal` work on.
+    `relayed`: over links that `DemoNodes.cut` and `heal` work on. `flags`: further ones of each node, by its id.
     """
     directory = Path(tempfile.mkdtemp(prefix="quire-demo-")) if data_dir is None else data_dir
     directory.mkdir(parents=True, exist_ok=True)
     try:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            code = runner.run(_on_stage(scenario, DemoNodes(directory, relayed=relayed), as_json=as_json))
+            code = runner.run(_on_stage(scenario, DemoNodes(directory, relayed=relayed, flags=flags), as_json=as_json))
     except (DemoFailed, ClientError) as error:
         complain(f"{error}\nquire: the nodes' logs are in {directory}")
         return Exit.FAILED

@@ -27,10 +27,11 @@ class Acknowledged(NamedTuple):
 class Writers:
     """So many clients, each with a session of its own; `run` until `end`."""
 
-    def __init__(self, servers: str, clients: int) -> None:
+    def __init__(self, servers: str, clients: int, batch_commands: int = BATCH_COMMANDS) -> None:
         self.record: list[Acknowledged] = []
         self._servers = servers
         self._clients = clients
+        self._batch_commands = batch_commands
         self._ending = False
         self._awaited: list[tuple[int, int, asyncio.Future[Acknowledged]]] = []
 
@@ -62,7 +63,7 @@ class Writers:
         async with connect(self._servers, timeout_s=PATIENCE_S) as client:
             operands = count(number * APART)
             while not self._ending:
-                commands: list[Command] = [["add", next(operands)] for _ in range(BATCH_COMMANDS)]
+                commands: list[Command] = [["add", next(operands)] for _ in range(self._batch_commands)]
                 reply = await client.apply_batch(commands)
                 self._note(Acknowledged(time.monotonic(), reply.index, reply.epoch, commands))
 
@@ -76,13 +77,17 @@ class Writers:
             elif not future.done():
                 future.set_result(batch)
 
-    async def lost(self, client: Client) -> int:
-        """How many acknowledged commands do not stand in the log where their client was told that they do."""
-        values = {record.index: record.value async for record in client.read_range()}
+    async def lost(self, client: Client, from_index: int = 0) -> int:
+        """How many acknowledged commands do not stand in the log where their client was told that they do.
+
+        Only what stands at `from_index` and above is looked at: where the log has expired, the state alone tells.
+        """
+        values = {record.index: record.value async for record in client.read_range(from_index)}
         return sum(
             values.get(batch.index + place) != command
             for batch in self.record
             for place, command in enumerate(batch.commands)
+            if batch.index + place >= from_index
         )
 
 

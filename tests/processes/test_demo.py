@@ -163,6 +163,27 @@ def test_a_node_that_was_behind_comes_level_and_what_it_lacked_is_told(lesson: s
     assert "Traceback" not in ended.stderr
 
 
+def test_logs_expire_by_limits_of_their_own_and_who_comes_back_too_late_is_sent_a_snapshot() -> None:
+    ended = run_quire("demo", "expire", "--json", timeout_s=TIMEOUT_S)
+
+    assert ended.code == 0, ended
+    document = json.loads(ended.stdout)
+    assert document["differences"] == []
+    assert min(document["expired_segments"].values()) > 0
+    assert len(set(document["retention_kib"].values())) == 3
+    assert 0 < document["left_at"] < document["logs_began_at"] <= document["snapshot_index"]
+    assert re.fullmatch(r"index 0 has expired; the lowest index held here is \d+", document["reader"])
+    assert len({row["status"]["digest"] for row in document["nodes"].values()}) == 1
+    for words in (
+        "and stay: ",
+        "nothing is kept for it",
+        "was sent the snapshot at",
+        "acknowledged commands lost: 0 (of",
+    ):
+        assert words in ended.stderr
+    assert "Traceback" not in ended.stderr
+
+
 def shape_of(line: str) -> str:
     """A line without its numbers, node ids, paths, and why somebody leads: which of the reasons it is, is chance."""
     return re.sub(r"epoch \d+ \([^)]*\)|/\S+|\bn\d\b|[\d.,]*\d", "_", line.strip())
