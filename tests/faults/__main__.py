@@ -4,6 +4,7 @@ python -m tests.faults                             all, one after the other
 python -m tests.faults "the leader is cut off"     one
 python -m tests.faults --page                      all, and their table into the page
 python -m tests.faults --seed 7 --minutes 30       what a seed draws
+python -m tests.faults --slow-follower 5           one follower behind 1 MB/s for five minutes, under full load
 """
 
 import argparse
@@ -20,6 +21,10 @@ from tests.faults.page import PAGE, Row, page_of
 from tests.faults.running import ELECTION_TIMEOUT_MS, Grounds, Outcome
 from tests.faults.scenario import Scenario
 from tests.faults.scenarios import SCENARIOS, named
+from tests.faults.slow import slow_follower
+
+BEFORE_S = 20.0
+KEPT_RATE = 0.8
 
 
 def judged(grounds: Grounds, scenario: Scenario) -> Outcome | None:
@@ -62,11 +67,16 @@ def run_drawn(grounds: Grounds, seed: int, minutes: float) -> bool:
             print(f"it was {scenario}")
             return False
         outcomes.append(outcome)
+    peaks = {
+        node_id: max(each.peak_bytes[node_id] for each in outcomes if node_id in each.peak_bytes)
+        for node_id in sorted({node_id for each in outcomes for node_id in each.peak_bytes})
+    }
     print(
         f"{len(outcomes)} scenarios in {minutes:g} minutes: {sum(each.acknowledged for each in outcomes):,} commands "
-        f"acknowledged, lost 0, executed twice 0 ({sum(each.retries for each in outcomes):,} sent again); longest "
-        f"outage after healing {max(each.recovery_s for each in outcomes):.2f} s; largest growth of a node's memory "
-        f"{max(each.growth_bytes for each in outcomes) / 1e6:.1f} MB"
+        f"acknowledged, lost 0, executed twice 0 ({sum(each.retries for each in outcomes):,} sent again), "
+        f"{sum(each.changes for each in outcomes)} changes of leader; longest outage after healing "
+        f"{max(each.recovery_s for each in outcomes):.2f} s; peak memory "
+        + ", ".join(f"{node_id} {peak / 1e6:.0f} MB" for node_id, peak in peaks.items())
     )
     return True
 
@@ -80,9 +90,13 @@ def main() -> int:
     parser.add_argument("--page", action="store_true")
     parser.add_argument("--seed", type=int)
     parser.add_argument("--minutes", type=float, default=30.0)
+    parser.add_argument("--slow-follower", type=float, metavar="MINUTES")
     given = parser.parse_args()
     stamina.instrumentation.set_on_retry_hooks([])  # Else a line for each attempt over a link that is cut.
     with tempfile.TemporaryDirectory(prefix="faults-") as folder:
+        if given.slow_follower is not None:
+            print(slow_follower(Path(folder), given.slow_follower, BEFORE_S, KEPT_RATE))
+            return 0
         grounds = Grounds(Path(folder), given.election_timeout_ms)
         try:
             if given.seed is not None:

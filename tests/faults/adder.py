@@ -9,6 +9,8 @@ from typing import Any
 from quire.log import pack, unpack
 from quire.sm import Context, Refused
 
+BALLAST = bytes(range(256)) * (9 << 12)  # 9 MiB, where a chunk has 4.
+
 
 class Adder:
     """`["add", n]` or `["add", n, padding]` answers the new sum, as a string."""
@@ -37,3 +39,19 @@ class Adder:
 
     def restore(self, chunks: Iterable[bytes]) -> None:
         self._sum = int(unpack(b"".join(chunks)))
+
+
+class LadenAdder(Adder):
+    """The same sum, and a snapshot of three chunks: long enough that something can happen while one is fetched."""
+
+    name = "laden-adder"
+
+    def snapshot(self) -> Iterator[bytes]:
+        yield BALLAST
+        yield from super().snapshot()
+
+    def restore(self, chunks: Iterable[bytes]) -> None:
+        whole = b"".join(chunks)
+        if not whole.startswith(BALLAST):
+            raise ValueError("the snapshot does not begin with what each begins with")
+        super().restore([whole.removeprefix(BALLAST)])

@@ -35,8 +35,8 @@ def page_of(page: str, rows: Sequence[Row]) -> str:
 def _line(row: Row) -> str:
     scenario, outcome = row
     return (
-        f"| {scenario.name} | {scenario.size} | {outcome.acknowledged:,} | {outcome.retries} | {outcome.changes} | "
-        f"{outcome.recovery_s:.2f} s | {outcome.growth_bytes / 1e6:.1f} MB |\n"
+        f"| {scenario.name} | {scenario.shape.size} | {outcome.acknowledged:,} | {outcome.retries} | "
+        f"{outcome.changes} | {outcome.recovery_s:.2f} s | {outcome.growth_bytes / 1e6:.1f} MB |\n"
     )
 
 

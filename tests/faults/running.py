@@ -7,36 +7,41 @@ made.
 
 from __future__ import annotations
 
-import json
 import threading
 import time
-from collections.abc import Generator, Iterable, Sequence
+from collections.abc import Generator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import assert_never
 
-from tests.faults.judging import Seen, judge_history, judge_logs, judge_memory, judge_progress, judge_recovery
-from tests.faults.mesh import Dialled, Mesh, meshed
-from tests.faults.scenario import (
-    Action,
-    ClientsSaid,
-    Cut,
-    CutClients,
-    Heal,
-    Kill,
-    Pair,
-    Pause,
-    Said,
-    Scenario,
-    Stop,
-    Transfer,
+from tests.faults.acting import Actor
+from tests.faults.actions import AwaitInstall, LeaveBehind
+from tests.faults.judging import (
+    INSTALL_GROWTH_BYTES,
+    MEMORY_GROWTH_BYTES,
+    Seen,
+    judge_history,
+    judge_logs,
+    judge_memory,
+    judge_progress,
+    judge_recovery,
 )
-from tests.faults.traffic import Traffic
+from tests.faults.mesh import Mesh, meshed
+from tests.faults.scenario import Scenario, Shape
+from tests.faults.traffic import BULK, NO_BULK, Traffic
 from tests.faults.wrong import Late, Wrong
 from tests.processes.cluster import DEADLINE_S, Cluster, Node, Unreachable
 
-FLAGS = ("--machine", "tests.faults.adder:Adder", "--initial", "0", "--stream-window-bytes", str(1 << 20))
+WINDOW = ("--stream-window-bytes", str(1 << 20))
+# A run of half an hour writes more than a disk is asked to keep; one scenario, never as much as this.
+PLAIN = ("--machine", "tests.faults.adder:Adder", "--initial", "0", "--retention-bytes", str(2 << 30), *WINDOW)
+EXPIRING = (
+    *("--machine", "tests.faults.adder:LadenAdder", "--initial", "0", *WINDOW),
+    *("--segment-bytes", str(4 << 20), "--snapshot-records", "1000"),
+    *("--retention-bytes", "1", "--retention-follower-bytes", str(2 << 20)),
+)
+KEEPING = ("--snapshot-records", "0", "--snapshot-log-bytes", "0", "--retention-bytes", "0")
+ARCHIVE = "archive"
 ELECTION_TIMEOUT_MS = 1000  # The default, which other process tests lengthen.
 LOOK_EVERY_S = 0.05
 SETTLED_S = 0.3  # How long the clients go on after all of them were answered again.
@@ -52,6 +57,7 @@ class Outcome:
     changes: int
     recovery_s: float
     growth_bytes: int
+    peak_bytes: dict[str, int]
     seconds: float
 
 
@@ -78,6 +84,14 @@ class Watch:
                 thread.join(DEADLINE_S)
 
     @property
+    def peak(self) -> dict[str, int]:
+        """The most memory that each node was seen to have."""
+        peak: dict[str, int] = {}
+        for (node_id, _), sizes in self.memory.items():
+            peak[node_id] = max(peak.get(node_id, 0), *sizes)
+        return peak
+
+    @property
     def growth(self) -> dict[str, int]:
         """By how many bytes each node's memory grew above what it was first seen to be."""
         return {node_id: max(sizes) - sizes[0] for (node_id, _), sizes in self.memory.items()}
@@ -96,7 +110,7 @@ class Watch:
 
 
 class Ground:
-    """A cluster in its mesh, on which scenarios run; made by `grounds`."""
+    """A cluster in its mesh, on which scenarios run; made by `standing`."""
 
     def __init__(self, cluster: Cluster, mesh: Mesh) -> None:
         self.cluster = cluster
@@ -108,23 +122,23 @@ class Ground:
         cluster = self.cluster
         cluster.wait_for_equal()
         leader = cluster.elected()
-        places = [leader, *(node for node in cluster if node is not leader)]
+        places = [leader, *(node for node in cluster if node is not leader and node.node_id != ARCHIVE)]
         start, before = self._end_of_log(), int(leader.local_state()["state"])
         epoch = leader.status()["epoch"]
-        watch = Watch(cluster)
+        watch, actor = Watch(cluster), Actor(cluster, self.mesh, places)
         addresses = [self.mesh.client_address(node.node_id) for node in places]
-        with watch.watching(), Traffic(addresses, bulk=scenario.bulk) as traffic:
+        with watch.watching(), Traffic(addresses, bulk=BULK if scenario.bulk else NO_BULK) as traffic:
             traffic.wait_until_all_were_answered(cluster, began)
-            recovery_s = self._disturb(scenario, places, traffic)
+            recovery_s = self._disturb(scenario, actor, traffic)
             traffic.end()
             cluster.wait_for_equal()
         judge_progress(watch.seen)
-        judge_memory(watch.growth)
+        expiring = scenario.shape.expiring
+        judge_memory(watch.growth, INSTALL_GROWTH_BYTES if expiring else MEMORY_GROWTH_BYTES)
         states = {node.node_id: str(node.local_state()["state"]) for node in cluster}
-        logs = {node.node_id: node.raw_frames(start) for node in cluster}
-        replay = judge_logs(logs, traffic, before, states)
+        replay = judge_logs(self._logs(start), traffic, before, states, may_expire=expiring)
         judge_history(traffic, before)
-        self._judge_alarms()
+        self._judge_nodes(actor.left_behind)
         judge_recovery(recovery_s)
         return Outcome(
             acknowledged=traffic.acknowledged,
@@ -133,34 +147,53 @@ class Ground:
             changes=cluster.elected().status()["epoch"] - epoch,
             recovery_s=recovery_s,
             growth_bytes=max(watch.growth.values()),
+            peak_bytes=watch.peak,
             seconds=time.monotonic() - began,
         )
 
     def _end_of_log(self) -> int:
         return int(self.cluster.leader.get("/index_bounds")["highest_index"])
 
-    def _judge_alarms(self) -> None:
-        for node in self.cluster:
-            if alarms := node.status()["alarms"]:
-                raise Wrong(f"{node.node_id} has alarms: {alarms}")
+    def _logs(self, start: int) -> dict[str, bytes]:
+        """What each node's log holds from `start` on, the one first of which nothing may be missing."""
+        nodes = sorted(self.cluster, key=lambda node: node.node_id != ARCHIVE)
+        return {node.node_id: self._log(node, start) for node in nodes}
 
-    def _disturb(self, scenario: Scenario, places: list[Node], traffic: Traffic) -> float:
+    def _log(self, node: Node, start: int) -> bytes:
+        def lowest_for_good() -> tuple[int] | None:
+            status = node.status()
+            return None if status["expiry"]["due"]["segments"] else (int(status["lowest_index"]),)
+
+        [lowest] = self.cluster.wait_until(f"nothing of {node.node_id} is due to expire", lowest_for_good)
+        return node.raw_frames(max(start, lowest))
+
+    def _judge_nodes(self, left_behind: dict[str, int]) -> None:
+        for node in self.cluster:
+            status = node.status()
+            if alarms := status["alarms"]:
+                raise Wrong(f"{node.node_id} has alarms: {alarms}")
+            if status["lowest_index"] <= (end := left_behind.get(node.node_id, -1)):
+                raise Wrong(f"{node.node_id} was left behind at {end}, and goes on without a snapshot")
+
+    def _disturb(self, scenario: Scenario, actor: Actor, traffic: Traffic) -> float:
         """Do what the scenario says, heal, and wait until all is well; seconds from healing to an acknowledgement."""
         cluster, began = self.cluster, time.monotonic()
-        away: list[Node] = []
         try:
             for step in scenario.steps:
                 self._wait_until(began + step.at_s)
-                away += self._act(step.action, places)
+                before = time.monotonic()
+                actor.act(step.action)
+                if isinstance(step.action, LeaveBehind | AwaitInstall):
+                    began += time.monotonic() - before
             self._wait_until(began + scenario.lasting_s)
         finally:
             self.mesh.heal()
-        for node in away:
+        for node in actor.away:
             if node.process is not None:
                 node.resume()
         healed = time.monotonic()
         first = cluster.wait_until("a command is acknowledged", lambda: traffic.first_acknowledged(healed))
-        for node in away:
+        for node in actor.away:
             if node.process is None:
                 node.start()  # Not before: a majority is there, and needs no other.
         traffic.wait_until_all_were_answered(cluster, time.monotonic())
@@ -171,63 +204,20 @@ class Ground:
     def _wait_until(self, at: float) -> None:
         self.cluster.wait_until("it is time", lambda: time.monotonic() >= at)
 
-    def _act(self, action: Action, places: list[Node]) -> list[Node]:
-        """Do it; the nodes that are away from now on."""
-        mesh = self.mesh
-        match action:
-            case Cut(dialled, channels):
-                mesh.cut(_dialled(dialled, places), channels)
-            case Said(pairs, kind, attributes, channels):
-                mesh.poison(_dialled(pairs, places), kind, "upstream", attributes, channels)
-                mesh.poison(_dialled(((b, a) for a, b in pairs), places), kind, "downstream", attributes, channels)
-            case CutClients(those):
-                mesh.cut_clients(places[place].node_id for place in those)
-            case ClientsSaid(those, kind, direction, attributes):
-                mesh.poison_clients([places[place].node_id for place in those], kind, direction, attributes)
-            case Heal():
-                mesh.heal()
-            case Transfer(to):
-                self._transfer(places[to])
-            case Kill(place):
-                places[place].kill()
-                return [places[place]]
-            case Stop(place):
-                places[place].stop()
-                return [places[place]]
-            case Pause(place):
-                places[place].pause()
-                return [places[place]]
-            case _:
-                assert_never(action)
-        return []
-
-    def _transfer(self, target: Node) -> None:
-        body = json.dumps({"target": target.node_id}).encode()
-
-        def ask() -> None:
-            with suppress(Unreachable):
-                target.call("POST", "/admin/transfer", body, {"Content-Type": "application/json"})
-
-        threading.Thread(target=ask, daemon=True).start()  # What else the scenario does, it does meanwhile.
-
-
-def _dialled(pairs: Iterable[Pair], places: list[Node]) -> list[Dialled]:
-    return [Dialled(places[a].node_id, places[b].node_id) for a, b in sorted(pairs)]
-
 
 class Grounds:
-    """Gives a ground for each scenario: the one of before, unless that is of another size or something failed on it."""
+    """Gives a ground for each scenario: the one of before, unless it has another shape or something failed on it."""
 
     def __init__(self, folder: Path, election_timeout_ms: int = ELECTION_TIMEOUT_MS) -> None:
         self._folder = folder
-        self._flags = [*FLAGS, "--election-timeout-ms", str(election_timeout_ms)]
+        self._flags = ("--election-timeout-ms", str(election_timeout_ms))
         self._made = 0
-        self._standing: tuple[Ground, int] | None = None
+        self._standing: tuple[Ground, Shape] | None = None
         self._closing: list[Generator[Ground]] = []
 
     def run(self, scenario: Scenario) -> Outcome:
         """Run it where it can be run. Raises what `Ground.run` does; the nodes' last words go to the output."""
-        ground = self._ground(scenario.size)
+        ground = self._ground(scenario.shape)
         try:
             try:
                 return ground.run(scenario)
@@ -245,21 +235,31 @@ class Grounds:
             for _ in self._closing.pop():
                 raise RuntimeError("a ground is made once")
 
-    def _ground(self, size: int) -> Ground:
-        if self._standing is not None and self._standing[1] == size:
+    def _ground(self, shape: Shape) -> Ground:
+        if self._standing is not None and self._standing[1] == shape:
             return self._standing[0]
         self.close()
         self._made += 1
-        making = standing(self._folder / f"ground{self._made}", size, self._flags)
+        making = standing(self._folder / f"ground{self._made}", shape, self._flags)
         self._closing.append(making)
         ground = next(making)
-        self._standing = (ground, size)
+        self._standing = (ground, shape)
         return ground
 
 
-def standing(folder: Path, size: int, flags: Sequence[str]) -> Generator[Ground]:
-    """A cluster of this size that runs in its mesh; all of it is gone afterwards."""
-    cluster = Cluster(folder, [f"n{number}" for number in range(1, size + 1)], flags=flags)
+def cluster_of(folder: Path, shape: Shape, flags: Sequence[str]) -> Cluster:
+    """Nodes of this shape, of which none runs yet; of two equal flags the last one counts."""
+    voters = [f"n{number}" for number in range(1, shape.size + 1)]
+    if not shape.expiring:
+        return Cluster(folder, voters, flags=[*PLAIN, *flags])
+    cluster = Cluster(folder, [*voters, ARCHIVE], initial=voters, flags=[*EXPIRING, *flags])
+    cluster[ARCHIVE].flags += KEEPING
+    return cluster
+
+
+def standing(folder: Path, shape: Shape, flags: Sequence[str]) -> Generator[Ground]:
+    """A cluster of this shape that runs in its mesh; all of it is gone afterwards."""
+    cluster = cluster_of(folder, shape, flags)
     with meshed(cluster) as mesh:
         try:
             cluster.start()

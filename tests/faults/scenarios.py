@@ -1,6 +1,6 @@
 """The scenarios, by name. `tests/faults/running.py` runs them, `tests/faults/judging.py` judges them all alike."""
 
-from tests.faults.scenario import (
+from tests.faults.actions import (
     CONTROL,
     FOLLOWER,
     FOURTH,
@@ -8,24 +8,26 @@ from tests.faults.scenario import (
     OTHER,
     STREAM,
     THIRD,
+    AwaitInstall,
     ClientsSaid,
     Cut,
     CutClients,
     Heal,
     Kill,
+    LeaveBehind,
     Pause,
     Said,
-    Scenario,
-    Step,
     Stop,
     Transfer,
     among,
     between,
     narrow,
-    scenario,
+    of,
     silent,
     slow,
+    to,
 )
+from tests.faults.scenario import Scenario, Shape, Step, scenario
 
 THREE = (LEADER, FOLLOWER, OTHER)
 FIVE = (LEADER, FOLLOWER, OTHER, THIRD, FOURTH)
@@ -33,16 +35,8 @@ FOLLOWERS = (FOLLOWER, OTHER)
 ALL = among(THREE)
 ALL_OF_FIVE = among(FIVE)
 
-
-def to(place: int, *others: int) -> frozenset[tuple[int, int]]:
-    """What others say to one."""
-    return frozenset((other, place) for other in others)
-
-
-def of(place: int, *others: int) -> frozenset[tuple[int, int]]:
-    """What one says to others."""
-    return frozenset((place, other) for other in others)
-
+FIVE_NODES = Shape(size=5)
+EXPIRING = Shape(expiring=True)
 
 LINKS = (
     scenario("latency with jitter on every link", slow(ALL, 20, 10)),
@@ -234,44 +228,148 @@ LEADERSHIP = (
 )
 
 OF_FIVE = (
-    scenario("latency with jitter of five", slow(ALL_OF_FIVE, 20, 10), size=5),
-    scenario("the leader of five is cut off", Cut(between([LEADER], FIVE)), lasting_s=2.0, size=5),
-    scenario("the leader of five is cut off and missed at once", *NOTICED_BY_FOUR, lasting_s=2.0, size=5),
+    scenario("latency with jitter of five", slow(ALL_OF_FIVE, 20, 10), shape=FIVE_NODES),
+    scenario("the leader of five is cut off", Cut(between([LEADER], FIVE)), lasting_s=2.0, shape=FIVE_NODES),
+    scenario("the leader of five is cut off and missed at once", *NOTICED_BY_FOUR, lasting_s=2.0, shape=FIVE_NODES),
     scenario(
         "the leader keeps one follower of four",
         Cut(between([LEADER, FOLLOWER], [OTHER, THIRD, FOURTH])),
         lasting_s=2.0,
-        size=5,
+        shape=FIVE_NODES,
     ),
     scenario(
-        "the leader keeps two followers of four", Cut(between([LEADER, FOLLOWER, OTHER], [THIRD, FOURTH])), size=5
+        "the leader keeps two followers of four",
+        Cut(between([LEADER, FOLLOWER, OTHER], [THIRD, FOURTH])),
+        shape=FIVE_NODES,
     ),
-    scenario("two pairs and a bridge", Cut(between([LEADER, FOLLOWER], [THIRD, FOURTH])), lasting_s=2.5, size=5),
+    scenario(
+        "two pairs and a bridge", Cut(between([LEADER, FOLLOWER], [THIRD, FOURTH])), lasting_s=2.5, shape=FIVE_NODES
+    ),
     scenario(
         "two, two and one",
         Cut(between([LEADER, FOLLOWER], [OTHER, THIRD, FOURTH])),
         Cut(between([OTHER, THIRD], [FOURTH])),
         lasting_s=2.0,
-        size=5,
+        shape=FIVE_NODES,
     ),
     scenario(
         "the leader of five is heard and hears nobody",
         silent(to(LEADER, FOLLOWER, OTHER, THIRD, FOURTH)),
         lasting_s=2.5,
-        size=5,
+        shape=FIVE_NODES,
     ),
-    scenario("two of four followers are slow", slow(between([THIRD, FOURTH], FIVE), 200, 100), size=5),
+    scenario("two of four followers are slow", slow(between([THIRD, FOURTH], FIVE), 200, 100), shape=FIVE_NODES),
     scenario(
         "two followers die as the leader is cut off",
         Kill(FOLLOWER),
         Kill(OTHER),
         Step(0.3, Cut(between([LEADER], FIVE))),
         lasting_s=1.5,
-        size=5,
+        shape=FIVE_NODES,
     ),
 )
 
-SCENARIOS: tuple[Scenario, ...] = (*LINKS, *PARTITIONS, *CHANNELS, *CLIENTS, *LEADERSHIP, *OF_FIVE)
+BEHIND = (LeaveBehind(FOLLOWER), Heal())
+FETCHING = (*BEHIND, narrow(of(LEADER, FOLLOWER), 6_000, STREAM), AwaitInstall(FOLLOWER))
+
+INSTALLS = (
+    scenario("a follower is left behind the log", *BEHIND, bulk=True, shape=EXPIRING),
+    scenario(
+        "a snapshot over a narrow link", *BEHIND, narrow(of(LEADER, FOLLOWER), 4_000, STREAM), bulk=True, shape=EXPIRING
+    ),
+    scenario(
+        "connections that end inside a snapshot",
+        *BEHIND,
+        Said(of(LEADER, FOLLOWER), "limit_data", {"bytes": 6_000_000}, STREAM),
+        lasting_s=3.0,
+        bulk=True,
+        shape=EXPIRING,
+    ),
+    scenario(
+        "a follower is cut off in the middle of an install",
+        *FETCHING,
+        Cut(between([FOLLOWER], [LEADER, OTHER])),
+        lasting_s=1.0,
+        bulk=True,
+        shape=EXPIRING,
+    ),
+    scenario(
+        "the leader is cut off in the middle of an install",
+        *FETCHING,
+        Cut(between([LEADER], FOLLOWERS)),
+        lasting_s=2.0,
+        bulk=True,
+        shape=EXPIRING,
+    ),
+    scenario(
+        "the leader hands over in the middle of an install",
+        *FETCHING,
+        Transfer(OTHER),
+        bulk=True,
+        shape=EXPIRING,
+    ),
+    scenario(
+        "the leader is killed in the middle of an install",
+        *FETCHING,
+        Kill(LEADER),
+        bulk=True,
+        shape=EXPIRING,
+    ),
+    scenario(
+        "a follower is killed in the middle of an install",
+        *FETCHING,
+        Kill(FOLLOWER),
+        lasting_s=0.5,
+        bulk=True,
+        shape=EXPIRING,
+    ),
+)
+
+SCENARIOS: tuple[Scenario, ...] = (*LINKS, *PARTITIONS, *CHANNELS, *CLIENTS, *LEADERSHIP, *OF_FIVE, *INSTALLS)
+
+# Each test run has the others: these differ from one of those by a place, a number or a channel.
+LEFT_TO_THE_SOAK = frozenset(
+    {
+        "latency with jitter on the leader's links",
+        "latency of streams alone",
+        "a narrow stream to one follower",
+        "a trickle of a stream to a follower",
+        "every link reset after a while",
+        "frames in slices",
+        "the leader is cut off",
+        "a follower is heard and hears nobody",
+        "a follower hears and is heard by nobody",
+        "a follower is the bridge and nothing breaks",
+        "every link falls silent",
+        "a silent partition becomes another one",
+        "the leader's streams starve while its control flows",
+        "echoes starve while acks flow",
+        "control is cut everywhere while streams stay",
+        "streams are cut everywhere while control stays",
+        "latency of clients",
+        "clients' connections are reset again and again",
+        "clients do not reach the leader",
+        "a hand-over to a node that is cut off",
+        "the leader is stopped over slow links",
+        "the leader is killed over cut streams",
+        "the leader stands still and is cut off",
+        "a follower catches up over a narrow link",
+        "latency with jitter of five",
+        "the leader of five is cut off and missed at once",
+        "the leader keeps one follower of four",
+        "the leader keeps two followers of four",
+        "two pairs and a bridge",
+        "the leader of five is heard and hears nobody",
+        "two of four followers are slow",
+        "two followers die as the leader is cut off",
+        "a follower is left behind the log",
+        "a snapshot over a narrow link",
+        "a follower is cut off in the middle of an install",
+        "the leader hands over in the middle of an install",
+        "the leader is killed in the middle of an install",
+    }
+)
+OF_EACH_RUN = tuple(each for each in SCENARIOS if each.name not in LEFT_TO_THE_SOAK)
 
 
 def named(name: str) -> Scenario:

@@ -16,7 +16,7 @@ from tests.faults.judging import (
     judge_progress,
     judge_recovery,
 )
-from tests.faults.traffic import Traffic, Written
+from tests.faults.traffic import NO_BULK, Traffic, Written
 from tests.faults.wrong import Wrong
 from tests.linear.checker import NotLinearizable, Operation
 
@@ -60,7 +60,7 @@ class Stretch:
 
 
 def told(*written: Written) -> Traffic:
-    traffic = Traffic([], bulk=False)
+    traffic = Traffic([], bulk=NO_BULK)
     traffic.written = list(written)
     return traffic
 
@@ -127,6 +127,19 @@ def test_logs_that_differ_are_found() -> None:
 
     with pytest.raises(Wrong, match="the logs of n1"):
         judge_logs({"n1": one.raw, "n2": other.raw}, told(), BEFORE, {})
+
+
+def test_a_log_whose_beginning_expired_is_held_against_the_whole_one_and_only_where_logs_may_expire() -> None:
+    whole = Stretch().records(1, sequence=1).records(2, sequence=2)
+    border = len(Stretch().records(1, sequence=1).raw)
+    first, last = whole.raw[:border], whole.raw[border:]
+    states = {"archive": "103", "n1": "103"}
+
+    judge_logs({"archive": whole.raw, "n1": last}, told(), BEFORE, states, may_expire=True)
+
+    for lacking, may_expire in ((last, False), (first, True), (b"", True)):
+        with pytest.raises(Wrong, match="the logs of archive"):
+            judge_logs({"archive": whole.raw, "n1": lacking}, told(), BEFORE, states, may_expire=may_expire)
 
 
 def test_a_command_that_nobody_asked_for_is_found() -> None:

@@ -1,10 +1,13 @@
-"""Each scenario once, on clusters of real processes whose every link goes through toxiproxy, and one verdict for all.
+"""Forty scenarios once, on clusters of real processes whose every link goes through toxiproxy; one verdict for all.
 
-Scenarios of one size share a cluster. One of them by hand: `python -m tests.faults "the leader is cut off"`.
+Scenarios of one shape share a cluster. `make soak-faults` runs all of them.
+
+One of them by hand: `python -m tests.faults "the leader is cut off"`.
 """
 
 import random
 from collections.abc import Generator
+from pathlib import Path
 
 import pytest
 import stamina.instrumentation
@@ -13,7 +16,8 @@ from tests.faults.drawing import drawn
 from tests.faults.page import PAGE, names_on
 from tests.faults.running import Grounds
 from tests.faults.scenario import Scenario
-from tests.faults.scenarios import SCENARIOS
+from tests.faults.scenarios import LEFT_TO_THE_SOAK, OF_EACH_RUN, SCENARIOS
+from tests.faults.slow import slow_follower
 
 AT_LEAST = 40
 
@@ -30,7 +34,7 @@ def grounds(tmp_path_factory: pytest.TempPathFactory) -> Generator[Grounds]:
         stamina.instrumentation.set_on_retry_hooks(hooks)
 
 
-@pytest.mark.parametrize("scenario", SCENARIOS, ids=lambda scenario: scenario.name)
+@pytest.mark.parametrize("scenario", OF_EACH_RUN, ids=lambda scenario: scenario.name)
 def test_nothing_acknowledged_is_lost_or_executed_twice_and_all_agree_after(
     scenario: Scenario, grounds: Grounds
 ) -> None:
@@ -40,12 +44,21 @@ def test_nothing_acknowledged_is_lost_or_executed_twice_and_all_agree_after(
 
 
 def test_there_are_enough_scenarios_and_each_has_a_name_of_its_own() -> None:
-    assert len(SCENARIOS) >= AT_LEAST
-    assert len({scenario.name for scenario in SCENARIOS}) == len(SCENARIOS)
+    names = {scenario.name for scenario in SCENARIOS}
+
+    assert len(names) == len(SCENARIOS)
+    assert names > LEFT_TO_THE_SOAK
+    assert len(OF_EACH_RUN) >= AT_LEAST
 
 
 def test_the_page_has_the_scenarios_that_there_are() -> None:
     assert names_on(PAGE.read_text()) == [scenario.name for scenario in SCENARIOS], "make soak-faults"
+
+
+def test_a_slow_follower_costs_the_others_nothing_and_catches_up(tmp_path: Path) -> None:
+    slowed = slow_follower(tmp_path, minutes=0.1, before_s=3.0, kept_rate=0.4)  # Of seconds; other tests run beside.
+
+    assert slowed.lag_bytes > slowed.other_lag_bytes
 
 
 def test_a_seed_draws_the_same_scenarios_again() -> None:

@@ -25,8 +25,8 @@ WRITERS = 3
 PATIENCE_S = 30.0
 READ_PATIENCE_S = 1.0
 APART = 10**9  # Between the operands of two writers.
-PADDED = ["add", 0, "0" * 10_000]  # It changes nothing.
-BULK_COMMANDS = 90
+BULK: list[Any] = [["add", 0, "0" * 10_000]] * 90  # They change nothing.
+NO_BULK: list[Any] = []
 BULK_AT_ONCE = 4
 
 
@@ -42,9 +42,9 @@ class Written:
 
 
 class Traffic(Crowd):
-    """Clients on all these addresses."""
+    """Clients on all these addresses. `bulk` is a batch that is added again and again, or NO_BULK."""
 
-    def __init__(self, addresses: Sequence[str], *, bulk: bool) -> None:
+    def __init__(self, addresses: Sequence[str], *, bulk: list[Any]) -> None:
         super().__init__()
         self._addresses = list(addresses)
         self._bulk = bulk
@@ -129,10 +129,9 @@ class Traffic(Crowd):
             await asyncio.gather(*lanes)
 
     async def _write_padded(self, client: Client) -> None:
-        commands = [PADDED] * BULK_COMMANDS
         while not self.is_ending:
             try:
-                reply = await client.apply_batch(commands)
+                reply = await client.apply_batch(self._bulk)
             except (Unavailable, OutcomeUnknown):
                 continue  # It changes nothing, whatever became of it.
-            self.bulk.append(Written(reply.index, reply.epoch, commands, [], time.monotonic()))
+            self.bulk.append(Written(reply.index, reply.epoch, self._bulk, [], time.monotonic()))
