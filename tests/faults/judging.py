@@ -13,7 +13,7 @@ from typing import Any
 from quire.log import Frame, Kind, unpack, walk_frames
 from tests.faults.adder import BALLAST
 from tests.faults.traffic import Traffic, Written
-from tests.faults.wrong import Late, Wrong
+from tests.faults.wrong import Wrong
 from tests.linear.checker import check_linearizable, step_sum
 
 HEALED_WITHIN_S = 3.0
@@ -117,9 +117,9 @@ def judge_history(traffic: Traffic, before: int) -> None:
 
 
 def judge_recovery(seconds: float) -> None:
-    """Raises Late where the first acknowledgement came too late after healing."""
+    """Raises Wrong where the first acknowledgement came too late after healing."""
     if seconds > HEALED_WITHIN_S:
-        raise Late(f"the first acknowledgement came {seconds:.2f} s after healing, more than {HEALED_WITHIN_S:g}")
+        raise Wrong(f"the first acknowledgement came {seconds:.2f} s after healing, more than {HEALED_WITHIN_S:g}")
 
 
 def judge_memory(growth: Mapping[str, int], bound: int = MEMORY_GROWTH_BYTES) -> None:

@@ -3,7 +3,3 @@
 
 class Wrong(AssertionError):
     """What must never be; the text says what, with its values."""
-
-
-class Late(Wrong):
-    """The first acknowledgement after healing came too late, and nothing else was wrong."""
