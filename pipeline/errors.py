@@ -1,7 +1,8 @@
 """What can go wrong between Spark and a log, with its values. (What is wrong with the bytes themselves is said by
 `quire.log`: `FrameCorrupt` names file and position.)
 
-The user's fault: `OptionRefused`, `NoLog`, `ForeignLog`. Time's: `RecordsLost`. The cluster's: `ClusterUnavailable`.
+The user's fault: `OptionRefused`, `NoLog`, `ForeignLog`, `WorkersLackQuire`. Time's: `RecordsLost`. The cluster's:
+`ClusterUnavailable`.
 """
 
 from __future__ import annotations
@@ -33,6 +34,17 @@ class ForeignLog(PipelineError):
     def __init__(self, origin: str, found: str, expected: str) -> None:
         super().__init__(f"{origin} is of cluster {found}, not of {expected}, which was read before")
         self.origin, self.found, self.expected = origin, found, expected
+
+
+class WorkersLackQuire(PipelineError):
+    """The Python that Spark's workers run cannot import quire, or what it needs."""
+
+    def __init__(self, python: str, reason: str) -> None:
+        super().__init__(
+            f"Spark's workers run {python}, which cannot import quire: {reason}; before Spark starts, have "
+            "PYSPARK_PYTHON name an interpreter with quire[spark], such as the one of this program (sys.executable)"
+        )
+        self.python, self.reason = python, reason
 
 
 class RecordsLost(PipelineError):
