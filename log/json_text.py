@@ -8,6 +8,7 @@ asks for msgpack.
 from __future__ import annotations
 
 from base64 import b64encode
+from collections.abc import Sequence
 from typing import Any
 
 import orjson
@@ -25,6 +26,18 @@ def to_json(value: Any) -> bytes:
         return orjson.dumps(value, default=_in_words)
     except TypeError:
         return orjson.dumps(_with_string_keys(value), default=_in_words)
+
+
+def to_json_each(values: Sequence[Any]) -> list[bytes]:
+    """Return each of many values as JSON; fast where JSON has a word for all that is in them.
+
+    Raises:
+        TypeError: as `to_json`.
+    """
+    try:
+        return list(map(orjson.dumps, values))
+    except TypeError:
+        return list(map(to_json, values))
 
 
 def _in_words(value: Any) -> Any:

@@ -13,7 +13,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from quire.log import Kind
-from quire.log.json_text import to_json
+from quire.log.json_text import to_json_each
 
 from .errors import BatchTooLarge
 from .rows import Rows, headers_of, values_of
@@ -24,8 +24,9 @@ MAX_BATCH_BYTES = 2**31 - 1
 
 _KINDS = [b"records", b"blob", b"system", b"records"]
 """By the number of the kind; that a frame was coalesced is no matter of its records."""
-_BIN_HEADS = np.zeros(256, bool)
-_BIN_HEADS[[0xC4, 0xC5, 0xC6]] = True
+_NO_COMMAND = np.zeros(256, bool)
+_NO_COMMAND[[0xC0, 0xC4, 0xC5, 0xC6]] = True
+"""By the first byte of a value: nil, and raw bytes of any length."""
 
 
 def batches_of(rows: Rows, schema: pa.Schema, segment: int | None) -> Iterator[pa.RecordBatch]:
@@ -45,7 +46,9 @@ def _array(name: str, rows: Rows, kind: pa.DataType, segment: int | None) -> pa.
         case "timestamp":
             return _numbers(rows.timestamp, kind)
         case "kind":
-            kinds = pa.DictionaryArray.from_arrays(_numbers(rows.kind, pa.int8()), _texts(_KINDS))
+            kinds = pa.DictionaryArray.from_arrays(
+                _numbers(rows.kind, pa.int8()), _texts(_KINDS, np.ones(len(_KINDS), bool))
+            )
             return kinds.dictionary_decode()
         case "value":
             return _values(rows)
@@ -64,13 +67,13 @@ def _numbers(values: NDArray[Any], kind: pa.DataType) -> pa.Array:
     return pa.Array.from_buffers(kind, len(values), [None, pa.py_buffer(np.ascontiguousarray(values))])
 
 
-def _texts(texts: Sequence[bytes | None]) -> pa.Array:
-    """UTF-8 as strings; None is null."""
-    given = [b"" if text is None else text for text in texts]
-    offsets = _offsets(np.fromiter(map(len, given), np.int64, len(given)))
-    valid = np.packbits(np.fromiter((text is not None for text in texts), bool, len(given)), bitorder="little")
-    buffers = [pa.py_buffer(valid), pa.py_buffer(offsets), pa.py_buffer(b"".join(given))]
-    return pa.Array.from_buffers(pa.string(), len(given), buffers)
+def _texts(texts: Sequence[bytes], present: NDArray[np.bool_]) -> pa.Array:
+    """UTF-8 as strings, one for each place where one is present; null elsewhere."""
+    lengths = np.zeros(len(present), np.int64)
+    lengths[present] = np.fromiter(map(len, texts), np.int64, len(texts))
+    valid = np.packbits(present, bitorder="little")
+    buffers = [pa.py_buffer(valid), pa.py_buffer(_offsets(lengths)), pa.py_buffer(b"".join(texts))]
+    return pa.Array.from_buffers(pa.string(), len(present), buffers)
 
 
 def _offsets(lengths: NDArray[np.int64]) -> NDArray[np.int32]:
@@ -103,17 +106,14 @@ def _commands(rows: Rows) -> pa.Array:
     octets = np.frombuffer(rows.raw, np.uint8)
     heads = octets[np.minimum(rows.start, len(octets) - 1)]
     is_record = (rows.kind == Kind.RECORDS) | (rows.kind == Kind.RUNS)
-    if not (is_record & ~_BIN_HEADS[heads]).any():
+    present = is_record & ~_NO_COMMAND[heads]
+    if not present.any():
         return pa.nulls(len(rows), pa.string())
     values: list[Any] = []
     for header, offset in rows.frames:
         values += values_of(rows.raw, header, offset)
     skipped = int(rows.index[0]) - rows.frames[0][0].index
-    texts = [
-        None if value is None or type(value) is bytes else to_json(value)
-        for value in values[skipped : skipped + len(rows)]
-    ]
-    return _texts(texts)
+    return _texts(to_json_each([values[row] for row in (np.flatnonzero(present) + skipped).tolist()]), present)
 
 
 def _headers(rows: Rows, kind: pa.DataType) -> pa.Array:
