@@ -1,0 +1,318 @@
+"""How fast Spark reads a log from files: `python -m benchmarks.spark`, in the environment that has quire.
+
+Spark runs on this machine with two threads. In one run and in turns: the quire source, Parquet of the same rows, a bare
+Python loop over the same log; then a stream beside a writer that appends at a steady rate, and the planning of a read
+of a log of many segments. Processor time is that of the JVM and of all Python workers, of the bare loop its own.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import multiprocessing
+import os
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Generator
+from contextlib import closing, contextmanager, suppress
+from pathlib import Path
+
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as sql
+from pyspark.sql.streaming.query import StreamingQuery
+
+from benchmarks.spent import TICKS
+from quire.log import FileDirectory, Log, LogOptions, walk_frames
+from quire.log.options import STORE_HEADER_BYTES
+from quire.log.payload import stored_records
+from quire.pipeline.batch import LogReader
+from quire.pipeline.files import LogFiles
+from quire.pipeline.options import SourceOptions
+from quire.pipeline.schema import full_schema
+
+RECORDS = 5_000_000
+VALUE_BYTES = 100
+BATCH = 1_000
+ROUNDS = 5
+STREAM_RATE = 300_000
+STREAM_S = 30
+SEGMENTS = 10_000
+TICK_S = 0.02
+DEADLINE_S = 600.0
+CLUSTER = b"benchmark-spark!"
+PARENT, TIMES = 1, slice(11, 15)
+"""Of /proc/PID/stat, behind the name in parentheses; the times are user's and system's, own and of ended children."""
+
+
+@contextmanager
+def writing(path: Path, options: LogOptions | None = None) -> Generator[Log]:
+    """A log to append to."""
+    log = Log.open(
+        FileDirectory(path),
+        options or LogOptions(),
+        cluster_id=CLUSTER,
+        clock=lambda: time.time_ns() // 1000,
+        standalone=True,
+        initial_index=0,
+    )
+    try:
+        yield log
+    finally:
+        log.flush()
+        log.close()
+
+
+def raw_values(start: int, count: int) -> list[bytes]:
+    """Values of VALUE_BYTES, each another one."""
+    return [b"%0*d" % (VALUE_BYTES, number) for number in range(start, start + count)]
+
+
+def commands(start: int, count: int) -> list[list[object]]:
+    """Commands that take about as many bytes."""
+    return [["set", number, "x" * (VALUE_BYTES - 12)] for number in range(start, start + count)]
+
+
+def write_log(path: Path, records: int, values: Callable[[int, int], list[bytes] | list[list[object]]]) -> None:
+    """So many records in frames of BATCH."""
+    with writing(path) as log:
+        for start in range(0, records, BATCH):
+            log.append(values(start, BATCH))
+            if start % (100 * BATCH) == 0:
+                log.flush()
+
+
+def started() -> SparkSession:
+    """Spark on two threads; its workers run this very interpreter."""
+    os.environ["PYSPARK_PYTHON"] = sys.executable
+    session = (
+        SparkSession.Builder()
+        .appName("quire benchmark")
+        .master("local[2]")
+        .config("spark.driver.memory", "2g")
+        .config("spark.driver.bindAddress", "127.0.0.1")
+        .config("spark.driver.host", "127.0.0.1")
+        .config("spark.ui.enabled", "false")
+        .config("spark.ui.showConsoleProgress", "false")
+        .getOrCreate()
+    )
+    session.sparkContext.setLogLevel("ERROR")
+    return session
+
+
+class Measured:
+    """Wall and processor seconds of what is run again and again."""
+
+    def __init__(self, name: str, records: int, goal: str, run: Callable[[], int]) -> None:
+        self.name, self.records, self.goal, self.run = name, records, goal, run
+        self._seconds: list[float] = []
+        self._processor: list[float] = []
+
+    def once(self, *, counts: bool = True) -> None:
+        """Run it; a first run, which warms up, does not count."""
+        before, began = _processor_seconds(), time.perf_counter()
+        found = self.run()
+        took = time.perf_counter() - began
+        if found != self.records:
+            raise SystemExit(f"{self.name}: {found} records of {self.records}")
+        if counts:
+            self._seconds.append(took)
+            self._processor.append(_processor_seconds() - before)
+
+    def line(self) -> str:
+        """Its row of the table."""
+        best, median = self.records / min(self._seconds), self.records / statistics.median(self._seconds)
+        processor = statistics.median(self._processor) / self.records * 1e6
+        return f"| {self.name} | {median:,.0f} | {best:,.0f} | {processor:.2f} | {self.goal} |"
+
+
+def _processor_seconds() -> float:
+    """Of this process and all below it, the JVM and Spark's daemons and workers, ended ones, too. Linux only."""
+    spent: dict[int, tuple[int, int]] = {}
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        with suppress(OSError):  # It ended meanwhile, and is in its parent's times of children.
+            fields = stat.read_text().rpartition(")")[2].split()
+            spent[int(stat.parent.name)] = int(fields[PARENT]), sum(map(int, fields[TIMES]))
+    below = {os.getpid()}
+    while more := {process for process, (parent, _) in spent.items() if parent in below} - below:
+        below |= more
+    return sum(spent[process][1] for process in below) / TICKS
+
+
+def summed(frame: DataFrame) -> int:
+    """Have Spark look at every value; how many there were."""
+    [row] = frame.agg(sql.count("*").alias("rows"), sql.sum(sql.length("value")).alias("bytes")).collect()
+    return int(row["rows"]) if row["bytes"] else 0
+
+
+def passed(frame: DataFrame, records: int) -> int:
+    """Have Spark make every column of every row, for nobody."""
+    frame.write.format("noop").mode("overwrite").save()
+    return records
+
+
+def bare_loop(path: Path) -> int:
+    """What a program without Spark does: an object for each record, every crc checked, one thread."""
+    count = 0
+    with closing(LogFiles(str(path))) as files:
+        end = files.bounds().highest_index
+    for store in sorted((path / "log").glob("*.store")):
+        raw = memoryview(store.read_bytes())[STORE_HEADER_BYTES:]
+        for frame in walk_frames(raw):
+            count += sum(1 for record in stored_records(frame) if record.value)
+            if count == end:
+                break  # What stands behind is preallocated.
+    return count
+
+
+def batch_lines(spark: SparkSession, top: Path, records: int) -> list[str]:
+    """The table of batch reads."""
+    raw, texts, parquet = top / "raw", top / "texts", top / "parquet"
+    write_log(raw, records, raw_values)
+    write_log(texts, records, commands)
+
+    def quire(path: Path, schema: str | None = None) -> DataFrame:
+        reader = spark.read.format("quire")
+        return (reader.schema(schema) if schema else reader).load(str(path))
+
+    quire(raw).write.parquet(str(parquet))
+    runs = [
+        Measured(
+            "quire: `value`, its lengths summed", records, "2,000,000/s", lambda: summed(quire(raw, "value binary"))
+        ),
+        Measured("Parquet: `value`, its lengths summed", records, "", lambda: summed(spark.read.parquet(str(parquet)))),
+        Measured("quire: all columns, to no sink", records, "", lambda: passed(quire(raw), records)),
+        Measured(
+            "Parquet: all columns, to no sink", records, "", lambda: passed(spark.read.parquet(str(parquet)), records)
+        ),
+        Measured(
+            "quire: all columns, where `command` is JSON text", records, "", lambda: passed(quire(texts), records)
+        ),
+        Measured("a bare Python loop", records, "", lambda: bare_loop(raw)),
+    ]
+    for run in runs:
+        run.once(counts=False)
+    for _ in range(ROUNDS):
+        for run in runs:
+            run.once()
+    return [
+        "| | records/s | best | processor us a record | goal |",
+        "|---|---:|---:|---:|---:|",
+        *(run.line() for run in runs),
+    ]
+
+
+def write_steadily(path: str, rate: int, seconds: int) -> None:
+    """Append at a rate, in frames of BATCH, a flush each TICK_S; what a process of its own runs."""
+    with writing(Path(path)) as log:
+        began, first = time.perf_counter(), log.bounds.highest_index
+        written = 0
+        while (passed_s := time.perf_counter() - began) < seconds:
+            while written < passed_s * rate:
+                log.append(raw_values(first + written, BATCH))
+                written += BATCH
+            log.flush()
+            time.sleep(TICK_S)
+
+
+def stream_lines(spark: SparkSession, top: Path, rate: int, seconds: int) -> list[str]:
+    """How a stream keeps up with a writer."""
+    path = top / "stream"
+    write_log(path, BATCH, raw_values)
+    source = spark.readStream.format("quire").option("startingOffsets", "earliest").load(str(path))
+    sink = source.writeStream.format("noop").option("checkpointLocation", str(top / "checkpoint"))
+    query = sink.start()
+    _wait_for(query, BATCH)
+    writer = multiprocessing.get_context("spawn").Process(target=write_steadily, args=(str(path), rate, seconds))
+    writer.start()
+    lags: list[int] = []
+    while writer.is_alive():
+        writer.join(1.0)
+        with closing(LogFiles(str(path))) as files:
+            lags.append(files.bounds().highest_index - _reached(query))
+    ended = time.perf_counter()
+    with closing(LogFiles(str(path))) as files:
+        count = files.bounds().highest_index
+    _wait_for(query, count)
+    behind = time.perf_counter() - ended
+    query.stop()
+    early, late = statistics.median(lags[: len(lags) // 2]), statistics.median(lags[len(lags) // 2 :])
+    behind_in = f"{early:,.0f} records behind in the first half of the time, {late:,.0f} in the second"
+    return [
+        f"- a writer beside it appended {(count - BATCH) / seconds:,.0f} records/s for {seconds} s",
+        f"- the stream was {behind_in} (medians; {max(lags):,} at most)",
+        f"- it had all of {count:,} records {behind:.1f} s after the writer's end",
+    ]
+
+
+def _reached(query: StreamingQuery) -> int:
+    """The index behind the last batch that is done."""
+    progress = query.lastProgress
+    if progress is None:
+        return 0
+    [source] = progress["sources"]
+    offset = source["endOffset"]
+    return int(json.loads(offset)["index"]) if offset else 0
+
+
+def _wait_for(query: StreamingQuery, index: int) -> None:
+    deadline = time.monotonic() + DEADLINE_S
+    while _reached(query) < index:
+        if query.exception() is not None or time.monotonic() > deadline:
+            raise SystemExit(f"the stream stands at {_reached(query)} of {index}: {query.exception()}")
+        time.sleep(TICK_S)
+
+
+def planning_lines(spark: SparkSession, top: Path, segments: int) -> list[str]:
+    """How long the planning of a read takes: here, and with all that Spark does for it."""
+    path = top / "segments"
+    middle, middle_ms = 0, 0
+    with writing(path, LogOptions(segment_bytes=1 << 12, index_bytes=1 << 12)) as log:
+        while len(log.segment_bases) < segments:
+            if len(log.segment_bases) == segments // 2:
+                middle, middle_ms = log.tail.index, time.time_ns() // 1_000_000
+            log.append([b"x" * (3 << 10)])
+    lines: list[str] = []
+    for name, options in (
+        ("all of it", {}),
+        ("from an index in the middle", {"startingOffsets": str(middle)}),
+        ("from a time in the middle", {"startingTimestamp": str(middle_ms)}),
+    ):
+        given = SourceOptions.parse({"path": str(path), **options}, streaming=False)
+        began = time.perf_counter()
+        parts = LogReader(given, full_schema(headers=False)).partitions()
+        planned = time.perf_counter() - began
+        began = time.perf_counter()
+        count = spark.read.format("quire").options(**options).load(str(path)).rdd.getNumPartitions()
+        through = time.perf_counter() - began
+        if count != len(parts):
+            raise SystemExit(f"{count} partitions, not {len(parts)}")
+        lines.append(f"| {name} | {count:,} | {planned:.2f} | {through:.2f} | 2 s |")
+    return ["| read | tasks | planned in s | through Spark in s | goal |", "|---|---:|---:|---:|---:|", *lines]
+
+
+def main() -> None:
+    """Measure in a directory that is removed afterwards."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--directory", type=Path, default=None, help="where the data stands; default: a temporary one")
+    parser.add_argument("--records", type=int, default=RECORDS)
+    parser.add_argument("--rate", type=int, default=STREAM_RATE)
+    parser.add_argument("--seconds", type=int, default=STREAM_S)
+    parser.add_argument("--segments", type=int, default=SEGMENTS)
+    arguments = parser.parse_args()
+    spark = started()
+    with tempfile.TemporaryDirectory(dir=arguments.directory) as directory:
+        top = Path(directory)
+        for lines in (
+            batch_lines(spark, top, arguments.records),
+            stream_lines(spark, top, arguments.rate, arguments.seconds),
+            planning_lines(spark, top, arguments.segments),
+        ):
+            print("\n".join(lines), end="\n\n", flush=True)
+    print(f"{os.cpu_count()} processors, {arguments.records:,} records")
+    spark.stop()
+
+
+if __name__ == "__main__":
+    main()
