@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import os
 import threading
 from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
 from functools import partial
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -27,7 +24,7 @@ from quire.pipeline.errors import ClusterUnavailable, ForeignLog, RecordsLost
 from quire.pipeline.files import LogFiles
 from quire.pipeline.origin import Stretch, split
 from tests.faults.toxiproxy import free_port
-from tests.pipeline.logs import CLUSTER
+from tests.pipeline.servers import answers_of, serving
 from tests.processes.cluster import DEADLINE_S, Cluster, Clusters, ending_clusters
 
 # By hand: PIPELINE_RECORDS=10000000 pytest tests/pipeline/test_cluster.py, which `make soak` does.
@@ -202,48 +199,6 @@ def test_no_node_reachable_is_said_with_every_node_and_reason(spark: SparkSessio
         spark.read.format("quire").options(bootstrap=servers, fetchTimeoutMs="1000").load().collect()
 
 
-@contextmanager
-def serving(answers: dict[str, tuple[int, bytes]]) -> Generator[str]:
-    """A server that gives one answer to each path, whatever it is asked; its address."""
-
-    class Handler(BaseHTTPRequestHandler):
-        protocol_version = "HTTP/1.1"
-
-        def do_GET(self) -> None:
-            status, body = answers.get(self.path.partition("?")[0], (404, b"{}"))
-            self.send_response(status)
-            self.send_header("Content-Length", str(len(body)))
-            self.end_headers()
-            self.wfile.write(body)
-
-        def log_message(self, format: str, *args: Any) -> None:  # noqa: A002 - the base class's name
-            pass
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    server.daemon_threads = True
-    thread = threading.Thread(target=server.serve_forever)
-    thread.start()
-    try:
-        yield f"127.0.0.1:{server.server_port}"
-    finally:
-        server.shutdown()
-        thread.join()
-        server.server_close()
-
-
-def node(cluster_id: bytes = CLUSTER, records: tuple[int, bytes] = (503, b"{}")) -> dict[str, tuple[int, bytes]]:
-    status = {"cluster_id": cluster_id.hex(), "role": "follower", "log_bytes": 1000}
-    status |= {"lowest_index": 0, "highest_index": 100}
-    members = {"node_id": "n1", "nodes": {"n1": {"address": "127.0.0.1:1", "status": status}}}
-    bounds = {"lowest_index": 0, "highest_index": 100}
-    return {
-        "/status": (200, json.dumps(status).encode()),
-        "/cluster": (200, json.dumps(members).encode()),
-        "/index_bounds": (200, json.dumps(bounds).encode()),
-        "/records": records,
-    }
-
-
 def known_id(cluster: Cluster) -> str:
     with log_of(cluster.servers) as log:
         return log.cluster_id()
@@ -255,7 +210,7 @@ def test_a_node_that_sends_what_is_no_part_of_the_log_is_passed_over(cluster: Cl
     raw = raw[: next(offset for offset, header in walk_headers(raw) if header.index >= 3)]
 
     for body in (raw[:-1], raw[:80] + bytes([raw[80] ^ 1]) + raw[81:], b"", b"nonsense" * 10, raw * 2):
-        with serving(node(bytes.fromhex(known), (200, body))) as liar:
+        with serving(answers_of(bytes.fromhex(known), (200, body))) as liar:
             with log_of(f"{liar},{good.address}", known=known) as task:
                 assert indices(task, 0, 4) == [0, 1, 2, 3]
             with log_of(liar, 0.3, known) as alone, pytest.raises(ClusterUnavailable, match=f"{liar}: it "):
@@ -264,7 +219,7 @@ def test_a_node_that_sends_what_is_no_part_of_the_log_is_passed_over(cluster: Cl
 
 def test_servers_of_two_clusters_are_refused(cluster: Cluster) -> None:
     known = known_id(cluster)
-    with serving(node(b"o" * 16, (200, b"frames"))) as other:
+    with serving(answers_of(b"o" * 16, (200, b"frames"))) as other:
         with (
             log_of(f"{cluster.servers},{other}") as log,
             pytest.raises(ForeignLog, match=f"{other} is of cluster 6f6f"),
@@ -276,7 +231,7 @@ def test_servers_of_two_clusters_are_refused(cluster: Cluster) -> None:
 
 def test_what_has_expired_on_every_node_is_lost_and_on_one_of_them_is_not(cluster: Cluster) -> None:
     known = known_id(cluster)
-    gone = node(bytes.fromhex(known), (410, b'{"detail": "index 0 has expired"}'))
+    gone = answers_of(bytes.fromhex(known), (410, b'{"detail": "index 0 has expired"}'))
     says = r"records \[0, 3\) .* index 0 has expired"
     with serving(gone) as first, serving(gone) as second:
         with log_of(f"{first},{second}", known=known) as task, pytest.raises(RecordsLost, match=says):

@@ -1,0 +1,85 @@
+"""Servers that answer as nodes do, or as no node should."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+from urllib.parse import parse_qs, urlsplit
+
+from quire.log.frames import walk_headers
+from tests.pipeline.logs import CLUSTER
+
+Told = tuple[int, bytes]
+"""Status and body."""
+SILENT: Told = (503, b"{}")
+
+
+@contextmanager
+def serving(answers: dict[str, Told | Callable[[dict[str, int]], Told]]) -> Generator[str]:
+    """A server that answers each path, always the same or by the query's numbers; its address."""
+
+    class Handler(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def do_GET(self) -> None:
+            asked = urlsplit(self.path)
+            answer = answers.get(asked.path, (404, b"{}"))
+            if callable(answer):
+                answer = answer({name: int(number) for name, [number] in parse_qs(asked.query).items()})
+            status, body = answer
+            self.send_response(status)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, format: str, *args: Any) -> None:  # noqa: A002 - the base class's name
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    server.daemon_threads = True
+    thread = threading.Thread(target=server.serve_forever, args=(0.01,))
+    thread.start()
+    try:
+        yield f"127.0.0.1:{server.server_port}"
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
+
+
+def answers_of(
+    cluster_id: bytes = CLUSTER, records: Told | Callable[[dict[str, int]], Told] = SILENT
+) -> dict[str, Told | Callable[[dict[str, int]], Told]]:
+    """What a node of a cluster of one answers, with 100 records."""
+    status = {"cluster_id": cluster_id.hex(), "role": "follower", "log_bytes": 1000}
+    status |= {"lowest_index": 0, "highest_index": 100}
+    members = {"node_id": "n1", "nodes": {"n1": {"address": "127.0.0.1:1", "status": status}}}
+    bounds = {"lowest_index": 0, "highest_index": 100}
+    return {
+        "/status": (200, json.dumps(status).encode()),
+        "/cluster": (200, json.dumps(members).encode()),
+        "/index_bounds": (200, json.dumps(bounds).encode()),
+        "/records": records,
+    }
+
+
+def pages(raw: bytes, *, answers: int = 1 << 30) -> Callable[[dict[str, int]], Told]:
+    """The frames of a log as a node gives them, from the one that holds `from` on; after so many answers, none."""
+    left = answers
+
+    def answer(asked: dict[str, int]) -> Told:
+        nonlocal left
+        left -= 1
+        if left < 0:
+            return SILENT
+        held = [(offset, header) for offset, header in walk_headers(raw) if header.next_index > asked["from"]]
+        fits = [
+            offset + header.size for offset, header in held if offset + header.size - held[0][0] <= asked["max_bytes"]
+        ]
+        return 200, raw[held[0][0] : max([held[0][0] + held[0][1].size, *fits])]
+
+    return answer
