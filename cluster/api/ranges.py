@@ -153,11 +153,23 @@ def _read(node: "Node", asked: Range, from_index: int) -> _Chunk:
     if from_index < to_index:
         raw, next_index = node.read_frames(from_index, asked.max_bytes)
     if asked.content_type == RAW_FRAMES:
+        if next_index > to_index:
+            raw, next_index = _frames_below(raw, to_index)
         return _Chunk(raw, len(raw), next_index)
     lines, cut_at = _lines(raw, asked, from_index, to_index)
     ndjson = asked.content_type == NDJSON
     body = b"".join(to_json(line) + b"\n" for line in lines) if ndjson else pack(lines)
     return _Chunk(body, len(lines), min(next_index, to_index) if cut_at is None else cut_at)
+
+
+def _frames_below(raw: bytes, to_index: int) -> tuple[bytes, int]:
+    """The frames that hold records below an index, whole, and where the next one begins."""
+    size = next_index = 0
+    for frame in walk_frames(raw):
+        if frame.header.index >= to_index:
+            break
+        size, next_index = size + frame.header.size, frame.header.next_index
+    return raw[:size], next_index
 
 
 def _lines(raw: bytes, asked: Range, from_index: int, to_index: int) -> tuple[list[dict[str, Any]], int | None]:

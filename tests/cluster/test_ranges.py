@@ -97,6 +97,24 @@ async def test_a_reader_at_the_end_gets_msgpack_and_raw_frames_alike(cluster: Ru
 
 
 @EVERYWHERE
+@pytest.mark.parametrize(("to", "frames"), [(0, []), (1, [0]), (3, [0]), (4, [0, 3])])
+async def test_raw_frames_end_with_the_one_that_holds_the_last_record_that_is_asked_for(
+    cluster: RunningCluster, at: str, to: int, frames: list[int]
+) -> None:
+    first = await append(cluster, 1, 2, 3)
+    await append(cluster, 4)
+    await append(cluster, 5)
+    await end_of(cluster, at)
+
+    path = f"/records?from={first}&to={first + to}"
+    reply = await cluster.ask(at, "GET", path, headers={"Accept": RAW_FRAMES})
+
+    given = list(walk_frames(reply.body))
+    assert [frame.header.index - first for frame in given] == frames
+    assert int(reply.headers["Quire-Next-Index"]) == (given[-1].header.next_index if given else first)
+
+
+@EVERYWHERE
 async def test_a_reader_that_waits_in_vain_gets_nothing_and_the_same_index(cluster: RunningCluster, at: str) -> None:
     end = await end_of(cluster, at)
 
