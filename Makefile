@@ -39,6 +39,8 @@ soak-pipeline: dev-environment java
 
 soak-faults: dev-environment toxiproxy
 	$(BIN)/python -m tests.faults --page
+	$(BIN)/python -m tests.faults --slow-follower 5
+	$(BIN)/python -m tests.faults --seed $(or $(FROM),10) --minutes 30
 
 soak-histories: dev-environment
 	$(BIN)/python -m tests.sim --soak $(or $(FROM),1000000) --jobs $(or $(JOBS),2)

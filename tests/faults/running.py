@@ -132,12 +132,13 @@ class Ground:
             traffic.wait_until_all_were_answered(cluster, began)
             recovery_s = self._disturb(scenario, actor, traffic)
             traffic.end()
-            cluster.wait_for_equal()
+            # Of here all is judged, although another leader may begin its epoch while the logs are read.
+            end = int(cluster.wait_for_equal()[cluster.leader.node_id]["highest_index"])
         judge_progress(watch.seen)
         expiring = scenario.shape.expiring
         judge_memory(watch.growth, INSTALL_GROWTH_BYTES if expiring else MEMORY_GROWTH_BYTES)
         states = {node.node_id: str(node.local_state()["state"]) for node in cluster}
-        replay = judge_logs(self._logs(start), traffic, before, states, may_expire=expiring)
+        replay = judge_logs(self._logs(start, end), traffic, before, states, may_expire=expiring)
         judge_history(traffic, before)
         self._judge_nodes(actor.left_behind)
         return Outcome(
@@ -154,18 +155,18 @@ class Ground:
     def _end_of_log(self) -> int:
         return int(self.cluster.leader.get("/index_bounds")["highest_index"])
 
-    def _logs(self, start: int) -> dict[str, bytes]:
-        """What each node's log holds from `start` on, the one first of which nothing may be missing."""
+    def _logs(self, start: int, end: int) -> dict[str, bytes]:
+        """What each node's log holds of [start, end), the one first of which nothing may be missing."""
         nodes = sorted(self.cluster, key=lambda node: node.node_id != ARCHIVE)
-        return {node.node_id: self._log(node, start) for node in nodes}
+        return {node.node_id: self._log(node, start, end) for node in nodes}
 
-    def _log(self, node: Node, start: int) -> bytes:
+    def _log(self, node: Node, start: int, end: int) -> bytes:
         def lowest_for_good() -> tuple[int] | None:
             status = node.status()
             return None if status["expiry"]["due"]["segments"] else (int(status["lowest_index"]),)
 
         [lowest] = self.cluster.wait_until(f"nothing of {node.node_id} is due to expire", lowest_for_good)
-        return node.raw_frames(max(start, lowest))
+        return node.raw_frames(max(start, lowest), end)
 
     def _judge_nodes(self, left_behind: dict[str, int]) -> None:
         for node in self.cluster:

@@ -30,7 +30,7 @@ WINDOW_BYTES = 8 * MIB  # The default of stream_window_bytes, which this runs wi
 # What docs/reliability.md promises: a window that is full, once in the socket's queue and once more as it is handed to
 # it; and what other users of the allocator take between two looks.
 LEADER_GROWTH_BYTES = 2 * WINDOW_BYTES + 16 * MIB
-WARM_S = 3.0
+WARM_S = 1.0
 # Not of 10 kB, as in the scenarios: five minutes of those would be tens of gigabytes on each disk.
 COMMAND_BYTES = 200
 LOAD: list[Any] = [["add", 0, "0" * COMMAND_BYTES]] * 4_000

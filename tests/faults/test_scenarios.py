@@ -12,12 +12,13 @@ from pathlib import Path
 import pytest
 import stamina.instrumentation
 
+from quire.cluster.config import MIB
 from tests.faults.drawing import drawn
 from tests.faults.page import PAGE, names_on
 from tests.faults.running import Grounds
 from tests.faults.scenario import Scenario
 from tests.faults.scenarios import LEFT_TO_THE_SOAK, OF_EACH_RUN, SCENARIOS
-from tests.faults.slow import slow_follower
+from tests.faults.slow import LEADER_GROWTH_BYTES, slow_follower
 
 AT_LEAST = 40
 
@@ -59,6 +60,7 @@ def test_a_slow_follower_costs_the_others_nothing_and_catches_up(tmp_path: Path)
     slowed = slow_follower(tmp_path, minutes=0.1, before_s=3.0, kept_rate=0.4)  # Of seconds; other tests run beside.
 
     assert slowed.lag_bytes > slowed.other_lag_bytes
+    assert f"by more than {LEADER_GROWTH_BYTES // MIB} MiB" in PAGE.read_text(), "the bound that was judged by"
 
 
 def test_a_seed_draws_the_same_scenarios_again() -> None:
