@@ -6,6 +6,8 @@ goes on at the next index from another: frames are whole, and an index is passed
 
 from __future__ import annotations
 
+import math
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import closing
 from typing import Any
@@ -15,11 +17,13 @@ from quire.log import ChainBroken, FrameHeader, FrameInvalid, PayloadInvalid, Ta
 from quire.log.frames import follow, walk_headers
 from quire.log.packing import Skimmer
 
-from .errors import ForeignLog, RecordsLost
+from .errors import ClusterUnavailable, ForeignLog, RecordsLost
 from .nodes import Answer, Gone, Nodes, TryNext, document_of
 from .origin import Bounds, Stretch
 from .rows import Gathering, Rows
 
+ROLES_FOR_S = 30.0
+"""So long a driver believes who leads and who the members are."""
 RAW_FRAMES = "application/vnd.quire.frames"
 PAGE_BYTES = 2 << 20
 """Asked for at a time: a node holds it in memory, and so does the task."""
@@ -39,13 +43,18 @@ class Cluster:
         turn: int = 0,
         page_bytes: int = PAGE_BYTES,
     ) -> None:
-        """`known`: the id of the cluster whose members the servers are; None: learn both from those that answer."""
-        shift = turn % len(servers)
+        """`known`: the id of the cluster whose members the servers are; None: learn both from those that answer.
+
+        `turn`: of a task, that it begins with another follower than the one before; the leader stands last.
+        """
+        *followers, last = servers
+        shift = turn % max(1, len(followers))
         self.name = ",".join(servers)
-        self._nodes = Nodes([*servers[shift:], *servers[:shift]], timeout_s)
+        self._nodes = Nodes([*followers[shift:], *followers[:shift], last], timeout_s)
         self._timeout_s = timeout_s
         self._page_bytes = page_bytes
         self._known = known
+        self._learn_again_at = 0.0 if known is None else math.inf
         self._checked: set[str] = set()
         self._record_bytes: float | None = None
 
@@ -57,18 +66,18 @@ class Cluster:
 
     def cluster_id(self) -> str:
         if self._known is None:
-            self._known = self._learn()
+            self._known = self._learn(None)
         return self._known
 
-    def _learn(self) -> str:
-        """Ask each server that was named for all members; they must be of one cluster."""
+    def _learn(self, known_before: str | None) -> str:
+        """Ask each server for all members and who leads; they must be of one cluster, the same as before."""
         told = self._nodes.every("/cluster", "its members")
         ids = {server: _own_status(document).get("cluster_id") for server, document in told.items()}
         known = {server: found for server, found in ids.items() if isinstance(found, str)}
         if not known:
             self._nodes.first("/status", "the cluster's id", _cluster_id_of)
-            return self._learn()
-        first = next(iter(known.values()))
+            return self._learn(known_before)
+        first = known_before or next(iter(known.values()))
         for server, found in known.items():
             if found != first:
                 raise ForeignLog(server, found, first)
@@ -77,15 +86,19 @@ class Cluster:
         ordered = sorted({**roles, **rest}.items(), key=lambda each: each[1] == "leader")
         self._nodes.close()
         self._nodes = Nodes([server for server, _ in ordered], self._timeout_s)
+        self._learn_again_at = time.monotonic() + ROLES_FOR_S
         return first
 
     def bounds(self) -> Bounds:
-        self.cluster_id()
+        known = self.cluster_id()
+        if time.monotonic() >= self._learn_again_at:
+            self._learn(known)  # A stream runs for months: members and leaders change.
         told = self._nodes.every("/index_bounds", "its bounds")
         found = [(each.get("lowest_index"), each.get("highest_index")) for each in told.values()]
         pairs = [(low, high) for low, high in found if isinstance(low, int) and isinstance(high, int)]
         if not pairs:
-            raise RecordsLost(self.name, 0, 0, "no node tells its bounds")
+            reasons = dict.fromkeys(told, "its answer has no bounds")
+            raise ClusterUnavailable("its bounds", self._timeout_s, reasons)
         return Bounds(min(low for low, _ in pairs), max(high for _, high in pairs))
 
     def index_at(self, timestamp: int, bounds: Bounds) -> int:
@@ -142,7 +155,9 @@ class Cluster:
         try:
             return self._nodes.first(path, f"the records from index {index} on", parse, RAW_FRAMES)
         except Gone as error:
-            raise RecordsLost(self.name, index, stretch.to_index, str(error)) from error
+            lowest = self.bounds().lowest_index
+            to_index = min(lowest, stretch.to_index) if lowest > index else stretch.to_index
+            raise RecordsLost(self.name, index, to_index, str(error)) from error
 
     def _check_server(self, server: str) -> None:
         """Frames do not say whose they are: ask each server once."""

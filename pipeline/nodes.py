@@ -23,6 +23,7 @@ SILENT_FOR_S = 5.0
 FIRST_PAUSE_S = 0.02
 LONGEST_PAUSE_S = 0.5
 MAX_ANSWER_BYTES = 64 << 20
+"""A page of frames, or one larger frame."""
 JSON = "application/json"
 
 Parsed = TypeVar("Parsed")
@@ -121,7 +122,9 @@ class Nodes:
         try:
             connection.request("GET", path, headers={"Accept": accept})
             response = connection.getresponse()
-            body = response.read(MAX_ANSWER_BYTES)
+            body = response.read(MAX_ANSWER_BYTES + 1)
+            if len(body) > MAX_ANSWER_BYTES:
+                raise TryNext(f"its answer is above the limit of {MAX_ANSWER_BYTES} bytes")
         except BaseException:
             connection.close()
             raise

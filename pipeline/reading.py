@@ -129,11 +129,15 @@ def read_stretch(options: SourceOptions, schema: StructType, partition: StretchP
         FrameCorrupt, ForeignLog, ClusterUnavailable: as the origin finds it.
     """
     arrow_schema = to_arrow_schema(schema, timezone="UTC")
-    try:
-        with closing(_origin_of(options, partition)) as origin:
-            for rows in origin.rows(partition.stretch, Skimmer()):
-                yield from batches_of(rows, arrow_schema, partition.stretch.segment)
-    except RecordsLost as error:
-        if options.failOnDataLoss:
-            raise
-        _journal.warning("%s", error)
+    left = partition.stretch
+    while left.from_index < left.to_index:
+        try:
+            with closing(_origin_of(options, partition)) as origin:
+                for rows in origin.rows(left, Skimmer()):
+                    yield from batches_of(rows, arrow_schema, left.segment)
+            return
+        except RecordsLost as error:
+            if options.failOnDataLoss:
+                raise
+            _journal.warning("%s", error)
+            left = left._replace(from_index=error.to_index)

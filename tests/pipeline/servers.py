@@ -52,13 +52,13 @@ def serving(answers: dict[str, Told | Callable[[dict[str, int]], Told]]) -> Gene
 
 
 def answers_of(
-    cluster_id: bytes = CLUSTER, records: Told | Callable[[dict[str, int]], Told] = SILENT
+    cluster_id: bytes = CLUSTER, records: Told | Callable[[dict[str, int]], Told] = SILENT, lowest: int = 0
 ) -> dict[str, Told | Callable[[dict[str, int]], Told]]:
-    """What a node of a cluster of one answers, with 100 records."""
+    """What a node of a cluster of one answers, with the records up to 100."""
     status = {"cluster_id": cluster_id.hex(), "role": "follower", "log_bytes": 1000}
-    status |= {"lowest_index": 0, "highest_index": 100}
+    status |= {"lowest_index": lowest, "highest_index": 100}
     members = {"node_id": "n1", "nodes": {"n1": {"address": "127.0.0.1:1", "status": status}}}
-    bounds = {"lowest_index": 0, "highest_index": 100}
+    bounds = {"lowest_index": lowest, "highest_index": 100}
     return {
         "/status": (200, json.dumps(status).encode()),
         "/cluster": (200, json.dumps(members).encode()),
@@ -67,8 +67,10 @@ def answers_of(
     }
 
 
-def pages(raw: bytes, *, answers: int = 1 << 30) -> Callable[[dict[str, int]], Told]:
-    """The frames of a log as a node gives them, from the one that holds `from` on; after so many answers, none."""
+def pages(raw: bytes, *, answers: int = 1 << 30, lowest: int = 0) -> Callable[[dict[str, int]], Told]:
+    """The frames of a log as a node gives them, from the one that holds `from` on; after so many answers, none.
+    What is below `lowest` has expired.
+    """
     left = answers
 
     def answer(asked: dict[str, int]) -> Told:
@@ -76,6 +78,8 @@ def pages(raw: bytes, *, answers: int = 1 << 30) -> Callable[[dict[str, int]], T
         left -= 1
         if left < 0:
             return SILENT
+        if asked["from"] < lowest:
+            return 410, b'{"detail": "it has expired"}'
         held = [(offset, header) for offset, header in walk_headers(raw) if header.next_index > asked["from"]]
         fits = [
             offset + header.size for offset, header in held if offset + header.size - held[0][0] <= asked["max_bytes"]

@@ -45,7 +45,7 @@ def numbers(tmp_path_factory: pytest.TempPathFactory) -> Path:
     with writing(path, clock=clock) as log:
         for number in range(0, 300, 3):
             clock.now = START + number // 3 * SECOND
-            append_and_flush(log, [number, number + 1, number + 2])
+            log.append([number, number + 1, number + 2])
     return path
 
 

@@ -196,7 +196,7 @@ def test_a_time_is_found_in_any_segment(tmp_path: Path, timestamp: int, index: i
     with writing(tmp_path, clock=clock) as log:
         for number in range(100):
             clock.now = START + number * SECOND
-            append_and_flush(log, [number, b"", None])
+            log.append([number, b"", None])
     files = LogFiles(str(tmp_path))
 
     assert files.index_at(timestamp, files.bounds()) == index

@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
-from contextlib import ExitStack
+import json
+from contextlib import ExitStack, closing
 from pathlib import Path
 
 import pytest
+from pyspark.sql.types import LongType, StructType
 
+import quire.pipeline.cluster
+import quire.pipeline.nodes
 from quire.log.packing import Skimmer
 from quire.pipeline.cluster import Cluster
-from quire.pipeline.errors import ClusterUnavailable
+from quire.pipeline.errors import ClusterUnavailable, ForeignLog, RecordsLost
+from quire.pipeline.nodes import Nodes
+from quire.pipeline.options import SourceOptions
 from quire.pipeline.origin import Stretch
+from quire.pipeline.reading import StretchPartition, read_stretch
 from tests.pipeline.logs import CLUSTER, append_and_flush, writing
-from tests.pipeline.servers import answers_of, pages, serving
+from tests.pipeline.servers import Told, answers_of, pages, serving
 
 FRAMES, RECORDS_A_FRAME = 20, 5
 HIGHEST = FRAMES * RECORDS_A_FRAME
@@ -47,6 +54,75 @@ def test_a_read_goes_on_at_another_node_behind_the_last_row_that_it_has(tmp_path
             dying = stack.enter_context(serving(answers_of(records=pages(raw, answers=answers))))
             other = stack.enter_context(serving(answers_of(records=pages(raw))))
             assert read([dying, other]) == list(range(3, 97))
+
+
+def test_each_task_begins_with_another_follower_and_the_leader_stands_last_for_all() -> None:
+    servers = ["127.0.0.1:1", "127.0.0.1:2", "127.0.0.1:3"]
+    orders = [Cluster(servers, 1.0, known=CLUSTER.hex(), turn=turn).servers for turn in range(4)]
+
+    assert [order[0] for order in orders] == [servers[0], servers[1], servers[0], servers[1]]
+    assert {order[-1] for order in orders} == {servers[2]}
+    assert Cluster(servers[:1], 1.0, known=CLUSTER.hex(), turn=5).servers == tuple(servers[:1])
+
+
+def test_where_records_expired_before_a_task_came_to_them_it_fails_or_goes_on_behind_them(tmp_path: Path) -> None:
+    raw = raw_frames(tmp_path)
+    with serving(answers_of(records=pages(raw, lowest=40), lowest=40)) as server:
+        partition = StretchPartition(Stretch(3, 97, None), CLUSTER.hex(), (server,), 0)
+
+        with pytest.raises(RecordsLost) as lost:
+            shown(server, partition)
+        assert (lost.value.from_index, lost.value.to_index) == (3, 40)
+        assert shown(server, partition, failOnDataLoss="false") == list(range(40, 97))
+        before = StretchPartition(Stretch(3, 40, None), CLUSTER.hex(), (server,), 0)
+        assert shown(server, before, failOnDataLoss="false") == []
+
+
+def shown(server: str, partition: StretchPartition, **options: str) -> list[int]:
+    given = SourceOptions.parse({"bootstrap": server, **options}, streaming=False)
+    batches = read_stretch(given, StructType().add("index", LongType()), partition)
+    return [index for batch in batches for index in batch[0].to_pylist()]
+
+
+def test_a_driver_learns_again_who_leads_and_does_not_change_to_another_cluster(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with serving(told := answers_of()) as server:
+        told["/cluster"] = members(server, "127.0.0.1:1")
+        log = Cluster([server], 1.0)
+        assert log.servers == (server, "127.0.0.1:1")
+        told["/cluster"] = members("127.0.0.1:1", server)
+        log.bounds()
+        assert log.servers == (server, "127.0.0.1:1")
+
+        monkeypatch.setattr(quire.pipeline.cluster, "ROLES_FOR_S", 0.0)
+        vars(log)["_learn_again_at"] = 0.0
+        log.bounds()
+        assert log.servers == ("127.0.0.1:1", server)
+        told["/cluster"] = members("127.0.0.1:1", server, b"o" * 16)
+        with pytest.raises(ForeignLog, match="6f6f"):
+            log.bounds()
+        log.close()
+
+
+def members(follower: str, leader: str, cluster_id: bytes = CLUSTER) -> Told:
+    """What `/cluster` says of two nodes, told by the first."""
+    nodes = {
+        name: {"address": address, "status": {"cluster_id": cluster_id.hex(), "role": role}}
+        for name, address, role in (("n1", follower, "follower"), ("n2", leader, "leader"))
+    }
+    return 200, json.dumps({"node_id": "n1", "nodes": nodes}).encode()
+
+
+@pytest.mark.parametrize(("size", "passes"), [(1000, True), (1001, False)])
+def test_an_answer_has_a_limit(monkeypatch: pytest.MonkeyPatch, size: int, passes: bool) -> None:
+    monkeypatch.setattr(quire.pipeline.nodes, "MAX_ANSWER_BYTES", 1000)
+    with serving({"/records": (200, b"x" * size)}) as server, closing(Nodes([server], 0.2)) as nodes:
+        if passes:
+            assert nodes.first("/records", "it", lambda answer: len(answer.body)) == size
+        else:
+            with pytest.raises(ClusterUnavailable, match="above the limit of 1000 bytes"):
+                nodes.first("/records", "it", lambda answer: answer)
 
 
 def test_a_node_whose_log_does_not_follow_what_was_read_is_passed_over(tmp_path: Path) -> None:

@@ -24,7 +24,7 @@ from quire.pipeline.rows import Gathering
 from quire.pipeline.segment import SegmentFile
 from quire.pipeline.stream import LogStreamReader
 from tests.pipeline import test_files, test_nodes, test_stream
-from tests.pipeline.logs import SECOND, START, Clock, append_and_flush, every_kind, writing
+from tests.pipeline.logs import SECOND, START, Clock, every_kind, writing
 
 Patch = pytest.MonkeyPatch
 Check = Callable[[Path], None]
@@ -180,7 +180,7 @@ def on_numbers(check: Callable[..., None], *arguments: Any) -> Check:
 def write_numbers(log: Log, clock: Clock) -> None:
     for number in range(50):
         clock.now = START + number * SECOND
-        append_and_flush(log, [b"x" * 30, b"y" * 31])
+        log.append([b"x" * 30, b"y" * 31])
 
 
 def on_nothing(check: Callable[..., None], *arguments: Any) -> Check:

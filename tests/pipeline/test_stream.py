@@ -59,7 +59,7 @@ def numbers(tmp_path: Path) -> Path:
     with writing(tmp_path / "numbers", clock=clock) as log:
         for number in range(50):
             clock.now = START + number * SECOND
-            append_and_flush(log, [b"x" * 30, b"y" * 31])
+            log.append([b"x" * 30, b"y" * 31])
     return tmp_path / "numbers"
 
 
@@ -133,6 +133,16 @@ def test_a_stream_ends_where_it_is_told_to_even_if_the_log_is_to_come_there_yet(
     assert reader(numbers, endingOffsets=155).latestOffset(at(0), ReadAllAvailable()) == at(100)
     late = reader(numbers, endingTimestamp=START // 1000 + 10_000)
     assert late.latestOffset(at(0), ReadAllAvailable()) == at(20)
+
+
+def test_a_stream_of_an_empty_log_stands_at_its_first_index_until_something_comes(tmp_path: Path) -> None:
+    with writing(tmp_path / "empty", first=7) as log:
+        stream = reader(tmp_path / "empty")
+        assert stream.initialOffset() == at(7)
+        assert batches(stream, at(7)) == []
+        assert stream.partitions(at(7), at(7)) == []
+        append_and_flush(log, [1, 2])
+        assert batches(stream, at(7)) == [9]
 
 
 def test_available_now_reads_to_the_end_of_that_moment(numbers: Path) -> None:

@@ -1,0 +1,100 @@
+"""What users may say: every option, its limits, and what contradicts itself."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import quire.pipeline.columns
+from quire.pipeline.errors import BatchTooLarge, OptionRefused
+from quire.pipeline.options import (
+    HIGHEST_INDEX,
+    MAX_FETCH_TIMEOUT_MS,
+    MAX_PARTITIONS,
+    MAX_TIMESTAMP_MS,
+    SourceOptions,
+)
+
+LIMITS = {
+    "startingOffsets": (0, HIGHEST_INDEX),
+    "endingOffsets": (0, HIGHEST_INDEX),
+    "startingTimestamp": (0, MAX_TIMESTAMP_MS),
+    "endingTimestamp": (0, MAX_TIMESTAMP_MS),
+    "minPartitions": (1, MAX_PARTITIONS),
+    "maxOffsetsPerTrigger": (1, HIGHEST_INDEX),
+    "maxBytesPerTrigger": (1, HIGHEST_INDEX),
+    "fetchTimeoutMs": (1, MAX_FETCH_TIMEOUT_MS),
+}
+
+
+def parse(*given: tuple[str, object], streaming: bool = False) -> SourceOptions:
+    return SourceOptions.parse({"path": "data", **{name: str(value) for name, value in given}}, streaming=streaming)
+
+
+@pytest.mark.parametrize(("option", "limits"), LIMITS.items(), ids=LIMITS)
+def test_a_number_may_be_its_limit_and_not_one_past_it(option: str, limits: tuple[int, int]) -> None:
+    for number in limits:
+        assert getattr(parse((option, number)), option) == number
+    for text in (str(limits[0] - 1), str(limits[1] + 1), "", "1.5", "one", "٣", "1e3", "+1"):
+        with pytest.raises(OptionRefused, match=f"option {option}: "):
+            parse((option, text))
+
+
+@pytest.mark.parametrize(
+    ("option", "text"),
+    [
+        ("startingOffsets", '{"index": '),
+        ("startingOffsets", '{"index": -1}'),
+        ("startingOffsets", '{"index": true}'),
+        ("startingOffsets", '{"index": 1, "partition": 0}'),
+        ("startingOffsets", "[1]"),
+        ("startingOffsets", "[" * 100_000),
+        ("startingOffsets", "soonest"),
+        ("endingOffsets", "earliest"),
+        ("endingOffsets", "{}"),
+        ("failOnDataLoss", "no"),
+        ("includeHeaders", "1"),
+        ("startingOffsetsByTimestampStrategy", "earliest"),
+        ("path", "file:"),
+        ("maxOffsetPerTrigger", "5"),
+        ("kafka.bootstrap.servers", "a:1"),
+    ],
+)
+def test_what_an_option_cannot_be_is_refused_by_the_option_s_name(option: str, text: str) -> None:
+    with pytest.raises(OptionRefused, match=f"option {option}: "):
+        parse((option, text))
+
+
+@pytest.mark.parametrize("servers", ["", ",", "host", "host:", ":1", "host:0", "host:65536", "http://host:1", "a b:1"])
+def test_servers_are_host_and_port(servers: str) -> None:
+    with pytest.raises(OptionRefused, match="option bootstrap: "):
+        SourceOptions.parse({"bootstrap": servers}, streaming=False)
+    given = SourceOptions.parse({"bootstrap": "n1:1, [::1]:65535 ,n1:1"}, streaming=False)
+    assert given.bootstrap == ("n1:1", "[::1]:65535")
+
+
+def test_what_contradicts_itself_is_refused() -> None:
+    for contrary in (
+        [("bootstrap", "n1:1")],
+        [("startingOffsets", 1), ("startingTimestamp", 1)],
+        [("endingOffsets", 1), ("endingTimestamp", 1)],
+    ):
+        with pytest.raises(OptionRefused):
+            parse(*contrary)
+    with pytest.raises(OptionRefused, match="option path: give either it"):
+        SourceOptions.parse({}, streaming=True)
+
+
+def test_names_are_of_any_case_and_a_stream_begins_at_the_end() -> None:
+    assert parse(("STARTINGOFFSETS", "EARLIEST"), ("failondataloss", "FALSE")).failOnDataLoss is False
+    assert parse().startingOffsets == "earliest"
+    assert parse(streaming=True).startingOffsets == "latest"
+    assert parse(("startingOffsets", '{"cluster": "00", "index": 7}')).startingOffsets == 7
+
+
+def test_values_of_one_batch_are_as_many_bytes_as_arrow_counts() -> None:
+    offsets = vars(quire.pipeline.columns)["_offsets"]
+
+    assert offsets(np.array([1, 2**31 - 2]))[-1] == 2**31 - 1
+    with pytest.raises(BatchTooLarge):
+        offsets(np.array([2, 2**31 - 2]))
