@@ -24,6 +24,8 @@ MAX_BATCH_BYTES = 2**31 - 1
 
 _KINDS = [b"records", b"blob", b"system", b"records"]
 """By the number of the kind; that a frame was coalesced is no matter of its records."""
+_TEXTS_AT_ONCE = 1024
+"""Kept apart: orjson gives each text in a kibibyte or more of the heap, of which little is used."""
 _NO_COMMAND = np.zeros(256, bool)
 _NO_COMMAND[[0xC0, 0xC4, 0xC5, 0xC6]] = True
 """By the first byte of a value: nil, and raw bytes of any length."""
@@ -46,9 +48,8 @@ def _array(name: str, rows: Rows, kind: pa.DataType, segment: int | None) -> pa.
         case "timestamp":
             return _numbers(rows.timestamp, kind)
         case "kind":
-            kinds = pa.DictionaryArray.from_arrays(
-                _numbers(rows.kind, pa.int8()), _texts(_KINDS, np.ones(len(_KINDS), bool))
-            )
+            names = _texts(_KINDS, np.array([len(name) for name in _KINDS]), np.ones(len(_KINDS), bool))
+            kinds = pa.DictionaryArray.from_arrays(_numbers(rows.kind, pa.int8()), names)
             return kinds.dictionary_decode()
         case "value":
             return _values(rows)
@@ -67,13 +68,11 @@ def _numbers(values: NDArray[Any], kind: pa.DataType) -> pa.Array:
     return pa.Array.from_buffers(kind, len(values), [None, pa.py_buffer(np.ascontiguousarray(values))])
 
 
-def _texts(texts: Sequence[bytes], present: NDArray[np.bool_]) -> pa.Array:
-    """UTF-8 as strings, one for each place where one is present; null elsewhere."""
-    lengths = np.zeros(len(present), np.int64)
-    lengths[present] = np.fromiter(map(len, texts), np.int64, len(texts))
+def _texts(pieces: Sequence[bytes], lengths: NDArray[np.int64], present: NDArray[np.bool_]) -> pa.Array:
+    """UTF-8 back to back as strings of these lengths; null where none is present."""
     valid = np.packbits(present, bitorder="little")
-    buffers = [pa.py_buffer(valid), pa.py_buffer(_offsets(lengths)), pa.py_buffer(b"".join(texts))]
-    return pa.Array.from_buffers(pa.string(), len(present), buffers)
+    buffers = [pa.py_buffer(valid), pa.py_buffer(_offsets(lengths)), pa.py_buffer(b"".join(pieces))]
+    return pa.Array.from_buffers(pa.string(), len(lengths), buffers)
 
 
 def _offsets(lengths: NDArray[np.int64]) -> NDArray[np.int32]:
@@ -109,11 +108,18 @@ def _commands(rows: Rows) -> pa.Array:
     present = is_record & ~_NO_COMMAND[heads]
     if not present.any():
         return pa.nulls(len(rows), pa.string())
-    values: list[Any] = []
+    lengths = np.zeros(len(rows), np.int64)
+    pieces: list[bytes] = []
     for header, offset in rows.frames:
-        values += values_of(rows.raw, header, offset)
-    skipped = int(rows.index[0]) - rows.frames[0][0].index
-    return _texts(to_json_each([values[row] for row in (np.flatnonzero(present) + skipped).tolist()]), present)
+        first = header.index - int(rows.index[0])  # The first and the last frame may reach beyond the rows.
+        inside = np.flatnonzero(present[max(0, first) : max(0, first + header.count)]) + max(0, first)
+        values = values_of(rows.raw, header, offset) if len(inside) else []
+        for start in range(0, len(inside), _TEXTS_AT_ONCE):
+            chosen = inside[start : start + _TEXTS_AT_ONCE]
+            texts = to_json_each([values[row - first] for row in chosen.tolist()])
+            lengths[chosen] = np.fromiter(map(len, texts), np.int64, len(texts))
+            pieces.append(b"".join(texts))
+    return _texts(pieces, lengths, present)
 
 
 def _headers(rows: Rows, kind: pa.DataType) -> pa.Array:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import itertools
+import subprocess
+import sys
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -368,3 +370,38 @@ def test_a_payload_that_is_not_as_its_kind_says_is_refused(payload: bytes, count
 
     with pytest.raises(PayloadInvalid):
         Gathering(raw, Skimmer()).add(header, offset)
+
+
+MEASURED = """
+import resource, sys
+from pyspark.sql.pandas.types import to_arrow_schema
+from quire.log.packing import Skimmer
+from quire.pipeline.columns import batches_of
+from quire.pipeline.files import LogFiles
+from quire.pipeline.schema import full_schema
+
+files = LogFiles(sys.argv[1])
+schema = to_arrow_schema(full_schema(headers=False), timezone="UTC")
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+count = sum(
+    batch.num_rows
+    for stretch in files.stretches(*files.bounds())
+    for rows in files.rows(stretch, Skimmer())
+    for batch in batches_of(rows, schema, stretch.segment)
+)
+print(count, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
+"""
+
+
+def test_a_task_holds_little_memory_though_its_commands_are_small_and_many(tmp_path: Path) -> None:
+    with writing(tmp_path, LogOptions()) as log:
+        for start in range(0, 200_000, 1000):
+            log.append([["add", number] for number in range(start, start + 1000)])
+
+    ran = subprocess.run([sys.executable, "-c", MEASURED, str(tmp_path)], capture_output=True, check=True, text=True)
+    count, kibibytes = map(int, ran.stdout.split())
+
+    assert count == 200_000
+    assert (
+        kibibytes < 200 << 10
+    )  # Some 60 MiB; it was half a gigabyte where the texts of a whole piece were kept apart.

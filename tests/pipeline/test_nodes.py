@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 from contextlib import ExitStack, closing
 from pathlib import Path
 
@@ -123,6 +124,16 @@ def test_an_answer_has_a_limit(monkeypatch: pytest.MonkeyPatch, size: int, passe
         else:
             with pytest.raises(ClusterUnavailable, match="above the limit of 1000 bytes"):
                 nodes.first("/records", "it", lambda answer: answer)
+
+
+def test_a_node_that_says_nothing_is_given_up_for_another(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(quire.pipeline.nodes, "ATTEMPT_TIMEOUT_S", 0.2)
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        address = f"127.0.0.1:{silent.getsockname()[1]}"
+        with serving(answers_of(records=pages(raw_frames(tmp_path)))) as other:
+            assert read([address, other]) == list(range(3, 97))
+        with closing(Nodes([address], 0.5)) as nodes, pytest.raises(ClusterUnavailable, match="timed out"):
+            nodes.first("/status", "its status", lambda answer: answer)
 
 
 def test_a_node_whose_log_does_not_follow_what_was_read_is_passed_over(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ from pyspark.sql import SparkSession
 
 import quire
 import quire.pipeline
+import quire.pipeline.registration
 from quire.pipeline.errors import WorkersLackQuire
 from quire.pipeline.registration import check_workers
 from tests.pipeline.logs import append_and_flush, writing
@@ -64,11 +65,15 @@ def test_workers_with_quire_but_without_what_it_needs_are_told_of(tmp_path: Path
         check_workers(bare_python)
 
 
-def test_workers_that_cannot_be_run_are_told_of(tmp_path: Path) -> None:
+def test_workers_that_cannot_be_run_are_told_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "silent").write_text("#!/bin/sh\nexit 3\n")
     os.chmod(tmp_path / "silent", 0o755)
 
     with pytest.raises(WorkersLackQuire, match="No such file"):
         check_workers(str(tmp_path / "nothing"))
     with pytest.raises(WorkersLackQuire, match="it ended with 3"):
+        check_workers(str(tmp_path / "silent"))
+    (tmp_path / "silent").write_text("#!/bin/sh\nexec tail -f /dev/null\n")
+    monkeypatch.setattr(quire.pipeline.registration, "IMPORT_TIMEOUT_S", 0.2)
+    with pytest.raises(WorkersLackQuire, match="timed out after"):
         check_workers(str(tmp_path / "silent"))
