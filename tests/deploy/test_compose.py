@@ -126,6 +126,19 @@ def test_the_image_has_no_build_tools_runs_as_nobody_in_particular_and_is_health
     assert "/readyz" in final.partition("HEALTHCHECK")[2]
 
 
+def test_every_builder_is_sent_what_the_image_is_made_of_and_nothing_else() -> None:
+    patterns = [
+        line for line in (DEPLOY.parent / ".dockerignore").read_text().splitlines() if line[:1] not in ("", "#")
+    ]
+    copies = [
+        line.split()[1:-1] for line in (DEPLOY / "Dockerfile").read_text().splitlines() if line.startswith("COPY")
+    ]
+    copied = {source for sources in copies if not sources[0].startswith("--from") for source in sources}
+
+    assert patterns[0] == "*"
+    assert {pattern[1:] for pattern in patterns if pattern.startswith("!")} == copied
+
+
 def test_what_is_mounted_from_the_folder_is_there() -> None:
     sources = [
         mount.split(":")[0] for service in composed()["services"].values() for mount in service.get("volumes", [])

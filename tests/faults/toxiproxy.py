@@ -27,7 +27,7 @@ from toxiproxy.api import APIConsumer
 
 VERSION = "2.12.0"
 HOST = "127.0.0.1"
-CALL_TIMEOUT_S = 5.0
+CALL_TIMEOUT_S = 20.0
 START_TIMEOUT_S = 10.0
 STOP_TIMEOUT_S = 5.0
 PORT_TRIES = 50
