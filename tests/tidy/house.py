@@ -8,7 +8,7 @@ from tests.tidy.tree import Finding, Tree
 
 PACKAGES = ["cluster", "log", "pipeline", "replication", "sm"]
 FOLDERS = [*PACKAGES, "src", "tests", "benchmarks", "deploy", "docs", "examples", ".ci"]
-FILES = ["pyproject.toml", "Makefile", "README.md", "CHANGELOG.md", "LICENSE", ".gitignore"]
+FILES = ["pyproject.toml", "Makefile", "README.md", "CHANGELOG.md", "LICENSE", ".gitignore", ".dockerignore"]
 TOP_LEVEL = frozenset([*FOLDERS, *FILES])
 LINKS = {PurePosixPath(f"src/quire/{name}"): f"../../{name}" for name in PACKAGES}
 MACHINE_PATH = re.compile(r"(?<![\w.~}$*)-])/(?:work|root)(?:/|\b)")
