@@ -3,9 +3,10 @@
 Each says whose fault it was and carries its numbers as attributes:
 
 - the caller's: Malformed, CommandsRefused, QueryRefused, LimitExceeded, WrongIndex, SequenceRefused, SessionRefused,
-  SessionUnknown, OutOfBounds, NotCommitted, Expired, NotInThisMode, BodyTimeout
+  SessionUnknown, NodeUnknown, MembersFull, OutOfBounds, NotCommitted, Expired, NotInThisMode, BodyTimeout
 - try again, here or elsewhere (nothing was written): NotLeader, NoLeader, LeaderUnreachable, Overloaded, NodeStopping,
-  TransferFailed, DiskFullError, StateUnavailable, CorruptHere
+  TransferFailed, DiskFullError, StateUnavailable, CorruptHere, and of a promotion: LeaderNotServing, ChangeUnderWay,
+  NodeNotConnected, NodeBehind, VotersUnheard
 - the machine's: MachineFailed
 - nobody knows: OutcomeUnknown
 """
@@ -166,6 +167,77 @@ class TransferFailed(ClusterError):
     def __init__(self, reason: str) -> None:
         super().__init__(f"leadership was not moved: {reason}")
         self.reason = reason
+
+
+class NodeUnknown(ClusterError):
+    """No node of that name is configured here."""
+
+    def __init__(self, node: str, known: list[str]) -> None:
+        super().__init__(f"node {node[:40]!r} is not one of those that are configured ({', '.join(known)})")
+        self.node = node[:40]
+        self.known = known
+
+
+class LeaderNotServing(ClusterError):
+    """The leader has committed nothing of its own epoch, so it may not change the members; nothing was changed."""
+
+    def __init__(self, start_index: int, commit_index: int) -> None:
+        super().__init__(
+            f"the leader's first record, at index {start_index}, is not committed yet (commit_index is {commit_index})"
+        )
+        self.start_index = start_index
+        self.commit_index = commit_index
+
+
+class ChangeUnderWay(ClusterError):
+    """The last change of members is not committed yet, or leadership is being handed over; nothing was changed."""
+
+    def __init__(self, reason: str, commit_index: int | None) -> None:
+        super().__init__(reason)
+        self.reason = reason
+        self.commit_index = commit_index
+
+
+class NodeNotConnected(ClusterError):
+    """The leader does not reach the node that is to be a voter; nothing was changed."""
+
+    def __init__(self, node: str, connected: list[str]) -> None:
+        super().__init__(f"{node} is not connected to the leader; start it ({', '.join(connected) or 'nobody'} is)")
+        self.node = node
+        self.connected = connected
+
+
+class NodeBehind(ClusterError):
+    """The node that is to be a voter lacks too much, or does not follow the leader's log yet; nothing was changed."""
+
+    def __init__(self, node: str, lag_bytes: int | None, limit_bytes: int | None) -> None:
+        lacks = "does not follow the leader's log yet" if lag_bytes is None else f"lacks {lag_bytes:,} bytes of the log"
+        super().__init__(f"{node} {lacks}{'' if limit_bytes is None else f'; a new voter may lack {limit_bytes:,}'}")
+        self.node = node
+        self.lag_bytes = lag_bytes
+        self.limit_bytes = limit_bytes
+
+
+class VotersUnheard(ClusterError):
+    """Fewer than a majority of the voters that there would be were heard: nothing could be committed then."""
+
+    def __init__(self, unheard: list[str], heard: int, majority: int) -> None:
+        super().__init__(
+            f"{', '.join(unheard)} was not heard for an election timeout: {heard} of the {majority} voters that are a "
+            "majority after this change would be left, and the cluster could commit nothing; nothing was changed"
+        )
+        self.unheard = unheard
+        self.heard = heard
+        self.majority = majority
+
+
+class MembersFull(ClusterError):
+    """There would be more members than there may be; nothing was changed."""
+
+    def __init__(self, count: int, limit: int) -> None:
+        super().__init__(f"there would be {count} members, above the limit of {limit}")
+        self.count = count
+        self.limit = limit
 
 
 class NoLeader(ClusterError):

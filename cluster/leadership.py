@@ -42,31 +42,60 @@ class Leadership:
         self._heartbeat_s = heartbeat_s
         self._election_timeout_s = election_timeout_s
         self._replica: Replica | None = None
-        self._members: Members | None = None
         self._control: Control | None = None
+        self._ending: set[asyncio.Task[None]] = set()
         self._transfer: asyncio.Future[str] | None = None
         self._stopping = False
 
     # Life
 
-    def run(self, replica: Replica, members: Members, disk_id: bytes) -> bool:
+    def run(self, replica: Replica) -> bool:
         """Let the control plane suggest, if this node is a voter. True: it is the only one, and needs no suggestion."""
-        self._replica, self._members = replica, members
+        self._replica = replica
+        state = replica.core.state
+        self._group(replica, state.members)
+        return self._is_alone(state.members)
+
+    def members_moved(self, members: Members) -> None:
+        """The log names other members: from now on the control plane is among its voters (rule 13)."""
+        if self._replica is None:
+            return  # Its log is recovered, and it does not run yet.
+        self._group(self._replica, members)
+        if self._control is None:
+            self._nominate(self._is_alone(members))
+        journal.info("members", voters=[voter.node_id for voter in members.voters()])
+
+    def _is_alone(self, members: Members) -> bool:
+        return self._is_voter(members) and len(members.voters()) == 1
+
+    def _is_voter(self, members: Members) -> bool:
+        return self._replica is not None and members.is_voter(self.node_id, self._replica.core.state.me.disk_id)
+
+    def _group(self, replica: Replica, members: Members) -> None:
         others = [voter.node_id for voter in members.voters() if voter.node_id != self.node_id]
-        if not members.is_voter(self.node_id, disk_id) or not others:
-            return not others
-        times = ControlTimes.of_heartbeat(self._heartbeat_s)
-        self._control = Control(
-            self.node_id, others, times, replica.tell_control, self._nominate, lambda: replica.disk_answers
-        )
-        self._control.start()
-        return False
+        if not others or not self._is_voter(members):
+            control, self._control = self._control, None
+            if control is not None:
+                ending = asyncio.create_task(control.stop(), name="control plane's end")
+                self._ending.add(ending)
+                ending.add_done_callback(self._ending.discard)
+        elif self._control is not None:
+            self._control.regroup(others)
+        else:
+            times = ControlTimes.of_heartbeat(self._heartbeat_s)
+            self._control = Control(
+                self.node_id, others, times, replica.tell_control, self._nominate, lambda: replica.disk_answers
+            )
+            for node_id in replica.core.state.links:
+                self._control.peer_linked(node_id)
+            self._control.start()
 
     async def stop(self) -> None:
         """Take no part in the control plane any more."""
         control, self._control = self._control, None
         if control is not None:
             await control.stop()
+        await asyncio.gather(*self._ending)
 
     def _nominate(self, nominated: bool) -> None:
         journal.info("nominated" if nominated else "nominated no longer")
@@ -95,15 +124,15 @@ class Leadership:
     @property
     def _successors(self) -> list[str]:
         """The voters that could lead in this one's place: they are linked."""
-        if self._replica is None or self._members is None:
+        if self._replica is None:
             return []
-        links = self._replica.core.state.links
-        return [voter.node_id for voter in self._members.voters() if voter.node_id in links]
+        state = self._replica.core.state
+        return [voter.node_id for voter in state.members.voters() if state.is_linked(voter)]
 
     def control_told(self, peer: Who, data: bytes) -> None:
         """Pass on what a voter's control plane said."""
-        if self._control is not None and self._members is not None:
-            if self._members.is_voter(peer.node_id, peer.disk_id):
+        if self._control is not None and self._replica is not None:
+            if self._replica.core.state.members.is_voter(peer.node_id, peer.disk_id):
                 self._control.told(peer.node_id, data)
 
     # What the core tells

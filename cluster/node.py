@@ -11,7 +11,8 @@ from aiohttp import ClientSession, ClientTimeout, DummyCookieJar, TCPConnector, 
 
 from quire.log import HEADER_BYTES, Bounds, FrameHeader, Log, LogError, LogOptions, StoredRecord
 from quire.replication import Disk, Placed, Reason, Replica, ReplicaOptions, Write
-from quire.replication.core import CoreOptions, Identity, actions
+from quire.replication.core import CoreOptions, Identity, Members, actions
+from quire.replication.core.changing import Outcome
 from quire.replication.forming import Forming
 from quire.replication.hello import Who
 from quire.replication.snapshots import SNAPSHOT_PATH
@@ -42,6 +43,7 @@ from .errors import (
     NodeStopping,
     NoLeader,
     NotLeader,
+    OutcomeUnknown,
     Overloaded,
     StateUnavailable,
     WrongIndex,
@@ -50,6 +52,7 @@ from .genesis import Genesis, check_genesis, make_genesis, read_genesis
 from .leadership import Leadership
 from .metrics import WriteCounts
 from .pending import FutureWaiter, Pending, WriteReply, waiter_of
+from .promotions import Promotions
 from .reading import Reading, StateAnswer
 from .status import node_status
 from .upkeep import Makers, Upkeep
@@ -93,6 +96,7 @@ class Node:
         self.ended = asyncio.Event()
         self.visibility = Visibility()
         self.digests = Digests(self._digest_compared)
+        self.promotions = Promotions()
         self.write_counts = WriteCounts()
         self._machine_type = machine
         self._initial = default_initial(machine) if config.initial is None else config.initial
@@ -186,7 +190,7 @@ class Node:
             secret=self._secret,
         )
         disk = Disk(log, data_dir.promises, snapshots=data_dir.snapshots, older_epochs=ground.epochs)
-        replica = Replica(self._identity(data_dir), genesis.cluster_id, genesis.members, disk, self, options)
+        replica = Replica(self._identity(data_dir), genesis.cluster_id, disk, self, options)
         applying = Applying(log, applier, self._applied, self._apply_failed, self._log_failed, self._at_border)
         makers = Makers(lambda: self._machine_type(genesis.initial), lambda: _sessions(genesis))
         dial = session, self._secret
@@ -194,10 +198,28 @@ class Node:
         reading = Reading(log, replica, applying, self._not_leader)
         self.parts = Parts(genesis, log, replica, applying, reading, upkeep)
         self.digests.applied(applier.applied_index, applier.digest)
-        nominated = self.leadership.run(replica, genesis.members, data_dir.promises.disk_id)
+        nominated = self.leadership.run(replica)
         replica.start(session, nominated=nominated)
         upkeep.start()
         journal.info("running", cluster_id=genesis.cluster_id.hex(), bounds=tuple(log.bounds))
+
+    async def promote(self, node_id: str) -> list[int]:
+        """Have a node count as a voter with the disk that it has now; return where the records stand that say so.
+
+        Of a node that is a voter under an older disk that disk's vote is removed first; interrupted between the two, it
+        is asked again. Empty: it is a voter already.
+
+        Raises:
+            LeaderNotServing, ChangeUnderWay, NodeNotConnected, NodeBehind, VotersUnheard, MembersFull, DiskFullError,
+            NotLeader, NoLeader: it was not done, or one of the two changes was; asking again goes on.
+            OutcomeUnknown: this node lost its leadership meanwhile, or `request_timeout_ms` passed.
+        """
+        address, timeout_ms = self.config.members[node_id], self.config.request_timeout_ms
+        try:
+            async with asyncio.timeout(timeout_ms / 1000):
+                return await self.promotions.promote(self._require().replica, node_id, address, self._not_leader)
+        except TimeoutError:
+            raise OutcomeUnknown(f"the change was not committed within {timeout_ms} ms; say it again") from None
 
     async def hand_over(self) -> None:
         """Before a stop: let another node lead, if this one does. Where nobody can, it stops as a leader."""
@@ -313,6 +335,11 @@ class Node:
         return NotLeader(self.leader_id) if self.leader_id not in (None, self.node_id) else NoLeader()
 
     @property
+    def replica(self) -> Replica:
+        """Its replication. Raises StateUnavailable while the cluster is not formed."""
+        return self._require().replica
+
+    @property
     def upkeep(self) -> Upkeep:
         """Its snapshots, expiry and installs. Raises StateUnavailable while the cluster is not formed."""
         return self._require().upkeep
@@ -386,6 +413,14 @@ class Node:
         applier = self.upkeep.installed(index)
         self.digests.applied(applier.applied_index, applier.digest)
         self.visibility.grew()
+
+    def members_moved(self, members: Members) -> None:
+        """The log names other members."""
+        self.leadership.members_moved(members)
+
+    def change_ended(self, ask_id: int, outcome: Outcome) -> None:
+        """What became of one step of a promotion."""
+        self.promotions.ended(ask_id, outcome)
 
     def transfer_ended(self, reason: str) -> None:
         """A hand-over came to nothing."""

@@ -43,7 +43,7 @@ def node_status(node: "Node") -> dict[str, Any]:
         "lag": replica.lag(clock)._asdict(),
         "members": [
             {"node_id": member.node_id, "disk_id": member.disk_id.hex(), "address": member.address, "role": member.role}
-            for member in genesis.members.members
+            for member in replica.core.state.members.members
         ],
         "links": sorted(replica.core.state.links),
         "link_failures": dict(replica.network.told.failures),

@@ -15,16 +15,20 @@ from quire.log import (
     FrameInvalid,
     Kind,
     Log,
+    PayloadInvalid,
     Tail,
     UnknownVersion,
     decode_header,
+    decode_system,
     encode_system,
     walk_frames,
 )
 
 from .coalesce import Share, Sheet, Write, to_sheets
+from .core.members import Members
 from .core.messages import Last, Snapshot
 from .core.promise import Promise
+from .lag import lacking_bytes
 from .promises import PromiseFile
 
 
@@ -74,6 +78,10 @@ class SnapshotView(Protocol):
         """Of the one of which a part was fetched, 0 if there is none."""
         ...
 
+    def members_of(self, members_index: int) -> Sequence[Sequence[Any]] | None:
+        """The rows of the members record at that index, if a whole snapshot has it as the last one below."""
+        ...
+
 
 class Disk:
     """One node's log and promise, behind the core's one writer. Also the core's `LogView`."""
@@ -93,6 +101,7 @@ class Disk:
         self.commit_index = max(log.mark_commit_index, *self.snapshot_indices, 0)
         """What is known to be committed at the start: a snapshot holds nothing else."""
         self._older_epochs = list(older_epochs)
+        self._members: tuple[int, Members] | None = None  # Those of the record at an index, while it is the last one.
 
     # LogView
 
@@ -117,6 +126,42 @@ class Disk:
         return 0 if self._snapshots is None else self._snapshots.fetching
 
     @property
+    def members_index(self) -> int | None:
+        """Where the last `genesis` or `members` record stands."""
+        return self.log.members_index
+
+    @property
+    def members(self) -> Members:
+        """The members that it names. The same object as long as it is the last one.
+
+        Raises:
+            LogError: it cannot be read, or is none.
+        """
+        index = self.log.members_index
+        if index is None:
+            raise PayloadInvalid("the log has no genesis, so nobody is a member")
+        if self._members is None or self._members[0] != index:
+            self._members = index, self._members_at(index)
+        return self._members[1]
+
+    def _members_at(self, index: int) -> Members:
+        """From the log; or, where that record has expired, from a snapshot.
+
+        Nothing expires above the older of two snapshots, and an install leaves the one that the log goes on from: so
+        the newest that is below the log's end has this record as its last.
+        """
+        try:
+            if index >= self.lowest_index:
+                raw, _ = self.log.read_frames(index, 1, unflushed=True)
+                return Members.from_record(decode_system(next(walk_frames(raw)).payload)["members"])
+            rows = None if self._snapshots is None else self._snapshots.members_of(index)
+            if rows is None:
+                raise PayloadInvalid(f"the members record at {index} has expired, and no snapshot has it")
+            return Members.from_record(rows)
+        except (KeyError, TypeError, ValueError) as error:
+            raise PayloadInvalid(f"the record at {index} names no members: {error!r}") from error
+
+    @property
     def last_epoch(self) -> int:
         """Epoch of the last frame."""
         return self.log.tail.epoch
@@ -134,6 +179,10 @@ class Disk:
         older = [pair for pair in self._older_epochs if pair[1] < lowest]
         # The first epoch held begins, as far as the log itself knows, with its first record.
         return [*older, *(held[1:] if older and held and older[-1][0] == held[0][0] else held)]
+
+    def bytes_from(self, index: int) -> int:
+        """How many bytes of durable frames stand from this border on."""
+        return lacking_bytes(self.log, index)
 
     def is_border(self, index: int) -> bool:
         """Whether a frame of this log ends or begins at `index`."""
@@ -191,6 +240,11 @@ class Disk:
         """Append one system record."""
         self.log.append_payload(encode_system(value), count=1, kind=Kind.SYSTEM, epoch=epoch)
 
+    def truncate(self, index: int) -> None:
+        """Cut the log to a frame border. Blocks; durable on return."""
+        self.log.truncate(index)
+        self._members = None  # Another record may come to stand where this one was cut.
+
     def install(self, snapshot: Snapshot) -> None:
         """Have the log go on from a snapshot that counts. Blocks; durable on return.
 
@@ -200,6 +254,7 @@ class Disk:
         tail = Tail(snapshot.index, snapshot.epoch, snapshot.timestamp, snapshot.crc32c)
         self.log.reset(tail, members_index=snapshot.members_index)
         self._older_epochs = list(snapshot.epochs)
+        self._members = None
 
     def remove_expired(self, now: int, *, age: int | None, max_bytes: int | None, floor: int) -> int:
         """Remove whole segments as `Log.remove_expired`; their epochs stay known. Blocks."""

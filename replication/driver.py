@@ -11,7 +11,8 @@ from typing import Protocol, assert_never
 from quire.log import DiskFull, Flush, LogClosed, LogError, LogReadOnly, Sync, Tail
 
 from .coalesce import Write
-from .core import Core, actions, events
+from .core import Core, Members, actions, events
+from .core.changing import Outcome
 from .core.messages import Ack, Differs, HeartbeatEcho, Open, OpenAnswer, PeerMessage, PositionTold, Snapshot
 from .core.promise import Promise
 from .disk import Disk, Placed, Reason
@@ -58,6 +59,14 @@ class ReplicaOwner(Protocol):
 
     def snapshot_installed(self, index: int) -> None:
         """The log begins behind the snapshot that was fetched: so does the machine, from now on."""
+        ...
+
+    def members_moved(self, members: Members) -> None:
+        """The log names other members, from now on."""
+        ...
+
+    def change_ended(self, ask_id: int, outcome: Outcome) -> None:
+        """What became of a `promote`."""
         ...
 
     def transfer_ended(self, reason: str) -> None:
@@ -212,6 +221,10 @@ class Driver:
                 self._owner.read_ready(read_id, index)
             case actions.TransferEnded(reason):
                 self._owner.transfer_ended(reason)
+            case actions.MembersMoved(members):
+                self._owner.members_moved(members)
+            case actions.ChangeEnded(ask_id, outcome):
+                self._owner.change_ended(ask_id, outcome)
             case actions.Halt(reason):
                 self._owner.halted(reason)
             case _:
@@ -294,7 +307,7 @@ class Driver:
             case actions.AppendFrames(stream_id, raw):
                 self._append(stream_id, lambda: self._disk.log.append_frames(raw))
             case actions.Truncate(stream_id, index):
-                self._disk.log.truncate(index)
+                self._disk.truncate(index)
                 self.step(events.Truncated(stream_id, index))
             case actions.Install(stream_id, snapshot):
                 self._install(stream_id, snapshot)

@@ -179,7 +179,7 @@ class Network:
         """What is sent to it now can arrive."""
         self.told.failures.pop(peer.node_id, None)
         self.told.foreign.discard(peer.node_id)
-        self._handle(events.LinkUp(peer.node_id))
+        self._handle(events.LinkUp(peer.node_id, peer.disk_id))
         self._owner.peer_linked(peer.node_id)
 
     def link_down(self, node_id: str, reason: str) -> None:

@@ -12,7 +12,8 @@ from aiohttp import ClientSession
 from quire.log import LogError, Sync
 
 from .coalesce import Write
-from .core import Core, CoreOptions, Identity, Members, events
+from .core import Core, CoreOptions, Identity, events
+from .core.changing import NotLeading
 from .core.following import Step
 from .core.leading import Queues
 from .core.messages import ControlTold, LagTold, PositionTold, Snapshot
@@ -90,14 +91,12 @@ class Replica:
         self,
         me: Identity,
         cluster_id: bytes,
-        members: Members,
         disk: Disk,
         owner: NodeAbove,
         options: ReplicaOptions,
     ) -> None:
         state = State(
             me=me,
-            members=members,
             log=disk,
             options=options.core,
             promise=disk.promises.promise,
@@ -186,6 +185,13 @@ class Replica:
             self._owner.transfer_ended("this node has stopped")
         else:
             self._step(events.TransferAsked(target))
+
+    def promote(self, ask_id: int, node_id: str, address: str) -> None:
+        """Ask for the next change of members that brings a node to be a voter; `change_ended` follows."""
+        if self._has_ended:
+            self._owner.change_ended(ask_id, NotLeading())
+        else:
+            self._step(events.PromoteAsked(ask_id, node_id, address))
 
     def snapshot_fetched(self, stream_id: int, snapshot: Snapshot) -> None:
         """What `fetch_snapshot` asked for is whole, and synced."""

@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing
 from hashlib import sha256
 from threading import Lock
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from crc32c import crc32c
 
@@ -108,6 +108,11 @@ class SnapshotStore:
     def manifests(self) -> list[Manifest]:
         """Of the whole snapshots, the oldest first."""
         return [self._manifests[index] for index in sorted(self._manifests)]
+
+    def members_of(self, members_index: int) -> list[list[Any]] | None:
+        """The members that the record at that index names, if a whole snapshot has it as the last one below itself."""
+        grounds = (manifest.ground for manifest in self.manifests)
+        return next((ground.members for ground in grounds if ground.members_index == members_index), None)
 
     # Writing
 

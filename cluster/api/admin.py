@@ -4,7 +4,8 @@ from typing import Any
 
 from aiohttp import web
 
-from ..errors import Malformed
+from ..errors import Malformed, NodeUnknown
+from ..promotions import members_document
 from ..retention import shown
 from .decoding import DEPTH_LIMIT, JSON, MSGPACK, content_type_of, decode_json, decode_msgpack, read_body
 from .encoding import answer
@@ -32,6 +33,39 @@ async def post_transfer(request: web.Request) -> web.StreamResponse:
         return forwarded
     leader = target if target == node.node_id else await node.leadership.transfer(target)
     return answer(request, {"leader": leader, "epoch": node.role.epoch})
+
+
+async def get_members(request: web.Request) -> web.StreamResponse:
+    """{"leader", "epoch", "members_index", "commit_index", "members"} as the leader has them.
+
+    A row is {"node_id", "disk_id", "address", "role", "heard", "lag"}, for each member of the log and for each other
+    node that is connected; `lag` is null of a disk of which the leader knows nothing.
+    """
+    node = request.app[NODE]
+    parameters_of(request)
+    forwarded = await forward(request, None, writes=False)
+    return forwarded if forwarded is not None else answer(request, members_document(node))
+
+
+async def post_members(request: web.Request) -> web.StreamResponse:
+    """{"node_id", "changes"}: the indices of the records that make the body's `promote` a voter; none if it is one.
+
+    Of a node that came back with another disk the old one's vote is removed first, and then the new one added. Asked
+    again after whatever interrupted it, it goes on.
+    """
+    node = request.app[NODE]
+    parameters_of(request)
+    body = await read_body(request, BODY_BYTES)
+    promoted: str | None = _field_of(request, body, "promote", str)
+    if promoted is None:
+        raise Malformed('the body is {"promote": node_id}')
+    if promoted not in node.config.members:
+        raise NodeUnknown(promoted, list(node.config.members))
+    if node.role.role != "leader":  # One that does not serve yet says so itself.
+        forwarded = await forward(request, body, writes=True)
+        if forwarded is not None:
+            return forwarded
+    return answer(request, {"node_id": promoted, "changes": await node.promote(promoted)})
 
 
 async def post_snapshot(request: web.Request) -> web.StreamResponse:

@@ -12,7 +12,7 @@ from aiohttp.http_exceptions import HttpProcessingError
 
 from ..errors import ClusterError, Malformed, Overloaded
 from ..metrics import Gauge, Metrics
-from .admin import post_expire, post_snapshot, post_transfer
+from .admin import get_members, post_expire, post_members, post_snapshot, post_transfer
 from .cluster import asking_session, get_cluster
 from .commands import post_commands
 from .door import RETRY_AFTER_S, Door
@@ -83,6 +83,8 @@ def make_app(node: "Node", door: Door | None = None) -> web.Application:
             web.get("/status", get_status),
             web.get("/cluster", get_cluster),
             web.post("/admin/transfer", post_transfer),
+            web.get("/admin/members", get_members),
+            web.post("/admin/members", post_members),
             web.post("/admin/snapshot", post_snapshot),
             web.post("/admin/expire", post_expire),
             web.get("/healthz", get_healthz),

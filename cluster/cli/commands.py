@@ -1,13 +1,11 @@
 """Every command but `serve`'s own parsing: typer, with plain text for people and `--json` for programs."""
 
-import asyncio
 import json
 import re
 import sys
-from collections.abc import Awaitable, Callable
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Any, NoReturn, TypeVar
+from typing import Annotated, Any
 
 import stamina.instrumentation
 import typer
@@ -15,18 +13,17 @@ import typer
 import quire
 
 from ..api.decoding import DEPTH_LIMIT, decode_json
-from ..client import Client, ClientError, connect
+from ..client import Client
 from ..errors import Malformed
+from .asking import DEFAULT_TIMEOUT_S, Server, Timeout, ask, fail_usage, servers_of
 from .demo import Json, demo_app
-from .exits import Exit, complain, exit_of
 from .follow import follow_log, watch_status
 from .load import BATCH_COMMANDS, load_file
 from .log_files import app as log_app
+from .members import members_app
 from .output import printable, to_json
 from .status import show_status
 from .upkeep import show_expiry, show_snapshots
-
-Result = TypeVar("Result")
 
 app = typer.Typer(
     name="quire",
@@ -42,18 +39,8 @@ session_app = typer.Typer(
     name="session", help="Sessions: under whose sequences commands execute once.", no_args_is_help=True
 )
 app.add_typer(session_app)
+app.add_typer(members_app)
 
-Server = Annotated[
-    str,
-    typer.Option(
-        "--server",
-        envvar="QUIRE_SERVER",
-        metavar="HOST:PORT,...",
-        help="Nodes to talk to; one is enough to find the leader.",
-    ),
-]
-Timeout = Annotated[float, typer.Option("--timeout", metavar="SECONDS", min=0.1, help="How long one call may take.")]
-DEFAULT_TIMEOUT_S = 30.0
 RAW_LIMIT_BYTES = 1 << 30  # No cluster takes a frame as large; an endless stdin must not fill the memory.
 
 
@@ -211,28 +198,6 @@ def status(
     raise typer.Exit(show_status(servers_of(server), as_json=as_json, timeout_s=timeout))
 
 
-def ask(
-    server: str, timeout_s: float, question: Callable[[Client], Awaitable[Result]], *, session: str | None = None
-) -> Result:
-    """What the question gives on an open client; ends the process with a sentence where it gives none."""
-
-    async def asked() -> Result:
-        async with connect(servers_of(server), session=session, timeout_s=timeout_s) as client:
-            return await question(client)
-
-    try:
-        return asyncio.run(asked())
-    except ClientError as error:
-        raise typer.Exit(exit_of(error)) from None
-
-
-def servers_of(server: str) -> str:
-    """The servers that were named; ends the process where none is."""
-    if not server.replace(",", "").strip():
-        fail_usage("no server is named; give --server HOST:PORT or set QUIRE_SERVER")
-    return server
-
-
 @app.command()
 def transfer(
     target: Annotated[
@@ -320,12 +285,6 @@ def show_session(document: dict[str, Any], *, as_json: bool) -> None:
     """Print a session on one line."""
     text = " ".join(f"{name} {printable(value)}" for name, value in document.items() if value is not None)
     typer.echo(to_json(document) if as_json else text)
-
-
-def fail_usage(sentence: str) -> NoReturn:
-    """End the process: the command line is wrong."""
-    complain(sentence)
-    raise typer.Exit(Exit.USAGE)
 
 
 def parse_operand(text: str) -> int | str:

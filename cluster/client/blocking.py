@@ -112,6 +112,14 @@ class BlockingClient:
         """Move leadership; return who leads then."""
         return self._run(self._client.transfer(target))
 
+    def members(self) -> dict[str, Any]:
+        """Who the members are, as the leader has them."""
+        return self._run(self._client.members())
+
+    def promote(self, node_id: str) -> list[int]:
+        """Make a node a voter with the disk that it has; return where the records stand that say so."""
+        return self._run(self._client.promote(node_id))
+
     def take_snapshot(self, server: str) -> dict[str, Any]:
         """Let a server take a snapshot: {"node_id", "index", "bytes", "sha256"}."""
         return self._run(self._client.take_snapshot(server))

@@ -203,6 +203,24 @@ class Client:
         reply = await self._call("POST", "/admin/transfer", body=_pack({"target": target}), content_type=MSGPACK)
         return str(document_of(reply)["leader"])
 
+    async def members(self) -> dict[str, Any]:
+        """{"leader", "epoch", "members_index", "commit_index", "members"}; a row is {"node_id", "disk_id", "address",
+        "role", "heard", "lag"}.
+        """
+        return document_of(await self._call("GET", "/admin/members"))
+
+    async def promote(self, node_id: str) -> list[int]:
+        """Make a node a voter with the disk that it has; return where the records stand that say so, if any had to.
+
+        What passes by itself is waited for: a node that has not caught up, a leader that has just been elected.
+
+        Raises:
+            NotFound: there is no such node.
+            Unavailable: it is not a voter within `timeout_s`; said again, it goes on from where it was.
+        """
+        body = _pack({"promote": node_id})
+        return list(document_of(await self._call("POST", "/admin/members", body=body, content_type=MSGPACK))["changes"])
+
     async def take_snapshot(self, server: str) -> dict[str, Any]:
         """Let a server take a snapshot of all that it has applied: {"node_id", "index", "bytes", "sha256"}.
 

@@ -86,18 +86,24 @@ class Control:
         """What PySyncObj says; None while it is being made anew."""
         return self._raft.status() if self._raft else None
 
+    def regroup(self, others: Iterable[str]) -> None:
+        """From now on these are the other voters: PySyncObj is made anew for them (rule 13)."""
+        if self._others != frozenset(others):
+            self._others = frozenset(others)
+            self._drop()
+
     # Links
 
     def peer_linked(self, node_id: str) -> None:
         """What is said to this node arrives."""
+        self._connected.add(node_id)
         if node_id in self._others:
-            self._connected.add(node_id)
             self._guarded(lambda raft: raft.connected(node_id))
 
     def peer_unlinked(self, node_id: str) -> None:
         """It is lost."""
+        self._connected.discard(node_id)
         if node_id in self._others:
-            self._connected.discard(node_id)
             self._guarded(lambda raft: raft.disconnected(node_id))
 
     def told(self, node_id: str, data: bytes) -> None:
@@ -123,7 +129,7 @@ class Control:
 
     def _build(self) -> Raft:
         raft = Raft(self._node_id, self._others, self._times.raft, self._say)
-        for node_id in self._connected:
+        for node_id in self._connected & self._others:
             raft.connected(node_id)
         return raft
 

@@ -5,8 +5,9 @@ No module below reads a clock, a socket, a file or a source of randomness; a tes
 
 The rules are numbered; DESIGN.md beside this folder says each in words, and each module opens with those it holds.
 Reading order: the words (`promise`, `members`, `messages`, `events`, `actions`, `state`), `core` down to its events,
-which shows what calls what, then the rules (`writer`, `election`, `opening`, `leading`, `following`), the rest of
-`core`, and `invariants`, which says what holds after each step. `genesis` stands alone: it ends before a core begins.
+which shows what calls what, then the rules (`writer`, `election`, `opening`, `leading`, `changing`, `following`), the
+rest of `core`, and `invariants`, which says what holds after each step. `genesis` stands alone: it ends before a core
+begins.
 """
 
 from . import actions, events

@@ -3,7 +3,9 @@
 from dataclasses import dataclass
 from typing import Any
 
+from .changing import Outcome
 from .events import Request
+from .members import Members
 from .messages import Ack, CoreMessage, Differs, Open, OpenAnswer, Snapshot
 from .promise import Promise
 
@@ -172,6 +174,21 @@ class RoleMoved:
 
 
 @dataclass(frozen=True, slots=True)
+class MembersMoved:
+    """The log names other members than before: a record was appended, cut, or came with a snapshot (rule 15)."""
+
+    members: Members
+
+
+@dataclass(frozen=True, slots=True)
+class ChangeEnded:
+    """The answer to a `PromoteAsked`: at once where nothing is changed, else once the record is committed."""
+
+    ask_id: int
+    outcome: Outcome
+
+
+@dataclass(frozen=True, slots=True)
 class TransferEnded:
     """A `TransferAsked` came to nothing, and this node goes on. One that succeeds ends the leadership instead."""
 
@@ -223,6 +240,8 @@ Action = (
     | FetchSnapshot
     | Apply
     | RoleMoved
+    | MembersMoved
+    | ChangeEnded
     | TransferEnded
     | RejectRequest
     | ReadReady

@@ -18,13 +18,16 @@ from typing import assert_never
 from .actions import (
     Action,
     AnswerOpen,
+    ChangeEnded,
     Flush,
+    MembersMoved,
     ReadReady,
     RejectRequest,
     Send,
     StorePromise,
     TransferEnded,
 )
+from .changing import NotLeading
 from .election import Nominee, answer_pre_vote, refusal
 from .events import (
     AckArrived,
@@ -42,6 +45,7 @@ from .events import (
     Nominated,
     OpenAnswered,
     PromiseStored,
+    PromoteAsked,
     Proposed,
     ReadAsked,
     Received,
@@ -72,7 +76,9 @@ from .promise import Promise
 from .state import State
 from .writer import Adopt, Consider, Cut, Place, Write, Writer
 
-LeadersEvent = AckArrived | DiffersArrived | Shipped | StreamOpened | Proposed | ReadAsked | TransferAsked
+LeadersEvent = (
+    AckArrived | DiffersArrived | Shipped | StreamOpened | Proposed | ReadAsked | TransferAsked | PromoteAsked
+)
 
 
 class Core:
@@ -99,6 +105,7 @@ class Core:
         if state.halted is not None:
             return []
         state.now, state.clock = now, clock
+        self._take_members()
         if self.leading and now - self._ticked_at > state.options.election_timeout_us:
             self._tick()  # This process stood still: rule 11 comes before whatever waited meanwhile.
         self._dispatch(event)
@@ -109,6 +116,15 @@ class Core:
         self._end_if_halted()
         actions, state.actions = state.actions, []
         return actions
+
+    def _take_members(self) -> None:
+        """Rule 15: a record of members takes effect when it is appended, and is undone when it is truncated."""
+        state = self.state
+        if (members := state.log.members) is state.members:
+            return
+        state.members = members
+        self.nominee.give_up()  # It keeps answers by node id: they may be another disk's now.
+        state.act(MembersMoved(members))
 
     # Events
 
@@ -122,6 +138,7 @@ class Core:
                 | Proposed()
                 | ReadAsked()
                 | TransferAsked()
+                | PromoteAsked()
             ):
                 self._to_leading(event)
             case FramesArrived() | OpenAnswered() | StreamConnected() | SnapshotFetched() | FetchFailed():
@@ -152,13 +169,13 @@ class Core:
 
     def _link_changed(self, event: LinkUp | LinkDown) -> None:
         if isinstance(event, LinkDown):
-            self.state.links.discard(event.node_id)
+            self.state.links.pop(event.node_id, None)
             if self.following and self.following.leader.nominee == event.node_id:
                 self.following.link_lost()
                 self._tell_role(f"the link to the leader {event.node_id} broke")
                 self._stand_if_due()
             return
-        self.state.links.add(event.node_id)
+        self.state.links[event.node_id] = event.disk_id
         if self.leading:
             self.leading.send_heartbeats()
 
@@ -227,6 +244,8 @@ class Core:
                 leading.read(read_id)
             case TransferAsked(target):
                 leading.transfer(target)
+            case PromoteAsked():
+                leading.promote(event)
             case _:
                 assert_never(event)
 
@@ -242,6 +261,8 @@ class Core:
                 self.state.act(ReadReady(read_id, None))
             case TransferAsked():
                 self.state.act(TransferEnded("this node does not lead"))
+            case PromoteAsked(ask_id):
+                self.state.act(ChangeEnded(ask_id, NotLeading()))
             case AckArrived() | DiffersArrived() | Shipped():
                 pass
             case _:
@@ -279,6 +300,10 @@ class Core:
             case PreVote():
                 # It changes nothing here and counts for nothing, so anyone may ask.
                 answer_pre_vote(state, sender, message, self.live_promise)
+            case PromiseRequest(promise):
+                # Whether this log names it a voter does not matter: it may hold a newer record (`election`).
+                if promise.nominee == sender and not self.writer.considers(sender):
+                    self.writer.submit(Consider(sender, message))
             case _:
                 # A node whose disk is not a member's neither counts nor is counted.
                 if state.members.is_voter(sender, event.disk_id):
@@ -294,7 +319,7 @@ class Core:
             self.nominee.yield_to_another()
         self._end_leading(f"{sender} holds epoch {held_epoch}")
 
-    def _voter_said(self, sender: str, message: PreVoteAnswer | Campaign | PromiseRequest | PromiseAnswer) -> None:
+    def _voter_said(self, sender: str, message: PreVoteAnswer | Campaign | PromiseAnswer) -> None:
         match message:
             case PreVoteAnswer():
                 self._outgrown_by(sender, message.held_epoch)
@@ -304,9 +329,6 @@ class Core:
                 self._ask_itself()
             case Campaign(shown):
                 self._campaign(sender, shown)
-            case PromiseRequest(promise):
-                if promise.nominee == sender and self.state.is_voter and not self.writer.considers(sender):
-                    self.writer.submit(Consider(sender, message))
             case PromiseAnswer():
                 self._outgrown_by(sender, message.held_epoch)
                 self.nominee.promise_answered(sender, message)
@@ -381,6 +403,7 @@ class Core:
         if following and following.stream and following.stream.stream_id == stream_id:
             following.close_stream(reason)
         if self.leading and stream_id == 0:
+            self.leading.change_refused()
             if self.leading.serving:
                 self.leading.refuse_waiting(reason)
             else:

@@ -10,6 +10,10 @@ lost with a message. No such cause is trusted: whoever stands, only promises mak
 
 Answers are kept by node id: `core` lets only those through that come from a voter on its own disk.
 
+Only voters of the nominee's own log are asked, on the disks that it names, and they alone are counted. Whether the one
+that is asked knows itself, or the nominee, for a voter is no matter (Raft 4.1 of the thesis): the record that made it
+one may not have reached it, and without its vote nobody could be elected.
+
 The voter's half is in `answer_pre_vote` (no effect) and `refusal` (at the head of the writer queue).
 """
 
@@ -41,8 +45,6 @@ def answer_pre_vote(state: State, sender: str, message: PreVote, live: Promise |
     Rule 4: a node that hears a live leader says no, unless that leader's `campaign` is shown. A nominee that asks
     leads nobody, so it is no live leader of ours.
     """
-    if not state.is_voter:
-        return
     free = live is None or live.nominee == sender or live == message.shown
     granted = free and message.last >= state.log.durable
     state.act(
@@ -190,9 +192,11 @@ class Nominee:
         self._send_voters(PreVote(number, state.log.durable, self.shown))
 
     def _send_voters(self, message: PreVote | PromiseRequest) -> None:
-        for voter in self.state.members.voters():
-            if voter.node_id != self.state.me.node_id:
-                self.state.act(Send(voter.node_id, message))
+        state = self.state
+        for voter in state.members.voters():
+            # A node that came back with another disk is no voter of this log's: it is not asked to promise.
+            if not state.is_me(voter) and state.links.get(voter.node_id, voter.disk_id) == voter.disk_id:
+                state.act(Send(voter.node_id, message))
 
     def pre_vote_answered(self, sender: str, answer: PreVoteAnswer) -> None:
         """Count an answer to this attempt; refusals teach the highest epoch, too (rule 3)."""
@@ -225,7 +229,7 @@ class Nominee:
             return
         free = {node: vote for node, vote in self.pre_votes.items() if vote.granted or vote.last > state.log.durable}
         others = [node for node in sorted(free) if node != state.me.node_id]
-        silent = [voter for voter in state.members.voters() if voter.node_id in state.links - self.pre_votes.keys()]
+        silent = [v for v in state.members.voters() if state.is_linked(v) and v.node_id not in self.pre_votes]
         if others and self._is_majority(free) and (waited or not silent):
             state.act(Send(max(others, key=lambda node: free[node].last), Campaign(None)))
 

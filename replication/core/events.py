@@ -36,6 +36,18 @@ class TransferAsked:
 
 
 @dataclass(frozen=True, slots=True)
+class PromoteAsked:
+    """An operator asks that a node become a voter: for the next change on the way there (rule 15).
+
+    `address` is where its row will say that it is; `ChangeEnded` with the same `ask_id` answers.
+    """
+
+    ask_id: int
+    node_id: str
+    address: str
+
+
+@dataclass(frozen=True, slots=True)
 class Stopped:
     """The node stops: what waits is given back, and nothing is done any more."""
 
@@ -58,9 +70,10 @@ class ReadAsked:
 
 @dataclass(frozen=True, slots=True)
 class LinkUp:
-    """The link that this node dialled to a peer stands: what is sent now can arrive."""
+    """The link that this node dialled to a peer stands: what is sent now can arrive. Its hello named the disk."""
 
     node_id: str
+    disk_id: bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,6 +233,7 @@ Event = (
     Tick
     | Nominated
     | TransferAsked
+    | PromoteAsked
     | Stopped
     | Proposed
     | ReadAsked

@@ -41,6 +41,9 @@ def check_point(core: Core) -> Point:
     _require(state.promise.epoch >= state.stored_promise.epoch, "rule 2: a queued promise counts", state.promise)
     if leading:
         _require(leading.promise == state.stored_promise, "rule 1: a leader holds its own promise", leading.promise)
+        _require(
+            state.is_voter, "rule 15: a leader is a voter of its own log", state.me.node_id, state.log.members_index
+        )
         _require(state.commit_index <= state.log.durable.index, "rule 7: never above its own", state.commit_index)
         for stream in leading.streams.values():
             _require(stream.match_index <= stream.next_index <= highest, "rule 6: ships what it wrote", stream)

@@ -1,10 +1,12 @@
-"""Rules 4, 6, 7, 8, 11 and 12 from the leader's side: append, ship, count, commit; be heard, step down or hand over.
+"""Rules 4, 6, 7, 8, 11, 12 and 15 from the leader's side: append, ship, count, commit; be heard, step down or hand
+over; change the members.
 
 A `Leading` lives for one epoch. When it ends, for whatever reason, it is dropped whole: late acks, echoes and
 flushes find nothing to count in (rule 2).
 """
 
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -12,6 +14,7 @@ from .actions import (
     AnswerOpen,
     AppendRequests,
     AppendSystem,
+    ChangeEnded,
     CloseStream,
     ReadReady,
     RejectRequest,
@@ -19,8 +22,9 @@ from .actions import (
     Ship,
     TransferEnded,
 )
-from .events import AckArrived, DiffersArrived, Request, Shipped, StreamOpened
-from .members import Member
+from .changing import Changed, Full, Lost, Outcome, Standing, next_change
+from .events import AckArrived, DiffersArrived, PromoteAsked, Request, Shipped, StreamOpened
+from .members import Member, Members
 from .messages import Campaign, Heartbeat, HeartbeatEcho, OpenAnswer, OpenVerb
 from .opening import match_border
 from .promise import Promise
@@ -77,6 +81,13 @@ class Transfer:
     told: bool = False
 
 
+class Change(NamedTuple):
+    """A change of members that is not committed yet: who asked for it, and where its record stands."""
+
+    ask_id: int
+    index: int  # type: ignore[assignment]  # It hides tuple.index, which nobody needs here.
+
+
 class Leading:
     """One leadership, from `epoch_start` to whatever ends it."""
 
@@ -103,6 +114,7 @@ class Leading:
         self._heartbeat_at = state.now
         self._reads: deque[Read] = deque()
         self._transfer: Transfer | None = None
+        self._change: Change | None = None
 
     @property
     def serving(self) -> bool:
@@ -182,7 +194,7 @@ class Leading:
     # Commit
 
     def _durable_on(self, member: Member) -> int:
-        if member.node_id == self.state.me.node_id:
+        if self.state.is_me(member):
             return self.state.log.durable.index
         return self._matched.get((member.node_id, member.disk_id), 0)
 
@@ -198,6 +210,8 @@ class Leading:
             self._committed_at = self.state.now
             while self._uncommitted and self._uncommitted[0][0] <= reached:
                 self._uncommitted_bytes -= self._uncommitted.popleft()[1]
+            if self._change and reached > self._change.index:
+                self._end_change(Changed(self._change.index))
 
     # Streams
 
@@ -350,16 +364,20 @@ class Leading:
         """
         state = self.state
         oldest = state.now - state.options.election_timeout_us
+        return self._began >= oldest or state.members.is_majority(self.who_is_heard())
+
+    def who_is_heard(self) -> Callable[[Member], bool]:
+        """Tells of a member whether it echoed a heartbeat of the last election timeout."""
+        state = self.state
+        oldest = state.now - state.options.election_timeout_us
         while self._sent and self._sent[0][0] < oldest:
             self._sent.popleft()
         first = self._sent[0][1] if self._sent else self._sequence + 1
 
         def heard(member: Member) -> bool:
-            if member.node_id == state.me.node_id:
-                return True
-            return self._echoed.get((member.node_id, member.disk_id), 0) >= first
+            return state.is_me(member) or self._echoed.get((member.node_id, member.disk_id), 0) >= first
 
-        return self._began >= oldest or state.members.is_majority(heard)
+        return heard
 
     # Reads (rule 12)
 
@@ -376,7 +394,7 @@ class Leading:
 
     def _answer_reads(self) -> None:
         def sequence_of(member: Member) -> int:
-            if member.node_id == self.state.me.node_id:
+            if self.state.is_me(member):
                 return self._sequence
             return self._echoed.get((member.node_id, member.disk_id), 0)
 
@@ -398,7 +416,7 @@ class Leading:
         appended then. If the hand-over succeeds, what waits is given back as not written.
         """
         state = self.state
-        others = [voter for voter in state.members.voters() if voter.node_id in state.links]
+        others = [voter for voter in state.members.voters() if state.is_linked(voter)]
         if target is None and others:
             target = max(others, key=lambda voter: (self._durable_on(voter), voter.node_id)).node_id
         if self._transfer or not self.serving or target not in [voter.node_id for voter in others]:
@@ -428,11 +446,49 @@ class Leading:
         """Whom this leader asked to take its place."""
         return self._transfer.target if self._transfer and self._transfer.told else None
 
+    # Members (rule 15)
+
+    def promote(self, asked: PromoteAsked) -> None:
+        """Append the next change that brings a node to be a voter, or say why there is none.
+
+        It counts for every majority as soon as it stands in the log, its own commit included; `ChangeEnded` follows
+        when it is committed. No other is appended before: `next_change` looks at the log for that.
+        """
+        state = self.state
+        answer = next_change(state, self._standing(asked.node_id), asked.node_id, asked.address)
+        if not isinstance(answer, Members):
+            state.act(ChangeEnded(asked.ask_id, answer))
+            return
+        self._change = Change(asked.ask_id, state.log.highest_index)
+        state.act(AppendSystem(self.promise.epoch, {"type": "members", "members": answer.to_record()}))
+
+    def _standing(self, node_id: str) -> Standing:
+        disk_id = self.state.links.get(node_id)
+        follows = any((s.node_id, s.disk_id) == (node_id, disk_id) for s in self.streams.values())
+        return Standing(
+            serving=self.serving,
+            start_index=self.start_index,
+            hands_over_to=self._transfer.target if self._transfer else None,
+            match_index=self._matched.get((node_id, disk_id or b""), 0) if follows else None,
+            is_heard=self.who_is_heard(),
+        )
+
+    def change_refused(self) -> None:
+        """An append of this leader's was refused: if it was the change, nothing of it is in the log."""
+        if self._change and self.state.log.members_index != self._change.index:
+            self._end_change(Full())
+
+    def _end_change(self, outcome: Outcome) -> None:
+        if self._change:
+            self.state.act(ChangeEnded(self._change.ask_id, outcome))
+        self._change = None
+
     # The end
 
     def end(self) -> None:
         """Give back what was not appended, refuse the reads, close the streams."""
         self.refuse_waiting("not_leader")
+        self._end_change(Lost())
         for read in self._reads:
             self.state.act(ReadReady(read.read_id, None))
         for stream_id in [*self.streams, *self.installs]:

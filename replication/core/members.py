@@ -73,6 +73,10 @@ class Members:
         """Whether this node with this disk counts. A known node with an unknown disk does not."""
         return any(voter.node_id == node_id and voter.disk_id == disk_id for voter in self._voters)
 
+    def of_node(self, node_id: str) -> Member | None:
+        """The member with this node id, whatever its disk."""
+        return next((member for member in self.members if member.node_id == node_id), None)
+
     def majority(self) -> int:
         """How many voters are more than half of them."""
         return len(self._voters) // 2 + 1

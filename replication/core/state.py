@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
 from .actions import Action, Apply, Halt, RoleMoved
-from .members import Members
+from .members import Member, Members
 from .messages import Last
 from .promise import Promise
 
@@ -34,6 +34,16 @@ class LogView(Protocol):
         ...
 
     @property
+    def members(self) -> Members:
+        """The members that the log's last `genesis` or `members` record names, committed or not."""
+        ...
+
+    @property
+    def members_index(self) -> int | None:
+        """Where that record stands."""
+        ...
+
+    @property
     def last_epoch(self) -> int:
         """Epoch of the last frame, 0 if there is none."""
         ...
@@ -46,6 +56,10 @@ class LogView(Protocol):
     @property
     def epochs(self) -> Sequence[tuple[int, int]]:
         """(epoch, first index) pairs, ascending."""
+        ...
+
+    def bytes_from(self, index: int) -> int:
+        """How many bytes of durable frames stand from this border on."""
         ...
 
     def is_border(self, index: int) -> bool:
@@ -86,6 +100,7 @@ class CoreOptions:
     uncommitted_bytes: int = 64 << 20  # Appended by the leader beyond commit_index; beyond: writes wait.
     open_epochs: int = 10_000  # The newest ones, named in one opening.
     reads_waiting: int = 10_000  # Linearizable reads that wait for an echo.
+    promotable_bytes: int = 8 << 20  # What a node may lack at most to become a voter: a stream's window (rule 15).
 
 
 @dataclass(slots=True)
@@ -93,12 +108,13 @@ class State:
     """Shared by the rules; changed only while an event is handled.
 
     `promise` counts for every check from the moment it is queued to disk (rule 2); `stored_promise` is on disk. They
-    differ only while a `StorePromise` is under way, and at a start whose log has frames of a later epoch. `links` are
-    the peers to which a link that this node dialled stands. The `told_...` keep the same news from being told twice.
+    differ only while a `StorePromise` is under way, and at a start whose log has frames of a later epoch. `members` are
+    those that the log names (rule 15), taken at the beginning of each step. `links` are the peers to which a link that
+    this node dialled stands, each with the disk that its hello named. The `told_...` keep the same news from being told
+    twice.
     """
 
     me: Identity
-    members: Members
     log: LogView
     options: CoreOptions
     promise: Promise
@@ -106,12 +122,24 @@ class State:
     commit_index: int
     now: int = 0
     clock: int = 0
-    links: set[str] = field(default_factory=set)
+    members: Members = field(init=False)
+    links: dict[str, bytes] = field(default_factory=dict)
     actions: list[Action] = field(default_factory=list)
     halted: str | None = None
     last_stream_id: int = 0
     told_apply: int = 0
     told_role: RoleMoved | None = None
+
+    def __post_init__(self) -> None:
+        self.members = self.log.members
+
+    def is_me(self, member: Member) -> bool:
+        """Whether a member is this node, on this disk."""
+        return (member.node_id, member.disk_id) == (self.me.node_id, self.me.disk_id)
+
+    def is_linked(self, member: Member) -> bool:
+        """Whether what is sent to a member can arrive, and at its own disk."""
+        return self.links.get(member.node_id) == member.disk_id
 
     @property
     def is_voter(self) -> bool:

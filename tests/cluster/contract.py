@@ -21,6 +21,11 @@ NOWHERE_YET = {
     "expired": "410: it takes an expiry; see test_retention.py",
     "snapshot-failed": "503: a child that is killed, a full disk; see test_snapshots.py",
     "transfer-failed": "503: it takes three election timeouts; see test_transfer.py",
+    "members-full": "409: it takes 65 nodes; see tests/replication/test_members.py",
+    "leader-not-serving": "503: it lasts for the first moments of a leadership; see test_members.py",
+    "change-under-way": "503: it lasts for one commit; see test_members.py",
+    "node-behind": "503: it takes a node that lags; see test_members.py",
+    "voters-unheard": "503: it takes a voter that falls silent just now; see test_members.py",
     "internal": "500: a fault of ours; nothing that a caller sends is known to lead to it",
 }
 ADD_0 = b'{"commands": [["add", 0]]}'
@@ -157,6 +162,7 @@ _LONG = b'{"commands": [' + b'["add", 1.5],' * 100_000 + b'["add", 0]]}'
 _TOO_MANY = b'{"commands": [' + b'["add", 0],' * SESSION_WINDOW + b'["add", 0]]}'
 _QUERY = Ask("POST", "/query", b'{"request": null}', JSON)
 _TRANSFER = Ask("POST", "/admin/transfer", b'{"target": "n1"}', JSON)
+_MEMBERS = Ask("POST", "/admin/members", b'{"promote": "n1"}', JSON)
 _SNAPSHOT = Ask("POST", "/admin/snapshot")
 _EXPIRE = Ask("POST", "/admin/expire", b'{"dry_run": true}', JSON)
 _STREAM = get("/commands/stream?session={session}")
@@ -290,6 +296,21 @@ CALLS = [
         own=[
             Row(400, "malformed", _TRANSFER._replace(body=b'{"target": "n9"}')),
             Row(400, "malformed", _TRANSFER._replace(body=b'{"to": "n1"}')),
+        ],
+    ),
+    Call(get("/admin/members"), "leader epoch members_index commit_index members", forwards=True, reads=False),
+    Call(
+        _MEMBERS,
+        "node_id changes",
+        forwards=True,
+        reads=False,
+        largest_body=4096,
+        own=[
+            Row(400, "malformed", _MEMBERS._replace(body=b"{}")),
+            Row(400, "malformed", _MEMBERS._replace(body=b'{"promote": 1}')),
+            Row(400, "malformed", _MEMBERS._replace(body=b'{"demote": "n1"}')),
+            Row(404, "node-unknown", _MEMBERS._replace(body=b'{"promote": "n9"}')),
+            Row(503, "node-not-connected", _MEMBERS._replace(body=b'{"promote": "n2"}'), "alone", at=("n1",)),
         ],
     ),
     Call(

@@ -41,9 +41,7 @@ async def test_all_that_pysyncobj_knew_may_be_lost_everywhere_and_no_leader_is(t
             parts = running.node.parts
             assert parts is not None
             await running.node.leadership.stop()
-            running.node.leadership.run(parts.replica, parts.genesis.members, parts.replica.core.state.me.disk_id)
-            for other in parts.replica.core.state.links:
-                running.node.leadership.peer_linked(other)
+            running.node.leadership.run(parts.replica)
         await cluster.commands("n2", ["add", 1])
         await until(cluster, lambda: len(nominated(cluster)) == 1)
         await cluster.commands("n3", ["add", 1])

@@ -3,10 +3,11 @@
 from quire.replication.core import Identity, Promise, actions, events
 from quire.replication.core.election import FALLBACK_TIMEOUTS
 from quire.replication.core.genesis import Formation
-from quire.replication.core.messages import Ack, Heartbeat, Last, Open, OpenAnswer, OpenVerb, PreVote, PreVoteAnswer
+from quire.replication.core.messages import Ack, Heartbeat, Last, Open, OpenAnswer, OpenVerb, PreVoteAnswer
+from quire.replication.core.promise import NO_PROMISE
 from quire.replication.twins import Caller, Twins
 from tests.paper.scenes import FAR, ask, divided, hear, led, settled, started, suggested
-from tests.sim.world import disk_id, values
+from tests.sim.world import World, disk_id, values
 
 
 def test_rule_0_a_cluster_forms_only_of_all_its_initial_members_and_all_unformatted() -> None:
@@ -246,16 +247,21 @@ def test_an_ack_beyond_what_was_shipped_is_a_peers_fault() -> None:
     assert leader.state.commit_index <= leader.log.tail.index
 
 
-def test_a_node_without_a_vote_answers_none() -> None:
+def test_a_node_that_is_no_member_is_not_asked_and_what_it_answers_does_not_count() -> None:
     """Rule 0: a node that is no member neither promises nor counts."""
-    node = started()["n3"]
-    node.state.members = started("n1", "n2")["n1"].state.members
-    assert node.core is not None
+    world = World("n1", "n2", observers=("n3",))
+    world.start()
+    world.isolate("n2")
+    suggested(world["n1"], by_control_plane=True)
+    world.run_for(5)
+    assert world["n3"].running.promises.promise == NO_PROMISE
 
-    told = node.core.handle(events.Received("n1", disk_id("n1"), PreVote(1, FAR, None)), 0, 0)
+    assert world["n1"].core is not None
+    hear(world["n1"], "n3", PreVoteAnswer(world["n1"].core.nominee.attempt, True, 0, FAR, world.clock()))
+    world.run_for(5)
 
-    assert [a for a in told if isinstance(a, actions.Send) and isinstance(a.message, PreVoteAnswer)] == []
-    assert not ask(node, 7, "n1")
+    assert not world["n1"].leads
+    assert world["n1"].state.promise == NO_PROMISE
 
 
 def test_a_follower_that_opens_under_another_promise_is_refused() -> None:

@@ -9,7 +9,8 @@ from aiohttp import web
 
 from quire.log import Log, LogOptions, encode_records
 from quire.replication import Disk, Placed, PromiseFile, Reason, Replica, ReplicaOptions, Write
-from quire.replication.core import CoreOptions, Identity, actions
+from quire.replication.core import CoreOptions, Identity, Members, actions
+from quire.replication.core.changing import Outcome
 from quire.replication.hello import Who
 from quire.replication.replica import wall_clock
 from tests.replication.loopback import HOST, calling, until
@@ -34,12 +35,20 @@ class Owner:
     reads: dict[int, int | None] = field(default_factory=dict)
     halts: list[str] = field(default_factory=list)
     alarms: list[str] = field(default_factory=list)
+    members: list[Members] = field(default_factory=list)
+    changes: dict[int, Outcome] = field(default_factory=dict)
     linked: set[str] = field(default_factory=set)
     control: list[tuple[str, bytes]] = field(default_factory=list)
     positions: dict[str, tuple[int, bytes]] = field(default_factory=dict)
 
     def apply_to(self, index: int) -> None:
         self.applied_index = index
+
+    def members_moved(self, members: Members) -> None:
+        self.members.append(members)
+
+    def change_ended(self, ask_id: int, outcome: Outcome) -> None:
+        self.changes[ask_id] = outcome
 
     def placed(self, placed: Placed) -> None:
         self.placements.append(placed)
@@ -145,7 +154,7 @@ class Cluster:
             secret=self.secret,
         )
         me = Identity(node_id, disk_id(node_id), next(INCARNATIONS))
-        node = Running(device, disk, Replica(me, CLUSTER_ID, self.members, disk, owner, options), owner)
+        node = Running(device, disk, Replica(me, CLUSTER_ID, disk, owner, options), owner)
         self.nodes[node_id] = node
         return node
 

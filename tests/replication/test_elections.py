@@ -124,10 +124,19 @@ def test_a_promise_asked_for_by_another_than_the_nominee_is_not_considered() -> 
 
 
 @pytest.mark.parametrize(("sender", "disk"), [("n3", bytes(16)), ("n9", None)])
-def test_a_promise_asked_for_by_a_node_that_is_no_voter_is_not_considered(sender: str, disk: bytes | None) -> None:
+def test_a_nominee_that_this_log_names_no_voter_is_promised_to(sender: str, disk: bytes | None) -> None:
+    """Raft 4.1 of the thesis: its log may hold the record that made it one, and its log is what is compared."""
     voter = started("n1", "n2", "n3")["n2"]
-    request = PromiseRequest(Promise(7, sender, 1), HIGH)
-    assert handled(voter, received(sender, request, disk=disk)) == []
+    promise = Promise(7, sender, 1)
+    told = handled(voter, received(sender, PromiseRequest(promise, HIGH), disk=disk))
+    assert actions.StorePromise(promise) in told
+
+
+def test_only_the_disks_that_the_nominee_s_log_names_are_asked() -> None:
+    node = started("n1", "n2", "n3")["n1"]
+    handled(node, events.LinkUp("n3", bytes(16)))
+    told = handled(node, events.Nominated(True), events.Tick())
+    assert [action.node_id for action in told if isinstance(action, actions.Send)] == ["n2"]
 
 
 def test_what_one_nominee_asks_again_and_again_of_a_busy_disk_does_not_pile_up() -> None:

@@ -1,51 +1,444 @@
-"""Who counts, and how many of them are a majority."""
+"""Rule 15: one voter at a time, through the log; effective when appended, undone when truncated."""
+
+from functools import partial
 
 import pytest
 
-from quire.replication import Member, Members, Role
-from tests.sim.world import disk_id, voters
-
-NAMES = ["n1", "n2", "n3", "n4", "n5"]
-
-
-@pytest.mark.parametrize(("count", "majority"), [(1, 1), (2, 2), (3, 2), (4, 3), (5, 3)])
-def test_a_majority_is_more_than_half(count: int, majority: int) -> None:
-    members = voters(*NAMES[:count])
-
-    assert members.majority() == majority
-    agreed = [members.is_majority(lambda member: member.node_id in NAMES[:number]) for number in range(count + 1)]  # noqa: B023
-    assert agreed == [2 * number > count for number in range(count + 1)]
-
-
-@pytest.mark.parametrize(
-    ("held", "reached"),
-    [([7], 7), ([9, 4], 4), ([9, 4, 6], 6), ([9, 9, 1, 1], 1), ([9, 9, 5, 1], 5), ([9, 8, 7, 0, 0], 7)],
+from quire.replication.core import MAX_MEMBERS, Member, Members, Role, actions, events
+from quire.replication.core.changing import (
+    AlreadyVoter,
+    Behind,
+    Changed,
+    Full,
+    HandingOver,
+    Lost,
+    NotConnected,
+    NotFollowing,
+    NotLeading,
+    NotServing,
+    TooMany,
+    UnderWay,
+    Unheard,
 )
-def test_what_a_majority_holds_is_the_greatest_value_that_more_than_half_have_reached(
-    held: list[int], reached: int
-) -> None:
-    values = dict(zip(NAMES, held, strict=False))
-
-    assert voters(*NAMES[: len(held)]).held_by_majority(lambda member: values[member.node_id]) == reached
+from quire.replication.core.leading import Downstream
+from quire.replication.core.messages import Ack, Snapshot
+from tests.sim.world import SimNode, World, disk_id
 
 
-def test_observers_count_for_nothing() -> None:
-    observers = tuple(Member(name, disk_id(name), f"{name}:1", Role.OBSERVER) for name in ("n2", "n3", "n4"))
-    members = Members((*voters("n1").members, *observers))
-
-    assert members.majority() == 1
-    assert members.held_by_majority(lambda member: 5 if member.node_id == "n1" else 99) == 5
-    assert not members.is_voter("n2", disk_id("n2"))
-
-
-def test_a_voter_with_another_disk_is_no_voter() -> None:
-    members = voters("n1", "n2")
-
-    assert members.is_voter("n1", disk_id("n1"))
-    assert not members.is_voter("n1", bytes(16))
-    assert not members.is_voter("n2", disk_id("n1"))
+def led(*node_ids: str, observers: tuple[str, ...] = ()) -> World:
+    """n1 leads, everybody follows it."""
+    world = World(*node_ids, observers=observers)
+    world.start()
+    caught_up(world, world.elect("n1"))
+    world["n1"].nominated = False
+    world["n1"].step(events.Nominated(False))
+    return world
 
 
-def test_members_come_back_from_a_record_as_they_went() -> None:
-    members = Members((*voters("n1").members, Member("n9", bytes(16), "elsewhere:1", Role.OBSERVER)))
-    assert Members.from_record(members.to_record()) == members
+def caught_up(world: World, leader: SimNode) -> None:
+    running = [node for node in world.nodes.values() if node.core is not None]
+    world.run_until(lambda: all(node.apply_to == leader.log.tail.index for node in running))
+    world.run_for(0.3)
+
+
+def replaced() -> World:
+    """n1 leads n2 and n3; n3 came back with another disk, and has all."""
+    world = led("n1", "n2", "n3")
+    world["n3"].crash()
+    world["n3"].wipe()
+    world["n1"].write("while n3 was away")
+    world["n3"].start()
+    caught_up(world, world["n1"])
+    return world
+
+
+def promoted(world: World, leader: SimNode, node_id: str) -> list[object]:
+    """What came of asking until there was nothing more to be done."""
+    outcomes: list[object] = []
+    while not outcomes or isinstance(outcomes[-1], Changed):
+        ask_id = leader.promote(node_id)
+        world.run_until(partial(leader.changes.__contains__, ask_id))
+        outcomes.append(leader.changes[ask_id])
+    caught_up(world, leader)
+    return outcomes
+
+
+def voters_of(node: SimNode) -> list[str]:
+    return [voter.node_id for voter in node.state.members.voters()]
+
+
+# The changes
+
+
+def test_an_observer_is_promoted_by_one_change_and_counts_on_every_node() -> None:
+    world = led("n1", "n2", observers=("n3",))
+    assert world["n3"].roles[-1].role == "observer"
+
+    changed, done = promoted(world, world["n1"], "n3")
+
+    assert isinstance(changed, Changed)
+    assert done == AlreadyVoter()
+    assert all(voters_of(node) == ["n1", "n2", "n3"] for node in world.nodes.values())
+    assert world["n3"].roles[-1].role == "follower"
+    assert [world["n1"].log.members_index, world["n1"].state.commit_index > changed.index] == [changed.index, True]
+
+
+def test_a_lost_disk_is_replaced_by_two_changes_each_committed_before_the_next() -> None:
+    world = replaced()
+    leader = world["n1"]
+
+    removed, added, done = promoted(world, leader, "n3")
+
+    assert isinstance(removed, Changed)
+    assert isinstance(added, Changed)
+    assert done == AlreadyVoter()
+    assert removed.index < added.index
+    steps = [[(voter.node_id, voter.disk_id) for voter in members.voters()] for members in leader.members_moved]
+    both = [("n1", disk_id("n1")), ("n2", disk_id("n2"))]
+    assert steps == [both, [*both, ("n3", world["n3"].disk_id)]]
+
+
+def test_interrupted_between_the_two_asking_the_next_leader_again_finishes() -> None:
+    world = replaced()
+    ask_id = world["n1"].promote("n3")
+    world.run_until(lambda: isinstance(world["n1"].changes.get(ask_id), Changed))
+    caught_up(world, world["n1"])
+    world["n1"].crash()
+    world["n1"].start()
+    leader = world.elect("n2")
+    caught_up(world, leader)
+    assert voters_of(leader) == ["n1", "n2"]
+
+    added, done = promoted(world, leader, "n3")
+
+    assert isinstance(added, Changed)
+    assert done == AlreadyVoter()
+    assert voters_of(world["n3"]) == ["n1", "n2", "n3"]
+
+
+def test_a_promoted_disk_makes_up_a_majority_with_its_acks_and_its_promise() -> None:
+    world = replaced()
+    promoted(world, world["n1"], "n3")
+    world["n2"].crash()
+    before = world["n1"].state.commit_index
+    world["n1"].write("by n1 and n3")
+    world.run_until(lambda: world["n1"].state.commit_index > before)
+
+    world["n1"].crash()
+    world["n2"].start()
+    assert world.elect("n3").state.promise.nominee == "n3"
+
+
+# When they count
+
+
+def test_a_change_counts_as_soon_as_it_stands_in_the_log() -> None:
+    world = led("n1", "n2", "n3", observers=("n4",))
+    world.isolate("n1")
+    world["n1"].promote("n4")
+    world.run_for(0.01)
+    assert voters_of(world["n1"]) == ["n1", "n2", "n3", "n4"]
+    assert world["n1"].state.commit_index <= (world["n1"].log.members_index or 0)
+
+
+def test_a_change_that_is_truncated_is_undone() -> None:
+    world = led("n1", "n2", "n3", observers=("n4",))
+    world.isolate("n1")
+    ask_id = world["n1"].promote("n4")
+    leader = world.elect("n2")
+    world.run_until(lambda: not world["n1"].leads)
+    assert world["n1"].changes[ask_id] == Lost()
+    world.heal()
+    caught_up(world, leader)
+
+    assert len(world["n1"].truncations) == 1
+    assert voters_of(world["n1"]) == ["n1", "n2", "n3"]
+    assert world["n1"].members_moved[-1] == world.members
+
+
+def test_a_record_that_takes_the_place_of_a_truncated_one_is_the_one_that_counts() -> None:
+    world = led("n1", "n2", "n3", observers=("n4", "n5"))
+    world.isolate("n1")
+    world["n1"].write("where n2 has its epoch_start")
+    world["n1"].promote("n4")
+    world.run_until(lambda: not world["n1"].leads)
+    leader = world.elect("n2")
+    world.run_for(0.3)
+    leader.promote("n5")
+    world.run_until(lambda: leader.state.commit_index == leader.log.tail.index)
+    assert leader.log.members_index == world["n1"].log.members_index
+    world.heal()
+    caught_up(world, leader)
+    assert voters_of(world["n1"]) == ["n1", "n2", "n3", "n5"]
+
+
+def test_members_are_found_again_at_a_restart() -> None:
+    world = replaced()
+    promoted(world, world["n1"], "n3")
+    for node in world.nodes.values():
+        expected = node.state.members
+        node.crash()
+        node.start()
+        assert node.state.members == expected
+        assert node.state.is_voter
+
+
+def test_members_whose_record_has_expired_are_found_in_a_snapshot() -> None:
+    world = replaced()
+    promoted(world, world["n1"], "n3")
+    node = world["n1"]
+    while node.log.bounds.lowest_index <= (node.log.members_index or 0):
+        node.write(b"x" * 10_000)
+        caught_up(world, node)
+        node.running.remove_expired(world.clock(), age=None, max_bytes=0, floor=node.log.durable_index)
+    index, expected = node.log.members_index or 0, node.state.members
+    node.snapshots.members[index] = expected.to_record()
+    node.crash()
+    node.start()
+    assert node.state.members == expected
+
+
+def test_without_that_snapshot_the_node_does_not_run() -> None:
+    world = led("n1", "n2", "n3")
+    node = world["n1"]
+    while node.log.bounds.lowest_index == 0:
+        node.write(b"x" * 10_000)
+        caught_up(world, node)
+        node.running.remove_expired(world.clock(), age=None, max_bytes=0, floor=node.log.durable_index)
+    node.crash()
+    node.snapshots.members.clear()
+    with pytest.raises(Exception, match="no snapshot has it"):
+        node.start()
+
+
+def test_an_install_brings_the_members_of_its_snapshot() -> None:
+    world = led("n1", "n2", observers=("n3", "n4"))
+    world["n4"].crash()
+    leader, late = world["n1"], world["n4"]
+    promoted(world, leader, "n3")
+    while leader.log.bounds.lowest_index <= (leader.log.members_index or 0):
+        leader.write(b"x" * 10_000)
+        caught_up(world, leader)
+        leader.running.remove_expired(world.clock(), age=None, max_bytes=0, floor=leader.log.durable_index)
+    leader.snapshots.indices = [leader.log.bounds.lowest_index]
+    late.start()
+    world.run_until(lambda: bool(late.fetches))
+    members_index, origin = leader.log.members_index or 0, leader.log.origin
+    late.snapshots.members[members_index] = leader.state.members.to_record()
+    snapshot = Snapshot(*origin, members_index, tuple(leader.running.epochs))
+    late.step(events.SnapshotFetched(late.fetches[-1].stream_id, snapshot))
+    world.run_until(lambda: late.log.tail == leader.log.tail)
+
+    assert voters_of(late) == ["n1", "n2", "n3"]
+    assert voters_of(late) == [voter.node_id for voter in late.members_moved[-1].voters()]
+
+
+# Who counts
+
+
+NEW_DISK = b"n3/new".ljust(16, b"\0")
+
+
+def beside() -> World:
+    """n1 leads n2 and n3; beside n3 on its old disk, which lives on, there is one on a new disk, and has all."""
+    world = led("n1", "n2", "n3")
+    leader, end = world["n1"], world["n1"].log.tail.index
+    leader.step(events.LinkUp("n3", NEW_DISK))
+    leader.leading.streams[7] = Downstream("n3", NEW_DISK, next_index=end)
+    leader.step(events.AckArrived(7, Ack(end, end, 0, bytes(16))))
+    return world
+
+
+def test_the_old_disk_s_acks_count_for_nothing_once_its_vote_is_removed() -> None:
+    """Of n1 and n2, whose votes are left, n2 does not answer."""
+    world = beside()
+    leader, end = world["n1"], world["n1"].log.tail.index
+    world.cut(("n1", "n2"))
+    ask_id = leader.promote("n3")
+    world.run_for(0.3)
+
+    assert leader.leading._matched[("n3", disk_id("n3"))] == leader.log.tail.index == end + 1
+    assert leader.state.commit_index == end
+    assert ask_id not in leader.changes
+
+
+def test_the_old_disk_s_acks_do_not_count_for_the_new_one() -> None:
+    world = beside()
+    leader = world["n1"]
+    removed = leader.promote("n3")
+    world.run_until(lambda: removed in leader.changes)
+    world.cut(("n1", "n2"))
+    leader.promote("n3")
+    world.run_for(0.3)
+
+    assert [voter.disk_id for voter in leader.state.members.voters()][2:] == [NEW_DISK]
+    assert leader.leading._matched[("n3", disk_id("n3"))] == leader.log.tail.index
+    assert leader.state.commit_index == leader.log.members_index == leader.log.tail.index - 1
+
+
+def test_a_voter_whose_log_lacks_the_record_still_answers_its_nominee() -> None:
+    """n3 counts for n2, whose log says so, before n3's own does: else n1's end would be the cluster's."""
+    world = led("n1", "n2", observers=("n3",))
+    leader = world["n1"]
+    world.cut(("n1", "n3"), ("n3", "n1"))
+    leader.promote("n3")
+    world.run_until(lambda: world["n2"].log.members_index == leader.log.members_index)
+    leader.crash()
+    assert voters_of(world["n3"]) == ["n1", "n2"]
+
+    world.elect("n2")
+
+    caught_up(world, world["n2"])
+    assert voters_of(world["n3"]) == ["n1", "n2", "n3"]
+
+
+def test_a_nominee_is_answered_by_a_voter_whose_log_does_not_name_it_yet() -> None:
+    world = led("n1", "n2", observers=("n3",))
+    leader = world["n1"]
+    world.cut(("n1", "n2"), ("n2", "n1"))
+    leader.promote("n3")
+    world.run_until(lambda: world["n3"].log.members_index == leader.log.members_index)
+    leader.crash()
+    assert voters_of(world["n2"]) == ["n1", "n2"]
+    world.elect("n3")
+
+
+def test_a_wiped_node_promises_nothing_before_it_is_promoted() -> None:
+    world = replaced()
+    world.isolate("n2")
+    world.run_until(lambda: not world["n1"].leads)
+    at = world["n3"].running.promises.promise
+    world["n1"].nominate()
+    world.run_for(10)
+
+    assert not world["n1"].leads
+    assert world["n3"].running.promises.promise == at
+
+
+# What is refused, with its numbers
+
+
+def outcome_of(leader: SimNode, node_id: str) -> object:
+    return leader.changes[leader.promote(node_id)]
+
+
+def test_a_node_that_does_not_lead_says_so() -> None:
+    world = led("n1", "n2", observers=("n3",))
+    assert outcome_of(world["n2"], "n3") == NotLeading()
+
+
+def test_before_epoch_start_is_committed_nothing_is_changed() -> None:
+    """The bug of 2015: a leader that changes members before it has committed anything of its own epoch."""
+    world = World("n1", "n2", "n3", observers=("n4",))
+    world.start()
+    for node in ("n2", "n3"):
+        world[node].hold_flush = True
+    world["n1"].nominate()
+    world.run_until(lambda: world["n1"].leads)
+    index = world["n1"].start_index
+
+    assert outcome_of(world["n1"], "n4") == NotServing(index, world["n1"].state.commit_index)
+    assert world["n1"].log.members_index == 0
+
+
+def test_a_second_change_waits_for_the_first_to_be_committed() -> None:
+    world = led("n1", "n2", "n3", observers=("n4", "n5"))
+    leader = world["n1"]
+    world["n2"].hold_flush = world["n3"].hold_flush = world["n4"].hold_flush = True
+    first = leader.promote("n4")
+    world.run_for(0.01)
+
+    assert outcome_of(leader, "n5") == UnderWay(leader.log.members_index or 0, leader.state.commit_index)
+
+    for node in ("n2", "n3", "n4"):
+        world[node].release()
+    world.run_until(lambda: first in leader.changes)
+    assert voters_of(leader) == ["n1", "n2", "n3", "n4"]
+
+
+def test_a_node_that_is_not_connected_is_refused_with_those_that_are() -> None:
+    world = led("n1", "n2", observers=("n3",))
+    world["n3"].crash()
+    assert outcome_of(world["n1"], "n3") == NotConnected(("n2",))
+
+
+def test_a_node_without_a_stream_is_refused() -> None:
+    world = led("n1", "n2", observers=("n3",))
+    leader = world["n1"]
+    (stream_id,) = [at for at, stream in leader.leading.streams.items() if stream.node_id == "n3"]
+    leader.step(events.StreamClosed(stream_id))
+    assert outcome_of(leader, "n3") == NotFollowing()
+
+
+@pytest.mark.parametrize("above", [0, 1])
+def test_a_node_may_lack_a_window_and_not_a_byte_more(above: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    world = led("n1", "n2", observers=("n3",))
+    leader, limit = world["n1"], world.options.promotable_bytes
+    monkeypatch.setattr(type(leader.running), "bytes_from", lambda self, index: limit + above)
+    ask_id = leader.promote("n3")
+    world.run_until(lambda: ask_id in leader.changes)
+    outcome = leader.changes[ask_id]
+    assert outcome == Behind(limit + 1, limit) if above else isinstance(outcome, Changed)
+
+
+def test_what_a_node_lacks_is_counted_in_bytes_of_the_leader_s_durable_log() -> None:
+    world = led("n1", "n2", "n3", observers=("n4",))
+    leader = world["n1"]
+    world["n4"].hold_flush = True
+    before = leader.log.size
+    leader.write(b"x" * 500)
+    world.run_until(lambda: leader.state.commit_index == leader.log.tail.index)
+    assert leader.running.bytes_from(leader.leading._matched[("n4", disk_id("n4"))]) == leader.log.size - before
+
+
+def test_a_change_that_a_majority_of_those_that_stay_would_not_hear_is_refused_with_names() -> None:
+    """n1 is heard by n3's old disk: without that one's vote, and without n2, nothing would be committed any more."""
+    world = beside()
+    world["n2"].crash()
+    world.run_for(2)
+    leader = world["n1"]
+    assert leader.leads
+
+    assert outcome_of(leader, "n3") == Unheard(("n2",), 1, 2)
+    assert voters_of(leader) == ["n1", "n2", "n3"]
+
+
+def test_a_leader_that_hands_over_changes_nothing() -> None:
+    world = led("n1", "n2", observers=("n3",))
+    leader = world["n1"]
+    world["n2"].hold_flush = True
+    leader.write("n2 lacks it")
+    leader.step(events.TransferAsked("n2"))
+    assert outcome_of(leader, "n3") == HandingOver("n2")
+
+
+@pytest.mark.parametrize("count", [MAX_MEMBERS - 1, MAX_MEMBERS])
+def test_as_many_members_as_may_be_and_not_one_more(count: int) -> None:
+    world = led("n1", observers=("n2",))
+    leader = world["n1"]
+    idle = [Member(f"o{number}", bytes(16), "o:1", Role.OBSERVER) for number in range(count - 1)]
+    members = Members((*world.members.members, *idle))
+    leader.running.append_system(leader.state.promise.epoch, {"type": "members", "members": members.to_record()})
+    leader.step(events.Appended(0))
+    caught_up(world, leader)
+    assert len(leader.state.members.members) == count
+
+    ask_id = leader.promote("n2")
+    world.run_until(lambda: ask_id in leader.changes)
+
+    outcome = leader.changes[ask_id]
+    assert outcome == TooMany(MAX_MEMBERS + 1, MAX_MEMBERS) if count == MAX_MEMBERS else isinstance(outcome, Changed)
+
+
+def test_a_change_that_finds_no_room_is_not_made() -> None:
+    world = led("n1", "n2", observers=("n3",))
+    core = world["n1"].core
+    assert core is not None
+    told = core.handle(events.PromoteAsked(7, "n3", "n3:1"), world.now, world.clock())
+    assert [type(action) for action in told if isinstance(action, actions.AppendSystem)] == [actions.AppendSystem]
+
+    told = core.handle(events.AppendRefused(0, "disk_full"), world.now, world.clock())
+
+    assert [action.outcome for action in told if isinstance(action, actions.ChangeEnded)] == [Full()]
+    assert voters_of(world["n1"]) == ["n1", "n2"]
+    assert promoted(world, world["n1"], "n3")[-1] == AlreadyVoter()

@@ -228,9 +228,9 @@ def test_nodes_that_all_wait_do_not_stand_at_the_same_time(first: int) -> None:
 
 
 def test_a_node_that_does_not_count_never_stands() -> None:
-    world = started("n1", "n2", "n3")
+    world = World("n1", "n2", observers=("n3",))
+    world.start()
     world.isolate("n3")
-    world["n3"].state.members = World("n1", "n2").members
 
     suggest(world["n3"], nominated=True)
     world.run_for(6)

@@ -55,6 +55,7 @@ class Report:
             "snapshots",
             "expiries",
             "installs",
+            "changes",
         ):
             self.totals[name] += getattr(counts, name)
         if outcome.failure:

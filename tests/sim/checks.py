@@ -16,7 +16,7 @@ from quire.replication.core.messages import Ack, Heartbeat, HeartbeatEcho, PeerM
 from quire.sm import Applied, Manifest
 from tests.sim.machine import Model
 from tests.sim.network import Stream
-from tests.sim.shadow import Held, HeldMark, HeldPromise, mark_in, marks_in, promise_in
+from tests.sim.shadow import Held, HeldMark, HeldPromise, Named, mark_in, marks_in, promise_in
 
 if TYPE_CHECKING:
     from tests.sim.nodes import Node
@@ -59,6 +59,7 @@ class Counts:
     snapshots: int = 0
     expiries: int = 0
     installs: int = 0
+    changes: int = 0
     faults: dict[str, int] = field(default_factory=dict)
 
 
@@ -109,8 +110,9 @@ class Checks:
         self.snapshots: dict[int, bytes] = {}
         """The sha256 of a snapshot by its index."""
         self.seen: dict[bytes, Seen] = {}
-        self._voters = {m.node_id: m.disk_id for m in self.nodes[0].form.members.voters()}
-        self._lost: dict[str, list[Held]] = {}
+        self._lost: dict[bytes, list[Held]] = {}
+        self._changes: set[int] = {named.crc32c for named in self.nodes[0].form.named.values()}
+        """The records of members that were looked at."""
         self._trace = trace
 
     def of(self, node: "Node") -> Seen:
@@ -280,6 +282,8 @@ class Checks:
         self.commits(node)
         if isinstance(event, events.Truncated):
             seen.has_cut = True
+        if isinstance(event, events.Tick | events.Truncated | events.Installed):
+            self._members(node)
         seen.promised_epoch = core.state.promise.epoch
 
     def commits(self, node: "Node") -> None:
@@ -320,6 +324,28 @@ class Checks:
             known = self.frames.setdefault((held.first, held.epoch), held.crc32c)
             if known != held.crc32c:
                 raise Violation("equal (index, epoch), equal frames", node.node_id, held, hex(known))
+            if held.crc32c in node.shadow.named and held.crc32c not in self._changes:
+                self._changes.add(held.crc32c)
+                self._members_changed(node, node.shadow.named[held.crc32c])
+
+    def _members_changed(self, node: "Node", named: Named) -> None:
+        """Rule 15, where a record of members stands for the first time: on the leader that appends it."""
+        before = node.shadow.members_below(named.first)
+        if len(before.voters ^ named.voters) > 1:
+            raise Violation("rule 15: one voter at a time", node.node_id, before, named)
+        place = self._committed_place(before.end)
+        if place is None or self.committed[place].crc32c != before.crc32c:
+            raise Violation("rule 15: the change before is committed", node.node_id, before, named)
+        if named.epoch not in self.epochs:
+            raise Violation("rule 15: after epoch_start is committed", node.node_id, named)
+
+    def _members(self, node: "Node") -> None:
+        """Rule 15: from when it is appended until it is cut, the last record in the log says who counts."""
+        state = node.it.core.state
+        known = frozenset((voter.node_id, voter.disk_id) for voter in state.members.voters())
+        named = node.shadow.members_below(node.shadow.end)
+        if known != named.voters:
+            raise Violation("rule 15: who counts is who the log names", node.node_id, sorted(known), named)
 
     def _cut(self, node: "Node", seen: Seen, place: int, held: Held) -> None:
         """Rule 9: what is cut was never committed."""
@@ -408,6 +434,9 @@ class Checks:
                         "rule 1: on disk before the answer", node.node_id, self._promise_on_disk(node), asked
                     )
                 self._answered(node, asked.epoch)
+                disk = (node.node_id, node.disk_id)
+                if not any(disk in named.voters for named in node.form.named.values()):
+                    raise Violation("rule 15: a disk that no log names a voter promises nothing", *disk)
             case HeartbeatEcho(epoch, _, held_epoch) if held_epoch == epoch:
                 on_disk = self._promise_on_disk(node)
                 leader = self.elections.get(epoch)
@@ -451,8 +480,12 @@ class Checks:
 
     def _leads(self, node: "Node", epoch: int, incarnation: int) -> None:
         """Rules 1 and 5: one leader an epoch, and it has all that was committed before (Raft 5.4.3)."""
-        if self._voters.get(node.node_id) != node.disk_id:
+        voters = node.shadow.members_below(node.shadow.end).voters
+        if (node.node_id, node.disk_id) not in voters:
             raise Violation("only a voter leads", node.node_id, node.disk_id)
+        promised = [voter for voter in voters if voter[1] in self.seen and self.seen[voter[1]].promise.epoch >= epoch]
+        if len(promised) <= len(voters) // 2:
+            raise Violation("rule 5: a majority of its log's voters promised", node.node_id, epoch, promised, voters)
         known = self.elections.get(epoch)
         if known is not None:
             raise Violation("rule 1: one leader an epoch, once", epoch, known[:2], node.node_id, incarnation)
@@ -490,8 +523,9 @@ class Checks:
         if self.of(node).promised_epoch != epoch:
             raise Violation("rule 2: a leader that promised another commits nothing more", node.node_id, frames[-1])
         place = len(self.committed) + len(frames) - 1
-        holders = [other.node_id for other in self.nodes if self._holds(other, place, frames[-1])]
-        if len(holders) <= len(self._voters) // 2:
+        voters = node.shadow.members_below(node.shadow.end).voters
+        holders = [node_id for node_id, disk_id in voters if self._holds(node_id, disk_id, place, frames[-1])]
+        if len(holders) <= len(voters) // 2:
             raise Violation("rule 7: commit is durable on a majority", node.node_id, frames[-1], holders)
         if node.node_id not in holders:
             raise Violation("rule 7: never above the leader's own durable_index", node.node_id, frames[-1])
@@ -502,16 +536,16 @@ class Checks:
             if later > epoch and (len(election.crcs) <= place or election.crcs[place] != frames[-1].crc32c):
                 raise Violation("rule 5: a later leader has what an earlier one commits", later, epoch, frames[-1])
 
-    def _holds(self, node: "Node", place: int, held: Held) -> bool:
+    def _holds(self, node_id: str, disk_id: bytes, place: int, held: Held) -> bool:
         """Whether a voter's disk would still have a frame after a power loss, or had it until it was lost itself."""
-        voter = self._voters.get(node.node_id)
-        frames = node.shadow.frames if voter == node.disk_id else self._lost.get(node.node_id, [])
-        durable_index = self.seen[voter].durable_index if voter in self.seen else 0
+        node = next(node for node in self.nodes if node.node_id == node_id)
+        frames = node.shadow.frames if disk_id == node.disk_id else self._lost.get(disk_id, [])
+        durable_index = self.seen[disk_id].durable_index if disk_id in self.seen else 0
         return place < len(frames) and frames[place] == held and durable_index >= held.end
 
     def lost_disk(self, node: "Node") -> None:
         """A node's disk is gone: what it acknowledged may still count."""
-        self._lost[node.node_id] = list(node.shadow.frames)
+        self._lost[node.disk_id] = list(node.shadow.frames)
 
     # Applying
 

@@ -135,7 +135,7 @@ class History:
 
     def _nominate(self, turn: int) -> None:
         """The control plane after the faults: it names one voter after the other until one serves."""
-        voters = [node for node in self.nodes if node.form.members.is_voter(node.node_id, node.disk_id)]
+        voters = [node for node in self.nodes if node.counts]
         if not any(node.lived and node.lived.role.serving for node in voters):
             nominee = voters[turn % len(voters)]
             for node in voters:
@@ -157,7 +157,8 @@ class History:
     def _is_settled(self) -> bool:
         lives = [node.lived for node in self.nodes if node.lived is not None]
         served = any(life.role.serving for life in lives)
-        if not served or len(lives) < len(self.nodes) or not all(client.is_idle for client in self.clients):
+        is_idle = all(client.is_idle for client in self.clients) and not self.nemesis.promoting
+        if not served or len(lives) < len(self.nodes) or not is_idle:
             return False
         tail = lives[0].log.tail
         return all(

@@ -1,10 +1,12 @@
 """Whoever makes things go wrong, as the plan says, and right again."""
 
+from itertools import count
 from random import Random
 
 from quire.log import LogError
 from quire.replication import PromiseLost
 from quire.replication.core import events
+from quire.replication.core.changing import AlreadyVoter, Changed, Outcome
 from tests.sim.checks import Checks, Violation
 from tests.sim.network import Network
 from tests.sim.nodes import Node
@@ -13,6 +15,7 @@ from tests.sim.schedule import MILLISECOND, Schedule
 from tests.storage import faulty
 
 RETRY_START_US = 100 * MILLISECOND
+ASKS_AGAIN_US = (20 * MILLISECOND, 600 * MILLISECOND)
 NETWORK_KINDS = ("cut", "depose", "slow_link", "reset_links", "break_streams")
 DISK_TROUBLE = ("the disk failed", "LogReadOnly", "LogClosed")
 
@@ -33,8 +36,12 @@ class Nemesis:
         self._fuses: dict[str, tuple[str, int]] = {}
         self._wiped = False
         self._absent: set[str] = set()
+        self.promoting: dict[str, int] = {}
+        """Whom an operator wants to be a voter, each with the number under which it was asked for last."""
+        self._operator = Random(f"{settings.seed}/operator")
+        self._asks = count(1)
         for node in nodes:
-            node.ended = self.ended
+            node.ended, node.changed = self.ended, self._changed
 
     # Who
 
@@ -68,6 +75,9 @@ class Nemesis:
             self._nominate(fault)
         elif fault.kind == "wipe":
             self._wipe(fault.whom[0])
+        elif fault.kind == "promote":
+            self._count(fault.kind)
+            self._promote(fault.whom[0])
         elif (node := self._whom(fault.whom[0], fault.kind)) is not None:
             self._count(fault.kind)
             lasts = next((value for value in fault.values if type(value) is int), 0)
@@ -208,6 +218,28 @@ class Nemesis:
         node.fuse = node.trigger = None
         self.checks.lost_disk(node)
         node.insert_disk()
+
+    # Members
+
+    def _promote(self, name: str) -> None:
+        """An operator asks who leads for it, again and again until it is so."""
+        ask_id = self.promoting[name] = next(self._asks)
+        leader = next((node for node in self.nodes if node.leads), None)
+        if leader is not None:
+            leader.run(leader.life, leader.step, events.PromoteAsked(ask_id, name, f"{name}:1"))
+        self.schedule.later(self._operator.randint(*ASKS_AGAIN_US), self._ask_again, name, ask_id)
+
+    def _ask_again(self, name: str, ask_id: int) -> None:
+        if self.promoting.get(name) == ask_id:
+            self._promote(name)
+
+    def _changed(self, ask_id: int, outcome: Outcome) -> None:
+        name = next((name for name, asked in self.promoting.items() if asked == ask_id), None)
+        if isinstance(outcome, Changed):
+            self.checks.counts.changes += 1
+        if name is not None and isinstance(outcome, AlreadyVoter):
+            del self.promoting[name]
+            self._wiped = False  # Every majority has all that was committed again: another disk may go.
 
     # Life and death
 

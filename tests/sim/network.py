@@ -246,7 +246,7 @@ class Network:
             return
         link.pipe = Pipe(self, *route)
         link.source_life, link.target_life = source.life, target.life
-        source.run(source.life, source.step, events.LinkUp(target.node_id))
+        source.run(source.life, source.step, events.LinkUp(target.node_id, target.disk_id))
 
     def send(self, source: End, node_id: str, message: PeerMessage) -> None:
         """A message on a link; lost without a word where there is none."""

@@ -14,6 +14,7 @@ from quire.cluster.retention import Limits, Retention
 from quire.log import Directory, DiskFull, FrameHeader, Log, LogError, LogOptions, walk_frames
 from quire.replication import Disk, Placed, PromiseFile, Reason, Write
 from quire.replication.core import Core, CoreOptions, Identity, Members, State, actions, events
+from quire.replication.core.changing import Outcome
 from quire.replication.core.invariants import Point, check_point, check_step
 from quire.replication.core.messages import Ack, Differs, Open, OpenAnswer, PeerMessage, Snapshot
 from quire.replication.driver import Driver
@@ -26,7 +27,7 @@ from tests.sim.disks import Clocks, Latency, SimDevice, SimDisk
 from tests.sim.machine import Tally
 from tests.sim.network import Network, Stream
 from tests.sim.schedule import MILLISECOND, SECOND, Schedule
-from tests.sim.shadow import Shadow
+from tests.sim.shadow import Named, Shadow
 from tests.storage import faulty
 
 APPLY_BYTES = 1 << 16
@@ -49,6 +50,8 @@ class Form:
     max_sessions: int
     retention_bytes: int
     retention_follower_bytes: int
+    named: dict[int, Named] = field(default_factory=dict)
+    """Every record of members that there ever was, by its crc32c."""
 
 
 @dataclass
@@ -129,6 +132,7 @@ class Node:
         self.disk_failing = False
         self.halt_reason = ""
         self.ended: Callable[[Node, str], None] = lambda node, how: None
+        self.changed: Callable[[int, Outcome], None] = lambda ask_id, outcome: None
         self.checks: Checks
         self.disks = 0
         self.insert_disk()
@@ -138,7 +142,8 @@ class Node:
         self.disks += 1
         self.disk_id = f"{self.node_id}/{self.disks}".encode().ljust(16, b"\0")
         self.disk = SimDisk(f"{self.seed}/{self.node_id}/{self.disks}", self.act)
-        self.shadow = Shadow(self.disk)
+        self.shadow = Shadow(self.disk, self.form.named)
+        self._counted = self.form.members.is_voter(self.node_id, self.disk_id)
         self.shadow.below = lambda first, crc: self.checks.below(self, first, crc)
         directory = self.disk.directory()
         PromiseFile.create(directory, self.disk_id).close()
@@ -171,6 +176,13 @@ class Node:
         """Whether it believes that it leads."""
         return self.lived is not None and self.lived.core.leading is not None
 
+    @property
+    def counts(self) -> bool:
+        """Whether it is a voter, as far as it knows, or knew when it ran last."""
+        if self.lived is not None:
+            self._counted = self.lived.core.state.is_voter
+        return self._counted
+
     def _sessions(self) -> Sessions:
         return Sessions(max_sessions=self.form.max_sessions)
 
@@ -190,7 +202,6 @@ class Node:
         disk = Disk(log, promises, snapshots=snapshots, older_epochs=ground.epochs)
         state = State(
             me=Identity(self.node_id, self.disk_id, self.random.getrandbits(63)),
-            members=self.form.members,
             log=disk,
             options=self.form.core,
             promise=promises.promise,
@@ -219,6 +230,7 @@ class Node:
     def die(self, *, keep: faulty.Keep | None) -> None:
         """The process is gone: killed (`keep` is None: the page cache stays), or its machine lost power."""
         self.checks.died(self)
+        self._counted = self.counts
         self.lived, self.fuse, self.trigger, self.backlog = None, None, None, None
         self.upstreams.clear()
         self.downstreams.clear()
@@ -479,6 +491,12 @@ class Node:
         was, life.role = life.role, role
         if was.role == "leader" and (role.role != "leader" or role.epoch != was.epoch):
             life.pending.lost(life.core.state.commit_index, role.reason)
+
+    def members_moved(self, members: Members) -> None:
+        """No control plane is rebuilt here: the histories nominate."""
+
+    def change_ended(self, ask_id: int, outcome: Outcome) -> None:
+        self.changed(ask_id, outcome)
 
     def transfer_ended(self, reason: str) -> None:
         """Nobody waits for it here: the histories go on either way."""

@@ -200,6 +200,7 @@ def plan_of(seed: int) -> Plan:
         faults.append(Fault(random.randint(SECOND, settings.chaos_us), "wipe", (random.choice(settings.node_ids),)))
     if settings.retention_bytes and settings.snapshot_records:
         faults += _absences(settings)
+    faults += _promotions(settings, faults)
     return Plan(settings, tuple(sorted(faults, key=lambda fault: fault.at)))
 
 
@@ -214,6 +215,14 @@ def _absences(settings: Settings) -> list[Fault]:
     if random.random() < 0.3:
         faults.append(Fault(random.randint(2 * SECOND, 5 * SECOND), "wipe", (random.choice(settings.node_ids),)))
     return faults
+
+
+def _promotions(settings: Settings, faults: list[Fault]) -> list[Fault]:
+    """Most nodes that lose their disk are made voters again, and some observers for the first time."""
+    random = Random(f"{settings.seed}/promotions")
+    losses = [(fault.at, fault.whom) for fault in faults if fault.kind == "wipe" and random.random() < 0.8]
+    losses += [(SECOND, (node,)) for node in settings.node_ids[settings.voters :] if random.random() < 0.5]
+    return [Fault(at + random.randint(0, 3 * SECOND), "promote", whom) for at, whom in losses]
 
 
 def _nominations(settings: Settings, random: Random) -> list[Fault]:

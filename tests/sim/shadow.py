@@ -1,4 +1,4 @@
-"""What stands on a simulated disk, read from its bytes: no code of the log engine is used here.
+"""What stands on a simulated disk, read from its bytes: no code of the log engine is used here but that for msgpack.
 
 The offsets are those of DESIGN 3, written down a second time, so that a mistake in the engine's own reading is no
 mistake in the checks.
@@ -11,11 +11,13 @@ from typing import NamedTuple
 
 from crc32c import crc32c
 
+from quire.log import unpack
 from tests.storage import faulty
 
 STORE_HEADER_BYTES = 64
 HEADER_BYTES = 64
 SLOTS = (0, 4096)
+SYSTEM = 2
 SLOT_BYTES = 64
 
 _FRAME = struct.Struct("<IIQQQIIQQB3xI")
@@ -30,6 +32,16 @@ class Held(NamedTuple):
     end: int
     epoch: int
     crc32c: int
+
+
+class Named(NamedTuple):
+    """A genesis or members record, and the voters that it names: (node id, disk id)."""
+
+    first: int
+    end: int
+    epoch: int
+    crc32c: int
+    voters: frozenset[tuple[str, bytes]]
 
 
 class HeldPromise(NamedTuple):
@@ -59,8 +71,10 @@ class _Segment:
 class Shadow:
     """The frames in a disk's store files as the page cache shows them, kept up as the files change."""
 
-    def __init__(self, disk: faulty.Disk) -> None:
+    def __init__(self, disk: faulty.Disk, named: dict[int, Named] | None = None) -> None:
         self._disk = disk
+        self.named = {} if named is None else named
+        """The records of members that any disk of this history ever held, by their crc32c."""
         self.frames: list[Held] = []
         self.ends: list[int] = []
         self.cut: tuple[int, Held] | None = None
@@ -187,7 +201,7 @@ class Shadow:
         content = self._disk.content(f"log/{segment.name}")
         position = segment.end
         while len(content) - position >= HEADER_BYTES:
-            crc, length, first, epoch, _, count, chained, _, _, _, payload = _FRAME.unpack_from(content, position)
+            crc, length, first, epoch, _, count, chained, _, _, kind, payload = _FRAME.unpack_from(content, position)
             body = position + HEADER_BYTES
             before = self.frames[-1].crc32c if self.frames else 0
             if not count or first != self.end or chained != before or body + length > len(content):
@@ -195,10 +209,26 @@ class Shadow:
             if crc32c(content[position + 4 : body]) != crc or crc32c(content[body : body + length]) != payload:
                 break
             self.frames.append(Held(first, first + count, epoch, crc))
+            if kind == SYSTEM:
+                self._note_members(self.frames[-1], content[body : body + length])
             self.ends.append(first + count)
             segment.count += 1
             position = body + length
         segment.end = position
+
+    def _note_members(self, held: Held, payload: bytes) -> None:
+        value = unpack(payload)
+        if value["type"] in ("genesis", "members"):
+            voters = frozenset((node_id, disk_id) for node_id, disk_id, _, role in value["members"] if role == "voter")
+            self.named[held.crc32c] = Named(*held, voters)
+
+    def members_below(self, index: int) -> Named:
+        """The last record of members that stands wholly below `index`."""
+        for named in sorted(self.named.values(), reverse=True):
+            place = self.place_of_end(named.end)
+            if named.end <= index and place is not None and self.frames[place].crc32c == named.crc32c:
+                return named
+        raise AssertionError(f"no genesis below {index}")
 
 
 def _nothing(first: int, crc: int) -> list[Held]:

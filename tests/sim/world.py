@@ -9,7 +9,7 @@ import heapq
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from itertools import count
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from quire.log import (
     Directory,
@@ -24,6 +24,7 @@ from quire.log import (
 )
 from quire.replication import Member, Members, PromiseFile, Role, Write
 from quire.replication.core import Core, CoreOptions, Identity, State, actions, events
+from quire.replication.core.changing import Outcome
 from quire.replication.core.following import Following, Upstream
 from quire.replication.core.invariants import Point, check_point, check_step
 from quire.replication.core.leading import Leading
@@ -81,6 +82,11 @@ class Snapshots:
 
     indices: list[int] = field(default_factory=list)
     fetching: int = 0
+    members: dict[int, list[list[Any]]] = field(default_factory=dict)
+
+    def members_of(self, members_index: int) -> list[list[Any]] | None:
+        """The rows that a test put there."""
+        return self.members.get(members_index)
 
 
 @dataclass(eq=False)
@@ -111,9 +117,20 @@ class SimNode:
     fetches: list[actions.FetchSnapshot] = field(default_factory=list)
     installs: list[actions.Install] = field(default_factory=list)
     hold_install: bool = False
+    members_moved: list[Members] = field(default_factory=list)
+    changes: dict[int, Outcome] = field(default_factory=dict)
+    disk_id: bytes = b""
 
     def __post_init__(self) -> None:
         self.directory: Directory = self.storage.directory()
+        self.disk_id = disk_id(self.node_id)
+        self.snapshots.members[0] = self.world.members.to_record()
+
+    def wipe(self) -> None:
+        """Lose the disk of a node that is down, for another: what comes back has not the one that the genesis names."""
+        self.storage = faulty.Disk()
+        self.directory = self.storage.directory()
+        self.disk_id = f"{self.node_id}/new".encode().ljust(16, b"\0")
 
     @property
     def log(self) -> Log:
@@ -174,14 +191,13 @@ class SimNode:
             log.append_frames(genesis_frame(self.world.members))
             log.flush()
         if "promise" in self.directory.list():
-            promises = PromiseFile.open(self.directory, disk_id(self.node_id))
+            promises = PromiseFile.open(self.directory, self.disk_id)
         else:
-            promises = PromiseFile.create(self.directory, disk_id(self.node_id))
+            promises = PromiseFile.create(self.directory, self.disk_id)
         self.disk = Disk(log, promises, snapshots=self.snapshots)
         self.core = Core(
             State(
-                me=Identity(self.node_id, disk_id(self.node_id), self.incarnation),
-                members=self.world.members,
+                me=Identity(self.node_id, self.disk_id, self.incarnation),
                 log=self.disk,
                 options=self.world.options,
                 promise=promises.promise,
@@ -210,6 +226,12 @@ class SimNode:
         """The control plane names this node."""
         self.nominated = True
         self.step(events.Nominated(True))
+
+    def promote(self, node_id: str) -> int:
+        """An operator asks this node to make another a voter; the number under which `changes` has the outcome."""
+        ask_id = next(self.world.asks)
+        self.step(events.PromoteAsked(ask_id, node_id, f"{node_id}:1"))
+        return ask_id
 
     def write(self, *values: object) -> Write:
         """A client's write to this node."""
@@ -255,7 +277,7 @@ class SimNode:
                 else:
                     self._soon(0, events.Appended(stream_id))
             case actions.Truncate(stream_id, index):
-                self.log.truncate(index)
+                self.running.truncate(index)
                 self.truncations.append(index)
                 self._soon(0, events.Truncated(stream_id, index))
             case actions.Flush():
@@ -290,6 +312,10 @@ class SimNode:
                 self.rejected.append((request, reason))  # type: ignore[arg-type]
             case actions.TransferEnded(reason):
                 self.transfers_ended.append(reason)
+            case actions.MembersMoved(members):
+                self.members_moved.append(members)
+            case actions.ChangeEnded(ask_id, outcome):
+                self.changes[ask_id] = outcome
             case actions.ReadReady(read_id, index):
                 self.reads[read_id] = index
             case actions.Halt(reason):
@@ -348,18 +374,20 @@ class SimNode:
 class World:
     """Nodes, time and network. `run_until` moves time until a condition holds."""
 
-    def __init__(self, *node_ids: str, options: CoreOptions | None = None) -> None:
+    def __init__(self, *node_ids: str, observers: Iterable[str] = (), options: CoreOptions | None = None) -> None:
+        """`node_ids` are the voters that the genesis names; `observers` replicate beside them."""
         self.members = voters(*node_ids)
         self.options = options or CoreOptions()
         self.now = 0
         self.incarnations = count(1)
+        self.asks = count(1)
         self._order = count()
         self._queue: list[tuple[int, int, Callable[..., None], tuple[object, ...]]] = []
         self.clock_ahead: dict[str, int] = {}
         self._cut: set[tuple[str, str]] = set()
         self._streams: dict[tuple[str, int], tuple[str, int]] = {}
         self._stream_ids = count(1_000)
-        self.nodes = {node: SimNode(self, node) for node in node_ids}
+        self.nodes = {node: SimNode(self, node) for node in (*node_ids, *observers)}
         self.delay_us: Callable[[str, str], int] = lambda source, target: MESSAGE_US
 
     def __getitem__(self, node_id: str) -> SimNode:
@@ -427,7 +455,7 @@ class World:
         for node in self._running():
             for other in self._running():
                 if node is not other and (node.node_id, other.node_id) not in self._cut:
-                    node.step(events.LinkUp(other.node_id))
+                    node.step(events.LinkUp(other.node_id, other.disk_id))
 
     def _running(self) -> Iterable[SimNode]:
         return [node for node in self.nodes.values() if node.core is not None]
@@ -449,7 +477,8 @@ class World:
 
     def _arrive(self, source: str, target: str, data: bytes) -> None:
         if (source, target) not in self._cut:
-            self.nodes[target].step(events.Received(source, disk_id(source), decode_peer(data)))  # type: ignore[arg-type]
+            came_from = self.nodes[source].disk_id
+            self.nodes[target].step(events.Received(source, came_from, decode_peer(data)))  # type: ignore[arg-type]
 
     def dial(self, node: SimNode, stream_id: int, leader_id: str) -> None:
         """A follower dials its leader."""
@@ -490,7 +519,7 @@ class World:
             case OpenAnswer() as answer:
                 node.step(events.OpenAnswered(stream_id, answer))
             case Open() as opening:
-                node.step(events.StreamOpened(stream_id, source, disk_id(source), opening))
+                node.step(events.StreamOpened(stream_id, source, self.nodes[source].disk_id, opening))
 
     def close_stream(self, node: SimNode, stream_id: int) -> None:
         """One side hangs up; the other hears so."""

@@ -1,0 +1,52 @@
+"""What the commands that talk to a cluster share: their flags, and one question on an open client."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Annotated, NoReturn, TypeVar
+
+import typer
+
+from ..client import Client, ClientError, connect
+from .exits import Exit, complain, exit_of
+
+Result = TypeVar("Result")
+
+Server = Annotated[
+    str,
+    typer.Option(
+        "--server",
+        envvar="QUIRE_SERVER",
+        metavar="HOST:PORT,...",
+        help="Nodes to talk to; one is enough to find the leader.",
+    ),
+]
+Timeout = Annotated[float, typer.Option("--timeout", metavar="SECONDS", min=0.1, help="How long one call may take.")]
+DEFAULT_TIMEOUT_S = 30.0
+
+
+def ask(
+    server: str, timeout_s: float, question: Callable[[Client], Awaitable[Result]], *, session: str | None = None
+) -> Result:
+    """What the question gives on an open client; ends the process with a sentence where it gives none."""
+
+    async def asked() -> Result:
+        async with connect(servers_of(server), session=session, timeout_s=timeout_s) as client:
+            return await question(client)
+
+    try:
+        return asyncio.run(asked())
+    except ClientError as error:
+        raise typer.Exit(exit_of(error)) from None
+
+
+def servers_of(server: str) -> str:
+    """The servers that were named; ends the process where none is."""
+    if not server.replace(",", "").strip():
+        fail_usage("no server is named; give --server HOST:PORT or set QUIRE_SERVER")
+    return server
+
+
+def fail_usage(sentence: str) -> NoReturn:
+    """End the process: the command line is wrong."""
+    complain(sentence)
+    raise typer.Exit(Exit.USAGE)
