@@ -55,7 +55,7 @@ class Promotions:
                 case changing.AlreadyVoter():
                     break
                 case outcome:
-                    raise _error_of(outcome, node_id, not_leader)
+                    raise error_of(outcome, node_id, not_leader)
         return changes
 
     async def _ask(self, replica: Replica, node_id: str, address: str) -> changing.Outcome:
@@ -75,11 +75,12 @@ class Promotions:
             answer.set_result(outcome)
 
 
-def _error_of(
+def error_of(
     outcome: changing.Refused | changing.Full | changing.Lost,
     node_id: str,
     not_leader: Callable[[], ClusterError | None],
 ) -> ClusterError:
+    """What an outcome that is none is called on this side, with its numbers."""
     match outcome:
         case changing.NotLeading():
             return not_leader() or NoLeader()
