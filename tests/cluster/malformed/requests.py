@@ -244,6 +244,23 @@ READS = [
     other("TRACE", "/index_bounds", None, 405, "http"),
 ]
 
+OPERATIONS = [
+    other("POST", "/admin/members", b"", says="`POST /admin/members` without a body"),
+    other("POST", "/admin/members", b"{}"),
+    other("POST", "/admin/members", b"{"),
+    other("POST", "/admin/members", b'"n3"'),
+    other("POST", "/admin/members", b'{"promote": null}'),
+    other("POST", "/admin/members", b'{"promote": 3}'),
+    other("POST", "/admin/members", b'{"promote": ["n3"]}'),
+    other("POST", "/admin/members", b'{"demote": "n3"}'),
+    other("POST", "/admin/members", b'{"promote": "n3", "demote": "n2"}'),
+    other("POST", "/admin/members", b'{"promote": ""}', 404, "node-unknown"),
+    other("POST", "/admin/members", b'{"promote": "N3"}', 404, "node-unknown"),
+    other("POST", "/admin/members", b'{"promote": "n4"}', 404, "node-unknown"),
+    other("POST", "/admin/members?force=1", b'{"promote": "n3"}'),
+    get("/admin/members?role=voter"),
+]
+
 REQUESTS: list[tuple[str, list[Case]]] = [
     ("The form of commands", FORMS),
     ("Content type and content encoding", TYPES),
@@ -252,4 +269,5 @@ REQUESTS: list[tuple[str, list[Case]]] = [
     ("Sessions", SESSIONS),
     ("Sizes", SIZES),
     ("Parameters, headers, routes and methods", READS),
+    ("Operations", OPERATIONS),
 ]
