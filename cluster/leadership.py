@@ -60,9 +60,10 @@ class Leadership:
         """The log names other members: from now on the control plane is among its voters (rule 13)."""
         if self._replica is None:
             return  # Its log is recovered, and it does not run yet.
+        had_control = self._control is not None
         self._group(self._replica, members)
-        if self._control is None:
-            self._nominate(self._is_alone(members))
+        if self._control is not None and not had_control:
+            self._nominate(False)  # It may have been the only voter, which needs no suggestion.
         journal.info("members", voters=[voter.node_id for voter in members.voters()])
 
     def _is_alone(self, members: Members) -> bool:
@@ -76,7 +77,7 @@ class Leadership:
         if not others or not self._is_voter(members):
             control, self._control = self._control, None
             if control is not None:
-                ending = asyncio.create_task(control.stop(), name="control plane's end")
+                ending = asyncio.create_task(self._end(control), name="control plane's end")
                 self._ending.add(ending)
                 ending.add_done_callback(self._ending.discard)
         elif self._control is not None:
@@ -89,6 +90,11 @@ class Leadership:
             for node_id in replica.core.state.links:
                 self._control.peer_linked(node_id)
             self._control.start()
+
+    async def _end(self, control: Control) -> None:
+        await control.stop()
+        if self._replica is not None and self._control is None:
+            self._nominate(self._is_alone(self._replica.core.state.members))
 
     async def stop(self) -> None:
         """Take no part in the control plane any more."""

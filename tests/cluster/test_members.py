@@ -122,3 +122,15 @@ def test_each_refusal_has_its_numbers(outcome: changing.Refused, named: dict[str
 
 def test_an_answer_that_nobody_waits_for_any_more_is_dropped() -> None:
     Promotions().ended(7, changing.AlreadyVoter())
+
+
+async def test_a_cluster_of_one_grows_and_the_control_plane_with_it(tmp_path: Path) -> None:
+    async with running_cluster(tmp_path, count=2, election_timeout_ms=2_000, initial_members=("n1",)) as cluster:
+        assert len(await promoted(cluster, "n2", "n2")) == 1
+        await shown(cluster, "n1", ("n1", "voter", True), ("n2", "voter", True))
+        await cluster.lead("n2")
+        await cluster.lead("n1")
+        async with asyncio.timeout(DEADLINE_S):  # One of the two is nominated, and no longer n1 for good.
+            while sum(running.node.replica.core.nominee.nominated for running in cluster.nodes.values()) != 1:
+                await cluster.ask("n1", "GET", "/healthz")
+        assert (await cluster.commands("n2", ["add", 1]))["results"] == ["43"]

@@ -90,6 +90,21 @@ async def test_a_plane_that_forgot_everything_everywhere_suggests_somebody_again
         await until(lambda: len(plane.nominees) == 1)
 
 
+async def test_of_other_voters_it_is_made_anew_and_counts_a_majority_of_them() -> None:
+    async with planes("n1", "n2", "n3", "n4") as plane:
+        await until(lambda: len(plane.nominees) == 1)
+        for gone in ("n3", "n4"):
+            await plane.lose(gone)
+        await until(lambda: plane.nominees == [])  # Two of four are no majority.
+
+        for node_id, other in (("n1", "n2"), ("n2", "n1")):
+            plane.controls[node_id].regroup([other])
+
+        await until(lambda: len(plane.nominees) == 1)
+        await plane.lose("n2")
+        await until(lambda: plane.nominees == [])
+
+
 async def test_a_level_is_told_once_and_taken_back_at_the_end() -> None:
     async with planes("n1", "n2", "n3") as plane:
         await until(lambda: len(plane.nominees) == 1)
