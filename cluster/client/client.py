@@ -85,6 +85,17 @@ class Client:
         """The session of this client's commands; it is opened now if no command has opened it yet."""
         return await self._commands().session()
 
+    async def resume_at(self, sequence: int) -> Session:
+        """Number the next command so, instead of behind what the session had executed when it was opened.
+
+        For who kept what they sent under a named session, and how it was numbered: what was executed is answered as it
+        was then, as far as the session keeps replies (else ReplyGone), and the rest executes. Before the first command.
+
+        Raises:
+            ValueError: the sequence would leave a gap, or commands were handed in already.
+        """
+        return await self._commands().resume_at(sequence)
+
     async def submit(self, command: Any) -> asyncio.Future[Any]:
         """Hand in one command; a future for its result, or for what `apply` raises.
 

@@ -93,6 +93,10 @@ class Pipeline:
         self._window, self._message_limit = session.window, session.message_bytes
         self._admit()
 
+    def resume_at(self, sequence: int) -> None:
+        """Give the next command this sequence. Nothing may be queued or in flight."""
+        self._next_sequence = sequence
+
     def submit(self, packed: bytes, commands: int, *, batch: bool) -> Answer | None:
         """Take a call's commands; None if there is no room for them now, or others wait for it already.
 

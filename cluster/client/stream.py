@@ -82,6 +82,16 @@ class CommandStream:
             raise Unavailable(f"no session could be opened: {error}") from None
         raise Unavailable("no attempt was made")
 
+    async def resume_at(self, sequence: int) -> Session:
+        """The session, opened now if it was not, whose next command is to have this sequence. Raises ValueError."""
+        session = await self.session()
+        if self.pipeline.has_work or not 1 <= sequence <= session.sequence + 1:
+            raise ValueError(
+                f"sequence {sequence}: the session stands at {session.sequence}, and nothing may be under way"
+            )
+        self.pipeline.resume_at(sequence)
+        return session
+
     async def close(self, *, drain: bool) -> None:
         """End it: first wait for all answers, if `drain`; what is left then was not sent, or is unknown."""
         if drain:

@@ -1,0 +1,33 @@
+"""A client that goes on, under a named session, from a sequence of its own choice."""
+
+import pytest
+
+from quire.cluster.client import connect
+from tests.cluster.streaming import streaming
+
+
+async def test_who_kept_what_was_sent_is_answered_from_the_record_and_executes_only_the_rest() -> None:
+    async with streaming() as server:
+        async with connect(server.address, session="billing") as old:
+            first = await old.apply_batch(["a", "b", "c"])
+        async with connect(server.address, session="billing") as cluster:
+            assert (await cluster.resume_at(2)).sequence == 3
+            again = await cluster.apply_batch(["b", "c", "d"])
+
+            assert again.results[:2] == first.results[1:]
+            assert again.results[2] == first.results[2] + 1
+            assert server.streams[-1] == [(2, ["b", "c", "d"])]
+
+
+async def test_a_sequence_that_leaves_a_gap_or_comes_behind_what_is_under_way_is_refused() -> None:
+    async with streaming() as server, connect(server.address, session="billing") as cluster:
+        for sequence in (0, 2):
+            with pytest.raises(ValueError, match="the session stands at 0"):
+                await cluster.resume_at(sequence)
+        server.answering.clear()
+        future = await cluster.submit("a")
+        with pytest.raises(ValueError, match="nothing may be under way"):
+            await cluster.resume_at(1)
+        server.answering.set()
+
+        assert await future == 1
