@@ -88,35 +88,37 @@ class SourceOptions:
 def _parsed(name: str, text: str) -> object:
     match name:
         case "path":
-            return _path(text)
+            return parse_path(text)
         case "bootstrap":
-            return _servers(text)
+            return parse_servers(text)
         case "startingOffsets" | "endingOffsets":
             return parse_place(name, text)
         case "startingTimestamp" | "endingTimestamp":
-            return _integer(name, text, 0, MAX_TIMESTAMP_MS)
+            return parse_integer(name, text, 0, MAX_TIMESTAMP_MS)
         case "failOnDataLoss" | "includeHeaders":
-            return _truth(name, text)
+            return parse_truth(name, text)
         case "startingOffsetsByTimestampStrategy":
             if text.lower() not in STRATEGIES:
                 raise OptionRefused(name, f"must be one of {', '.join(STRATEGIES)}, not {text[:24]!r}")
             return text.lower()
         case "minPartitions":
-            return _integer(name, text, 1, MAX_PARTITIONS)
+            return parse_integer(name, text, 1, MAX_PARTITIONS)
         case "fetchTimeoutMs":
-            return _integer(name, text, 1, MAX_FETCH_TIMEOUT_MS)
+            return parse_integer(name, text, 1, MAX_FETCH_TIMEOUT_MS)
         case _:
-            return _integer(name, text, 1, HIGHEST_INDEX)
+            return parse_integer(name, text, 1, HIGHEST_INDEX)
 
 
-def _path(text: str) -> str:
+def parse_path(text: str, name: str = "path") -> str:
+    """A folder of a file system that every process of the job sees. Raises OptionRefused."""
     path = text.removeprefix("file://") if text.startswith("file:///") else text.removeprefix("file:")
     if not path:
-        raise OptionRefused("path", "is empty")
+        raise OptionRefused(name, "is empty")
     return path
 
 
-def _servers(text: str) -> tuple[str, ...]:
+def parse_servers(text: str) -> tuple[str, ...]:
+    """HOST:PORT of each. Raises OptionRefused."""
     servers = tuple(dict.fromkeys(part.strip() for part in text.split(",") if part.strip()))
     for server in servers:
         match = _SERVER.fullmatch(server)
@@ -127,13 +129,15 @@ def _servers(text: str) -> tuple[str, ...]:
     return servers
 
 
-def _integer(name: str, text: str, lowest: int, highest: int) -> int:
+def parse_integer(name: str, text: str, lowest: int, highest: int) -> int:
+    """An integer within [lowest, highest]. Raises OptionRefused."""
     if not re.fullmatch(r"[0-9]{1,20}", text) or not lowest <= int(text) <= highest:
         raise OptionRefused(name, f"must be an integer from {lowest} to {highest}, not {text[:24]!r}")
     return int(text)
 
 
-def _truth(name: str, text: str) -> bool:
+def parse_truth(name: str, text: str) -> bool:
+    """True or false, in any case of letters. Raises OptionRefused."""
     if text.lower() not in ("true", "false"):
         raise OptionRefused(name, f"must be true or false, not {text[:24]!r}")
     return text.lower() == "true"

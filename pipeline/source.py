@@ -6,11 +6,18 @@ come with the readers.
 
 from __future__ import annotations
 
-from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader
+from pyspark.sql.datasource import (
+    DataSource,
+    DataSourceReader,
+    DataSourceStreamReader,
+    DataSourceStreamWriter,
+    DataSourceWriter,
+)
 from pyspark.sql.types import StructType
 
 from .options import SourceOptions
 from .schema import check_schema, full_schema
+from .sink_options import SinkOptions
 
 SOURCE_NAME = "quire"
 
@@ -36,3 +43,13 @@ class QuireSource(DataSource):
 
         check_schema(schema)
         return LogStreamReader(SourceOptions.parse(self.options, streaming=True), schema)
+
+    def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
+        from .sink import LogWriter  # noqa: PLC0415 - it brings the client, which no reader needs
+
+        return LogWriter(SinkOptions.parse(self.options, streaming=False), schema, overwrite=overwrite)
+
+    def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:  # noqa: N802
+        from .sink import LogStreamWriter  # noqa: PLC0415
+
+        return LogStreamWriter(SinkOptions.parse(self.options, streaming=True), schema, overwrite=overwrite)

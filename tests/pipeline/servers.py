@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
@@ -19,7 +19,7 @@ SILENT: Told = (503, b"{}")
 
 
 @contextmanager
-def serving(answers: dict[str, Told | Callable[[dict[str, int]], Told]]) -> Generator[str]:
+def serving(answers: Mapping[str, Told | Callable[[dict[str, int]], Told]]) -> Generator[str]:
     """A server that answers each path, always the same or by the query's numbers; its address."""
 
     class Handler(BaseHTTPRequestHandler):

@@ -11,15 +11,15 @@ from tests.pipeline import daemon
 TOP = Path(__file__).parents[2]
 
 
-def local_session(daemon_module: str = daemon.__name__) -> SparkSession:
-    """The session of this process; workers are forked from this daemon of Spark's."""
+def local_session(daemon_module: str = daemon.__name__, threads: str = "local[2]") -> SparkSession:
+    """The session of this process; workers are forked from this daemon of Spark's. `threads`: and tries of a task."""
     # Before the JVM starts: its workers run in this environment, where quire is. Of the tests they import one module.
     os.environ["PYSPARK_PYTHON"] = sys.executable
     os.environ["PYTHONPATH"] = os.pathsep.join([str(TOP), *filter(None, [os.environ.get("PYTHONPATH")])])
     session = (
         SparkSession.Builder()
         .appName("quire tests")
-        .master("local[2]")
+        .master(threads)
         .config("spark.python.daemon.module", daemon_module)
         .config("spark.driver.memory", "768m")
         .config("spark.driver.bindAddress", "127.0.0.1")

@@ -13,13 +13,14 @@ MAY_IMPORT = {
     "sm": frozenset({"log"}),
     "replication": frozenset({"log"}),
     "cluster": frozenset({"quire", "log", "sm", "replication"}),
-    "pipeline": frozenset({"quire", "log", "cluster"}),
+    "pipeline": frozenset({"quire", "log", "sm", "cluster"}),
     "src": frozenset({"quire", "cluster", "pipeline"}),
 }
 PACKAGES = frozenset({"log", "sm", "replication", "cluster", "pipeline"})
 
-# Of cluster, these see no more than its client.
+# Of cluster, these see no more than its client; the pipeline also reads commands just as the nodes do.
 CLIENT_ONLY = frozenset({"pipeline", "src"})
+READING = ["api", "decoding"]
 
 CORE = PurePosixPath("replication/core")
 CLOCKS = ["datetime", "time"]
@@ -71,6 +72,8 @@ def _absolute(source: Source, name: str) -> str:
         return f"imports its own package as quire.{target}: imports are relative inside a package"
     if target not in MAY_IMPORT[source.folder]:
         return f"{source.folder} may not import {'quire.' if target != 'quire' else ''}{target}"
+    if target == "cluster" and source.folder == "pipeline" and parts[2:4] == READING:
+        return ""
     if target == "cluster" and source.folder in CLIENT_ONLY and parts[2:3] not in (["client"], ["errors"]):
         return f"{source.folder} may import only quire.cluster.client and quire.cluster.errors"
     return ""

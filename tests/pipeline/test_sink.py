@@ -1,0 +1,235 @@
+"""Spark writes to real nodes: batches, refusals, and a stream whose executors, driver and leader are killed."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from pyspark.errors import PySparkException
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.readwriter import DataFrameWriter
+
+from quire.log import LogOptions, stored_records, walk_frames
+from quire.pipeline.sink_options import FOLDER
+from quire.sm.arithmetic import ArithmeticMachine
+from tests.faults.toxiproxy import free_port
+from tests.pipeline import sink_driver
+from tests.pipeline.logs import append_and_flush, writing
+from tests.pipeline.outlets import FakeCluster
+from tests.pipeline.sessions import TOP
+from tests.processes.cluster import Cluster, ending_clusters
+
+# By hand: PIPELINE_KILLS=20 pytest tests/pipeline/test_sink.py, which `make soak` does.
+KILLS = int(os.environ.get("PIPELINE_KILLS", "3"))
+SEED = int(os.environ.get("PIPELINE_SEED", "1"))
+BATCHES_A_KILL = 3
+RECORDS_A_BATCH = 3000
+DEADLINE_S = 600.0
+LOOK_S = 0.005
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    with ending_clusters(tmp_path_factory.mktemp("clusters")) as made:
+        yield made.formed()
+
+
+def state_of(cluster: Cluster) -> Any:
+    """The state, equal on all nodes."""
+    cluster.wait_for_equal()
+    return cluster.elected().local_state()["state"]
+
+
+def after(state: Any, commands: list[Any]) -> Any:
+    """What a machine comes to that applies commands to a state, each once and in their order."""
+    clean = FakeCluster(machine=ArithmeticMachine(state))
+    clean.send(clean.open().id, 1, commands)
+    return clean.applier.state()
+
+
+def sent(cluster: Cluster, name: str) -> list[Any]:
+    """The commands of a session in the order of their sequences, all of them, whatever ids it was held under."""
+    frames = list(walk_frames(cluster.elected().raw_frames()))
+    records = [record for frame in frames for record in stored_records(frame)]
+    opened = {record.index for record in records if record.kind == 2 and record.value.get("name") == name}
+    by_sequence: dict[int, Any] = {}
+    for record in records:
+        if record.session in opened:
+            assert by_sequence.setdefault(record.sequence, record.value) == record.value, record
+    assert sorted(by_sequence) == list(range(1, len(by_sequence) + 1))
+    return [by_sequence[sequence] for sequence in sorted(by_sequence)]
+
+
+def to(cluster: Cluster, frame: DataFrame, folder: Path, **options: str) -> DataFrameWriter:
+    given = {"bootstrap": cluster.servers, "spoolLocation": str(folder), **options}
+    return frame.write.format("quire").options(**given).mode("append")
+
+
+def rows(spark: SparkSession, texts: list[str], partitions: int = 3) -> DataFrame:
+    """Rows of JSON text, cut into partitions in their order."""
+    listed = ", ".join(f"'{text}'" for text in texts)
+    numbers = spark.range(len(texts), numPartitions=partitions)
+    return numbers.selectExpr(f"element_at(array({listed}), cast(id + 1 as int)) as command")
+
+
+def test_a_batch_is_written_once_in_order_and_its_repetition_is_skipped(
+    cluster: Cluster, spark: SparkSession, tmp_path: Path
+) -> None:
+    before = state_of(cluster)
+    commands = [command for n in range(1500) for command in (["add", n], ["mul", 3], ["sub", "0.5"], ["div", 3])]
+    turn = """case id % 4 when 0 then concat('["add", ', id div 4, ']') when 1 then '["mul", 3]'
+              when 2 then '["sub", "0.5"]' else '["div", 3]' end as command"""
+    frame = spark.range(len(commands), numPartitions=3).selectExpr(turn)
+    for _ in range(2):
+        to(cluster, frame, tmp_path, SESSION="batch", batchid="7").save()
+
+    assert sent(cluster, "batch") == commands
+    assert state_of(cluster) == after(before, commands)
+    assert sorted(os.listdir(tmp_path))[1:3] == ["holder", "identity"]
+
+
+def test_rows_that_are_no_commands_are_named_and_nothing_of_their_batch_is_written(
+    cluster: Cluster, spark: SparkSession, tmp_path: Path
+) -> None:
+    bad = {3: '["pow", 2]', 4: '["add", 1', 5: '["div", 0]', 11: '["add", 123456789012345678901]'}
+    frame = rows(spark, [bad.get(row, '["add", 1]') for row in range(12)])
+    bounds = cluster.elected().get("/index_bounds")
+
+    with pytest.raises(PySparkException) as refused:
+        to(cluster, frame, tmp_path, session="bad").save()
+    text = str(refused.value)
+    assert "4 rows are no commands" in text
+    for place in (
+        "partition 0, row 3: OPERATION_UNK",
+        "partition 1, row 0: NO_COMMAND",
+        "partition 1, row 1: DIV",
+        "2, row 3",
+    ):
+        assert place in text, text
+    assert cluster.elected().get("/index_bounds") == bounds
+    assert os.listdir(tmp_path) == ["identity"]
+
+
+def test_what_cannot_be_written_is_refused_before_anything_is(
+    cluster: Cluster, spark: SparkSession, tmp_path: Path
+) -> None:
+    frame = rows(spark, ['["add", 1]'], 1)
+    nobody = f"127.0.0.1:{free_port()}"
+    for writer, says in (
+        (to(cluster, frame.selectExpr("command", "1 as n"), tmp_path, session="s"), "have command string, n int"),
+        (to(cluster, frame, tmp_path, session="s").mode("overwrite"), "a log is only appended to"),
+        (to(cluster, frame, tmp_path), "option session: name"),
+        (to(cluster, frame, tmp_path, session="s", bootstrap=nobody, sendTimeoutMs="500"), "within 0.5 s.*refused"),
+    ):
+        with pytest.raises(PySparkException, match=says):
+            writer.save()
+
+
+class Stream:
+    """A log whose records go to the cluster as commands, by a driver that is killed and started again."""
+
+    def __init__(self, cluster: Cluster, top: Path) -> None:
+        self.cluster, self.log, self.folder = cluster, top / "log", top / "out"
+        self.chance = random.Random(SEED)
+        self.process: subprocess.Popen[bytes] | None = None
+        count = (KILLS * BATCHES_A_KILL + 1) * RECORDS_A_BATCH
+        turn, numbers = (("add", 7), ("mul", 3), ("sub", 5), ("div", 3)), range(count // 4)
+        self.commands: list[Any] = [[name, by + at % 5 * (name == "add")] for at in numbers for name, by in turn]
+        with writing(self.log, LogOptions(segment_bytes=1 << 18)) as log:
+            for start in range(0, len(self.commands), 500):
+                append_and_flush(log, self.commands[start : start + 500])
+
+    @property
+    def arguments(self) -> list[str]:
+        return [str(self.log), str(self.folder), self.cluster.servers, str(RECORDS_A_BATCH)]
+
+    def start(self) -> None:
+        if self.process is None or self.process.poll() is not None:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", sink_driver.__name__, *self.arguments],
+                cwd=TOP,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                start_new_session=True,
+            )
+
+    def end(self) -> None:
+        if self.process is not None:
+            os.killpg(self.process.pid, signal.SIGKILL)
+            self.process.wait()
+            self.process = None
+
+    def stages(self, stage: str) -> int:
+        """The batch that has come farthest to a stage: planned, or done; -1 before the first."""
+        try:
+            names = os.listdir(self.folder / "checkpoint" / FOLDER)
+        except FileNotFoundError:
+            return -1
+        numbers = [int(name.split("-")[1]) for name in names if name.startswith(stage) and not name.endswith(".half")]
+        return max(numbers, default=-1)
+
+    def worker(self) -> psutil.Process | None:
+        """Some process that runs a task or a commit: Spark's daemon has forked it."""
+        assert self.process is not None
+        found = psutil.Process(self.process.pid).children(recursive=True)
+        daemons = {each.pid for each in found if _is_daemon(each)}
+        workers = [each for each in found if each.ppid() in daemons]
+        return self.chance.choice(workers) if workers else None
+
+    def kill(self, kind: str) -> None:
+        """Let it come to a batch further on, and a moment more; then kill an executor, the driver or the leader."""
+        self.start()
+        target = self.stages("done-") + self.chance.randrange(1, BATCHES_A_KILL)
+        stage, moments = self.chance.choice(["plan-", "done-"]), self.chance.randrange(40)
+        self.cluster.wait_until(f"{stage}{target}", lambda: self.stages(stage) >= target or self._ended(), DEADLINE_S)
+        for _ in range(moments):
+            signal.sigtimedwait((), LOOK_S)
+        match kind:
+            case "executor":
+                worker = self.cluster.wait_until("a worker runs", lambda: self.worker() or self._ended(), DEADLINE_S)
+                if isinstance(worker, psutil.Process):
+                    worker.kill()
+            case "driver":
+                self.end()
+            case _:
+                leader = self.cluster.elected()
+                leader.kill()
+                self.cluster.elected(but=leader)
+                self.cluster.start_again(leader)
+
+    def _ended(self) -> bool:
+        return self.process is None or self.process.poll() is not None
+
+
+def _is_daemon(process: psutil.Process) -> bool:
+    try:
+        return "daemon" in " ".join(process.cmdline()) and "java" in psutil.Process(process.ppid()).name()
+    except psutil.NoSuchProcess:
+        return False
+
+
+def test_a_stream_whose_parts_are_killed_comes_to_the_state_and_commands_of_a_clean_run(
+    cluster: Cluster, spark: SparkSession, tmp_path: Path
+) -> None:
+    before = state_of(cluster)
+    stream = Stream(cluster, tmp_path)
+    kinds = ["executor", "leader", "driver"] * KILLS
+    try:
+        for kind in kinds[:KILLS]:
+            stream.kill(kind)
+    finally:
+        stream.end()
+    sink_driver.stream(spark, *stream.arguments)
+
+    session = json.loads((stream.folder / "checkpoint" / "metadata").read_bytes())["id"]
+    assert sent(cluster, f"spark/{session}") == stream.commands, f"PIPELINE_SEED={SEED}"
+    assert state_of(cluster) == after(before, stream.commands), f"PIPELINE_SEED={SEED}"

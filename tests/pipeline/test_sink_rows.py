@@ -1,0 +1,158 @@
+"""What the sink makes of options, columns and rows, before any of it leaves."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from pyspark.sql.types import BinaryType, DataType, IntegerType, StringType, StructField, StructType
+
+from quire.log import pack
+from quire.pipeline.commands import INVALID, Checking, check_columns, machine_of
+from quire.pipeline.errors import ClusterUnavailable, OptionRefused
+from quire.pipeline.options import MAX_FETCH_TIMEOUT_MS
+from quire.pipeline.sink_errors import ColumnsRefused
+from quire.pipeline.sink_options import HIGHEST_BATCH, SinkOptions
+from quire.sm.arithmetic import ArithmeticMachine
+from quire.sm.log import LogMachine
+from tests.pipeline.outlets import Choosy
+from tests.pipeline.servers import serving
+
+GIVEN = {"bootstrap": "127.0.0.1:7001", "checkpointlocation": "/checkpoint"}
+
+
+def status(name: str, version: int = 1) -> dict[str, tuple[int, bytes]]:
+    document = f'{{"machine": {{"name": "{name}", "version": {version}, "initial": 42}}}}'
+    return {"/status": (200, document.encode())}
+
+
+@pytest.mark.parametrize(
+    ("given", "option"),
+    [
+        ({"bootstrap": "127.0.0.1:7001"}, "checkpointLocation"),
+        ({"checkpointlocation": "/c"}, "bootstrap"),
+        ({**GIVEN, "topic": "orders"}, "topic"),
+        ({**GIVEN, "path": "/data"}, "path"),
+        ({**GIVEN, "batchid": "1"}, "batchId"),
+        ({**GIVEN, "checkpointlocation": "hdfs://host/c"}, "checkpointLocation"),
+        ({**GIVEN, "spoollocation": "s3a://bucket/c"}, "spoolLocation"),
+        ({**GIVEN, "failonrefused": "perhaps"}, "failOnRefused"),
+        ({**GIVEN, "sendtimeoutms": "0"}, "sendTimeoutMs"),
+        ({**GIVEN, "session": ""}, "session"),
+        ({**GIVEN, "session": "s" * 201}, "session"),
+    ],
+)
+def test_an_option_that_cannot_be_is_refused_by_its_name(given: dict[str, str], option: str) -> None:
+    with pytest.raises(OptionRefused, match=f"^option {option}: "):
+        SinkOptions.parse(given, streaming=True)
+
+
+def test_options_are_known_in_any_case_and_sparks_own_are_passed_over() -> None:
+    given = {"Bootstrap": "a:1,b:2", "SPOOLLOCATION": "file:/spool", "queryName": "q", "session": "s" * 200}
+    options = SinkOptions.parse({**given, "batchID": "0", "FAILONREFUSED": "False"}, streaming=False)
+
+    assert (options.bootstrap, options.folder, options.batchId) == (("a:1", "b:2"), "/spool", 0)
+    assert (options.session_name(), options.failOnRefused, options.sendTimeoutMs) == ("s" * 200, False, 60_000)
+
+
+@pytest.mark.parametrize(("option", "highest"), [("sendTimeoutMs", MAX_FETCH_TIMEOUT_MS), ("batchId", HIGHEST_BATCH)])
+def test_a_number_of_the_sink_may_be_its_limit_and_not_one_past_it(option: str, highest: int) -> None:
+    given = {**GIVEN, "session": "s"}
+    assert getattr(SinkOptions.parse({**given, option: str(highest)}, streaming=False), option) == highest
+    with pytest.raises(OptionRefused, match=f"option {option}: must be an integer from"):
+        SinkOptions.parse({**given, option: str(highest + 1)}, streaming=False)
+
+
+def test_a_batch_write_must_name_its_session_and_a_stream_takes_its_querys() -> None:
+    with pytest.raises(OptionRefused, match="option session: name"):
+        SinkOptions.parse(GIVEN, streaming=False)
+
+
+def test_a_querys_session_is_told_by_its_checkpoint(tmp_path: Path) -> None:
+    options = SinkOptions.parse({**GIVEN, "checkpointLocation": str(tmp_path)}, streaming=True)
+    with pytest.raises(OptionRefused, match="option session: name it"):
+        options.session_name()
+    (tmp_path / "metadata").write_text('{"id":"eaec9cdb"}')
+
+    assert options.session_name() == "spark/eaec9cdb"
+    assert options.folder == str(tmp_path / "quire")
+
+
+def schema_of(ddl: str) -> StructType:
+    """Of text like "value binary, command string". (Spark's own reader of it needs a JVM.)"""
+    kinds: dict[str, DataType] = {"binary": BinaryType(), "string": StringType(), "int": IntegerType()}
+    pairs = [field.split() for field in ddl.split(",") if field]
+    return StructType([StructField(name, kinds[kind]) for name, kind in pairs])
+
+
+@pytest.mark.parametrize("ddl", ["", "value string", "command int", "other binary", "value binary, command string"])
+def test_a_schema_that_does_not_hold_one_column_of_commands_is_refused(ddl: str) -> None:
+    schema = schema_of(ddl)
+    with pytest.raises(ColumnsRefused, match=f"these have {ddl or 'no column'}"):
+        check_columns(schema)
+
+
+def checked(ddl: str, values: list[Any], machine: Any = None, kept: int = 10) -> tuple[list[Any], Checking]:
+    checking = Checking(machine or ArithmeticMachine(42), check_columns(schema_of(ddl)), 4, kept)
+    batch = pa.RecordBatch.from_pydict({"value": values})
+    return list(checking.commands(batch)), checking
+
+
+@pytest.mark.parametrize("ddl", ["Value binary", "command binary", "command string"])
+def test_rows_that_are_commands_come_out_as_msgpack_with_their_row(ddl: str) -> None:
+    commands = [["add", 1], ["mul", "2.5"]]
+    texts: list[Any] = ['["add",1]', '["mul", "2.5"]']
+    found, checking = checked(ddl, texts if "string" in ddl else [pack(each) for each in commands])
+
+    assert found == list(enumerate(map(pack, commands)))
+    assert checking.refused == 0
+
+
+def test_each_row_that_is_no_command_is_told_with_its_place_across_pieces() -> None:
+    texts = ['["add", 1]'] * 2500
+    bad = {
+        0: "",
+        999: '["add"',
+        1000: '["add", 99999999999999999999]',
+        1001: '{"a": 1, "a": 2}',
+        2000: '["pow", 1]',
+        2499: '["div", 0]',
+    }
+    rows = [None if row == 7 else bad.get(row, text) for row, text in enumerate(texts)]
+    found, checking = checked("command string", rows)
+
+    assert checking.refused == 7
+    assert {row.partition for row in checking.first_refused} == {4}
+    assert {row.row for row in checking.first_refused} == {*bad, 7}
+    assert {row.row for row in checking.first_refused if row.code == INVALID} == {0, 7, 999, 1000, 1001}
+    assert [row for row, _ in found] == [row for row in range(2500) if row not in bad and row != 7]
+
+
+@pytest.mark.parametrize(
+    "raw", [b"", b"\xc1", pack(["add", 1]) + b"\x00", b"\xd4\x01\x00", pack([float("nan")]), b"\x81\x01"]
+)
+def test_bytes_that_no_node_would_take_are_refused_whatever_the_machine_takes(raw: bytes) -> None:
+    found, checking = checked("value binary", [raw], LogMachine(None))
+
+    assert (found, checking.refused, checking.first_refused[0].code) == ([], 1, INVALID)
+
+
+def test_so_many_refused_rows_are_named_and_the_others_counted() -> None:
+    assert [len(checked("command string", ["no"] * count)[1].first_refused) for count in (10, 11)] == [10, 10]
+    assert checked("command string", ["no"] * 11)[1].refused == 11
+
+
+def test_the_machine_is_the_clusters_and_ones_own_must_be_named_and_be_it() -> None:
+    with serving(status("arithmetic")) as server:
+        assert isinstance(machine_of((server,), 5.0, None), ArithmeticMachine)
+        assert isinstance(machine_of((server,), 5.0, f"{Choosy.__module__}:Choosy"), Choosy)
+        with pytest.raises(OptionRefused, match="this is kv version 1, and the cluster's is arithmetic version 1"):
+            machine_of((server,), 5.0, "kv")
+    with serving(status("arithmetic", 9)) as server, pytest.raises(OptionRefused, match="version 9"):
+        machine_of((server,), 5.0, None)
+    with serving(status("orders")) as server, pytest.raises(OptionRefused, match="is orders: give its package"):
+        machine_of((server,), 5.0, None)
+    with serving({"/status": (200, b"{}")}) as server, pytest.raises(ClusterUnavailable, match="is its cluster formed"):
+        machine_of((server,), 0.2, None)
