@@ -105,7 +105,8 @@ class Core:
         if state.halted is not None:
             return []
         state.now, state.clock = now, clock
-        self._take_members()
+        if not isinstance(event, Stopped):  # It may be because they cannot be read.
+            self._take_members()
         if self.leading and now - self._ticked_at > state.options.election_timeout_us:
             self._tick()  # This process stood still: rule 11 comes before whatever waited meanwhile.
         self._dispatch(event)
