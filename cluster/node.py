@@ -211,8 +211,9 @@ class Node:
 
         Raises:
             LeaderNotServing, ChangeUnderWay, NodeNotConnected, NodeBehind, VotersUnheard, MembersFull, DiskFullError,
-            NotLeader, NoLeader: it was not done, or one of the two changes was; asking again goes on.
-            OutcomeUnknown: this node lost its leadership meanwhile, or `request_timeout_ms` passed.
+            NotLeader, NoLeader: nothing was changed.
+            OutcomeUnknown: one of two changes was made, this node lost its leadership, or `request_timeout_ms` passed;
+            asking again goes on.
         """
         address, timeout_ms = self.config.members[node_id], self.config.request_timeout_ms
         try:

@@ -55,7 +55,10 @@ class Promotions:
                 case changing.AlreadyVoter():
                     break
                 case outcome:
-                    raise error_of(outcome, node_id, not_leader)
+                    error = error_of(outcome, node_id, not_leader)
+                    if not changes:
+                        raise error
+                    raise OutcomeUnknown(f"the old disk's vote is removed, by record {changes[0]}, and then: {error}")
         return changes
 
     async def _ask(self, replica: Replica, node_id: str, address: str) -> changing.Outcome:

@@ -10,7 +10,7 @@ import pytest
 
 import quire
 from quire.cluster.promotions import Promotions, error_of
-from quire.replication.core import changing
+from quire.replication.core import Members, changing
 from tests.cluster.running import RunningCluster, running_cluster, started
 
 JSON = "application/json"
@@ -99,6 +99,30 @@ async def test_a_node_that_is_behind_is_refused_with_its_numbers(tmp_path: Path)
         assert reply.document["lag_bytes"] >= 0
         assert reply.document["limit_bytes"] == -1
         assert [row["role"] for row in await rows(cluster, "n1")].count("voter") == 3
+
+
+async def test_what_stops_between_the_two_changes_is_unknown_and_said_again_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with running_cluster(tmp_path, election_timeout_ms=30_000) as cluster:
+        await wiped(cluster, "n3")
+        node = cluster.nodes["n1"].node
+        options, limit = node.replica.core.state.options, node.replica.core.state.options.promotable_bytes
+
+        def falls_behind(members: Members) -> None:
+            object.__setattr__(options, "promotable_bytes", -1)
+
+        monkeypatch.setattr(node.leadership, "members_moved", falls_behind)
+        body = orjson.dumps({"promote": "n3"})
+        reply = await cluster.ask("n2", "POST", "/admin/members", body, JSON)
+        assert (reply.status, reply.problem) == (504, "outcome-unknown")
+        assert "the old disk's vote is removed" in reply.document["detail"]
+        assert [row["node_id"] for row in await rows(cluster, "n1") if row["role"] == "voter"] == ["n1", "n2"]
+
+        monkeypatch.undo()
+        object.__setattr__(options, "promotable_bytes", limit)
+        reply = await cluster.ask("n2", "POST", "/admin/members", body, JSON)
+        assert (reply.status, len(reply.document["changes"])) == (200, 1)
 
 
 @pytest.mark.parametrize(
