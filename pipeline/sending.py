@@ -210,6 +210,7 @@ class _Sending:
         if not ask_again:
             gone, start = executed_end - start, executed_end
             self._refusals = replace(known, through=start, unanswered=known.unanswered + gone)
+            self._folder.note(plan, self._refusals)
         if start == plan.next_sequence:
             return self._refusals
         await self._outlet.resume_at(start)

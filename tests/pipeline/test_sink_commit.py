@@ -352,6 +352,23 @@ def test_replies_that_the_session_has_forgotten_are_counted() -> None:
     assert [command for _, command in cluster.executed] == rows[0]
 
 
+def test_what_one_driver_could_not_ask_for_the_next_does_not_count_again() -> None:
+    disk, cluster = SinkDisk(), FakeCluster(machine=Choosy(42), window=2)
+    spark = Spark(disk, cluster)
+    rows = [[["add", 13], ["add", 1], ["add", 2]]]
+    for message in (2, 4):  # The third asks for a reply that is gone.
+        cluster.cut_after = message
+        with pytest.raises(Cut):
+            asyncio.run(spark.commit(0, spark.tasks(0, rows)))
+        for replies in cluster.applier.sessions.replies.values():
+            if message == 2:
+                replies.forget()
+
+    with pytest.raises(CommandsRefused, match=r"refused 1 of its .* the replies of 1 more are gone"):
+        asyncio.run(spark.commit(0, []))
+    assert [command for _, command in cluster.executed] == rows[0]
+
+
 @pytest.mark.parametrize("batch", [0, 1])
 @pytest.mark.parametrize("cut", [True, False])
 def test_a_session_that_was_closed_under_the_query_is_told_and_nothing_is_sent(batch: int, cut: bool) -> None:
