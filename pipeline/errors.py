@@ -2,7 +2,7 @@
 `quire.log`: `FrameCorrupt` names file and position.)
 
 The user's fault: `OptionRefused`, `NoLog`, `ForeignLog`, `WorkersLackQuire`. Time's: `RecordsLost`. The cluster's:
-`ClusterUnavailable`.
+`ClusterUnavailable`. An archive's: `ArchiveGap`, `ArchiveDamaged`, `ArchiveDiverges`.
 """
 
 from __future__ import annotations
@@ -73,3 +73,36 @@ class ClusterUnavailable(PipelineError):
         told = "; ".join(f"{server}: {reason}" for server, reason in reasons.items()) or "no server is named"
         super().__init__(f"no node gave {what} within {timeout_s:g} s ({told})")
         self.what, self.timeout_s, self.reasons = what, timeout_s, reasons
+
+
+class ArchiveGap(PipelineError):
+    """Records [from_index, to_index) are neither in the archive nor behind it, though later ones are."""
+
+    def __init__(self, path: str, from_index: int, to_index: int) -> None:
+        super().__init__(
+            f"the archive {path} has a gap: records [{from_index}, {to_index}) are in none of its files, "
+            "nor in what is read beside it"
+        )
+        self.path, self.from_index, self.to_index = path, from_index, to_index
+
+
+class ArchiveDamaged(PipelineError):
+    """A file of an archive is missing or not what was written; records [from_index, to_index) cannot be read."""
+
+    def __init__(
+        self, path: str, file: str, reason: str, from_index: int | None = None, to_index: int | None = None
+    ) -> None:
+        lost = "" if from_index is None else f"; records [{from_index}, {to_index}) cannot be read"
+        super().__init__(f"{path}/{file} is damaged: {reason}{lost}")
+        self.path, self.file, self.reason, self.from_index, self.to_index = path, file, reason, from_index, to_index
+
+
+class ArchiveDiverges(PipelineError):
+    """The log does not go on where the archive ends: one of them is not this history."""
+
+    def __init__(self, origin: str, index: int, found: int, expected: int) -> None:
+        super().__init__(
+            f"{origin} does not follow the archive at index {index}: its frame there follows one of crc32c "
+            f"{found:08x}, the archive ends with {expected:08x}"
+        )
+        self.origin, self.index, self.found, self.expected = origin, index, found, expected

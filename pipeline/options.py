@@ -31,7 +31,9 @@ class SourceOptions:
     """What is to be read, and how; the fields carry the options' own names."""
 
     path: str | None = None
-    """A data_dir: of a node that runs or one that does not."""
+    """A data_dir, of a node that runs or one that does not, or an archive."""
+    archive: str | None = None
+    """An archive, to be read together with the live log that `path` or `bootstrap` names, as one history."""
     bootstrap: tuple[str, ...] = ()
     """HOST:PORT of some nodes of a cluster; the others are learnt from them."""
     startingOffsets: Place = EARLIEST  # noqa: N815 - as users write it
@@ -87,8 +89,8 @@ class SourceOptions:
 
 def _parsed(name: str, text: str) -> object:
     match name:
-        case "path":
-            return parse_path(text)
+        case "path" | "archive":
+            return parse_path(text, name)
         case "bootstrap":
             return parse_servers(text)
         case "startingOffsets" | "endingOffsets":

@@ -13,10 +13,13 @@ from pyspark.sql.types import StructType
 
 from quire.log.packing import Skimmer
 
+from .archive_files import ArchiveFiles
+from .archive_manifest import is_archive
 from .cluster import Cluster
 from .columns import batches_of
 from .errors import ForeignLog, OptionRefused, RecordsLost
 from .files import LogFiles
+from .joined import JoinedLog
 from .offsets import EARLIEST, LATEST
 from .options import SourceOptions
 from .origin import Bounds, Origin, Stretch
@@ -46,16 +49,31 @@ def open_origin(options: SourceOptions) -> Origin:
         NoLog: there is none at the path.
     """
     if options.path is not None:
-        return LogFiles(options.path)
-    return Cluster(options.bootstrap, options.fetchTimeoutMs / 1000)
+        return _beside_archive(options, files_at(options.path))
+    return _beside_archive(options, Cluster(options.bootstrap, options.fetchTimeoutMs / 1000))
+
+
+def files_at(path: str) -> Origin:
+    """The log in a data_dir or in an archive.
+
+    Raises:
+        NoLog: there is none of both.
+        ArchiveDamaged, ArchiveGap: it is an archive, and not whole.
+    """
+    return ArchiveFiles(path) if is_archive(path) else LogFiles(path)
+
+
+def _beside_archive(options: SourceOptions, live: Origin) -> Origin:
+    return live if options.archive is None else JoinedLog(ArchiveFiles(options.archive), live)
 
 
 def servers_of(origin: Origin) -> tuple[str, ...]:
     """The nodes that a task may ask; none where it reads files."""
-    return origin.servers if isinstance(origin, Cluster) else ()
+    live = origin.live if isinstance(origin, JoinedLog) else origin
+    return live.servers if isinstance(live, Cluster) else ()
 
 
-def _origin_of(options: SourceOptions, partition: StretchPartition) -> Origin:
+def origin_of(options: SourceOptions, partition: StretchPartition) -> Origin:
     """The log that a task reads from.
 
     Raises:
@@ -64,8 +82,9 @@ def _origin_of(options: SourceOptions, partition: StretchPartition) -> Origin:
     """
     if options.path is None:
         timeout_s = options.fetchTimeoutMs / 1000
-        return Cluster(partition.servers, timeout_s, known=partition.cluster_id, turn=partition.turn)
-    origin = LogFiles(options.path)
+        live = Cluster(partition.servers, timeout_s, known=partition.cluster_id, turn=partition.turn)
+        return _beside_archive(options, live)
+    origin = _beside_archive(options, files_at(options.path))
     found = origin.cluster_id()
     if found != partition.cluster_id:
         raise ForeignLog(origin.name, found, partition.cluster_id)
@@ -132,7 +151,7 @@ def read_stretch(options: SourceOptions, schema: StructType, partition: StretchP
     left = partition.stretch
     while left.from_index < left.to_index:
         try:
-            with closing(_origin_of(options, partition)) as origin:
+            with closing(origin_of(options, partition)) as origin:
                 for rows in origin.rows(left, Skimmer()):
                     yield from batches_of(rows, arrow_schema, left.segment)
             return

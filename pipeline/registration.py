@@ -6,7 +6,6 @@ import subprocess
 from typing import TYPE_CHECKING
 
 from .errors import WorkersLackQuire
-from .source import QuireSource
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -30,6 +29,9 @@ def register(spark: SparkSession) -> None:
     context = getattr(spark, "sparkContext", None)
     if context is not None:
         check_workers(context.pythonExec)
+
+    from .source import QuireSource  # noqa: PLC0415  # The command line imports this where there is no PySpark.
+
     spark.dataSource.register(QuireSource)
 
 

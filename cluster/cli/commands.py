@@ -4,6 +4,7 @@ import json
 import re
 import sys
 from dataclasses import asdict
+from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -41,6 +42,7 @@ session_app = typer.Typer(
 app.add_typer(session_app)
 app.add_typer(members_app)
 
+COMMANDS_GROUP = "quire.commands"  # Of entry points: groups of commands that other packages bring.
 RAW_LIMIT_BYTES = 1 << 30  # No cluster takes a frame as large; an endless stdin must not fill the memory.
 
 
@@ -313,4 +315,6 @@ def read_raw(file: Path) -> bytes:
 def run() -> None:
     """Run the command that the arguments name; ends the process with its exit code."""
     stamina.instrumentation.set_on_retry_hooks([])  # A retry is no news for whoever waits for one answer.
+    for group in sorted(entry_points(group=COMMANDS_GROUP), key=lambda found: found.name):
+        app.add_typer(group.load(), name=group.name)
     app(prog_name="quire")

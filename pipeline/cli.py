@@ -1,0 +1,212 @@
+"""`quire spark`: the jobs on the command line. What they need beyond quire itself is imported when one of them runs."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+from dataclasses import asdict
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from quire.log.json_text import to_json
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from .jobs import ArchiveSummary, ScrubSummary
+    from .options import SourceOptions
+
+EXIT_FAILED, EXIT_USAGE, EXIT_UNAVAILABLE = 1, 2, 3
+NEEDED = ("pyspark", "pyarrow", "numpy")
+MEBIBYTE = 1 << 20
+
+app = typer.Typer(
+    name="spark",
+    help="Jobs over a whole log, on Spark: archive it, scrub it.",
+    no_args_is_help=True,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+)
+
+Path_ = Annotated[str, typer.Option("--path", metavar="DIR", help="A node's data_dir, or an archive.")]
+Bootstrap = Annotated[str, typer.Option("--bootstrap", metavar="HOST:PORT,...", help="Nodes of a running cluster.")]
+On = Annotated[str, typer.Option("--on", metavar="URL", help="The Spark to run on; as it is configured, else here.")]
+Conf = Annotated[list[str] | None, typer.Option("--conf", metavar="KEY=VALUE", help="A setting of Spark's.")]
+Json = Annotated[bool, typer.Option("--json", help="Answer as one JSON value.")]
+
+
+@app.callback()
+def spark_command() -> None:
+    """Jobs over a whole log, on Spark."""
+    missing = [name for name in NEEDED if find_spec(name) is None]
+    if missing:
+        _complain(f"quire spark needs {', '.join(missing)}, which is not installed; pip install 'quire[spark]'")
+        raise typer.Exit(EXIT_USAGE)
+
+
+@app.command()
+def archive(
+    archive_dir: Annotated[
+        str, typer.Argument(metavar="ARCHIVE", help="A folder of its own, made if it is not there.")
+    ],
+    path: Path_ = "",
+    bootstrap: Bootstrap = "",
+    on: On = "",
+    conf: Conf = None,
+    as_json: Json = False,
+) -> None:
+    """Append to an archive, as Parquet, what the log has committed behind the archive's end."""
+    with _complaining():
+        from .jobs import archive as run  # noqa: PLC0415
+
+        options = _options(path, bootstrap)
+        with _session("archive", on, conf) as spark, _progress("archive", hidden=as_json) as progress:
+            summary = run(options, archive_dir, spark=spark, progress=progress)
+        _tell(asdict(summary) | {"records": summary.records}, _archive_lines(summary), as_json=as_json)
+
+
+def _archive_lines(summary: ArchiveSummary) -> list[str]:
+    rate = summary.records / summary.seconds if summary.seconds else 0.0
+    lines = [
+        f"{summary.records:,} records, [{summary.from_index}, {summary.to_index}), in {summary.files} new files",
+        f"{summary.log_bytes / MEBIBYTE:,.1f} MiB of the log, {summary.file_bytes / MEBIBYTE:,.1f} MiB of Parquet",
+        f"{summary.seconds:.1f} s, {rate:,.0f} records/s",
+    ]
+    if summary.snapshots:
+        lines.append(f"snapshots copied: {', '.join(map(str, summary.snapshots))}")
+    return lines
+
+
+@app.command()
+def scrub(
+    path: Annotated[
+        list[str] | None, typer.Option("--path", metavar="DIR", help="A data_dir or archive; any number.")
+    ] = None,
+    bootstrap: Bootstrap = "",
+    on: On = "",
+    conf: Conf = None,
+    as_json: Json = False,
+) -> None:
+    """Verify every frame of some nodes, and compare the nodes; ends with 1 if anything is not as it was written."""
+    with _complaining():
+        from .jobs import scrub as run  # noqa: PLC0415
+
+        servers = _servers(bootstrap) if bootstrap else ()
+        if not path and not servers:
+            _complain("name data_dirs and archives with --path, or nodes with --bootstrap")
+            raise typer.Exit(EXIT_USAGE)
+        with _session("scrub", on, conf) as spark, _progress("scrub", hidden=as_json) as progress:
+            summary = run(path or (), servers, spark=spark, progress=progress)
+        document = asdict(summary) | {"findings": [each._asdict() for each in summary.findings]}
+        _tell(document | {"whole": summary.is_whole}, _scrub_lines(summary), as_json=as_json)
+        if not summary.is_whole:
+            raise typer.Exit(EXIT_FAILED)
+
+
+def _scrub_lines(summary: ScrubSummary) -> list[str]:
+    lines = [finding.sentence() for finding in summary.findings]
+    for name, node in summary.nodes.items():
+        lines.append(
+            f"{name}: {node.records:,} records, [{node.from_index}, {node.to_index}), in {node.frames:,} frames, "
+            f"{node.log_bytes / MEBIBYTE:,.1f} MiB"
+        )
+    verdict = "whole" if summary.is_whole else "NOT whole"
+    equal = ", and the same on each" if summary.is_whole and len(summary.nodes) > 1 else ""
+    return [*lines, f"{verdict}{equal}; {summary.seconds:.1f} s"]
+
+
+def _servers(bootstrap: str) -> tuple[str, ...]:
+    """All members that the named nodes know of."""
+    from .cluster import Cluster  # noqa: PLC0415
+    from .options import SourceOptions  # noqa: PLC0415
+
+    options = SourceOptions.parse({"bootstrap": bootstrap}, streaming=False)
+    cluster = Cluster(options.bootstrap, options.fetchTimeoutMs / 1000)
+    try:
+        return cluster.servers
+    finally:
+        cluster.close()
+
+
+def _options(path: str, bootstrap: str, archive_dir: str = "") -> SourceOptions:
+    from .options import SourceOptions  # noqa: PLC0415
+
+    given = {"path": path, "bootstrap": bootstrap, "archive": archive_dir}
+    return SourceOptions.parse({name: value for name, value in given.items() if value}, streaming=False)
+
+
+@contextmanager
+def _session(job: str, on: str, conf: list[str] | None) -> Generator[SparkSession]:
+    """A Spark whose workers run in this interpreter, unless it is told another."""
+    from pyspark.errors import PySparkRuntimeError  # noqa: PLC0415
+    from pyspark.sql import SparkSession  # noqa: PLC0415
+
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    is_own = SparkSession.getActiveSession() is None
+    builder = SparkSession.Builder().appName(f"quire spark {job}").config("spark.ui.showConsoleProgress", "false")
+    for setting in conf or ():
+        name, equals, value = setting.partition("=")
+        if not equals:
+            _complain(f"--conf takes KEY=VALUE, not {setting}")
+            raise typer.Exit(EXIT_USAGE)
+        builder = builder.config(name, value)
+    try:
+        session = (builder.config("spark.master", on) if on else builder).getOrCreate()
+    except PySparkRuntimeError as error:
+        _complain(f"Spark does not start ({error}); it needs a Java 17 or newer, in PATH or JAVA_HOME")
+        raise typer.Exit(EXIT_FAILED) from None
+    session.sparkContext.setLogLevel("OFF")
+    try:
+        yield session
+    finally:
+        if is_own:
+            session.stop()
+
+
+@contextmanager
+def _progress(name: str, *, hidden: bool) -> Generator[Callable[[int, int], None]]:
+    """A bar on stderr while the block runs; nothing where stderr is no terminal."""
+    from rich.console import Console  # noqa: PLC0415
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn  # noqa: PLC0415
+
+    console = Console(stderr=True)
+    if hidden or not console.is_terminal:
+        yield lambda _done, _all: None
+        return
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=console, refresh_per_second=5) as bar:
+        task = bar.add_task(name, total=None)
+        yield lambda done, total: bar.update(task, completed=done, total=total)
+
+
+def _tell(document: dict[str, Any], lines: list[str], *, as_json: bool) -> None:
+    typer.echo(to_json(document).decode() if as_json else "\n".join(lines))
+
+
+@contextmanager
+def _complaining() -> Generator[None]:
+    """What goes wrong as one sentence and an exit code."""
+    from quire.log import LogError  # noqa: PLC0415
+    from quire.sm import MachineError  # noqa: PLC0415
+
+    from .errors import ClusterUnavailable, OptionRefused, PipelineError  # noqa: PLC0415
+
+    try:
+        yield
+    except OptionRefused as error:
+        _complain(str(error))
+        raise typer.Exit(EXIT_USAGE) from None
+    except ClusterUnavailable as error:
+        _complain(f"{error}; check --bootstrap and `quire status`, then try again")
+        raise typer.Exit(EXIT_UNAVAILABLE) from None
+    except (PipelineError, LogError, MachineError, OSError) as error:
+        _complain(str(error))
+        raise typer.Exit(EXIT_FAILED) from None
+
+
+def _complain(sentence: str) -> None:
+    typer.echo(f"quire: {sentence}", err=True)

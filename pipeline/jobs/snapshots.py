@@ -1,0 +1,68 @@
+"""The snapshots of a data_dir or an archive, looked at without changing them, and copied from one into the other."""
+
+from __future__ import annotations
+
+import os
+from contextlib import closing
+
+from quire.log import FileDirectory, ReadOnlyDirectory
+from quire.sm import Manifest, Owner, SnapshotDamaged, SnapshotStore, write_file
+from quire.sm.snapshot import MANIFEST_NAME, MAX_MANIFEST_BYTES, decode_manifest
+from quire.sm.snapshot_store import SNAPSHOTS_FOLDER, chunk_name
+
+from ..archive_manifest import OWN_FOLDER, is_archive
+
+
+def snapshot_top(path: str) -> str:
+    """The folder that `snapshots/` stands in: a data_dir itself, an archive's own folder."""
+    return os.path.join(path, OWN_FOLDER) if is_archive(path) else path
+
+
+def stored_snapshots(path: str) -> list[Manifest]:
+    """The manifests of the whole snapshots of a data_dir or an archive, the oldest first; damaged ones are left out."""
+    top = snapshot_top(path)
+    if not os.path.isdir(os.path.join(top, SNAPSHOTS_FOLDER)):
+        return []
+    folder = ReadOnlyDirectory(os.path.join(top, SNAPSHOTS_FOLDER))
+    found: list[Manifest] = []
+    for name in sorted(name for name in folder.list() if name.isdigit()):
+        try:
+            with closing(folder.child(name).open(MANIFEST_NAME)) as file:
+                found.append(decode_manifest(file.read_at(0, MAX_MANIFEST_BYTES), name))
+        except (FileNotFoundError, SnapshotDamaged):
+            continue  # A node removes old ones meanwhile, and sets damaged ones aside by itself.
+    return found
+
+
+def reading_store(path: str, manifest: Manifest) -> SnapshotStore:
+    """The store to read a snapshot's chunks from."""
+    return SnapshotStore(ReadOnlyDirectory(snapshot_top(path)), Owner(manifest.cluster_id, manifest.machine))
+
+
+def copy_snapshots(data_dir: str, archive: str, to_index: int) -> list[int]:
+    """Copy the snapshots at or below an index into an archive; the indices of those that were not there yet.
+
+    Raises:
+        SnapshotForeign: they are of another machine than those in the archive.
+        DiskFull, OSError: there is no room, or the file system failed.
+    """
+    copied: list[int] = []
+    for manifest in stored_snapshots(data_dir):
+        if manifest.index > to_index:
+            continue
+        owner = Owner(manifest.cluster_id, manifest.machine)
+        kept = SnapshotStore.open(FileDirectory(os.path.join(archive, OWN_FOLDER)), owner)
+        if manifest.index in kept.indices:
+            continue
+        source, folder = reading_store(data_dir, manifest), kept.begin(manifest.index)
+        try:
+            for number in range(len(manifest.chunks)):
+                write_file(folder, chunk_name(number), source.chunk(manifest, number))
+        except SnapshotDamaged:
+            kept.give_up(manifest.index)  # The node removed it meanwhile; or it is damaged, which the node will say.
+            continue
+        write_file(folder, MANIFEST_NAME, manifest.encode())
+        folder.sync()
+        kept.complete(manifest.index)
+        copied.append(manifest.index)
+    return copied
