@@ -17,16 +17,16 @@ from quire.log.json_text import to_json
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from .jobs import ArchiveSummary, ScrubSummary
+    from .jobs import ArchiveSummary, ReplaySummary, Report, ScrubSummary
     from .options import SourceOptions
 
 EXIT_FAILED, EXIT_USAGE, EXIT_UNAVAILABLE = 1, 2, 3
-NEEDED = ("pyspark", "pyarrow", "numpy")
+NEEDED = ("pyspark", "pyarrow", "numpy", "matplotlib")
 MEBIBYTE = 1 << 20
 
 app = typer.Typer(
     name="spark",
-    help="Jobs over a whole log, on Spark: archive it, scrub it.",
+    help="Jobs over a whole log, on Spark: archive, scrub, replay it, report on it.",
     no_args_is_help=True,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
@@ -117,6 +117,83 @@ def _scrub_lines(summary: ScrubSummary) -> list[str]:
     verdict = "whole" if summary.is_whole else "NOT whole"
     equal = ", and the same on each" if summary.is_whole and len(summary.nodes) > 1 else ""
     return [*lines, f"{verdict}{equal}; {summary.seconds:.1f} s"]
+
+
+@app.command()
+def replay(
+    path: Path_ = "",
+    archive_dir: Annotated[
+        str, typer.Option("--archive", metavar="ARCHIVE", help="An archive that goes before the data_dir at --path.")
+    ] = "",
+    bootstrap: Annotated[
+        str,
+        typer.Option(
+            "--bootstrap", metavar="HOST:PORT,...", help="Nodes whose answers are compared with the replay's."
+        ),
+    ] = "",
+    machine: Annotated[
+        str, typer.Option("--machine", metavar="PACKAGE.MODULE:CLASS", help="The cluster's machine, if not built in.")
+    ] = "",
+    on: On = "",
+    conf: Conf = None,
+    as_json: Json = False,
+) -> None:
+    """Apply the log again, in parallel between snapshots; ends with 1 at the first index whose result differs."""
+    with _complaining():
+        from .jobs import replay as run  # noqa: PLC0415
+
+        options, servers = _options(path, "", archive_dir), _servers(bootstrap) if bootstrap else ()
+        with _session("replay", on, conf) as spark, _progress("replay", hidden=as_json) as progress:
+            summary = run(options, machine=machine or None, servers=servers, spark=spark, progress=progress)
+        document = asdict(summary) | {"difference": summary.difference and summary.difference._asdict()}
+        _tell(document | {"proven": summary.is_proven}, _replay_lines(summary), as_json=as_json)
+        if not summary.is_proven:
+            raise typer.Exit(EXIT_FAILED)
+
+
+def _replay_lines(summary: ReplaySummary) -> list[str]:
+    rate = summary.records / summary.seconds if summary.seconds else 0.0
+    lines = [
+        (
+            f"machine {summary.machine}: {summary.records:,} records, [{summary.from_index}, {summary.to_index}), "
+            f"in {summary.stretches} stretches; {summary.seconds:.1f} s, {rate:,.0f} records/s"
+        ),
+        f"{summary.checked} digests compared and equal; at the end {summary.digest}",
+    ]
+    lines += [f"{server}: {told}" for server, told in summary.live.items()]
+    if summary.difference is not None:
+        lines.append(summary.difference.sentence())
+    return [*lines, "proven: all of it follows from the log" if summary.is_proven else "NOT proven"]
+
+
+@app.command()
+def report(
+    folder: Annotated[str, typer.Argument(metavar="FOLDER", help="Where the pages go; made if it is not there.")],
+    path: Path_ = "",
+    bootstrap: Bootstrap = "",
+    archive_dir: Annotated[
+        str, typer.Option("--archive", metavar="ARCHIVE", help="An archive, read together with the live log.")
+    ] = "",
+    on: On = "",
+    conf: Conf = None,
+    as_json: Json = False,
+) -> None:
+    """Count commands, throughput, pauses and failovers; write a page with plots. With --bootstrap lag, too."""
+    with _complaining():
+        from .jobs import report as run  # noqa: PLC0415
+
+        options, servers = _options(path, bootstrap, archive_dir), _servers(bootstrap) if bootstrap else ()
+        with _session("report", on, conf) as spark, _progress("report", hidden=as_json) as progress:
+            made = run(options, folder, servers=servers, spark=spark, progress=progress)
+        _tell(made.document(), _report_lines(made), as_json=as_json)
+
+
+def _report_lines(made: Report) -> list[str]:
+    from .jobs.report_page import facts  # noqa: PLC0415
+
+    lines = [f"{name:<20} {value}" for name, value in facts(made)]
+    lines += [f"{name:<20} {sum(counts):,} records" for name, counts in made.operations.items()]
+    return lines + made.files
 
 
 def _servers(bootstrap: str) -> tuple[str, ...]:

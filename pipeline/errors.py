@@ -106,3 +106,32 @@ class ArchiveDiverges(PipelineError):
             f"{found:08x}, the archive ends with {expected:08x}"
         )
         self.origin, self.index, self.found, self.expected = origin, index, found, expected
+
+
+class GroundMissing(PipelineError):
+    """The log's beginning has expired, and no snapshot stands where a replay of the rest could begin."""
+
+    def __init__(self, path: str, lowest_index: int, highest_index: int, snapshots: list[int]) -> None:
+        held = f"its snapshots stand at {', '.join(map(str, snapshots))}" if snapshots else "it has no snapshot"
+        super().__init__(
+            f"{path} holds records [{lowest_index}, {highest_index}), and {held}: none in that range, so a replay has "
+            "nothing to begin from; replay from an archive that reaches back to 0, or to a snapshot"
+        )
+        self.path, self.lowest_index, self.highest_index, self.snapshots = path, lowest_index, highest_index, snapshots
+
+
+class GenesisMissing(PipelineError):
+    """There is no genesis: which machine the log is of, and what it began from, is not known."""
+
+    def __init__(self, path: str, lowest_index: int) -> None:
+        super().__init__(f"{path} begins at index {lowest_index} and has no genesis file: it is no cluster's log")
+        self.path, self.lowest_index = path, lowest_index
+
+
+class MachineDiffers(PipelineError):
+    """The machine at hand is not the one that the cluster runs, or another version of it."""
+
+    def __init__(self, found: tuple[str, int], expected: tuple[str, int]) -> None:
+        ours, theirs = (" version ".join(map(str, machine)) for machine in (found, expected))
+        super().__init__(f"the log is of machine {theirs}, and this is {ours}; name the cluster's with --machine")
+        self.found, self.expected = found, expected

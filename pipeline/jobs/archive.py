@@ -21,7 +21,7 @@ from .archive_keeper import ArchiveKeeper, open_archive
 from .archive_writer import Written, write_stretch
 from .pieces import refuse_ranges, whole_frames
 from .progress import Progress, untold
-from .snapshots import copy_snapshots
+from .snapshots import copy_genesis, copy_snapshots
 from .spread import spread
 
 if TYPE_CHECKING:
@@ -116,4 +116,5 @@ def _copy_snapshots(options: SourceOptions, keeper: ArchiveKeeper, path: str) ->
     """Those of a data_dir, as far as the archive holds the log that they stand in; a cluster's nodes show none."""
     if options.path is None or is_archive(options.path) or keeper.tail is None:
         return []
+    copy_genesis(options.path, path)
     return copy_snapshots(options.path, path, keeper.tail.index)

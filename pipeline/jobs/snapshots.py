@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from contextlib import closing
+from typing import NamedTuple
 
 from quire.log import FileDirectory, ReadOnlyDirectory
 from quire.sm import Manifest, Owner, SnapshotDamaged, SnapshotStore, write_file
@@ -11,6 +12,15 @@ from quire.sm.snapshot import MANIFEST_NAME, MAX_MANIFEST_BYTES, decode_manifest
 from quire.sm.snapshot_store import SNAPSHOTS_FOLDER, chunk_name
 
 from ..archive_manifest import OWN_FOLDER, is_archive
+
+GENESIS_FILE = "genesis"
+
+
+class StoredSnapshot(NamedTuple):
+    """A snapshot, and the data_dir or archive that it stands in."""
+
+    path: str
+    manifest: Manifest
 
 
 def snapshot_top(path: str) -> str:
@@ -37,6 +47,20 @@ def stored_snapshots(path: str) -> list[Manifest]:
 def reading_store(path: str, manifest: Manifest) -> SnapshotStore:
     """The store to read a snapshot's chunks from."""
     return SnapshotStore(ReadOnlyDirectory(snapshot_top(path)), Owner(manifest.cluster_id, manifest.machine))
+
+
+def copy_genesis(data_dir: str, archive: str) -> None:
+    """Copy the file that outlives a log's first frame into an archive, where it is not there yet; durable on return."""
+    source, folder = os.path.join(data_dir, GENESIS_FILE), FileDirectory(os.path.join(archive, OWN_FOLDER))
+    if GENESIS_FILE in folder.list() or not os.path.isfile(source):
+        return
+    new = f"{GENESIS_FILE}.new"
+    if new in folder.list():
+        folder.remove(new)
+    with open(source, "rb") as file:
+        write_file(folder, new, file.read())
+    folder.rename(new, GENESIS_FILE)
+    folder.sync()
 
 
 def copy_snapshots(data_dir: str, archive: str, to_index: int) -> list[int]:

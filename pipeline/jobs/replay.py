@@ -1,0 +1,227 @@
+"""`replay`: a log applied again, from its beginning or its snapshots on, and compared with what the cluster says.
+
+Stretches between snapshots are independent of each other: each begins from a snapshot and must come to the next one's
+digest and content. So all of them run in parallel, and where all are right, the whole history is.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from contextlib import closing
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, NamedTuple
+
+from quire.log.json_text import to_json
+
+from ..errors import ForeignLog, GroundMissing, MachineDiffers, OptionRefused
+from ..nodes import Answer, Nodes, TryNext, document_of
+from ..options import SourceOptions
+from ..origin import Bounds, Origin
+from ..reading import open_origin
+from .difference import Difference
+from .genesis import Genesis, genesis_of
+from .pieces import refuse_ranges, whole_frames
+from .progress import Progress, untold
+from .replay_stretch import Replayed, ReplayPiece, Witness, replay_stretch
+from .snapshots import StoredSnapshot, stored_snapshots
+from .spread import spread
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+NODE_TIMEOUT_S = 30.0
+EQUAL = "equal"
+
+
+@dataclass(slots=True)
+class ReplaySummary:
+    """What was applied again, and what differs."""
+
+    cluster_id: str
+    machine: str
+    from_index: int
+    to_index: int
+    records: int = 0
+    stretches: int = 0
+    checked: int = 0
+    """Digests that were compared and are right."""
+    digest: str = ""
+    """At the end."""
+    difference: Difference | None = None
+    """The first one."""
+    live: dict[str, str] = field(default_factory=dict[str, str])
+    """By node that was asked: `equal`, or what its answer is."""
+    seconds: float = 0.0
+
+    @property
+    def is_proven(self) -> bool:
+        """Whether nothing differs."""
+        return self.difference is None and all(told == EQUAL for told in self.live.values())
+
+
+class _Live(NamedTuple):
+    """What a node answers."""
+
+    server: str
+    index: int  # type: ignore[assignment]
+    digest: str
+    state: bytes | None
+
+    def told(self, found: list[Replayed], to_index: int) -> str:
+        """What its answer is beside the replay's."""
+        if self.index > to_index:
+            return f"it has applied {self.index}, and the log here ends at {to_index}: try again in a moment"
+        for each in found:
+            if each.difference is not None and each.from_index < self.index:
+                return f"differs from index {each.difference.first_index or each.difference.border} on"
+        return EQUAL
+
+
+class _Cut(NamedTuple):
+    """A stretch between two snapshots, or the ends of the log."""
+
+    from_index: int
+    to_index: int
+    start: StoredSnapshot | None
+    end: StoredSnapshot | None
+
+
+def replay(
+    options: SourceOptions,
+    *,
+    machine: str | None = None,
+    servers: Sequence[str] = (),
+    spark: SparkSession | None = None,
+    progress: Progress = untold,
+) -> ReplaySummary:
+    """Apply the log at `path`, a data_dir or an archive, again, and compare digests at every snapshot.
+
+    With `servers`, nodes of the cluster, their answers are compared, too: each node's state and digest with those of
+    the replay at the very index that it has applied. `archive` in the options goes before `path`. Executors need the
+    machine's module. Without a Spark this process does it all.
+
+    Raises:
+        OptionRefused: no `path`, or the options name a part of the log.
+        GenesisMissing, GroundMissing: there is nothing to begin from.
+        MachineDiffers, MachineUnknown: there is no such machine here.
+        ApplyFailed: the machine failed at an index.
+        SnapshotDamaged: a stretch cannot begin from its snapshot.
+        ArchiveGap, ArchiveDamaged, FrameCorrupt, RecordsLost, ForeignLog: as the log is found.
+    """
+    refuse_ranges(options)
+    began = time.monotonic()
+    path = options.archive or options.path
+    if path is None or options.path is None:
+        raise OptionRefused("path", "a replay reads files: name a data_dir or an archive")
+    with closing(open_origin(options)) as origin:
+        cluster_id, bounds = origin.cluster_id(), origin.bounds()
+        genesis = genesis_of(path, origin)
+        genesis.new_machine(machine)  # Refused here, before anything is begun.
+        live = [_ask(server, cluster_id) for server in servers]
+        snapshots = _snapshots(sorted({path, options.path}), cluster_id, genesis.machine)
+        cuts = _cuts(origin.name, bounds, snapshots)
+        pieces = [_piece(options, origin, cut, genesis, machine, live) for cut in cuts]
+    summary = ReplaySummary(cluster_id, " version ".join(map(str, genesis.machine)), *_range(pieces, bounds))
+    found: list[Replayed] = []
+    done, total = 0, summary.to_index - summary.from_index
+    progress(0, total)
+    for outcome in spread(spark, replay_stretch, pieces):
+        found.append(outcome.result)
+        done += outcome.result.to_index - outcome.result.from_index
+        progress(done, total)
+    found.sort(key=lambda each: each.from_index)
+    summary.stretches = len(found)
+    summary.records = sum(each.records for each in found)
+    summary.checked = sum(each.checked for each in found)
+    summary.digest = found[-1].digest if found else ""
+    summary.difference = next((each.difference for each in found if each.difference is not None), None)
+    summary.live = {node.server: node.told(found, summary.to_index) for node in live}
+    summary.seconds = time.monotonic() - began
+    return summary
+
+
+def _range(pieces: list[ReplayPiece], bounds: Bounds) -> tuple[int, int]:
+    if not pieces:
+        return bounds.highest_index, bounds.highest_index
+    return pieces[0].from_index, pieces[-1].to_index
+
+
+def _snapshots(paths: list[str], cluster_id: str, machine: tuple[str, int]) -> list[StoredSnapshot]:
+    """All that stand there, one for each index, ascending.
+
+    Raises:
+        ForeignLog: one of another cluster.
+        MachineDiffers: one of another machine or version.
+    """
+    found: dict[int, StoredSnapshot] = {}
+    for path in paths:
+        for manifest in stored_snapshots(path):
+            if manifest.cluster_id.hex() != cluster_id:
+                raise ForeignLog(f"{path}, snapshot {manifest.index}", manifest.cluster_id.hex(), cluster_id)
+            if manifest.machine != machine:
+                raise MachineDiffers(manifest.machine, machine)
+            found.setdefault(manifest.index, StoredSnapshot(path, manifest))
+    return [found[index] for index in sorted(found)]
+
+
+def _cuts(name: str, bounds: Bounds, snapshots: list[StoredSnapshot]) -> list[_Cut]:
+    """The stretches, in order. Raises GroundMissing."""
+    low, high = bounds
+    held = [each for each in snapshots if low <= each.manifest.index <= high and each.manifest.index > 0]
+    starts: list[StoredSnapshot | None] = [None, *held] if low == 0 else [*held]
+    if not starts:
+        raise GroundMissing(name, low, high, [each.manifest.index for each in snapshots])
+    ends: list[StoredSnapshot | None] = [*starts[1:], None]
+    cuts = [
+        _Cut(start.manifest.index if start else 0, end.manifest.index if end else high, start, end)
+        for start, end in zip(starts, ends, strict=True)
+    ]
+    return [cut for cut in cuts if cut.from_index < cut.to_index]
+
+
+def _piece(
+    options: SourceOptions, origin: Origin, cut: _Cut, genesis: Genesis, machine: str | None, live: list[_Live]
+) -> ReplayPiece:
+    witnesses = [
+        Witness(node.index, node.digest, node.server, state=node.state)
+        for node in live
+        if cut.from_index < node.index <= cut.to_index
+    ]
+    if cut.end is not None:
+        end, path = cut.end.manifest, cut.end.path
+        source = f"the snapshot {end.index} of {path}"
+        witnesses.append(Witness(end.index, end.ground.digest.hex(), source, end.sha256.hex()))
+    return ReplayPiece(
+        options=options,
+        partitions=whole_frames(origin, options, cut.from_index, cut.to_index),
+        from_index=cut.from_index,
+        to_index=cut.to_index,
+        genesis=genesis,
+        machine_spec=machine,
+        start=cut.start,
+        end=cut.end,
+        witnesses=sorted(witnesses, key=lambda witness: witness.index),
+    )
+
+
+def _ask(server: str, cluster_id: str) -> _Live:
+    """What a node answers, at the index that it has applied.
+
+    Raises:
+        ForeignLog: it is of another cluster.
+        ClusterUnavailable: it does not answer.
+    """
+    with closing(Nodes([server], NODE_TIMEOUT_S)) as nodes:
+        found = nodes.first("/status", "its status", document_of).get("cluster_id")
+        if found != cluster_id:
+            raise ForeignLog(server, str(found), cluster_id)
+        return nodes.first("/state?consistency=local", "its answer", _parsed)
+
+
+def _parsed(answer: Answer) -> _Live:
+    match document_of(answer):
+        case {"state": state, "applied_index": int(index), "digest": str(digest)}:
+            return _Live(answer.server, index, digest, to_json(state))
+        case _:
+            raise TryNext("it does not tell its state")

@@ -1,0 +1,155 @@
+"""The jobs on a real Spark, over a long log, and on the command line."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+import pytest
+from pyspark.errors import PySparkException
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F  # noqa: N812 - as everybody writes it
+from typer.testing import CliRunner
+
+from quire.log import LogOptions
+from quire.pipeline.cli import app
+from quire.pipeline.jobs import archive, scrub
+from quire.pipeline.options import SourceOptions
+from tests.pipeline.logs import SECOND, START, Clock, append_and_flush, writing
+from tests.pipeline.test_archive import expire, grow
+from tests.pipeline.test_scrub import flip, frames, stores
+
+# By hand: PIPELINE_RECORDS=10000000 pytest -s tests/pipeline/test_jobs.py, which `make soak` does.
+RECORDS = int(os.environ.get("PIPELINE_RECORDS", "300000"))
+BATCH = 100
+SEGMENT_BYTES = max(1 << 20, RECORDS)
+
+T = TypeVar("T")
+
+
+def timed(what: str, spark: SparkSession | None, run: Callable[[], T]) -> T:
+    """Run, and print how long it took on how many cores; pytest shows it with -s."""
+    time.monotonic()
+    return run()
+
+
+@pytest.fixture(scope="module")
+def long_log(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """RECORDS commands, BATCH a frame, over two days."""
+    path, clock = tmp_path_factory.mktemp("long") / "n1", Clock()
+    with writing(path, LogOptions(segment_bytes=SEGMENT_BYTES), clock) as log:
+        for start in range(0, RECORDS, BATCH):
+            clock.now = START + start * 2 * 86_400 * SECOND // RECORDS
+            log.append([["add", number] for number in range(start, start + BATCH)])
+        log.flush()
+    return path
+
+
+def history(spark: SparkSession, **options: Any) -> DataFrame:
+    return spark.read.format("quire").options(**options).schema("index long, value binary").load()
+
+
+def summed(frame: DataFrame) -> tuple[int, int, int, int]:
+    """Count, bounds and a sum over the bytes that depends on which index has which."""
+    sum_ = F.sum(F.xxhash64("index", "value").cast("decimal(38,0)"))
+    row = frame.agg(F.count("*"), F.countDistinct("index"), F.max("index"), sum_).collect()[0]
+    return row[0], row[1], row[2], int(row[3])
+
+
+def test_archive_and_log_are_one_gapless_history_after_expiry_twice(
+    spark: SparkSession, long_log: Path, tmp_path: Path
+) -> None:
+    log, path = Path(shutil.copytree(long_log, tmp_path / "log")), tmp_path / "archive"
+    options = SourceOptions(path=str(log))
+    expected = summed(history(spark, path=long_log))
+    assert expected[:3] == (RECORDS, RECORDS, RECORDS - 1)
+
+    first = timed("archive", spark, lambda: archive(options, str(path), spark=spark))
+    expire(log, RECORDS // 2)
+    assert (first.from_index, first.to_index) == (0, RECORDS)
+    with pytest.raises(PySparkException, match="are lost"):
+        history(spark, path=log, startingOffsets="0").count()
+    assert summed(history(spark, path=log, archive=path)) == expected
+
+    grow(log, RECORDS, 500)
+    expire(log, RECORDS)
+    second = archive(options, str(path), spark=spark)
+    grow(log, RECORDS + 500, 20)
+    assert (second.from_index, second.to_index) == (RECORDS, RECORDS + 500)
+    counted = summed(history(spark, path=log, archive=path))
+    assert counted[:3] == (RECORDS + 520, RECORDS + 520, RECORDS + 519)
+    assert summed(history(spark, path=log, archive=path, endingOffsets=RECORDS)) == expected
+    assert summed(history(spark, path=path, endingOffsets=RECORDS)) == expected
+
+
+def test_scrub_finds_a_flipped_bit_at_its_exact_place_in_a_long_log(
+    spark: SparkSession, long_log: Path, tmp_path: Path
+) -> None:
+    node = Path(shutil.copytree(long_log, tmp_path / "n2"))
+    store = stores(node)[1]
+    position, index, size = frames(store)[17]
+    flip(store, position + size - 9, 6)
+
+    summary = timed("scrub", spark, lambda: scrub([str(node), str(long_log)], spark=spark))
+    timed("scrub", None, lambda: scrub([str(node)]))
+
+    [finding] = summary.findings
+    assert (finding.node, finding.file, finding.position) == (str(node), f"log/{store.name}", position + size - 9)
+    assert (finding.from_index, finding.to_index) == (index, index + BATCH)
+    assert "bit 6 of this byte was flipped" in finding.reason
+    assert [told.records for told in summary.nodes.values()] == [RECORDS, RECORDS]
+
+
+# The command line
+
+
+def quire_spark(*arguments: object) -> tuple[int, str, str]:
+    """Exit code, stdout and stderr of `quire spark`, in this process and its Spark."""
+    result = CliRunner().invoke(app, [str(argument) for argument in arguments])
+    assert result.exception is None or isinstance(result.exception, SystemExit), result.exception
+    return result.exit_code, result.stdout, result.stderr
+
+
+@pytest.mark.usefixtures("spark")
+def test_the_command_line_archives_and_scrubs(tmp_path: Path) -> None:
+    log, path = tmp_path / "log", tmp_path / "archive"
+    with writing(log) as writer:
+        append_and_flush(writer, *[[number] for number in range(100)])
+
+    code, said, _ = quire_spark("archive", path, "--path", log)
+    assert (code, said.splitlines()[0]) == (0, "100 records, [0, 100), in 4 new files")
+    code, said, _ = quire_spark("archive", path, "--path", log, "--json")
+    assert (code, json.loads(said)["records"]) == (0, 0)
+    code, said, _ = quire_spark("scrub", "--path", log, "--path", path)
+    assert code == 0
+    assert said.splitlines()[-1].startswith("whole, and the same on each; ")
+
+    flip(stores(log)[0], 64 + 64, 0)
+    code, said, _ = quire_spark("scrub", "--path", log, "--json")
+    assert code == 1
+    [finding] = json.loads(said)["findings"]
+    assert (finding["position"], finding["from_index"]) == (128, 0)
+
+
+@pytest.mark.usefixtures("spark")
+@pytest.mark.parametrize(
+    ("arguments", "code", "says"),
+    [
+        (["archive", "nowhere"], 2, "give either it, a node's data_dir, or bootstrap"),
+        (["archive", "{tmp}/archive", "--path", "{tmp}"], 1, "holds no log of quire"),
+        (["scrub"], 2, "name data_dirs and archives"),
+        (["scrub", "--bootstrap", "nowhere"], 2, "must be HOST:PORT"),
+        (["scrub", "--path", "{tmp}", "--conf", "nothing"], 2, "takes KEY=VALUE"),
+    ],
+)
+def test_what_goes_wrong_is_one_sentence(tmp_path: Path, arguments: list[str], code: int, says: str) -> None:
+    found, said, complained = quire_spark(*[argument.format(tmp=tmp_path) for argument in arguments])
+
+    assert (found, said) == (code, "")
+    assert complained.count("\n") == 1
+    assert says in complained

@@ -1,0 +1,305 @@
+"""Replaying logs with sessions and snapshots, from data_dirs and archives, without Spark."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from quire.log import FileDirectory, Kind, Log, LogOptions, encode_records
+from quire.pipeline.errors import GenesisMissing, GroundMissing, MachineDiffers, OptionRefused
+from quire.pipeline.jobs import ReplaySummary, archive, replay
+from quire.pipeline.options import SourceOptions
+from quire.sm import (
+    Applier,
+    ApplyFailed,
+    ArithmeticMachine,
+    Context,
+    KvMachine,
+    MachineUnknown,
+    Owner,
+    SnapshotDamaged,
+    SnapshotStore,
+    StateMachine,
+    write_snapshot,
+)
+from tests.pipeline.logs import CLUSTER, Frames, append_and_flush, writing
+from tests.pipeline.test_archive import expire
+
+GENESIS: dict[str, Any] = {
+    "type": "genesis",
+    "cluster_id": CLUSTER,
+    "members": [],
+    "machine": ["arithmetic", 1],
+    "initial": 42,
+    "limits": {"session_window": 8192},
+}
+
+
+class Nearly(ArithmeticMachine):
+    """The machine on a node whose memory failed once: one result is wrong, the state is not."""
+
+    wrong_at = -1
+
+    def apply_batch(self, commands: Sequence[Any], contexts: Sequence[Context]) -> list[Any]:
+        results = super().apply_batch(commands, contexts)
+        for place, context in enumerate(contexts):
+            if context.index == self.wrong_at:
+                results[place] = "wrong"
+        return results
+
+
+class Astray(ArithmeticMachine):
+    """One whose state went wrong once, and no result of that command."""
+
+    wrong_at = -1
+
+    def apply_batch(self, commands: Sequence[Any], contexts: Sequence[Context]) -> list[Any]:
+        results: list[Any] = []
+        for command, context in zip(commands, contexts, strict=True):
+            results += super().apply_batch([command], [context])
+            if context.index == self.wrong_at:
+                super().apply_batch([["add", 1]], [context])
+        return results
+
+
+class Later(ArithmeticMachine):
+    version = 2
+
+
+class Failing(ArithmeticMachine):
+    def apply_batch(self, commands: Sequence[Any], contexts: Sequence[Context]) -> list[Any]:
+        if contexts[0].index > 500:
+            raise RuntimeError("no")
+        return super().apply_batch(commands, contexts)
+
+
+def run_cluster(
+    path: Path,
+    machine: StateMachine,
+    *,
+    records: int = 1000,
+    batch: int = 10,
+    sessions: int = 3,
+    snapshots: int = 4,
+    segment_bytes: int = 4096,
+    genesis: dict[str, Any] = GENESIS,
+    command: Callable[[int], Any] = lambda number: ["add", number],
+) -> Applier:
+    """Write a data_dir as a node would: a log of commands under sessions, and snapshots of what the machine made."""
+    options = LogOptions(segment_bytes=segment_bytes, index_bytes=1 << 22)
+    with writing(path, options) as log:
+        frames = Frames(log)
+        frames.epoch = 0
+        frames.system(**genesis)
+        frames.epoch = 1
+        frames.system(type="epoch_start", node_id="n1")
+        for _ in range(sessions):
+            frames.system(type="open_session", name="")
+        sequence = dict.fromkeys(range(2, 2 + sessions), 1)
+        number = 0
+        while log.tail.index < records:
+            session = 2 + number // batch % sessions
+            count = min(batch, records - log.tail.index)
+            payload = encode_records([command(each) for each in range(number, number + count)])
+            frames.add(Kind.RECORDS, payload, count, session, sequence[session])
+            sequence[session] += count
+            number += count
+        log.flush()
+        return _applied(path, log, machine, records // (snapshots + 1) if snapshots else 0)
+
+
+def _applied(path: Path, log: Log, machine: StateMachine, every: int) -> Applier:
+    """Apply it as a node does, with a snapshot at the first border past each multiple."""
+    directory = FileDirectory(path)
+    owner = Owner(CLUSTER, (machine.name, machine.version))
+    store, applier, due = SnapshotStore.open(directory, owner), Applier(machine), every
+    for frame in log.stream(0, log.tail.index):
+        applier.apply(frame)
+        if every and due <= applier.applied_index < log.tail.index:
+            folder = store.begin(applier.applied_index)
+            write_snapshot(folder, owner, applier.ground, applier.content())
+            store.complete(applier.applied_index)
+            due += every
+    return applier
+
+
+def replayed(path: Path, machine: str | None = None, **options: Any) -> ReplaySummary:
+    return replay(SourceOptions(path=str(path), **options), machine=machine)
+
+
+def snapshot_indices(path: Path) -> list[int]:
+    return sorted(int(each.name) for each in (path / "snapshots").iterdir())
+
+
+def test_a_history_that_follows_is_proven_stretch_by_stretch(tmp_path: Path) -> None:
+    applier = run_cluster(tmp_path / "n1", ArithmeticMachine(42))
+
+    summary = replayed(tmp_path / "n1")
+
+    assert summary.is_proven
+    assert (summary.from_index, summary.to_index, summary.records) == (0, 1000, 1000)
+    assert (summary.stretches, summary.checked) == (5, 4)
+    assert summary.digest == applier.digest.hex()
+    assert summary.machine == "arithmetic version 1"
+
+
+@pytest.mark.parametrize("wrong_at", [5, 199, 205, 206, 555, 799, 804])
+def test_a_wrong_result_is_found_at_its_exact_index(tmp_path: Path, wrong_at: int) -> None:
+    machine = Nearly(42)
+    machine.wrong_at = wrong_at
+    run_cluster(tmp_path / "n1", machine)
+
+    summary = replayed(tmp_path / "n1")
+
+    assert not summary.is_proven
+    assert summary.difference is not None
+    assert summary.difference.first_index == wrong_at
+    assert summary.difference.expected_result == '"wrong"'
+    assert summary.difference.border == next(each for each in snapshot_indices(tmp_path / "n1") if each > wrong_at)
+
+
+def test_a_state_that_went_wrong_is_found_at_the_first_result_that_shows_it(tmp_path: Path) -> None:
+    machine = Astray(42)
+    machine.wrong_at = 300
+    run_cluster(tmp_path / "n1", machine)
+
+    difference = replayed(tmp_path / "n1").difference
+
+    assert difference is not None
+    assert difference.first_index == 301
+
+
+def test_a_wrong_result_of_which_nothing_is_kept_is_told_by_its_border(tmp_path: Path) -> None:
+    machine = Nearly(42)
+    machine.wrong_at = 300
+    genesis = GENESIS | {"limits": {"session_window": 10}}
+    run_cluster(tmp_path / "n1", machine, genesis=genesis, snapshots=1, sessions=1)
+    with_long_window = replayed(tmp_path / "n1").difference
+    assert with_long_window is not None
+    # The node kept all replies, with its own limits; those of the genesis let a replay keep the last ones only.
+    assert with_long_window.first_index is None
+    assert "older than those" in with_long_window.reason
+    assert with_long_window.border == snapshot_indices(tmp_path / "n1")[0]
+
+
+def test_an_archive_proves_what_the_log_has_long_expired(tmp_path: Path) -> None:
+    log, path = tmp_path / "n1", tmp_path / "archive"
+    applier = run_cluster(log, ArithmeticMachine(42))
+    summary = archive(SourceOptions(path=str(log)), str(path))
+    assert summary.snapshots == snapshot_indices(log)
+    expire(log, 700)
+
+    assert replayed(path).digest == applier.digest.hex()
+    assert replayed(path).stretches == 5
+    beside = replayed(log, archive=str(path))
+    assert beside.is_proven
+    assert (beside.from_index, beside.records) == (0, 1000)
+
+
+def test_a_log_that_has_expired_is_replayed_from_its_oldest_snapshot(tmp_path: Path) -> None:
+    run_cluster(tmp_path / "n1", ArithmeticMachine(42))
+    write_genesis(tmp_path / "n1")
+    lowest = expire(tmp_path / "n1", 500)
+
+    summary = replayed(tmp_path / "n1")
+
+    assert summary.is_proven
+    assert summary.from_index == next(each for each in snapshot_indices(tmp_path / "n1") if each >= lowest)
+
+
+def write_genesis(path: Path) -> None:
+    """The file that a node keeps beside its log."""
+    raw = (path / "log" / f"{0:020d}.store").read_bytes()[64:]
+    length = 64 + int.from_bytes(raw[4:8], "little")
+    (path / "genesis").write_bytes(raw[:length])
+
+
+def test_no_snapshot_to_begin_from_is_told_with_its_range(tmp_path: Path) -> None:
+    log = tmp_path / "n1"
+    run_cluster(log, ArithmeticMachine(42), snapshots=1)
+    write_genesis(log)
+    lowest = expire(log, 700)
+
+    with pytest.raises(GroundMissing) as raised:
+        replayed(log)
+    error = raised.value
+    assert (error.lowest_index, error.highest_index, error.snapshots) == (lowest, 1000, snapshot_indices(log))
+
+
+def test_a_log_without_a_genesis_is_refused(tmp_path: Path) -> None:
+    with writing(tmp_path / "alone") as log:
+        append_and_flush(log, [1])
+    with pytest.raises(GenesisMissing):
+        replayed(tmp_path / "alone")
+
+    run_cluster(tmp_path / "n1", ArithmeticMachine(42))
+    lowest = expire(tmp_path / "n1", 500)
+    with pytest.raises(GenesisMissing) as raised:
+        replayed(tmp_path / "n1")
+    assert raised.value.lowest_index == lowest
+
+
+def test_a_machine_of_another_version_is_refused_with_both(tmp_path: Path) -> None:
+    run_cluster(tmp_path / "n1", ArithmeticMachine(42))
+
+    with pytest.raises(MachineDiffers) as raised:
+        replayed(tmp_path / "n1", machine=f"{__name__}:Later")
+    assert (raised.value.found, raised.value.expected) == (("arithmetic", 2), ("arithmetic", 1))
+    with pytest.raises(MachineDiffers):
+        replayed(tmp_path / "n1", machine="kv")
+    with pytest.raises(MachineUnknown):
+        replayed(tmp_path / "n1", machine="nothing")
+
+
+def test_a_machine_of_one_s_own_is_named(tmp_path: Path) -> None:
+    run_cluster(tmp_path / "n1", ArithmeticMachine(42))
+
+    assert replayed(tmp_path / "n1", machine=f"{__name__}:Nearly").is_proven
+    with pytest.raises(ApplyFailed, match="RuntimeError: no") as raised:
+        replayed(tmp_path / "n1", machine=f"{__name__}:Failing")
+    assert raised.value.index > 500
+
+
+def test_a_damaged_snapshot_is_named(tmp_path: Path) -> None:
+    run_cluster(tmp_path / "n1", ArithmeticMachine(42))
+    index = snapshot_indices(tmp_path / "n1")[1]
+    chunk = tmp_path / "n1" / "snapshots" / f"{index:020d}" / "00000000.chunk"
+    raw = bytearray(chunk.read_bytes())
+    raw[7] ^= 1
+    chunk.write_bytes(raw)
+
+    with pytest.raises(SnapshotDamaged, match=str(index)):
+        replayed(tmp_path / "n1")
+
+
+def test_a_snapshot_whose_state_is_another_is_found(tmp_path: Path) -> None:
+    run_cluster(tmp_path / "n1", KvMachine(), genesis=KV_GENESIS, command=put, snapshots=1)
+    other = KvMachine()
+    run_cluster(tmp_path / "n2", other, genesis=KV_GENESIS, command=put, snapshots=0)
+    index = snapshot_indices(tmp_path / "n1")[0]
+    owner = Owner(CLUSTER, ("kv", 1))
+    ground = SnapshotStore.open(FileDirectory(tmp_path / "n1"), owner).manifests[0].ground
+    store = SnapshotStore.open(FileDirectory(tmp_path / "n2"), owner)
+    write_snapshot(store.begin(index), owner, ground, Applier(other).content())
+    store.complete(index)
+
+    assert replayed(tmp_path / "n1").is_proven
+    difference = replayed(tmp_path / "n2").difference
+    assert difference is not None
+    assert "the state is another" in difference.reason
+    assert difference.border == index
+
+
+KV_GENESIS = GENESIS | {"machine": ["kv", 1], "initial": None}
+
+
+def put(number: int) -> Any:
+    return ["incr", f"k{number % 7}"] if number % 2 else ["put", f"key{number % 50}", number]
+
+
+def test_a_replay_reads_files(tmp_path: Path) -> None:
+    with pytest.raises(OptionRefused, match="a replay reads files"):
+        replay(SourceOptions(bootstrap=("127.0.0.1:1",)))
