@@ -134,6 +134,9 @@ def replay(
     machine: Annotated[
         str, typer.Option("--machine", metavar="PACKAGE.MODULE:CLASS", help="The cluster's machine, if not built in.")
     ] = "",
+    key_parts: Annotated[
+        int, typer.Option("--key-parts", min=1, help="For kv: cut stretches into so many parts of the keys, too.")
+    ] = 1,
     on: On = "",
     conf: Conf = None,
     as_json: Json = False,
@@ -144,8 +147,16 @@ def replay(
 
         options, servers = _options(path, "", archive_dir), _servers(bootstrap) if bootstrap else ()
         with _session("replay", on, conf) as spark, _progress("replay", hidden=as_json) as progress:
-            summary = run(options, machine=machine or None, servers=servers, spark=spark, progress=progress)
+            summary = run(
+                options,
+                machine=machine or None,
+                servers=servers,
+                key_parts=key_parts,
+                spark=spark,
+                progress=progress,
+            )
         document = asdict(summary) | {"difference": summary.difference and summary.difference._asdict()}
+        document["keys"] = [each._asdict() for each in summary.keys]
         _tell(document | {"proven": summary.is_proven}, _replay_lines(summary), as_json=as_json)
         if not summary.is_proven:
             raise typer.Exit(EXIT_FAILED)
@@ -160,6 +171,9 @@ def _replay_lines(summary: ReplaySummary) -> list[str]:
         ),
         f"{summary.checked} digests compared and equal; at the end {summary.digest}",
     ]
+    if summary.compared_keys:
+        lines.append(f"{summary.compared_keys:,} values compared at snapshots, {len(summary.keys)} differ")
+    lines += [each.sentence() for each in summary.keys]
     lines += [f"{server}: {told}" for server, told in summary.live.items()]
     if summary.difference is not None:
         lines.append(summary.difference.sentence())

@@ -6,6 +6,7 @@ run goes on where the archive ends.
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Iterator
 from contextlib import closing
@@ -19,7 +20,7 @@ from ..options import SourceOptions
 from ..reading import StretchPartition, open_origin, origin_of
 from .archive_keeper import ArchiveKeeper, open_archive
 from .archive_writer import Written, write_stretch
-from .pieces import refuse_ranges, whole_frames
+from .pieces import absolute, refuse_ranges, whole_frames
 from .progress import Progress, untold
 from .snapshots import copy_genesis, copy_snapshots
 from .spread import spread
@@ -65,6 +66,7 @@ def archive(
         FrameCorrupt, RecordsLost, ClusterUnavailable: as the log is found.
     """
     refuse_ranges(options)
+    options, path = absolute(options), os.path.abspath(path)
     began = time.monotonic()
     with closing(open_origin(options)) as origin, open_archive(path) as keeper:
         cluster_id, bounds = origin.cluster_id(), origin.bounds()

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from contextlib import closing
+from dataclasses import replace
 
 from quire.log.packing import Skimmer
 
@@ -20,6 +22,12 @@ def refuse_ranges(options: SourceOptions) -> None:
     for name in ("startingOffsets", "endingOffsets", "startingTimestamp", "endingTimestamp"):
         if getattr(options, name) != getattr(SourceOptions(), name):
             raise OptionRefused(name, "this job goes over the whole log; leave it out")
+
+
+def absolute(options: SourceOptions) -> SourceOptions:
+    """The same with paths that do not depend on the directory that a process is in: tasks are in another one."""
+    path, archive = (each and os.path.abspath(each) for each in (options.path, options.archive))
+    return replace(options, path=path, archive=archive)
 
 
 def whole_frames(origin: Origin, options: SourceOptions, from_index: int, to_index: int) -> list[StretchPartition]:

@@ -21,8 +21,9 @@ from ..origin import Bounds, Origin
 from ..reading import open_origin
 from .difference import Difference
 from .genesis import Genesis, genesis_of
-from .pieces import refuse_ranges, whole_frames
+from .pieces import absolute, refuse_ranges, whole_frames
 from .progress import Progress, untold
+from .replay_keys import KeyDifference, KeyPiece, ReplayedKeys, is_by_key, replay_keys
 from .replay_stretch import Replayed, ReplayPiece, Witness, replay_stretch
 from .snapshots import StoredSnapshot, stored_snapshots
 from .spread import spread
@@ -50,6 +51,10 @@ class ReplaySummary:
     """At the end."""
     difference: Difference | None = None
     """The first one."""
+    compared_keys: int = 0
+    """At all snapshots together, where the stretches were replayed key by key."""
+    keys: list[KeyDifference] = field(default_factory=list[KeyDifference])
+    """The keys that differ, where the stretches were replayed key by key."""
     live: dict[str, str] = field(default_factory=dict[str, str])
     """By node that was asked: `equal`, or what its answer is."""
     seconds: float = 0.0
@@ -57,7 +62,7 @@ class ReplaySummary:
     @property
     def is_proven(self) -> bool:
         """Whether nothing differs."""
-        return self.difference is None and all(told == EQUAL for told in self.live.values())
+        return self.difference is None and not self.keys and all(told == EQUAL for told in self.live.values())
 
 
 class _Live(NamedTuple):
@@ -92,17 +97,20 @@ def replay(
     *,
     machine: str | None = None,
     servers: Sequence[str] = (),
+    key_parts: int = 1,
     spark: SparkSession | None = None,
     progress: Progress = untold,
 ) -> ReplaySummary:
     """Apply the log at `path`, a data_dir or an archive, again, and compare digests at every snapshot.
 
     With `servers`, nodes of the cluster, their answers are compared, too: each node's state and digest with those of
-    the replay at the very index that it has applied. `archive` in the options goes before `path`. Executors need the
+    the replay at the very index that it has applied. With more than one of `key_parts`, which only machine `kv` takes,
+    each stretch that ends at a snapshot is cut into so many parts of its keys, too, and values are compared instead of
+    digests. `archive` in the options goes before `path`. Executors need the
     machine's module. Without a Spark this process does it all.
 
     Raises:
-        OptionRefused: no `path`, or the options name a part of the log.
+        OptionRefused: no `path`, the options name a part of the log, or `key_parts` fit neither machine nor log.
         GenesisMissing, GroundMissing: there is nothing to begin from.
         MachineDiffers, MachineUnknown: there is no such machine here.
         ApplyFailed: the machine failed at an index.
@@ -110,6 +118,7 @@ def replay(
         ArchiveGap, ArchiveDamaged, FrameCorrupt, RecordsLost, ForeignLog: as the log is found.
     """
     refuse_ranges(options)
+    options = absolute(options)
     began = time.monotonic()
     path = options.archive or options.path
     if path is None or options.path is None:
@@ -117,28 +126,58 @@ def replay(
     with closing(open_origin(options)) as origin:
         cluster_id, bounds = origin.cluster_id(), origin.bounds()
         genesis = genesis_of(path, origin)
-        genesis.new_machine(machine)  # Refused here, before anything is begun.
+        # A machine that is not there is refused here, before anything is begun.
+        if not is_by_key(genesis.new_machine(machine)) and key_parts > 1:
+            raise OptionRefused("key_parts", f"machine {genesis.machine[0]} has no keys that are independent")
         live = [_ask(server, cluster_id) for server in servers]
         snapshots = _snapshots(sorted({path, options.path}), cluster_id, genesis.machine)
         cuts = _cuts(origin.name, bounds, snapshots)
         pieces = [_piece(options, origin, cut, genesis, machine, live) for cut in cuts]
     summary = ReplaySummary(cluster_id, " version ".join(map(str, genesis.machine)), *_range(pieces, bounds))
+    work = [part for piece in pieces for part in _parts(piece, key_parts)]
     found: list[Replayed] = []
-    done, total = 0, summary.to_index - summary.from_index
+    of_keys: list[ReplayedKeys] = []
+    done, total = 0, sum(_length(each) for each in work)
     progress(0, total)
-    for outcome in spread(spark, replay_stretch, pieces):
-        found.append(outcome.result)
-        done += outcome.result.to_index - outcome.result.from_index
+    for outcome in spread(spark, _work, work):
+        if isinstance(outcome.result, ReplayedKeys):
+            of_keys.append(outcome.result)
+        else:
+            found.append(outcome.result)
+        done += _length(work[outcome.place])
         progress(done, total)
-    found.sort(key=lambda each: each.from_index)
-    summary.stretches = len(found)
-    summary.records = sum(each.records for each in found)
-    summary.checked = sum(each.checked for each in found)
-    summary.digest = found[-1].digest if found else ""
-    summary.difference = next((each.difference for each in found if each.difference is not None), None)
+    _sum_up(summary, found, of_keys)
+    summary.stretches = len(pieces)
     summary.live = {node.server: node.told(found, summary.to_index) for node in live}
     summary.seconds = time.monotonic() - began
     return summary
+
+
+def _parts(piece: ReplayPiece, key_parts: int) -> list[ReplayPiece | KeyPiece]:
+    if key_parts == 1 or piece.end is None:
+        return [piece]
+    return [KeyPiece(piece, part, key_parts) for part in range(key_parts)]
+
+
+def _work(piece: ReplayPiece | KeyPiece) -> Replayed | ReplayedKeys:
+    return replay_keys(piece) if isinstance(piece, KeyPiece) else replay_stretch(piece)
+
+
+def _length(piece: ReplayPiece | KeyPiece) -> int:
+    stretch = piece.stretch if isinstance(piece, KeyPiece) else piece
+    return stretch.to_index - stretch.from_index
+
+
+def _sum_up(summary: ReplaySummary, found: list[Replayed], of_keys: list[ReplayedKeys]) -> None:
+    found.sort(key=lambda each: each.from_index)
+    of_keys.sort(key=lambda each: (each.from_index, each.part))
+    stretches = [each for each in of_keys if each.part == 0]
+    summary.records = sum(each.records for each in found) + sum(each.to_index - each.from_index for each in stretches)
+    summary.checked = sum(each.checked for each in found)
+    summary.digest = found[-1].digest if found else ""
+    summary.difference = next((each.difference for each in found if each.difference is not None), None)
+    summary.compared_keys = sum(each.keys for each in of_keys)
+    summary.keys = [difference for each in of_keys for difference in each.differences]
 
 
 def _range(pieces: list[ReplayPiece], bounds: Bounds) -> tuple[int, int]:

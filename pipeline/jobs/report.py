@@ -21,7 +21,7 @@ from ..nodes import Nodes, document_of
 from ..options import SourceOptions
 from ..origin import Bounds, Origin, Stretch
 from ..reading import open_origin
-from .pieces import refuse_ranges, whole_frames
+from .pieces import absolute, refuse_ranges, whole_frames
 from .progress import Progress, untold
 from .report_page import page_of
 from .report_plot import DARK, LIGHT, plot
@@ -104,6 +104,7 @@ def report(
         OSError: the folder cannot be written.
     """
     refuse_ranges(options)
+    options = absolute(options)
     began = time.monotonic()
     with closing(open_origin(options)) as origin:
         cluster_id, bounds = origin.cluster_id(), origin.bounds()

@@ -91,6 +91,7 @@ def scrub(
         ClusterUnavailable: a node does not answer at all.
     """
     began = time.monotonic()
+    paths = [os.path.abspath(path) for path in paths]
     pieces: list[ScrubPiece] = []
     summary = ScrubSummary("")
     for node, is_server in [*((path, False) for path in paths), *((server, True) for server in servers)]:

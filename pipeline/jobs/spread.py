@@ -41,6 +41,8 @@ class _Raised(NamedTuple):
     values: dict[str, Any]
 
     def error(self) -> Exception:
+        if issubclass(self.kind, OSError):
+            return self.kind(*self.text)
         error = self.kind.__new__(self.kind)
         error.args = self.text
         error.__dict__.update(self.values)
@@ -94,5 +96,7 @@ def spread(
 def _guarded(work: Callable[[Piece], Result], piece: Piece) -> Result | _Raised:
     try:
         return work(piece)
+    except OSError as error:
+        return _Raised(type(error), (error.errno, error.strerror, error.filename), {})
     except OWN_ERRORS as error:
         return _Raised(type(error), error.args, dict(error.__dict__))

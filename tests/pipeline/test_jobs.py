@@ -5,27 +5,32 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
+from zlib import crc32
 
 import pytest
-from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - as everybody writes it
 from typer.testing import CliRunner
 
-from quire.log import LogOptions
+from quire.log import HEADER_BYTES, FrameCorrupt, LogOptions, pack
 from quire.pipeline.cli import app
-from quire.pipeline.jobs import archive, scrub
+from quire.pipeline.jobs import archive, replay, scrub
+from quire.pipeline.jobs.spread import spread
 from quire.pipeline.options import SourceOptions
+from quire.sm import SESSION_WINDOW
 from tests.pipeline.logs import SECOND, START, Clock, append_and_flush, writing
 from tests.pipeline.test_archive import expire, grow
+from tests.pipeline.test_replay import Nearly, run_cluster
 from tests.pipeline.test_scrub import flip, frames, stores
 
 # By hand: PIPELINE_RECORDS=10000000 pytest -s tests/pipeline/test_jobs.py, which `make soak` does.
-RECORDS = int(os.environ.get("PIPELINE_RECORDS", "300000"))
+CI_RECORDS = 300_000
+RECORDS = int(os.environ.get("PIPELINE_RECORDS", str(CI_RECORDS)))
 BATCH = 100
 SEGMENT_BYTES = max(1 << 20, RECORDS)
 
@@ -33,9 +38,12 @@ T = TypeVar("T")
 
 
 def timed(what: str, spark: SparkSession | None, run: Callable[[], T]) -> T:
-    """Run, and print how long it took on how many cores; pytest shows it with -s."""
-    time.monotonic()
-    return run()
+    """Run, and tell how long it took on how many cores; pytest shows it with -s."""
+    began = time.monotonic()
+    result = run()
+    cores = 1 if spark is None else spark.sparkContext.defaultParallelism
+    sys.stdout.write(f"{what}: {RECORDS:,} records, {cores} cores: {time.monotonic() - began:.1f} s\n")
+    return result
 
 
 @pytest.fixture(scope="module")
@@ -55,10 +63,16 @@ def history(spark: SparkSession, **options: Any) -> DataFrame:
 
 
 def summed(frame: DataFrame) -> tuple[int, int, int, int]:
-    """Count, bounds and a sum over the bytes that depends on which index has which."""
-    sum_ = F.sum(F.xxhash64("index", "value").cast("decimal(38,0)"))
-    row = frame.agg(F.count("*"), F.countDistinct("index"), F.max("index"), sum_).collect()[0]
+    """Count, bounds, and a sum over the bytes that depends on which index has which."""
+    weighed = F.sum((F.crc32("value") * (F.col("index") % 1000 + 1)).cast("decimal(38,0)"))
+    row = frame.agg(F.count("*"), F.min("index"), F.max("index"), weighed).collect()[0]
     return row[0], row[1], row[2], int(row[3])
+
+
+def expected_sum(values: Sequence[Any]) -> tuple[int, int, int, int]:
+    """The same of records that are known."""
+    weighed = sum(crc32(pack(value)) * (index % 1000 + 1) for index, value in enumerate(values))
+    return len(values), 0, len(values) - 1, weighed
 
 
 def test_archive_and_log_are_one_gapless_history_after_expiry_twice(
@@ -66,25 +80,21 @@ def test_archive_and_log_are_one_gapless_history_after_expiry_twice(
 ) -> None:
     log, path = Path(shutil.copytree(long_log, tmp_path / "log")), tmp_path / "archive"
     options = SourceOptions(path=str(log))
-    expected = summed(history(spark, path=long_log))
-    assert expected[:3] == (RECORDS, RECORDS, RECORDS - 1)
+    values: list[Any] = [["add", number] for number in range(RECORDS)]
 
     first = timed("archive", spark, lambda: archive(options, str(path), spark=spark))
-    expire(log, RECORDS // 2)
     assert (first.from_index, first.to_index) == (0, RECORDS)
-    with pytest.raises(PySparkException, match="are lost"):
-        history(spark, path=log, startingOffsets="0").count()
-    assert summed(history(spark, path=log, archive=path)) == expected
+    assert expire(log, RECORDS // 2) > RECORDS // 4
+    read = history(spark, path=log, archive=path)
+    assert timed("archive and log", spark, lambda: summed(read)) == expected_sum(values)
 
     grow(log, RECORDS, 500)
-    expire(log, RECORDS)
     second = archive(options, str(path), spark=spark)
-    grow(log, RECORDS + 500, 20)
     assert (second.from_index, second.to_index) == (RECORDS, RECORDS + 500)
-    counted = summed(history(spark, path=log, archive=path))
-    assert counted[:3] == (RECORDS + 520, RECORDS + 520, RECORDS + 519)
-    assert summed(history(spark, path=log, archive=path, endingOffsets=RECORDS)) == expected
-    assert summed(history(spark, path=path, endingOffsets=RECORDS)) == expected
+    assert expire(log, RECORDS) > RECORDS // 2
+    grow(log, RECORDS + 500, 20)
+    values += range(RECORDS, RECORDS + 520)
+    assert summed(history(spark, path=log, archive=path)) == expected_sum(values)
 
 
 def test_scrub_finds_a_flipped_bit_at_its_exact_place_in_a_long_log(
@@ -96,13 +106,54 @@ def test_scrub_finds_a_flipped_bit_at_its_exact_place_in_a_long_log(
     flip(store, position + size - 9, 6)
 
     summary = timed("scrub", spark, lambda: scrub([str(node), str(long_log)], spark=spark))
-    timed("scrub", None, lambda: scrub([str(node)]))
+    if RECORDS > CI_RECORDS:
+        timed("scrub", None, lambda: scrub([str(node), str(long_log)]))
 
     [finding] = summary.findings
     assert (finding.node, finding.file, finding.position) == (str(node), f"log/{store.name}", position + size - 9)
     assert (finding.from_index, finding.to_index) == (index, index + BATCH)
     assert "bit 6 of this byte was flipped" in finding.reason
     assert [told.records for told in summary.nodes.values()] == [RECORDS, RECORDS]
+
+
+def test_replay_finds_a_planted_wrong_result_at_its_exact_index_in_a_long_log(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    machine, stretches = Nearly(42), 8
+    machine.wrong_at = RECORDS * 2 // 3 + 7
+    run_cluster(
+        tmp_path / "n1",
+        machine,
+        records=RECORDS,
+        batch=BATCH,
+        sessions=2 + 2 * RECORDS // stretches // SESSION_WINDOW,
+        snapshots=stretches - 1,
+        segment_bytes=SEGMENT_BYTES,
+    )
+    options = SourceOptions(path=str(tmp_path / "n1"))
+
+    summary = timed("replay", spark, lambda: replay(options, spark=spark))
+    if RECORDS > CI_RECORDS:
+        timed("replay", None, lambda: replay(options))
+
+    assert summary.difference is not None
+    assert summary.difference.first_index == machine.wrong_at
+    assert (summary.stretches, summary.checked) == (stretches, stretches - 2)
+
+
+def test_what_a_task_finds_is_raised_with_its_values(spark: SparkSession, tmp_path: Path) -> None:
+    log = tmp_path / "n1"
+    grow(log, 0, 50)
+    position, index, _ = frames(stores(log)[0])[3]
+    flip(stores(log)[0], position + HEADER_BYTES, 0)
+
+    with pytest.raises(FrameCorrupt) as raised:
+        archive(SourceOptions(path=str(log)), str(tmp_path / "archive"), spark=spark)
+    assert raised.value.position == position
+    with pytest.raises(FileNotFoundError) as missing:
+        list(spread(spark, os.listdir, [str(tmp_path / "nothing")]))
+    assert missing.value.filename == str(tmp_path / "nothing")
+    assert index == 3
 
 
 # The command line

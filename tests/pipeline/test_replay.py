@@ -10,7 +10,13 @@ import pytest
 
 from quire.log import FileDirectory, Kind, Log, LogOptions, encode_records
 from quire.pipeline.errors import GenesisMissing, GroundMissing, MachineDiffers, OptionRefused
+from quire.pipeline.files import LogFiles
 from quire.pipeline.jobs import ReplaySummary, archive, replay
+from quire.pipeline.jobs.genesis import genesis_of
+from quire.pipeline.jobs.pieces import whole_frames
+from quire.pipeline.jobs.replay_keys import MAX_DIFFERENCES, KeyPiece, replay_keys
+from quire.pipeline.jobs.replay_stretch import ReplayPiece
+from quire.pipeline.jobs.snapshots import StoredSnapshot, stored_snapshots
 from quire.pipeline.options import SourceOptions
 from quire.sm import (
     Applier,
@@ -298,6 +304,85 @@ KV_GENESIS = GENESIS | {"machine": ["kv", 1], "initial": None}
 
 def put(number: int) -> Any:
     return ["incr", f"k{number % 7}"] if number % 2 else ["put", f"key{number % 50}", number]
+
+
+class Forgetful(KvMachine):
+    """One that lost a write, and told it as done."""
+
+    lost = range(0)
+
+    def apply(self, command: Any, context: Context) -> Any:
+        return True if context.index in self.lost else super().apply(command, context)
+
+    def apply_batch(self, commands: Sequence[Any], contexts: Sequence[Context]) -> list[Any]:
+        return [self.apply(command, context) for command, context in zip(commands, contexts, strict=True)]
+
+
+@pytest.mark.parametrize("parts", [2, 5])
+def test_kv_is_replayed_key_by_key(tmp_path: Path, parts: int) -> None:
+    applier = run_cluster(tmp_path / "n1", KvMachine(), genesis=KV_GENESIS, command=put, snapshots=2)
+
+    summary = replay(SourceOptions(path=str(tmp_path / "n1")), key_parts=parts)
+
+    assert summary.is_proven
+    assert (summary.stretches, summary.records) == (3, 1000)
+    assert summary.compared_keys == 2 * len(applier.machine.query(None))
+    assert summary.digest == applier.digest.hex()
+
+
+def test_a_key_whose_value_went_wrong_is_named_with_its_last_command(tmp_path: Path) -> None:
+    machine = Forgetful()
+    machine.lost = range(605, 606)  # Command number 600: put key0, whose next one is command 650.
+    run_cluster(tmp_path / "n1", machine, genesis=KV_GENESIS, command=put, snapshots=3, records=840, batch=5)
+    assert next(each for each in snapshot_indices(tmp_path / "n1") if each > 605) < 655
+
+    summary = replay(SourceOptions(path=str(tmp_path / "n1")), key_parts=3)
+
+    assert not summary.is_proven
+    [found] = summary.keys
+    assert (found.key, found.found, found.expected, found.last_index) == ("key0", "600", "550", 605)
+
+
+@pytest.mark.parametrize(("keys", "told"), [(MAX_DIFFERENCES, MAX_DIFFERENCES), (MAX_DIFFERENCES + 1, MAX_DIFFERENCES)])
+def test_of_one_part_so_many_keys_are_told(tmp_path: Path, keys: int, told: int) -> None:
+    machine = Forgetful()
+    machine.lost = range(10_000)
+    run_cluster(
+        tmp_path / "n1",
+        machine,
+        genesis=KV_GENESIS,
+        command=lambda number: ["put", f"key{number % keys}", number],
+        snapshots=1,
+        records=600,
+    )
+
+    part = replay_keys(KeyPiece(first_stretch(tmp_path / "n1"), 0, 1))
+
+    assert (part.keys, len(part.differences)) == (keys, told)
+
+
+def first_stretch(path: Path) -> ReplayPiece:
+    """From the log's beginning to its first snapshot."""
+    options = SourceOptions(path=str(path))
+    origin, [manifest, *_] = LogFiles(str(path)), stored_snapshots(str(path))
+    return ReplayPiece(
+        options=options,
+        partitions=whole_frames(origin, options, 0, manifest.index),
+        from_index=0,
+        to_index=manifest.index,
+        genesis=genesis_of(str(path), origin),
+        machine_spec=None,
+        start=None,
+        end=StoredSnapshot(str(path), manifest),
+        witnesses=[],
+    )
+
+
+def test_only_a_machine_of_keys_is_replayed_key_by_key(tmp_path: Path) -> None:
+    run_cluster(tmp_path / "n1", ArithmeticMachine(42), records=100)
+
+    with pytest.raises(OptionRefused, match="has no keys that are independent"):
+        replay(SourceOptions(path=str(tmp_path / "n1")), key_parts=2)
 
 
 def test_a_replay_reads_files(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ import pytest
 
 from quire.log import Kind, LogOptions, Record, encode_blob, encode_frame, encode_records, encode_system
 from quire.pipeline.jobs import Report, archive, report
-from quire.pipeline.jobs.report import BUCKETS, NodeLag
+from quire.pipeline.jobs.report import BUCKETS, SHOWN_OPERATIONS, NodeLag
 from quire.pipeline.jobs.report_page import page_of
 from quire.pipeline.jobs.report_plot import DARK, LIGHT, plot, shown_seconds
 from quire.pipeline.jobs.tally import EpochStart
@@ -119,6 +119,17 @@ def test_what_is_no_command_is_told_as_what_it_is(tmp_path: Path) -> None:
     assert totals["blob"] == 3
     assert totals["system"] == 2
     assert sum(totals.values()) == told.records
+
+
+@pytest.mark.parametrize(("kinds", "others"), [(SHOWN_OPERATIONS, 0), (SHOWN_OPERATIONS + 1, 1)])
+def test_so_many_operations_have_a_name_of_their_own(tmp_path: Path, kinds: int, others: int) -> None:
+    with writing(tmp_path / "log") as log:
+        append_and_flush(log, [[f"verb{each}"] for each in range(kinds) for _ in range(kinds - each)])
+
+    told = report(SourceOptions(path=str(tmp_path / "log")), str(tmp_path / "report"))
+
+    assert [name for name in told.operations if name != "other"] == [f"verb{each}" for each in range(SHOWN_OPERATIONS)]
+    assert sum(told.operations.get("other", [])) == others
 
 
 def test_an_empty_log_has_a_report(tmp_path: Path) -> None:
