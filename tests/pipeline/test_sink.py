@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -31,9 +32,10 @@ from tests.processes.cluster import Cluster, ending_clusters
 # By hand: PIPELINE_KILLS=20 pytest tests/pipeline/test_sink.py, which `make soak` does.
 KILLS = int(os.environ.get("PIPELINE_KILLS", "3"))
 SEED = int(os.environ.get("PIPELINE_SEED", "1"))
+KINDS = ("executor", "leader", "driver")
 BATCHES_A_KILL = 3
 RECORDS_A_BATCH = 3000
-DEADLINE_S = 600.0
+DEADLINE_S = 240.0
 LOOK_S = 0.005
 
 
@@ -139,6 +141,7 @@ class Stream:
 
     def __init__(self, cluster: Cluster, top: Path) -> None:
         self.cluster, self.log, self.folder = cluster, top / "log", top / "out"
+        self.before = state_of(cluster)
         self.chance = random.Random(SEED)
         self.process: subprocess.Popen[bytes] | None = None
         count = (KILLS * BATCHES_A_KILL + 1) * RECORDS_A_BATCH
@@ -152,7 +155,13 @@ class Stream:
     def arguments(self) -> list[str]:
         return [str(self.log), str(self.folder), self.cluster.servers, str(RECORDS_A_BATCH)]
 
+    @property
+    def session(self) -> str:
+        """The name of its session."""
+        return f"spark/{json.loads((self.folder / 'checkpoint' / 'metadata').read_bytes())['id']}"
+
     def start(self) -> None:
+        """Begin, or go on, unless it runs."""
         if self.process is None or self.process.poll() is not None:
             self.process = subprocess.Popen(
                 [sys.executable, "-m", sink_driver.__name__, *self.arguments],
@@ -163,8 +172,10 @@ class Stream:
             )
 
     def end(self) -> None:
+        """Kill the driver and what it has started."""
         if self.process is not None:
-            os.killpg(self.process.pid, signal.SIGKILL)
+            with suppress(ProcessLookupError):  # It has ended by itself, since an executor was killed.
+                os.killpg(self.process.pid, signal.SIGKILL)
             self.process.wait()
             self.process = None
 
@@ -177,13 +188,17 @@ class Stream:
         numbers = [int(name.split("-")[1]) for name in names if name.startswith(stage) and not name.endswith(".half")]
         return max(numbers, default=-1)
 
-    def worker(self) -> psutil.Process | None:
-        """Some process that runs a task or a commit: Spark's daemon has forked it."""
+    def kill_worker(self) -> bool:
+        """Kill some process that runs a task or a commit, which Spark's daemon has forked; whether there was one."""
         assert self.process is not None
-        found = psutil.Process(self.process.pid).children(recursive=True)
-        daemons = {each.pid for each in found if _is_daemon(each)}
-        workers = [each for each in found if each.ppid() in daemons]
-        return self.chance.choice(workers) if workers else None
+        with suppress(psutil.NoSuchProcess):
+            found = psutil.Process(self.process.pid).children(recursive=True)
+            daemons = {each.pid for each in found if _is_daemon(each)}
+            workers = [each for each in found if each.ppid() in daemons]
+            if workers:
+                self.chance.choice(workers).kill()
+                return True
+        return False
 
     def kill(self, kind: str) -> None:
         """Let it come to a batch further on, and a moment more; then kill an executor, the driver or the leader."""
@@ -195,9 +210,7 @@ class Stream:
             signal.sigtimedwait((), LOOK_S)
         match kind:
             case "executor":
-                worker = self.cluster.wait_until("a worker runs", lambda: self.worker() or self._ended(), DEADLINE_S)
-                if isinstance(worker, psutil.Process):
-                    worker.kill()
+                self.cluster.wait_until("a worker", lambda: self._ended() or self.kill_worker(), DEADLINE_S)
             case "driver":
                 self.end()
             case _:
@@ -217,19 +230,27 @@ def _is_daemon(process: psutil.Process) -> bool:
         return False
 
 
-def test_a_stream_whose_parts_are_killed_comes_to_the_state_and_commands_of_a_clean_run(
-    cluster: Cluster, spark: SparkSession, tmp_path: Path
+@pytest.fixture(scope="module")
+def stream(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stream]:
+    """One stream for all of its kills: each finds it as the one before left it."""
+    made = Stream(cluster, tmp_path_factory.mktemp("stream"))
+    yield made
+    made.end()
+
+
+@pytest.mark.parametrize("kill", range(KILLS))
+def test_a_stream_killed_at_a_random_point_has_sent_its_commands_once_and_in_order(stream: Stream, kill: int) -> None:
+    stream.kill(KINDS[kill % len(KINDS)])
+
+    executed = sent(stream.cluster, stream.session)
+    assert executed == stream.commands[: len(executed)], f"PIPELINE_SEED={SEED}, kill {kill}"
+
+
+def test_a_stream_killed_again_and_again_comes_to_the_state_and_commands_of_a_clean_run(
+    stream: Stream, spark: SparkSession
 ) -> None:
-    before = state_of(cluster)
-    stream = Stream(cluster, tmp_path)
-    kinds = ["executor", "leader", "driver"] * KILLS
-    try:
-        for kind in kinds[:KILLS]:
-            stream.kill(kind)
-    finally:
-        stream.end()
+    stream.end()
     sink_driver.stream(spark, *stream.arguments)
 
-    session = json.loads((stream.folder / "checkpoint" / "metadata").read_bytes())["id"]
-    assert sent(cluster, f"spark/{session}") == stream.commands, f"PIPELINE_SEED={SEED}"
-    assert state_of(cluster) == after(before, stream.commands), f"PIPELINE_SEED={SEED}"
+    assert sent(stream.cluster, stream.session) == stream.commands, f"PIPELINE_SEED={SEED}"
+    assert state_of(stream.cluster) == after(stream.before, stream.commands), f"PIPELINE_SEED={SEED}"
