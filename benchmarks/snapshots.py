@@ -15,7 +15,7 @@ from typing import Any
 
 import uvloop
 
-from quire.cluster.cli.serve import collect_less_often
+from quire.cluster.cli.process import collect_less_often
 from quire.cluster.config import ServeConfig
 from quire.cluster.node import Node
 from quire.log import encode_records, pack, unpack

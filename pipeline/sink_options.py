@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Self
-
-import orjson
 
 from .errors import OptionRefused
 from .options import MAX_FETCH_TIMEOUT_MS, parse_integer, parse_path, parse_servers, parse_truth
@@ -85,8 +84,9 @@ class SinkOptions:
         if self.session is not None:
             return self.session
         try:
-            return f"spark/{orjson.loads((Path(str(self.checkpointLocation)) / 'metadata').read_bytes())['id']}"
-        except (OSError, orjson.JSONDecodeError, KeyError, TypeError):
+            metadata = json.loads((Path(str(self.checkpointLocation)) / "metadata").read_bytes())
+            return f"spark/{metadata['id']}"
+        except (OSError, ValueError, KeyError, TypeError):
             raise OptionRefused("session", "name it: the checkpoint does not tell the query's id") from None
 
 

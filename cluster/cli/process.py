@@ -107,7 +107,7 @@ async def _serve(make: Callable[[], Service], listen_on: str, data_dir: Path) ->
     door = Door(_connections_limit(), reserve=service.connections_reserve)
     runner = web.AppRunner(service.app(door), shutdown_timeout=SHUTDOWN_TIMEOUT_S)
     server = await serve_app(runner, door, listening)
-    collecting = asyncio.create_task(_collect_less_often(), name="collector")
+    collecting = asyncio.create_task(collect_less_often(), name="collector")
     print(f"quire: {service.title} listens on {listen_on}", flush=True)
     await _first_of(stop, service.ended)
     log.info("stopping")
@@ -140,7 +140,7 @@ async def _first_of(*events: asyncio.Event) -> None:
         task.cancel()
 
 
-async def _collect_less_often() -> None:
+async def collect_less_often() -> None:
     """Collect garbage at a server's pace, for ever."""
     # A batch of commands is thousands of small lists that live for milliseconds and form no cycles. At its default
     # threshold of 700 the cyclic collector walks them again and again: measured, a third of a node's time under load.
