@@ -12,7 +12,7 @@ from typing import Any, Self
 
 import aiohttp
 
-MEMBERS = ("m1", "m2", "m3")
+MEMBERS: tuple[str, ...] = ("m1", "m2", "m3")
 PORTS = (20_000, 32_000)
 PAUSE_S = 0.02  # between two attempts of one client, as quire's begin
 ATTEMPT_TIMEOUT_S = 1.0

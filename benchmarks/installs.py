@@ -42,8 +42,8 @@ class Bytes:
     name = "bytes"
     version = 1
 
-    def __init__(self, mebibytes: int = 0) -> None:
-        self._mebibytes = mebibytes
+    def __init__(self, initial: Any = 0) -> None:
+        self._mebibytes = int(initial)
 
     def check(self, command: Any) -> None:
         """Nobody asks."""
@@ -133,7 +133,7 @@ async def install(session: ClientSession, address: str, directory: Path) -> tupl
         part = await asyncio.to_thread(SnapshotPart.begin, store, await fetch.manifest())
         await put_all(part, fetch.chunks(part.missing()))
     fetched = time.perf_counter() - began
-    await asyncio.to_thread(part.restore, Bytes, Sessions)
+    await asyncio.to_thread(part.restore, lambda: Bytes(0), Sessions)
     part.complete()
     whole = time.perf_counter() - began
     store.remove(INDEX)

@@ -19,7 +19,7 @@ import statistics
 import subprocess
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -42,7 +42,7 @@ CLOCKS: dict[str, Clock] = {"wall": time.perf_counter, "cpu": time.process_time}
 
 
 @contextmanager
-def new_log(folder: Path, options: LogOptions) -> Iterator[Log]:
+def new_log(folder: Path, options: LogOptions) -> Generator[Log]:
     """Give a log in a folder of its own, and remove it."""
     place = tempfile.mkdtemp(dir=folder)
     log = open_log(place, options)
