@@ -43,8 +43,8 @@ class PartMessage(WriterCommitMessage):
         self.part = part
 
 
-class LogWriter(DataSourceArrowWriter):
-    """A batch write: each is a batch of its own, numbered by option batchId or behind the last one."""
+class _Spooling:
+    """What both writers do in a task."""
 
     def __init__(self, options: SinkOptions, schema: StructType, *, overwrite: bool) -> None:
         if overwrite:
@@ -56,6 +56,10 @@ class LogWriter(DataSourceArrowWriter):
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
         """Spool a partition; its message."""
         return PartMessage(_spooled(self._options, self._schema, iterator))
+
+
+class LogWriter(_Spooling, DataSourceArrowWriter):
+    """A batch write: each is a batch of its own, numbered by option batchId or behind the last one."""
 
     def commit(self, messages: Sequence[WriterCommitMessage | None]) -> None:
         """Send what the tasks spooled. Raises as `sending.commit`."""
@@ -66,19 +70,8 @@ class LogWriter(DataSourceArrowWriter):
         _abandon(self._options, _parts(messages))
 
 
-class LogStreamWriter(DataSourceStreamArrowWriter):
+class LogStreamWriter(_Spooling, DataSourceStreamArrowWriter):
     """The batches of a stream, numbered by Spark."""
-
-    def __init__(self, options: SinkOptions, schema: StructType, *, overwrite: bool) -> None:
-        if overwrite:
-            raise WriteRefused
-        check_columns(schema)
-        self._options = options
-        self._schema = schema
-
-    def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
-        """Spool a partition; its message."""
-        return PartMessage(_spooled(self._options, self._schema, iterator))
 
     def commit(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803 - Spark's name
         """Send what the tasks spooled, unless the batch is written. Raises as `sending.commit`."""
