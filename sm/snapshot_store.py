@@ -33,6 +33,8 @@ from .snapshot import MANIFEST_NAME, MAX_MANIFEST_BYTES, Chunk, Ground, Manifest
 SNAPSHOTS_FOLDER = "snapshots"
 QUARANTINE_FOLDER = "quarantine"
 CHUNK_BYTES = 4 << 20
+WRITE_BYTES = 1 << 20
+"""Measured: one write of 4 MiB to a new file costs Linux three to twelve times as much as four of 1 MiB."""
 KEPT_SNAPSHOTS = 2
 
 NAME_DIGITS = 20
@@ -294,10 +296,12 @@ def write_file(folder: Directory, name: str, data: bytes) -> None:
         DiskFull: no room.
         OSError: the device failed.
     """
+    whole = memoryview(data)
     with closing(folder.create(name)) as file:
         try:
             file.allocate(len(data))
-            file.write_at(0, data)
+            for start in range(0, len(data), WRITE_BYTES):
+                file.write_at(start, whole[start : start + WRITE_BYTES])
             file.sync()
         except OSError as error:
             if error.errno in _FULL:  # Some file systems promise room and have none.

@@ -76,6 +76,10 @@ class BlockingClient:
         """The session of this client's commands, opened now if it was not."""
         return self._run(self._client.session())
 
+    def resume_at(self, sequence: int) -> Session:
+        """Number the next command so, under a named session, whose record answers what was executed. See `Client`."""
+        return self._run(self._client.resume_at(sequence))
+
     def append(self, value: Any) -> int:
         """Append one record; return its index."""
         return self._run(self._client.append(value))
