@@ -21,6 +21,8 @@ COPIED = ("log", "sm", "replication", "cluster", "pipeline", "src", "tests", "py
 BY_SIMULATOR = "sim"
 HEAD = re.compile(r"\ABug: (?P<bug>.+)\nRule: (?P<rule>.+)\nFinder: (?P<finder>.+)\n\n")
 
+CHANGED = re.compile(r"^\+\+\+ b/(.+)$", re.MULTILINE)
+
 
 class NotPlanted(Exception):
     """A patch that says too little, or does not apply to the code as it is."""
@@ -39,6 +41,11 @@ class Mistake:
     def name(self) -> str:
         """What the patch is called."""
         return self.patch.stem
+
+    @property
+    def files(self) -> list[str]:
+        """What it changes, from the top of the tree."""
+        return CHANGED.findall(self.patch.read_text())
 
 
 def mistakes() -> list[Mistake]:

@@ -54,6 +54,8 @@ def test_every_one_applies_to_the_code_as_it_is() -> None:
     with copy_of_the_tree() as copy:
         for mistake in mistakes():
             plant(mistake, copy)
+            for path in mistake.files:
+                compile((copy / path).read_text(), path, "exec")
             plant(mistake, copy, take_out=True)
 
 
