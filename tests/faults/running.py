@@ -29,6 +29,7 @@ from tests.faults.judging import (
 )
 from tests.faults.mesh import Mesh, meshed
 from tests.faults.scenario import Scenario, Shape
+from tests.faults.toxiproxy import ToxiproxyError
 from tests.faults.traffic import BULK, NO_BULK, Traffic
 from tests.faults.wrong import Wrong
 from tests.processes.cluster import DEADLINE_S, Cluster, Node, Unreachable
@@ -227,6 +228,14 @@ class Grounds:
 
     def run_once(self, scenario: Scenario) -> Outcome:
         """Run it where it can be run. Raises what `Ground.run` does; the nodes' last words go to the output."""
+        try:
+            return self._run(scenario)
+        except ToxiproxyError:
+            # It may stand still for good as it takes toxics away, about once in some hundred scenarios. That says
+            # nothing of quire; the next attempt has a new one.
+            return self._run(scenario)
+
+    def _run(self, scenario: Scenario) -> Outcome:
         ground = self._ground(scenario.shape)
         with self._telling():
             return ground.run(scenario)
