@@ -21,6 +21,7 @@ from quire.cluster.standalone.app import make_app
 from quire.cluster.standalone.config import StandaloneConfig
 from quire.cluster.standalone.service import LogService
 from quire.log import DiskFull, FileDirectory, FileStorage, Log
+from tests.cluster.closing import close_server
 from tests.cluster.running import Reply
 from tests.faults.toxiproxy import HOST
 from tests.processes.cluster import distinct_ports
@@ -124,6 +125,6 @@ async def served(data_dir: Path, device: Device | None = None, **fields: Any) ->
         async with ClientSession() as client:
             yield ServedLog(service, f"http://{address}", client, application)
     finally:
-        server.close()
+        await close_server(server)
         await runner.cleanup()
         await service.stop()

@@ -17,6 +17,7 @@ from quire.cluster.api.forwarding import sendable
 from quire.cluster.config import ServeConfig
 from quire.cluster.node import Node
 from quire.cluster.settings import host_and_port
+from tests.cluster.closing import close_server
 from tests.faults.toxiproxy import HOST
 from tests.processes.cluster import distinct_ports
 
@@ -57,7 +58,7 @@ class RunningNode:
     server: asyncio.Server
 
     async def stop(self) -> None:
-        self.server.close()
+        await close_server(self.server)
         await self.node.stop()
         await self.runner.cleanup()
 
