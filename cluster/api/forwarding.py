@@ -52,6 +52,11 @@ async def _only_once(request: aiohttp.ClientRequest, send: aiohttp.ClientHandler
         raise HopBroken(str(error) or type(error).__name__) from error
 
 
+def connect_timeout_s(node: "Node") -> float:
+    """How long a connection to the leader may take: where a leader may be silent for longer, it may take that long."""
+    return max(CONNECT_TIMEOUT_S, node.config.election_timeout_ms / 1000)
+
+
 async def forwarding_session(app: web.Application) -> AsyncIterator[None]:
     """The application's connections to the leader."""
     connector = aiohttp.TCPConnector(limit=CONNECTION_LIMIT, keepalive_timeout=KEPT_ALIVE_S)
@@ -71,7 +76,7 @@ async def carrying_session(app: web.Application) -> AsyncIterator[None]:
     lives. Their number is that of the streams, which has a limit.
     """
     connector = aiohttp.TCPConnector(limit=0)
-    timeout = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_TIMEOUT_S)
+    timeout = aiohttp.ClientTimeout(total=None, sock_connect=connect_timeout_s(app[NODE]))
     async with aiohttp.ClientSession(
         connector=connector, timeout=timeout, cookie_jar=aiohttp.DummyCookieJar()
     ) as session:
@@ -104,8 +109,9 @@ async def forward(request: web.Request, body: bytes | None, *, writes: bool) -> 
     leader, url = leader_url(node, request.rel_url.raw_path_qs)
     headers = {name: request.headers[name] for name in _REQUEST_HEADERS if name in request.headers}
     headers |= hop_headers(request)
+    connecting_s = connect_timeout_s(node)
     timeout = aiohttp.ClientTimeout(
-        total=node.config.request_timeout_ms / 1000 + CONNECT_TIMEOUT_S, sock_connect=CONNECT_TIMEOUT_S
+        total=node.config.request_timeout_ms / 1000 + connecting_s, sock_connect=connecting_s
     )
     try:
         async with request.app[FORWARDING].request(

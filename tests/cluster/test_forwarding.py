@@ -8,6 +8,7 @@ from pathlib import Path
 import orjson
 import pytest
 
+from quire.cluster.api.forwarding import connect_timeout_s
 from quire.cluster.client import OutcomeUnknown, Unavailable, connect
 from quire.cluster.settings import host_and_port
 from tests.cluster.running import RunningCluster, free_addresses, running_cluster
@@ -138,6 +139,14 @@ async def test_a_leader_that_is_gone_is_503_and_nothing_is_written(tmp_path: Pat
 
         assert (await cluster.ask("n2", "GET", LOCAL_STATE)).document["state"] == "45"
         assert (await cluster.ask("n2", "GET", "/readyz")).document["reasons"]
+
+
+@pytest.mark.parametrize(("election_timeout_ms", "seconds"), [(300, 1.0), (1000, 1.0), (5000, 5.0)])
+async def test_connecting_to_the_leader_may_take_as_long_as_it_may_be_silent(
+    tmp_path: Path, election_timeout_ms: int, seconds: float
+) -> None:
+    async with running_cluster(tmp_path, count=1, election_timeout_ms=election_timeout_ms) as cluster:
+        assert connect_timeout_s(cluster.nodes["n1"].node) == seconds
 
 
 async def test_a_leader_without_a_majority_leaves_the_outcome_unknown(tmp_path: Path) -> None:
