@@ -4,10 +4,11 @@ Each node decides for itself: its own limits of age and bytes, its own floor. No
 is the lowest of its holds:
 
     snapshots   the older of two whole snapshots; with fewer, nothing goes
-    stream      of each follower's stream, what was not shipped yet
+    stream      of each follower's stream, what was not shipped yet, up to `retention_follower_bytes`
     install     the snapshot that a follower fetches
-    follower    what a node lacks that told this leader where it stands, up to `retention_follower_bytes`: who lacks
-                more gets a snapshot
+    follower    what a node lacks that told this leader where it stands, up to `retention_follower_bytes`
+
+Who lacks more gets a snapshot: also one whose stream stands, but is slower than the log's limits.
 
 A restart needs a snapshot and all of the log behind it, and a snapshot may turn out to be damaged: hence the older one.
 """
@@ -53,7 +54,7 @@ class Hold(NamedTuple):
 
 
 class Followers(Protocol):
-    """What a replica knows of other nodes."""
+    """What a replica knows of other nodes, and does for them."""
 
     @property
     def core(self) -> Core:
@@ -63,6 +64,10 @@ class Followers(Protocol):
     @property
     def positions(self) -> Mapping[str, Position]:
         """What others told this leader, by node id."""
+        ...
+
+    def expired(self) -> None:
+        """End the streams that lack what is gone."""
         ...
 
 
@@ -107,27 +112,21 @@ class Retention:
         leading = self._replica.core.leading
         if leading is None:
             return []
-        lowest, most = self._log.bounds.lowest_index, self._limits.follower_bytes
-        lacking = {
-            node_id: (position.durable_index, lacking_bytes(self._log, position.durable_index))
-            for node_id, position in self._replica.positions.items()
-            if position.durable_index >= lowest
-        }
-        return [
-            *(
-                Hold("stream", stream.next_index, f"{stream.node_id} was shipped what is below")
-                for stream in leading.streams.values()
-            ),
-            *(
-                Hold("install", install.snapshot_index, f"{install.node_id} fetches the snapshot there")
-                for install in leading.installs.values()
-            ),
-            *(
-                Hold("follower", index, f"{node_id} has what is below, and lacks {size:,} bytes")
-                for node_id, (index, size) in lacking.items()
-                if size <= most
-            ),
+        fetching = [
+            Hold("install", install.snapshot_index, f"{install.node_id} fetches the snapshot there")
+            for install in leading.installs.values()
         ]
+        places = [
+            *(("stream", stream.next_index, f"{stream.node_id} was shipped") for stream in leading.streams.values()),
+            *(("follower", told.durable_index, f"{node_id} has") for node_id, told in self._replica.positions.items()),
+        ]
+        lowest, most = self._log.bounds.lowest_index, self._limits.follower_bytes
+        lagging = [
+            Hold(what, index, f"{who} what is below, and lacks {lacking:,} bytes")
+            for what, index, who in places
+            if index >= lowest and (lacking := lacking_bytes(self._log, index)) <= most
+        ]
+        return fetching + lagging
 
     def due(self) -> Expirable:
         """What would go now."""
@@ -149,6 +148,7 @@ class Retention:
             age, max_bytes = self._limits.age, self._limits.max_bytes
             self._disk.remove_expired(self._clock(), age=age, max_bytes=max_bytes, floor=floor)
             self.expired_segments += gone.segments
+            self._replica.expired()
         return gone
 
     def document(self) -> dict[str, Any]:

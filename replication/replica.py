@@ -201,6 +201,11 @@ class Replica:
         """What `fetch_snapshot` asked for does not come."""
         self._step(events.FetchFailed(stream_id, reason))
 
+    def expired(self) -> None:
+        """Segments of the log were removed."""
+        if not self._has_ended:
+            self._step(events.Expired())
+
     def nominate(self, *, nominated: bool) -> None:
         """Pass on the control plane's level (rule 13)."""
         self._step(events.Nominated(nominated))

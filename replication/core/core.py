@@ -36,6 +36,7 @@ from .events import (
     DiffersArrived,
     DiskFailed,
     Event,
+    Expired,
     FetchFailed,
     Flushed,
     FramesArrived,
@@ -150,6 +151,9 @@ class Core:
                 self._disk_done(event)
             case StreamClosed(stream_id):
                 self._stream_closed(stream_id)
+            case Expired():
+                if self.leading:
+                    self.leading.expired()
             case LinkUp() | LinkDown():
                 self._link_changed(event)
             case Nominated(nominated):

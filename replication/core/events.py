@@ -161,6 +161,11 @@ class StreamClosed:
 
 
 @dataclass(frozen=True, slots=True)
+class Expired:
+    """The log begins higher than before: segments were removed."""
+
+
+@dataclass(frozen=True, slots=True)
 class PromiseStored:
     """A `StorePromise` is on disk, in both slots."""
 
@@ -248,6 +253,7 @@ Event = (
     | DiffersArrived
     | Shipped
     | StreamClosed
+    | Expired
     | PromiseStored
     | Appended
     | AppendRefused

@@ -47,6 +47,7 @@ def check_point(core: Core) -> Point:
         _require(state.commit_index <= state.log.durable.index, "rule 7: never above its own", state.commit_index)
         for stream in leading.streams.values():
             _require(stream.match_index <= stream.next_index <= highest, "rule 6: ships what it wrote", stream)
+            _require(state.log.lowest_index <= stream.next_index, "rule 16: ships what is there", stream)
     if following:
         _require(following.leader == state.promise, "rule 1: it follows whom it promised", following.leader)
         if following.stream:

@@ -278,6 +278,14 @@ class Leading:
         self.streams.pop(stream_id, None)
         self.installs.pop(stream_id, None)
 
+    def expired(self) -> None:
+        """Rule 16: who was slower than the log's limits lacks what is gone. It opens a new stream, for a snapshot."""
+        lowest = self.state.log.lowest_index
+        for stream_id, stream in list(self.streams.items()):
+            if stream.next_index < lowest:
+                self.forget_stream(stream_id)
+                self.state.act(CloseStream(stream_id, f"shipped up to {stream.next_index}, the log begins at {lowest}"))
+
     def acknowledged(self, event: AckArrived) -> None:
         """Count an ack of a stream that stands; one that claims more than was shipped is a peer's fault."""
         stream = self.streams.get(event.stream_id)

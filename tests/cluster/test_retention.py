@@ -1,13 +1,15 @@
 """Expiry of running nodes: each by its own limits, below its own floor, and what holds the rest is told."""
 
 import asyncio
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from quire.cluster.errors import Expired
-from tests.cluster.running import RunningCluster, running_cluster
+from quire.cluster.settings import host_and_port
+from tests.cluster.running import RunningCluster, free_addresses, running_cluster
 
 SEGMENT_BYTES = 64 * 1024
 HELD_BYTES = 3 * SEGMENT_BYTES
@@ -151,6 +153,70 @@ async def test_what_a_follower_lacks_is_held_and_each_node_has_its_own_floor(tmp
         assert (await expire(cluster, "n2"))["segments"] > 0
         floor = cluster.nodes["n2"].node.visible_bounds.lowest_index
         assert cluster.nodes["n1"].node.visible_bounds.lowest_index < floor
+
+
+class Gate:
+    """The way to a node; while it is shut, the streams that it carries stand still."""
+
+    def __init__(self, target: str) -> None:
+        self.target = target
+        self.opened = asyncio.Event()
+        self.opened.set()
+        self._back: set[asyncio.Task[None]] = set()
+
+    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        first = await reader.read(1 << 16)
+        from_node, to_node = await asyncio.open_connection(*host_and_port(self.target))
+        back = asyncio.create_task(self._carry(from_node, writer, held=b"/peer/stream" in first))
+        self._back.add(back)
+        to_node.write(first)
+        await self._carry(reader, to_node, held=False)
+        back.cancel()
+        writer.transport.abort()
+
+    async def _carry(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, *, held: bool) -> None:
+        with suppress(ConnectionError):
+            while chunk := await reader.read(1 << 16):
+                if held:
+                    await self.opened.wait()
+                writer.write(chunk)
+                await writer.drain()
+        writer.close()
+
+
+@pytest.mark.asyncio
+async def test_a_stream_holds_the_log_up_to_a_limit_and_a_slower_follower_gets_a_snapshot(tmp_path: Path) -> None:
+    addresses = free_addresses(3)
+    gate = Gate(addresses[0])
+    server = await asyncio.start_server(gate.serve, "127.0.0.1", 0)
+    relayed = "{}:{}".format(*server.sockets[0].getsockname()[:2])
+    settings = SETTINGS | {"snapshot_log_bytes": 0, "stream_window_bytes": SEGMENT_BYTES, "addresses": addresses}
+    settings |= {"retention_bytes": SEGMENT_BYTES, "retention_follower_bytes": 4 * SEGMENT_BYTES}
+    async with running_cluster(tmp_path, 3, {"n3": {"n1": relayed}}, **settings) as cluster:
+        leader = cluster.nodes["n1"].node
+        gate.opened.clear()
+        await written(cluster, 3)
+        await snapshot(cluster)
+        await written(cluster, 1)
+        await snapshot(cluster)
+        [held] = [hold for hold in expiry(cluster)["holds"] if hold["what"] == "stream" and "n3" in hold["why"]]
+        await expire(cluster)
+        assert leader.visible_bounds.lowest_index <= held["index"]
+
+        await written(cluster, 3)
+        await snapshot(cluster)
+        await snapshot(cluster)
+        assert not [hold for hold in expiry(cluster)["holds"] if "n3" in hold["why"]]
+        await expire(cluster)
+        assert leader.visible_bounds.lowest_index > held["index"]
+
+        gate.opened.set()
+        async with asyncio.timeout(DEADLINE_S):
+            while cluster.nodes["n3"].node.visible_bounds.lowest_index <= held["index"]:
+                await cluster.ask("n1", "GET", "/healthz")
+            while cluster.nodes["n3"].node.digest != leader.digest:
+                await cluster.ask("n1", "GET", "/healthz")
+    server.close()
 
 
 @pytest.mark.asyncio

@@ -2,7 +2,7 @@
 
 import pytest
 
-from quire.replication.core import Promise, actions, events
+from quire.replication.core import CoreOptions, Promise, actions, events
 from quire.replication.core.following import Step
 from quire.replication.core.messages import Heartbeat, Open, OpenAnswer, OpenVerb, Snapshot
 from tests.sim.world import SimNode, World, disk_id
@@ -32,6 +32,7 @@ def expire(leader: SimNode) -> None:
     end = leader.log.durable_index
     leader.running.remove_expired(world_clock(leader), age=None, max_bytes=0, floor=end)
     leader.snapshots.indices = [leader.log.bounds.lowest_index, end]
+    leader.step(events.Expired())
 
 
 def world_clock(node: SimNode) -> int:
@@ -221,6 +222,27 @@ def test_frames_that_come_while_a_snapshot_is_fetched_are_not_appended() -> None
     before = node.log.tail
     node.step(events.FramesArrived(fetch.stream_id, raw, node.state.promise.epoch, fetch.index, fetch.index))
     assert node.log.tail == before
+
+
+def test_a_stream_that_lacks_what_expired_ends_and_the_next_one_gets_a_snapshot() -> None:
+    world = World("n1", "n2", "n3", options=CoreOptions(window_bytes=20_000))
+    world.start()
+    world.elect("n1")
+    leader, slow = world["n1"], world["n3"]
+    world.run_until(lambda: len(leader.leading.streams) == 2)
+    slow.hold_flush = True  # It acknowledges nothing, so the leader ships it no more than the window.
+    for number in range(DEEP):
+        leader.write(f"{number}" * 4_000)
+        world.run_for(0.05)
+    behind = {stream.node_id: stream_id for stream_id, stream in leader.leading.streams.items()}
+    expire(leader)
+    assert list(leader.leading.streams) == [behind["n2"]]
+    slow.release()
+    world.run_until(lambda: bool(slow.fetches))
+    fetched(slow, slow.fetches[-1])
+    world.run_until(lambda: slow.log.tail == leader.log.tail)
+    assert behind["n3"] not in leader.leading.streams
+    assert not slow.halted
 
 
 def test_the_end_of_a_leadership_ends_its_installs() -> None:

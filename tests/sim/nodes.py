@@ -89,6 +89,10 @@ class Life:
     last_read: int = 0
     role: actions.RoleMoved = field(default_factory=lambda: actions.RoleMoved("follower", 0, None, False, ""))
 
+    def expired(self) -> None:
+        """End the streams that lack what is gone."""
+        self.driver.step(events.Expired())
+
 
 class WatchedDriver(Driver):
     """The driver; after each step of the core the checks look at its node."""
