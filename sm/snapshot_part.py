@@ -1,8 +1,10 @@
 """A snapshot that is being fetched from another node, chunk by chunk; what was fetched survives a restart.
 
-    snapshots/<index>.part/     the manifest first, then chunks, each synced, in any order
+    snapshots/<index>.part/     the manifest first, then chunks, in any order
 
-A chunk that a crash tore fails its crc32c and is fetched again. Only one part is kept: that of the snapshot which was
+Each is written as `<name>.tmp`, synced, and only then renamed: what has its name is durable. Without it a chunk that a
+killed process left in the page cache, or whose sync failed, would read back as whole, count, and be gone with the
+power, when the log in whose place it stands is gone, too. Only one part is kept: that of the snapshot which was
 asked for last. Whole, it is read by a machine before it counts: what this node could not use must not take its log's
 place.
 """
@@ -11,6 +13,8 @@ from collections.abc import Callable
 from contextlib import closing
 
 from crc32c import crc32c
+
+from quire.log import Directory
 
 from .applier import Applier
 from .errors import SnapshotDamaged
@@ -21,6 +25,7 @@ from .snapshot_content import restore_content
 from .snapshot_store import SnapshotStore, chunk_name, refuse_foreign, snapshot_name, write_file
 
 _PART = ".part"
+_TMP = ".tmp"
 
 
 class SnapshotPart:
@@ -49,7 +54,7 @@ class SnapshotPart:
         known = cls._read(store, name) if name in store.folder.list() else None
         if known != manifest:
             cls.forget(store)
-            write_file(store.folder.child(name), MANIFEST_NAME, raw)
+            _write_durably(store.folder.child(name), MANIFEST_NAME, raw)
             store.folder.sync()
         return cls(store, manifest)
 
@@ -79,8 +84,11 @@ class SnapshotPart:
             return None
 
     def missing(self) -> list[int]:
-        """The numbers of the chunks that are still to be fetched; what is there and torn is removed."""
+        """The numbers of the chunks that are still to be fetched; what is there and torn, or without its name, goes."""
         there = set(self._folder.list())
+        for name in there:
+            if name.endswith(_TMP):
+                self._folder.remove(name)
         missing: list[int] = []
         for number in range(len(self.manifest.chunks)):
             if chunk_name(number) in there:
@@ -103,7 +111,7 @@ class SnapshotPart:
         if len(data) != chunk.size or crc32c(data) != chunk.crc32c:
             name = snapshot_name(self.manifest.index)
             raise SnapshotDamaged(snapshot=name, reason=f"{chunk_name(number)} failed its crc32c on its way")
-        write_file(self._folder, chunk_name(number), data)
+        _write_durably(self._folder, chunk_name(number), data)
 
     def restore(self, new_machine: Callable[[], StateMachine], new_sessions: Callable[[], Sessions]) -> Applier:
         """An applier behind the snapshot, whose chunks are all there. What is there is synced on return.
@@ -122,3 +130,9 @@ class SnapshotPart:
         """Let it count; durable on return. Raises OSError."""
         self._store.adopt(self._name, self.manifest.index)
         self._store.fetching = 0
+
+
+def _write_durably(folder: Directory, name: str, data: bytes) -> None:
+    """A file that has its name only when its bytes are synced; raises as `write_file`."""
+    write_file(folder, name + _TMP, data)
+    folder.rename(name + _TMP, name)

@@ -109,7 +109,8 @@ class SnapshotStore:
     @property
     def manifests(self) -> list[Manifest]:
         """Of the whole snapshots, the oldest first."""
-        return [self._manifests[index] for index in sorted(self._manifests)]
+        held = self._manifests  # Taken once: others put another in its place meanwhile, in their threads.
+        return [held[index] for index in sorted(held)]
 
     def members_of(self, members_index: int) -> list[list[Any]] | None:
         """The members that the record at that index names, if a whole snapshot has it as the last one below itself."""

@@ -90,6 +90,8 @@ class Following:
         state = self.state
         if self.stream or not self.hears_leader or state.now < self._dial_at or state.stored_promise != self.leader:
             return
+        if self.writer.is_exclusive:
+            return  # The log may move: an opening would tell of a place that is gone when the answer comes.
         self._dial_at = state.now + state.options.heartbeat_us
         self.stream = Upstream(state.next_stream_id())
         state.act(DialStream(self.stream.stream_id, self.leader.nominee))

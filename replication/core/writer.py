@@ -110,6 +110,11 @@ class Writer:
         """The promise, truncation or install is done."""
         self._disk = Disk.FREE
 
+    @property
+    def is_exclusive(self) -> bool:
+        """Whether a promise, truncation or install is on its way to disk."""
+        return self._disk is Disk.EXCLUSIVE
+
     def appended(self) -> None:
         """Something reached the file: a flush is due."""
         self._unflushed = True

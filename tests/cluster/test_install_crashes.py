@@ -127,6 +127,58 @@ def test_an_install_that_is_stopped_at_any_operation_ends_whole_or_starts_again(
     assert stop > 25 + len(leader.manifest.chunks)
 
 
+def killed(disk: Disk, operations: int, steps: Callable[[], object]) -> Disk | None:
+    """What a process leaves that is killed before so many of its operations, page cache included; None: it was done."""
+    left: list[Disk] = []
+
+    def reached(_operation: str, _name: str) -> bool:
+        nonlocal operations
+        operations -= 1
+        if operations == 0:
+            left.append(disk.fork())
+        return False
+
+    disk.failing = reached
+    steps()
+    disk.failing = None
+    return left[0] if left else None
+
+
+def test_what_a_killed_install_left_in_the_page_cache_is_not_counted_upon() -> None:
+    before, cluster_id, _ = follower(snapshots=2)
+    leader = Leader(cluster_id)
+    stop = 0
+    while True:
+        stop += 1
+        first = before.fork()
+        data_dir, _ = opened(first)
+        disk = killed(first, stop, partial(install, data_dir, leader))
+        if disk is None:
+            break
+        data_dir, applier = opened(disk)
+        if applier.applied_index < S:
+            install(data_dir, leader)
+        disk.lose_power(Keep.NOTHING)
+        _, applier = opened(disk)
+        assert applier.state() == "1042", stop
+    assert stop > 25 + len(leader.manifest.chunks)
+
+
+def test_a_chunk_whose_sync_failed_is_fetched_again() -> None:
+    disk, cluster_id, _ = follower(snapshots=2)
+    leader = Leader(cluster_id)
+    data_dir, _ = opened(disk)
+    part = SnapshotPart.begin(data_dir.snapshots, leader.manifest.encode())
+    disk.failing = lambda operation, _: operation == "sync"
+    with pytest.raises(OSError, match="injected"):
+        part.put(2, leader.store.chunk(leader.manifest, 2))
+    disk.failing = None
+    assert 2 in SnapshotPart.begin(data_dir.snapshots, leader.manifest.encode()).missing()
+    install(data_dir, leader)
+    disk.lose_power(Keep.NOTHING)
+    assert opened(disk)[1].state() == "1042"
+
+
 def lost_power(steps: Callable[[], object]) -> bool:
     try:
         steps()

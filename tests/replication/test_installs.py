@@ -224,6 +224,23 @@ def test_frames_that_come_while_a_snapshot_is_fetched_are_not_appended() -> None
     assert node.log.tail == before
 
 
+def test_nothing_is_dialled_while_an_install_is_on_its_way_to_disk() -> None:
+    world = behind()
+    node, fetch = fetching(world)
+    node.hold_install = True
+    fetched(node, fetch)
+    [install] = node.installs
+    fetches = len(node.fetches)
+    node.step(events.StreamClosed(fetch.stream_id))
+    world.run_for(1)
+    assert not node.has_stream
+    node.running.install(install.snapshot)
+    node.step(events.Installed(fetch.stream_id, fetch.index))
+    world.run_until(lambda: node.log.tail == world["n1"].log.tail)
+    assert not node.halted
+    assert len(node.fetches) == fetches
+
+
 def test_a_stream_that_lacks_what_expired_ends_and_the_next_one_gets_a_snapshot() -> None:
     world = World("n1", "n2", "n3", options=CoreOptions(window_bytes=20_000))
     world.start()
