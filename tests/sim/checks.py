@@ -212,7 +212,17 @@ class Checks:
             raise Violation("rule 16: a snapshot holds what is below the log", node.node_id, first)
         return self.committed[: place + 1]
 
-    def expired(self, node: "Node", before: int) -> None:
+    def needed(self, node: "Node") -> int:
+        """Rule 16: where a node's log has to begin at most: what its installs need, and its streams, within a limit."""
+        life, most = node.it, node.form.retention_follower_bytes
+        leading, end = life.core.leading, life.log.durable_index
+        if leading is None:
+            return end
+        shipped = [stream.next_index for stream in leading.streams.values()]
+        kept = [at for at in shipped if at >= end or life.log.bytes_between(at, end) <= most]
+        return min([end, *kept, *(install.snapshot_index for install in leading.installs.values())])
+
+    def expired(self, node: "Node", before: int, needed: int) -> None:
         """Rule 16: below the older of two snapshots; below what streams and installs need."""
         self.looked(node)
         lowest, life = node.it.log.bounds.lowest_index, node.it
@@ -222,12 +232,8 @@ class Checks:
         kept = life.snapshots.indices
         if len(kept) < 2 or lowest > kept[-2]:
             raise Violation("rule 16: below the older of two snapshots", node.node_id, lowest, kept)
-        leading = life.core.leading
-        if leading is not None:
-            needed = [stream.next_index for stream in leading.streams.values()]
-            needed += [install.snapshot_index for install in leading.installs.values()]
-            if needed and lowest > min(needed):
-                raise Violation("rule 16: below what streams and installs need", node.node_id, lowest, needed)
+        if lowest > needed:
+            raise Violation("rule 16: below what streams and installs need", node.node_id, lowest, needed)
 
     def installed(self, node: "Node", index: int) -> None:
         """Rules 1 and 16: under its leader's promise; neither durable_index nor commit_index goes back."""

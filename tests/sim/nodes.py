@@ -400,13 +400,13 @@ class Node:
         if self.form.retention_bytes and life.log.failure is None and not self.halt_reason:
             limits = Limits(self.form.retention_bytes, 0, self.form.retention_follower_bytes)
             retention = Retention(life.disk, life, lambda: life.snapshots.manifests, limits, self.clocks.clock)
-            before = life.log.bounds.lowest_index
+            before, needed = life.log.bounds.lowest_index, self.checks.needed(self)
             try:
                 retention.expire()
             except LogError as error:
                 life.driver.log_failed(error)
                 return
-            self.checks.expired(self, before)
+            self.checks.expired(self, before, needed)
         self.schedule.later(EXPIRY_US, self.run, self.life, self._expire)
 
     # Installs
