@@ -117,7 +117,9 @@ class Following:
             if self._current(event.stream_id, Step.DISPUTED) and answer.verb is OpenVerb.REFUSE:
                 self.close_stream(f"the leader refused: {answer.reason}")
             return
-        if answer.verb is OpenVerb.REFUSE or answer.index > state.log.highest_index:
+        if answer.verb is OpenVerb.WENT_BACK:
+            state.halt(f"{answer.reason}: what was durable is gone; wipe it, and the node comes back as a new member")
+        elif answer.verb is OpenVerb.REFUSE or answer.index > state.log.highest_index:
             self.close_stream(f"the leader refused: {answer.reason or answer}")
         elif answer.index < state.commit_index:
             state.halt(f"told to truncate to {answer.index}, below commit_index {state.commit_index}")

@@ -221,6 +221,12 @@ class Leading:
         if event.open.promise != self.promise:
             self._refuse_open(event.stream_id, f"this node leads epoch {self.promise.epoch}")
             return
+        had = self._matched.get((event.node_id, event.disk_id), 0)
+        if event.open.durable_index < had:
+            # Rule 15: no vote of that disk counts on what it has lost.
+            reason = f"this disk acknowledged {had} to {state.me.node_id}, and has {event.open.durable_index}"
+            state.act(AnswerOpen(event.stream_id, OpenAnswer(OpenVerb.WENT_BACK, had, 0, reason)))
+            return
         border = match_border(log.epochs, log.highest_index, event.open.epochs, event.open.highest_index)
         if border is not None and border < log.lowest_index:
             self._offer_snapshot(event, border)

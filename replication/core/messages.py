@@ -166,6 +166,7 @@ class OpenVerb(StrEnum):
     RESUME = "resume"
     TRUNCATE = "truncate"
     INSTALL = "install"
+    WENT_BACK = "went_back"
     REFUSE = "refuse"
 
 
@@ -174,7 +175,8 @@ class OpenAnswer:
     """Frames follow from `index`; where the verb is `truncate`, cut to there first.
 
     `crc32c` is the crc field of the leader's frame before `index`: the follower's must be equal. `reason` explains a
-    refusal. Where the verb is `install`, the leader has no frames from `index` on, where the logs part: what the
+    refusal. Where the verb is `went_back`, the follower's disk acknowledged up to `index` and holds less: it has to be
+    replaced. Where it is `install`, the leader has no frames from `index` on, where the logs part: what the
     follower has beyond is to be cut first, and then the snapshot at `snapshot_index` to be fetched and installed.
     """
 

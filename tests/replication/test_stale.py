@@ -19,6 +19,7 @@ from quire.replication.core.messages import (
 )
 from quire.replication.core.writer import Cut, Write
 from tests.sim.world import SimNode, World, disk_id, values
+from tests.storage.faulty import Keep
 
 
 def serving() -> World:
@@ -307,7 +308,7 @@ def test_an_opening_that_parts_at_no_border_of_the_leaders_log_is_refused_and_ha
     for place, (theirs, highest) in enumerate(
         [(epochs, end - 1), (((10**6, 10**6),), 10**6 + 1), (((10**6, end - 2),), end), (((10**6, 0),), 5)]
     ):
-        opened = events.StreamOpened(780 + place, "n2", disk_id("n2"), Open(leader.state.promise, theirs, highest, 0))
+        opened = events.StreamOpened(780 + place, "n2", disk_id("n2"), Open(leader.state.promise, theirs, highest, end))
         told = leader.core.handle(opened, world.now, world.clock())
         verbs = [action.answer.verb for action in told if isinstance(action, actions.AnswerOpen)]
         assert verbs == [OpenVerb.REFUSE], theirs
@@ -420,3 +421,39 @@ def test_a_higher_epoch_in_a_late_answer_to_an_attempt_ends_the_leadership_that_
     leader.step(events.Received("n3", disk_id("n3"), late))
 
     assert not leader.leads
+
+
+def test_a_disk_that_lost_what_it_acknowledged_is_told_so_and_votes_no_more() -> None:
+    world = World("n1", "n2", "n3")
+    world.start()
+    leader, node = world.elect("n1"), world["n3"]
+    leader.write("before")
+    world.run_for(0.3)
+    image = node.storage.fork()
+    leader.write("acknowledged")
+    world.run_until(lambda: leader.leading.streams != {} and node.log.durable_index == leader.log.durable_index)
+    world.run_for(0.3)
+    had = node.log.durable_index
+
+    node.crash()
+    node.storage = image  # A machine's image of yesterday, with the same disk_id.
+    node.directory = image.directory()
+    node.start()
+    world.run_until(lambda: node.halted is not None)
+
+    assert f"this disk acknowledged {had} to n1, and has {had - 1}" in str(node.halted)
+    assert "n3" not in [stream.node_id for stream in leader.leading.streams.values()]
+
+
+def test_a_disk_that_has_what_it_acknowledged_is_taken_up_again_however_it_stopped() -> None:
+    world = World("n1", "n2", "n3")
+    world.start()
+    leader, node = world.elect("n1"), world["n3"]
+    for keep in Keep:
+        leader.write(f"before {keep}")
+        world.run_for(0.3)
+        node.crash(keep)
+        leader.write(f"meanwhile {keep}")
+        node.start()
+        world.run_until(lambda: node.log.durable_index == leader.log.durable_index)
+    assert node.halted is None
