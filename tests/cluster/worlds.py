@@ -16,7 +16,7 @@ from quire.cluster.api.keys import DOOR, STREAMS, WAITING
 from quire.cluster.config import ServeConfig
 from tests.cluster import conditions
 from tests.cluster.hop import cluster_with_hop
-from tests.cluster.running import RunningCluster, free_addresses, running_cluster, started
+from tests.cluster.running import Reply, RunningCluster, free_addresses, running_cluster, started
 
 JSON = "application/json"
 MOODY = "tests.cluster.machines:Moody"
@@ -154,12 +154,19 @@ async def nothing(cluster: RunningCluster, at: str) -> AsyncGenerator[Values, No
     yield {}
 
 
+async def _done(cluster: RunningCluster, path: str, body: bytes, headers: Mapping[str, str] | None = None) -> Reply:
+    """The answer to a write that may be sent twice; again where a busy machine took longer than the world's deadline."""
+    while (reply := await cluster.ask("n1", "POST", path, body, JSON, headers)).status == 504:
+        pass
+    assert reply.status == 200, reply
+    return reply
+
+
 @asynccontextmanager
 async def a_session(cluster: RunningCluster, at: str) -> AsyncGenerator[Values, None]:
     """A session of which one command is done."""
-    session = str((await cluster.ask("n1", "POST", "/sessions", b"{}", JSON)).document["session"])
-    headers = {"Quire-Session": session, "Quire-Sequence": "1"}
-    await cluster.ask("n1", "POST", "/commands", b'{"commands": [["add", 0]]}', JSON, headers)
+    session = str((await _done(cluster, "/sessions", b"{}")).document["session"])
+    await _done(cluster, "/commands", b'{"commands": [["add", 0]]}', {"Quire-Session": session, "Quire-Sequence": "1"})
     yield {"session": session}
 
 

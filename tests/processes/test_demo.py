@@ -175,7 +175,7 @@ def test_logs_expire_by_limits_of_their_own_and_who_comes_back_too_late_is_sent_
     assert re.fullmatch(r"index 0 has expired; the lowest index held here is \d+", document["reader"])
     assert len({row["status"]["digest"] for row in document["nodes"].values()}) == 1
     for words in (
-        "and stay: ",
+        "KiB, and has removed ",
         "nothing is kept for it",
         "was sent the snapshot at",
         "acknowledged commands lost: 0 (of",
