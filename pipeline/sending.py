@@ -21,6 +21,7 @@ from typing import Any, NamedTuple, Protocol
 from quire.cluster.client import BatchReply, NotFound, ReplyGone, Session, SessionError
 
 from .sink_errors import (
+    BatchOvertaken,
     BatchUnfinished,
     CommandsRefused,
     RowRefused,
@@ -81,23 +82,26 @@ async def commit(
     `batch` None: the one behind the last. `fails`: whether what the machine refused as it was applied is an error.
 
     Raises:
-        RowsRefused, SpoolDamaged, ForeignCluster, SessionMoved, BatchUnfinished: nothing was sent.
+        RowsRefused, SpoolDamaged, ForeignCluster, SessionMoved, BatchUnfinished, BatchOvertaken: nothing was sent.
         CommandsRefused: all of it is executed, but for those that were refused.
         quire.cluster.client.ClientError: the cluster does not take it, or this driver no more.
     """
     listed = folder.names()  # Only this goes at the end: what comes meanwhile may be a later driver's.
     last = folder.done()
+    guessed = batch is None
     if batch is None:
         batch = last.batch + 1 if last is not None else 0
-        if (unfinished := folder.plan()) is not None:
-            raise BatchUnfinished(unfinished.batch, None)
     if last is None or batch > last.batch:
         folder.identify(target.cluster_id, target.session)
-        if folder.plan() is None:
+        if (plan := folder.plan()) is None:
             _check_parts(folder, parts)
+        else:
+            _check_number(plan, batch, guessed=guessed)  # Asked again behind the open; here nobody is fenced for it.
         try:
-            last = await _delivered(folder, target, connect, parts, batch, listed)
-        except ReplyGone:  # What the session has forgotten it has executed: the second attempt begins behind that.
+            last = await _delivered(folder, target, connect, parts, batch, listed, guessed=guessed)
+        except ReplyGone:
+            # What the session has forgotten it has executed: the second attempt begins behind that. Something was
+            # applied under this batch's plan, so whoever came since has found that plan: the number is this batch's.
             last = await _delivered(folder, target, connect, parts, batch, listed, ask_again=False)
     folder.abandon(part.spool for part in parts if part.spool is not None)
     if fails and last.batch == batch and (last.refused or last.unanswered):
@@ -119,6 +123,7 @@ async def _delivered(
     batch: int,
     listed: Sequence[str],
     *,
+    guessed: bool = False,
     ask_again: bool = True,
 ) -> Done:
     async with connect() as outlet:
@@ -126,7 +131,11 @@ async def _delivered(
         opened = _Opened(await outlet.session(), was_open)
         last = folder.done()
         if last is not None and last.batch >= batch:  # By somebody who held the session until now.
+            if guessed:
+                raise BatchOvertaken(last.batch)
             return last
+        if guessed and (plan := folder.plan()) is not None:
+            _check_number(plan, batch, guessed=True)
         plan = _plan(folder, target, parts, batch, opened, last)
         folder.hold(opened.session.id)
         refusals = await _Sending(folder, plan, outlet, opened.session).send(ask_again=ask_again)
@@ -135,6 +144,12 @@ async def _delivered(
     if plan.commands:  # Else nothing has shown that this driver holds the session still.
         folder.clean(listed, plan)
     return done
+
+
+def _check_number(plan: Plan, batch: int, *, guessed: bool) -> None:
+    """Raise BatchUnfinished unless the plan is this batch's. A guessed number does not tell whose rows a plan has."""
+    if guessed or plan.batch != batch:
+        raise BatchUnfinished(plan.batch, None if guessed else batch)
 
 
 async def _is_open(outlet: Outlet, session: int | None) -> bool:
@@ -174,8 +189,7 @@ def _plan(
         plan = Plan(batch, session.id, session.sequence + 1, tuple(ordered))
         folder.write_plan(plan)
         return plan
-    if plan.batch != batch:
-        raise BatchUnfinished(plan.batch, batch)
+    _check_number(plan, batch, guessed=False)
     lowest, highest = plan.first_sequence - 1, plan.next_sequence - 1
     known = folder.refusals(plan).through - 1
     # A session that was closed begins at 0 again, which only shows where it had come farther before.

@@ -2,7 +2,8 @@
 `SessionFenced` (another driver has taken over), `SessionExpired`, `Unavailable`, `OutcomeUnknown`.
 
 The user's fault: `ColumnsRefused`, `RowsRefused`, `WriteRefused`, `ForeignCluster`. The machine's word:
-`CommandsRefused`. Somebody's hand in what is the sink's: `SessionMoved`, `BatchUnfinished`. The disk's: `SpoolDamaged`.
+`CommandsRefused`. Somebody's hand in what is the sink's: `SessionMoved`, `BatchUnfinished`, `BatchOvertaken`. The
+disk's: `SpoolDamaged`.
 """
 
 from __future__ import annotations
@@ -97,6 +98,17 @@ class BatchUnfinished(PipelineError):
             f"batchId={unfinished} to end it; what it sends was kept, whatever rows it is given"
         )
         self.unfinished, self.batch = unfinished, batch
+
+
+class BatchOvertaken(PipelineError):
+    """Another write without a number was done while this one began; nothing of this one was sent."""
+
+    def __init__(self, done: int) -> None:
+        super().__init__(
+            f"batch {done} was written by another write to the same spool while this one began; nothing of this one "
+            "was sent: write it again, and to one spool one write at a time"
+        )
+        self.done = done
 
 
 class SpoolDamaged(PipelineError):

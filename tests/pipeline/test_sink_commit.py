@@ -16,6 +16,7 @@ from quire.pipeline import spool
 from quire.pipeline.errors import OptionRefused
 from quire.pipeline.sending import Part, Target, commit
 from quire.pipeline.sink_errors import (
+    BatchOvertaken,
     BatchUnfinished,
     CommandsRefused,
     ForeignCluster,
@@ -417,9 +418,11 @@ def test_a_batch_that_is_planned_must_be_ended_before_another() -> None:
     spark.cluster.cut_after = 1
     with pytest.raises(Cut):
         asyncio.run(spark.commit(0, spark.tasks(0)))
+    index = spark.cluster.applier.applied_index
     for batch in (None, 1):
         with pytest.raises(BatchUnfinished, match="batchId=0"):
             asyncio.run(spark.commit(batch, spark.tasks(1)))
+    assert spark.cluster.applier.applied_index == index  # Who sends it is not fenced for that.
     spark.write_all()
 
     ends_as_a_clean_run(spark)
@@ -430,6 +433,64 @@ def test_writes_without_a_number_follow_each_other() -> None:
     for batch in range(len(BATCHES)):
         assert asyncio.run(spark.commit(None, spark.tasks(batch))).batch == batch
 
+    ends_as_a_clean_run(spark)
+
+
+def test_a_write_without_a_number_that_another_overtakes_is_told_and_not_taken_for_that() -> None:
+    spark = Spark(SinkDisk(), FakeCluster())
+    spark.write(0)
+    late, parts = spark.cluster.connect(), spark.tasks(2)
+
+    async def other() -> None:
+        await spark.commit(None, spark.tasks(1))
+
+    late.opening = other
+    with pytest.raises(BatchOvertaken, match="batch 1 was written by another"):
+        asyncio.run(spark.commit(None, parts, late))
+    asyncio.run(spark.commit(None, spark.tasks(2)))
+
+    ends_as_a_clean_run(spark)
+
+
+def test_a_write_without_a_number_does_not_end_another_s_in_its_own_s_place() -> None:
+    spark = Spark(SinkDisk(), FakeCluster())
+    spark.write(0)
+    late, parts = spark.cluster.connect(), spark.tasks(2)
+
+    async def other() -> None:
+        spark.cluster.cut_after = spark.cluster.messages + 1
+        with suppress(Cut):
+            await spark.commit(None, spark.tasks(1))
+
+    late.opening = other
+    with pytest.raises(BatchUnfinished, match="batch 1 is planned and not ended, so a write must wait"):
+        asyncio.run(spark.commit(None, parts, late))
+    spark.write(1, [])
+    asyncio.run(spark.commit(None, spark.tasks(2)))
+
+    ends_as_a_clean_run(spark)
+
+
+def test_a_write_without_a_number_goes_on_under_its_number_where_replies_are_gone() -> None:
+    spark = Spark(SinkDisk(), FakeCluster())
+    outlet, parts = spark.cluster.connect(), spark.tasks(0)
+
+    async def sent_before() -> None:
+        """The client sends again what the session has executed and forgotten."""
+        outlet.sending = _never_again
+        session = await outlet.session()
+        spark.cluster.send(session.id, 1, BATCHES[0][0])
+        for replies in spark.cluster.applier.sessions.replies.values():
+            replies.forget()
+
+    outlet.sending = sent_before
+    outlets = iter([outlet, spark.cluster.connect()])
+    folder = SinkFolder(spark.disk.directory_of_life())
+    done = asyncio.run(commit(folder, TARGET, lambda: next(outlets), parts, None, fails=False))
+    spark.committed = done.batch
+    spark.write_all()
+
+    assert done.batch == 0
     ends_as_a_clean_run(spark)
 
 
