@@ -1,5 +1,6 @@
 """A batch's way to the cluster: planned once, sent under the sequences of its plan by whoever gets so far, then done.
 
+    is the folder this cluster's, session's and query's? Whatever it says of batches holds for them alone
     done already? ─► skipped, whole                 (asked again once the session is open: then nobody else can end one)
     open the session: whoever held it is fenced, and where it stands is what is executed
     a plan? ─► its first sequence and its spools; else these tasks' spools from the session's next sequence on, durable
@@ -68,10 +69,12 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """Where a batch goes: which cluster, under which session's name."""
+    """Where a batch goes: which cluster, under which session's name; and of which query of Spark's it is."""
 
     cluster_id: str
     session: str
+    query: str | None = None
+    """None: of none, or of one that its checkpoint does not tell."""
 
 
 async def commit(
@@ -82,17 +85,18 @@ async def commit(
     `batch` None: the one behind the last. `fails`: whether what the machine refused as it was applied is an error.
 
     Raises:
-        RowsRefused, SpoolDamaged, ForeignCluster, SessionMoved, BatchUnfinished, BatchOvertaken: nothing was sent.
+        RowsRefused, SpoolDamaged, ForeignCluster, OptionRefused, SessionMoved, BatchUnfinished, BatchOvertaken: nothing
+            was sent.
         CommandsRefused: all of it is executed, but for those that were refused.
         quire.cluster.client.ClientError: the cluster does not take it, or this driver no more.
     """
     listed = folder.names()  # Only this goes at the end: what comes meanwhile may be a later driver's.
+    folder.identify(target.cluster_id, target.session, target.query)
     last = folder.done()
     guessed = batch is None
     if batch is None:
         batch = last.batch + 1 if last is not None else 0
     if last is None or batch > last.batch:
-        folder.identify(target.cluster_id, target.session)
         if (plan := folder.plan()) is None:
             _check_parts(folder, parts)
         else:

@@ -63,7 +63,7 @@ class LogWriter(_Spooling, DataSourceArrowWriter):
 
     def commit(self, messages: Sequence[WriterCommitMessage | None]) -> None:
         """Send what the tasks spooled. Raises as `sending.commit`."""
-        _commit(self._options, _parts(messages), self._options.batchId)
+        _commit(self._options, _parts(messages), self._options.batchId, query=None)
 
     def abort(self, messages: Sequence[WriterCommitMessage | None]) -> None:
         """Remove what was spooled in vain; not what a commit that failed may have sent in part."""
@@ -75,7 +75,7 @@ class LogStreamWriter(_Spooling, DataSourceStreamArrowWriter):
 
     def commit(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803 - Spark's name
         """Send what the tasks spooled, unless the batch is written. Raises as `sending.commit`."""
-        _commit(self._options, _parts(messages), batchId)
+        _commit(self._options, _parts(messages), batchId, query=self._options.query_id())
 
     def abort(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
         """Remove what was spooled in vain; not what a commit that failed may have sent in part."""
@@ -107,10 +107,10 @@ def _spooled(options: SinkOptions, schema: StructType, batches: Iterator[pa.Reco
     return Part(partition, spool, largest, largest_row, checking.refused, tuple(checking.first_refused))
 
 
-def _commit(options: SinkOptions, parts: Sequence[Part], batch: int | None) -> None:
+def _commit(options: SinkOptions, parts: Sequence[Part], batch: int | None, *, query: str | None) -> None:
     timeout_s = options.sendTimeoutMs / 1000
     with closing(Cluster(options.bootstrap, timeout_s)) as cluster:
-        target = Target(cluster.cluster_id(), options.session_name())
+        target = Target(cluster.cluster_id(), options.session_name(), query)
         servers = cluster.servers
     connect = partial(Client, servers, session=target.session, timeout_s=timeout_s, halt_on_failure=True)
     folder = SinkFolder(FileDirectory(options.folder))

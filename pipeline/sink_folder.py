@@ -1,6 +1,6 @@
 """What the sink knows of itself, in files of the checkpoint: small JSON documents, each durable and whole or not there.
 
-    identity                   which cluster the commands go to, under which session's name
+    identity                   which cluster the commands go to, under which session's name, from which query
     holder                     the session id under which a driver has sent last
     plan-BATCH-SESSION         a batch: its first sequence, and the spools with its commands
     refused-BATCH              what of it the machine refused, as far as is known
@@ -35,6 +35,8 @@ FIRST_REFUSALS = 10
 SPOOL = "spool-"
 _IDENTITY, _HOLDER, _PLAN, _REFUSED, _DONE, _HALF = "identity", "holder", "plan-", "refused-", "done-", ".half"
 _CRC_DIGITS = 8
+_NO_QUERY = "one that is not told (of a stream by option checkpointLocation)"
+_ANEW = "what the one has written the other has not: a new checkpoint needs a new session and a new spoolLocation"
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,15 +90,16 @@ class SinkFolder:
         """All that is there now."""
         return sorted(self.directory.list())
 
-    def identify(self, cluster_id: str, session: str) -> None:
-        """Give the folder to this cluster and session, or check that it is theirs.
+    def identify(self, cluster_id: str, session: str, query: str | None) -> None:
+        """Give the folder to this cluster, session and query, or check that it is theirs.
 
         Raises:
             ForeignCluster, OptionRefused: it is another's.
         """
         known = self._read(_IDENTITY)
         if known is None:
-            self._write(_IDENTITY, {"version": VERSION, "cluster_id": cluster_id, "session": session})
+            document = {"version": VERSION, "cluster_id": cluster_id, "session": session, "query": query}
+            self._write(_IDENTITY, document)
             return
         if known.get("version") != VERSION:
             raise SpoolDamaged(
@@ -105,7 +108,10 @@ class SinkFolder:
         if known["cluster_id"] != cluster_id:
             raise ForeignCluster(cluster_id, known["cluster_id"])
         if known["session"] != session:
-            raise OptionRefused("session", f"the checkpoint's is {known['session']}, not {session}")
+            raise OptionRefused("session", f"the spool's is {known['session']}, not {session}; {_ANEW}")
+        if known.get("query", query) != query:
+            found, told = known["query"] or _NO_QUERY, query or _NO_QUERY
+            raise OptionRefused("spoolLocation", f"the spool is of query {found}, not of {told}; {_ANEW}")
 
     def holder(self) -> int | None:
         """Under which session id was sent last."""

@@ -83,11 +83,19 @@ class SinkOptions:
         """
         if self.session is not None:
             return self.session
+        query = self.query_id()
+        if query is None:
+            raise OptionRefused("session", "name it: the checkpoint does not tell the query's id")
+        return f"spark/{query}"
+
+    def query_id(self) -> str | None:
+        """Of the query whose checkpoint it is; None where that does not tell."""
+        if self.checkpointLocation is None:
+            return None
         try:
-            metadata = json.loads((Path(str(self.checkpointLocation)) / "metadata").read_bytes())
-            return f"spark/{metadata['id']}"
+            return str(json.loads((Path(self.checkpointLocation) / "metadata").read_bytes())["id"])
         except (OSError, ValueError, KeyError, TypeError):
-            raise OptionRefused("session", "name it: the checkpoint does not tell the query's id") from None
+            return None
 
 
 def _parsed(name: str, text: str) -> object:

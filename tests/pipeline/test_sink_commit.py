@@ -406,10 +406,28 @@ def test_a_session_that_another_has_written_under_is_told() -> None:
 def test_another_cluster_or_session_than_the_checkpoints_is_refused() -> None:
     spark = Spark(SinkDisk(), FakeCluster())
     spark.write(0)
-    folder, parts = SinkFolder(spark.disk.directory_of_life()), spark.tasks(1)
     for target, error in ((Target("d" * 32, "sink"), ForeignCluster), (Target("c" * 32, "other"), OptionRefused)):
-        with pytest.raises(error):
-            asyncio.run(commit(folder, target, spark.cluster.connect, parts, 1, fails=True))
+        for batch in (0, 1, None):  # What is done under another's name is not done here.
+            with pytest.raises(error):
+                spark_commit(spark, target, batch)
+    assert len(spark.cluster.executed) == 3
+
+
+def spark_commit(spark: Spark, target: Target, batch: int | None) -> Done:
+    """A commit that goes to somewhere of its own."""
+    folder, parts = SinkFolder(spark.disk.directory_of_life()), spark.tasks(0)
+    return asyncio.run(commit(folder, target, spark.cluster.connect, parts, batch, fails=True))
+
+
+def test_what_one_query_has_done_is_not_done_for_another_with_the_same_session_and_spool() -> None:
+    spark = Spark(SinkDisk(), FakeCluster())
+    first, second = Target("c" * 32, "sink", "first"), Target("c" * 32, "sink", "second")
+    for _ in range(2):
+        assert spark_commit(spark, first, 0).batch == 0
+    for target in (second, TARGET):
+        for batch in (0, 1, None):
+            with pytest.raises(OptionRefused, match=r"is of query first, not of (second|one that is not t)"):
+                spark_commit(spark, target, batch)
     assert len(spark.cluster.executed) == 3
 
 

@@ -74,9 +74,10 @@ def test_a_querys_session_is_told_by_its_checkpoint(tmp_path: Path) -> None:
     options = SinkOptions.parse({**GIVEN, "checkpointLocation": str(tmp_path)}, streaming=True)
     with pytest.raises(OptionRefused, match="option session: name it"):
         options.session_name()
+    assert options.query_id() is None
     (tmp_path / "metadata").write_text('{"id":"eaec9cdb"}')
 
-    assert options.session_name() == "spark/eaec9cdb"
+    assert (options.session_name(), options.query_id()) == ("spark/eaec9cdb", "eaec9cdb")
     assert options.folder == str(tmp_path / "quire")
 
 
