@@ -183,8 +183,10 @@ def _plan(
     session = opened.session
     plan = folder.plan()
     if plan is None:
-        if last is not None and session.sequence != last.next_sequence - 1:
-            raise SessionMoved(target.session, session.sequence, str(last.next_sequence - 1))
+        # Nothing is done and nothing planned: nothing was sent from here, and the session must be as new as the folder.
+        executed = last.next_sequence - 1 if last is not None else 0
+        if session.sequence != executed:
+            raise SessionMoved(target.session, session.sequence, str(executed) if last is not None else None)
         for part in parts:
             if part.largest + ARRAY_HEAD_BYTES > session.message_bytes:
                 text = f"as msgpack it has {part.largest} bytes, and the cluster takes {session.message_bytes}"

@@ -80,10 +80,15 @@ class ForeignCluster(PipelineError):
 class SessionMoved(PipelineError):
     """The session does not stand where the checkpoint left it: it was closed, or somebody else has written under it."""
 
-    def __init__(self, name: str, found: int, expected: str) -> None:
+    def __init__(self, name: str, found: int, expected: str | None) -> None:
+        """`expected`: the sequence, or sequences, of the checkpoint; None: it has sent nothing yet."""
         super().__init__(
             f"session {name} stands at sequence {found}, and the checkpoint at {expected}: the session was closed, or "
             "used by another; what of the batch was executed cannot be known, so nothing is sent"
+            if expected is not None
+            else f"session {name} stands at sequence {found}, and nothing was sent from this spool: it was used by "
+            "another, or from a spool or checkpoint that is gone, and what was sent then would be sent again; bring "
+            "that spool back, or begin anew with a new session and another spool"
         )
         self.name, self.found, self.expected = name, found, expected
 

@@ -26,7 +26,7 @@ from quire.pipeline.sink_errors import (
     SpoolDamaged,
 )
 from quire.pipeline.sink_folder import FIRST_REFUSALS, SPOOL, Done, SinkFolder
-from quire.pipeline.spool import Spool, SpoolWriter, check_spool, commands_of
+from quire.pipeline.spool import SpoolWriter
 from quire.sm.arithmetic import ArithmeticMachine
 from tests.pipeline.outlets import Choosy, Cut, FakeCluster, Outlet
 from tests.storage.faulty import Disk, Keep, PowerLoss
@@ -403,6 +403,19 @@ def test_a_session_that_another_has_written_under_is_told() -> None:
         asyncio.run(spark.commit(1, spark.tasks(1)))
 
 
+def test_a_session_that_was_written_under_from_elsewhere_takes_nothing_of_a_new_spool() -> None:
+    cluster = FakeCluster()
+    Spark(SinkDisk(), cluster).write_all()
+    anew = Spark(SinkDisk(), cluster)
+    for batch in (0, None):
+        with pytest.raises(
+            SessionMoved, match=f"at sequence {len(ALL)}, and nothing was sent from this spool.*new ses"
+        ):
+            asyncio.run(anew.commit(batch, anew.tasks(0)))
+
+    assert [command for _, command in cluster.executed] == ALL
+
+
 def test_another_cluster_or_session_than_the_checkpoints_is_refused() -> None:
     spark = Spark(SinkDisk(), FakeCluster())
     spark.write(0)
@@ -510,62 +523,6 @@ def test_a_write_without_a_number_goes_on_under_its_number_where_replies_are_gon
 
     assert done.batch == 0
     ends_as_a_clean_run(spark)
-
-
-def written(disk: SinkDisk, commands: Sequence[Any]) -> Spool:
-    writer = SpoolWriter(disk.directory_of_life(), "spool", 0)
-    for command in commands:
-        writer.add(pack(command))
-    found = writer.finished()
-    assert found is not None
-    return found
-
-
-def test_a_spool_gives_back_its_commands_from_any_place_on() -> None:
-    disk, commands = SinkDisk(), [["add", number] for number in range(7)]
-    spools = (
-        [written(disk, commands), written(disk, commands)._replace(name="spool")]
-        if False
-        else [written(disk, commands)]
-    )
-    directory = disk.directory_of_life()
-
-    for skip in range(len(commands) + 1):
-        assert [each for block in commands_of(directory, spools * 2, skip) for each in block] == (commands * 2)[skip:]
-
-
-def test_a_block_has_so_many_commands_and_so_many_bytes_and_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.undo()
-    quarter = spool.BLOCK_BYTES // 4
-    long = b"x" * (quarter - 3)  # With msgpack's three bytes for its length.
-    for commands, sizes in (
-        ([1] * spool.BLOCK_COMMANDS, [1000]),
-        ([1] * (spool.BLOCK_COMMANDS + 1), [1000, 1]),
-        ([long] * 4, [4]),
-        ([long] * 3 + [long + b"x"], [3, 1]),
-        ([long * 5, 1], [1, 1]),
-    ):
-        disk = SinkDisk()
-        assert [len(block) for block in commands_of(disk.directory_of_life(), [written(disk, commands)])] == sizes
-
-
-def test_no_bit_of_a_spool_can_change_unseen_and_no_byte_be_missing_or_added() -> None:
-    disk = SinkDisk()
-    spooled = written(disk, [["add", 1], ["mul", 2], ["sub", 3]])
-    directory, whole = disk.directory_of_life(), disk.content("spool")
-    for position in range(len(whole)):
-        for bit in range(8):
-            disk.flip_bit("spool", position, bit)
-            with pytest.raises(SpoolDamaged):
-                check_spool(directory, spooled)
-            disk.flip_bit("spool", position, bit)
-    for harmed in (whole[:-1], whole + b"\0", b""):
-        disk.replace("spool", harmed)
-        with pytest.raises(SpoolDamaged, match=r"spool: has \d+ bytes"):
-            check_spool(directory, spooled)
-    disk.delete("spool")
-    with pytest.raises(SpoolDamaged, match="is not there"):
-        check_spool(directory, spooled)
 
 
 def test_a_damaged_spool_sends_nothing_before_its_plan_and_behind_it() -> None:
