@@ -19,7 +19,7 @@ from quire.log import ChainBroken, FrameHeader, FrameInvalid, PayloadInvalid, Ta
 from quire.log.frames import follow, walk_headers
 from quire.log.packing import Skimmer
 
-from .archive_manifest import ArchiveFile, ArchiveManifest, footer_crc32c
+from .archive_manifest import ArchiveFile, ArchiveManifest, footer_crc32c, manifest_stamp
 from .errors import ArchiveDamaged
 from .origin import Bounds, Stretch
 from .rows import Gathering, Integers, Rows
@@ -29,17 +29,24 @@ INDEX = "index"
 
 
 class ArchiveFiles:
-    """The log in an archive. It never changes but by growing at its end."""
+    """The log in an archive. It never changes but by growing at its end, which is seen by `bounds` alone: what is asked
+    between two calls of it is answered from one manifest.
+    """
 
     def __init__(self, path: str) -> None:
         """Raises NoLog, ArchiveDamaged, ArchiveGap."""
         self.name = path
+        self._stamp = manifest_stamp(path)
         self.manifest = ArchiveManifest.read(path)
 
     def cluster_id(self) -> str:
         return self.manifest.cluster_id
 
     def bounds(self) -> Bounds:
+        """Raises as the constructor."""
+        stamp = manifest_stamp(self.name)
+        if stamp != self._stamp:
+            self.manifest, self._stamp = ArchiveManifest.read(self.name), stamp
         return Bounds(self.manifest.origin.index, self.manifest.tail.index)
 
     def index_at(self, timestamp: int, bounds: Bounds) -> int:

@@ -131,6 +131,15 @@ def read_manifest_bytes(path: str) -> bytes | None:
         return None
 
 
+def manifest_stamp(path: str) -> tuple[int, int, int] | None:
+    """What differs once the manifest has grown or been replaced; None if there is none."""
+    try:
+        status = os.stat(os.path.join(path, MANIFEST_FILE))
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    return status.st_ino, status.st_size, status.st_mtime_ns
+
+
 def footer_crc32c(path: str) -> int:
     """The crc32c of a Parquet file's footer: what stands in front of its length, and what follows. Raises OSError."""
     with open(path, "rb") as file:

@@ -22,7 +22,11 @@ class JoinedLog:
     def __init__(self, archive: ArchiveFiles, live: Origin) -> None:
         self.archive, self.live = archive, live
         self.name = f"{archive.name} and {live.name}"
-        self._border = archive.bounds().highest_index
+
+    @property
+    def _border(self) -> int:
+        """Where the live log is read from: the archive's end, as it was when bounds were asked for."""
+        return self.archive.manifest.tail.index
 
     def cluster_id(self) -> str:
         """Raises ForeignLog: they are of two clusters."""
@@ -33,15 +37,15 @@ class JoinedLog:
 
     def bounds(self) -> Bounds:
         """Raises ArchiveGap: the live log begins behind the archive's end."""
-        archived, live = self.archive.bounds(), self.live.bounds()
+        # The archive last: what has expired from the live log by then was archived before.
+        live, archived = self.live.bounds(), self.archive.bounds()
         if live.lowest_index > archived.highest_index:
             raise ArchiveGap(self.archive.name, archived.highest_index, live.lowest_index)
         return Bounds(archived.lowest_index, max(archived.highest_index, live.highest_index))
 
     def index_at(self, timestamp: int, bounds: Bounds) -> int:
-        archived = self.archive.bounds()
-        found = self.archive.index_at(timestamp, archived)
-        if found < archived.highest_index or bounds.highest_index <= self._border:
+        found = self.archive.index_at(timestamp, Bounds(bounds.lowest_index, self._border))
+        if found < self._border or bounds.highest_index <= self._border:
             return found
         return max(self._border, self.live.index_at(timestamp, self.live.bounds()))
 

@@ -13,6 +13,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from pyspark.sql.pandas.types import to_arrow_schema
+from pyspark.sql.types import LongType, StructType
 
 from quire.log import LogLocked, LogOptions
 from quire.log.packing import Skimmer
@@ -33,8 +34,9 @@ from quire.pipeline.jobs import archive
 from quire.pipeline.jobs.archive_keeper import open_archive
 from quire.pipeline.joined import JoinedLog
 from quire.pipeline.options import SourceOptions
-from quire.pipeline.origin import Origin, Stretch, split
+from quire.pipeline.origin import Bounds, Origin, Stretch, split
 from quire.pipeline.schema import full_schema
+from quire.pipeline.stream import LogStreamReader
 from tests.pipeline.logs import SECOND, START, Clock, append_and_flush, every_kind, expected_rows, writing
 
 SCHEMA: Any = to_arrow_schema(full_schema(headers=True), timezone="UTC")
@@ -331,6 +333,68 @@ def test_a_time_is_found_in_archive_and_log(tmp_path: Path) -> None:
     for second in (0, 1, 30, 49, 50, 51, 99, 100, 200):
         moment = START + second * SECOND - 1
         assert joined.index_at(moment, joined.bounds()) == whole.index_at(moment, whole.bounds()), second
+
+
+def streaming(**options: str) -> LogStreamReader:
+    given = {"startingOffsets": "earliest", **options}
+    return LogStreamReader(SourceOptions.parse(given, streaming=True), StructType().add("index", LongType()))
+
+
+def next_batch(stream: LogStreamReader, start: dict[str, Any]) -> tuple[list[int], dict[str, Any]]:
+    """The indices of a stream's next batch, and where it ends."""
+    end = stream.latestOffset(start, stream.getDefaultReadLimit())
+    batches = [batch for part in stream.partitions(start, end) for batch in stream.read(part)]
+    return [index for batch in batches for index in batch[0].to_pylist()], end
+
+
+@pytest.mark.parametrize("limit", [{}, {"maxOffsetsPerTrigger": "1000"}, {"maxBytesPerTrigger": "1000000"}])
+def test_a_stream_over_an_archive_goes_on_as_it_grows(tmp_path: Path, limit: dict[str, str]) -> None:
+    log, path = tmp_path / "log", tmp_path / "archive"
+    grow(log, 0, 40)
+    archived(log, path)
+    stream = streaming(path=str(path), **limit)
+    found, end = next_batch(stream, stream.initialOffset())
+    assert found == list(range(40))
+    assert next_batch(stream, end) == ([], end)
+
+    grow(log, 40, 40)
+    archived(log, path)
+    assert next_batch(stream, end)[0] == list(range(40, 80))
+
+
+@pytest.mark.parametrize("limit", [{}, {"maxBytesPerTrigger": "1000000"}])
+def test_a_stream_over_archive_and_log_goes_on_though_the_log_expires_behind_a_later_archive(
+    tmp_path: Path, limit: dict[str, str]
+) -> None:
+    log, path = tmp_path / "log", tmp_path / "archive"
+    grow(log, 0, 100)
+    archived(log, path)
+    stream, found = streaming(path=str(log), archive=str(path), **limit), list[int]()
+    end = stream.initialOffset()
+    for first in range(100, 500, 100):
+        grow(log, first, 100)
+        while (batch := next_batch(stream, end))[0]:
+            found += batch[0]
+            end = batch[1]
+        archived(log, path)
+        assert expire(log, first + 80) > first
+
+    assert found == list(range(500))
+
+
+def test_a_log_that_is_archived_and_expires_between_two_looks_is_no_gap(tmp_path: Path) -> None:
+    log, path = tmp_path / "log", tmp_path / "archive"
+    grow(log, 0, 100)
+    files = archived(log, path)
+    grow(log, 100, 100)
+
+    class Expiring(LogFiles):
+        def bounds(self) -> Bounds:
+            archived(log, path)
+            expire(log, 180)
+            return super().bounds()
+
+    assert JoinedLog(files, Expiring(str(log))).bounds() == (0, 200)
 
 
 @pytest.mark.parametrize("size", [1, 100, 3000, 1 << 30])
