@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import closing
 from typing import Any
 from urllib.parse import urlencode
 
@@ -160,11 +159,10 @@ class Cluster:
             raise RecordsLost(self.name, index, to_index, str(error)) from error
 
     def _check_server(self, server: str) -> None:
-        """Frames do not say whose they are: ask each server once."""
+        """Frames do not say whose they are: ask each server once. Raises TryNext where it does not answer that."""
         if server in self._checked:
             return
-        with closing(Nodes([server], self._timeout_s)) as node:
-            found = node.first("/status", "its status", _cluster_id_of)
+        found = _cluster_id_of(self._nodes.ask(server, "/status"))
         if found != self.cluster_id():
             raise ForeignLog(server, found, self.cluster_id())
         self._checked.add(server)

@@ -96,6 +96,14 @@ class Nodes:
                     continue  # What it would have said is said by another, or by `first`, which tells why it is not.
         return found or self.first(path, what, lambda answer: {answer.server: document_of(answer)})
 
+    def ask(self, server: str, path: str) -> Answer:
+        """One node's answer, at once; for who takes another one otherwise.
+
+        Raises:
+            TryNext: it does not give one.
+        """
+        return self._ask(server, path, JSON, time.monotonic() + self._timeout_s)
+
     def _by_silence(self) -> list[str]:
         now = time.monotonic()
         return sorted(self.servers, key=lambda server: self._silent_until.get(server, 0.0) > now)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import socket
+import threading
 from contextlib import ExitStack, closing
 from pathlib import Path
 
@@ -20,7 +21,7 @@ from quire.pipeline.options import SourceOptions
 from quire.pipeline.origin import Stretch
 from quire.pipeline.reading import StretchPartition, read_stretch
 from tests.pipeline.logs import CLUSTER, append_and_flush, writing
-from tests.pipeline.servers import Told, answers_of, pages, serving
+from tests.pipeline.servers import SILENT, Told, answers_of, pages, serving
 
 FRAMES, RECORDS_A_FRAME = 20, 5
 HIGHEST = FRAMES * RECORDS_A_FRAME
@@ -134,6 +135,26 @@ def test_a_node_that_says_nothing_is_given_up_for_another(tmp_path: Path, monkey
             assert read([address, other]) == list(range(3, 97))
         with closing(Nodes([address], 0.5)) as nodes, pytest.raises(ClusterUnavailable, match="timed out"):
             nodes.first("/status", "its status", lambda answer: answer)
+
+
+def test_a_node_that_goes_silent_right_after_its_first_page_is_given_up_for_another(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(quire.pipeline.nodes, "ATTEMPT_TIMEOUT_S", 0.2)
+    raw, over = raw_frames(tmp_path), threading.Event()
+    asked: list[str] = []
+
+    def silent(_: dict[str, int]) -> Told:
+        asked.append("/status")
+        over.wait()
+        return SILENT
+
+    told = answers_of(records=pages(raw))
+    with serving(told) as failing, serving(answers_of(records=pages(raw))) as other:
+        told["/status"] = silent
+        assert read([failing, other], timeout_s=1.0) == list(range(3, 97))
+        over.set()
+    assert asked == ["/status"]  # Then it is asked last for a while, and is not needed.
 
 
 def test_a_node_whose_log_does_not_follow_what_was_read_is_passed_over(tmp_path: Path) -> None:
