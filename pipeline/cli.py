@@ -177,7 +177,7 @@ def _replay_lines(summary: ReplaySummary) -> list[str]:
     lines += [f"{server}: {told}" for server, told in summary.live.items()]
     if summary.difference is not None:
         lines.append(summary.difference.sentence())
-    return [*lines, "proven: all of it follows from the log" if summary.is_proven else "NOT proven"]
+    return [*lines, summary.verdict]
 
 
 @app.command()

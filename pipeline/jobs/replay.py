@@ -12,13 +12,11 @@ from contextlib import closing
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
-from quire.log.json_text import to_json
-
 from ..errors import ForeignLog, GroundMissing, MachineDiffers, OptionRefused
-from ..nodes import Answer, Nodes, TryNext, document_of
 from ..options import SourceOptions
 from ..origin import Bounds, Origin
 from ..reading import open_origin
+from .answers import EQUAL, NodeAnswer, ask, place_of
 from .difference import Difference
 from .genesis import Genesis, genesis_of
 from .pieces import absolute, refuse_ranges, whole_frames
@@ -30,9 +28,6 @@ from .spread import spread
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
-
-NODE_TIMEOUT_S = 30.0
-EQUAL = "equal"
 
 
 @dataclass(slots=True)
@@ -49,6 +44,8 @@ class ReplaySummary:
     """Digests that were compared and are right."""
     digest: str = ""
     """At the end."""
+    compared_to: int = 0
+    """The last index at which something was compared, and is right: a digest, or the values of keys."""
     difference: Difference | None = None
     """The first one."""
     compared_keys: int = 0
@@ -56,31 +53,27 @@ class ReplaySummary:
     keys: list[KeyDifference] = field(default_factory=list[KeyDifference])
     """The keys that differ, where the stretches were replayed key by key."""
     live: dict[str, str] = field(default_factory=dict[str, str])
-    """By node that was asked: `equal`, or what its answer is."""
+    """By node that was asked: `equal`, or what its answer is, or why it was not compared."""
     seconds: float = 0.0
 
     @property
     def is_proven(self) -> bool:
-        """Whether nothing differs."""
-        return self.difference is None and not self.keys and all(told == EQUAL for told in self.live.values())
+        """Whether something was compared, every node that was asked among it, and nothing differs."""
+        is_right = self.difference is None and not self.keys and all(told == EQUAL for told in self.live.values())
+        return is_right and self.compared_to > self.from_index
 
-
-class _Live(NamedTuple):
-    """What a node answers."""
-
-    server: str
-    index: int  # type: ignore[assignment]
-    digest: str
-    state: bytes | None
-
-    def told(self, found: list[Replayed], to_index: int) -> str:
-        """What its answer is beside the replay's."""
-        if self.index > to_index:
-            return f"it has applied {self.index}, and the log here ends at {to_index}: try again in a moment"
-        for each in found:
-            if each.difference is not None and each.from_index < self.index:
-                return f"differs from index {each.difference.first_index or each.difference.border} on"
-        return EQUAL
+    @property
+    def verdict(self) -> str:
+        """For people: whether it is proven, and how far."""
+        if self.is_proven and self.compared_to < self.to_index:
+            return f"proven up to index {self.compared_to}: nothing was compared behind it, up to {self.to_index}"
+        if self.is_proven:
+            return "proven: all of it follows from the log"
+        if self.difference is not None or self.keys:
+            return "NOT proven"
+        if self.live:
+            return "NOT proven: not every node was compared"
+        return "NOT proven: there is nothing to compare with, no snapshot and no node's answer"
 
 
 class _Cut(NamedTuple):
@@ -105,9 +98,9 @@ def replay(
 
     With `servers`, nodes of the cluster, their answers are compared, too: each node's state and digest with those of
     the replay at the very index that it has applied. With more than one of `key_parts`, which only machine `kv` takes,
-    each stretch that ends at a snapshot is cut into so many parts of its keys, too, and values are compared instead of
-    digests. `archive` in the options goes before `path`. Executors need the
-    machine's module. Without a Spark this process does it all.
+    each stretch that ends at a snapshot, and in which no node's answer is compared, is cut into so many parts of its
+    keys, too, and values are compared instead of digests. `archive` in the options goes before `path`.
+    Executors need the machine's module. Without a Spark this process does it all.
 
     Raises:
         OptionRefused: no `path`, the options name a part of the log, or `key_parts` fit neither machine nor log.
@@ -129,7 +122,7 @@ def replay(
         # A machine that is not there is refused here, before anything is begun.
         if not is_by_key(genesis.new_machine(machine)) and key_parts > 1:
             raise OptionRefused("key_parts", f"machine {genesis.machine[0]} has no keys that are independent")
-        live = [_ask(server, cluster_id) for server in servers]
+        live = [ask(server, cluster_id) for server in servers]
         snapshots = _snapshots(sorted({path, options.path}), cluster_id, genesis.machine)
         cuts = _cuts(origin.name, bounds, snapshots)
         pieces = [_piece(options, origin, cut, genesis, machine, live) for cut in cuts]
@@ -148,13 +141,20 @@ def replay(
         progress(done, total)
     _sum_up(summary, found, of_keys)
     summary.stretches = len(pieces)
-    summary.live = {node.server: node.told(found, summary.to_index) for node in live}
+    wrong = {each.to_index: f"at index {each.to_index}" for each in of_keys if each.differences}
+    for difference in (difference for each in found for difference in each.differences):
+        if difference.source not in servers:
+            wrong[difference.border] = place_of(difference)
+    gone_over = Bounds(summary.from_index, summary.to_index)
+    summary.live = {node.server: node.told(found, wrong, gone_over) for node in live}
     summary.seconds = time.monotonic() - began
     return summary
 
 
 def _parts(piece: ReplayPiece, key_parts: int) -> list[ReplayPiece | KeyPiece]:
-    if key_parts == 1 or piece.end is None:
+    # Parts compare values with the snapshot at the end. A node's answer is compared by who applies all of a stretch.
+    is_asked = any(not witness.sha256 for witness in piece.witnesses)
+    if key_parts == 1 or piece.end is None or is_asked:
         return [piece]
     return [KeyPiece(piece, part, key_parts) for part in range(key_parts)]
 
@@ -173,9 +173,11 @@ def _sum_up(summary: ReplaySummary, found: list[Replayed], of_keys: list[Replaye
     of_keys.sort(key=lambda each: (each.from_index, each.part))
     stretches = [each for each in of_keys if each.part == 0]
     summary.records = sum(each.records for each in found) + sum(each.to_index - each.from_index for each in stretches)
-    summary.checked = sum(each.checked for each in found)
+    summary.checked = sum(len(each.equal) for each in found)
+    borders = [border for each in found for border in each.equal.values()] + [each.to_index for each in of_keys]
+    summary.compared_to = max(borders, default=summary.from_index)
     summary.digest = found[-1].digest if found else ""
-    summary.difference = next((each.difference for each in found if each.difference is not None), None)
+    summary.difference = next((difference for each in found for difference in each.differences), None)
     summary.compared_keys = sum(each.keys for each in of_keys)
     summary.keys = [difference for each in of_keys for difference in each.differences]
 
@@ -220,7 +222,7 @@ def _cuts(name: str, bounds: Bounds, snapshots: list[StoredSnapshot]) -> list[_C
 
 
 def _piece(
-    options: SourceOptions, origin: Origin, cut: _Cut, genesis: Genesis, machine: str | None, live: list[_Live]
+    options: SourceOptions, origin: Origin, cut: _Cut, genesis: Genesis, machine: str | None, live: list[NodeAnswer]
 ) -> ReplayPiece:
     witnesses = [
         Witness(node.index, node.digest, node.server, state=node.state)
@@ -242,25 +244,3 @@ def _piece(
         end=cut.end,
         witnesses=sorted(witnesses, key=lambda witness: witness.index),
     )
-
-
-def _ask(server: str, cluster_id: str) -> _Live:
-    """What a node answers, at the index that it has applied.
-
-    Raises:
-        ForeignLog: it is of another cluster.
-        ClusterUnavailable: it does not answer.
-    """
-    with closing(Nodes([server], NODE_TIMEOUT_S)) as nodes:
-        found = nodes.first("/status", "its status", document_of).get("cluster_id")
-        if found != cluster_id:
-            raise ForeignLog(server, str(found), cluster_id)
-        return nodes.first("/state?consistency=local", "its answer", _parsed)
-
-
-def _parsed(answer: Answer) -> _Live:
-    match document_of(answer):
-        case {"state": state, "applied_index": int(index), "digest": str(digest)}:
-            return _Live(answer.server, index, digest, to_json(state))
-        case _:
-            raise TryNext("it does not tell its state")

@@ -58,13 +58,14 @@ class Replayed(NamedTuple):
     records: int
     digest: str
     seconds: float
-    checked: int
-    """Witnesses whose word was right."""
-    difference: Difference | None
+    equal: dict[str, int]
+    """Who was compared and is right, and at which index: a node by its address, a snapshot by its name."""
+    differences: list[Difference]
+    """Whose word was another, in the log's order."""
 
 
 def replay_stretch(piece: ReplayPiece) -> Replayed:
-    """Apply all frames of a stretch, and compare with each witness; ends at the first that differs.
+    """Apply all frames of a stretch, and compare with each witness, whatever the others said.
 
     Raises:
         SnapshotDamaged, SnapshotInvalid: it cannot begin from its snapshot.
@@ -75,27 +76,27 @@ def replay_stretch(piece: ReplayPiece) -> Replayed:
     began = time.monotonic()
     applier = _begin(piece)
     waiting = list(reversed(piece.witnesses))
-    records = checked = 0
-    difference = None
+    records = 0
+    equal: dict[str, int] = {}
+    differences: list[Difference] = []
     for frame in frames_of_piece(piece):
         applier.apply(frame)
         records += frame.header.count
         while waiting and waiting[-1].index <= applier.applied_index:
             witness = waiting.pop()
             difference = _compare(piece, applier, witness)
-            if difference is not None:
-                break
-            checked += 1
-        if difference is not None:
-            break
+            if difference is None:
+                equal[witness.source] = witness.index
+            else:
+                differences.append(difference)
     return Replayed(
         piece.from_index,
         piece.to_index,
         records,
         applier.digest.hex(),
         time.monotonic() - began,
-        checked,
-        difference,
+        equal,
+        differences,
     )
 
 
@@ -140,8 +141,8 @@ def _compare(piece: ReplayPiece, applier: Applier, witness: Witness) -> Differen
         return Difference(witness.index, witness.source, found, witness.digest, reason)
     if found != witness.digest:
         difference = Difference(witness.index, witness.source, found, witness.digest, "the digests differ")
-        if piece.end is None or piece.end.manifest.index != witness.index:
-            return difference
+        if piece.end is None or _place_of(piece.end) != (witness.index, witness.digest):
+            return difference  # The snapshot's replies are those of who came to its digest, and of no other.
         _, recorded = restored(piece, piece.end)
         return first_difference(difference, applier.sessions, recorded, frames_of_piece(piece))
     if witness.sha256:
@@ -158,6 +159,10 @@ def _compare(piece: ReplayPiece, applier: Applier, witness: Witness) -> Differen
             reason = f"every result is right, and the answer is another: {state[:200]!r}, not {witness.state[:200]!r}"
             return Difference(witness.index, witness.source, found, witness.digest, reason)
     return None
+
+
+def _place_of(snapshot: StoredSnapshot) -> tuple[int, str]:
+    return snapshot.manifest.index, snapshot.manifest.ground.digest.hex()
 
 
 def _state_text(machine: StateMachine) -> bytes | None:
