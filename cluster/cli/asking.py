@@ -7,6 +7,7 @@ from typing import Annotated, NoReturn, TypeVar
 import typer
 
 from ..client import Client, ClientError, connect
+from ..settings import host_and_port
 from .exits import Exit, complain, exit_of
 
 Result = TypeVar("Result")
@@ -40,10 +41,16 @@ def ask(
 
 
 def servers_of(server: str) -> str:
-    """The servers that were named; ends the process where none is."""
-    if not server.replace(",", "").strip():
+    """The servers that were named; ends the process where none is, or one is no HOST:PORT."""
+    named = [each.strip() for each in server.split(",") if each.strip()]
+    if not named:
         fail_usage("no server is named; give --server HOST:PORT or set QUIRE_SERVER")
-    return server
+    try:
+        for each in named:
+            host_and_port(each)
+    except ValueError as error:
+        fail_usage(f"--server, or QUIRE_SERVER: {error}")
+    return ",".join(named)
 
 
 def fail_usage(sentence: str) -> NoReturn:

@@ -120,7 +120,10 @@ class Pipeline:
                 self._admit()
                 return await admitted
         except TimeoutError:
-            raise Unavailable(f"nothing had room for {self._timeout_s:g} s; {self.trouble}") from None
+            # Without a session nothing has room, and what is wrong is only that.
+            full = f"nothing had room for {self._timeout_s:g} s; {self.trouble}"
+            none = f"{self.trouble}, for {self._timeout_s:g} s"
+            raise Unavailable(full if self._window else none) from None
         finally:
             if admitted.cancelled():
                 self._admit()

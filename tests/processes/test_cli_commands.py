@@ -7,8 +7,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import typer
 
 from quire import __version__ as version
+from quire.cluster.cli.asking import servers_of
 from tests.faults.toxiproxy import HOST, free_port
 from tests.processes.cluster import QUIRE, Cluster, Ended, ending_clusters, environment, run_quire
 
@@ -66,6 +68,18 @@ def test_no_server_is_a_usage_error_and_one_that_is_not_there_unavailable() -> N
     nobody = f"{HOST}:{free_port()}"
     ended = run_quire("apply", "add", "3", "--server", nobody, "--timeout", "0.2")
     check_one_sentence(ended, UNAVAILABLE, nobody, "connection refused", "quire status")
+
+
+@pytest.mark.parametrize("named", ["n1", "localhost", "127.0.0.1:7001,n2", "n1:", "n1:65536", "http://n1:7001"])
+def test_a_server_without_a_port_is_a_usage_error_at_once(named: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(typer.Exit) as ended:
+        servers_of(named)
+
+    check_one_sentence(Ended(ended.value.exit_code, *capsys.readouterr()), USAGE, "--server", "is not HOST:PORT")
+
+
+def test_servers_are_taken_as_they_are_meant() -> None:
+    assert servers_of(" 127.0.0.1:7001, [::1]:65535,,n3.example:1 ") == "127.0.0.1:7001,[::1]:65535,n3.example:1"
 
 
 def test_state_tells_answer_applied_index_and_digest(cluster: Cluster) -> None:
