@@ -6,6 +6,9 @@
 
 BIN := .venv/bin
 
+# Tests that start no cluster and mind no neighbour; all others run one at a time.
+SIDE_BY_SIDE := $(addprefix tests/,tidy log sm sim paper golden linear)
+
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):[^#]*## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 18
 
@@ -18,7 +21,14 @@ compose-demo: ## three containers under load; one is killed, one cut off, all an
 	@deploy/demo.py
 
 test: dev-environment toxiproxy java ## all tests (ARGS=...: what to pass to pytest)
+ifdef ARGS
 	$(BIN)/python -m pytest $(ARGS)
+else
+	@status=0; \
+	$(BIN)/python -m pytest -n 2 $(SIDE_BY_SIDE) || status=$$?; \
+	$(BIN)/python -m pytest $(SIDE_BY_SIDE:%=--ignore=%) || status=$$?; \
+	exit $$status
+endif
 
 soak: soak-log soak-planted soak-retriers soak-lasting soak-pipeline soak-faults soak-histories ## the long forms of the tests; the last runs until a rule breaks (FROM=seed, JOBS=processes)
 

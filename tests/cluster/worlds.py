@@ -155,7 +155,7 @@ async def nothing(cluster: RunningCluster, at: str) -> AsyncGenerator[Values, No
 
 
 async def _done(cluster: RunningCluster, path: str, body: bytes, headers: Mapping[str, str] | None = None) -> Reply:
-    """The answer to a write that may be sent twice; again where a busy machine took longer than the world's deadline."""
+    """The answer to a write that may be sent twice, and is where a busy machine took longer than the deadline."""
     while (reply := await cluster.ask("n1", "POST", path, body, JSON, headers)).status == 504:
         pass
     assert reply.status == 200, reply
