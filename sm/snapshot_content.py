@@ -17,7 +17,7 @@ from typing import Any
 from quire.log import PayloadInvalid, pack
 from quire.log.packing import ExtType, unpack_trusted
 
-from .errors import SnapshotDamaged
+from .errors import MachineError, SnapshotDamaged, SnapshotInvalid
 from .machine import StateMachine
 from .replies import Replies
 from .sessions import Sessions
@@ -56,7 +56,7 @@ def restore_content(pieces: Iterable[bytes], machine: StateMachine, sessions: Se
 
     Raises:
         SnapshotDamaged: the content is not as it is written.
-        SnapshotInvalid: the machine refuses its state.
+        SnapshotInvalid: the machine refuses its state, or fails on it in whatever way.
         Whatever `pieces` raises. The machine and the table are not to be used then.
     """
     reader = _Reader(pieces, name)
@@ -74,7 +74,12 @@ def restore_content(pieces: Iterable[bytes], machine: StateMachine, sessions: Se
                     raise SnapshotDamaged(snapshot=name, reason=f"an unknown row {row!r:.40}")
     except (PayloadInvalid, ValueError, TypeError, IndexError) as error:
         raise SnapshotDamaged(snapshot=name, reason=f"its session table cannot be read ({error})") from error
-    machine.restore(reader.rest())
+    try:
+        machine.restore(reader.rest())
+    except (MachineError, OSError):
+        raise
+    except Exception as fault:
+        raise SnapshotInvalid(machine=machine.name, reason=f"its restore raised {fault!r}") from fault
     for _ in reader.rest():  # A machine that stops reading early must not hide a damaged chunk.
         pass
 

@@ -191,7 +191,16 @@ async def test_a_follower_that_lags_is_kept_its_log_up_to_its_bytes(tmp_path: Pa
 
 
 @pytest.mark.asyncio
-async def test_what_cannot_be_read_is_told_and_asked_for_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("fails", "error"),
+    [
+        ("quire.sm.snapshot_part.restore_content", SnapshotDamaged(snapshot="x", reason="says the test")),
+        ("tests.cluster.machines.Notes.restore", KeyError("says the test")),
+    ],
+)
+async def test_what_cannot_be_read_is_told_and_asked_for_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fails: str, error: Exception
+) -> None:
     async with running_cluster(tmp_path, 3, **SETTINGS) as cluster:
         config = cluster.nodes["n3"].config
         await cluster.stop("n3")
@@ -199,10 +208,7 @@ async def test_what_cannot_be_read_is_told_and_asked_for_again(tmp_path: Path, m
         cluster.nodes["n3"] = await started(config)
         node = cluster.nodes["n3"].node
         with monkeypatch.context() as patched:
-            patched.setattr(
-                "quire.sm.snapshot_part.restore_content",
-                _raises(SnapshotDamaged(snapshot="x", reason="says the test")),
-            )
+            patched.setattr(fails, _raises(error))
             await until(
                 cluster, lambda: node.parts is not None and "says the test" in node.parts.upkeep.installing.failure
             )
