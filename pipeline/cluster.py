@@ -98,7 +98,9 @@ class Cluster:
         if not pairs:
             reasons = dict.fromkeys(told, "its answer has no bounds")
             raise ClusterUnavailable("its bounds", self._timeout_s, reasons)
-        return Bounds(min(low for low, _ in pairs), max(high for _, high in pairs))
+        # A member with an empty disk says 0 and 0 until it is sent a snapshot: who holds nothing begins nowhere.
+        holding = [(low, high) for low, high in pairs if low < high] or pairs
+        return Bounds(min(low for low, _ in holding), max(high for _, high in holding))
 
     def index_at(self, timestamp: int, bounds: Bounds) -> int:
         low, high = bounds
@@ -151,12 +153,15 @@ class Cluster:
             return _verified(answer, index, stretch.to_index, tail, skimmer)
 
         path = "/records?" + urlencode({"from": index, "max_bytes": max_bytes})
+        what = f"the records from index {index} on"
         try:
-            return self._nodes.first(path, f"the records from index {index} on", parse, RAW_FRAMES)
+            return self._nodes.first(path, what, parse, RAW_FRAMES)
         except Gone as error:
             lowest = self.bounds().lowest_index
-            to_index = min(lowest, stretch.to_index) if lowest > index else stretch.to_index
-            raise RecordsLost(self.name, index, to_index, str(error)) from error
+            if lowest <= index:  # Some node has it still, or says so: nothing tells where the loss would end.
+                reason = f"{error}, though the log begins at index {lowest}"
+                raise ClusterUnavailable(what, self._timeout_s, {self.name: reason}) from error
+            raise RecordsLost(self.name, index, min(lowest, stretch.to_index), str(error)) from error
 
     def _check_server(self, server: str) -> None:
         """Frames do not say whose they are: ask each server once. Raises TryNext where it does not answer that."""

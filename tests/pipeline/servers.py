@@ -58,13 +58,17 @@ def answers_of(
     status = {"cluster_id": cluster_id.hex(), "role": "follower", "log_bytes": 1000}
     status |= {"lowest_index": lowest, "highest_index": 100}
     members = {"node_id": "n1", "nodes": {"n1": {"address": "127.0.0.1:1", "status": status}}}
-    bounds = {"lowest_index": lowest, "highest_index": 100}
     return {
         "/status": (200, json.dumps(status).encode()),
         "/cluster": (200, json.dumps(members).encode()),
-        "/index_bounds": (200, json.dumps(bounds).encode()),
+        "/index_bounds": bounds(lowest, 100),
         "/records": records,
     }
+
+
+def bounds(lowest: int, highest: int) -> Told:
+    """What `/index_bounds` says."""
+    return 200, json.dumps({"lowest_index": lowest, "highest_index": highest}).encode()
 
 
 def pages(raw: bytes, *, answers: int = 1 << 30, lowest: int = 0) -> Callable[[dict[str, int]], Told]:

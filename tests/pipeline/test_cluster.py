@@ -234,7 +234,7 @@ def test_servers_of_two_clusters_are_refused(cluster: Cluster) -> None:
 
 def test_what_has_expired_on_every_node_is_lost_and_on_one_of_them_is_not(cluster: Cluster) -> None:
     known = known_id(cluster)
-    gone = answers_of(bytes.fromhex(known), (410, b'{"detail": "index 0 has expired"}'))
+    gone = answers_of(bytes.fromhex(known), (410, b'{"detail": "index 0 has expired"}'), lowest=3)
     says = r"records \[0, 3\) .* index 0 has expired"
     with serving(gone) as first, serving(gone) as second:
         with log_of(f"{first},{second}", known=known) as task, pytest.raises(RecordsLost, match=says):

@@ -21,7 +21,7 @@ from quire.pipeline.options import SourceOptions
 from quire.pipeline.origin import Stretch
 from quire.pipeline.reading import StretchPartition, read_stretch
 from tests.pipeline.logs import CLUSTER, append_and_flush, writing
-from tests.pipeline.servers import SILENT, Told, answers_of, pages, serving
+from tests.pipeline.servers import SILENT, Told, answers_of, bounds, pages, serving
 
 FRAMES, RECORDS_A_FRAME = 20, 5
 HIGHEST = FRAMES * RECORDS_A_FRAME
@@ -78,6 +78,28 @@ def test_where_records_expired_before_a_task_came_to_them_it_fails_or_goes_on_be
         assert shown(server, partition, failOnDataLoss="false") == list(range(40, 97))
         before = StretchPartition(Stretch(3, 40, None), CLUSTER.hex(), (server,), 0)
         assert shown(server, before, failOnDataLoss="false") == []
+
+
+@pytest.mark.parametrize("at", [0, 50])
+def test_a_node_that_holds_nothing_does_not_say_where_the_log_begins(tmp_path: Path, at: int) -> None:
+    raw = raw_frames(tmp_path)
+    with (
+        serving(answers_of(records=pages(raw, lowest=60), lowest=60)) as holder,
+        serving(answers_of() | {"/index_bounds": bounds(at, at)}) as empty,
+        closing(Cluster([empty, holder], 1.0)) as log,
+        closing(Cluster([empty], 1.0)) as alone,
+    ):
+        assert log.bounds() == (60, 100)
+        assert alone.bounds() == (at, at)
+        partition = StretchPartition(Stretch(3, 97, None), CLUSTER.hex(), (empty, holder), 0)
+        assert shown(holder, partition, failOnDataLoss="false", fetchTimeoutMs="300") == list(range(60, 97))
+
+
+def test_what_a_node_says_to_hold_is_not_lost_though_none_gives_it(tmp_path: Path) -> None:
+    with serving(answers_of(records=pages(raw_frames(tmp_path), lowest=40), lowest=0)) as server:
+        partition = StretchPartition(Stretch(3, 97, None), CLUSTER.hex(), (server,), 0)
+        with pytest.raises(ClusterUnavailable, match=r"index 3 on .*it has expired, though .* begins at index 0"):
+            shown(server, partition, failOnDataLoss="false")
 
 
 def shown(server: str, partition: StretchPartition, **options: str) -> list[int]:
