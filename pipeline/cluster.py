@@ -122,6 +122,8 @@ class Cluster:
         return min(to_index, from_index + max(1, int(max_bytes / self._bytes_per_record())))
 
     def stretches(self, from_index: int, to_index: int) -> list[Stretch]:
+        if from_index >= to_index:
+            return []  # A log without a record has no record's size.
         size = max(1, int(STRETCH_BYTES / self._bytes_per_record()))
         starts = range(from_index, to_index, size)
         return [Stretch(start, min(start + size, to_index), None) for start in starts]

@@ -14,12 +14,14 @@ from pyspark.sql.types import LongType, StructType
 import quire.pipeline.cluster
 import quire.pipeline.nodes
 from quire.log.packing import Skimmer
+from quire.pipeline.batch import LogReader
 from quire.pipeline.cluster import Cluster
 from quire.pipeline.errors import ClusterUnavailable, ForeignLog, RecordsLost
 from quire.pipeline.nodes import Nodes
 from quire.pipeline.options import SourceOptions
 from quire.pipeline.origin import Stretch
 from quire.pipeline.reading import StretchPartition, read_stretch
+from quire.pipeline.stream import LogStreamReader
 from tests.pipeline.logs import CLUSTER, append_and_flush, writing
 from tests.pipeline.servers import SILENT, Told, answers_of, bounds, pages, serving
 
@@ -93,6 +95,21 @@ def test_a_node_that_holds_nothing_does_not_say_where_the_log_begins(tmp_path: P
         assert alone.bounds() == (at, at)
         partition = StretchPartition(Stretch(3, 97, None), CLUSTER.hex(), (empty, holder), 0)
         assert shown(holder, partition, failOnDataLoss="false", fetchTimeoutMs="300") == list(range(60, 97))
+
+
+@pytest.mark.parametrize("at", [0, 50])
+def test_an_empty_log_of_a_cluster_has_no_parts(at: int) -> None:
+    empty = json.dumps({"cluster_id": CLUSTER.hex(), "log_bytes": 0, "lowest_index": at, "highest_index": at})
+    answers = answers_of(records=(404, b"{}")) | {"/index_bounds": bounds(at, at), "/status": (200, empty.encode())}
+    with serving(answers) as server:
+        given = {"bootstrap": server, "fetchTimeoutMs": "300", "minPartitions": "3"}
+        schema = StructType().add("index", LongType())
+        assert LogReader(SourceOptions.parse(given, streaming=False), schema).partitions() == []
+        stream = LogStreamReader(SourceOptions.parse(given, streaming=True), schema)
+        start = stream.initialOffset()
+        assert stream.latestOffset(start, stream.getDefaultReadLimit()) == start
+        assert stream.partitions(start, start) == []
+        stream.stop()
 
 
 def test_what_a_node_says_to_hold_is_not_lost_though_none_gives_it(tmp_path: Path) -> None:
