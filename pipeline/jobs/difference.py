@@ -2,7 +2,8 @@
 
 A digest says that something before it differs, not what. But a snapshot keeps the replies of every session, the last
 `session_window` of each, so that retries are answered: so they are compared with those of the replay, one by one, and
-the first that differs has an index in the log.
+the first that differs has an index in the log. It is the first of all where every reply before it is kept and equal;
+otherwise one of those that are not kept may differ, too.
 """
 
 from __future__ import annotations
@@ -52,44 +53,78 @@ class _Reply(NamedTuple):
     expected: Any
 
 
+class _Compared:
+    """The replies of two tables of one border, as far as both keep them."""
+
+    def __init__(self, own: Sessions, recorded: Sessions) -> None:
+        self.differing: dict[tuple[int, int], _Reply] = {}
+        """By session and sequence, the first of each session."""
+        self._equal: dict[int, range] = {}
+        self._heirs = dict(recorded.all_fenced())
+        tables = {session: replies for session, _, replies in own.all_open()}
+        for session, _, replies in recorded.all_open():
+            if session not in tables:
+                continue
+            ours = tables[session]
+            first = max(replies.kept_from, ours.kept_from)
+            end = min(replies.recorded_end, ours.recorded_end)
+            pairs = zip(ours.read(first, end), replies.read(first, end), strict=True)
+            for sequence, (found, expected) in enumerate(pairs, first):
+                if _shown(found.reply) != _shown(expected.reply):
+                    self.differing[session, sequence] = _Reply(session, sequence, found.reply, expected.reply)
+                    end = sequence
+                    break
+            self._equal[session] = range(first, end)
+
+    def heir(self, session: int) -> int:
+        """The session that has the replies of this one: itself, or who took over its name."""
+        while session in self._heirs:
+            session = self._heirs[session]
+        return session
+
+    def is_equal(self, session: int, sequence: int) -> bool:
+        """Whether both keep this reply, and it is the same."""
+        return sequence in self._equal.get(session, ())
+
+
 def first_difference(difference: Difference, own: Sessions, recorded: Sessions, frames: Iterable[Frame]) -> Difference:
     """The difference with the first index that the replies at its border tell; `frames` are the stretch's."""
-    tables = {session: replies for session, _, replies in own.all_open()}
-    differing: dict[tuple[int, int], _Reply] = {}
-    for session, _, replies in recorded.all_open():
-        if session not in tables:
-            continue
-        ours = tables[session]
-        first = max(replies.kept_from, ours.kept_from)
-        end = min(replies.recorded_end, ours.recorded_end)
-        pairs = zip(ours.read(first, end), replies.read(first, end), strict=True)
-        for sequence, (found, expected) in enumerate(pairs, first):
-            if _shown(found.reply) != _shown(expected.reply):
-                differing[session, sequence] = _Reply(session, sequence, found.reply, expected.reply)
-                break
-    if not differing:
-        reason = "no reply that its snapshot keeps differs: the wrong result is older than those, or has no session"
-        return difference._replace(reason=reason)
+    compared = _Compared(own, recorded)
+    unknown: int | None = None
+    """The first record whose replies are not both kept."""
     for index, session, sequence in _numbered(frames):
-        reply = differing.get((session, sequence))
-        if reply is not None:
-            return difference._replace(
-                first_index=index, found_result=_shown(reply.found), expected_result=_shown(reply.expected)
-            )
-    reason = "a reply of the stretch before differs"
+        heir = compared.heir(session)
+        reply = compared.differing.get((heir, sequence))
+        if reply is None:
+            if unknown is None and not compared.is_equal(heir, sequence):
+                unknown = index
+            continue
+        found, expected = _shown(reply.found), _shown(reply.expected)
+        if unknown is None:
+            return difference._replace(first_index=index, found_result=found, expected_result=expected)
+        reason = f"the first differing result is in [{unknown}, {index + 1}): that of index {index} is {expected} "
+        reason += f"there, {found} in the replay, and of some before it no reply is kept"
+        return difference._replace(reason=reason, found_result=found, expected_result=expected)
+    if compared.differing:
+        reason = "a reply of the stretch before differs"
+    elif unknown is None:
+        reason = "every reply of the stretch is kept, and is the same"
+    else:
+        reason = f"the first differing result is in [{unknown}, {difference.border}): no reply that its snapshot keeps "
+        reason += "differs, so it is older than those, or of no session that is open there"
     return difference._replace(reason=reason)
 
 
 def _numbered(frames: Iterable[Frame]) -> Iterator[tuple[int, int, int]]:
-    """(index, session, sequence) of the records that have a session."""
+    """(index, session, sequence) of the records that have a result; session 0 where it was sent under none."""
     for header, payload in frames:
         if header.kind == Kind.RUNS:
             index = header.index
             for session, sequence, count in decode_runs(payload, header.count)[0]:
-                for place in range(count if session else 0):
+                for place in range(count):
                     yield index + place, session, sequence + place
                 index += count
-        elif header.session:
+        elif header.kind != Kind.SYSTEM:
             for place in range(header.count):
                 yield header.index + place, header.session, header.sequence + place
 
