@@ -114,9 +114,7 @@ def _scrub_lines(summary: ScrubSummary) -> list[str]:
             f"{name}: {node.records:,} records, [{node.from_index}, {node.to_index}), in {node.frames:,} frames, "
             f"{node.log_bytes / MEBIBYTE:,.1f} MiB"
         )
-    verdict = "whole" if summary.is_whole else "NOT whole"
-    equal = ", and the same on each" if summary.is_whole and len(summary.nodes) > 1 else ""
-    return [*lines, f"{verdict}{equal}; {summary.seconds:.1f} s"]
+    return [*lines, f"{summary.verdict}; {summary.seconds:.1f} s"]
 
 
 @app.command()

@@ -28,7 +28,7 @@ from .finding import Finding, FindingKind
 from .progress import Progress, untold
 from .scrub_segment import scrub_segment
 from .spread import spread
-from .walked import Walked
+from .walked import Border, Walked
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -44,8 +44,8 @@ class ScrubPiece(NamedTuple):
     is_server: bool
     cluster_id: str
     stretch: Stretch
-    shared_end: int
-    """Where the shortest of the logs ends: a border that all of them have."""
+    ends: tuple[int, ...]
+    """Where the logs end, each of them."""
 
 
 @dataclass(slots=True)
@@ -57,6 +57,8 @@ class ScrubbedNode:
     frames: int = 0
     records: int = 0
     log_bytes: int = 0
+    compared_to: int | None = None
+    """The last border at which it was compared with another; None: they have no record in common that was read."""
 
 
 @dataclass(slots=True)
@@ -70,8 +72,23 @@ class ScrubSummary:
 
     @property
     def is_whole(self) -> bool:
-        """Whether all records were read, are what was written, and are the same everywhere."""
+        """Whether all records were read, are what was written, and differ nowhere."""
         return all(finding.kind == "index" for finding in self.findings)
+
+    @property
+    def is_same(self) -> bool:
+        """Whether each log was compared with another, and none differs."""
+        return self.is_whole and all(node.compared_to is not None for node in self.nodes.values())
+
+    @property
+    def verdict(self) -> str:
+        """For people."""
+        if not self.is_whole:
+            return "NOT whole"
+        if self.is_same:
+            return "whole, and the same on each"
+        alone = ", ".join(name for name, node in self.nodes.items() if node.compared_to is None)
+        return f"whole; compared with no other: {alone}" if len(self.nodes) > 1 else "whole"
 
 
 def scrub(
@@ -102,9 +119,9 @@ def scrub(
             summary.cluster_id = cluster_id
             summary.nodes[node] = ScrubbedNode(low, high)
             stretches = _stretches(origin, low, high)
-            pieces += [ScrubPiece(node, is_server, cluster_id, stretch, 0) for stretch in stretches]
-    shared_end = min((node.to_index for node in summary.nodes.values()), default=0)
-    pieces = [piece._replace(shared_end=shared_end) for piece in pieces]
+            pieces += [ScrubPiece(node, is_server, cluster_id, stretch, ()) for stretch in stretches]
+    ends = tuple({node.to_index for node in summary.nodes.values()})
+    pieces = [piece._replace(ends=ends) for piece in pieces]
     walks: dict[str, dict[int, Walked]] = {node: {} for node in summary.nodes}
     done, total = 0, sum(piece.stretch.to_index - piece.stretch.from_index for piece in pieces)
     progress(0, total)
@@ -115,10 +132,7 @@ def scrub(
         progress(done, total)
     for node, of_node in walks.items():
         _gather(summary, node, [of_node[first] for first in sorted(of_node)])
-    servers_among = {node: node in servers for node in summary.nodes}
-    summary.findings += _compared(
-        {node: list(of_node.values()) for node, of_node in walks.items()}, servers_among, summary.cluster_id
-    )
+    _compare(summary, {node: list(of_node.values()) for node, of_node in walks.items()}, servers)
     summary.seconds = time.monotonic() - began
     return summary
 
@@ -144,10 +158,10 @@ def _walk(piece: ScrubPiece) -> Walked:
     stretch = piece.stretch
     if not piece.is_server and not is_archive(piece.node):
         try:
-            return scrub_segment(piece.node, stretch.from_index, stretch.to_index, piece.shared_end)
+            return scrub_segment(piece.node, stretch.from_index, stretch.to_index, piece.ends)
         except FileNotFoundError:
             return Walked(piece.node)  # It has expired meanwhile.
-    walked = Walked(piece.node, piece.shared_end)
+    walked = Walked(piece.node, piece.ends)
     try:
         with closing(_open(piece.node, is_server=piece.is_server, known=piece.cluster_id)) as origin:
             if isinstance(origin, ArchiveFiles):
@@ -204,26 +218,29 @@ def _gather(summary: ScrubSummary, node: str, pieces: list[Walked]) -> None:
         tail = None if walked.is_cut else walked.tail
 
 
-def _compared(walks: dict[str, list[Walked]], servers: Mapping[str, bool], cluster_id: str) -> list[Finding]:
-    """A finding for each node whose frames are others than most nodes', with the first that is."""
-    told: dict[int, dict[str, int]] = {}
+def _compare(summary: ScrubSummary, walks: dict[str, list[Walked]], servers: Sequence[str]) -> None:
+    """Add a finding for each node whose frames are others than most nodes', with the first that is."""
+    told: dict[int, dict[str, Border]] = {}
     for node, of_node in walks.items():
         for walked in of_node:
-            for index, crc in walked.borders:
-                told.setdefault(index, {})[node] = crc
+            for index, border in walked.borders.items():
+                told.setdefault(index, {})[node] = border
+    is_server = {node: node in servers for node in walks}
     equal: dict[str, int] = dict.fromkeys(walks, 0)
-    differing: dict[str, Finding] = {}
-    for index in sorted(told):
-        crcs = told[index]
-        most, _ = Counter(crcs.values()).most_common(1)[0]
-        model = next(node for node, crc in crcs.items() if crc == most)
-        for node, crc in crcs.items():
-            if crc == most:
-                equal[node] = index
+    differing: set[str] = set()
+    for index, borders in sorted(told.items()):
+        if len(borders) == 1:
+            continue
+        most, _ = Counter(borders.values()).most_common(1)[0]
+        model = next(node for node, border in borders.items() if border == most)
+        for node, border in borders.items():
+            summary.nodes[node].compared_to = border.next_index
+            if border == most:
+                equal[node] = border.next_index
             elif node not in differing:
+                differing.add(node)
                 stretch = Stretch(equal[node], index, None)
-                differing[node] = _difference(node, model, stretch, servers, cluster_id)
-    return list(differing.values())
+                summary.findings.append(_difference(node, model, stretch, is_server, summary.cluster_id))
 
 
 def _difference(node: str, model: str, stretch: Stretch, servers: Mapping[str, bool], cluster_id: str) -> Finding:

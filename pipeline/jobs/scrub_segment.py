@@ -28,8 +28,8 @@ CRC_BYTES = 4
 PAYLOAD_CRC_OFFSET = 60
 
 
-def scrub_segment(path: str, base: int, to_index: int, shared_end: int = 0) -> Walked:
-    """Look at the frames of a segment up to the border `to_index`, and at its index file.
+def scrub_segment(path: str, base: int, to_index: int, ends: tuple[int, ...] = ()) -> Walked:
+    """Look at the frames of a segment up to the border `to_index`, and at its index file. `ends`: as `Walked` says.
 
     Raises:
         FileNotFoundError: it has expired.
@@ -38,7 +38,7 @@ def scrub_segment(path: str, base: int, to_index: int, shared_end: int = 0) -> W
     files = ReadOnlyDirectory(path).child(SEGMENTS_FOLDER)
     with closing(SegmentFile(files, base)) as segment:
         places, fault = _index_places(files, base)
-        walk = _SegmentWalk(segment, to_index, places, Walked(path, shared_end))
+        walk = _SegmentWalk(segment, to_index, places, Walked(path, ends))
         walk.run()
         if not walk.walked.findings:
             left = [position for position, (_, relative) in walk.named.items() if base + relative < to_index]

@@ -1,12 +1,15 @@
 """What a walk over frames has seen: enough to compare nodes with each other, however long the log is.
 
-Frames form a chain, so two logs that have one crc32c at one border are equal below it, up to where the chain begins. A
-walk keeps the crc at one border of every BORDER_RECORDS records, the same ones on every node.
+Frames form a chain, so two logs that have one crc32c at one border are equal below it, up to where the chain begins.
+Logs that have parted never come together again, but their frames may end elsewhere from then on. So a walk keeps the
+border behind the last record below every BORDER_RECORDS-th index, and below the end of each log, wherever that border
+is: it is the same on every node, or the logs have parted.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from quire.log import ChainBroken, FrameHeader, Tail
 from quire.log.frames import follow
@@ -16,13 +19,20 @@ from .finding import Finding
 BORDER_RECORDS = 10_000
 
 
+class Border(NamedTuple):
+    """Where a frame ends, and its crc32c."""
+
+    next_index: int
+    crc32c: int
+
+
 @dataclass(slots=True)
 class Walked:
     """One piece of a node's log, gone over."""
 
     node: str
-    shared_end: int = 0
-    """One more border whose crc is kept."""
+    ends: tuple[int, ...] = ()
+    """The indices where logs end that this one is compared with; their borders are kept, too."""
     before: Tail | None = None
     """The chain's end before the first frame; of epoch and timestamp 0 where only the crc is known."""
     tail: Tail | None = None
@@ -31,8 +41,8 @@ class Walked:
     frames: int = 0
     records: int = 0
     log_bytes: int = 0
-    borders: list[tuple[int, int]] = field(default_factory=list[tuple[int, int]])
-    """(index, crc32c of the frame that ends there)."""
+    borders: dict[int, Border] = field(default_factory=dict[int, Border])
+    """By index, of the frame that holds the record before it."""
     findings: list[Finding] = field(default_factory=list[Finding])
 
     def add(self, header: FrameHeader) -> str | None:
@@ -49,9 +59,8 @@ class Walked:
         self.frames += 1
         self.records += header.count
         self.log_bytes += header.size
-        if (
-            header.index // BORDER_RECORDS != header.next_index // BORDER_RECORDS
-            or header.next_index == self.shared_end
-        ):
-            self.borders.append((header.next_index, header.crc32c))
+        first = (header.index // BORDER_RECORDS + 1) * BORDER_RECORDS
+        ends = (end for end in self.ends if header.index < end <= header.next_index)
+        for index in (*range(first, header.next_index + 1, BORDER_RECORDS), *ends):
+            self.borders[index] = Border(header.next_index, header.crc32c)
         return broken

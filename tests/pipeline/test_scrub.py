@@ -15,8 +15,10 @@ from quire.log.options import STORE_HEADER_BYTES
 from quire.pipeline.errors import ForeignLog, NoLog
 from quire.pipeline.jobs import Finding, ScrubSummary, archive, scrub
 from quire.pipeline.jobs.flipped_bit import MAX_BYTES, FlippedBit, flipped_bit
+from quire.pipeline.jobs.walked import BORDER_RECORDS
 from quire.pipeline.options import SourceOptions
 from tests.pipeline.logs import append_and_flush, every_kind, writing
+from tests.pipeline.test_archive import expire
 
 RECORDS = 600
 
@@ -199,6 +201,76 @@ def test_a_node_that_lags_is_compared_as_far_as_it_has_come(log: Path, tmp_path:
     write(tmp_path / "n4", changed=297, records=300)
     [finding] = scrubbed(log, tmp_path / "n2", tmp_path / "n4").findings
     assert (finding.node, finding.from_index) == (str(tmp_path / "n4"), 297)
+
+
+def write_frames(path: Path, *lengths: int, lowest: int = 0) -> None:
+    """A log of frames of so many records each; from `lowest` on, what is below has expired."""
+    index = 0
+    with writing(path, LogOptions(segment_bytes=4096 if lowest else 1 << 20, index_bytes=1 << 20)) as log:
+        for length in lengths:
+            append_and_flush(log, [[index + place] for place in range(length)])
+            index += length
+    if lowest:
+        expire(path, lowest)
+
+
+@pytest.mark.parametrize(
+    ("ours", "theirs"), [([3] * 101, [4] * 80), ([5], [1] * 5), ([2], [1, 1, 1]), ([7, 7], [7, 6])]
+)
+def test_split_brains_whose_frames_end_elsewhere_are_found(tmp_path: Path, ours: list[int], theirs: list[int]) -> None:
+    write_frames(tmp_path / "n1", *[3] * 100, *ours)
+    write_frames(tmp_path / "n2", *[3] * 100, *theirs)
+
+    for paths in ((tmp_path / "n1", tmp_path / "n2"), (tmp_path / "n2", tmp_path / "n1")):
+        summary = scrubbed(*paths)
+
+        assert not summary.is_whole
+        [finding] = summary.findings
+        parted = 300 if ours[0] != theirs[0] else 307
+        assert (finding.kind, finding.from_index) == ("differs", parted)
+
+
+@pytest.mark.parametrize("crossing", [1, BORDER_RECORDS, 2 * BORDER_RECORDS + 1])
+def test_split_brains_are_found_behind_a_frame_that_crosses_many_borders(tmp_path: Path, crossing: int) -> None:
+    start = [BORDER_RECORDS - 1, crossing]
+    write_frames(tmp_path / "n1", *start, 100, 7)
+    write_frames(tmp_path / "n2", *start, 101)
+    write_frames(tmp_path / "n3", *start)
+
+    [finding] = scrubbed(tmp_path / "n1", tmp_path / "n2", tmp_path / "n3").findings
+
+    assert (finding.kind, finding.from_index) == ("differs", sum(start))
+    assert scrubbed(tmp_path / "n1", tmp_path / "n3").findings == []
+
+
+def test_nodes_are_compared_with_each_other_whatever_the_shortest_log_is(tmp_path: Path) -> None:
+    write_frames(tmp_path / "n1", *[3] * 10)
+    write_frames(tmp_path / "n2", *[3] * 200, 3, lowest=300)
+    write_frames(tmp_path / "n3", *[3] * 200, 4, lowest=300)
+
+    summary = scrubbed(tmp_path / "n1", tmp_path / "n2", tmp_path / "n3")
+
+    [finding] = summary.findings
+    assert (finding.kind, finding.from_index) == ("differs", 600)
+    assert {name: node.compared_to for name, node in summary.nodes.items()} == {
+        str(tmp_path / "n1"): None,
+        str(tmp_path / "n2"): 603,
+        str(tmp_path / "n3"): 604,
+    }
+
+
+def test_logs_that_have_no_record_in_common_are_not_the_same(tmp_path: Path) -> None:
+    write_frames(tmp_path / "n1", *[3] * 10)
+    write_frames(tmp_path / "n2", *[3] * 200, lowest=300)
+
+    summary = scrubbed(tmp_path / "n1", tmp_path / "n2")
+
+    assert (summary.is_whole, summary.is_same) == (True, False)
+    assert summary.verdict == f"whole; compared with no other: {tmp_path / 'n1'}, {tmp_path / 'n2'}"
+    write_frames(tmp_path / "n3", *[3] * 10)
+    summary = scrubbed(tmp_path / "n1", tmp_path / "n3")
+    assert (summary.is_same, summary.verdict) == (True, "whole, and the same on each")
+    assert scrubbed(tmp_path / "n1").verdict == "whole"
 
 
 def test_an_archive_is_scrubbed_and_compared_like_a_node(log: Path, tmp_path: Path) -> None:
