@@ -24,6 +24,7 @@ FIRST_PAUSE_S = 0.02
 LONGEST_PAUSE_S = 0.5
 MAX_ANSWER_BYTES = 64 << 20
 """A page of frames, or one larger frame."""
+REFUSALS = (HTTPStatus.REQUEST_ENTITY_TOO_LARGE, HTTPStatus.UNPROCESSABLE_ENTITY)
 JSON = "application/json"
 
 Parsed = TypeVar("Parsed")
@@ -45,6 +46,10 @@ class Gone(TryNext):
     """This node says that it has expired."""
 
 
+class AnswerRefused(TryNext):
+    """This node will not tell it, however often it is asked: it is above a limit, or its machine refuses."""
+
+
 class Nodes:
     """Connections to some nodes, kept open; one thread."""
 
@@ -59,6 +64,7 @@ class Nodes:
 
         Raises:
             Gone: every node that answered says that it has expired.
+            AnswerRefused: every node refuses to tell it.
             ClusterUnavailable: no node gave it in time.
         """
         deadline = time.monotonic() + self._timeout_s
@@ -66,6 +72,7 @@ class Nodes:
         while True:
             reasons: dict[str, str] = {}
             gone: list[Gone] = []
+            refused: list[AnswerRefused] = []
             for server in self._by_silence():
                 try:
                     return parse(self._ask(server, path, accept, deadline))
@@ -73,6 +80,10 @@ class Nodes:
                     reasons[server] = str(error)
                     if isinstance(error, Gone):
                         gone.append(error)
+                    elif isinstance(error, AnswerRefused):
+                        refused.append(error)
+            if refused and len(refused) == len(reasons):
+                raise refused[-1]
             if gone and (len(gone) == len(reasons) or time.monotonic() + pause > deadline):
                 raise gone[-1]
             if time.monotonic() + pause > deadline:
@@ -139,6 +150,8 @@ class Nodes:
         self._connections[server] = connection
         if response.status == HTTPStatus.GONE:
             raise Gone(_detail(body))
+        if response.status in REFUSALS:
+            raise AnswerRefused(f"{response.status}: {_detail(body)}")
         if response.status != HTTPStatus.OK:
             raise TryNext(f"{response.status}: {_detail(body)}")
         next_index = response.headers.get("Quire-Next-Index")

@@ -8,13 +8,14 @@ from typing import NamedTuple
 from quire.log.json_text import to_json
 
 from ..errors import ForeignLog
-from ..nodes import Answer, Nodes, TryNext, document_of
+from ..nodes import Answer, AnswerRefused, Nodes, TryNext, document_of
 from ..origin import Bounds
 from .difference import Difference
 from .replay_stretch import Replayed
 
 NODE_TIMEOUT_S = 30.0
 EQUAL = "equal"
+EQUAL_BY_DIGEST = "equal by its digest: it does not tell its whole state"
 
 
 class NodeAnswer(NamedTuple):
@@ -24,6 +25,7 @@ class NodeAnswer(NamedTuple):
     index: int  # type: ignore[assignment]
     digest: str
     state: bytes | None
+    """As JSON; None where it is too large to be told."""
 
     def told(self, found: list[Replayed], wrong: dict[int, str], bounds: Bounds) -> str:
         """What its answer is beside the replay's, which went over `bounds`.
@@ -41,7 +43,9 @@ class NodeAnswer(NamedTuple):
             return f"not compared: it has applied {self.index}, and the replay begins at {low}"
         # A stretch that is right follows from its snapshot: from the log only if that one does, too.
         before = [border for border in wrong if border <= own.from_index]
-        return f"follows from what differs {wrong[min(before)]}" if before else EQUAL
+        if before:
+            return f"follows from what differs {wrong[min(before)]}"
+        return EQUAL if self.state is not None else EQUAL_BY_DIGEST
 
 
 def place_of(difference: Difference) -> str:
@@ -52,7 +56,7 @@ def place_of(difference: Difference) -> str:
 
 
 def ask(server: str, cluster_id: str) -> NodeAnswer:
-    """What a node answers, at the index that it has applied.
+    """What a node answers, at the index that it has applied; without its state where that is too large to be told.
 
     Raises:
         ForeignLog: it is of another cluster.
@@ -62,12 +66,24 @@ def ask(server: str, cluster_id: str) -> NodeAnswer:
         found = nodes.first("/status", "its status", document_of).get("cluster_id")
         if found != cluster_id:
             raise ForeignLog(server, str(found), cluster_id)
-        return nodes.first("/state?consistency=local", "its answer", _parsed)
+        try:
+            return nodes.first("/state?consistency=local", "its answer", _state_told)
+        except AnswerRefused:
+            # The digest in its status is that of the index there: both are read between two frames.
+            return nodes.first("/status", "its digest", _digest_told)
 
 
-def _parsed(answer: Answer) -> NodeAnswer:
+def _state_told(answer: Answer) -> NodeAnswer:
     match document_of(answer):
         case {"state": state, "applied_index": int(index), "digest": str(digest)}:
             return NodeAnswer(answer.server, index, digest, to_json(state))
         case _:
             raise TryNext("it does not tell its state")
+
+
+def _digest_told(answer: Answer) -> NodeAnswer:
+    match document_of(answer):
+        case {"applied_index": int(index), "digest": str(digest)}:
+            return NodeAnswer(answer.server, index, digest, None)
+        case _:
+            raise TryNext("it does not tell its digest")

@@ -16,7 +16,7 @@ from ..errors import ForeignLog, GroundMissing, MachineDiffers, OptionRefused
 from ..options import SourceOptions
 from ..origin import Bounds, Origin
 from ..reading import open_origin
-from .answers import EQUAL, NodeAnswer, ask, place_of
+from .answers import EQUAL, EQUAL_BY_DIGEST, NodeAnswer, ask, place_of
 from .difference import Difference
 from .genesis import Genesis, genesis_of
 from .pieces import absolute, refuse_ranges, whole_frames
@@ -53,13 +53,13 @@ class ReplaySummary:
     keys: list[KeyDifference] = field(default_factory=list[KeyDifference])
     """The keys that differ, where the stretches were replayed key by key."""
     live: dict[str, str] = field(default_factory=dict[str, str])
-    """By node that was asked: `equal`, or what its answer is, or why it was not compared."""
+    """By node that was asked: `equal` (or by its digest alone), what its answer is, or why it was not compared."""
     seconds: float = 0.0
 
     @property
     def is_proven(self) -> bool:
         """Whether something was compared, every node that was asked among it, and nothing differs."""
-        is_right = self.difference is None and not self.keys and all(told == EQUAL for told in self.live.values())
+        is_right = self.difference is None and not self.keys and set(self.live.values()) <= {EQUAL, EQUAL_BY_DIGEST}
         return is_right and self.compared_to > self.from_index
 
     @property

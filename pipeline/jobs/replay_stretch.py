@@ -155,7 +155,7 @@ def _compare(piece: ReplayPiece, applier: Applier, witness: Witness) -> Differen
             return Difference(witness.index, witness.source, found, witness.digest, reason)
     if witness.state is not None:
         state = _state_text(applier.machine)
-        if state is not None and state != witness.state:
+        if state != witness.state:
             reason = f"every result is right, and the answer is another: {state[:200]!r}, not {witness.state[:200]!r}"
             return Difference(witness.index, witness.source, found, witness.digest, reason)
     return None
@@ -165,9 +165,9 @@ def _place_of(snapshot: StoredSnapshot) -> tuple[int, str]:
     return snapshot.manifest.index, snapshot.manifest.ground.digest.hex()
 
 
-def _state_text(machine: StateMachine) -> bytes | None:
-    """The whole state as JSON; None where the machine refuses to tell it, as it does when it is too large."""
+def _state_text(machine: StateMachine) -> bytes:
+    """The whole state as JSON; the refusal where the machine does not tell it, as it does when it is too large."""
     try:
         return to_json(machine.query(None))
-    except Refused:
-        return None
+    except Refused as refusal:
+        return f"{refusal.code}: {refusal.text}".encode()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -10,11 +11,13 @@ from typing import Any
 import pytest
 
 from quire.log import FrameInvalid, walk_frames
+from quire.pipeline.errors import ClusterUnavailable, ForeignLog
 from quire.pipeline.jobs import ReplaySummary, replay
+from quire.pipeline.jobs.answers import NODE_TIMEOUT_S
 from quire.pipeline.options import SourceOptions
 from quire.sm import Applier, ArithmeticMachine, KvMachine, StateMachine
 from tests.pipeline.logs import CLUSTER
-from tests.pipeline.servers import Told, serving
+from tests.pipeline.servers import SILENT, Told, serving
 from tests.pipeline.test_archive import expire
 from tests.pipeline.test_replay import KV_GENESIS, Nearly, put, run_cluster, snapshot_indices, write_genesis
 
@@ -49,6 +52,11 @@ def node(answer: dict[str, Any]) -> dict[str, Told]:
     """A server's answers."""
     status = {"cluster_id": CLUSTER.hex()} | answer
     return {"/status": (200, json.dumps(status).encode()), "/state": (200, json.dumps(answer).encode())}
+
+
+def node_of_large_state(answer: dict[str, Any], status: int) -> dict[str, Told]:
+    """The same, but that it refuses to tell its state."""
+    return node(answer) | {"/state": (status, b'{"detail": "above the limit"}')}
 
 
 def asked(path: Path, *answers: dict[str, Any], key_parts: int = 1) -> tuple[ReplaySummary, list[str]]:
@@ -187,3 +195,68 @@ def test_nodes_are_compared_where_kv_is_replayed_key_by_key(tmp_path: Path, inde
     assert summary.is_proven == (not false)
     assert summary.compared_keys > 0
     assert summary.records == END
+
+
+@pytest.mark.parametrize("refusal", [413, 422])
+def test_a_node_whose_state_is_too_large_is_compared_by_its_digest(log: Path, refusal: int) -> None:
+    right, began = answer_at(log, 505), time.monotonic()
+    with ExitStack() as servers:
+        both = [
+            servers.enter_context(serving(node_of_large_state(answer, refusal)))
+            for answer in (right, right | {"digest": FALSE_DIGEST})
+        ]
+        summary = replay(SourceOptions(path=str(log)), servers=both)
+        proven = replay(SourceOptions(path=str(log)), servers=both[:1])
+
+    assert time.monotonic() - began < NODE_TIMEOUT_S
+    assert [summary.live[server] for server in both] == [
+        "equal by its digest: it does not tell its whole state",
+        "differs at index 505",
+    ]
+    assert not summary.is_proven
+    assert proven.is_proven
+
+
+@pytest.mark.parametrize("answer", [SILENT, (200, b"{}"), (500, b"{}")])
+def test_a_node_that_does_not_tell_its_state_for_another_reason_is_unavailable(
+    log: Path, monkeypatch: pytest.MonkeyPatch, answer: Told
+) -> None:
+    monkeypatch.setattr("quire.pipeline.jobs.answers.NODE_TIMEOUT_S", 0.1)
+
+    with serving(node(answer_at(log, 505)) | {"/state": answer}) as server, pytest.raises(ClusterUnavailable):
+        replay(SourceOptions(path=str(log)), servers=[server])
+
+
+def test_a_node_that_refuses_its_state_and_tells_no_digest_is_unavailable(
+    log: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("quire.pipeline.jobs.answers.NODE_TIMEOUT_S", 0.1)
+    answers = node_of_large_state(answer_at(log, 505), 422)
+    answers["/status"] = (200, json.dumps({"cluster_id": CLUSTER.hex()}).encode())
+
+    with serving(answers) as server, pytest.raises(ClusterUnavailable, match="does not tell its digest"):
+        replay(SourceOptions(path=str(log)), servers=[server])
+
+
+def test_a_node_of_another_cluster_is_refused(log: Path) -> None:
+    answers = node(answer_at(log, 505))
+    answers["/status"] = (200, json.dumps({"cluster_id": "78" * 16}).encode())
+
+    with serving(answers) as server, pytest.raises(ForeignLog):
+        replay(SourceOptions(path=str(log)), servers=[server])
+
+
+def test_a_state_that_is_told_where_the_replay_s_is_too_large_is_another(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run_cluster(tmp_path / "n1", KvMachine(), genesis=KV_GENESIS, command=put, snapshots=0)
+    answer = answer_at(tmp_path / "n1", END, KvMachine())
+    keys = len(answer["state"])
+
+    monkeypatch.setattr("quire.sm.kv.WHOLE_KEYS", keys)
+    assert asked(tmp_path / "n1", answer)[1] == ["equal"]
+    monkeypatch.setattr("quire.sm.kv.WHOLE_KEYS", keys - 1)
+    summary, told = asked(tmp_path / "n1", answer)
+    assert told == [f"differs at index {END}"]
+    assert summary.difference is not None
+    assert f"{keys} keys, above the limit of {keys - 1}" in summary.difference.reason
