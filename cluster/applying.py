@@ -22,16 +22,20 @@ class Applying:
         applier: Applier,
         on_applied: Callable[[Applied], None],
         on_failed: Callable[[ApplyFailed], None],
-        on_log_failed: Callable[[LogError], None],
+        on_ended: Callable[[Exception], None],
         at_border: Callable[[FrameHeader], None],
     ) -> None:
-        """`at_border` is called after a frame was applied and answered, with its header."""
+        """`at_border` is called after a frame was applied and answered, with its header.
+
+        `on_failed` is told when the machine can apply no more, `on_ended` what ends the node: an error of the log, or a
+        fault of this program.
+        """
         self.applier = applier
         self._at_border = at_border
         self._log = log
         self._on_applied = on_applied
         self._on_failed = on_failed
-        self._on_log_failed = on_log_failed
+        self._on_ended = on_ended
         self._to_index = applier.applied_index
         self._scheduled = False
         self._stopped = False
@@ -86,7 +90,11 @@ class Applying:
             self._on_failed(failure)
         except LogError as failure:  # a committed frame that cannot be read here: this node cannot go on
             self._stopped = True
-            self._on_log_failed(failure)
+            self._on_ended(failure)
+        except Exception as fault:  # in a slice of its own nobody else would hear of it
+            self._stopped = True
+            self._on_ended(fault)
+            raise
         self._wake()
 
     def _wake(self) -> None:

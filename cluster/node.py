@@ -2,7 +2,6 @@
 
 import asyncio
 import os
-from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, assert_never
 
@@ -16,6 +15,7 @@ from quire.replication.core.changing import Outcome
 from quire.replication.forming import Forming
 from quire.replication.hello import Who
 from quire.replication.snapshots import SNAPSHOT_PATH
+from quire.replication.watched_task import watched_task
 from quire.sm import (
     EMPTY_DIGEST,
     Applied,
@@ -134,7 +134,7 @@ class Node:
                 genesis = read_genesis(data_dir.genesis_frame())
                 self._run(data_dir, session, genesis, await self._restored(data_dir, genesis))
             else:
-                self._formation = asyncio.create_task(self._form(data_dir, session), name="formation")
+                self._formation = watched_task(self._form(data_dir, session), "formation", self.failed)
         except BaseException:
             await self.stop()
             raise
@@ -154,9 +154,8 @@ class Node:
             check_genesis(read_genesis(frame), machine, config)
             genesis = await asyncio.to_thread(data_dir.format, self.node_id, frame)
             self._run(data_dir, session, genesis, await self._restored(data_dir, genesis))
-        except (ClusterError, LogError, MachineError, OSError) as error:
-            self.halted(str(error))
-        self._forming = None
+        finally:
+            self._forming = None
 
     def _identity(self, data_dir: DataDir) -> Identity:
         return Identity(self.node_id, data_dir.promises.disk_id, self._incarnation)
@@ -191,10 +190,10 @@ class Node:
         )
         disk = Disk(log, data_dir.promises, snapshots=data_dir.snapshots, older_epochs=ground.epochs)
         replica = Replica(self._identity(data_dir), genesis.cluster_id, disk, self, options)
-        applying = Applying(log, applier, self._applied, self._apply_failed, self._log_failed, self._at_border)
+        applying = Applying(log, applier, self._applied, self._apply_failed, self.failed, self._at_border)
         makers = Makers(lambda: self._machine_type(genesis.initial), lambda: _sessions(genesis))
         dial = session, self._secret
-        upkeep = Upkeep(data_dir.snapshots, disk, replica, applying, makers, dial, config, self.halted)
+        upkeep = Upkeep(data_dir.snapshots, disk, replica, applying, makers, dial, config, self.failed)
         reading = Reading(log, replica, applying, self._not_leader)
         self.parts = Parts(genesis, log, replica, applying, reading, upkeep)
         self.digests.applied(applier.applied_index, applier.digest)
@@ -232,8 +231,7 @@ class Node:
         self.visibility.end()
         if self._formation is not None:
             self._formation.cancel()
-            with suppress(asyncio.CancelledError):
-                await self._formation
+            await asyncio.gather(self._formation, return_exceptions=True)
         if self.parts is not None:
             await self.leadership.stop()
             await self.parts.replica.stop()
@@ -457,8 +455,17 @@ class Node:
             self.visibility.end()
             self.ended.set()
 
-    def _log_failed(self, error: LogError) -> None:
-        self.halted(f"{type(error).__name__}: {error}")
+    def failed(self, error: Exception) -> None:
+        """Stop serving for good: this node cannot go on, or this program has a fault, whose traceback is told."""
+        match error:
+            case LogError() | OSError():
+                self.halted(f"{type(error).__name__}: {error}")
+            case ClusterError() | MachineError():
+                self.halted(str(error))
+            case _:
+                if self.failure is None:
+                    journal.error("a fault of this program", exc_info=error)
+                self.halted(f"a fault of this program: {error!r}")
 
     def _applied(self, applied: Applied) -> None:
         self._pending.applied(applied)

@@ -10,6 +10,7 @@ from aiohttp import ClientSession
 from quire.log import Expirable, FrameHeader, LogError
 from quire.replication import Disk, Replica
 from quire.replication.snapshots import SnapshotServer
+from quire.replication.watched_task import watched_task
 from quire.sm import Applier, Manifest, Sessions, SnapshotStore, SnapshotTooEarly, StateMachine
 
 from .applying import Applying
@@ -30,7 +31,7 @@ class Makers(NamedTuple):
 
 
 class Upkeep:
-    """Everything is called on the event loop. `halted` is told what ends the node."""
+    """Everything is called on the event loop. `failed` is told what ends the node."""
 
     def __init__(
         self,
@@ -41,7 +42,7 @@ class Upkeep:
         makers: Makers,
         dial: tuple[ClientSession, bytes | None],
         config: ServeConfig,
-        halted: Callable[[str], None],
+        failed: Callable[[Exception], None],
     ) -> None:
         """`dial` is what peers are dialled with, and the secret that they prove to know."""
         session, secret = dial
@@ -61,13 +62,13 @@ class Upkeep:
         limits = Limits(config.retention_bytes, config.retention_ms, config.retention_follower_bytes)
         self.retention = Retention(disk, replica, lambda: store.manifests, limits)
         self._applying = applying
-        self._halted = halted
+        self._failed = failed
         self._expiring: asyncio.Task[None] | None = None
         self._removing: asyncio.Task[None] | None = None
 
     def start(self) -> None:
         """Begin to expire."""
-        self._expiring = asyncio.create_task(self._expire_on(), name="expiry")
+        self._expiring = watched_task(self._expire_on(), "expiry", self._failed)
 
     async def stop(self) -> None:
         """Return when nothing is written any more."""
@@ -84,14 +85,14 @@ class Upkeep:
         try:
             self.snapshotting.at_border(header)
         except SnapshotTooEarly as broken:
-            self._halted(str(broken))
+            self._failed(broken)
 
     async def take_snapshot(self) -> Manifest:
         """A snapshot of all that was applied when it was asked for; raises as `Snapshotting.take`."""
         try:
             return await self.snapshotting.take()
         except SnapshotTooEarly as broken:
-            self._halted(str(broken))
+            self._failed(broken)
             raise StateUnavailable(str(broken)) from broken
 
     def expire(self, *, dry_run: bool) -> Expirable:
@@ -103,7 +104,7 @@ class Upkeep:
         try:
             return self.retention.due() if dry_run else self._expire()
         except LogError as error:
-            self._halted(f"{type(error).__name__}: {error}")
+            self._failed(error)
             raise StateUnavailable(str(error)) from error
 
     def _expire(self) -> Expirable:
@@ -116,19 +117,21 @@ class Upkeep:
         """Remove what may go, again and again, for ever."""
         while True:
             await asyncio.sleep(EXPIRY_PAUSE_S)
-            try:
-                self._expire()
-            except LogError as error:
-                self._halted(f"{type(error).__name__}: {error}")
-                return
+            self._expire()
 
     def installed(self, index: int) -> Applier:
         """The log begins behind the snapshot that was fetched: so does the machine. What is older joins no log now."""
         applier = self.installing.installed(index)
         self._applying.go_on_from(applier)
         older = [kept for kept in self.store.indices if kept < index]
-        self._removing = asyncio.create_task(asyncio.to_thread(self.store.remove_all, older))
+        self._removing = watched_task(self._remove(older), f"removal of snapshots below {index}", self._failed)
         return applier
+
+    async def _remove(self, older: list[int]) -> None:
+        try:
+            await asyncio.to_thread(self.store.remove_all, older)
+        except OSError as error:  # They are in nobody's way: the next snapshot's retention takes them along.
+            journal.error("older snapshots were not removed", indices=older, reason=str(error))
 
     def document(self) -> dict[str, Any]:
         """What `/status` says."""

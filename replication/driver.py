@@ -5,7 +5,8 @@ in the deterministic world of `tests/sim`. It decides nothing that a rule of DES
 """
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
 from typing import Protocol, assert_never
 
 from quire.log import DiskFull, Flush, LogClosed, LogError, LogReadOnly, Sync, Tail
@@ -79,6 +80,10 @@ class ReplicaOwner(Protocol):
 
     def halted(self, reason: str) -> None:
         """The node must stop."""
+        ...
+
+    def failed(self, error: Exception) -> None:
+        """This program has a fault: the node must stop."""
         ...
 
 
@@ -168,6 +173,9 @@ class Driver:
         except LogError as error:
             self._events.clear()
             self.log_failed(error)
+        except Exception as fault:
+            self.faulted(fault)
+            raise
         finally:
             self._stepping = False
 
@@ -195,6 +203,26 @@ class Driver:
         """Give back what waits and tell the owner; nothing is done any more."""
         self.handle(events.Stopped(reason))
         self._owner.halted(reason)
+
+    def faulted(self, fault: Exception) -> None:
+        """This program has a fault: tell the owner; nothing is done any more.
+
+        What waits is not given back, as `halt` does: nobody knows how far the step came, so every outcome is unknown.
+        """
+        self._events.clear()
+        self.core.state.halted = f"a fault of this program: {fault!r}"
+        self._owner.failed(fault)
+
+    @contextmanager
+    def _ending_with_errors(self) -> Generator[None]:
+        """What is done aside from a step ends the node with the same errors."""
+        try:
+            yield
+        except LogError as error:
+            self.log_failed(error)
+        except Exception as fault:
+            self.faulted(fault)
+            raise
 
     def _carry_out(self, action: actions.Action) -> None:
         match action:
@@ -381,14 +409,12 @@ class Driver:
         """Run `block` in the writer's thread, then `finish` here; or `fail`, and that is final (DESIGN 4)."""
 
         def done(error: BaseException | None) -> None:
-            try:
+            with self._ending_with_errors():
                 if error is None:
                     finish()
                 else:
                     fail(error)
                     self.step(events.DiskFailed(f"the disk failed: {type(error).__name__}: {error}"))
-            except LogError as failure:
-                self.log_failed(failure)
 
         self._device.write(block, done)
 
@@ -397,19 +423,15 @@ class Driver:
     def sync_mark(self) -> None:
         """Begin a sync of the mark, if it moved and none is on its way. To be called once a second."""
         log = self._disk.log
-        try:
+        sync: Sync | None = None
+        with self._ending_with_errors():
             sync = log.begin_mark_sync()
-        except LogError as failure:
-            self.log_failed(failure)
-            return
         if sync is None:
             return
         running: Sync = sync
 
         def done(error: BaseException | None) -> None:
-            try:
+            with self._ending_with_errors():
                 log.end_mark_sync(running, None if error is None else _of_device(error))
-            except LogError as failure:
-                self.log_failed(failure)
 
         self._device.sync_mark(running, done)

@@ -50,7 +50,8 @@ class Forming:
         self._formation = Formation(me, address, initial)
         self._secret = secret
         self._make_genesis = make_genesis
-        self._genesis: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
+        self._found: asyncio.Future[Members | bytes] = asyncio.get_running_loop().create_future()
+        """All initial members, who are there, or the genesis frame of a cluster that began without this node."""
         self._links: list[Link] = []
         self._server = LinkServer(self, secret)
         self.failures: dict[str, str] = {}
@@ -60,7 +61,8 @@ class Forming:
         self._links = [Link(self, session, node, url, self._secret) for node, url in urls.items()]
         self._form_if_due()
         try:
-            return await self._genesis
+            found = await self._found
+            return found if isinstance(found, bytes) else self._make_genesis(found)
         finally:
             for link in self._links:
                 await link.close()
@@ -76,8 +78,8 @@ class Forming:
 
     def _form_if_due(self) -> None:
         members = self._formation.members()
-        if members is not None and not self._genesis.done():
-            self._genesis.set_result(self._make_genesis(members))
+        if members is not None and not self._found.done():
+            self._found.set_result(members)
 
     # LinkOwner
 
@@ -112,7 +114,7 @@ class Forming:
 
     def peer_said(self, peer: Who, message: PeerMessage) -> None:
         """Take a genesis that is shown; an unformatted node hears nothing else."""
-        if isinstance(message, GenesisShown) and not self._genesis.done():
+        if isinstance(message, GenesisShown) and not self._found.done():
             shown = members_of_genesis(message.frame)
             if self._formation.takes(shown, committed=message.committed):
-                self._genesis.set_result(message.frame)
+                self._found.set_result(message.frame)

@@ -25,6 +25,7 @@ from .durations import Durations
 from .hello import Who
 from .lag import MICROSECONDS, NO_LAG, Lag, Position, first_lacking, lacking_bytes, lag_of, own_lag
 from .network import Network, NetworkOwner
+from .watched_task import watched_task
 
 MARK_SYNC_S = 1.0
 
@@ -138,7 +139,7 @@ class Replica:
         self._step(events.Nominated(nominated))
         self.network.start(session, self._options.urls)
         self._tasks = [
-            asyncio.create_task(self._keep_time(), name="ticks"),
+            watched_task(self._keep_time(), "ticks", self._driver.faulted),
             asyncio.create_task(self._keep_mark(), name="mark"),
         ]
 

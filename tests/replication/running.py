@@ -92,6 +92,9 @@ class Owner:
     def halted(self, reason: str) -> None:
         self.halts.append(reason)
 
+    def failed(self, error: Exception) -> None:
+        self.halts.append(repr(error))
+
 
 def records(*values: object) -> Write:
     """A write of these values."""

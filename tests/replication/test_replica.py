@@ -7,6 +7,7 @@ import pytest
 
 from quire.log import DiskFull, Kind, encode_blob
 from quire.replication import Promise, Reason, Write
+from quire.replication.core import events
 from quire.replication.core.election import Phase
 from quire.replication.core.messages import Last, PreVoteAnswer
 from quire.replication.replica import wall_clock
@@ -204,6 +205,49 @@ async def test_a_leader_that_has_no_room_for_its_first_record_does_not_stay_lead
         node.device.full = False
         await until(lambda: node.serves)
         await node.replica.stop()
+
+
+# Faults of the program
+
+
+def raises(*_arguments: object) -> None:
+    raise ValueError("planted")
+
+
+async def test_a_core_that_raises_ends_the_node_and_takes_no_further_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with alone() as node:
+        monkeypatch.setattr(node.replica.core, "_tick", raises)
+        await until(lambda: node.owner.halts)
+        assert set(node.owner.halts) == {"ValueError('planted')"}
+
+        monkeypatch.undo()
+        tail, writes = node.log.tail, [node.write("a"), node.write("b")]
+        await until(lambda: len(node.owner.rejections) == len(writes))
+        assert (node.owner.rejections, node.log.tail) == ([(write, Reason.NOT_LEADER) for write in writes], tail)
+        assert node.replica.core.handle(events.Tick(), 0, 0) == []
+
+
+async def test_a_write_that_a_fault_met_on_its_way_is_not_said_to_be_unwritten(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with alone() as node:
+        tail = node.log.tail.index
+        monkeypatch.setattr(node.owner, "placed", raises)
+
+        node.write("a")
+        await until(lambda: node.owner.halts)
+
+        assert node.log.tail.index == tail + 1  # It is in the file, and may yet be committed by another leader.
+        assert node.owner.rejections == []
+
+
+async def test_a_fault_at_the_end_of_a_flush_ends_the_node(monkeypatch: pytest.MonkeyPatch) -> None:
+    # It comes back from the writer's thread, past every step.
+    async with alone() as node:
+        monkeypatch.setattr(node.disk.log, "end_flush", raises)
+
+        node.write("a")
+        await until(lambda: node.owner.halts)
+
+        assert node.owner.halts == ["ValueError('planted')"]
 
 
 # Stopping

@@ -521,6 +521,9 @@ class Node:
     def halted(self, reason: str) -> None:
         self.halt_reason = self.halt_reason or reason
 
+    def failed(self, error: Exception) -> None:
+        """A fault is raised, too, and is the history's outcome; so is the loss of power, which is none."""
+
     def next_stream_id(self) -> int:
         return self.it.core.state.next_stream_id()
 
