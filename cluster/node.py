@@ -174,7 +174,7 @@ class Node:
         config, log, ground = self.config, data_dir.log, applier.ground
         if log is None:
             raise NodeStopping
-        self._checker = applier.machine
+        self._checker = self._machine_type(genesis.initial)  # Not the applier's: an install replaces that one.
         options = ReplicaOptions(
             address=config.members[self.node_id],
             genesis=data_dir.genesis_frame(),

@@ -1,8 +1,10 @@
 """A node that comes back to a leader whose log has gone on without it: a snapshot, then the stream, under load."""
 
 import asyncio
+import gc
 import os
 import shutil
+import weakref
 from collections.abc import Callable
 from contextlib import AsyncExitStack
 from functools import partial
@@ -12,8 +14,9 @@ from typing import Any
 import pytest
 from aiohttp import WSServerHandshakeError
 
+from quire.cluster.applying import Applying
 from quire.replication.snapshots import FETCHES_LIMIT, SnapshotRefused
-from quire.sm import SnapshotDamaged, snapshot_name, write_snapshot
+from quire.sm import Applier, SnapshotDamaged, StateMachine, snapshot_name, write_snapshot
 from tests.cluster.running import RunningCluster, running_cluster, started
 
 DEADLINE_S = 60.0
@@ -57,7 +60,17 @@ def caught_up(cluster: RunningCluster, node_id: str) -> Callable[[], bool]:
 
 
 @pytest.mark.asyncio
-async def test_a_node_that_missed_expiries_gets_a_snapshot_and_follows_on(tmp_path: Path) -> None:
+async def test_a_node_that_missed_expiries_gets_a_snapshot_and_follows_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    replaced: list[weakref.ref[StateMachine]] = []
+    go_on_from = Applying.go_on_from
+
+    def noted(applying: Applying, applier: Applier) -> None:
+        replaced.append(weakref.ref(applying.applier.machine))
+        go_on_from(applying, applier)
+
+    monkeypatch.setattr(Applying, "go_on_from", noted)
     async with running_cluster(tmp_path, 3, **SETTINGS) as cluster:
         config = cluster.nodes["n3"].config
         await cluster.commands("n1", "first")
@@ -71,6 +84,8 @@ async def test_a_node_that_missed_expiries_gets_a_snapshot_and_follows_on(tmp_pa
         assert node.visible_bounds.lowest_index >= lowest
         assert [kept["index"] for kept in status["snapshots"]["kept"]] == [status["lowest_index"]]
         assert status["install"]["failure"] == ""
+        gc.collect()
+        assert {machine() for machine in replaced} == {None}  # A whole state is not kept until the next start.
         # It goes on as any other: through the stream, a restart, and as one of a majority.
         await cluster.commands("n1", "more")
         await until(cluster, caught_up(cluster, "n3"))
