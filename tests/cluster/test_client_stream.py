@@ -386,9 +386,7 @@ async def test_a_client_ends_in_time_although_nobody_closes_its_session(monkeypa
 async def test_what_was_never_sent_is_unavailable_at_the_deadline() -> None:
     nobody = closed_port()
     async with connect(nobody, timeout_s=0.2) as cluster:
-        # Nothing of room: that is what a full window lacks, not a client without a session.
-        wrong = rf"available: {nobody} cannot be reached \(connection refused\), for 0\.2 s$"
-        with pytest.raises(Unavailable, match=wrong):
+        with pytest.raises(Unavailable, match=rf"available: {nobody} cannot be reached \(.*\), for 0\.2 s$"):
             await cluster.apply("x")
 
 
