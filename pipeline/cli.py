@@ -44,7 +44,8 @@ def spark_command() -> None:
     """Jobs over a whole log, on Spark."""
     missing = [name for name in NEEDED if find_spec(name) is None]
     if missing:
-        _complain(f"quire spark needs {', '.join(missing)}, which is not installed; pip install 'quire[spark]'")
+        how = "in quire's checkout, .venv/bin/pip install -e '.[spark]'"
+        _complain(f"quire spark needs {', '.join(missing)}, which is not installed; {how}")
         raise typer.Exit(EXIT_USAGE)
 
 

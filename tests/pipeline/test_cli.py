@@ -33,4 +33,8 @@ def test_without_the_extra_it_says_what_to_install() -> None:
     run = python(hidden + "from quire.cluster.cli.main import main; main()")
 
     assert (run.returncode, run.stdout) == (2, "")
-    assert run.stderr == "quire: quire spark needs pyspark, which is not installed; pip install 'quire[spark]'\n"
+    [sentence] = run.stderr.splitlines()
+    assert sentence == (
+        "quire: quire spark needs pyspark, which is not installed; "
+        "in quire's checkout, .venv/bin/pip install -e '.[spark]'"
+    )

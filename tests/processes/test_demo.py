@@ -5,6 +5,7 @@ import os
 import re
 import signal
 import subprocess
+import textwrap
 from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,6 +15,7 @@ import pytest
 from tests.processes.cluster import QUIRE, environment, run_quire
 
 TIMEOUT_S = 120.0
+README = Path(__file__).resolve().parents[2] / "README.md"
 
 
 def node_pids(directory: Path) -> list[int]:
@@ -66,6 +68,15 @@ def test_check_ends_with_three_equal_answers_and_leaves_no_process(tmp_path: Pat
     # Four indices on three nodes: genesis, an epoch_start (more, if a busy machine took more), open_session, commands.
     assert len(re.findall(r" 5,00[3-9]\b", ended.stdout)) >= 12, ended.stdout
     assert node_pids(tmp_path) == []
+    [page] = re.findall(r"    \$ make demo\n    Three .*\n((?:    .+\n|\n)+?)    \$ make test", README.read_text())
+    shown = ended.stdout.removesuffix("Stopping the nodes ...\n")
+    assert spoken_of(textwrap.dedent(page)) == spoken_of(shown[shown.index("5,000 instructions") :])
+
+
+def spoken_of(shown: str) -> list[str]:
+    """The sentences of a demo, without their figures, and what the rows of its table are called."""
+    lines = re.findall(r"^ {0,2}(\S.*)", shown, re.MULTILINE)
+    return [re.sub(r"[-\d.,]*\d", "_", re.split(" {2}| ?$", line)[0]) for line in lines]
 
 
 def test_the_same_directory_may_be_used_again_and_goes_on_where_it_was(tmp_path: Path) -> None:
