@@ -259,7 +259,7 @@ def test_nodes_are_compared_with_each_other_whatever_the_shortest_log_is(tmp_pat
     }
 
 
-def test_logs_that_have_no_record_in_common_are_not_the_same(tmp_path: Path) -> None:
+def test_logs_that_share_no_record_are_not_the_same(tmp_path: Path) -> None:
     write_frames(tmp_path / "n1", *[3] * 10)
     write_frames(tmp_path / "n2", *[3] * 200, lowest=300)
 
