@@ -6,7 +6,6 @@ not fit. (pydantic-settings itself lets unknown variables and missing files pass
 """
 
 import os
-import re
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
@@ -22,12 +21,11 @@ from pydantic_settings import (
     TomlConfigSettingsSource,
 )
 
+from .address import host_and_port
 from .errors import ClusterError
 
 ENVIRONMENT_PREFIX = "QUIRE_"
 OTHER_VARIABLES = frozenset({"QUIRE_SERVER", "QUIRE_CONFIG"})  # Read by the command line, not by the model.
-
-_HOST = re.compile(r"\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+")
 
 
 class ConfigInvalid(ClusterError):
@@ -36,14 +34,6 @@ class ConfigInvalid(ClusterError):
     def __init__(self, problems: list[str]) -> None:
         super().__init__("; ".join(problems))
         self.problems = problems
-
-
-def host_and_port(address: str) -> tuple[str, int]:
-    """The two parts of HOST:PORT; the brackets of an IPv6 address are taken off. Raises ValueError."""
-    host, colon, port = address.rpartition(":")
-    if not colon or not _HOST.fullmatch(host) or not re.fullmatch(r"[0-9]{1,5}", port) or not 0 < int(port) < 65536:
-        raise ValueError(f"{address!r} is not HOST:PORT with a port from 1 to 65535; write it as in 127.0.0.1:7001")
-    return host.strip("[]"), int(port)
 
 
 def _checked_address(address: str) -> str:

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 from pyspark.sql.types import BinaryType, StringType, StructType
 
-from quire.cluster.api.decoding import DEPTH_LIMIT, decode_json, decode_msgpack
 from quire.cluster.errors import Malformed
+from quire.cluster.values import DEPTH_LIMIT, decode_json, decode_msgpack
 from quire.log import PayloadInvalid, pack
 from quire.sm import StateMachine
 from quire.sm.checks import check_batch

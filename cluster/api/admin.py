@@ -7,7 +7,8 @@ from aiohttp import web
 from ..errors import Malformed, NodeUnknown
 from ..promotions import members_document
 from ..retention import shown
-from .decoding import DEPTH_LIMIT, JSON, MSGPACK, content_type_of, decode_json, decode_msgpack, read_body
+from ..values import DEPTH_LIMIT, decode_json, decode_msgpack
+from .decoding import JSON, MSGPACK, content_type_of, read_body
 from .encoding import answer
 from .forwarding import forward
 from .keys import NODE

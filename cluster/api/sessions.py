@@ -8,7 +8,8 @@ from quire.log import Kind, encode_system
 from quire.replication import Write
 
 from ..errors import Malformed, SessionsFull, SessionUnknown
-from .decoding import DEPTH_LIMIT, JSON, MSGPACK, content_type_of, decode_json, decode_msgpack, read_body
+from ..values import DEPTH_LIMIT, decode_json, decode_msgpack
+from .decoding import JSON, MSGPACK, content_type_of, read_body
 from .encoding import answer
 from .forwarding import forward
 from .keys import NODE

@@ -33,7 +33,7 @@ from ..errors import (
     OutcomeUnknown,
     SequenceRefused,
 )
-from .decoding import DEPTH_LIMIT, refuse_unstorable, unpack_msgpack
+from ..values import DEPTH_LIMIT, refuse_unstorable, unpack_msgpack
 from .forwarding import FORWARDED, hop_headers, leader_url
 from .keys import CARRYING, NODE, STREAMS
 from .parameters import parameters_of, parse_integer

@@ -6,8 +6,8 @@ from typing import Annotated, NoReturn, TypeVar
 
 import typer
 
+from ..address import host_and_port
 from ..client import Client, ClientError, connect
-from ..settings import host_and_port
 from .exits import Exit, complain, exit_of
 
 Result = TypeVar("Result")

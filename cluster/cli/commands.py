@@ -4,7 +4,7 @@ import json
 import re
 import sys
 from dataclasses import asdict
-from importlib.metadata import entry_points
+from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -13,14 +13,13 @@ import typer
 
 import quire
 
-from ..api.decoding import DEPTH_LIMIT, decode_json
 from ..client import Client
 from ..errors import Malformed
+from ..values import DEPTH_LIMIT, decode_json
 from .asking import DEFAULT_TIMEOUT_S, Server, Timeout, ask, fail_usage, servers_of
 from .demo import Json, demo_app
 from .follow import follow_log, watch_status
 from .load import BATCH_COMMANDS, load_file
-from .log_files import app as log_app
 from .members import members_app
 from .output import printable, to_json
 from .status import show_status
@@ -34,15 +33,13 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 
-app.add_typer(log_app)
-
 session_app = typer.Typer(
     name="session", help="Sessions: under whose sequences commands execute once.", no_args_is_help=True
 )
 app.add_typer(session_app)
 app.add_typer(members_app)
 
-COMMANDS_GROUP = "quire.commands"  # Of entry points: groups of commands that other packages bring.
+COMMANDS_GROUP = "quire.commands"  # Of entry points: groups of commands that this and other packages bring.
 RAW_LIMIT_BYTES = 1 << 30  # No cluster takes a frame as large; an endless stdin must not fill the memory.
 
 
@@ -315,6 +312,17 @@ def read_raw(file: Path) -> bytes:
 def run() -> None:
     """Run the command that the arguments name; ends the process with its exit code."""
     stamina.instrumentation.set_on_retry_hooks([])  # A retry is no news for whoever waits for one answer.
-    for group in sorted(entry_points(group=COMMANDS_GROUP), key=lambda found: found.name):
+    for group in _groups_of(sys.argv[1:]):
         app.add_typer(group.load(), name=group.name)
     app(prog_name="quire")
+
+
+def _groups_of(arguments: list[str]) -> list[EntryPoint]:
+    """The group that the arguments name, none for a command that is not in one; all where a list may be shown.
+
+    What a command does not need takes longer to import than most of them take to run.
+    """
+    groups = sorted(entry_points(group=COMMANDS_GROUP), key=lambda found: found.name)
+    if not arguments or arguments[0].startswith("-"):
+        return groups
+    return [group for group in groups if group.name == arguments[0]]

@@ -17,9 +17,9 @@ from typing import IO, Any, NamedTuple
 
 import uvloop
 
-from ..api.decoding import decode_ndjson
 from ..client import BadRequest, BatchReply, Client, ClientError, OutcomeUnknown, Refused, Unavailable, connect
 from ..errors import Malformed
+from ..values import decode_ndjson
 from .exits import Exit, complain, exit_of
 from .progress import Progress, shown_progress
 

@@ -20,9 +20,10 @@ from aiohttp import web
 
 from quire.log import LogError
 
+from ..address import host_and_port
 from ..api.app import BACKLOG, serve_app
 from ..api.door import CONNECTIONS_LIMIT, PEER_RESERVE, Door
-from ..settings import ConfigInvalid, host_and_port
+from ..settings import ConfigInvalid
 
 EXIT_FAILED = 1
 EXIT_USAGE = 2

@@ -13,7 +13,7 @@ from aiohttp import web
 from quire.log import Kind, Log, Record, Spool, StoredRecord, ValueStream, blob_head
 
 from ..api.app import answer_errors, name_the_request
-from ..api.decoding import JSON, OCTETS, content_type_of, decode_json, decode_records, read_body
+from ..api.decoding import JSON, OCTETS, content_type_of, decode_records, read_body
 from ..api.door import Door
 from ..api.encoding import answer
 from ..api.inflow import Inflow
@@ -25,6 +25,7 @@ from ..api.ranges import KIND_NAMES
 from ..api.records import BIN_LIMIT_BYTES, BODIES
 from ..api.request_ids import REQUEST_ID
 from ..errors import BodyTimeout, LimitExceeded, Malformed, WrongIndex
+from ..values import decode_json
 from .service import LogService
 
 SERVICE: web.AppKey[LogService] = web.AppKey("service", LogService)

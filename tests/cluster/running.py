@@ -11,12 +11,12 @@ from typing import Any
 import orjson
 from aiohttp import ClientResponse, ClientSession, DummyCookieJar, web
 
+from quire.cluster.address import host_and_port
 from quire.cluster.api.app import make_app, serve_app
 from quire.cluster.api.door import Door
 from quire.cluster.api.forwarding import sendable
 from quire.cluster.config import ServeConfig
 from quire.cluster.node import Node
-from quire.cluster.settings import host_and_port
 from tests.cluster.closing import close_server
 from tests.faults.toxiproxy import HOST
 from tests.processes.cluster import distinct_ports

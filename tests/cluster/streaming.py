@@ -13,8 +13,8 @@ from typing import Any
 
 from aiohttp import WSMsgType, web
 
+from quire.cluster.address import host_and_port
 from quire.cluster.api.problems import TYPE_PREFIX
-from quire.cluster.settings import host_and_port
 from quire.log import pack, unpack
 
 DEADLINE_S = 20

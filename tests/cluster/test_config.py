@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
+from quire.cluster.address import host_and_port
 from quire.cluster.config import MIB, ServeConfig, load_config
-from quire.cluster.settings import ConfigInvalid, host_and_port, unit_of
+from quire.cluster.settings import ConfigInvalid, unit_of
 
 MEMBERS = "n1=127.0.0.1:7001,n2=127.0.0.1:7002,n3=127.0.0.1:7003"
 FLAGS: dict[str, Any] = {

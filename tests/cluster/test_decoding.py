@@ -7,16 +7,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from quire.cluster.api.decoding import (
-    DEPTH_LIMIT,
     JSON,
     MSGPACK,
     NDJSON,
-    MalformedLine,
     decode_commands,
     decode_records,
     pack_records,
 )
 from quire.cluster.errors import LimitExceeded, Malformed
+from quire.cluster.values import DEPTH_LIMIT, MalformedLine
 from quire.log import pack
 from quire.log.packing import ExtType, Timestamp
 

@@ -6,9 +6,9 @@ from collections.abc import AsyncGenerator, Callable
 import pytest
 import pytest_asyncio
 
+from quire.cluster.address import host_and_port
 from quire.cluster.api.inflow import Inflow
 from quire.cluster.api.keys import INFLOW
-from quire.cluster.settings import host_and_port
 from tests.cluster.conditions import held
 from tests.cluster.running import RunningCluster, running_cluster
 

@@ -9,11 +9,11 @@ import orjson
 import pytest
 import pytest_asyncio
 
+from quire.cluster.address import host_and_port
 from quire.cluster.api.door import Door
 from quire.cluster.api.keys import DOOR
 from quire.cluster.api.sessions import BODY_BYTES, NAME_CHARACTERS
 from quire.cluster.config import FRAME_OVERHEAD_BYTES
-from quire.cluster.settings import host_and_port
 from quire.replication.coalesce import RUN_BYTES
 from quire.sm import SESSION_WINDOW
 from tests.cluster.conditions import held, replica_of

@@ -13,8 +13,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from structlog.testing import capture_logs
 
+from quire.cluster.address import host_and_port
 from quire.cluster.api.problems import problem
-from quire.cluster.settings import host_and_port
 from quire.log import unpack
 from tests.cluster.malformed.case import JSON, MSGPACK, NDJSON, OCTETS, Ask, Case, Many, OnStream, Raw
 from tests.cluster.malformed.generated import GENERATED

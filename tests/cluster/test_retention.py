@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
+from quire.cluster.address import host_and_port
 from quire.cluster.errors import Expired
-from quire.cluster.settings import host_and_port
 from tests.cluster.running import RunningCluster, free_addresses, running_cluster
 
 SEGMENT_BYTES = 64 * 1024

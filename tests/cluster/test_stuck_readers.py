@@ -8,9 +8,9 @@ from contextlib import ExitStack
 import pytest
 import pytest_asyncio
 
+from quire.cluster.address import host_and_port
 from quire.cluster.api.keys import OUTFLOW
 from quire.cluster.api.outflow import Outflow
-from quire.cluster.settings import host_and_port
 from quire.log import pack
 from tests.cluster.running import RunningCluster, running_cluster
 

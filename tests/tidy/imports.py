@@ -20,7 +20,7 @@ PACKAGES = frozenset({"log", "sm", "replication", "cluster", "pipeline"})
 
 # Of cluster, these see no more than its client; the pipeline also reads commands just as the nodes do.
 CLIENT_ONLY = frozenset({"pipeline", "src"})
-READING = ["api", "decoding"]
+READING = ["values"]
 
 CORE = PurePosixPath("replication/core")
 CLOCKS = ["datetime", "time"]
@@ -72,7 +72,7 @@ def _absolute(source: Source, name: str) -> str:
         return f"imports its own package as quire.{target}: imports are relative inside a package"
     if target not in MAY_IMPORT[source.folder]:
         return f"{source.folder} may not import {'quire.' if target != 'quire' else ''}{target}"
-    if target == "cluster" and source.folder == "pipeline" and parts[2:4] == READING:
+    if target == "cluster" and source.folder == "pipeline" and parts[2:3] == READING:
         return ""
     if target == "cluster" and source.folder in CLIENT_ONLY and parts[2:3] not in (["client"], ["errors"]):
         return f"{source.folder} may import only quire.cluster.client and quire.cluster.errors"

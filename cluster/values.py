@@ -1,0 +1,194 @@
+"""Values out of JSON and msgpack, read strictly: what is not exactly one that the log can hold is refused, not changed.
+
+orjson is fast, but turns an integer beyond 64 bits into a float, which `_wide_integer` catches at a tenth of the cost
+of parsing; and of a key that a map has twice it keeps the last, which `_repeats_a_key` sees from the number of colons.
+msgpack admits what JSON cannot say (ext types, floats that are not finite, any key), so its
+values are looked at one by one, a level of nesting at a time.
+"""
+
+import json
+import re
+from collections.abc import Iterable
+from itertools import chain
+from math import isfinite
+from typing import Any
+
+import orjson
+
+from quire.log import PayloadInvalid
+from quire.log.packing import RESERVED_EXT_TYPES, ExtType, unpack_trusted
+
+from .errors import Malformed
+
+DEPTH_LIMIT = 32  # Of a record's value: DESIGN 3.
+INTEGER_LOWEST, INTEGER_HIGHEST = -(2**63), 2**64 - 1
+
+# A 64-bit integer has 20 characters at most, and one of 18 digits always fits.
+_DIGITS = bytes(0x30 if chr(byte).isdecimal() and byte < 0x80 else 0x20 for byte in range(256))
+_WIDE = b"0" * 19
+_END_OF_KEY = re.compile(rb'(?<!\\)"[ \t\r\n]*:')  # And of a text that a colon follows; never fewer than keys.
+_SCALARS = frozenset({str, int, bool, bytes, type(None)})
+_LIST = frozenset({list})
+REPEATED = "has a map with a key that stands in it twice"
+
+
+class MalformedLine(Malformed):
+    """One line of an NDJSON body is wrong; lines are counted from 1."""
+
+    def __init__(self, line: int, reason: str) -> None:
+        super().__init__(f"line {line} {reason}")
+        self.line = line
+
+
+def decode_ndjson(body: bytes) -> list[Any]:
+    """One value for each line. A line break at the end is welcome, an empty line is not."""
+    lines = body.split(b"\n")
+    if not lines[-1]:
+        lines.pop()
+    try:
+        values = list(map(orjson.loads, lines))
+    except orjson.JSONDecodeError as error:
+        raise _bad_line(lines, error) from None
+    keys = refuse_unstorable(values, DEPTH_LIMIT + 1)
+    if _may_repeat_a_key(body, keys):
+        for number, line in enumerate(lines, 1):
+            if _repeats_a_key(line):
+                raise MalformedLine(number, REPEATED)
+    if _has_wide_digits(body):
+        for number, line in enumerate(lines, 1):
+            if wide := _wide_integer(line):
+                raise MalformedLine(number, wide)
+    return not_empty(values, "line")
+
+
+def decode_json(body: bytes, depth_limit: int) -> Any:
+    """One JSON value, at most so many containers deep. Raises Malformed."""
+    try:
+        value = orjson.loads(body)
+    except orjson.JSONDecodeError as error:
+        raise Malformed(f"the body is not JSON: {error}") from None
+    keys = refuse_unstorable([value], depth_limit + 1)
+    if _may_repeat_a_key(body, keys) and _repeats_a_key(body):
+        raise Malformed(f"the body {REPEATED}")
+    if _has_wide_digits(body) and (wide := _wide_integer(body)):
+        raise Malformed(f"the body {wide}")
+    return value
+
+
+def decode_msgpack(body: bytes, depth_limit: int) -> Any:
+    """One msgpack value, at most so many containers deep. Raises Malformed."""
+    value = unpack_msgpack(body)
+    refuse_unstorable([value], depth_limit + 1)
+    return value
+
+
+def unpack_msgpack(body: bytes) -> Any:
+    """One msgpack value that is still to be looked at by `refuse_unstorable`. Raises Malformed."""
+    try:
+        return unpack_trusted(body, _ext_type, _map_of)
+    except PayloadInvalid as error:
+        raise Malformed(f"the body {error.reason}") from None
+
+
+def not_empty(values: list[Any], what: str) -> list[Any]:
+    """The values, if there are any. Raises Malformed."""
+    if not values:
+        raise Malformed(f"there is no {what} in the body; send at least one")
+    return values
+
+
+def _bad_line(lines: list[bytes], first: orjson.JSONDecodeError) -> Malformed:
+    for number, line in enumerate(lines, 1):
+        try:
+            orjson.loads(line)
+        except orjson.JSONDecodeError as error:
+            return MalformedLine(number, f"is not JSON: {error}" if line.strip() else "is empty")
+    return Malformed(f"a line is not JSON: {first}")
+
+
+def _has_wide_digits(body: bytes) -> bool:
+    """Whether there are 19 digits in a row anywhere, so that an integer might not fit 64 bits."""
+    return _WIDE in body.translate(_DIGITS)
+
+
+def _wide_integer(text: bytes) -> str:
+    """What is wrong with an integer in `text`, which is known to be JSON; empty if all of them fit 64 bits.
+
+    The standard library tells integers from floats.
+    """
+    wide: list[str] = []
+
+    def note(digits: str) -> int:
+        if len(digits) > 20 or not INTEGER_LOWEST <= int(digits) <= INTEGER_HIGHEST:
+            wide.append(digits)
+        return 0
+
+    json.loads(text, parse_int=note)
+    return f"holds the integer {wide[0][:24]}, which does not fit 64 bits; send it as a string" if wide else ""
+
+
+def _may_repeat_a_key(body: bytes, keys: int) -> bool:
+    """Whether the text of JSON with so many different keys might hold one of them twice in a map."""
+    if body.count(b":") == keys:
+        return False
+    return b'\\\\"' in body or len(_END_OF_KEY.findall(body)) != keys
+
+
+def _repeats_a_key(text: bytes) -> bool:
+    """Whether a map in `text`, which is known to be JSON, has a key twice."""
+    try:
+        json.loads(text, object_pairs_hook=_map_of, parse_int=str, parse_float=str)
+    except Malformed:
+        return True
+    return False
+
+
+def _map_of(pairs: list[tuple[Any, Any]]) -> dict[Any, Any]:
+    made = dict(pairs)
+    if len(made) != len(pairs):
+        raise Malformed(f"the body {REPEATED}")
+    return made
+
+
+def _ext_type(code: int, data: bytes) -> Any:
+    if code in RESERVED_EXT_TYPES:
+        raise Malformed(f"msgpack ext type {code} is reserved; types 0 to 15 cannot be sent")
+    return ExtType(code, data)
+
+
+def refuse_unstorable(values: list[Any], depth_limit: int) -> int:
+    """Refuse too deep nesting and floats that are not finite. `values` itself counts as one level.
+
+    Returns the number of keys in all maps.
+    """
+    if _holds_flat_lists(values):
+        return 0
+    keys = 0
+    level: list[Any] = [values]
+    for _ in range(depth_limit):
+        below = [child for container in level for child in _children(container) if child.__class__ not in _SCALARS]
+        level = [child for child in below if child.__class__ is not float or _refuse_not_finite(child)]
+        if not level:
+            return keys
+        keys += sum(len(child) for child in level if child.__class__ is dict)
+    if any(value.__class__ in (list, dict) for value in level):
+        raise Malformed(f"the body nests too deep; a record may hold containers {DEPTH_LIMIT} deep")
+    return keys
+
+
+def _holds_flat_lists(values: list[Any]) -> bool:
+    """Whether these are lists of plain values, as most machines' commands are: told at a third of the cost."""
+    return _LIST.issuperset(map(type, values)) and _SCALARS.issuperset(map(type, chain.from_iterable(values)))
+
+
+def _children(container: Any) -> Iterable[Any]:
+    if container.__class__ is list:
+        return container
+    return chain(container.keys(), container.values()) if container.__class__ is dict else ()
+
+
+def _refuse_not_finite(value: float) -> bool:
+    """False for a finite float, which needs no further look. Raises Malformed for another."""
+    if not isfinite(value):
+        raise Malformed(f"the float {value} is not finite; a record holds finite numbers only")
+    return False
