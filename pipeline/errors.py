@@ -1,8 +1,8 @@
 """What can go wrong between Spark and a log, with its values. (What is wrong with the bytes themselves is said by
 `quire.log`: `FrameCorrupt` names file and position.)
 
-The user's fault: `OptionRefused`, `NoLog`, `ForeignLog`, `WorkersLackQuire`. Time's: `RecordsLost`. The cluster's:
-`ClusterUnavailable`. An archive's: `ArchiveGap`, `ArchiveDamaged`, `ArchiveDiverges`.
+The user's fault: `OptionRefused`, `NoLog`, `ForeignLog`, `WorkersLackQuire`. Time's: `RecordsLost`, `CheckpointAhead`.
+The cluster's: `ClusterUnavailable`. An archive's: `ArchiveGap`, `ArchiveDamaged`, `ArchiveDiverges`.
 """
 
 from __future__ import annotations
@@ -56,6 +56,18 @@ class RecordsLost(PipelineError):
             "option failOnDataLoss=false goes on behind them"
         )
         self.origin, self.from_index, self.to_index, self.reason = origin, from_index, to_index, reason
+
+
+class CheckpointAhead(PipelineError):
+    """A stream has read up to an index that the log has not come to: it is not the log that was read."""
+
+    def __init__(self, origin: str, index: int, highest_index: int) -> None:
+        super().__init__(
+            f"the stream stands at index {index}, and the log of {origin} ends at {highest_index}: it has lost records "
+            "that were read, as one restored from a backup has, or the nodes that answer are far behind; what comes up "
+            "to that index would be passed over, so a log that is shorter needs a new checkpoint"
+        )
+        self.origin, self.index, self.highest_index = origin, index, highest_index
 
 
 class BatchTooLarge(PipelineError):

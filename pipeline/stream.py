@@ -4,6 +4,7 @@ checkpoint. Restarted, it goes on from there.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +18,7 @@ from pyspark.sql.streaming.datasource import (
 )
 from pyspark.sql.types import StructType
 
-from .errors import ForeignLog
+from .errors import CheckpointAhead, ForeignLog
 from .offsets import Offset
 from .options import SourceOptions
 from .origin import Bounds, Origin, split
@@ -33,6 +34,10 @@ from .reading import (
 
 if TYPE_CHECKING:
     import pyarrow as pa
+
+
+LOOK_AGAIN_S = 0.05
+"""At a log that has not come to where the stream stands."""
 
 
 class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
@@ -65,9 +70,10 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         Raises:
             ForeignLog, OffsetInvalid: the checkpoint is of another log.
             RecordsLost: what comes next has expired.
+            CheckpointAhead: the log ends before `start`.
         """
         origin, offset = self._checked(start)
-        bounds = origin.bounds()
+        bounds = self._bounds_past(origin, offset.index)
         start_index = held_index(self._options, origin, bounds, offset.index, bounds.highest_index)
         end = max(offset.index, self._end(origin, bounds))
         return Offset(offset.cluster, self._limited(origin, start_index, end, limit)).to_document()
@@ -100,7 +106,7 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """The batch's parts."""
         origin, offset = self._checked(start)
         to_index = Offset.from_document(end).index
-        from_index = held_index(self._options, origin, origin.bounds(), offset.index, to_index)
+        from_index = held_index(self._options, origin, self._bounds_past(origin, to_index), offset.index, to_index)
         stretches = split(origin.stretches(from_index, to_index), self._options.minPartitions)
         servers = servers_of(origin)
         return [StretchPartition(stretch, offset.cluster, servers, turn) for turn, stretch in enumerate(stretches)]
@@ -119,6 +125,18 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if self._origin is None:
             self._origin = open_origin(self._options)
         return self._origin
+
+    def _bounds_past(self, origin: Origin, index: int) -> Bounds:
+        """The log's bounds, once it has come to an index that the stream has seen.
+
+        What one node has shown another may learn only a moment later that it is committed, where the first one died.
+        """
+        deadline = time.monotonic() + self._options.fetchTimeoutMs / 1000
+        while (bounds := origin.bounds()).highest_index < index:
+            if time.monotonic() > deadline:
+                raise CheckpointAhead(origin.name, index, bounds.highest_index)
+            time.sleep(LOOK_AGAIN_S)
+        return bounds
 
     def _checked(self, start: dict[str, Any]) -> tuple[Origin, Offset]:
         """The log, which must be the one that the stream has read so far."""

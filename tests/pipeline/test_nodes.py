@@ -18,6 +18,7 @@ from quire.pipeline.batch import LogReader
 from quire.pipeline.cluster import Cluster
 from quire.pipeline.errors import ClusterUnavailable, ForeignLog, RecordsLost
 from quire.pipeline.nodes import Nodes
+from quire.pipeline.offsets import Offset
 from quire.pipeline.options import SourceOptions
 from quire.pipeline.origin import Stretch
 from quire.pipeline.reading import StretchPartition, read_stretch
@@ -110,6 +111,17 @@ def test_an_empty_log_of_a_cluster_has_no_parts(at: int) -> None:
         assert stream.latestOffset(start, stream.getDefaultReadLimit()) == start
         assert stream.partitions(start, start) == []
         stream.stop()
+
+
+def test_a_stream_waits_for_nodes_that_are_behind_its_checkpoint_for_a_moment() -> None:
+    ends = iter([90, 90, 94, 95])
+    with serving(answers_of() | {"/index_bounds": lambda _: bounds(0, next(ends))}) as server:
+        given = {"bootstrap": server, "fetchTimeoutMs": "60000"}
+        stream = LogStreamReader(SourceOptions.parse(given, streaming=True), StructType().add("index", LongType()))
+        start = Offset(CLUSTER.hex(), 95).to_document()
+        assert stream.latestOffset(start, stream.getDefaultReadLimit()) == start
+        stream.stop()
+    assert list(ends) == []
 
 
 def test_what_a_node_says_to_hold_is_not_lost_though_none_gives_it(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxBytes, Rea
 from pyspark.sql.streaming.query import StreamingQuery
 from pyspark.sql.types import LongType, StructType
 
-from quire.pipeline.errors import ForeignLog, OptionRefused, RecordsLost
+from quire.pipeline.errors import CheckpointAhead, ForeignLog, OptionRefused, RecordsLost
 from quire.pipeline.offsets import Offset, OffsetInvalid
 from quire.pipeline.options import SourceOptions
 from quire.pipeline.reading import StretchPartition
@@ -178,6 +178,19 @@ def test_what_expired_while_the_query_was_away_is_named_or_passed_over(numbers: 
     assert isinstance(first, StretchPartition)
     assert first.stretch.from_index == lowest
     assert lenient.partitions(at(1), at(2)) == []
+
+
+def test_a_checkpoint_beyond_the_log_s_end_is_told_and_not_waited_for_in_silence(numbers: Path) -> None:
+    stream = reader(numbers, fetchTimeoutMs=1)
+    assert stream.latestOffset(at(100), ReadAllAvailable()) == at(100)
+    calls: list[Callable[[], object]] = [
+        lambda: stream.latestOffset(at(101), ReadAllAvailable()),
+        lambda: stream.partitions(at(90), at(101)),
+    ]
+    for call in calls:
+        with pytest.raises(CheckpointAhead, match=r"stands at index 101, and the log .*numbers ends at 100") as ahead:
+            call()
+        assert (ahead.value.index, ahead.value.highest_index) == (101, 100)
 
 
 def test_a_directory_of_another_cluster_is_refused(numbers: Path, tmp_path: Path) -> None:
