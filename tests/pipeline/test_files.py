@@ -14,6 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from pyspark.sql.pandas.types import to_arrow_schema
+from pyspark.sql.types import LongType, StructType
 
 from quire.log import (
     FileDirectory,
@@ -27,12 +28,16 @@ from quire.log import (
     walk_frames,
 )
 from quire.log.frames import walk_headers
+from quire.log.options import STORE_HEADER_BYTES
 from quire.log.packing import Skimmer
 from quire.log.payload import stored_records
+from quire.pipeline.batch import LogReader
 from quire.pipeline.columns import MAX_BATCH_ROWS, batches_of
 from quire.pipeline.errors import NoLog, RecordsLost
 from quire.pipeline.files import CHUNK_BYTES, LogFiles
+from quire.pipeline.options import SourceOptions
 from quire.pipeline.origin import Bounds, Stretch, split
+from quire.pipeline.reading import StretchPartition
 from quire.pipeline.rows import Gathering, Rows
 from quire.pipeline.schema import full_schema
 from tests.pipeline.logs import (
@@ -202,6 +207,35 @@ def test_a_time_is_found_in_any_segment(tmp_path: Path, timestamp: int, index: i
     files = LogFiles(str(tmp_path))
 
     assert files.index_at(timestamp, files.bounds()) == index
+
+
+@pytest.mark.parametrize("by_time", [False, True])
+def test_a_range_of_indices_or_of_time_reads_the_frames_of_no_segment_beside_it(tmp_path: Path, by_time: bool) -> None:
+    clock = Clock()
+    with writing(tmp_path, clock=clock) as log:
+        for number in range(100):
+            clock.now = START + number * SECOND
+            log.append([number, b"", None])
+    bases = [*sorted({row["segment"] for row in expected_rows(tmp_path)}), 300]
+    expected = [row["index"] for row in expected_rows(tmp_path)]
+    assert len(bases) > 4
+    whole = {base: (tmp_path / "log" / f"{base:020d}.store").read_bytes() for base in bases[:-1]}
+    for base, following in itertools.pairwise(bases):
+        for other, raw in whole.items():  # Whoever reads any frame of these finds that it is none.
+            kept = raw if other == base else raw[:STORE_HEADER_BYTES].ljust(len(raw), b"\xff")
+            (tmp_path / "log" / f"{other:020d}.store").write_bytes(kept)
+        start, end = base + 3, following - 3
+        options = {"startingOffsets": str(start), "endingOffsets": str(end)}
+        if by_time:
+            first, last = (START // 1000 + index // 3 * 1000 for index in (start, end))
+            options = {"startingTimestamp": str(first), "endingTimestamp": str(last)}
+        given = SourceOptions.parse({"path": str(tmp_path), **options}, streaming=False)
+        reader = LogReader(given, StructType().add("index", LongType()))
+        parts = reader.partitions()
+
+        assert [part.stretch for part in parts if isinstance(part, StretchPartition)] == [Stretch(start, end, base)]
+        read = [index for part in parts for batch in reader.read(part) for index in batch[0].to_pylist()]
+        assert read == expected[start:end]
 
 
 @pytest.mark.parametrize("options", [SMALL, LogOptions(segment_bytes=1 << 20, index_interval_bytes=512)])
