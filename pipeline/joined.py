@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from quire.log.packing import Skimmer
 
 from .archive_files import ArchiveFiles
-from .errors import ArchiveDiverges, ArchiveGap, ForeignLog
+from .errors import ArchiveDiverges, ArchiveGap, ForeignLog, RecordsLost
 from .origin import Bounds, Origin, Stretch
 from .rows import Rows
 
@@ -64,9 +64,15 @@ class JoinedLog:
             yield from self.archive.rows(stretch._replace(to_index=min(stretch.to_index, self._border)), skimmer)
         if stretch.to_index > self._border:
             first = max(stretch.from_index, self._border)
-            for rows in self.live.rows(stretch._replace(from_index=first), skimmer):
-                self._check_border(rows)
-                yield rows
+            try:
+                for rows in self.live.rows(stretch._replace(from_index=first), skimmer):
+                    self._check_border(rows)
+                    yield rows
+            except RecordsLost as error:
+                if self.archive.bounds().highest_index <= error.from_index:
+                    raise
+                # It was archived since the stretch was planned, and expired then.
+                yield from self.rows(stretch._replace(from_index=error.from_index), skimmer)
 
     def _check_border(self, rows: Rows) -> None:
         tail = self.archive.manifest.tail

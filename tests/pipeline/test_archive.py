@@ -28,6 +28,7 @@ from quire.pipeline.errors import (
     NoLog,
     OptionRefused,
     PipelineError,
+    RecordsLost,
 )
 from quire.pipeline.files import LogFiles
 from quire.pipeline.jobs import archive
@@ -380,6 +381,24 @@ def test_a_stream_over_archive_and_log_goes_on_though_the_log_expires_behind_a_l
         assert expire(log, first + 80) > first
 
     assert found == list(range(500))
+
+
+def test_what_is_archived_and_expires_between_plan_and_reading_is_read_from_the_archive(tmp_path: Path) -> None:
+    log, path = tmp_path / "log", tmp_path / "archive"
+    grow(log, 0, 100)
+    joined = JoinedLog(archived(log, path), LogFiles(str(log)))
+    grow(log, 100, 200)
+    planned, expected = joined.stretches(*joined.bounds()), expected_rows(log)
+    archived(log, path)
+    assert expire(log, 280) > 200
+    assert rows_of(joined, planned) == expected
+
+    grow(log, 300, 200)
+    planned = joined.stretches(*joined.bounds())
+    lowest = expire(log, 480)
+    with pytest.raises(RecordsLost) as lost:
+        rows_of(joined, planned)
+    assert 300 <= lost.value.from_index < lost.value.to_index <= lowest
 
 
 def test_a_log_that_is_archived_and_expires_between_two_looks_is_no_gap(tmp_path: Path) -> None:
