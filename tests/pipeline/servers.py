@@ -16,10 +16,11 @@ from tests.pipeline.logs import CLUSTER
 Told = tuple[int, bytes]
 """Status and body."""
 SILENT: Told = (503, b"{}")
+Answers = Mapping[str, Told | Callable[[dict[str, int]], Told]]
 
 
 @contextmanager
-def serving(answers: Mapping[str, Told | Callable[[dict[str, int]], Told]]) -> Generator[str]:
+def serving(answers: Answers) -> Generator[str]:
     """A server that answers each path, always the same or by the query's numbers; its address."""
 
     class Handler(BaseHTTPRequestHandler):
@@ -52,16 +53,19 @@ def serving(answers: Mapping[str, Told | Callable[[dict[str, int]], Told]]) -> G
 
 
 def answers_of(
-    cluster_id: bytes = CLUSTER, records: Told | Callable[[dict[str, int]], Told] = SILENT, lowest: int = 0
+    cluster_id: bytes = CLUSTER,
+    records: Told | Callable[[dict[str, int]], Told] = SILENT,
+    lowest: int = 0,
+    highest: int = 100,
 ) -> dict[str, Told | Callable[[dict[str, int]], Told]]:
-    """What a node of a cluster of one answers, with the records up to 100."""
+    """What a node of a cluster of one answers, with the records up to `highest`."""
     status = {"cluster_id": cluster_id.hex(), "role": "follower", "log_bytes": 1000}
-    status |= {"lowest_index": lowest, "highest_index": 100}
+    status |= {"lowest_index": lowest, "highest_index": highest}
     members = {"node_id": "n1", "nodes": {"n1": {"address": "127.0.0.1:1", "status": status}}}
     return {
         "/status": (200, json.dumps(status).encode()),
         "/cluster": (200, json.dumps(members).encode()),
-        "/index_bounds": bounds(lowest, 100),
+        "/index_bounds": bounds(lowest, highest),
         "/records": records,
     }
 
