@@ -4,19 +4,18 @@ Segments are as small as they may be here, so that seconds under load are what w
 """
 
 import asyncio
-import sys
 import time
 from typing import Any, NamedTuple
 
-from ..cli.exits import Exit, complain
-from ..cli.output import to_json
+from rich.console import Console
+
+from ..cli.exits import complain
 from ..cli.status import Rows, node_table
-from ..client import NotFound, connect
-from .kill import find_leader
-from .lesson import CLIENTS, LOOK_EVERY_S, LOOKS, Room
+from ..client import NotFound
 from .nodes import NODE_IDS, DemoFailed
-from .scenario import READY_TIMEOUT_S, Stage, run_scenario
-from .writers import Writers, differences_in
+from .room import CLIENTS, LOOK_EVERY_S, LOOKS, Room, writing
+from .scenario import Stage, run_shown
+from .writers import differences_in
 
 KIB = 1 << 10
 RETENTION_KIB = dict(zip(NODE_IDS, (128, 192, 256), strict=True))
@@ -66,37 +65,18 @@ class Outcome(NamedTuple):
 
 def run_expire(*, as_json: bool) -> int:
     """Run it on fresh nodes; return the exit code: 0 if nothing was lost and all agree."""
-
-    async def scenario(stage: Stage) -> Exit:
-        outcome = await stage.unless_ended(_expire(stage))
-        if outcome is None:
-            return Exit.INTERRUPTED
-        if as_json:
-            sys.stdout.write(to_json(_document(outcome)) + "\n")
-        _show(outcome, stage)
-        return Exit.FAILED if outcome.differences else Exit.DONE
-
-    return run_scenario(scenario, data_dir=None, as_json=as_json, flags=FLAGS)
+    return run_shown(_expire, _show, _document, as_json=as_json, flags=FLAGS)
 
 
 async def _expire(stage: Stage) -> Outcome:
-    nodes = stage.nodes
-    async with connect(nodes.servers, timeout_s=READY_TIMEOUT_S) as client, asyncio.TaskGroup() as tasks:
-        await asyncio.gather(*map(client.ready, nodes.addresses.values()))
-        before = int((await client.state()).state)
-        writers = Writers(nodes.servers, CLIENTS, BATCH_COMMANDS)
-        writing = tasks.create_task(writers.run())
-        await writers.acknowledged(BATCH_COMMANDS)
-        room = Room(stage, client, writers, (await find_leader(client)).node_id)
+    async with writing(stage, BATCH_COMMANDS, BATCH_COMMANDS) as room:
+        writers = room.writers
         await _watch_expiry(room)
         too_late = await _stay_away(room)
         reader = await _read_the_first(room)
         await writers.acknowledged(COMMANDS_AFTER)
-        writers.end()
-        await writing
-        rows = await stage.all_applied(client, (await client.status())["highest_index"])
-        statuses = {node_id: await room.status(node_id) for node_id in nodes.addresses}
-        off = int((await client.state()).state) - before - writers.sum
+        rows, off = await room.end()
+        statuses = {node_id: await room.status(node_id) for node_id in room.nodes.addresses}
         differences = differences_in(rows, writers.commands, await _lost(room), off)
         expired = {node_id: int(status["expiry"]["expired_segments"]) for node_id, status in statuses.items()}
         expired[too_late.node_id] += too_late.removed_before
@@ -224,13 +204,13 @@ async def _read_the_first(room: Room) -> str:
     raise DemoFailed("record 0 was read, though every log has expired")
 
 
-def _show(outcome: Outcome, stage: Stage) -> None:
-    stage.console.print(node_table(outcome.rows))
+def _show(outcome: Outcome, console: Console) -> None:
+    console.print(node_table(outcome.rows))
     for difference in outcome.differences:
         complain(difference)
     if not outcome.differences:
         removed = ", ".join(f"{node_id} {count}" for node_id, count in outcome.expired.items())
-        stage.console.print(
+        console.print(
             f"acknowledged commands lost: 0 (of {outcome.acknowledged:,}), as the state says; all three nodes agree.\n"
             f"Segments removed: {removed}.\n{TAUGHT}",
             highlight=False,

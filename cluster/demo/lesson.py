@@ -5,33 +5,25 @@ all nodes agree. In between, the leader and the node itself are asked what they 
 """
 
 import asyncio
-import sys
 import time
-from collections.abc import Awaitable, Callable
-from contextlib import suppress
 from enum import StrEnum
+from functools import partial
 from typing import Any, NamedTuple
 
 from rich.console import Console
 
-from ..cli.exits import Exit, complain
-from ..cli.output import to_json
+from ..cli.exits import complain
 from ..cli.status import Rows, node_table
 from ..client import Client, ClientError, connect
-from .kill import find_leader
-from .nodes import DemoFailed, DemoNodes
-from .scenario import READY_TIMEOUT_S, Stage, run_scenario
-from .writers import Writers, differences_in
+from .nodes import DemoFailed
+from .room import CLIENTS, LOOK_EVERY_S, LOOKS, Room, find_leader, writing
+from .scenario import Stage, run_shown
+from .writers import differences_in
 
-CLIENTS = 4
 COMMANDS_BEFORE = 2_000
 COMMANDS_AFTER = 1_000
-LOOKS = 4
-LOOK_EVERY_S = 0.7
-LEVEL_TIMEOUT_S = 60.0
 UNCOMMITTED = 20
 UNCOMMITTED_TIMEOUT_S = 1.0
-POLL_S = 0.02
 
 
 class Lesson(StrEnum):
@@ -75,66 +67,20 @@ class Outcome(NamedTuple):
     rows: Rows
 
 
-class Room(NamedTuple):
-    """What a lesson works with: the stage, a client, the writers, and who leads."""
-
-    stage: Stage
-    client: Client
-    writers: Writers
-    leader: str
-
-    @property
-    def nodes(self) -> DemoNodes:
-        """The nodes."""
-        return self.stage.nodes
-
-    async def status(self, node_id: str) -> dict[str, Any]:
-        """What a node says of itself. Raises ClientError."""
-        return await self.client.status(self.nodes.addresses[node_id])
-
-    async def until(self, what: str, condition: Callable[[], Awaitable[bool]]) -> None:
-        """Return once it holds. Raises DemoFailed."""
-        deadline = time.monotonic() + LEVEL_TIMEOUT_S
-        while time.monotonic() < deadline:
-            with suppress(ClientError):
-                if await condition():
-                    return
-            await asyncio.sleep(POLL_S)
-        raise DemoFailed(f"{what}: not within {LEVEL_TIMEOUT_S:g} s")
-
-
 def run_lesson(lesson: Lesson, *, as_json: bool) -> int:
     """Run it on fresh nodes; return the exit code: 0 if nothing was lost and all agree."""
-
-    async def scenario(stage: Stage) -> Exit:
-        outcome = await stage.unless_ended(_teach(lesson, stage))
-        if outcome is None:
-            return Exit.INTERRUPTED
-        if as_json:
-            sys.stdout.write(to_json(_document(lesson, outcome)) + "\n")
-        _show(lesson, outcome, stage.console)
-        return Exit.FAILED if outcome.differences else Exit.DONE
-
-    return run_scenario(scenario, data_dir=None, as_json=as_json, relayed=True)
+    return run_shown(
+        partial(_teach, lesson), partial(_show, lesson), partial(_document, lesson), as_json=as_json, relayed=True
+    )
 
 
 async def _teach(lesson: Lesson, stage: Stage) -> Outcome:
-    nodes = stage.nodes
-    async with connect(nodes.servers, timeout_s=READY_TIMEOUT_S) as client, asyncio.TaskGroup() as tasks:
-        await asyncio.gather(*map(client.ready, nodes.addresses.values()))
-        before = int((await client.state()).state)
-        writers = Writers(nodes.servers, CLIENTS)
-        writing = tasks.create_task(writers.run())
-        await writers.acknowledged(COMMANDS_BEFORE)
-        leader = (await find_leader(client)).node_id
-        room = Room(stage, client, writers, leader)
+    async with writing(stage, COMMANDS_BEFORE) as room:
+        writers = room.writers
         gap = await (_diverge(room) if lesson is Lesson.DIVERGE else _fall_behind(room, lesson))
         await writers.acknowledged(COMMANDS_AFTER)
-        writers.end()
-        await writing
-        rows = await stage.all_applied(client, (await client.status())["highest_index"])
-        off = int((await client.state()).state) - before - writers.sum
-        differences = differences_in(rows, writers.commands, await writers.lost(client), off)
+        rows, off = await room.end()
+        differences = differences_in(rows, writers.commands, await writers.lost(room.client), off)
         return Outcome(gap, writers.commands, differences, rows)
 
 

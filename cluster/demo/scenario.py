@@ -3,15 +3,17 @@
 import asyncio
 import shutil
 import signal
+import sys
 import tempfile
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, Protocol, TypeVar
 
 import uvloop
 from rich.console import Console
 
 from ..cli.exits import Exit, complain
+from ..cli.output import to_json
 from ..cli.status import Rows, ask_nodes
 from ..client import Client, ClientError
 from .nodes import DemoFailed, DemoNodes
@@ -21,6 +23,18 @@ EQUAL_TIMEOUT_S = 60.0
 POLL_S = 0.05
 
 T = TypeVar("T")
+
+
+class Shown(Protocol):
+    """What a demo came to."""
+
+    @property
+    def differences(self) -> list[str]:
+        """What is not as it must be, in words; empty if all is well."""
+        ...
+
+
+Outcome = TypeVar("Outcome", bound=Shown)
 
 
 class Stage:
@@ -60,6 +74,32 @@ class Stage:
             if asyncio.get_running_loop().time() > deadline:
                 return rows
             await asyncio.sleep(POLL_S)
+
+
+def run_shown(
+    work: Callable[[Stage], Awaitable[Outcome]],
+    show: Callable[[Outcome, Console], None],
+    document: Callable[[Outcome], dict[str, Any]],
+    *,
+    as_json: bool,
+    relayed: bool = False,
+    flags: Mapping[str, Sequence[str]] | None = None,
+) -> Exit:
+    """Run a demo on fresh nodes, show what it came to, as JSON, too, if asked; return the exit code: 0 if all is well.
+
+    `relayed`, `flags`: as `run_scenario`.
+    """
+
+    async def scenario(stage: Stage) -> Exit:
+        outcome = await stage.unless_ended(work(stage))
+        if outcome is None:
+            return Exit.INTERRUPTED
+        if as_json:
+            sys.stdout.write(to_json(document(outcome)) + "\n")
+        show(outcome, stage.console)
+        return Exit.FAILED if outcome.differences else Exit.DONE
+
+    return run_scenario(scenario, data_dir=None, as_json=as_json, relayed=relayed, flags=flags)
 
 
 def run_scenario(

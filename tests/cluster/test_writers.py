@@ -3,7 +3,13 @@
 import asyncio
 from pathlib import Path
 
+import pytest
+from rich.console import Console
+
 from quire.cluster.client import connect
+from quire.cluster.demo.nodes import DemoFailed, DemoNodes
+from quire.cluster.demo.room import writing
+from quire.cluster.demo.scenario import Stage
 from quire.cluster.demo.writers import BATCH_COMMANDS, Writers
 from tests.cluster.running import RunningCluster, running_cluster
 
@@ -47,3 +53,12 @@ async def test_whoever_waits_for_a_later_epoch_is_told_of_none_that_is_earlier(t
             await cluster.nodes["n1"].node.leadership.transfer("n2")
             assert (await later).epoch > before.epoch
             writers.end()
+
+
+async def test_what_goes_wrong_in_a_demo_under_load_is_told_as_it_is(tmp_path: Path) -> None:
+    async with running_cluster(tmp_path, 1) as cluster:
+        nodes = DemoNodes(tmp_path)
+        nodes.addresses = {"n1": cluster.address("n1")}
+        with pytest.raises(DemoFailed, match=r"^too busy$"):
+            async with asyncio.timeout(60), writing(Stage(nodes, Console(), asyncio.Event()), 1):
+                raise DemoFailed("too busy")
