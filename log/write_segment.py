@@ -67,11 +67,6 @@ class WriteSegment:
         """A frame that ends here or before needs neither room nor another segment."""
         self._ease()
 
-    @property
-    def is_empty(self) -> bool:
-        """Whether no frame is in it."""
-        return self.segment.end == STORE_HEADER_BYTES
-
     def is_full(self, size: int) -> bool:
         """Whether a frame of `size` bytes belongs into the next segment. An empty segment is never full."""
         end = self.segment.end

@@ -75,8 +75,8 @@ async def post_snapshot(request: web.Request) -> web.StreamResponse:
     parameters_of(request)
     await read_body(request, 0)
     manifest = await node.upkeep.take_snapshot()
-    shown = {"index": manifest.index, "bytes": manifest.size, "sha256": manifest.sha256.hex()}
-    return answer(request, {"node_id": node.node_id, **shown})
+    taken = {"index": manifest.index, "bytes": manifest.size, "sha256": manifest.sha256.hex()}
+    return answer(request, {"node_id": node.node_id, **taken})
 
 
 async def post_expire(request: web.Request) -> web.StreamResponse:

@@ -1,4 +1,4 @@
-"""What the commands that talk to a cluster share: their flags, and one question on an open client."""
+"""What the commands that talk to a cluster share: flags, one question on an open client, what its error ends in."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -7,8 +7,8 @@ from typing import Annotated, NoReturn, TypeVar
 import typer
 
 from ..address import host_and_port
-from ..client import Client, ClientError, connect
-from .exits import Exit, complain, exit_of
+from ..client import Client, ClientError, OutcomeUnknown, Unavailable, connect
+from .exits import Exit, complain
 
 Result = TypeVar("Result")
 
@@ -22,6 +22,7 @@ Server = Annotated[
     ),
 ]
 Timeout = Annotated[float, typer.Option("--timeout", metavar="SECONDS", min=0.1, help="How long one call may take.")]
+Json = Annotated[bool, typer.Option("--json", help="Answer as one JSON value (one a line for many).")]
 DEFAULT_TIMEOUT_S = 30.0
 
 
@@ -57,3 +58,17 @@ def fail_usage(sentence: str) -> NoReturn:
     """End the process: the command line is wrong."""
     complain(sentence)
     raise typer.Exit(Exit.USAGE)
+
+
+def exit_of(error: ClientError) -> Exit:
+    """Say what the error was and what to do; return the code to end with."""
+    match error:
+        case OutcomeUnknown():
+            complain(f"{error}; look at the state or the records before you send it again")
+            return Exit.OUTCOME_UNKNOWN
+        case Unavailable():
+            complain(f"{error}; check --server and `quire status`, then try again")
+            return Exit.UNAVAILABLE
+        case _:
+            complain(str(error))
+            return Exit.FAILED

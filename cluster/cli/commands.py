@@ -16,8 +16,7 @@ import quire
 from ..client import Client
 from ..errors import Malformed
 from ..values import DEPTH_LIMIT, decode_json
-from .asking import DEFAULT_TIMEOUT_S, Server, Timeout, ask, fail_usage, servers_of
-from .demo import Json, demo_app
+from .asking import DEFAULT_TIMEOUT_S, Json, Server, Timeout, ask, fail_usage, servers_of
 from .follow import follow_log, watch_status
 from .load import BATCH_COMMANDS, load_file
 from .members import members_app
@@ -66,7 +65,6 @@ def serve(context: typer.Context) -> None:
     raise typer.Exit(run_node(context.args))
 
 
-app.add_typer(demo_app, name="demo")
 
 
 @app.command(context_settings={"ignore_unknown_options": True})

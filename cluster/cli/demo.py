@@ -7,8 +7,7 @@ from typing import Annotated
 import typer
 
 from ..demo import Lesson, run_demo, run_expire, run_kill, run_lesson
-
-Json = Annotated[bool, typer.Option("--json", help="Answer as one JSON value (one a line for many).")]
+from .asking import Json
 
 demo_app = typer.Typer(no_args_is_help=False)
 

@@ -1,4 +1,4 @@
-"""Exit codes, and how an error becomes one plain sentence on stderr.
+"""Exit codes, and a plain sentence on stderr.
 
 0    done
 1    refused, not found, or failed
@@ -10,8 +10,6 @@
 
 import sys
 from enum import IntEnum
-
-from ..client import ClientError, OutcomeUnknown, Unavailable
 
 
 class Exit(IntEnum):
@@ -28,17 +26,3 @@ class Exit(IntEnum):
 def complain(sentence: str) -> None:
     """Write one sentence to stderr."""
     print(f"quire: {sentence}", file=sys.stderr, flush=True)
-
-
-def exit_of(error: ClientError) -> Exit:
-    """Say what the error was and what to do; return the code to end with."""
-    match error:
-        case OutcomeUnknown():
-            complain(f"{error}; look at the state or the records before you send it again")
-            return Exit.OUTCOME_UNKNOWN
-        case Unavailable():
-            complain(f"{error}; check --server and `quire status`, then try again")
-            return Exit.UNAVAILABLE
-        case _:
-            complain(str(error))
-            return Exit.FAILED

@@ -11,7 +11,8 @@ from rich.console import Console
 from rich.live import Live
 
 from ..client import ClientError, connect
-from .exits import Exit, complain, exit_of
+from .asking import exit_of
+from .exits import Exit, complain
 from .output import to_json
 from .status import Rows, all_nodes, node_table
 

@@ -20,7 +20,8 @@ import uvloop
 from ..client import BadRequest, BatchReply, Client, ClientError, OutcomeUnknown, Refused, Unavailable, connect
 from ..errors import Malformed
 from ..values import decode_ndjson
-from .exits import Exit, complain, exit_of
+from .asking import exit_of
+from .exits import Exit, complain
 from .progress import Progress, shown_progress
 
 BATCH_COMMANDS = 2000  # Several fit into a session's window, so that there is always one on its way.

@@ -42,6 +42,7 @@ from quire.replication.promises import PROMISE_FILE
 from ..api.ranges import line_of
 from ..data_dir import LOG_FOLDER
 from ..identity import DataDirRefused, read_identity
+from .asking import Json
 from .exits import Exit, complain
 from .output import to_json
 from .progress import shown_bytes
@@ -55,7 +56,6 @@ app = typer.Typer(
 )
 
 DataDir = Annotated[Path, typer.Argument(metavar="DATA_DIR", help="The directory that `log/` and `mark` stand in.")]
-Json = Annotated[bool, typer.Option("--json", help="Answer as one JSON value (one a line for many).")]
 Keep = Annotated[
     Literal["before", "after"] | None,
     typer.Option("--keep", help="Which part stays: what stands before the first rot, or after the last."),

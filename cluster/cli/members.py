@@ -7,8 +7,7 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
-from .asking import DEFAULT_TIMEOUT_S, Server, Timeout, ask
-from .demo import Json
+from .asking import DEFAULT_TIMEOUT_S, Json, Server, Timeout, ask
 from .output import to_json
 
 members_app = typer.Typer(name="members", help="Who counts, and who replicates beside them.")

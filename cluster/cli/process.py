@@ -24,9 +24,8 @@ from ..address import host_and_port
 from ..api.app import BACKLOG, serve_app
 from ..api.door import CONNECTIONS_LIMIT, PEER_RESERVE, Door
 from ..settings import ConfigInvalid
+from .exits import Exit
 
-EXIT_FAILED = 1
-EXIT_USAGE = 2
 FILES_RESERVE = 512  # Of the files that the process may have open: for the log, the peers and the hop to the leader.
 SHUTDOWN_TIMEOUT_S = 5.0
 GC_ALLOCATIONS = 100_000
@@ -80,12 +79,12 @@ def run(service: Callable[[], Service], listen_on: str, data_dir: Path) -> int:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             return runner.run(_serve(service, listen_on, data_dir))
     except CannotStart as error:
-        return _refuse([str(error)], EXIT_FAILED)
+        return _refuse([str(error)], Exit.FAILED)
 
 
 def refuse_settings(error: ConfigInvalid) -> int:
     """Say what is wrong with the configuration; the exit code."""
-    return _refuse(error.problems, EXIT_USAGE)
+    return _refuse(error.problems, Exit.USAGE)
 
 
 def _refuse(sentences: Sequence[str], code: int) -> int:
@@ -117,7 +116,7 @@ async def _serve(make: Callable[[], Service], listen_on: str, data_dir: Path) ->
     server.close()
     failure = await service.stop(runner.cleanup)
     log.info("stopped")
-    return 0 if failure is None else _refuse([failure], EXIT_FAILED)
+    return 0 if failure is None else _refuse([failure], Exit.FAILED)
 
 
 async def _started(make: Callable[[], Service], data_dir: Path) -> Service:

@@ -9,7 +9,8 @@ from rich.console import Console
 from rich.table import Table
 
 from ..client import Client, ClientError, connect
-from .exits import Exit, complain, exit_of
+from .asking import exit_of
+from .exits import Exit, complain
 from .output import to_json
 
 Asked = Callable[[Client, str], Awaitable[dict[str, Any]]]
