@@ -282,31 +282,27 @@ def test_the_old_disk_s_acks_do_not_count_for_the_new_one() -> None:
     assert leader.state.commit_index == leader.log.members_index == leader.log.tail.index - 1
 
 
-def test_a_voter_whose_log_lacks_the_record_still_answers_its_nominee() -> None:
-    """n3 counts for n2, whose log says so, before n3's own does: else n1's end would be the cluster's."""
+def half_promoted(cut_off: str, holder: str) -> World:
+    """n3's promotion reached one of n2 and n3, `holder`, and not the other, `cut_off`; n1, which led, is gone."""
     world = led("n1", "n2", observers=("n3",))
     leader = world["n1"]
-    world.cut(("n1", "n3"), ("n3", "n1"))
+    world.cut(("n1", cut_off), (cut_off, "n1"))
     leader.promote("n3")
-    world.run_until(lambda: world["n2"].log.members_index == leader.log.members_index)
+    world.run_until(lambda: world[holder].log.members_index == leader.log.members_index)
     leader.crash()
-    assert voters_of(world["n3"]) == ["n1", "n2"]
-
-    world.elect("n2")
-
-    caught_up(world, world["n2"])
-    assert voters_of(world["n3"]) == ["n1", "n2", "n3"]
+    assert voters_of(world[cut_off]) == ["n1", "n2"]
+    return world
 
 
-def test_a_nominee_is_answered_by_a_voter_whose_log_does_not_name_it_yet() -> None:
-    world = led("n1", "n2", observers=("n3",))
-    leader = world["n1"]
-    world.cut(("n1", "n2"), ("n2", "n1"))
-    leader.promote("n3")
-    world.run_until(lambda: world["n3"].log.members_index == leader.log.members_index)
-    leader.crash()
-    assert voters_of(world["n2"]) == ["n1", "n2"]
-    world.elect("n3")
+@pytest.mark.parametrize(("nominee", "behind"), [("n2", "n3"), ("n3", "n2")])
+def test_a_voter_whose_log_lacks_the_record_still_answers_its_nominee(nominee: str, behind: str) -> None:
+    """n3 counts for n2, whose log says so, before n3's own does, and n2 answers n3: else n1's end would be theirs."""
+    world = half_promoted(cut_off=behind, holder=nominee)
+
+    world.elect(nominee)
+
+    caught_up(world, world[nominee])
+    assert voters_of(world[behind]) == ["n1", "n2", "n3"]
 
 
 def test_a_wiped_node_promises_nothing_before_it_is_promoted() -> None:
