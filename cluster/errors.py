@@ -13,6 +13,9 @@ Each says whose fault it was and carries its numbers as attributes:
 
 from typing import Any
 
+RETRY_AFTER_S = 1.0
+"""What passes by itself is mostly over by then."""
+
 
 class ClusterError(Exception):
     """The root of what the cluster package raises."""
@@ -259,7 +262,7 @@ class LeaderUnreachable(ClusterError):
 class Overloaded(ClusterError):
     """Too much waits already; nothing was written."""
 
-    def __init__(self, retry_after_s: float) -> None:
+    def __init__(self, retry_after_s: float = RETRY_AFTER_S) -> None:
         super().__init__(f"overloaded; try again in {retry_after_s:g} s")
         self.retry_after_s = retry_after_s
 

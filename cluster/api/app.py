@@ -15,7 +15,7 @@ from ..metrics import Gauge, Metrics
 from .admin import get_members, post_expire, post_members, post_snapshot, post_transfer
 from .cluster import asking_session, get_cluster
 from .commands import post_commands
-from .door import RETRY_AFTER_S, Door
+from .door import Door
 from .forwarding import FORWARDED, carrying_session, forwarding_session
 from .inflow import Inflow
 from .keys import DOOR, INFLOW, KNOWN_HEADERS, METRICS, NODE, OUTFLOW, STREAMS, WAITING, WINDOWS
@@ -123,7 +123,7 @@ async def answer_errors(request: web.Request, handler: Handler) -> web.StreamRes
     request_id, began = name_request(request), time.monotonic()
     try:
         if request.app[DOOR].refuses(request):
-            raise Overloaded(RETRY_AFTER_S)
+            raise Overloaded()
         _refuse_headers(request)
         response = await handler(request)
     except ClusterError as error:

@@ -58,6 +58,12 @@ class Connection(RequestHandler):
             super().log_exception(*args, **kw)
 
 
+def cut(request: web.BaseRequest) -> None:
+    """End the caller's connection at once, if it still stands: what was sent so far is not taken for the end."""
+    if request.transport is not None:
+        request.transport.abort()
+
+
 def _why(message: str) -> str:
     """The gist of what aiohttp's parser says, which quotes the input at length below a blank line."""
     return " ".join(message.partition("\n\n")[0].split())[:WHY_SHOWN].rstrip(":")

@@ -16,7 +16,6 @@ from .request_ids import PEER_PATHS
 
 CONNECTIONS_LIMIT = 10_000
 PEER_RESERVE = 256
-RETRY_AFTER_S = 1.0
 
 Protocols = Callable[[], asyncio.Protocol]
 
@@ -63,7 +62,7 @@ class _Refusal(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         if isinstance(transport, asyncio.WriteTransport):
-            refused = problem_of(Overloaded(RETRY_AFTER_S), "")
+            refused = problem_of(Overloaded(), "")
             body = refused.body if isinstance(refused.body, bytes) else b""
             head = [
                 f"HTTP/1.1 {refused.status} {refused.reason}",

@@ -12,11 +12,11 @@ from dataclasses import dataclass, field
 from aiohttp import web
 
 from ..errors import BodyTimeout, LimitExceeded, Overloaded
+from .connection import cut
 
 HELD_BYTES = 128 << 20
 STUCK_S = 30.0
 IDLE_S = 1.0  # A body that has grown since then is not cut off for another one.
-RETRY_AFTER_S = 1.0
 
 
 @dataclass(eq=False, slots=True)
@@ -87,9 +87,8 @@ class Inflow:
             coming = [other for other in self._bodies if not other.complete and other is not body]
             oldest = min(coming, key=lambda other: other.grew_at, default=None)
             if oldest is None or now - oldest.grew_at < self._idle_s:
-                raise Overloaded(RETRY_AFTER_S)
-            if oldest.request.transport is not None:
-                oldest.request.transport.abort()
+                raise Overloaded()
+            cut(oldest.request)
             self._forget(oldest)
         body.size += size
         self.held_bytes += size

@@ -13,12 +13,12 @@ from dataclasses import dataclass, field
 from aiohttp import web
 
 from ..errors import Overloaded
+from .connection import cut
 
 HELD_BYTES = 64 << 20
 PIECE_BYTES = 1 << 16  # What the socket's buffer takes anyway; shorter answers are not followed on their way.
 STUCK_S = 30.0
 IDLE_S = 1.0  # An answer that has moved since then is not cut off for another one.
-RETRY_AFTER_S = 1.0
 
 
 @dataclass(eq=False, slots=True)
@@ -63,7 +63,7 @@ class Outflow:
             async with asyncio.timeout(self._stuck_s):
                 await response.write_eof()
         except TimeoutError:
-            _cut(held)
+            cut(held.request)
             raise ConnectionResetError(f"the caller took nothing for {self._stuck_s:g} s") from None
         finally:
             self._release(held)
@@ -73,8 +73,8 @@ class Outflow:
         while self._answers and self.held_bytes + size > self._limit:
             oldest = min(self._answers, key=lambda held: held.moved_at)
             if time.monotonic() - oldest.moved_at < self._idle_s:
-                raise Overloaded(RETRY_AFTER_S)
-            _cut(oldest)
+                raise Overloaded()
+            cut(oldest.request)
             self._release(oldest)
         held = _Held(request, size)
         self._answers.add(held)
@@ -85,8 +85,3 @@ class Outflow:
         if held in self._answers:
             self._answers.remove(held)
             self.held_bytes -= held.size
-
-
-def _cut(held: _Held) -> None:
-    if held.request.transport is not None:
-        held.request.transport.abort()

@@ -6,7 +6,6 @@ from contextlib import contextmanager
 from ..errors import Overloaded
 
 STREAMS_LIMIT = 1024  # Of /commands/stream on one node, carried ones included: each may hold a window of memory.
-RETRY_AFTER_S = 1.0
 
 
 class Places:
@@ -27,7 +26,7 @@ class Places:
             Overloaded: all of them are taken.
         """
         if self._taken >= self._limit:
-            raise Overloaded(RETRY_AFTER_S)
+            raise Overloaded()
         self._taken += 1
         try:
             yield

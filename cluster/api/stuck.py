@@ -5,6 +5,8 @@ from collections.abc import Collection
 
 from aiohttp import web
 
+from .connection import cut
+
 STUCK_S = 30.0
 LOOKS = 10  # In STUCK_S. Bytes that flow leave a buffer at the same size once by chance, not as often as this.
 CLOSE_S = 5.0  # For the closing handshake.
@@ -19,7 +21,7 @@ async def first_done(request: web.Request, tasks: Collection["asyncio.Task[objec
             return True
         before, unsent = unsent, unsent_bytes(request)
         looks = looks + 1 if unsent and unsent == before else 0
-    _cut(request)
+    cut(request)
     return False
 
 
@@ -29,14 +31,9 @@ async def close(request: web.Request, socket: web.WebSocketResponse) -> None:
         async with asyncio.timeout(CLOSE_S):
             await socket.close()
     except TimeoutError:
-        _cut(request)
+        cut(request)
 
 
 def unsent_bytes(request: web.Request) -> int:
     """What the caller has not taken, beyond what the kernel holds for it."""
     return 0 if request.transport is None else request.transport.get_write_buffer_size()
-
-
-def _cut(request: web.Request) -> None:
-    if request.transport is not None:
-        request.transport.abort()

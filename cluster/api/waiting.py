@@ -9,7 +9,6 @@ from aiohttp import web
 from ..errors import Overloaded
 
 WAITING_LIMIT = 1024
-RETRY_AFTER_S = 1.0
 
 
 class Waiting:
@@ -35,7 +34,7 @@ class Waiting:
         if len(self._tasks) >= self._limit:
             self._end_those_without_a_caller()
         if len(self._tasks) >= self._limit:
-            raise Overloaded(RETRY_AFTER_S)
+            raise Overloaded()
         self._tasks[task] = request
         try:
             yield

@@ -6,8 +6,6 @@ from contextlib import contextmanager
 
 from ..errors import Overloaded
 
-RETRY_AFTER_S = 1.0
-
 
 class Windows:
     """The records of each session that wait for their answers on this leader. One event loop."""
@@ -24,7 +22,7 @@ class Windows:
                 be answered.
         """
         if self._under_way[session] + count > window:
-            raise Overloaded(RETRY_AFTER_S)
+            raise Overloaded()
         self._under_way[session] += count
         try:
             yield

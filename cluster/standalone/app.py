@@ -13,6 +13,7 @@ from aiohttp import web
 from quire.log import Kind, Log, Record, Spool, StoredRecord, ValueStream, blob_head
 
 from ..api.app import answer_errors, name_the_request
+from ..api.connection import cut
 from ..api.decoding import JSON, OCTETS, content_type_of, decode_records, read_body
 from ..api.door import Door
 from ..api.encoding import answer
@@ -108,8 +109,7 @@ async def _streamed(request: web.Request, stream: ValueStream) -> web.StreamResp
                 await response.write(chunk)
         except TimeoutError:
             # A reader that takes nothing holds a place; its connection is cut, so that it cannot take this for the end.
-            if request.transport is not None:
-                request.transport.abort()
+            cut(request)
             break
     return response
 
