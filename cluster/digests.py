@@ -19,6 +19,11 @@ class Difference(NamedTuple):
     digest: bytes
     own_digest: bytes
 
+    def alarm(self, node_id: str) -> str:
+        """What a leader tells an operator of that node."""
+        theirs, ours = self.digest.hex(), self.own_digest.hex()
+        return f"{node_id} has digest {theirs} at {self.index}, and this leader {ours}: states differ"
+
 
 class Digests:
     """One node's own digests, and who differs from them. `on_change(node_id, difference or None)` tells of both."""

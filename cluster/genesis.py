@@ -5,7 +5,7 @@ import time
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from quire.log import Kind, decode_system, encode_frame, encode_system, walk_frames
+from quire.log import HEADER_BYTES, Kind, decode_system, encode_frame, encode_system, walk_frames
 from quire.replication import Members
 from quire.sm import MAX_SESSIONS, SESSION_BYTES, SESSION_WINDOW, SESSIONS_BYTES
 
@@ -13,6 +13,7 @@ from .config import ServeConfig
 from .errors import ClusterError
 
 CLUSTER_ID_BYTES = 16
+ARRAY_HEADS_BYTES = 8  # Of a write's records and of the runs that they may be coalesced with.
 
 
 class GenesisRefused(ClusterError):
@@ -27,6 +28,11 @@ class Genesis(NamedTuple):
     machine: tuple[str, int]
     initial: Any
     limits: Mapping[str, int]
+
+    @property
+    def payload_bytes(self) -> int:
+        """So much one write may have for its records."""
+        return self.limits["max_frame_bytes"] - HEADER_BYTES - ARRAY_HEADS_BYTES
 
 
 def make_genesis(members: Members, machine: tuple[str, int], initial: Any, config: ServeConfig) -> bytes:

@@ -8,7 +8,7 @@ from typing import Any, assert_never
 import structlog
 from aiohttp import ClientSession, ClientTimeout, DummyCookieJar, TCPConnector, web
 
-from quire.log import HEADER_BYTES, Bounds, FrameHeader, Log, LogError, LogOptions, StoredRecord
+from quire.log import Bounds, FrameHeader, Log, LogError, LogOptions, StoredRecord
 from quire.replication import Disk, Placed, Reason, Replica, ReplicaOptions, Write
 from quire.replication.core import CoreOptions, Identity, Members, actions
 from quire.replication.core.changing import Outcome
@@ -61,7 +61,6 @@ from .visibility import Visibility
 journal = structlog.get_logger(__name__)
 
 COALESCED_BYTES = 1 << 20  # DESIGN 3: whatever waits is one frame, up to here.
-FRAME_OVERHEAD_BYTES = HEADER_BYTES + 8  # A frame's header and its arrays' heads.
 OVERLOADED_RETRY_S = 1.0
 
 
@@ -183,7 +182,7 @@ class Node:
                 heartbeat_us=config.heartbeat_ms * 1000,
                 election_timeout_us=config.election_timeout_ms * 1000,
                 window_bytes=config.stream_window_bytes,
-                frame_bytes=min(COALESCED_BYTES, genesis.limits["max_frame_bytes"] - FRAME_OVERHEAD_BYTES),
+                frame_bytes=min(COALESCED_BYTES, genesis.payload_bytes),
             ),
             max_frame_bytes=genesis.limits["max_frame_bytes"],
             secret=self._secret,
@@ -315,7 +314,7 @@ class Node:
         parts = self._require()
         if (stopped := parts.applying.applier.failure) is not None:
             raise StateUnavailable(f"nothing can be answered here: {stopped}")
-        limit = parts.genesis.limits["max_frame_bytes"] - FRAME_OVERHEAD_BYTES
+        limit = parts.genesis.payload_bytes
         if write.size > limit:
             raise LimitExceeded("the frame's payload", write.size, limit)
         parts.replica.propose(write)
@@ -443,7 +442,7 @@ class Node:
         self.leadership.control_told(peer, data)
 
     def alarmed(self, text: str) -> None:
-        """Tell the operator: in the journal, and in `/status`."""
+        """Tell the operator, in the journal; `/status` has it too (`status.alarms`)."""
         journal.error("alarm", text=text)
 
     def halted(self, reason: str) -> None:
@@ -475,8 +474,7 @@ class Node:
         if difference is None:
             journal.info("digests are equal again", peer=node_id)
         else:
-            index, theirs, ours = difference
-            self.alarmed(f"{node_id} has digest {theirs.hex()} at {index}, and this leader {ours.hex()}: states differ")
+            self.alarmed(difference.alarm(node_id))
 
     def _apply_failed(self, failure: ApplyFailed) -> None:
         journal.error("applying stopped", reason=str(failure))

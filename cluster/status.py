@@ -48,13 +48,19 @@ def node_status(node: "Node") -> dict[str, Any]:
         "links": sorted(replica.core.state.links),
         "link_failures": dict(replica.network.told.failures),
         **node.leadership.document(),
-        "alarms": sorted(replica.network.told.alarms.values()),
+        "alarms": alarms(replica, node.digests),
     }
     if replica.core.leading is not None:
         document["nodes"] = _nodes(replica, node.digests, clock)
     elif (upstream := replica.network.told.upstream) is not None:
         document["stream"] = {"from_index": upstream.from_index, "received_bytes": upstream.received_bytes}
     return document
+
+
+def alarms(replica: Replica, digests: Digests) -> list[str]:
+    """What an operator should know: of which nodes copies came, and, of a leader, which replicas differ."""
+    differing = [difference.alarm(node_id) for node_id, difference in digests.differing.items()]
+    return sorted([*replica.network.told.alarms.values(), *differing])
 
 
 def _nodes(replica: Replica, digests: Digests, clock: int) -> dict[str, Any]:

@@ -65,8 +65,6 @@ def serve(context: typer.Context) -> None:
     raise typer.Exit(run_node(context.args))
 
 
-
-
 @app.command(context_settings={"ignore_unknown_options": True})
 def apply(
     operation: Annotated[str, typer.Argument(help="For the arithmetic machine: add, sub, mul or div.")],

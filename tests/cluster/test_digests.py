@@ -127,6 +127,7 @@ async def test_a_replica_that_differs_is_shown_until_it_has_replayed_the_log(clu
     assert status["nodes"]["n2"]["differs"] is None
     assert await metric(cluster) == {"n2": 0, "n3": 1}
     assert f"from the leader, at {index + 1}" in await shown(cluster)
+    assert [alarm.split(" has ")[0] for alarm in status["alarms"]] == ["n3"]
     assert (await cluster.commands("n3", ["add", 1]))["results"] == ["45"]
 
     await cluster.restart("n3")
@@ -134,6 +135,7 @@ async def test_a_replica_that_differs_is_shown_until_it_has_replayed_the_log(clu
     await cluster.commands("n1", ["add", 1])
     await differs_of(cluster, "n3", wanted=False)
     assert await metric(cluster) == {"n2": 0, "n3": 0}
+    assert (await cluster.ask("n1", "GET", "/status")).document["alarms"] == []
 
 
 async def test_a_leader_that_differs_is_seen_to_differ_from_both_others(cluster: RunningCluster) -> None:

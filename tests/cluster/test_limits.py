@@ -14,6 +14,9 @@ from quire.cluster.api.door import Door
 from quire.cluster.api.keys import DOOR
 from quire.cluster.api.sessions import BODY_BYTES, NAME_CHARACTERS
 from quire.cluster.config import FRAME_OVERHEAD_BYTES
+from quire.cluster.errors import LimitExceeded
+from quire.log import Kind, encode_blob
+from quire.replication import Write
 from quire.replication.coalesce import RUN_BYTES
 from quire.sm import SESSION_WINDOW
 from tests.cluster.conditions import held, replica_of
@@ -78,6 +81,21 @@ async def test_raw_bytes_may_be_as_long_as_a_frame_and_no_longer(small_cluster: 
 
     assert longest.status == 200
     assert (longer.status, longer.problem, longer.document["limit"]) == (413, "limit-exceeded", limit)
+
+
+async def test_a_write_may_be_as_long_as_a_frame_s_payload_and_no_longer(small_cluster: RunningCluster) -> None:
+    # What calls refuse before is a little less; this is what holds whoever proposes.
+    node = small_cluster.nodes["n1"].node
+    assert node.parts is not None
+    limit = node.parts.genesis.payload_bytes
+    head = len(encode_blob(b"")) + RUN_BYTES
+
+    written = await node.write(Write(encode_blob(bytes(limit - head)), 1, Kind.BLOB), applied=True)
+    with pytest.raises(LimitExceeded) as longer:
+        await node.write(Write(encode_blob(bytes(limit - head + 1)), 1, Kind.BLOB), applied=True)
+
+    assert written.count == 1
+    assert (longer.value.size, longer.value.limit) == (limit + 1, limit)
 
 
 @EVERYWHERE
