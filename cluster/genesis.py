@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from quire.log import HEADER_BYTES, Kind, decode_system, encode_frame, encode_system, walk_frames
 from quire.replication import Members
-from quire.sm import MAX_SESSIONS, SESSION_BYTES, SESSION_WINDOW, SESSIONS_BYTES
+from quire.sm import MAX_SESSIONS, SESSION_BYTES, SESSION_WINDOW, SESSIONS_BYTES, Sessions
 
 from .config import ServeConfig
 from .errors import ClusterError
@@ -33,6 +33,11 @@ class Genesis(NamedTuple):
     def payload_bytes(self) -> int:
         """So much one write may have for its records."""
         return self.limits["max_frame_bytes"] - HEADER_BYTES - ARRAY_HEADS_BYTES
+
+    def new_sessions(self) -> Sessions:
+        """An empty session table with the limits that all nodes share; of one that an old genesis lacks the default."""
+        names = ("session_window", "max_sessions", "session_bytes", "sessions_bytes")
+        return Sessions(**{name: self.limits[name] for name in names if name in self.limits})
 
 
 def make_genesis(members: Members, machine: tuple[str, int], initial: Any, config: ServeConfig) -> bytes:

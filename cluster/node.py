@@ -1,16 +1,14 @@
 """A node: its data_dir, its replica, its machine, and the write path through them."""
 
 import asyncio
-import os
-from dataclasses import dataclass
 from typing import Any, assert_never
 
 import structlog
-from aiohttp import ClientSession, ClientTimeout, DummyCookieJar, TCPConnector, web
+from aiohttp import web
 
-from quire.log import Bounds, FrameHeader, Log, LogError, LogOptions, StoredRecord
-from quire.replication import Disk, Placed, Reason, Replica, ReplicaOptions, Write
-from quire.replication.core import CoreOptions, Identity, Members, actions
+from quire.log import Bounds, FrameHeader, LogError, StoredRecord
+from quire.replication import Placed, Reason, Replica, Write
+from quire.replication.core import Members, actions
 from quire.replication.core.changing import Outcome
 from quire.replication.forming import Forming
 from quire.replication.hello import Who
@@ -19,11 +17,9 @@ from quire.replication.watched_task import watched_task
 from quire.sm import (
     EMPTY_DIGEST,
     Applied,
-    Applier,
     ApplyFailed,
     CheckFailed,
     MachineError,
-    Sessions,
     SessionStatus,
     StateMachine,
     check_batch,
@@ -31,9 +27,7 @@ from quire.sm import (
     load_machine,
 )
 
-from .applying import Applying
 from .config import ServeConfig
-from .data_dir import DataDir
 from .digests import Difference, Digests
 from .errors import (
     ClusterError,
@@ -51,29 +45,18 @@ from .errors import (
 from .genesis import Genesis, check_genesis, make_genesis, read_genesis
 from .leadership import Leadership
 from .metrics import WriteCounts
+from .opened import Opened
+from .parts import Parts, put_together
 from .pending import FutureWaiter, Pending, WriteReply, waiter_of
 from .promotions import Promotions
-from .reading import Reading, StateAnswer
+from .reading import StateAnswer
 from .status import node_status
-from .upkeep import Makers, Upkeep
+from .upkeep import Upkeep
 from .visibility import Visibility
 
 journal = structlog.get_logger(__name__)
 
-COALESCED_BYTES = 1 << 20  # DESIGN 3: whatever waits is one frame, up to here.
 OVERLOADED_RETRY_S = 1.0
-
-
-@dataclass(frozen=True, slots=True)
-class Parts:
-    """What a node consists of once it belongs to a cluster."""
-
-    genesis: Genesis
-    log: Log
-    replica: Replica
-    applying: Applying
-    reading: Reading
-    upkeep: Upkeep
 
 
 class Node:
@@ -100,11 +83,8 @@ class Node:
         self._machine_type = machine
         self._initial = default_initial(machine) if config.initial is None else config.initial
         self._checker: StateMachine = machine(self._initial)
-        self._incarnation = int.from_bytes(os.urandom(8), "little")
-        self._secret = config.peer_secret_file.read_bytes().strip() if config.peer_secret_file else None
         self._pending = Pending(self.write_counts.frame_durations)
-        self._data_dir: DataDir | None = None
-        self._session: ClientSession | None = None
+        self._opened: Opened | None = None
         self._forming: Forming | None = None
         self._formation: asyncio.Task[None] | None = None
         self._stopping = False
@@ -117,89 +97,42 @@ class Node:
         Raises:
             DataDirRefused, GenesisRefused, LogError: it cannot run here; nothing was changed.
         """
-        config = self.config
-        options = LogOptions(
-            segment_bytes=config.segment_bytes,
-            segment_overflow_bytes=max(config.segment_bytes // 2, config.max_frame_bytes),  # any frame fits any segment
-            max_frame_bytes=config.max_frame_bytes,
-        )
-        data_dir = await asyncio.to_thread(DataDir.open, config.data_dir, self.node_id, options)
-        session = ClientSession(
-            connector=TCPConnector(limit=0), timeout=ClientTimeout(total=None), cookie_jar=DummyCookieJar()
-        )
-        self._data_dir, self._session = data_dir, session
+        self._opened = opened = await Opened.open(self.config, self._machine_type)
         try:
-            if data_dir.identity is not None:
-                genesis = read_genesis(data_dir.genesis_frame())
-                self._run(data_dir, session, genesis, await self._restored(data_dir, genesis))
+            if opened.data_dir.identity is not None:
+                await self._run(opened, read_genesis(opened.data_dir.genesis_frame()))
             else:
-                self._formation = watched_task(self._form(data_dir, session), "formation", self.failed)
+                self._formation = watched_task(self._form(opened), "formation", self.failed)
         except BaseException:
             await self.stop()
             raise
 
-    async def _form(self, data_dir: DataDir, session: ClientSession) -> None:
+    async def _form(self, opened: Opened) -> None:
         """Rule 0: wait for a genesis, store it, run."""
-        config, machine = self.config, (self.machine_name, self._machine_type.version)
+        config = self.config
         self._forming = Forming(
-            self._identity(data_dir),
+            opened.identity,
             config.members[self.node_id],
             list(config.initial_members),
-            self._secret,
-            lambda members: make_genesis(members, machine, self._initial, config),
+            opened.secret,
+            lambda members: make_genesis(members, opened.machine, self._initial, config),
         )
         try:
-            frame = await self._forming.run(session, self._urls())
-            check_genesis(read_genesis(frame), machine, config)
-            genesis = await asyncio.to_thread(data_dir.format, self.node_id, frame)
-            self._run(data_dir, session, genesis, await self._restored(data_dir, genesis))
+            frame = await self._forming.run(opened.http, opened.urls)
+            check_genesis(read_genesis(frame), opened.machine, config)
+            await self._run(opened, await asyncio.to_thread(opened.data_dir.format, self.node_id, frame))
         finally:
             self._forming = None
 
-    def _identity(self, data_dir: DataDir) -> Identity:
-        return Identity(self.node_id, data_dir.promises.disk_id, self._incarnation)
-
-    def _urls(self) -> dict[str, str]:
-        members, links = self.config.members, self.config.link
-        return {node: links.get(node, address) for node, address in members.items() if node != self.node_id}
-
-    async def _restored(self, data_dir: DataDir, genesis: Genesis) -> Applier:
-        """The machine and the sessions as the newest snapshot has them, or as they began."""
-        check_genesis(genesis, (self.machine_name, self._machine_type.version), self.config)
-        machine_type, initial = self._machine_type, genesis.initial
-        return await asyncio.to_thread(data_dir.restore, lambda: machine_type(initial), lambda: _sessions(genesis))
-
-    def _run(self, data_dir: DataDir, session: ClientSession, genesis: Genesis, applier: Applier) -> None:
-        config, log, ground = self.config, data_dir.log, applier.ground
-        if log is None:
-            raise NodeStopping
+    async def _run(self, opened: Opened, genesis: Genesis) -> None:
+        applier = await opened.restored(genesis)
         self._checker = self._machine_type(genesis.initial)  # Not the applier's: an install replaces that one.
-        options = ReplicaOptions(
-            address=config.members[self.node_id],
-            genesis=data_dir.genesis_frame(),
-            urls=self._urls(),
-            core=CoreOptions(
-                heartbeat_us=config.heartbeat_ms * 1000,
-                election_timeout_us=config.election_timeout_ms * 1000,
-                window_bytes=config.stream_window_bytes,
-                frame_bytes=min(COALESCED_BYTES, genesis.payload_bytes),
-            ),
-            max_frame_bytes=genesis.limits["max_frame_bytes"],
-            secret=self._secret,
-        )
-        disk = Disk(log, data_dir.promises, snapshots=data_dir.snapshots, older_epochs=ground.epochs)
-        replica = Replica(self._identity(data_dir), genesis.cluster_id, disk, self, options)
-        applying = Applying(log, applier, self._applied, self._apply_failed, self.failed, self._at_border)
-        makers = Makers(lambda: self._machine_type(genesis.initial), lambda: _sessions(genesis))
-        dial = session, self._secret
-        upkeep = Upkeep(data_dir.snapshots, disk, replica, applying, makers, dial, config, self.failed)
-        reading = Reading(log, replica, applying, self._not_leader)
-        self.parts = Parts(genesis, log, replica, applying, reading, upkeep)
+        self.parts = parts = put_together(opened, genesis, applier, self, self._not_leader)
         self.digests.applied(applier.applied_index, applier.digest)
-        nominated = self.leadership.run(replica)
-        replica.start(session, nominated=nominated)
-        upkeep.start()
-        journal.info("running", cluster_id=genesis.cluster_id.hex(), bounds=tuple(log.bounds))
+        nominated = self.leadership.run(parts.replica)
+        parts.replica.start(opened.http, nominated=nominated)
+        parts.upkeep.start()
+        journal.info("running", cluster_id=genesis.cluster_id.hex(), bounds=tuple(parts.log.bounds))
 
     async def promote(self, node_id: str) -> list[int]:
         """Have a node count as a voter with the disk that it has now; return where the records stand that say so.
@@ -237,10 +170,8 @@ class Node:
             self.parts.applying.stop()
             await self.parts.upkeep.stop()
             self._pending.end("this node is stopping")
-        if self._session is not None:
-            await self._session.close()
-        if self._data_dir is not None:
-            await asyncio.to_thread(self._data_dir.close)
+        if self._opened is not None:
+            await self._opened.close()
 
     def routes(self) -> list[web.RouteDef]:
         """The peers' routes, on the same port as the clients'."""
@@ -341,10 +272,6 @@ class Node:
     def upkeep(self) -> Upkeep:
         """Its snapshots, expiry and installs. Raises StateUnavailable while the cluster is not formed."""
         return self._require().upkeep
-
-    def _at_border(self, header: FrameHeader) -> None:
-        if self.parts is not None:
-            self.parts.upkeep.at_border(header)
 
     # What the replica tells: `ReplicaOwner`
 
@@ -466,9 +393,15 @@ class Node:
                     journal.error("a fault of this program", exc_info=error)
                 self.halted(f"a fault of this program: {error!r}")
 
-    def _applied(self, applied: Applied) -> None:
+    def applied(self, applied: Applied) -> None:
+        """Answer the writes of a frame that was applied."""
         self._pending.applied(applied)
         self.digests.applied(applied.next_index, self.digest)
+
+    def at_border(self, header: FrameHeader) -> None:
+        """A frame was applied and answered."""
+        if self.parts is not None:
+            self.parts.upkeep.at_border(header)
 
     def _digest_compared(self, node_id: str, difference: Difference | None) -> None:
         if difference is None:
@@ -476,7 +409,8 @@ class Node:
         else:
             self.alarmed(difference.alarm(node_id))
 
-    def _apply_failed(self, failure: ApplyFailed) -> None:
+    def apply_failed(self, failure: ApplyFailed) -> None:
+        """Nothing can be answered here any more; the log goes on."""
         journal.error("applying stopped", reason=str(failure))
         self._pending.end(str(failure))
 
@@ -564,9 +498,3 @@ class Node:
         elif self.leader_id != self.node_id and not self.parts.replica.is_matched:
             reasons.append(f"the stream from {self.leader_id} is not open yet")
         return reasons
-
-
-def _sessions(genesis: Genesis) -> Sessions:
-    """An empty session table with the limits that all nodes share; of one that an old genesis lacks the default."""
-    names = ("session_window", "max_sessions", "session_bytes", "sessions_bytes")
-    return Sessions(**{name: genesis.limits[name] for name in names if name in genesis.limits})
