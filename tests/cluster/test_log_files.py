@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner, Result
 
-from quire.cluster.cli.commands import app
+from quire.cluster.cli.log_files import app
 from quire.log import FileDirectory, Log, LogOptions, Record
 from quire.replication import PromiseFile
 
@@ -49,7 +49,7 @@ def spoil(path: Path, position: int = 2000) -> None:
 
 
 def quire(*arguments: object) -> Result:
-    return CliRunner().invoke(app, ["log", *map(str, arguments)])
+    return CliRunner().invoke(app, list(map(str, arguments)))
 
 
 def answered(*arguments: object, code: int = 0) -> Any:
