@@ -172,6 +172,7 @@ def _replay_lines(summary: ReplaySummary) -> list[str]:
     ]
     if summary.compared_keys:
         lines.append(f"{summary.compared_keys:,} values compared at snapshots, {len(summary.keys)} differ")
+    lines += [f"left out: {told}" for told in summary.left_out]
     lines += [each.sentence() for each in summary.keys]
     lines += [f"{server}: {told}" for server, told in summary.live.items()]
     if summary.difference is not None:

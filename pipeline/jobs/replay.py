@@ -54,6 +54,8 @@ class ReplaySummary:
     """The keys that differ, where the stretches were replayed key by key."""
     live: dict[str, str] = field(default_factory=dict[str, str])
     """By node that was asked: `equal` (or by its digest alone), what its answer is, or why it was not compared."""
+    left_out: list[str] = field(default_factory=list[str])
+    """Snapshots whose manifest is damaged; one longer stretch goes over the place of each."""
     seconds: float = 0.0
 
     @property
@@ -123,10 +125,12 @@ def replay(
         if not is_by_key(genesis.new_machine(machine)) and key_parts > 1:
             raise OptionRefused("key_parts", f"machine {genesis.machine[0]} has no keys that are independent")
         live = [ask(server, cluster_id) for server in servers]
-        snapshots = _snapshots(sorted({path, options.path}), cluster_id, genesis.machine)
+        snapshots, left_out = _snapshots(sorted({path, options.path}), cluster_id, genesis.machine)
         cuts = _cuts(origin.name, bounds, snapshots)
         pieces = [_piece(options, origin, cut, genesis, machine, live) for cut in cuts]
-    summary = ReplaySummary(cluster_id, " version ".join(map(str, genesis.machine)), *_range(pieces, bounds))
+    summary = ReplaySummary(
+        cluster_id, " version ".join(map(str, genesis.machine)), *_range(pieces, bounds), left_out=left_out
+    )
     work = [part for piece in pieces for part in _parts(piece, key_parts)]
     found: list[Replayed] = []
     of_keys: list[ReplayedKeys] = []
@@ -140,7 +144,7 @@ def replay(
         done += _length(work[outcome.place])
         progress(done, total)
     _sum_up(summary, found, of_keys)
-    summary.stretches = len(pieces)
+    summary.stretches, summary.left_out = len(pieces), left_out
     wrong = {each.to_index: f"at index {each.to_index}" for each in of_keys if each.differences}
     for difference in (difference for each in found for difference in each.differences):
         if difference.source not in servers:
@@ -188,22 +192,25 @@ def _range(pieces: list[ReplayPiece], bounds: Bounds) -> tuple[int, int]:
     return pieces[0].from_index, pieces[-1].to_index
 
 
-def _snapshots(paths: list[str], cluster_id: str, machine: tuple[str, int]) -> list[StoredSnapshot]:
-    """All that stand there, one for each index, ascending.
+def _snapshots(paths: list[str], cluster_id: str, machine: tuple[str, int]) -> tuple[list[StoredSnapshot], list[str]]:
+    """All that stand there, one for each index, ascending; and what is told of those that are damaged.
 
     Raises:
         ForeignLog: one of another cluster.
         MachineDiffers: one of another machine or version.
     """
     found: dict[int, StoredSnapshot] = {}
+    left_out: list[str] = []
     for path in paths:
-        for manifest in stored_snapshots(path):
+        stored = stored_snapshots(path)
+        left_out += [f"{path}: {error}" for error in stored.damaged]
+        for manifest in stored.manifests:
             if manifest.cluster_id.hex() != cluster_id:
                 raise ForeignLog(f"{path}, snapshot {manifest.index}", manifest.cluster_id.hex(), cluster_id)
             if manifest.machine != machine:
                 raise MachineDiffers(manifest.machine, machine)
             found.setdefault(manifest.index, StoredSnapshot(path, manifest))
-    return [found[index] for index in sorted(found)]
+    return [found[index] for index in sorted(found)], left_out
 
 
 def _cuts(name: str, bounds: Bounds, snapshots: list[StoredSnapshot]) -> list[_Cut]:

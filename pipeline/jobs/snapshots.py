@@ -23,24 +23,33 @@ class StoredSnapshot(NamedTuple):
     manifest: Manifest
 
 
+class Found(NamedTuple):
+    """The snapshots of a data_dir or an archive, as far as their manifests tell."""
+
+    manifests: list[Manifest]
+    """Of the whole ones, the oldest first."""
+    damaged: list[SnapshotDamaged]
+
+
 def snapshot_top(path: str) -> str:
     """The folder that `snapshots/` stands in: a data_dir itself, an archive's own folder."""
     return os.path.join(path, OWN_FOLDER) if is_archive(path) else path
 
 
-def stored_snapshots(path: str) -> list[Manifest]:
-    """The manifests of the whole snapshots of a data_dir or an archive, the oldest first; damaged ones are left out."""
-    top = snapshot_top(path)
+def stored_snapshots(path: str) -> Found:
+    """What stands in a data_dir or an archive; chunks are not looked at."""
+    top, found = snapshot_top(path), Found([], [])
     if not os.path.isdir(os.path.join(top, SNAPSHOTS_FOLDER)):
-        return []
+        return found
     folder = ReadOnlyDirectory(os.path.join(top, SNAPSHOTS_FOLDER))
-    found: list[Manifest] = []
     for name in sorted(name for name in folder.list() if name.isdigit()):
         try:
             with closing(folder.child(name).open(MANIFEST_NAME)) as file:
-                found.append(decode_manifest(file.read_at(0, MAX_MANIFEST_BYTES), name))
-        except (FileNotFoundError, SnapshotDamaged):
-            continue  # A node removes old ones meanwhile, and sets damaged ones aside by itself.
+                found.manifests.append(decode_manifest(file.read_at(0, MAX_MANIFEST_BYTES), name))
+        except FileNotFoundError:
+            continue  # A node removes old ones meanwhile.
+        except SnapshotDamaged as error:
+            found.damaged.append(error)
     return found
 
 
@@ -71,7 +80,7 @@ def copy_snapshots(data_dir: str, archive: str, to_index: int) -> list[int]:
         DiskFull, OSError: there is no room, or the file system failed.
     """
     copied: list[int] = []
-    for manifest in stored_snapshots(data_dir):
+    for manifest in stored_snapshots(data_dir).manifests:  # Damaged ones a node sets aside by itself.
         if manifest.index > to_index:
             continue
         owner = Owner(manifest.cluster_id, manifest.machine)

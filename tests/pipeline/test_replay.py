@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -9,7 +10,7 @@ from typing import Any
 import pytest
 
 from quire.log import FileDirectory, Kind, Log, LogOptions, encode_records
-from quire.pipeline.errors import GenesisMissing, GroundMissing, MachineDiffers, OptionRefused
+from quire.pipeline.errors import ForeignLog, GenesisMissing, GroundMissing, MachineDiffers, OptionRefused
 from quire.pipeline.files import LogFiles
 from quire.pipeline.jobs import ReplaySummary, archive, replay
 from quire.pipeline.jobs.genesis import genesis_of
@@ -364,7 +365,7 @@ def test_of_one_part_so_many_keys_are_told(tmp_path: Path, keys: int, told: int)
 def first_stretch(path: Path) -> ReplayPiece:
     """From the log's beginning to its first snapshot."""
     options = SourceOptions(path=str(path))
-    origin, [manifest, *_] = LogFiles(str(path)), stored_snapshots(str(path))
+    origin, [manifest, *_] = LogFiles(str(path)), stored_snapshots(str(path)).manifests
     return ReplayPiece(
         options=options,
         partitions=whole_frames(origin, options, 0, manifest.index),
@@ -388,3 +389,81 @@ def test_only_a_machine_of_keys_is_replayed_key_by_key(tmp_path: Path) -> None:
 def test_a_replay_reads_files(tmp_path: Path) -> None:
     with pytest.raises(OptionRefused, match="a replay reads files"):
         replay(SourceOptions(bootstrap=("127.0.0.1:1",)))
+
+
+def harm_manifest(path: Path, index: int) -> None:
+    """One bit of a snapshot's manifest is another."""
+    file = path / "snapshots" / f"{index:020d}" / "manifest"
+    raw = bytearray(file.read_bytes())
+    raw[len(raw) // 2] ^= 1
+    file.write_bytes(raw)
+
+
+@pytest.mark.parametrize("place", [0, 1, 3])
+def test_where_a_snapshot_is_missing_one_longer_stretch_is_proven(tmp_path: Path, place: int) -> None:
+    applier = run_cluster(tmp_path / "n1", ArithmeticMachine(42))
+    index = snapshot_indices(tmp_path / "n1")[place]
+    shutil.rmtree(tmp_path / "n1" / "snapshots" / f"{index:020d}")
+
+    summary = replayed(tmp_path / "n1")
+
+    assert (summary.is_proven, summary.left_out) == (True, [])
+    assert (summary.stretches, summary.checked, summary.records) == (4, 3, 1000)
+    assert summary.digest == applier.digest.hex()
+
+
+def test_a_wrong_result_is_found_though_the_snapshot_behind_it_is_missing(tmp_path: Path) -> None:
+    machine = Nearly(42)
+    machine.wrong_at = 300
+    run_cluster(tmp_path / "n1", machine)
+    indices = snapshot_indices(tmp_path / "n1")
+    shutil.rmtree(tmp_path / "n1" / "snapshots" / f"{indices[1]:020d}")
+
+    difference = replayed(tmp_path / "n1").difference
+
+    assert difference is not None
+    assert (difference.first_index, difference.border) == (300, indices[2])
+
+
+@pytest.mark.parametrize("place", [0, 1, 3])
+def test_a_snapshot_whose_manifest_is_damaged_is_left_out_and_told(tmp_path: Path, place: int) -> None:
+    run_cluster(tmp_path / "n1", ArithmeticMachine(42))
+    index = snapshot_indices(tmp_path / "n1")[place]
+    harm_manifest(tmp_path / "n1", index)
+
+    summary = replayed(tmp_path / "n1")
+
+    [told] = summary.left_out
+    assert told.startswith(f"{tmp_path / 'n1'}: snapshot {index:020d} is damaged: ")
+    assert (summary.stretches, summary.checked, summary.records) == (4, 3, 1000)
+    assert summary.is_proven
+
+
+def test_a_damaged_snapshot_is_made_up_for_by_the_same_one_elsewhere(tmp_path: Path) -> None:
+    log, path = tmp_path / "n1", tmp_path / "archive"
+    run_cluster(log, ArithmeticMachine(42))
+    archive(SourceOptions(path=str(log)), str(path))
+    harm_manifest(log, snapshot_indices(log)[1])
+
+    summary = replayed(log, archive=str(path))
+
+    assert (len(summary.left_out), summary.stretches, summary.checked) == (1, 5, 4)
+
+
+@pytest.mark.parametrize(
+    ("cluster", "machine", "error"),
+    [(CLUSTER, Later(42), MachineDiffers), (b"x" * 16, ArithmeticMachine(42), ForeignLog)],
+)
+def test_a_snapshot_that_is_not_of_this_log_is_refused(
+    tmp_path: Path, cluster: bytes, machine: StateMachine, error: type[Exception]
+) -> None:
+    log = tmp_path / "n1"
+    run_cluster(log, ArithmeticMachine(42), snapshots=0)
+    owner = Owner(cluster, (machine.name, machine.version))
+    store, other = SnapshotStore.open(FileDirectory(log), owner), run_cluster(tmp_path / "n2", machine, snapshots=0)
+    write_snapshot(store.begin(1000), owner, other.ground, other.content())
+    store.complete(1000)
+
+    with pytest.raises(error) as raised:
+        replayed(log)
+    assert ("version 2" if error is MachineDiffers else "snapshot 1000") in str(raised.value)
