@@ -1,0 +1,82 @@
+"""An archive made from nodes of which some are silent, and whose leader changes meanwhile."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from contextlib import ExitStack, closing
+from pathlib import Path
+
+import pytest
+
+from quire.log.packing import Skimmer
+from quire.pipeline.archive_files import ArchiveFiles
+from quire.pipeline.errors import ClusterUnavailable
+from quire.pipeline.jobs import archive
+from quire.pipeline.options import SourceOptions
+from tests.pipeline.logs import CLUSTER
+from tests.pipeline.servers import SILENT, Told, answers_of, pages, serving
+from tests.pipeline.test_nodes import HIGHEST, raw_frames
+
+Records = Callable[[dict[str, int]], Told]
+PIECE = 25
+
+
+@pytest.fixture(autouse=True)
+def short_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of PIECE records: of 1,000 bytes for 100, as the servers say."""
+    monkeypatch.setattr("quire.pipeline.cluster.STRETCH_BYTES", 10 * PIECE)
+
+
+def archived(path: Path, *nodes: Records) -> bytes:
+    """The frames of an archive of nodes, of which the last but one, and then the last leads."""
+    addresses: list[str] = []
+    asked = 0
+
+    def members(_asked: dict[str, int]) -> Told:
+        nonlocal asked
+        asked += 1
+        leader = min(asked, 2)  # The leader changes once somebody has asked who it is.
+        told = {
+            f"n{place}": {
+                "address": address,
+                "status": {"cluster_id": CLUSTER.hex(), "role": "leader" if place == leader else "follower"},
+            }
+            for place, address in enumerate(addresses)
+        }
+        return 200, json.dumps({"node_id": "n0", "nodes": told}).encode()
+
+    with ExitStack() as stack:
+        answers = [answers_of(records=records) | {"/cluster": members} for records in nodes]
+        addresses += [stack.enter_context(serving(each)) for each in answers]
+        options = SourceOptions(bootstrap=tuple(addresses), fetchTimeoutMs=500)
+        summary = archive(options, str(path))
+    assert (summary.from_index, summary.to_index) == (0, HIGHEST)
+    assert summary.files == HIGHEST // PIECE
+    with closing(ArchiveFiles(str(path))) as origin:
+        raw = b""
+        for stretch in origin.stretches(0, HIGHEST):
+            for rows in origin.rows(stretch, Skimmer()):
+                raw += b"".join(bytes(rows.raw[at : at + header.size]) for header, at in rows.frames)
+        return raw
+
+
+def silent(_asked: dict[str, int]) -> Told:
+    return SILENT
+
+
+@pytest.mark.parametrize("answers", [1, 2, 3, 5])
+def test_an_archive_of_nodes_that_fall_silent_is_the_log_to_the_byte(tmp_path: Path, answers: int) -> None:
+    raw = raw_frames(tmp_path / "n1")
+
+    assert archived(tmp_path / "archive", silent, pages(raw, answers=answers), pages(raw)) == raw
+
+
+def test_an_archive_of_which_the_nodes_fell_silent_goes_on_where_it_ended(tmp_path: Path) -> None:
+    raw = raw_frames(tmp_path / "n1")
+
+    with pytest.raises(ClusterUnavailable):
+        archived(tmp_path / "archive", silent, silent, pages(raw, answers=5))  # Three for the pieces' ends.
+    with serving(answers_of(records=pages(raw))) as server:
+        rest = archive(SourceOptions(bootstrap=(server,)), str(tmp_path / "archive"))
+    assert (rest.from_index, rest.to_index) == (2 * PIECE, HIGHEST)
