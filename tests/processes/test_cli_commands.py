@@ -75,7 +75,8 @@ def test_a_server_without_a_port_is_a_usage_error_at_once(named: str, capsys: py
     with pytest.raises(typer.Exit) as ended:
         servers_of(named)
 
-    check_one_sentence(Ended(ended.value.exit_code, *capsys.readouterr()), USAGE, "--server", "is not HOST:PORT")
+    said = capsys.readouterr()
+    check_one_sentence(Ended(ended.value.exit_code, said.out, said.err), USAGE, "--server", "is not HOST:PORT")
 
 
 def test_servers_are_taken_as_they_are_meant() -> None:
