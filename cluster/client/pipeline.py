@@ -83,7 +83,7 @@ class Pipeline:
         self._bytes = 0
         self.crowded = False  # A group became full: whoever goes on submitting should let the loop send it.
         self.halted = False
-        self.trouble = "nothing was sent yet"  # Why the last attempt to get an answer failed.
+        self.trouble = "no server answers"  # Why the last attempt to get an answer failed.
 
     # Taking
 
