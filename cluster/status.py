@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 def node_status(node: "Node") -> dict[str, Any]:
     """The document; see `docs/architecture.md` for its fields."""
-    clock = wall_clock()
+    clock, reasons = wall_clock(), not_ready_reasons(node)
     document: dict[str, Any] = {
         "node_id": node.node_id,
         "role": node.role.role,
@@ -21,8 +21,8 @@ def node_status(node: "Node") -> dict[str, Any]:
         "leader": node.leader_id,
         "serving": node.is_leader,
         "clock": clock,
-        "ready": not node.not_ready_reasons(),
-        "reasons": node.not_ready_reasons(),
+        "ready": not reasons,
+        "reasons": reasons,
         "machine": {"name": node.machine_name},
     }
     if (parts := node.parts) is None:
@@ -55,6 +55,24 @@ def node_status(node: "Node") -> dict[str, Any]:
     elif (upstream := replica.network.told.upstream) is not None:
         document["stream"] = {"from_index": upstream.from_index, "received_bytes": upstream.received_bytes}
     return document
+
+
+def not_ready_reasons(node: "Node") -> list[str]:
+    """Why this node should get no traffic; empty if it should."""
+    if node.failure is not None:
+        return [f"the node has halted: {node.failure}"]
+    if node.parts is None:
+        return [f"the cluster is not formed yet; waiting for {node.awaited() or 'its genesis'}"]
+    reasons: list[str] = []
+    if (failure := node.parts.applying.applier.failure) is not None:
+        reasons.append(f"applying has stopped: {failure}")
+    if node.leader_id is None:
+        reasons.append("no leader is heard")
+    elif node.leader_id == node.node_id and not node.is_leader:
+        reasons.append("this leader's first record is not committed yet")
+    elif node.leader_id != node.node_id and not node.parts.replica.is_matched:
+        reasons.append(f"the stream from {node.leader_id} is not open yet")
+    return reasons
 
 
 def alarms(replica: Replica, digests: Digests) -> list[str]:

@@ -10,7 +10,7 @@ import pytest_asyncio
 from structlog.testing import capture_logs
 from structlog.typing import EventDict
 
-from quire.cluster import node as nodes
+from quire.cluster import formation
 from quire.cluster.config import ServeConfig
 from quire.cluster.node import Node
 from tests.cluster.running import RunningCluster, free_addresses, running_cluster, started
@@ -116,7 +116,7 @@ async def test_a_fault_while_the_cluster_is_formed_ends_the_node(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     members: dict[str, str] = dict(zip(("n1", "n2"), free_addresses(2), strict=True))
-    monkeypatch.setattr(nodes, "make_genesis", raises)
+    monkeypatch.setattr(formation, "make_genesis", raises)
     configs = [
         ServeConfig(node=node_id, listen=address, members=members, data_dir=tmp_path / node_id)
         for node_id, address in members.items()
