@@ -147,8 +147,9 @@ class Snapshotting:
 
     def _ended(self, taking: asyncio.Task[Manifest]) -> None:
         self._taking = self._child = self._taking_index = None
-        if not taking.cancelled():
-            taking.exception()  # It was told: in the journal and in the status.
+        if not taking.cancelled() and (error := taking.exception()) and not isinstance(error, Failure):
+            self.failure = f"a fault of this program: {error!r}"
+            journal.error("no snapshot was taken", exc_info=error)
 
     def _failed(self, index: int, error: Exception) -> None:
         self.failure = f"at {index}: {error}"

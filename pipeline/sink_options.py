@@ -29,7 +29,7 @@ class SinkOptions:
     bootstrap: tuple[str, ...] = ()
     """HOST:PORT of some nodes of a cluster; the others are learnt from them."""
     checkpointLocation: str | None = None  # noqa: N815 - as users write it
-    """The query's checkpoint: the spool lies in its folder `quire`."""
+    """The query's checkpoint: the spool lies in its folder `quire`. With `spoolLocation` it may lie anywhere."""
     spoolLocation: str | None = None  # noqa: N815
     """A folder that driver and executors see, where the spool lies instead."""
     session: str | None = None
@@ -58,6 +58,8 @@ class SinkOptions:
             elif name.lower() not in _SPARKS_OWN:
                 raise OptionRefused(name, f"is not known; of a write there are {', '.join(known.values())}")
         options = cls(**values)  # type: ignore[arg-type]
+        if options.checkpointLocation is not None and options.spoolLocation is None:
+            _folder("checkpointLocation", options.checkpointLocation)
         if not options.bootstrap:
             raise OptionRefused("bootstrap", "name some nodes, HOST:PORT,HOST:PORT,...")
         if options.checkpointLocation is None and options.spoolLocation is None:
@@ -102,7 +104,9 @@ def _parsed(name: str, text: str) -> object:
     match name:
         case "bootstrap":
             return parse_servers(text)
-        case "checkpointLocation" | "spoolLocation":
+        case "checkpointLocation":
+            return text if "://" in text else _folder(name, text)
+        case "spoolLocation":
             return _folder(name, text)
         case "batchId":
             return parse_integer(name, text, 0, HIGHEST_BATCH)

@@ -183,6 +183,22 @@ async def test_a_disk_without_room_is_an_error_of_its_own_and_nothing_is_lost(
         await filled(cluster, 1)
 
 
+@pytest.mark.asyncio
+async def test_a_fault_of_the_program_is_told_where_a_snapshot_fails_of_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def faulty(*_: object) -> None:
+        raise KeyError("says the test")
+
+    async with running_cluster(tmp_path, 1, snapshot_records=0, snapshot_log_bytes=0) as cluster:
+        node = cluster.nodes["n1"].node
+        assert node.parts is not None
+        monkeypatch.setattr(node.parts.upkeep.store, "retain", faulty)
+        assert (await cluster.ask("n1", "POST", "/admin/snapshot")).status == 500
+        assert "a fault of this program: KeyError" in snapshots(cluster, "n1")["failure"]
+    assert 'raise KeyError("says the test")' in capsys.readouterr().out
+
+
 def _no_room() -> Any:
     raise DiskFull("00000000.chunk", 1)
 

@@ -57,6 +57,15 @@ def test_options_are_known_in_any_case_and_sparks_own_are_passed_over() -> None:
     assert (options.session_name(), options.failOnRefused, options.sendTimeoutMs) == ("s" * 200, False, 60_000)
 
 
+def test_a_checkpoint_may_lie_anywhere_where_the_spool_has_a_folder_of_its_own() -> None:
+    given = {**GIVEN, "checkpointlocation": "hdfs://host/c", "spoolLocation": "/spool"}
+    options = SinkOptions.parse({**given, "session": "s"}, streaming=True)
+
+    assert (options.folder, options.session_name(), options.query_id()) == ("/spool", "s", None)
+    with pytest.raises(OptionRefused, match="option session: name it"):
+        SinkOptions.parse(given, streaming=True).session_name()
+
+
 @pytest.mark.parametrize(("option", "highest"), [("sendTimeoutMs", MAX_FETCH_TIMEOUT_MS), ("batchId", HIGHEST_BATCH)])
 def test_a_number_of_the_sink_may_be_its_limit_and_not_one_past_it(option: str, highest: int) -> None:
     given = {**GIVEN, "session": "s"}
