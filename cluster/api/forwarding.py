@@ -53,8 +53,9 @@ async def _only_once(request: aiohttp.ClientRequest, send: aiohttp.ClientHandler
 
 
 def connect_timeout_s(node: "Node") -> float:
-    """How long a connection to the leader may take: where a leader may be silent for longer, it may take that long."""
-    return max(CONNECT_TIMEOUT_S, node.config.election_timeout_ms / 1000)
+    """How long a connection to the leader may take: as long as a leader may be silent, within a request's deadline."""
+    config = node.config
+    return max(CONNECT_TIMEOUT_S, min(config.election_timeout_ms, config.request_timeout_ms) / 1000)
 
 
 async def forwarding_session(app: web.Application) -> AsyncIterator[None]:
@@ -109,9 +110,8 @@ async def forward(request: web.Request, body: bytes | None, *, writes: bool) -> 
     leader, url = leader_url(node, request.rel_url.raw_path_qs)
     headers = {name: request.headers[name] for name in _REQUEST_HEADERS if name in request.headers}
     headers |= hop_headers(request)
-    connecting_s = connect_timeout_s(node)
     timeout = aiohttp.ClientTimeout(
-        total=node.config.request_timeout_ms / 1000 + connecting_s, sock_connect=connecting_s
+        total=node.config.request_timeout_ms / 1000 + CONNECT_TIMEOUT_S, sock_connect=connect_timeout_s(node)
     )
     try:
         async with request.app[FORWARDING].request(

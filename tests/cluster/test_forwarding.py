@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 import orjson
 import pytest
@@ -141,11 +142,15 @@ async def test_a_leader_that_is_gone_is_503_and_nothing_is_written(tmp_path: Pat
         assert (await cluster.ask("n2", "GET", "/readyz")).document["reasons"]
 
 
-@pytest.mark.parametrize(("election_timeout_ms", "seconds"), [(300, 1.0), (1000, 1.0), (5000, 5.0)])
-async def test_connecting_to_the_leader_may_take_as_long_as_it_may_be_silent(
-    tmp_path: Path, election_timeout_ms: int, seconds: float
+@pytest.mark.parametrize(
+    ("election_timeout_ms", "request_timeout_ms", "seconds"),
+    [(300, 10_000, 1.0), (1_000, 10_000, 1.0), (5_000, 10_000, 5.0), (60_000, 2_000, 2.0), (60_000, 500, 1.0)],
+)
+async def test_connecting_to_the_leader_may_take_as_long_as_it_may_be_silent_within_the_request_s_deadline(
+    tmp_path: Path, election_timeout_ms: int, request_timeout_ms: int, seconds: float
 ) -> None:
-    async with running_cluster(tmp_path, count=1, election_timeout_ms=election_timeout_ms) as cluster:
+    times: dict[str, Any] = {"election_timeout_ms": election_timeout_ms, "request_timeout_ms": request_timeout_ms}
+    async with running_cluster(tmp_path, count=1, **times) as cluster:
         assert connect_timeout_s(cluster.nodes["n1"].node) == seconds
 
 
