@@ -120,6 +120,8 @@ class Link:
     source: End
     target: End
     pipe: Pipe | None = None
+    known: Pipe | None = None
+    """The pipe that the source knows of: one that stands still hears of a new one when it goes on, and uses it then."""
     target_life: int = 0
     source_life: int = 0
     dialled_by: int = 0
@@ -246,14 +248,19 @@ class Network:
             return
         link.pipe = Pipe(self, *route)
         link.source_life, link.target_life = source.life, target.life
-        source.run(source.life, source.step, events.LinkUp(target.node_id, target.disk_id))
+        source.run(source.life, self._link_up, link, link.pipe, events.LinkUp(target.node_id, target.disk_id))
+
+    @staticmethod
+    def _link_up(link: Link, pipe: Pipe, event: events.LinkUp) -> None:
+        link.known = pipe
+        link.source.step(event)
 
     def send(self, source: End, node_id: str, message: PeerMessage) -> None:
         """A message on a link; lost without a word where there is none."""
         if isinstance(message, PositionTold | LagTold | GenesisShown):
             return  # for status and for lag: nothing that a rule reads
         link = self.links.get((source.node_id, node_id))
-        if link is None or link.pipe is None:
+        if link is None or link.pipe is None or link.pipe is not link.known:
             return
         data = encode(message)
         arguments = (link.target, link.target_life, source.node_id, source.disk_id, data)
