@@ -35,6 +35,12 @@ def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("quire.cluster.client.stream.BACKOFF_LONGEST_S", 0.01)
 
 
+@pytest.fixture(autouse=True)
+def _standstill_proof(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What goes into a message is not decided by how long the machine stands still between two calls."""
+    monkeypatch.setattr("quire.cluster.client.pipeline.GATHERING_S", DEADLINE_S)
+
+
 async def answers_of(*futures: "asyncio.Future[Any]") -> list[Any]:
     async with asyncio.timeout(DEADLINE_S):
         return await asyncio.gather(*futures, return_exceptions=True)
@@ -77,6 +83,15 @@ async def test_a_message_takes_so_many_bytes() -> None:
         await answers_of(*[await cluster.submit(piece) for _ in range(fitting + 1)])
 
         assert [len(commands) for _, commands in server.streams[0][1:]] == [fitting, 1]
+
+
+async def test_a_message_takes_nothing_that_comes_long_behind_its_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("quire.cluster.client.pipeline.GATHERING_S", -1)  # Each comes too late for the one before it.
+    async with streaming() as server, connect(server.address) as cluster:
+        await cluster.apply("first")
+        await answers_of(*[await cluster.submit("x") for _ in range(3)])
+
+        assert [len(commands) for _, commands in server.streams[0][1:]] == [1, 1, 1]
 
 
 async def test_so_many_messages_are_on_their_way_and_what_comes_is_gathered() -> None:
