@@ -9,7 +9,6 @@ restart go on with it.
 """
 
 import asyncio
-import contextvars
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
@@ -23,6 +22,7 @@ from quire.replication.core.messages import Snapshot
 from quire.replication.hello import Who
 from quire.replication.links import LINK_FAILURES
 from quire.replication.snapshots import SnapshotFetch, SnapshotRefused
+from quire.replication.watched_task import watched_task
 from quire.sm import (
     Applier,
     MachineError,
@@ -98,13 +98,15 @@ class Installing:
         new_sessions: Callable[[], Sessions],
         dial: tuple[ClientSession, Callable[[], Who], bytes | None],
         address_of: Callable[[str], str | None],
+        failed: Callable[[Exception], None],
     ) -> None:
-        """`dial` is a session, what this node says of itself, and the peer secret."""
+        """`dial`: a session, what this node says of itself, the peer secret. `failed` is told what ends the node."""
         self._store = store
         self._replica = replica
         self._new_machine, self._new_sessions = new_machine, new_sessions
         self._session, self._who, self._secret = dial
         self._address_of = address_of
+        self._failed = failed
         self._task: asyncio.Task[None] | None = None
         self._part: SnapshotPart | None = None
         self._applier: Applier | None = None
@@ -117,7 +119,7 @@ class Installing:
         if self._task is not None:
             self._task.cancel()
         name = f"fetch {action.index} for stream {action.stream_id}"
-        self._task = asyncio.create_task(self._run(action), name=name, context=contextvars.Context())
+        self._task = watched_task(self._run(action), name, self._failed)
 
     async def _run(self, action: actions.FetchSnapshot) -> None:
         try:

@@ -101,7 +101,7 @@ class Leadership:
         control, self._control = self._control, None
         if control is not None:
             await control.stop()
-        await asyncio.gather(*self._ending)
+        await asyncio.gather(*self._ending, return_exceptions=True)
 
     def _nominate(self, nominated: bool) -> None:
         journal.info("nominated" if nominated else "nominated no longer")

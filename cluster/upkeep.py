@@ -57,7 +57,7 @@ class Upkeep:
         )
         self.server = SnapshotServer(who, StoreSource(store), secret, replica.network.link_server.admit)
         self.installing = Installing(
-            store, replica, makers.machine, makers.sessions, (session, who, secret), replica.network.address_of
+            store, replica, makers.machine, makers.sessions, (session, who, secret), replica.network.address_of, failed
         )
         limits = Limits(config.retention_bytes, config.retention_ms, config.retention_follower_bytes)
         self.retention = Retention(disk, replica, lambda: store.manifests, limits)

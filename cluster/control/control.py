@@ -67,11 +67,12 @@ class Control:
         self._nominate = nominate
         self._fit = fit
         self._connected: set[str] = set()
-        self._raft: Raft | None = self._build()
+        self._raft: Raft | None = None
         self._task: asyncio.Task[None] | None = None
 
     def start(self) -> None:
         """Begin to tick."""
+        self._build()
         self._task = asyncio.create_task(self._run(), name="control plane")
 
     async def stop(self) -> None:
@@ -127,11 +128,15 @@ class Control:
 
     # PySyncObj
 
-    def _build(self) -> Raft:
-        raft = Raft(self._node_id, self._others, self._times.raft, self._say)
-        for node_id in self._connected & self._others:
-            raft.connected(node_id)
-        return raft
+    def _build(self) -> None:
+        try:
+            raft = Raft(self._node_id, self._others, self._times.raft, self._say)
+            for node_id in self._connected & self._others:
+                raft.connected(node_id)
+        except Exception:
+            log.exception("PySyncObj did not begin and is made anew")
+        else:
+            self._raft = raft
 
     async def _run(self) -> None:
         while True:
@@ -139,7 +144,7 @@ class Control:
                 self._drop()
             elif self._raft is None:
                 await asyncio.sleep(REBUILD_PAUSE_S)
-                self._raft = self._build()
+                self._build()
             self._guarded(self._tick)
             await asyncio.sleep(self._times.tick_s)
 
@@ -167,6 +172,9 @@ class Control:
 
     def _drop(self) -> None:
         raft, self._raft = self._raft, None
-        if raft is not None:
-            raft.destroy()
         self._level(False)
+        try:
+            if raft is not None:
+                raft.destroy()
+        except Exception:
+            log.exception("PySyncObj did not end well")

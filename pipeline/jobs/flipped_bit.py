@@ -13,7 +13,6 @@ from crc32c import crc32c
 
 POLYNOMIAL = 0x82F63B78
 """Of crc32c (Castagnoli), bits reversed."""
-CRC_BITS = 32
 MAX_BYTES = 1 << 20
 """Of a message: some seconds of stepping."""
 

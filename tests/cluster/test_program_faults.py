@@ -13,6 +13,7 @@ from structlog.typing import EventDict
 from quire.cluster import formation
 from quire.cluster.config import ServeConfig
 from quire.cluster.node import Node
+from quire.replication.core import actions
 from tests.cluster.running import RunningCluster, free_addresses, running_cluster, started
 from tests.replication.loopback import DEADLINE_S, until
 
@@ -63,6 +64,11 @@ def plant_in_the_removal_behind_an_install(node: Node, patch: pytest.MonkeyPatch
     node.upkeep.installed(applier.applied_index)
 
 
+def plant_in_a_fetch(node: Node, patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(node.upkeep.installing, "_fetch", raises)
+    node.upkeep.installing.fetch(actions.FetchSnapshot(1, "n2", 1))
+
+
 def plant_in_a_slice_of_applying(node: Node, patch: pytest.MonkeyPatch) -> None:
     assert node.parts is not None
     applying = node.parts.applying
@@ -78,6 +84,7 @@ def plant_in_a_slice_of_applying(node: Node, patch: pytest.MonkeyPatch) -> None:
         plant_in_the_mark,
         plant_in_the_expiry,
         plant_in_the_removal_behind_an_install,
+        plant_in_a_fetch,
         plant_in_a_slice_of_applying,
     ],
 )

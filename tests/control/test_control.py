@@ -7,8 +7,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from quire.cluster.control import Control
 from quire.cluster.control.envelope import encode
+from quire.cluster.control.syncobj import Raft
 from quire.log import pack
 from tests.control.running import TIMES, planes
 from tests.replication.loopback import until
@@ -128,6 +131,31 @@ async def test_what_makes_pysyncobj_fail_makes_it_anew_and_nothing_else() -> Non
         plane.controls[first].told("n9", far)
         plane.controls[first].told(other, b"nonsense")
 
+        await until(lambda: len(plane.nominees) == 1)
+
+
+@pytest.mark.parametrize("method", ["__init__", "connected", "destroy"])
+async def test_a_pysyncobj_that_neither_begins_nor_ends_is_made_anew_until_it_does(
+    monkeypatch: pytest.MonkeyPatch, method: str
+) -> None:
+    failures = 0
+    whole = getattr(Raft, method)
+
+    def fails(raft: Raft, *arguments: Any) -> None:
+        nonlocal failures
+        failures += 1
+        if failures <= 2:
+            raise RuntimeError("planted")
+        whole(raft, *arguments)
+
+    monkeypatch.setattr("quire.cluster.control.control.REBUILD_PAUSE_S", 0.01)
+    monkeypatch.setattr(Raft, method, fails)
+    async with planes("n1", "n2", "n3") as plane:
+        await until(lambda: len(plane.nominees) == 1)
+        for control in plane.controls.values():
+            control.regroup([])
+            control.regroup([node_id for node_id in plane.levels if plane.controls[node_id] is not control])
+        await until(lambda: failures > 2)
         await until(lambda: len(plane.nominees) == 1)
 
 
