@@ -188,6 +188,12 @@ class StreamServer:
         return held.replies[-1][1]
 
 
+async def answers_of(*futures: "asyncio.Future[Any]") -> list[Any]:
+    """What each ends with, an error too."""
+    async with asyncio.timeout(DEADLINE_S):
+        return await asyncio.gather(*futures, return_exceptions=True)
+
+
 @asynccontextmanager
 async def streaming(faults: Iterable[Fault | None] = (), **settings: Any) -> AsyncGenerator[StreamServer, None]:
     """A server that runs."""
