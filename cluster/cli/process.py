@@ -25,6 +25,7 @@ from ..api.app import BACKLOG, serve_app
 from ..api.door import CONNECTIONS_LIMIT, PEER_RESERVE, Door
 from ..settings import ConfigInvalid
 from .exits import Exit
+from .heap import give_large_blocks_back
 
 FILES_RESERVE = 512  # Of the files that the process may have open: for the log, the peers and the hop to the leader.
 SHUTDOWN_TIMEOUT_S = 5.0
@@ -75,6 +76,7 @@ class Service(Protocol):
 
 def run(service: Callable[[], Service], listen_on: str, data_dir: Path) -> int:
     """Serve until SIGTERM or SIGINT, or until the service ends; the exit code. `service` is made on the event loop."""
+    give_large_blocks_back()
     try:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             return runner.run(_serve(service, listen_on, data_dir))

@@ -9,6 +9,8 @@ from typing import Any, NamedTuple
 
 from rich.console import Console
 
+from quire.log import ReadOnlyDirectory, stored_mark
+
 from ..cli.exits import complain
 from ..cli.status import Rows, node_table
 from ..client import NotFound
@@ -118,11 +120,10 @@ async def _stay_away(room: Room) -> TooLate:
     away = next(node_id for node_id in nodes.addresses if node_id != room.leader)
     removed = (await room.status(away))["expiry"]["expired_segments"]
     await nodes.leave(away)
-    # As the leader heard it; another that leads now may have heard nothing of it.
-    row = (await room.status(room.leader)).get("nodes", {}).get(away)
-    if row is None:
-        raise DemoFailed(f"{room.leader} does not lead any more, on a machine that is too busy for this; try again")
-    end = int(row["durable_index"])
+    mark = stored_mark(ReadOnlyDirectory(nodes.directory / away))
+    if mark is None or not mark.clean:
+        raise DemoFailed(f"{away} did not stop cleanly; the end of {nodes.log_file(away)} says why")
+    end = mark.durable_index
     say(f"{away} leaves (SIGTERM); its log ends at {end:,}; for a node that is away {FOLLOWER_KIB} KiB are kept")
     began_at = await _watch_until_gone(room, away, end)
     say(f"  every log begins at {began_at:,} or above: what {away} needs next is gone")
