@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
 from importlib.util import find_spec
+from time import sleep
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -56,6 +57,10 @@ def archive(
     ],
     path: Path_ = "",
     bootstrap: Bootstrap = "",
+    every: Annotated[
+        float,
+        typer.Option("--every", metavar="SECONDS", min=0, help="Go on until Ctrl-C: so often what has come since."),
+    ] = 0,
     on: On = "",
     conf: Conf = None,
     as_json: Json = False,
@@ -66,8 +71,22 @@ def archive(
 
         options = _options(path, bootstrap)
         with _session("archive", on, conf) as spark, _progress("archive", hidden=as_json) as progress:
-            summary = run(options, archive_dir, spark=spark, progress=progress)
-        _tell(asdict(summary) | {"records": summary.records}, _archive_lines(summary), as_json=as_json)
+            for summary in _rounds(lambda: run(options, archive_dir, spark=spark, progress=progress), every):
+                _tell(asdict(summary) | {"records": summary.records}, _archive_lines(summary), as_json=as_json)
+
+
+def _rounds(run: Callable[[], ArchiveSummary], every_s: float) -> Iterator[ArchiveSummary]:
+    """What a run came to; where there is a pause, of one after the other that found anything, until Ctrl-C."""
+    try:
+        yield run()
+        while every_s:
+            sleep(every_s)
+            summary = run()
+            if summary.files or summary.snapshots:
+                yield summary
+    except KeyboardInterrupt:
+        if not every_s:
+            raise
 
 
 def _archive_lines(summary: ArchiveSummary) -> list[str]:

@@ -141,9 +141,16 @@ async def _watch(room: Room, away: str) -> dict[str, Any]:
     for _ in range(LOOKS):
         await asyncio.sleep(LOOK_EVERY_S)
         status = await room.status(room.leader)
-        row = status["nodes"].get(away)
+        if "nodes" not in status:  # It leads no more, on a machine that is busy with something else.
+            room = room._replace(leader=(await find_leader(room.client)).node_id)
+            status = await room.status(room.leader)
+        row = status.get("nodes", {}).get(away)
         known = f"of {away} it knows" if row else f"it never heard {away}, which has"
-        row = row or await room.status(away)
+        try:
+            row = row or await room.status(away)
+        except ClientError:
+            room.stage.say(f"  {room.leader} leads now, and never heard {away}, which answers nobody")
+            continue
         most = row["lag"]
         lag = f"{most['records']:,} records, {most['bytes']:,} bytes, {most['seconds']:.1f} s behind"
         room.stage.say(

@@ -28,17 +28,13 @@ Condition = Callable[[RunningCluster, str], AbstractAsyncContextManager[Values]]
 # Whole clusters. Each is a real one of three nodes that n1 leads, but for what is said.
 
 SEGMENT_BYTES = 1 << 16
+HASTY_MS = 500
 PATIENT_MS = 30_000  # An election timeout that a busy machine does not reach: n1 leads from first to last.
 
 
 @asynccontextmanager
 async def plain(folder: Path) -> AsyncGenerator[RunningCluster, None]:
-    settings: dict[str, Any] = {
-        "election_timeout_ms": PATIENT_MS,
-        "request_timeout_ms": 500,
-        "segment_bytes": SEGMENT_BYTES,
-    }
-    async with running_cluster(folder, **settings) as cluster:
+    async with running_cluster(folder, election_timeout_ms=PATIENT_MS, segment_bytes=SEGMENT_BYTES) as cluster:
         yield cluster
 
 
@@ -188,9 +184,12 @@ async def overloaded(cluster: RunningCluster, at: str) -> AsyncGenerator[Values,
 
 @asynccontextmanager
 async def held(cluster: RunningCluster, at: str) -> AsyncGenerator[Values, None]:
-    """The leader appends nothing."""
+    """The leader appends nothing, and nobody has long to wait for it."""
     async with a_session(cluster, at) as values:
-        with conditions.held(cluster):
+        with conditions.held(cluster), pytest.MonkeyPatch.context() as patch:
+            for running in cluster.nodes.values():
+                hasty = running.node.config.model_copy(update={"request_timeout_ms": HASTY_MS})
+                patch.setattr(running.node, "config", hasty)
             yield values
         await cluster.commands("n1", ["add", 0])  # What was held is written before it.
 

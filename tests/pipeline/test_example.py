@@ -5,7 +5,11 @@ from __future__ import annotations
 import json
 import re
 import shlex
-from collections.abc import Iterator
+import signal
+import subprocess
+import sys
+from collections.abc import Generator, Iterator
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
 
@@ -13,6 +17,8 @@ import pytest
 from pyspark.sql import SparkSession
 
 import quire
+from quire.pipeline.archive_files import ArchiveFiles
+from quire.pipeline.errors import NoLog
 from quire.pipeline.files import LogFiles
 from quire.pipeline.jobs import archive, report, scrub
 from quire.pipeline.options import SourceOptions
@@ -23,6 +29,7 @@ from tests.processes.cluster import Cluster, Clusters, Node, ending_clusters, ru
 README = (TOP / "README.md").read_text()
 COMMANDS = 24_000
 BATCH = 200
+ENDS_WITHIN_S = 60
 BOUNDED = ("--segment-bytes", "65536", "--retention-bytes", "65536")
 PNG = b"\x89PNG"
 
@@ -53,6 +60,34 @@ def _is_settled(node: Node, end: int) -> bool:
     return len(kept) == 1 and LogFiles(str(node.data_dir)).bounds().highest_index == end
 
 
+@contextmanager
+def archiving(cluster: Cluster, node: Node, *arguments: str) -> Generator[None]:
+    """The archive is written meanwhile, by a process that ends well when it is interrupted; the log grows beside it."""
+    command = [sys.executable, "-m", "quire.cluster.cli.main", *arguments]
+    kept = Path(arguments[2])
+    with subprocess.Popen([*command[:-1], "0.5"], stdout=subprocess.PIPE, text=True) as process:
+        try:
+            cluster.wait_until("the archive has begun", lambda: has_reached(kept, 1))
+            run_quire("apply", "add", "1", extra={"QUIRE_SERVER": cluster.servers})
+            end = cluster.wait_for_equal()["n1"]["highest_index"]
+            cluster.wait_until("n1 has a mark at the end", partial(_is_settled, node, end))
+            cluster.wait_until("the archive has all of the log", lambda: has_reached(kept, end))
+            yield
+        finally:
+            process.send_signal(signal.SIGINT)
+            output = process.communicate(timeout=ENDS_WITHIN_S)[0]
+        assert process.returncode == 0, output
+    assert output.count(" new files") >= 2
+
+
+def has_reached(archive_dir: Path, index: int) -> bool:
+    """Whether the archive holds all below an index."""
+    try:
+        return ArchiveFiles(str(archive_dir)).bounds().highest_index >= index
+    except NoLog:
+        return False
+
+
 def test_the_readme_s_lines_prove_what_has_expired(
     spark: SparkSession, cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -67,15 +102,18 @@ def test_the_readme_s_lines_prove_what_has_expired(
     ]
     node = cluster["n1"]
     said: dict[str, str] = {}
-    for line in [part.removeprefix(" quire ") for each in lines for part in each.split(";")]:
-        own = line.replace("data/n1", str(node.data_dir)).replace("127.0.0.1:7001", node.address)
-        group, *arguments = shlex.split(own)
-        if group == "spark":
-            code, said[arguments[0]], complained = quire_spark(*arguments)
-            assert code == 0, (line, said, complained)
-        else:
-            run = run_quire(group, *arguments, extra={"QUIRE_SERVER": cluster.servers})
-            assert run.code == 0, run
+    with ExitStack() as beside:
+        for line in [part.removeprefix(" quire ") for each in lines for part in each.split(";")]:
+            own = line.replace("data/n1", str(node.data_dir)).replace("127.0.0.1:7001", node.address)
+            group, *arguments = shlex.split(own)
+            if arguments[-1:] == ["&"]:
+                beside.enter_context(archiving(cluster, node, group, *arguments[:-1]))
+            elif group == "spark":
+                code, said[arguments[0]], complained = quire_spark(*arguments)
+                assert code == 0, (line, said, complained)
+            else:
+                run = run_quire(group, *arguments, extra={"QUIRE_SERVER": cluster.servers})
+                assert run.code == 0, run
 
     lowest = node.status()["lowest_index"]
     assert lowest > 0
@@ -83,7 +121,7 @@ def test_the_readme_s_lines_prove_what_has_expired(
     assert "proven: all of it follows from the log" in said["replay"]
     assert said["replay"].count(": equal\n") == 3
     assert f"[0, {node.status()['highest_index']})" in said["replay"]
-    assert re.search(r"^add +24,000 records$", said["report"], re.MULTILINE)
+    assert re.search(r"^add +24,001 records$", said["report"], re.MULTILINE)
     assert json.loads((tmp_path / "report" / "report.json").read_text())["from_index"] == 0
     for theme in ("light", "dark"):
         assert (tmp_path / "report" / f"report-{theme}.png").read_bytes().startswith(PNG)

@@ -167,6 +167,29 @@ def quire_spark(*arguments: object) -> tuple[int, str, str]:
 
 
 @pytest.mark.usefixtures("spark")
+def test_the_command_line_goes_on_archiving_until_it_is_interrupted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log, path, pauses = tmp_path / "log", tmp_path / "archive", []
+    with writing(log) as writer:
+        append_and_flush(writer, [1], [2])
+
+        def pause(seconds: float) -> None:
+            pauses.append(seconds)
+            if len(pauses) == 1:
+                append_and_flush(writer, [3])
+            elif len(pauses) == 3:
+                raise KeyboardInterrupt
+
+        monkeypatch.setattr("quire.pipeline.cli.sleep", pause)
+        code, said, _ = quire_spark("archive", path, "--path", log, "--every", 60, "--json")
+
+    assert (code, pauses) == (0, [60, 60, 60])
+    ranges = [(one["from_index"], one["to_index"]) for one in map(json.loads, said.splitlines())]
+    assert ranges == [(0, 2), (2, 3)]  # The second pause brought nothing.
+
+
+@pytest.mark.usefixtures("spark")
 def test_the_command_line_archives_and_scrubs(tmp_path: Path) -> None:
     log, path = tmp_path / "log", tmp_path / "archive"
     with writing(log) as writer:
