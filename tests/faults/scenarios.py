@@ -204,7 +204,7 @@ LEADERSHIP = (
         lasting_s=2.5,
     ),
     scenario("the leader is stopped over slow links", slow(ALL, 60, 30), Step(0.2, Stop(LEADER))),
-    scenario("the leader is killed behind slow links", slow(ALL, 60, 30), Step(0.2, Kill(LEADER))),
+    scenario("the leader is killed behind slow links", slow(ALL, 60, 30), Step(0.2, Kill(LEADER)), lasting_s=4.0),
     scenario("the leader is killed over cut streams", Cut(ALL, STREAM), Step(0.2, Kill(LEADER)), lasting_s=1.2),
     scenario("the leader stands still and is cut off", Pause(LEADER), Cut(between([LEADER], FOLLOWERS)), lasting_s=2.0),
     scenario(
