@@ -23,8 +23,7 @@ from quire.cluster.standalone.service import LogService
 from quire.log import DiskFull, FileDirectory, FileStorage, Log
 from tests.cluster.closing import close_server
 from tests.cluster.running import Reply
-from tests.faults.toxiproxy import HOST
-from tests.processes.cluster import distinct_ports
+from tests.ports import HOST, free_ports
 
 
 class HeldDirectory(FileDirectory):
@@ -112,7 +111,7 @@ class ServedLog:
 @asynccontextmanager
 async def served(data_dir: Path, device: Device | None = None, **fields: Any) -> AsyncGenerator[ServedLog]:
     """A log in that directory, served while the block runs."""
-    [port] = distinct_ports(1)
+    [port] = free_ports(1)
     address = f"{HOST}:{port}"
     config = StandaloneConfig(listen=address, data_dir=data_dir, **fields)
     service = LogService(config, HeldDirectory(data_dir, device))

@@ -18,8 +18,7 @@ from quire.cluster.api.forwarding import sendable
 from quire.cluster.config import ServeConfig
 from quire.cluster.node import Node
 from tests.cluster.closing import close_server
-from tests.faults.toxiproxy import HOST
-from tests.processes.cluster import distinct_ports
+from tests.ports import HOST, free_ports
 
 START_TIMEOUT_S = 20.0
 # All nodes share one event loop, which stands still between tests and for whatever else a busy machine does: as long as
@@ -138,7 +137,7 @@ async def read(answer: ClientResponse) -> Reply:
 
 
 def free_addresses(count: int) -> list[str]:
-    return [f"{HOST}:{port}" for port in distinct_ports(count)]
+    return [f"{HOST}:{port}" for port in free_ports(count)]
 
 
 @asynccontextmanager

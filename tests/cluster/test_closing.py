@@ -4,7 +4,7 @@ import asyncio
 import socket
 
 from tests.cluster.closing import close_server
-from tests.faults.toxiproxy import HOST
+from tests.ports import HOST
 from tests.replication.loopback import until
 
 

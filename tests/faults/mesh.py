@@ -20,7 +20,8 @@ from typing import Any, TypeVar
 import uvloop
 
 from tests.faults.router import Router
-from tests.faults.toxiproxy import HOST, Direction, Link, ToxicKind, ToxiproxyServer, free_port, running_toxiproxy
+from tests.faults.toxiproxy import Direction, Link, ToxicKind, ToxiproxyServer, running_toxiproxy
+from tests.ports import HOST, free_port
 from tests.processes.cluster import Cluster
 
 CALL_DEADLINE_S = 30.0

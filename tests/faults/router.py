@@ -8,7 +8,7 @@ connections, and reads no faster than the other side takes.
 import asyncio
 from collections.abc import Mapping
 
-from tests.faults.toxiproxy import HOST
+from tests.ports import HOST
 
 FIRST_LINE_BYTES = 8_192
 CHUNK_BYTES = 65_536

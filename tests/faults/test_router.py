@@ -7,7 +7,7 @@ from contextlib import AsyncExitStack
 import pytest
 
 from tests.faults.router import FIRST_LINE_BYTES, Router
-from tests.faults.toxiproxy import HOST, free_port
+from tests.ports import HOST, free_port
 
 DEADLINE_S = 10.0
 Ends = tuple[asyncio.StreamReader, asyncio.StreamWriter]

@@ -6,7 +6,8 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from tests.faults.toxiproxy import HOST, VERSION, Link, ToxiproxyError, ToxiproxyServer, running_toxiproxy
+from tests.faults.toxiproxy import VERSION, Link, ToxiproxyError, ToxiproxyServer, running_toxiproxy
+from tests.ports import HOST
 
 DEADLINE_S = 10.0
 

@@ -2,16 +2,12 @@
 
 The Python client for toxiproxy is synchronous and has no timeouts, and its host and port are attributes of a class.
 So every call goes through `ToxiproxyServer._call`: in a thread, with a deadline, with host and port set under a lock.
-
-Every link listens below the ephemeral port range. Above it the kernel could give a cut link's port to somebody else,
-or connect a client that retries on a cut link of this machine to itself.
 """
 
 from __future__ import annotations
 
 import asyncio
 import json
-import random
 import shutil
 import socket
 import subprocess
@@ -25,13 +21,13 @@ from typing import IO, Any, Literal
 
 from toxiproxy.api import APIConsumer
 
+from tests.ports import HOST, free_port
+
 VERSION = "2.12.0"
-HOST = "127.0.0.1"
 CALL_TIMEOUT_S = 20.0
 START_TIMEOUT_S = 10.0
 STOP_TIMEOUT_S = 5.0
 PORT_TRIES = 50
-LOWEST_PORT = 20_000
 CACHED_SERVER = Path(__file__).resolve().parents[2] / ".cache" / "bin" / "toxiproxy-server"
 
 Direction = Literal["downstream", "upstream"]
@@ -181,21 +177,6 @@ def find_server() -> Path:
 def _version_of(path: Path) -> str:
     run = subprocess.run([path, "--version"], capture_output=True, text=True, timeout=START_TIMEOUT_S, check=False)
     return run.stdout
-
-
-def free_port() -> int:
-    """A port of this machine that nobody listens on, below the ephemeral range (the module's text says why)."""
-    lowest_ephemeral = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
-    for _ in range(PORT_TRIES):
-        port = random.randrange(LOWEST_PORT, max(lowest_ephemeral, LOWEST_PORT + 1_000))
-        with socket.socket() as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            try:
-                probe.bind((HOST, port))
-            except OSError:
-                continue
-            return port
-    raise ToxiproxyError(f"no free port in {PORT_TRIES} tries")
 
 
 def _start(binary: Path) -> ToxiproxyServer:

@@ -26,8 +26,8 @@ from quire.pipeline.cluster import Cluster as ClusterLog
 from quire.pipeline.errors import ClusterUnavailable, ForeignLog, RecordsLost
 from quire.pipeline.files import LogFiles
 from quire.pipeline.origin import Stretch, split
-from tests.faults.toxiproxy import free_port
 from tests.pipeline.servers import answers_of, serving
+from tests.ports import free_port
 from tests.processes.cluster import DEADLINE_S, Cluster, Clusters, ending_clusters
 
 # By hand: PIPELINE_RECORDS=10000000 pytest tests/pipeline/test_cluster.py, which `make soak` does.

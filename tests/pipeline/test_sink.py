@@ -22,11 +22,11 @@ from pyspark.sql.readwriter import DataFrameWriter
 from quire.log import LogOptions, stored_records, walk_frames
 from quire.pipeline.sink_options import FOLDER
 from quire.sm.arithmetic import ArithmeticMachine
-from tests.faults.toxiproxy import free_port
 from tests.pipeline import sink_driver
 from tests.pipeline.logs import append_and_flush, writing
 from tests.pipeline.outlets import FakeCluster
 from tests.pipeline.sessions import TOP
+from tests.ports import free_port
 from tests.processes.cluster import Cluster, ending_clusters
 
 # By hand: PIPELINE_KILLS=20 pytest tests/pipeline/test_sink.py, which `make soak` does.

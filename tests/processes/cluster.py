@@ -20,7 +20,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
-from tests.faults.toxiproxy import HOST, free_port
+from tests.ports import HOST, free_ports
 
 DEADLINE_S = 60.0
 CALL_TIMEOUT_S = 10.0
@@ -238,7 +238,7 @@ class Cluster:
         self, folder: Path, node_ids: Sequence[str] = THREE, *, initial: Sequence[str] = (), flags: Sequence[str] = ()
     ) -> None:
         folder.mkdir(parents=True, exist_ok=True)
-        ports = distinct_ports(len(node_ids))
+        ports = free_ports(len(node_ids))
         addresses = {node_id: f"{HOST}:{port}" for node_id, port in zip(node_ids, ports, strict=True)}
         members = ",".join(f"{node_id}={address}" for node_id, address in addresses.items())
         shared = ["--members", members, *CALM, *flags]  # the last of two flags counts
@@ -430,14 +430,6 @@ def _in_short(node: Node) -> str:
         return str(error)
     names = ("role", "epoch", "leader", "highest_index", "durable_index", "commit_index", "applied_index", "reasons")
     return ", ".join(f"{name} {status.get(name)}" for name in (*names, "link_failures"))
-
-
-def distinct_ports(count: int) -> list[int]:
-    """Different free ports."""
-    ports: set[int] = set()
-    while len(ports) < count:
-        ports.add(free_port())
-    return list(ports)
 
 
 class Clusters:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.faults.toxiproxy import HOST, free_port
+from tests.ports import HOST, free_port
 from tests.processes.cluster import Cluster, Node, ending_clusters, run_quire
 from tests.processes.data_files import contents
 from tests.processes.refusals import FAILED, USAGE, check_refused

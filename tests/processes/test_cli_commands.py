@@ -11,7 +11,7 @@ import typer
 
 from quire import __version__ as version
 from quire.cluster.cli.asking import servers_of
-from tests.faults.toxiproxy import HOST, free_port
+from tests.ports import HOST, free_port
 from tests.processes.cluster import QUIRE, Cluster, Ended, ending_clusters, environment, run_quire
 
 DONE, FAILED, USAGE, UNAVAILABLE, INTERRUPTED = 0, 1, 2, 3, 130

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from quire.cluster.config import ServeConfig
 from quire.cluster.settings import flag_of, unit_of
-from tests.faults.toxiproxy import HOST, free_port
+from tests.ports import HOST, free_port
 from tests.processes.cluster import QUIRE, Clusters, environment, run_quire
 
 USAGE = 2

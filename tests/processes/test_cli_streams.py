@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from quire.cluster.cli.exits import Exit
-from tests.faults.toxiproxy import HOST, free_port
+from tests.ports import HOST, free_port
 from tests.processes.cluster import QUIRE, Cluster, ending_clusters, environment, run_quire
 
 DOCS = Path(__file__).parents[2] / "docs"

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from tests.faults.toxiproxy import HOST, free_port
+from tests.ports import HOST, free_port
 from tests.processes.cluster import QUIRE, Clusters, environment, run_quire
 from tests.processes.data_files import read_mark
 
