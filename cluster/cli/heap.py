@@ -12,7 +12,7 @@ def give_large_blocks_back() -> None:
     """Map what is larger than `LARGE_BYTES` by itself, and keep little that is free, in each thread's heap.
 
     Left to itself glibc raises both limits to what was freed last, up to 32 MiB, in the heap of each thread: behind
-    three installs of a state of 9 MiB a node held 50 MB that nothing used, under bad luck 76. Another C library, which
+    two installs of a state of 9 MiB a node held 50 MB that nothing used, with bad luck 76. Another C library, which
     knows no mallopt, is left as it is.
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
