@@ -53,7 +53,7 @@ soak-faults: dev-environment toxiproxy
 	$(BIN)/python -m tests.faults --seed $(or $(FROM),10) --minutes 30
 
 soak-histories: dev-environment
-	$(BIN)/python -m tests.sim --soak $(or $(FROM),1000000) --jobs $(or $(JOBS),2)
+	$(BIN)/python -m quire.cluster.simulator --soak $(or $(FROM),1000000) --jobs $(or $(JOBS),2)
 
 lint: lint-ruff lint-format lint-mypy lint-pyright ## ruff, mypy, pyright
 

@@ -20,10 +20,10 @@ from typing import Any
 import uvloop
 from aiohttp import ClientSession, WSMsgType, web
 
-from quire.cluster.installing import StoreSource, put_all
+from quire.cluster.compaction.installing import StoreSource, put_all
 from quire.log import FileDirectory, Tail
-from quire.replication.hello import Who
-from quire.replication.snapshots import SNAPSHOT_PATH, SnapshotFetch, SnapshotServer
+from quire.replication.net.hello import Who
+from quire.replication.net.snapshots import SNAPSHOT_PATH, SnapshotFetch, SnapshotServer
 from quire.sm import Ground, Owner, Sessions, SnapshotPart, SnapshotStore, content_of, write_snapshot
 
 MIB = 1 << 20

@@ -15,9 +15,9 @@ from typing import Any
 
 import uvloop
 
-from quire.cluster.cli.process import collect_less_often
-from quire.cluster.config import ServeConfig
-from quire.cluster.node import Node
+from quire.cluster.config.serve import ServeConfig
+from quire.cluster.node.node import Node
+from quire.cluster.serve.process import collect_less_often
 from quire.log import encode_records, pack, unpack
 from quire.replication import Write
 from quire.sm import Context

@@ -27,10 +27,10 @@ from benchmarks.spent import TICKS
 from quire.log import FileDirectory, Log, LogOptions, walk_frames
 from quire.log.options import STORE_HEADER_BYTES
 from quire.log.payload import stored_records
-from quire.pipeline.batch import LogReader
-from quire.pipeline.files import LogFiles
-from quire.pipeline.options import SourceOptions
-from quire.pipeline.schema import full_schema
+from quire.pipeline.origin.files import LogFiles
+from quire.pipeline.source.batch import LogReader
+from quire.pipeline.source.options import SourceOptions
+from quire.pipeline.source.schema import full_schema
 
 RECORDS = 5_000_000
 VALUE_BYTES = 100

@@ -1,4 +1,4 @@
-"""What a node answers when it does not do what it was asked to do. Only `cluster/api/problems.py` maps these to HTTP.
+"""What a node answers when it does not do what it was asked to do. Only `cluster/http/problems.py` maps these to HTTP.
 
 Each says whose fault it was and carries its numbers as attributes:
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from .change.expiry import Expirable
+from .change.removal import remove_log
+from .change.spool import Spool
 from .errors import (
     ChainBroken,
     DiskFull,
@@ -22,15 +25,22 @@ from .errors import (
     UnexpectedIndex,
     UnknownVersion,
 )
-from .expiry import Expirable
 from .files import FileDirectory, FileStorage, ReadOnlyDirectory
-from .flush import Flush, Sync
 from .flusher import GroupFlusher
 from .frames import HEADER_BYTES, Frame, FrameHeader, Kind, Tail, decode_header, encode_frame, walk_frames
-from .inspection import SegmentFacts, frames_of, list_segments, log_bytes, store_bases, stored_cluster_id, stored_mark
 from .log import Bounds, Log
-from .mark import Mark
 from .memory import MemoryDirectory, MemoryStorage
+from .offline.inspection import (
+    SegmentFacts,
+    frames_of,
+    list_segments,
+    log_bytes,
+    store_bases,
+    stored_cluster_id,
+    stored_mark,
+)
+from .offline.repair import NothingToKeep, Plan, Repaired, Side, plan_repair, repair
+from .offline.verification import CheckedSegment, Fault, Verdict, verify
 from .options import FLUSH_ALWAYS, FLUSH_NEVER, FlushPolicy, LogOptions
 from .packing import check_value, pack, unpack
 from .payload import (
@@ -51,13 +61,11 @@ from .payload import (
     frame_values,
     stored_records,
 )
-from .removal import remove_log
-from .repair import NothingToKeep, Plan, Repaired, Side, plan_repair, repair
-from .slots import SlotFile
-from .spool import Spool
+from .segment.flush import Flush, Sync
+from .segment.mark import Mark
+from .segment.slots import SlotFile
+from .segment.value_stream import ValueStream
 from .storage import Directory, Storage
-from .value_stream import ValueStream
-from .verification import CheckedSegment, Fault, Verdict, verify
 
 __all__ = [
     "FLUSH_ALWAYS",

@@ -8,24 +8,24 @@ from typing import Any, NamedTuple
 
 from crc32c import crc32c
 
-from .appending import append_raw, make_room, put_spooled
+from .change.append import append_raw, make_room, put_spooled
+from .change.expiry import Expirable, expirable, remove_expired
+from .change.recovery import OpenRequest, open_state
+from .change.removal import remove_log
+from .change.reset import follows, reset_to
+from .change.rewrite import cut_frame, finish_rewrites, rewrite, set_aside
+from .change.spool import Spool
+from .change.truncation import truncate_at
 from .errors import DiskFull, LogClosed, LogError, LogReadOnly, NotFrameBorder, RecordTooLarge, UnexpectedIndex
-from .expiry import Expirable, expirable, remove_expired
-from .flush import Flush, Sync
 from .frames import HEADER_BYTES, Frame, FrameHeader, Kind, Tail, seal_header
 from .options import FLUSH_ALWAYS, STORE_HEADER_BYTES, FlushPolicy, LogOptions
 from .payload import StoredRecord, encode_records, stored_record
-from .reader import Reader
-from .recovery import OpenRequest, open_state
-from .removal import remove_log
-from .reset import follows, reset_to
-from .rewrite import cut_frame, finish_rewrites, rewrite, set_aside
-from .spool import Spool
+from .segment.flush import Flush, Sync
+from .segment.reader import Reader
+from .segment.survey import names_members
+from .segment.value_stream import ValueStream
 from .state import LogState
 from .storage import Directory
-from .survey import names_members
-from .truncation import truncate_at
-from .value_stream import ValueStream
 
 
 class Bounds(NamedTuple):

@@ -13,14 +13,14 @@ from collections.abc import Generator
 from contextlib import contextmanager
 
 from .errors import LogClosed, LogError, LogReadOnly
-from .flush import Flush
 from .frames import Tail
-from .mark import Mark, MarkFile
 from .options import STORE_HEADER_BYTES, LogOptions
-from .segments import Segment, Segments
+from .segment.flush import Flush
+from .segment.mark import Mark, MarkFile
+from .segment.segments import Segment, Segments
+from .segment.survey import Survey
+from .segment.write_segment import WriteSegment
 from .storage import Directory, Storage
-from .survey import Survey
-from .write_segment import WriteSegment
 
 
 class LogState:

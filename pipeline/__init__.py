@@ -1,5 +1,5 @@
 """The Spark pipeline: what reads the cluster's log into Spark."""
 
-from .registration import register
+from .source.registration import register
 
 __all__ = ["register"]

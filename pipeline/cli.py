@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from .jobs import ArchiveSummary, ReplaySummary, Report, ScrubSummary
-    from .options import SourceOptions
+    from .source.options import SourceOptions
 
 EXIT_FAILED, EXIT_USAGE, EXIT_UNAVAILABLE = 1, 2, 3
 NEEDED = ("pyspark", "pyarrow", "numpy", "matplotlib")
@@ -222,7 +222,7 @@ def report(
 
 
 def _report_lines(made: Report) -> list[str]:
-    from .jobs.report_page import facts  # noqa: PLC0415
+    from .report.page import facts  # noqa: PLC0415
 
     lines = [f"{name:<20} {value}" for name, value in facts(made)]
     lines += [f"{name:<20} {sum(counts):,} records" for name, counts in made.operations.items()]
@@ -231,8 +231,8 @@ def _report_lines(made: Report) -> list[str]:
 
 def _servers(bootstrap: str) -> tuple[str, ...]:
     """All members that the named nodes know of."""
-    from .cluster import Cluster  # noqa: PLC0415
-    from .options import SourceOptions  # noqa: PLC0415
+    from .origin.cluster import Cluster  # noqa: PLC0415
+    from .source.options import SourceOptions  # noqa: PLC0415
 
     options = SourceOptions.parse({"bootstrap": bootstrap}, streaming=False)
     cluster = Cluster(options.bootstrap, options.fetchTimeoutMs / 1000)
@@ -243,7 +243,7 @@ def _servers(bootstrap: str) -> tuple[str, ...]:
 
 
 def _options(path: str, bootstrap: str, archive_dir: str = "") -> SourceOptions:
-    from .options import SourceOptions  # noqa: PLC0415
+    from .source.options import SourceOptions  # noqa: PLC0415
 
     given = {"path": path, "bootstrap": bootstrap, "archive": archive_dir}
     return SourceOptions.parse({name: value for name, value in given.items() if value}, streaming=False)

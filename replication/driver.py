@@ -18,7 +18,7 @@ from .core.messages import Ack, Differs, HeartbeatEcho, Open, OpenAnswer, PeerMe
 from .core.promise import Promise
 from .disk import Disk, Placed, Reason
 from .durations import Durations
-from .shipment import Positions, Shipment
+from .net.shipment import Positions, Shipment
 
 
 class ReplicaOwner(Protocol):

@@ -22,9 +22,9 @@ from .disk import Disk, Reason
 from .disk_thread import DiskThread
 from .driver import Done, Driver, ReplicaOwner
 from .durations import Durations
-from .hello import Who
 from .lag import MICROSECONDS, NO_LAG, Lag, Position, first_lacking, lacking_bytes, lag_of, own_lag
-from .network import Network, NetworkOwner
+from .net.hello import Who
+from .net.network import Network, NetworkOwner
 from .watched_task import watched_task
 
 MARK_SYNC_S = 1.0

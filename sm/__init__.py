@@ -1,7 +1,6 @@
 """Deterministic state machines, and the applier that feeds committed frames to one of them."""
 
 from .applier import Applied, Applier
-from .arithmetic import ArithmeticMachine
 from .checks import check_batch
 from .digest import DIGEST_BYTES, EMPTY_DIGEST, next_digest
 from .errors import (
@@ -17,16 +16,17 @@ from .errors import (
     SnapshotInvalid,
     SnapshotTooEarly,
 )
-from .kv import KvMachine
-from .log import LogMachine
 from .machine import Context, Contexts, Refused, StateMachine
-from .registry import default_initial, load_machine
-from .sessions import MAX_SESSIONS, SESSION_BYTES, SESSION_WINDOW, SESSIONS_BYTES, Sessions, SessionStatus
-from .snapshot import NO_GROUND, Ground, Manifest
-from .snapshot_content import content_of, restore_content
-from .snapshot_part import SnapshotPart
-from .snapshot_restore import restore_newest
-from .snapshot_store import (
+from .machines.arithmetic import ArithmeticMachine
+from .machines.kv import KvMachine
+from .machines.log import LogMachine
+from .machines.registry import default_initial, load_machine
+from .sessions.table import MAX_SESSIONS, SESSION_BYTES, SESSION_WINDOW, SESSIONS_BYTES, Sessions, SessionStatus
+from .snapshots.content import content_of, restore_content
+from .snapshots.manifest import NO_GROUND, Ground, Manifest
+from .snapshots.part import SnapshotPart
+from .snapshots.restore import restore_newest
+from .snapshots.store import (
     CHUNK_BYTES,
     KEPT_SNAPSHOTS,
     Owner,

@@ -22,10 +22,10 @@ from quire.log import (
 from .digest import next_digest
 from .errors import ApplyFailed, FrameOutOfPlace, PlaceFailed, reason_of
 from .machine import Context, Contexts, Refused, StateMachine
-from .retries import Verdicts
-from .sessions import Sessions
-from .snapshot import MAX_EPOCHS, NO_GROUND, Ground
-from .snapshot_content import content_of
+from .sessions.retries import Verdicts
+from .sessions.table import Sessions
+from .snapshots.content import content_of
+from .snapshots.manifest import MAX_EPOCHS, NO_GROUND, Ground
 
 ApplyBatch = Callable[[Sequence[Any], Sequence[Context]], list[Any]]
 Runs = Sequence[tuple[int, int, int]]

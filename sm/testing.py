@@ -23,7 +23,7 @@ from quire.log import Kind, PayloadInvalid, encode_frame, encode_records, pack, 
 from .applier import Applier
 from .checks import check_batch, check_one_by_one
 from .machine import Context, Refused, StateMachine
-from .registry import default_initial, load_machine
+from .machines.registry import default_initial, load_machine
 
 RESULT_BYTES = 64 << 10  # A session keeps thousands of results; a machine that answers with more should say so.
 CHUNK_BYTES = 16 << 20  # Of a snapshot: a node holds a chunk in memory while it writes it.

@@ -39,9 +39,9 @@ from quire.log import (
 )
 from quire.replication.promises import PROMISE_FILE
 
-from ..api.ranges import line_of
-from ..data_dir import LOG_FOLDER
-from ..identity import DataDirRefused, read_identity
+from ..data_dir.data_dir import LOG_FOLDER
+from ..data_dir.identity import DataDirRefused, read_identity
+from ..http.routes.ranges import line_of
 from .asking import Json
 from .exits import Exit, complain
 from .output import to_json

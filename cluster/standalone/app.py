@@ -12,20 +12,20 @@ from aiohttp import web
 
 from quire.log import Kind, Log, Record, Spool, StoredRecord, ValueStream, blob_head
 
-from ..api.app import answer_errors, name_the_request
-from ..api.connection import cut
-from ..api.decoding import JSON, OCTETS, content_type_of, decode_records, read_body
-from ..api.door import Door
-from ..api.encoding import answer
-from ..api.inflow import Inflow
-from ..api.keys import DOOR, INFLOW, KNOWN_HEADERS
-from ..api.outflow import STUCK_S
-from ..api.parameters import integer_of, parameters_of, parse_integer
-from ..api.places import Places
-from ..api.ranges import KIND_NAMES
-from ..api.records import BIN_LIMIT_BYTES, BODIES
-from ..api.request_ids import REQUEST_ID
 from ..errors import BodyTimeout, LimitExceeded, Malformed, WrongIndex
+from ..http.admission.connection import cut
+from ..http.admission.door import Door
+from ..http.admission.inflow import Inflow
+from ..http.admission.outflow import STUCK_S
+from ..http.admission.places import Places
+from ..http.app import answer_errors, name_the_request
+from ..http.decoding import JSON, OCTETS, content_type_of, decode_records, read_body
+from ..http.encoding import answer
+from ..http.keys import DOOR, INFLOW, KNOWN_HEADERS
+from ..http.parameters import integer_of, parameters_of, parse_integer
+from ..http.request_ids import REQUEST_ID
+from ..http.routes.ranges import KIND_NAMES
+from ..http.routes.records import BIN_LIMIT_BYTES, BODIES
 from ..values import decode_json
 from .service import LogService
 

@@ -7,8 +7,8 @@ from pydantic import Field, model_validator
 
 from quire.log import FLUSH_ALWAYS, FLUSH_NEVER, HEADER_BYTES, FlushPolicy, LogOptions
 
-from ..config import FRAME_OVERHEAD_BYTES, MIB
-from ..settings import Address, LogFormat, LogLevel, Settings
+from ..config.serve import FRAME_OVERHEAD_BYTES, MIB
+from ..config.settings import Address, LogFormat, LogLevel, Settings
 
 MAX_RECORD_BYTES = 64 * MIB
 MAX_REQUEST_BYTES = MIB

@@ -2,7 +2,7 @@
 
 import sys
 
-from ..config_page import page_of
+from ..config.page import page_of
 from .config import StandaloneConfig
 
 HEAD = """\

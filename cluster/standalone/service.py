@@ -29,7 +29,8 @@ from quire.log import (
 )
 from quire.replication.promises import PROMISE_FILE
 
-from ..data_dir import DISK_ID_BYTES, LOG_FOLDER, clock
+from ..data_dir.data_dir import DISK_ID_BYTES, LOG_FOLDER, clock
+from ..data_dir.identity import DataDirRefused, NodeIdentity, read_identity, write_identity
 from ..errors import (
     Expired,
     LimitExceeded,
@@ -40,7 +41,6 @@ from ..errors import (
     StateUnavailable,
     WrongIndex,
 )
-from ..identity import DataDirRefused, NodeIdentity, read_identity, write_identity
 from .config import StandaloneConfig
 from .errors import DiskOfLogFull, NotFlushed, NotFlushedInTime, RecordCorrupt
 

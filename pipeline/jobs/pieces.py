@@ -9,12 +9,12 @@ from dataclasses import replace
 
 from quire.log.packing import Skimmer
 
-from ..cluster import Cluster
 from ..errors import OptionRefused
-from ..joined import JoinedLog
-from ..options import SourceOptions
-from ..origin import Origin, Stretch
-from ..reading import StretchPartition, servers_of
+from ..origin.cluster import Cluster
+from ..origin.joined import JoinedLog
+from ..origin.origin import Origin, Stretch
+from ..source.options import SourceOptions
+from ..source.reading import StretchPartition, servers_of
 
 
 def refuse_ranges(options: SourceOptions) -> None:

@@ -1,4 +1,4 @@
-"""What nodes say to one another, as data. `quire.replication.wire` gives the bytes.
+"""What nodes say to one another, as data. `quire.replication.net.wire` gives the bytes.
 
 On `/peer` (rule 10), each on the socket that its sender dialled: `CoreMessage`, which the core reads, and the rest of
 `PeerMessage`, which it does not. DESIGN.md has the table: who sends which to whom, when, and what its arrival proves.

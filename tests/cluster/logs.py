@@ -13,10 +13,10 @@ from typing import Any
 
 from aiohttp import ClientSession, web
 
-from quire.cluster.api.app import serve_app
-from quire.cluster.api.door import Door
-from quire.cluster.api.forwarding import sendable
-from quire.cluster.cli.process import listen
+from quire.cluster.http.admission.door import Door
+from quire.cluster.http.app import serve_app
+from quire.cluster.http.forwarding import sendable
+from quire.cluster.serve.process import listen
 from quire.cluster.standalone.app import make_app
 from quire.cluster.standalone.config import StandaloneConfig
 from quire.cluster.standalone.service import LogService

@@ -12,11 +12,11 @@ import orjson
 from aiohttp import ClientResponse, ClientSession, DummyCookieJar, web
 
 from quire.cluster.address import host_and_port
-from quire.cluster.api.app import make_app, serve_app
-from quire.cluster.api.door import Door
-from quire.cluster.api.forwarding import sendable
-from quire.cluster.config import ServeConfig
-from quire.cluster.node import Node
+from quire.cluster.config.serve import ServeConfig
+from quire.cluster.http.admission.door import Door
+from quire.cluster.http.app import make_app, serve_app
+from quire.cluster.http.forwarding import sendable
+from quire.cluster.node.node import Node
 from tests.cluster.closing import close_server
 from tests.ports import HOST, free_ports
 

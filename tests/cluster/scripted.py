@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from aiohttp import web
 
-from quire.cluster.api.problems import problem
+from quire.cluster.http.problems import problem
 from quire.log import pack
 
 Step = Callable[[web.Request], web.Response | None]

@@ -14,7 +14,7 @@ from typing import Any
 from aiohttp import WSMsgType, web
 
 from quire.cluster.address import host_and_port
-from quire.cluster.api.problems import TYPE_PREFIX
+from quire.cluster.http.problems import TYPE_PREFIX
 from quire.log import pack, unpack
 
 DEADLINE_S = 20

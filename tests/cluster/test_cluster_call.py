@@ -6,7 +6,7 @@ from collections.abc import AsyncGenerator
 import pytest
 import pytest_asyncio
 
-from quire.cluster.api.cluster import ASKED_AT_ONCE, STATUS_LIMIT_BYTES
+from quire.cluster.http.routes.cluster import ASKED_AT_ONCE, STATUS_LIMIT_BYTES
 from quire.log import unpack
 from tests.cluster.running import RunningCluster, running_cluster
 from tests.cluster.scripted import document, foreign, scripted, silent
@@ -64,7 +64,7 @@ async def test_a_member_that_is_gone_is_shown_as_that(cluster: RunningCluster, a
 async def test_a_member_that_does_not_answer_as_itself_is_shown_as_that(
     cluster: RunningCluster, monkeypatch: pytest.MonkeyPatch, steps: list[object], failure: str
 ) -> None:
-    monkeypatch.setattr("quire.cluster.api.cluster.DEADLINE_S", 0.2)
+    monkeypatch.setattr("quire.cluster.http.routes.cluster.DEADLINE_S", 0.2)
     config = cluster.nodes["n1"].config
     async with silent() as nobody, scripted(*steps) as server:  # type: ignore[arg-type]
         monkeypatch.setitem(config.link, "n2", server.address if steps else nobody)

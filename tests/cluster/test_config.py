@@ -8,8 +8,8 @@ import pytest
 from pydantic import ValidationError
 
 from quire.cluster.address import host_and_port
-from quire.cluster.config import MIB, ServeConfig, load_config
-from quire.cluster.settings import ConfigInvalid, unit_of
+from quire.cluster.config.serve import MIB, ServeConfig, load_config
+from quire.cluster.config.settings import ConfigInvalid, unit_of
 
 MEMBERS = "n1=127.0.0.1:7001,n2=127.0.0.1:7002,n3=127.0.0.1:7003"
 FLAGS: dict[str, Any] = {

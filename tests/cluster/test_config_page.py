@@ -8,18 +8,18 @@ from pathlib import Path
 
 import pytest
 
-from quire.cluster.config import ServeConfig, load_config
-from quire.cluster.config_page import HEAD, config_page
+from quire.cluster.config.page import HEAD, config_page
+from quire.cluster.config.serve import ServeConfig, load_config
 
 PAGE = Path(__file__).parents[2] / "docs" / "configuration.md"
 
 
 def test_the_page_is_up_to_date() -> None:
     made = subprocess.run(
-        [sys.executable, "-m", "quire.cluster.config_page"], capture_output=True, text=True, timeout=60, check=True
+        [sys.executable, "-m", "quire.cluster.config.page"], capture_output=True, text=True, timeout=60, check=True
     )
 
-    assert PAGE.read_text() == made.stdout == config_page(), "run python -m quire.cluster.config_page > docs/..."
+    assert PAGE.read_text() == made.stdout == config_page(), "run python -m quire.cluster.config.page > docs/..."
 
 
 @pytest.mark.parametrize("name", ServeConfig.model_fields)

@@ -7,10 +7,10 @@ import pytest
 import pytest_asyncio
 from aiohttp import ClientWebSocketResponse, web
 
-from quire.cluster.api.app import make_app
-from quire.cluster.api.problems import ANSWERS
-from quire.cluster.config import ServeConfig
-from quire.cluster.node import Node
+from quire.cluster.config.serve import ServeConfig
+from quire.cluster.http.app import make_app
+from quire.cluster.http.problems import ANSWERS
+from quire.cluster.node.node import Node
 from quire.log import unpack
 from tests.cluster.contract import CALLS, NOWHERE_YET, ROWS, Ask, Call, Row, filled
 from tests.cluster.running import RunningCluster

@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from quire.cluster.api.decoding import (
+from quire.cluster.errors import LimitExceeded, Malformed
+from quire.cluster.http.decoding import (
     JSON,
     MSGPACK,
     NDJSON,
@@ -14,7 +15,6 @@ from quire.cluster.api.decoding import (
     decode_records,
     pack_records,
 )
-from quire.cluster.errors import LimitExceeded, Malformed
 from quire.cluster.values import DEPTH_LIMIT, MalformedLine
 from quire.log import pack
 from quire.log.packing import ExtType, Timestamp

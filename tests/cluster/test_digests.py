@@ -11,7 +11,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from rich.console import Console
 
 from quire.cluster.cli.status import Rows, all_nodes, node_table
-from quire.cluster.digests import REMEMBERED_FRAMES, Difference, Digests
+from quire.cluster.node.digests import REMEMBERED_FRAMES, Difference, Digests
 from tests.cluster.running import RunningCluster, running_cluster
 
 DEADLINE_S = 20

@@ -10,8 +10,8 @@ import orjson
 import pytest
 
 from quire.cluster.address import host_and_port
-from quire.cluster.api.forwarding import connect_timeout_s
 from quire.cluster.client import OutcomeUnknown, Unavailable, connect
+from quire.cluster.http.forwarding import connect_timeout_s
 from tests.cluster.running import RunningCluster, free_addresses, running_cluster
 
 JSON = "application/json"

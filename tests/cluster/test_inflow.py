@@ -7,8 +7,8 @@ import pytest
 import pytest_asyncio
 
 from quire.cluster.address import host_and_port
-from quire.cluster.api.inflow import Inflow
-from quire.cluster.api.keys import INFLOW
+from quire.cluster.http.admission.inflow import Inflow
+from quire.cluster.http.keys import INFLOW
 from tests.cluster.conditions import held
 from tests.cluster.running import RunningCluster, running_cluster
 

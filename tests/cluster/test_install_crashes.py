@@ -7,10 +7,11 @@ from random import Random
 
 import pytest
 
-from quire.cluster.config import ServeConfig
-from quire.cluster.data_dir import DataDir
-from quire.cluster.genesis import make_genesis
+from quire.cluster.config.serve import ServeConfig
+from quire.cluster.data_dir.data_dir import DataDir
+from quire.cluster.data_dir.genesis import make_genesis
 from quire.log import Kind, LogOptions, Tail, encode_records
+from quire.log.simulated import Disk, Keep, PowerLoss
 from quire.replication import Disk as NodeDisk
 from quire.replication import Member, Members, Role
 from quire.replication.core.messages import Snapshot
@@ -27,8 +28,7 @@ from quire.sm import (
     snapshot_name,
     write_snapshot,
 )
-from quire.sm.snapshot_store import chunk_name
-from tests.storage import Disk, Keep, PowerLoss
+from quire.sm.snapshots.store import chunk_name
 
 OPTIONS = LogOptions(segment_bytes=4096, max_frame_bytes=2048)
 S = 500

@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 from aiohttp import WSServerHandshakeError
 
-from quire.cluster.applying import Applying
-from quire.replication.snapshots import FETCHES_LIMIT, SnapshotRefused
+from quire.cluster.node.applying import Applying
+from quire.replication.net.snapshots import FETCHES_LIMIT, SnapshotRefused
 from quire.sm import Applier, SnapshotDamaged, StateMachine, snapshot_name, write_snapshot
 from tests.cluster.running import RunningCluster, running_cluster, started
 

@@ -10,11 +10,11 @@ import pytest
 import pytest_asyncio
 
 from quire.cluster.address import host_and_port
-from quire.cluster.api.door import Door
-from quire.cluster.api.keys import DOOR
-from quire.cluster.api.sessions import BODY_BYTES, NAME_CHARACTERS
-from quire.cluster.config import FRAME_OVERHEAD_BYTES
+from quire.cluster.config.serve import FRAME_OVERHEAD_BYTES
 from quire.cluster.errors import LimitExceeded
+from quire.cluster.http.admission.door import Door
+from quire.cluster.http.keys import DOOR
+from quire.cluster.http.routes.sessions import BODY_BYTES, NAME_CHARACTERS
 from quire.log import Kind, encode_blob
 from quire.replication import Write
 from quire.replication.coalesce import RUN_BYTES

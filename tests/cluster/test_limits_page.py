@@ -7,9 +7,9 @@ from typing import NamedTuple
 
 import pytest
 
-from quire.cluster import api
-from quire.cluster.config import FRAME_OVERHEAD_BYTES, ServeConfig
-from quire.sm import kv
+from quire.cluster import http as api
+from quire.cluster.config.serve import FRAME_OVERHEAD_BYTES, ServeConfig
+from quire.sm.machines import kv
 
 PAGE = Path(__file__).parents[2] / "docs" / "limits.md"
 UNITS = {"": 1, "bytes": 1, "characters": 1, "s": 1, "ms": 1, "KiB": 1 << 10, "MiB": 1 << 20}
@@ -59,7 +59,7 @@ def test_every_limit_of_the_interface_stands_on_the_page() -> None:
     said = PAGE.read_text()
     folder = Path(next(iter(api.__path__)))
     constants = [
-        f"quire.cluster.api.{path.stem}.{name}"
+        f"quire.cluster.http.{path.stem}.{name}"
         for path in sorted(folder.glob("*.py"))
         for name in re.findall(r"^([A-Z][A-Z0-9_]*)(?:: [^=]+)? = ", path.read_text(), re.MULTILINE)
         if IS_LIMIT.search(name)
@@ -75,7 +75,7 @@ def test_every_limit_of_the_kv_machine_stands_on_the_page() -> None:
     names = [name for name in vars(kv) if name.endswith(("_BYTES", "_KEYS", "_LIMIT")) and not name.startswith("_")]
 
     assert len(names) > 5
-    assert [name for name in names if f"`quire.sm.kv.{name}`" not in said] == []
+    assert [name for name in names if f"`quire.sm.machines.kv.{name}`" not in said] == []
 
 
 def test_a_frame_s_overhead_is_what_the_page_takes_off() -> None:

@@ -9,7 +9,7 @@ import pytest
 import pytest_asyncio
 
 from quire.cluster.client import Refused, ServerFault, connect
-from quire.cluster.config import ServeConfig
+from quire.cluster.config.serve import ServeConfig
 from quire.sm import load_machine
 from tests.cluster.running import RunningCluster, running_cluster
 

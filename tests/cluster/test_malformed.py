@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from structlog.testing import capture_logs
 
 from quire.cluster.address import host_and_port
-from quire.cluster.api.problems import problem
+from quire.cluster.http.problems import problem
 from quire.log import unpack
 from tests.cluster.malformed.case import JSON, MSGPACK, NDJSON, OCTETS, Ask, Case, Many, OnStream, Raw
 from tests.cluster.malformed.generated import GENERATED

@@ -9,7 +9,7 @@ import orjson
 import pytest
 
 import quire
-from quire.cluster.promotions import Promotions, error_of
+from quire.cluster.node.membership import Promotions, error_of
 from quire.replication.core import Members, changing
 from tests.cluster.running import RunningCluster, running_cluster, started
 

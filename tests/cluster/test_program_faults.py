@@ -10,9 +10,9 @@ import pytest_asyncio
 from structlog.testing import capture_logs
 from structlog.typing import EventDict
 
-from quire.cluster import formation
-from quire.cluster.config import ServeConfig
-from quire.cluster.node import Node
+from quire.cluster.config.serve import ServeConfig
+from quire.cluster.node import formation
+from quire.cluster.node.node import Node
 from quire.replication.core import actions
 from tests.cluster.running import RunningCluster, free_addresses, running_cluster, started
 from tests.replication.loopback import DEADLINE_S, until

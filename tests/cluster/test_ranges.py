@@ -9,9 +9,9 @@ import orjson
 import pytest
 import pytest_asyncio
 
-from quire.cluster.api.keys import WAITING
-from quire.cluster.api.ranges import RANGE_RECORDS, SHARDS_LIMIT, WAIT_LIMIT_MS
-from quire.cluster.api.waiting import Waiting
+from quire.cluster.http.admission.waiting import Waiting
+from quire.cluster.http.keys import WAITING
+from quire.cluster.http.routes.ranges import RANGE_RECORDS, SHARDS_LIMIT, WAIT_LIMIT_MS
 from quire.log import Kind, unpack, walk_frames
 from tests.cluster.running import Reply, RunningCluster, running_cluster
 

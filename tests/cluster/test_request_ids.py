@@ -11,8 +11,8 @@ from aiohttp import WSMsgType
 from structlog.contextvars import merge_contextvars
 from structlog.testing import capture_logs
 
-from quire.cluster.api import app
-from quire.cluster.api.request_ids import REQUEST_ID, REQUEST_ID_CHARACTERS, SeldomLog
+from quire.cluster.http import app
+from quire.cluster.http.request_ids import REQUEST_ID, REQUEST_ID_CHARACTERS, SeldomLog
 from quire.log import pack, unpack
 from tests.cluster.running import RunningCluster, running_cluster
 

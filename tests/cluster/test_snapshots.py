@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from quire.cluster.forked import Child, ChildFailed
+from quire.cluster.compaction.forked import Child, ChildFailed
 from quire.log import DiskFull
 from quire.sm import snapshot_name
 from tests.cluster.running import RunningCluster, running_cluster

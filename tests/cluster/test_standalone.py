@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from quire.cluster.identity import DataDirRefused, read_identity
+from quire.cluster.data_dir.identity import DataDirRefused, read_identity
 from quire.cluster.standalone import app
 from quire.cluster.standalone.config import StandaloneConfig
 from quire.cluster.standalone.errors import NotFlushedInTime

@@ -9,8 +9,8 @@ import pytest
 import pytest_asyncio
 
 from quire.cluster.address import host_and_port
-from quire.cluster.api.keys import OUTFLOW
-from quire.cluster.api.outflow import Outflow
+from quire.cluster.http.admission.outflow import Outflow
+from quire.cluster.http.keys import OUTFLOW
 from quire.log import pack
 from tests.cluster.running import RunningCluster, running_cluster
 

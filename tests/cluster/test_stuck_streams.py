@@ -9,11 +9,11 @@ import pytest
 import pytest_asyncio
 from aiohttp import ClientSession, ClientWebSocketResponse, TCPConnector, WSMsgType
 
-from quire.cluster.api import stuck
-from quire.cluster.api.forwarding import CONNECTION_LIMIT, FORWARDED
-from quire.cluster.api.keys import STREAMS
-from quire.cluster.api.places import Places
-from quire.cluster.api.stream import WINDOW_BYTES
+from quire.cluster.http.admission import stuck
+from quire.cluster.http.admission.places import Places
+from quire.cluster.http.forwarding import CONNECTION_LIMIT, FORWARDED
+from quire.cluster.http.keys import STREAMS
+from quire.cluster.http.routes.stream import WINDOW_BYTES
 from quire.log import pack, unpack
 from quire.sm import SESSION_WINDOW
 from tests.cluster.running import RunningCluster, running_cluster

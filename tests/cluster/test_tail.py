@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
-from quire.cluster.api.keys import WAITING
 from quire.cluster.client import (
     BatchReply,
     BlockingClient,
@@ -23,6 +22,7 @@ from quire.cluster.client import (
     connect,
     connect_sync,
 )
+from quire.cluster.http.keys import WAITING
 from tests.cluster.running import RunningCluster, running_cluster
 from tests.cluster.scripted import broken, lines, refusing, scripted
 

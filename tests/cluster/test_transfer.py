@@ -8,8 +8,8 @@ import orjson
 import pytest
 
 import quire
-from quire.cluster.api.admin import BODY_BYTES
 from quire.cluster.client import Client
+from quire.cluster.http.routes.admin import BODY_BYTES
 from tests.cluster.running import RunningCluster, running_cluster
 
 JSON = "application/json"

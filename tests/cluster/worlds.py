@@ -12,8 +12,8 @@ import orjson
 import pytest
 from aiohttp import ClientSession, DummyCookieJar, TCPConnector
 
-from quire.cluster.api.keys import DOOR, STREAMS, WAITING
-from quire.cluster.config import ServeConfig
+from quire.cluster.config.serve import ServeConfig
+from quire.cluster.http.keys import DOOR, STREAMS, WAITING
 from tests.cluster import conditions
 from tests.cluster.hop import cluster_with_hop
 from tests.cluster.running import Reply, RunningCluster, free_addresses, running_cluster, started

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from quire.cluster.control.envelope import MAX_INTEGER, MAX_NO_OPS, NO_OP, NotAdmitted, decode, encode
 from quire.log import pack
-from quire.replication.wire import MAX_CONTROL_BYTES
+from quire.replication.net.wire import MAX_CONTROL_BYTES
 
 VOTE = {"type": "request_vote", "term": 3, "last_log_index": 9, "last_log_term": 2}
 GIVEN = {"type": "response_vote", "term": 3}

@@ -10,8 +10,8 @@ import pytest
 import yaml
 from jsonschema import Draft7Validator, ValidationError
 
-from quire.cluster.cli.arguments import parse_serve
-from quire.cluster.config import ServeConfig, load_config
+from quire.cluster.config.serve import ServeConfig, load_config
+from quire.cluster.serve.arguments import parse_serve
 from tests.deploy.compose import COMPOSE, DEPLOY, NODES, SECRET, command_line, composed, environment_of
 from tests.faults.toxiproxy import VERSION
 

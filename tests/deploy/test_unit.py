@@ -7,8 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-from quire.cluster.cli.arguments import parse_serve
-from quire.cluster.config import load_config
+from quire.cluster.config.serve import load_config
+from quire.cluster.serve.arguments import parse_serve
 from tests.deploy.compose import DEPLOY
 
 UNIT = DEPLOY / "systemd" / "quire.service"

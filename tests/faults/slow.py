@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from quire.cluster.config import MIB
+from quire.cluster.config.serve import MIB
 from tests.faults.acting import Actor
 from tests.faults.actions import FOLLOWER, LEADER, OTHER, STREAM, narrow, of
 from tests.faults.judging import judge_history, judge_memory, judge_progress

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import stamina.instrumentation
 
-from quire.cluster.config import MIB
+from quire.cluster.config.serve import MIB
 from tests.faults.drawing import drawn
 from tests.faults.page import PAGE, names_on
 from tests.faults.running import Grounds

@@ -25,9 +25,9 @@ from quire.log import (
 )
 from quire.log.options import STORE_HEADER_BYTES
 from quire.log.packing import ExtType
+from quire.log.segment.store import decode_store_header
+from quire.log.segment.survey import Survey
 from quire.log.storage import Directory
-from quire.log.store import decode_store_header
-from quire.log.survey import Survey
 
 FOLDER = Path(__file__).parent
 SEED = 20_260_101

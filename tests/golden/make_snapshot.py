@@ -8,8 +8,8 @@ from pathlib import Path
 
 from quire.log import MemoryDirectory, Run
 from quire.sm import Applier, ArithmeticMachine, Owner, Sessions, write_snapshot
-from quire.sm.snapshot import MANIFEST_NAME
-from quire.sm.snapshot_store import chunk_name
+from quire.sm.snapshots.manifest import MANIFEST_NAME
+from quire.sm.snapshots.store import chunk_name
 from tests.sm.frames import Frames
 
 FOLDER = Path(__file__).parent / "snapshot"

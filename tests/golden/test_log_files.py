@@ -8,8 +8,8 @@ import pytest
 from crc32c import crc32c
 
 from quire.log import Kind, Log, MemoryDirectory, Record, Run, UnknownVersion, decode_runs, frame_values, walk_frames
-from quire.log.index import StoredIndex
-from quire.log.store import decode_store_header
+from quire.log.segment.index import StoredIndex
+from quire.log.segment.store import decode_store_header
 from tests.golden.make import CLUSTER_ID, FOLDER, INDEX, MARK, OPTIONS, STORE, golden_files
 
 

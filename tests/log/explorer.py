@@ -12,9 +12,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from random import Random
 
-from quire.log.store import INDEX_SUFFIX
+from quire.log.segment.store import INDEX_SUFFIX
+from quire.log.simulated import Disk, Kept
 from tests.log.histories import History
-from tests.storage import Disk, Kept
 
 Steps = Callable[[History], None]
 

@@ -22,7 +22,7 @@ from quire.log import (
     frame_values,
     walk_frames,
 )
-from tests.storage import Disk
+from quire.log.simulated import Disk
 
 CLUSTER_ID = b"0123456789abcdef"
 SMALL = LogOptions(segment_bytes=2048, segment_overflow_bytes=1024, index_interval_bytes=256, write_buffer_bytes=700)

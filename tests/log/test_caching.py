@@ -12,11 +12,11 @@ import pytest
 from cachetools import FIFOCache, LFUCache, LRUCache
 
 from quire.log import FileDirectory, IndexOutOfBounds, Log, LogOptions, MemoryDirectory
-from quire.log.caching import IndexCache
-from quire.log.index import FrameIndex, LoadedIndex, StoredIndex
 from quire.log.memory import MemoryStorage
+from quire.log.segment.caching import IndexCache
+from quire.log.segment.index import FrameIndex, LoadedIndex, StoredIndex
+from quire.log.simulated import Disk
 from tests.log.histories import CLUSTER_ID, Clock
-from tests.storage import Disk
 
 
 def log_with(options: LogOptions, frames: int = 100, disk: Disk | None = None) -> Log:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from quire.log import Kind, encode_records
+from quire.log.simulated import Disk, Keep, PowerLoss
 from tests.log.explorer import Steps, explore
 from tests.log.histories import History, open_log
-from tests.storage import Disk, Keep, PowerLoss
 
 
 def nothing(history: History) -> None:

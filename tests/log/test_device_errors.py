@@ -7,12 +7,12 @@ from contextlib import suppress
 import pytest
 
 from quire.log import IndexExpired, IndexOutOfBounds, Log, LogClosed, LogReadOnly, NotYetFlushed, frame_values
-from quire.log.rewrite import cut_frame, set_aside
+from quire.log.change.rewrite import cut_frame, set_aside
+from quire.log.simulated import Disk, Keep
 from quire.log.storage import Directory
 from tests.log import test_crashes, test_reset
 from tests.log.explorer import Steps
 from tests.log.histories import CLUSTER_ID, SMALL, Clock, History
-from tests.storage import Disk, Keep
 
 CHANGES = [
     test_crashes.append_and_flush,

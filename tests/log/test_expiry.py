@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from quire.log import HEADER_BYTES, IndexExpired, Kind, Log, LogReadOnly, Tail, encode_records, encode_system
+from quire.log.simulated import Disk, Keep
 from tests.log.histories import CLUSTER_ID, SMALL, Clock, all_frames, open_log
-from tests.storage import Disk, Keep
 
 SECOND = 1_000_000
 

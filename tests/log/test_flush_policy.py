@@ -18,8 +18,8 @@ from quire.log import (
     LogReadOnly,
     NotYetFlushed,
 )
+from quire.log.simulated import Disk, Keep
 from tests.log.histories import SMALL, Clock, open_log
-from tests.storage import Disk, Keep
 
 
 def log_with(disk: Disk, policy: FlushPolicy) -> Log:

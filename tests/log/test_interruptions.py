@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from quire.log import Kind, LogReadOnly, encode_frame, encode_records
+from quire.log.simulated import Disk
 from tests.log.histories import open_log
-from tests.storage import Disk
 
 
 @pytest.mark.parametrize("interruption", [KeyboardInterrupt, MemoryError])

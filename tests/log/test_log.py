@@ -34,8 +34,8 @@ from quire.log import (
     encode_system,
     walk_frames,
 )
+from quire.log.simulated import Disk
 from tests.log.histories import CLUSTER_ID, SMALL, Clock, all_frames, open_log
-from tests.storage import Disk
 
 STORE = "log/00000000000000000000.store"
 

@@ -6,8 +6,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from quire.log import Flush, LogReadOnly, Tail, frame_values
+from quire.log.simulated import Disk, Keep, PowerLoss
 from tests.log.histories import History, all_frames
-from tests.storage import Disk, Keep, PowerLoss
 
 
 class LogAgainstList(RuleBasedStateMachine):

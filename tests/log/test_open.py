@@ -17,8 +17,8 @@ from quire.log import (
     encode_records,
     encode_system,
 )
+from quire.log.simulated import Disk, Keep
 from tests.log.histories import CLUSTER_ID, SMALL, Clock, all_frames, open_log
-from tests.storage import Disk, Keep
 
 FIRST = "log/00000000000000000000.store"
 
@@ -423,7 +423,7 @@ def test_a_log_with_many_segments_opens_without_reading_them_whole() -> None:
         return data
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("tests.storage.faulty.FaultyStorage.read_at", counting)
+        patch.setattr("quire.log.simulated.faulty.FaultyStorage.read_at", counting)
         reopened = open_log(disk, LogOptions(segment_bytes=20_000, index_interval_bytes=1000))
     assert len(reopened.segment_bases) == 20
     assert read < 20 * 6000 + 30_000

@@ -7,18 +7,18 @@ from typing import Any
 
 import pytest
 
-import quire.log.appending
-import quire.log.expiry
-import quire.log.reset
-import quire.log.rewrite
-import quire.log.truncation
+import quire.log.change.append
+import quire.log.change.expiry
+import quire.log.change.reset
+import quire.log.change.rewrite
+import quire.log.change.truncation
 from quire.log import Log, LogError, Tail
 from quire.log.frames import FrameHeader
-from quire.log.index import FrameIndex
+from quire.log.segment.index import FrameIndex
+from quire.log.simulated.faulty import FaultyDirectory, FaultyStorage
 from quire.log.state import LogState
 from tests.log import test_crashes, test_expiry, test_log, test_open, test_reset
 from tests.log.explorer import Steps, explore
-from tests.storage.faulty import FaultyDirectory, FaultyStorage
 
 Patch = pytest.MonkeyPatch
 
@@ -32,7 +32,7 @@ def chain_not_checked(patch: Patch) -> None:
     def unchecked(_tail: Tail, header: FrameHeader) -> Tail:
         return Tail(header.next_index, header.epoch, header.timestamp, header.crc32c)
 
-    patch.setattr(quire.log.appending, "follow", unchecked)
+    patch.setattr(quire.log.change.append, "follow", unchecked)
 
 
 def unsynced(patch: Patch, module: Any, name: str) -> None:
@@ -48,30 +48,30 @@ def unsynced(patch: Patch, module: Any, name: str) -> None:
 
 
 def truncate_before_the_folder_is_synced(patch: Patch) -> None:
-    unsynced(patch, quire.log.truncation, "_remove_segments_behind")
+    unsynced(patch, quire.log.change.truncation, "_remove_segments_behind")
 
 
 def expiry_without_syncing_the_folder(patch: Patch) -> None:
-    unsynced(patch, quire.log.expiry, "_remove_first")
+    unsynced(patch, quire.log.change.expiry, "_remove_first")
 
 
 def expiry_without_moving_the_mark(patch: Patch) -> None:
-    original = quire.log.expiry.count_due
+    original = quire.log.change.expiry.count_due
 
     def planted(state: LogState, *limits: Any) -> int:
         patch.setattr(state.mark, "write_synced", lambda mark: None)
         return original(state, *limits)
 
-    patch.setattr(quire.log.expiry, "count_due", planted)
+    patch.setattr(quire.log.change.expiry, "count_due", planted)
 
 
 def expiry_past_the_floor(patch: Patch) -> None:
-    original = quire.log.expiry.count_due
+    original = quire.log.change.expiry.count_due
 
     def planted(state: LogState, now: int, age: int | None, max_bytes: int | None, floor: int | None) -> int:
         return original(state, now, age, max_bytes, None if floor is None else floor + 1)
 
-    patch.setattr(quire.log.expiry, "count_due", planted)
+    patch.setattr(quire.log.change.expiry, "count_due", planted)
 
 
 def visible_before_flushed(patch: Patch) -> None:
@@ -90,13 +90,13 @@ def mark_before_flush(patch: Patch) -> None:
 
 
 def rewrite_without_setting_the_frame_aside(patch: Patch) -> None:
-    unsynced(patch, quire.log.rewrite, "set_aside")
-    patch.setattr("quire.log.log.set_aside", quire.log.rewrite.set_aside)
+    unsynced(patch, quire.log.change.rewrite, "set_aside")
+    patch.setattr("quire.log.log.set_aside", quire.log.change.rewrite.set_aside)
 
 
 def reset_without_syncing_the_folder(patch: Patch) -> None:
-    unsynced(patch, quire.log.reset, "reset_to")
-    patch.setattr("quire.log.log.reset_to", quire.log.reset.reset_to)
+    unsynced(patch, quire.log.change.reset, "reset_to")
+    patch.setattr("quire.log.log.reset_to", quire.log.change.reset.reset_to)
 
 
 def nothing_is_ever_synced(patch: Patch) -> None:

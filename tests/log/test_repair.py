@@ -18,9 +18,9 @@ from quire.log import (
     repair,
     verify,
 )
-from quire.log.rewrite import set_aside
+from quire.log.change.rewrite import set_aside
+from quire.log.simulated import Disk, Keep, PowerLoss
 from tests.log.histories import History, all_frames, open_log
-from tests.storage import Disk, Keep, PowerLoss
 
 
 def rotten(place: int, frame: int = 1, seed: int = 0) -> History:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from quire.log import DiskFull, IndexExpired, Kind, Log, LogReadOnly, Tail, encode_frame, encode_records
+from quire.log.simulated import Disk, Keep
 from tests.log.explorer import Steps, explore
 from tests.log.histories import SMALL, History, all_frames, open_log
-from tests.storage import Disk, Keep
 
 BEHIND = Tail(100, 7, 5_000_000, 0xABCDEF01)
 

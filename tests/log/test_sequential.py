@@ -17,9 +17,9 @@ from quire.log import (
     NotYetFlushed,
     frame_values,
 )
-from quire.log.lookup import Found, Lookup
+from quire.log.segment.lookup import Found, Lookup
+from quire.log.simulated import Disk
 from tests.log.histories import SMALL, Clock, open_log
-from tests.storage import Disk
 
 LARGE = LogOptions(segment_bytes=3 << 20, index_interval_bytes=1 << 16)
 

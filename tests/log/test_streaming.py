@@ -31,8 +31,8 @@ from quire.log import (
     RecordTooLarge,
     UnexpectedIndex,
 )
+from quire.log.simulated import Disk
 from tests.log.histories import SMALL, Clock, all_frames, open_log
-from tests.storage import Disk
 
 # A frame's header and the length of its metadata stand before a blob's value.
 OVERHEAD = 64 + 4

@@ -20,9 +20,9 @@ from quire.log import (
     encode_runs,
     frame_values,
 )
-from quire.log.rewrite import cut_frame
+from quire.log.change.rewrite import cut_frame
+from quire.log.simulated import Disk, Keep, PowerLoss
 from tests.log.histories import SMALL, all_frames, open_log
-from tests.storage import Disk, Keep, PowerLoss
 
 RECORDS = ["a", {"b": [1, 2.5, None, b"x"]}, Record("c", {"h": "v"}), -7, "e" * 50]
 

@@ -14,8 +14,8 @@ from quire.log import (
     stored_mark,
     verify,
 )
+from quire.log.simulated import Disk, Keep
 from tests.log.histories import CLUSTER_ID, History, open_log
-from tests.storage import Disk, Keep
 
 
 def written(clean: bool = False) -> History:

@@ -2,7 +2,7 @@
 
 from quire.replication.core import Promise, events
 from quire.replication.core.messages import CoreMessage, Last, PromiseRequest
-from tests.sim.world import SimNode, World, disk_id
+from tests.replication.world import SimNode, World, disk_id
 
 FAR = Last(1 << 40, 1 << 40)
 """A durable last that no voter surpasses."""

@@ -4,7 +4,7 @@ from quire.replication.core import Promise, actions, events
 from quire.replication.core.messages import Heartbeat, Open, OpenVerb
 from quire.replication.core.opening import match_border
 from tests.paper.scenes import divided, hear, led, settled, suggested
-from tests.sim.world import disk_id, values
+from tests.replication.world import disk_id, values
 
 
 def test_kip_101_scenario_1_a_restarted_follower_does_not_cut_what_it_acknowledged() -> None:

@@ -8,7 +8,7 @@ from quire.replication.core.changing import AlreadyVoter, Changed, NotFollowing,
 from quire.replication.core.leading import Downstream
 from quire.replication.core.messages import Ack
 from tests.paper.scenes import led, settled, suggested
-from tests.sim.world import SimNode, World
+from tests.replication.world import SimNode, World
 
 
 def voters_of(node: SimNode) -> list[str]:

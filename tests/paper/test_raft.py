@@ -8,7 +8,7 @@ from quire.replication.core import Promise, events
 from quire.replication.core.messages import Heartbeat, HeartbeatEcho, Last, PreVote
 from quire.sm import Applier, Sessions, load_machine
 from tests.paper.scenes import FAR, ask, divided, hear, led, settled, started, suggested
-from tests.sim.world import SimNode, World, disk_id, values
+from tests.replication.world import SimNode, World, disk_id, values
 
 
 def is_prefix(shorter: list[object], longer: list[object]) -> bool:

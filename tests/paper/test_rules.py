@@ -5,9 +5,9 @@ from quire.replication.core.election import FALLBACK_TIMEOUTS
 from quire.replication.core.genesis import Formation
 from quire.replication.core.messages import Ack, Heartbeat, Last, Open, OpenAnswer, OpenVerb, PreVoteAnswer
 from quire.replication.core.promise import NO_PROMISE
-from quire.replication.twins import Caller, Twins
+from quire.replication.net.twins import Caller, Twins
 from tests.paper.scenes import FAR, ask, divided, hear, led, settled, started, suggested
-from tests.sim.world import World, disk_id, values
+from tests.replication.world import World, disk_id, values
 
 
 def test_rule_0_a_cluster_forms_only_of_all_its_initial_members_and_all_unformatted() -> None:

@@ -5,7 +5,7 @@ There a view is an epoch, an op-number an index, a primary a leader.
 
 from quire.replication.core.messages import Last
 from tests.paper.scenes import led, settled, suggested
-from tests.sim.world import values
+from tests.replication.world import values
 
 
 def test_4_2_the_new_view_starts_from_the_log_of_the_latest_view_and_of_those_the_longest() -> None:

@@ -11,7 +11,7 @@ WRITING = ("pyspark.worker", "sink", "write")
 
 if __name__ == "__main__":
     if any(name in sys.argv[-1] for name in WRITING):
-        import_module("quire.pipeline.sink")
+        import_module("quire.pipeline.sink.sink")
     from pyspark.daemon import manager
 
     manager()

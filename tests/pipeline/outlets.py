@@ -10,7 +10,7 @@ from typing import Any
 
 from quire.cluster.client import BatchReply, NotFound, ReplyGone, Session, SessionError, SessionExpired, SessionFenced
 from quire.sm import Applied, Applier, Refused, Sessions, StateMachine
-from quire.sm.arithmetic import ArithmeticMachine
+from quire.sm.machines.arithmetic import ArithmeticMachine
 from tests.sm.frames import Frames
 
 ERRORS: dict[str, type[SessionError]] = {

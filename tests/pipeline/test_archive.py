@@ -17,9 +17,9 @@ from pyspark.sql.types import LongType, StructType
 
 from quire.log import LogLocked, LogOptions
 from quire.log.packing import Skimmer
-from quire.pipeline.archive_files import ArchiveFiles
-from quire.pipeline.archive_manifest import MANIFEST_FILE, ArchiveManifest, encode_line, whole_lines
-from quire.pipeline.columns import batches_of
+from quire.pipeline.archive.files import ArchiveFiles
+from quire.pipeline.archive.keeper import open_archive
+from quire.pipeline.archive.manifest import MANIFEST_FILE, ArchiveManifest, encode_line, whole_lines
 from quire.pipeline.errors import (
     ArchiveDamaged,
     ArchiveDiverges,
@@ -30,14 +30,14 @@ from quire.pipeline.errors import (
     PipelineError,
     RecordsLost,
 )
-from quire.pipeline.files import LogFiles
 from quire.pipeline.jobs import archive
-from quire.pipeline.jobs.archive_keeper import open_archive
-from quire.pipeline.joined import JoinedLog
-from quire.pipeline.options import SourceOptions
-from quire.pipeline.origin import Bounds, Origin, Stretch, split
-from quire.pipeline.schema import full_schema
-from quire.pipeline.stream import LogStreamReader
+from quire.pipeline.origin.files import LogFiles
+from quire.pipeline.origin.joined import JoinedLog
+from quire.pipeline.origin.origin import Bounds, Origin, Stretch, split
+from quire.pipeline.source.columns import batches_of
+from quire.pipeline.source.options import SourceOptions
+from quire.pipeline.source.schema import full_schema
+from quire.pipeline.source.stream import LogStreamReader
 from tests.pipeline.logs import SECOND, START, Clock, append_and_flush, every_kind, expected_rows, writing
 
 SCHEMA: Any = to_arrow_schema(full_schema(headers=True), timezone="UTC")

@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 
 from quire.log.packing import Skimmer
-from quire.pipeline.archive_files import ArchiveFiles
+from quire.pipeline.archive.files import ArchiveFiles
 from quire.pipeline.errors import ClusterUnavailable
 from quire.pipeline.jobs import archive
-from quire.pipeline.options import SourceOptions
+from quire.pipeline.source.options import SourceOptions
 from tests.pipeline.logs import CLUSTER
 from tests.pipeline.servers import SILENT, Told, answers_of, pages, serving
 from tests.pipeline.test_nodes import HIGHEST, raw_frames
@@ -25,7 +25,7 @@ PIECE = 25
 @pytest.fixture(autouse=True)
 def short_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of PIECE records: of 1,000 bytes for 100, as the servers say."""
-    monkeypatch.setattr("quire.pipeline.cluster.STRETCH_BYTES", 10 * PIECE)
+    monkeypatch.setattr("quire.pipeline.origin.cluster.STRETCH_BYTES", 10 * PIECE)
 
 
 def archived(path: Path, *nodes: Records) -> bytes:

@@ -22,10 +22,10 @@ import quire
 from quire.log import pack, stored_records, walk_frames
 from quire.log.frames import walk_headers
 from quire.log.packing import Skimmer
-from quire.pipeline.cluster import Cluster as ClusterLog
 from quire.pipeline.errors import ClusterUnavailable, ForeignLog, RecordsLost
-from quire.pipeline.files import LogFiles
-from quire.pipeline.origin import Stretch, split
+from quire.pipeline.origin.cluster import Cluster as ClusterLog
+from quire.pipeline.origin.files import LogFiles
+from quire.pipeline.origin.origin import Stretch, split
 from tests.pipeline.servers import answers_of, serving
 from tests.ports import free_port
 from tests.processes.cluster import DEADLINE_S, Cluster, Clusters, ending_clusters

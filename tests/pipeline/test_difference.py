@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from quire.log import Run
-from quire.pipeline.jobs.difference import Difference, first_difference
+from quire.pipeline.replay.difference import Difference, first_difference
 from quire.sm import Applier, ArithmeticMachine
 from tests.pipeline.logs import Frames, writing
 from tests.pipeline.test_replay import GENESIS, Astray, Nearly, replayed, run_cluster, snapshot_indices

@@ -17,11 +17,11 @@ import pytest
 from pyspark.sql import SparkSession
 
 import quire
-from quire.pipeline.archive_files import ArchiveFiles
+from quire.pipeline.archive.files import ArchiveFiles
 from quire.pipeline.errors import NoLog
-from quire.pipeline.files import LogFiles
 from quire.pipeline.jobs import archive, report, scrub
-from quire.pipeline.options import SourceOptions
+from quire.pipeline.origin.files import LogFiles
+from quire.pipeline.source.options import SourceOptions
 from tests.pipeline.sessions import TOP
 from tests.pipeline.test_jobs import history, quire_spark
 from tests.processes.cluster import Cluster, Clusters, Node, ending_clusters, run_quire
@@ -133,7 +133,9 @@ def test_the_readme_s_lines_prove_what_has_expired(
 def test_the_jobs_ask_the_nodes_of_a_cluster_for_frames(
     cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("quire.pipeline.cluster.STRETCH_BYTES", 20_000)  # Ends of stretches lie inside of frames.
+    monkeypatch.setattr(
+        "quire.pipeline.origin.cluster.STRETCH_BYTES", 20_000
+    )  # Ends of stretches lie inside of frames.
     options, servers = SourceOptions(bootstrap=tuple(cluster.servers.split(","))), cluster.servers.split(",")
 
     copied = archive(options, str(tmp_path / "archive"))

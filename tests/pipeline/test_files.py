@@ -31,15 +31,15 @@ from quire.log.frames import walk_headers
 from quire.log.options import STORE_HEADER_BYTES
 from quire.log.packing import Skimmer
 from quire.log.payload import stored_records
-from quire.pipeline.batch import LogReader
-from quire.pipeline.columns import MAX_BATCH_ROWS, batches_of
 from quire.pipeline.errors import NoLog, RecordsLost
-from quire.pipeline.files import CHUNK_BYTES, LogFiles
-from quire.pipeline.options import SourceOptions
-from quire.pipeline.origin import Bounds, Stretch, split
-from quire.pipeline.reading import StretchPartition
-from quire.pipeline.rows import Gathering, Rows
-from quire.pipeline.schema import full_schema
+from quire.pipeline.origin.files import CHUNK_BYTES, LogFiles
+from quire.pipeline.origin.origin import Bounds, Stretch, split
+from quire.pipeline.source.batch import LogReader
+from quire.pipeline.source.columns import MAX_BATCH_ROWS, batches_of
+from quire.pipeline.source.options import SourceOptions
+from quire.pipeline.source.reading import StretchPartition
+from quire.pipeline.source.rows import Gathering, Rows
+from quire.pipeline.source.schema import full_schema
 from tests.pipeline.logs import (
     CLUSTER,
     SECOND,
@@ -295,7 +295,7 @@ def test_rot_is_told_with_file_and_position(tmp_path: Path, where: str) -> None:
 
 
 def _with_another_origin(raw: bytes) -> bytes:
-    from quire.log.store import decode_store_header, encode_store_header
+    from quire.log.segment.store import decode_store_header, encode_store_header
 
     header = decode_store_header(raw, "")
     return encode_store_header(header._replace(crc32c=header.crc32c ^ 1)) + raw[64:]

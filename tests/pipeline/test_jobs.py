@@ -21,7 +21,7 @@ from quire.log import HEADER_BYTES, FrameCorrupt, LogOptions, pack
 from quire.pipeline.cli import app
 from quire.pipeline.jobs import archive, replay, scrub
 from quire.pipeline.jobs.spread import spread
-from quire.pipeline.options import SourceOptions
+from quire.pipeline.source.options import SourceOptions
 from quire.sm import SESSION_WINDOW
 from tests.pipeline.logs import SECOND, START, Clock, append_and_flush, writing
 from tests.pipeline.test_archive import expire, grow

@@ -11,18 +11,18 @@ from pathlib import Path
 import pytest
 from pyspark.sql.types import LongType, StructType
 
-import quire.pipeline.cluster
-import quire.pipeline.nodes
+import quire.pipeline.origin.cluster
+import quire.pipeline.origin.nodes
 from quire.log.packing import Skimmer
-from quire.pipeline.batch import LogReader
-from quire.pipeline.cluster import Cluster
 from quire.pipeline.errors import ClusterUnavailable, ForeignLog, RecordsLost
-from quire.pipeline.nodes import Nodes
-from quire.pipeline.offsets import Offset
-from quire.pipeline.options import SourceOptions
-from quire.pipeline.origin import Stretch
-from quire.pipeline.reading import StretchPartition, read_stretch
-from quire.pipeline.stream import LogStreamReader
+from quire.pipeline.origin.cluster import Cluster
+from quire.pipeline.origin.nodes import Nodes
+from quire.pipeline.origin.origin import Stretch
+from quire.pipeline.source.batch import LogReader
+from quire.pipeline.source.offsets import Offset
+from quire.pipeline.source.options import SourceOptions
+from quire.pipeline.source.reading import StretchPartition, read_stretch
+from quire.pipeline.source.stream import LogStreamReader
 from tests.pipeline.logs import CLUSTER, append_and_flush, writing
 from tests.pipeline.servers import SILENT, Told, answers_of, bounds, pages, serving
 
@@ -148,7 +148,7 @@ def test_a_driver_learns_again_who_leads_and_does_not_change_to_another_cluster(
         log.bounds()
         assert log.servers == (server, "127.0.0.1:1")
 
-        monkeypatch.setattr(quire.pipeline.cluster, "ROLES_FOR_S", 0.0)
+        monkeypatch.setattr(quire.pipeline.origin.cluster, "ROLES_FOR_S", 0.0)
         vars(log)["_learn_again_at"] = 0.0
         log.bounds()
         assert log.servers == ("127.0.0.1:1", server)
@@ -169,7 +169,7 @@ def members(follower: str, leader: str, cluster_id: bytes = CLUSTER) -> Told:
 
 @pytest.mark.parametrize(("size", "passes"), [(1000, True), (1001, False)])
 def test_an_answer_has_a_limit(monkeypatch: pytest.MonkeyPatch, size: int, passes: bool) -> None:
-    monkeypatch.setattr(quire.pipeline.nodes, "MAX_ANSWER_BYTES", 1000)
+    monkeypatch.setattr(quire.pipeline.origin.nodes, "MAX_ANSWER_BYTES", 1000)
     with serving({"/records": (200, b"x" * size)}) as server, closing(Nodes([server], 0.2)) as nodes:
         if passes:
             assert nodes.first("/records", "it", lambda answer: len(answer.body)) == size
@@ -179,7 +179,7 @@ def test_an_answer_has_a_limit(monkeypatch: pytest.MonkeyPatch, size: int, passe
 
 
 def test_a_node_that_says_nothing_is_given_up_for_another(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(quire.pipeline.nodes, "ATTEMPT_TIMEOUT_S", 0.2)
+    monkeypatch.setattr(quire.pipeline.origin.nodes, "ATTEMPT_TIMEOUT_S", 0.2)
     with socket.create_server(("127.0.0.1", 0)) as silent:
         address = f"127.0.0.1:{silent.getsockname()[1]}"
         with serving(answers_of(records=pages(raw_frames(tmp_path)))) as other:
@@ -191,7 +191,7 @@ def test_a_node_that_says_nothing_is_given_up_for_another(tmp_path: Path, monkey
 def test_a_node_that_goes_silent_right_after_its_first_page_is_given_up_for_another(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(quire.pipeline.nodes, "ATTEMPT_TIMEOUT_S", 0.2)
+    monkeypatch.setattr(quire.pipeline.origin.nodes, "ATTEMPT_TIMEOUT_S", 0.2)
     raw, over = raw_frames(tmp_path), threading.Event()
     asked: list[str] = []
 

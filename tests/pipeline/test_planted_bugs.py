@@ -10,19 +10,19 @@ from typing import Any
 import numpy as np
 import pytest
 
-import quire.pipeline.cluster
-import quire.pipeline.files
-import quire.pipeline.stream
+import quire.pipeline.origin.cluster
+import quire.pipeline.origin.files
+import quire.pipeline.source.stream
 from quire.log import FrameHeader, Log, LogError, Tail
 from quire.log.frames import HEADER_BYTES, decode_header
-from quire.pipeline.cluster import Cluster
 from quire.pipeline.errors import PipelineError
-from quire.pipeline.files import LogFiles
-from quire.pipeline.offsets import Offset
-from quire.pipeline.origin import Bounds, Stretch
-from quire.pipeline.rows import Gathering
-from quire.pipeline.segment import SegmentFile
-from quire.pipeline.stream import LogStreamReader
+from quire.pipeline.origin.cluster import Cluster
+from quire.pipeline.origin.files import LogFiles
+from quire.pipeline.origin.origin import Bounds, Stretch
+from quire.pipeline.origin.segment import SegmentFile
+from quire.pipeline.source.offsets import Offset
+from quire.pipeline.source.rows import Gathering
+from quire.pipeline.source.stream import LogStreamReader
 from tests.pipeline import test_files, test_nodes, test_stream
 from tests.pipeline.logs import SECOND, START, Clock, every_kind, writing
 
@@ -40,11 +40,11 @@ def rows_twice_on_a_change_of_node(patch: Patch) -> None:
 
 
 def a_node_s_chain_not_checked(patch: Patch) -> None:
-    patch.setattr(quire.pipeline.cluster, "follow", unchecked)
+    patch.setattr(quire.pipeline.origin.cluster, "follow", unchecked)
 
 
 def a_file_s_chain_not_checked(patch: Patch) -> None:
-    patch.setattr(quire.pipeline.files, "follow", unchecked)
+    patch.setattr(quire.pipeline.origin.files, "follow", unchecked)
 
 
 def unchecked(_tail: Tail, header: FrameHeader) -> Tail:
@@ -61,7 +61,7 @@ def payloads_not_verified(patch: Patch) -> None:
             yield offset, header
             offset += header.size
 
-    patch.setattr(quire.pipeline.files, "walk_headers", walk)
+    patch.setattr(quire.pipeline.origin.files, "walk_headers", walk)
 
 
 def the_next_segment_not_compared(patch: Patch) -> None:
@@ -92,7 +92,7 @@ def what_expired_is_passed_over_in_silence(patch: Patch) -> None:
     def planted(options: Any, origin: Any, bounds: Bounds, index: int, to_index: int) -> int:
         return max(index, bounds.lowest_index)
 
-    patch.setattr(quire.pipeline.stream, "held_index", planted)
+    patch.setattr(quire.pipeline.source.stream, "held_index", planted)
 
 
 def the_index_file_believed(patch: Patch) -> None:

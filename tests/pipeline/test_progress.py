@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from quire.pipeline.jobs import archive, replay, report, scrub
-from quire.pipeline.options import SourceOptions
+from quire.pipeline.source.options import SourceOptions
 from quire.sm import KvMachine
 from tests.pipeline.test_replay import KV_GENESIS, put, run_cluster
 

@@ -12,9 +12,9 @@ from pyspark.sql import SparkSession
 
 import quire
 import quire.pipeline
-import quire.pipeline.registration
+import quire.pipeline.source.registration
 from quire.pipeline.errors import WorkersLackQuire
-from quire.pipeline.registration import check_workers
+from quire.pipeline.source.registration import check_workers
 from tests.pipeline.logs import append_and_flush, writing
 from tests.pipeline.sessions import TOP
 
@@ -74,6 +74,6 @@ def test_workers_that_cannot_be_run_are_told_of(tmp_path: Path, monkeypatch: pyt
     with pytest.raises(WorkersLackQuire, match="it ended with 3"):
         check_workers(str(tmp_path / "silent"))
     (tmp_path / "silent").write_text("#!/bin/sh\nexec tail -f /dev/null\n")
-    monkeypatch.setattr(quire.pipeline.registration, "IMPORT_TIMEOUT_S", 0.2)
+    monkeypatch.setattr(quire.pipeline.source.registration, "IMPORT_TIMEOUT_S", 0.2)
     with pytest.raises(WorkersLackQuire, match="timed out after"):
         check_workers(str(tmp_path / "silent"))

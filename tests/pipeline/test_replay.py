@@ -10,15 +10,15 @@ from typing import Any
 import pytest
 
 from quire.log import FileDirectory, Kind, Log, LogOptions, encode_records
+from quire.pipeline.archive.snapshots import StoredSnapshot, stored_snapshots
 from quire.pipeline.errors import ForeignLog, GenesisMissing, GroundMissing, MachineDiffers, OptionRefused
-from quire.pipeline.files import LogFiles
 from quire.pipeline.jobs import ReplaySummary, archive, replay
-from quire.pipeline.jobs.genesis import genesis_of
 from quire.pipeline.jobs.pieces import whole_frames
-from quire.pipeline.jobs.replay_keys import MAX_DIFFERENCES, KeyPiece, replay_keys
-from quire.pipeline.jobs.replay_stretch import ReplayPiece
-from quire.pipeline.jobs.snapshots import StoredSnapshot, stored_snapshots
-from quire.pipeline.options import SourceOptions
+from quire.pipeline.origin.files import LogFiles
+from quire.pipeline.replay.genesis import genesis_of
+from quire.pipeline.replay.keys import MAX_DIFFERENCES, KeyPiece, replay_keys
+from quire.pipeline.replay.stretch import ReplayPiece
+from quire.pipeline.source.options import SourceOptions
 from quire.sm import (
     Applier,
     ApplyFailed,

@@ -13,8 +13,8 @@ import pytest
 from quire.log import FrameInvalid, walk_frames
 from quire.pipeline.errors import ClusterUnavailable, ForeignLog
 from quire.pipeline.jobs import ReplaySummary, replay
-from quire.pipeline.jobs.answers import NODE_TIMEOUT_S
-from quire.pipeline.options import SourceOptions
+from quire.pipeline.replay.answers import NODE_TIMEOUT_S
+from quire.pipeline.source.options import SourceOptions
 from quire.sm import Applier, ArithmeticMachine, KvMachine, StateMachine
 from tests.pipeline.logs import CLUSTER
 from tests.pipeline.servers import SILENT, Told, serving
@@ -221,7 +221,7 @@ def test_a_node_whose_state_is_too_large_is_compared_by_its_digest(log: Path, re
 def test_a_node_that_does_not_tell_its_state_for_another_reason_is_unavailable(
     log: Path, monkeypatch: pytest.MonkeyPatch, answer: Told
 ) -> None:
-    monkeypatch.setattr("quire.pipeline.jobs.answers.NODE_TIMEOUT_S", 0.1)
+    monkeypatch.setattr("quire.pipeline.replay.answers.NODE_TIMEOUT_S", 0.1)
 
     with serving(node(answer_at(log, 505)) | {"/state": answer}) as server, pytest.raises(ClusterUnavailable):
         replay(SourceOptions(path=str(log)), servers=[server])
@@ -230,7 +230,7 @@ def test_a_node_that_does_not_tell_its_state_for_another_reason_is_unavailable(
 def test_a_node_that_refuses_its_state_and_tells_no_digest_is_unavailable(
     log: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("quire.pipeline.jobs.answers.NODE_TIMEOUT_S", 0.1)
+    monkeypatch.setattr("quire.pipeline.replay.answers.NODE_TIMEOUT_S", 0.1)
     answers = node_of_large_state(answer_at(log, 505), 422)
     answers["/status"] = (200, json.dumps({"cluster_id": CLUSTER.hex()}).encode())
 
@@ -253,9 +253,9 @@ def test_a_state_that_is_told_where_the_replay_s_is_too_large_is_another(
     answer = answer_at(tmp_path / "n1", END, KvMachine())
     keys = len(answer["state"])
 
-    monkeypatch.setattr("quire.sm.kv.WHOLE_KEYS", keys)
+    monkeypatch.setattr("quire.sm.machines.kv.WHOLE_KEYS", keys)
     assert asked(tmp_path / "n1", answer)[1] == ["equal"]
-    monkeypatch.setattr("quire.sm.kv.WHOLE_KEYS", keys - 1)
+    monkeypatch.setattr("quire.sm.machines.kv.WHOLE_KEYS", keys - 1)
     summary, told = asked(tmp_path / "n1", answer)
     assert told == [f"differs at index {END}"]
     assert summary.difference is not None

@@ -14,9 +14,9 @@ from quire.log.frames import walk_headers
 from quire.log.options import STORE_HEADER_BYTES
 from quire.pipeline.errors import ForeignLog, NoLog
 from quire.pipeline.jobs import Finding, ScrubSummary, archive, scrub
-from quire.pipeline.jobs.flipped_bit import MAX_BYTES, FlippedBit, flipped_bit
-from quire.pipeline.jobs.walked import BORDER_RECORDS
-from quire.pipeline.options import SourceOptions
+from quire.pipeline.scrub.flipped_bit import MAX_BYTES, FlippedBit, flipped_bit
+from quire.pipeline.scrub.walked import BORDER_RECORDS
+from quire.pipeline.source.options import SourceOptions
 from tests.pipeline.logs import append_and_flush, every_kind, writing
 from tests.pipeline.test_archive import expire
 

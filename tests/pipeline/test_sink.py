@@ -20,8 +20,8 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.readwriter import DataFrameWriter
 
 from quire.log import LogOptions, stored_records, walk_frames
-from quire.pipeline.sink_options import FOLDER
-from quire.sm.arithmetic import ArithmeticMachine
+from quire.pipeline.sink.options import FOLDER
+from quire.sm.machines.arithmetic import ArithmeticMachine
 from tests.pipeline import sink_driver
 from tests.pipeline.logs import append_and_flush, writing
 from tests.pipeline.outlets import FakeCluster

@@ -12,10 +12,10 @@ import pytest
 
 from quire.cluster.client import SessionFenced
 from quire.log import pack
-from quire.pipeline import spool
+from quire.log.simulated.faulty import Disk, Keep, PowerLoss
 from quire.pipeline.errors import OptionRefused
-from quire.pipeline.sending import Part, Target, commit
-from quire.pipeline.sink_errors import (
+from quire.pipeline.sink import spool
+from quire.pipeline.sink.errors import (
     BatchOvertaken,
     BatchUnfinished,
     CommandsRefused,
@@ -25,11 +25,11 @@ from quire.pipeline.sink_errors import (
     SessionMoved,
     SpoolDamaged,
 )
-from quire.pipeline.sink_folder import FIRST_REFUSALS, SPOOL, Done, SinkFolder
-from quire.pipeline.spool import SpoolWriter
-from quire.sm.arithmetic import ArithmeticMachine
+from quire.pipeline.sink.folder import FIRST_REFUSALS, SPOOL, Done, SinkFolder
+from quire.pipeline.sink.sending import Part, Target, commit
+from quire.pipeline.sink.spool import SpoolWriter
+from quire.sm.machines.arithmetic import ArithmeticMachine
 from tests.pipeline.outlets import Choosy, Cut, FakeCluster, Outlet
-from tests.storage.faulty import Disk, Keep, PowerLoss
 
 TARGET = Target("c" * 32, "sink")
 BATCHES: list[list[list[Any]]] = [

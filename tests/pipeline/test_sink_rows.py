@@ -10,13 +10,13 @@ import pytest
 from pyspark.sql.types import BinaryType, DataType, IntegerType, StringType, StructField, StructType
 
 from quire.log import pack
-from quire.pipeline.commands import INVALID, Checking, check_columns, machine_of
 from quire.pipeline.errors import ClusterUnavailable, OptionRefused
-from quire.pipeline.options import MAX_FETCH_TIMEOUT_MS
-from quire.pipeline.sink_errors import ColumnsRefused
-from quire.pipeline.sink_options import HIGHEST_BATCH, SinkOptions
-from quire.sm.arithmetic import ArithmeticMachine
-from quire.sm.log import LogMachine
+from quire.pipeline.sink.commands import INVALID, Checking, check_columns, machine_of
+from quire.pipeline.sink.errors import ColumnsRefused
+from quire.pipeline.sink.options import HIGHEST_BATCH, SinkOptions
+from quire.pipeline.source.options import MAX_FETCH_TIMEOUT_MS
+from quire.sm.machines.arithmetic import ArithmeticMachine
+from quire.sm.machines.log import LogMachine
 from tests.pipeline.outlets import Choosy
 from tests.pipeline.servers import serving
 

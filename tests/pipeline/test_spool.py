@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from quire.log import pack
-from quire.pipeline import spool
-from quire.pipeline.sink_errors import SpoolDamaged
-from quire.pipeline.spool import Spool, SpoolWriter, check_spool, commands_of
-from tests.storage.faulty import Disk
+from quire.log.simulated.faulty import Disk
+from quire.pipeline.sink import spool
+from quire.pipeline.sink.errors import SpoolDamaged
+from quire.pipeline.sink.spool import Spool, SpoolWriter, check_spool, commands_of
 
 
 def written(disk: Disk, commands: Sequence[Any]) -> Spool:

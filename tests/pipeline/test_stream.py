@@ -15,10 +15,10 @@ from pyspark.sql.streaming.query import StreamingQuery
 from pyspark.sql.types import LongType, StructType
 
 from quire.pipeline.errors import CheckpointAhead, ForeignLog, OptionRefused, RecordsLost
-from quire.pipeline.offsets import Offset, OffsetInvalid
-from quire.pipeline.options import SourceOptions
-from quire.pipeline.reading import StretchPartition
-from quire.pipeline.stream import LogStreamReader
+from quire.pipeline.source.offsets import Offset, OffsetInvalid
+from quire.pipeline.source.options import SourceOptions
+from quire.pipeline.source.reading import StretchPartition
+from quire.pipeline.source.stream import LogStreamReader
 from tests.pipeline.logs import CLUSTER, SECOND, START, Clock, append_and_flush, expected_rows, writing
 
 SCHEMA = StructType().add("index", LongType())

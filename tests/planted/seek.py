@@ -5,11 +5,11 @@ import sys
 from pathlib import Path
 
 import quire.log
+from quire.cluster.simulator.history import Outcome, run
+from quire.cluster.simulator.machine import ModelBroken
+from quire.cluster.simulator.plan import plan_of
+from quire.cluster.simulator.schedule import EndlessHistory
 from quire.replication.core.invariants import InvariantBroken
-from tests.sim.history import Outcome, run
-from tests.sim.machine import ModelBroken
-from tests.sim.plan import plan_of
-from tests.sim.schedule import EndlessHistory
 
 TOP = Path(__file__).resolve().parents[2]
 

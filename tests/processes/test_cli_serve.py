@@ -4,8 +4,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-from quire.cluster.config import ServeConfig
-from quire.cluster.settings import flag_of, unit_of
+from quire.cluster.config.serve import ServeConfig
+from quire.cluster.config.settings import flag_of, unit_of
 from tests.ports import HOST, free_port
 from tests.processes.cluster import QUIRE, Clusters, environment, run_quire
 
@@ -68,7 +68,7 @@ def test_serve_imports_neither_typer_nor_rich_nor_cryptography(tmp_path: Path) -
         "    main()\n"
         "except SystemExit:\n"
         "    pass\n"
-        "assert 'structlog' in sys.modules and 'quire.cluster.node' in sys.modules\n"
+        "assert 'structlog' in sys.modules and 'quire.cluster.node.node' in sys.modules\n"
         "found = {'typer', 'rich', 'cryptography'} & {name.partition('.')[0] for name in sys.modules}\n"
         "sys.exit(', '.join(sorted(found)) or 0)\n"
     )

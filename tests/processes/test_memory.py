@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from quire.cluster.address import host_and_port
-from quire.cluster.api.inflow import HELD_BYTES as BODIES_BYTES
-from quire.cluster.api.outflow import HELD_BYTES as ANSWERS_BYTES
+from quire.cluster.http.admission.inflow import HELD_BYTES as BODIES_BYTES
+from quire.cluster.http.admission.outflow import HELD_BYTES as ANSWERS_BYTES
 from quire.log import pack
 from quire.replication.core import CoreOptions
 from tests.processes.cluster import RAW_FRAMES, Clusters, Node

@@ -8,7 +8,7 @@ from typing import Any
 
 from aiohttp import ClientSession, ClientTimeout, web
 
-from quire.replication.hello import NO_CLUSTER, Who
+from quire.replication.net.hello import NO_CLUSTER, Who
 
 HOST = "127.0.0.1"
 DEADLINE_S = 30.0

@@ -8,14 +8,14 @@ from itertools import count
 from aiohttp import web
 
 from quire.log import Log, LogOptions, encode_records
+from quire.log.simulated import faulty
 from quire.replication import Disk, Placed, PromiseFile, Reason, Replica, ReplicaOptions, Write
 from quire.replication.core import CoreOptions, Identity, Members, actions
 from quire.replication.core.changing import Outcome
-from quire.replication.hello import Who
+from quire.replication.net.hello import Who
 from quire.replication.replica import wall_clock
 from tests.replication.loopback import HOST, calling, until
-from tests.sim.world import CLUSTER_ID, disk_id, genesis_frame, voters
-from tests.storage import faulty
+from tests.replication.world import CLUSTER_ID, disk_id, genesis_frame, voters
 
 # The nodes share one event loop: its pauses on a busy machine shall end no leadership that a test counts on.
 OPTIONS = CoreOptions(heartbeat_us=20_000, election_timeout_us=5_000_000)  # Nobody may lose a leader to a busy machine.

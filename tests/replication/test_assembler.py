@@ -5,8 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from quire.log import HEADER_BYTES, Kind, encode_frame, encode_records
-from quire.replication.assembler import FrameAssembler
-from quire.replication.wire import BadMessage
+from quire.replication.net.assembler import FrameAssembler
+from quire.replication.net.wire import BadMessage
 
 LIMIT = 4096
 

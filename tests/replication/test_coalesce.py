@@ -5,12 +5,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from quire.log import Kind, Log, LogOptions, decode_runs, decode_values, encode_blob, encode_records, frame_values
+from quire.log.simulated import faulty
 from quire.replication import Disk, PromiseFile, Write
 from quire.replication.coalesce import Sheet, array_head, to_sheets
 from quire.replication.core import CoreOptions
 from quire.replication.disk import Reason
-from tests.sim.world import CLUSTER_ID, World
-from tests.storage import faulty
+from tests.replication.world import CLUSTER_ID, World
 
 
 def records(*values: object, at: int | None = None) -> Write:

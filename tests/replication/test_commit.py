@@ -1,6 +1,6 @@
 """Rules 6 and 7: what commits, and when."""
 
-from tests.sim.world import World, values
+from tests.replication.world import World, values
 
 
 def serving(*node_ids: str) -> World:

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 import pytest
 
+from quire.log.simulated import faulty
 from quire.replication import PromiseFile
 from quire.replication.core import Promise, actions, events
 from quire.replication.core.election import Phase
@@ -17,8 +18,7 @@ from quire.replication.core.messages import (
     PromiseAnswer,
     PromiseRequest,
 )
-from tests.sim.world import SimNode, World, disk_id
-from tests.storage import faulty
+from tests.replication.world import SimNode, World, disk_id
 
 HIGH = Last(9, 99)
 ASKED = Promise(7, "n3", 1)

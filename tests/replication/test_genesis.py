@@ -5,9 +5,9 @@ import pytest
 from quire.log import Kind, encode_frame, encode_records, encode_system
 from quire.replication.core import Identity, Member, Members, Role
 from quire.replication.core.genesis import Formation
-from quire.replication.forming import members_of_genesis
-from quire.replication.wire import BadMessage
-from tests.sim.world import genesis_frame, voters
+from quire.replication.net.forming import members_of_genesis
+from quire.replication.net.wire import BadMessage
+from tests.replication.world import genesis_frame, voters
 
 INITIAL = ["n3", "n1", "n2"]
 

@@ -9,8 +9,8 @@ import pytest
 from aiohttp import ClientWebSocketResponse, WSMsgType, web
 
 from quire.log import pack, unpack
-from quire.replication.hello import NONCE_BYTES, PROTOCOL, PeerRefused, Who, answer_hello, dial_hello, mac
-from quire.replication.wire import BadMessage
+from quire.replication.net.hello import NONCE_BYTES, PROTOCOL, PeerRefused, Who, answer_hello, dial_hello, mac
+from quire.replication.net.wire import BadMessage
 from tests.replication.loopback import DEADLINE_S, calling, listening, unformatted, until, who
 
 SECRET, OTHER = b"a secret of the peers", b"another secret"

@@ -5,7 +5,7 @@ import pytest
 from quire.replication.core import CoreOptions, Promise, actions, events
 from quire.replication.core.following import Step
 from quire.replication.core.messages import Heartbeat, Open, OpenAnswer, OpenVerb, Snapshot
-from tests.sim.world import SimNode, World, disk_id
+from tests.replication.world import SimNode, World, disk_id
 
 DEEP = 40
 

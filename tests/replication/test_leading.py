@@ -4,7 +4,7 @@ from quire.log import encode_records
 from quire.replication import Write
 from quire.replication.core import CoreOptions, actions, events
 from quire.replication.core.messages import Heartbeat, HeartbeatEcho
-from tests.sim.world import World, disk_id
+from tests.replication.world import World, disk_id
 
 
 def serving(*node_ids: str, options: CoreOptions | None = None) -> World:

@@ -14,13 +14,13 @@ from quire.replication.core.messages import (
     Heartbeat,
     HeartbeatEcho,
 )
-from quire.replication.forming import Forming, members_of_genesis
-from quire.replication.hello import dial_hello
-from quire.replication.links import Link, LinkServer
-from quire.replication.wire import encode
+from quire.replication.net.forming import Forming, members_of_genesis
+from quire.replication.net.hello import dial_hello
+from quire.replication.net.links import Link, LinkServer
+from quire.replication.net.wire import encode
 from tests.replication.loopback import DEADLINE_S, calling, listening, turns, unformatted, until, who
 from tests.replication.told import HEARTBEAT, NONCE, OPENING, Told, ended, failing
-from tests.sim.world import genesis_frame, voters
+from tests.replication.world import genesis_frame, voters
 
 
 @asynccontextmanager

@@ -22,7 +22,7 @@ from quire.replication.core.changing import (
 )
 from quire.replication.core.leading import Downstream
 from quire.replication.core.messages import Ack, Snapshot
-from tests.sim.world import SimNode, World, disk_id
+from tests.replication.world import SimNode, World, disk_id
 
 
 def led(*node_ids: str, observers: tuple[str, ...] = ()) -> World:

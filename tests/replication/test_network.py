@@ -16,12 +16,12 @@ from quire.replication.core.messages import (
     OpenAnswer,
     OpenVerb,
 )
-from quire.replication.hello import Who, answer_hello, dial_hello
-from quire.replication.links import LinkServer
-from quire.replication.outbox import Outbox
-from quire.replication.shipment import ANSWER, FRAMES, Positions, Shipment
-from quire.replication.streams import StreamServer, UpstreamSocket
-from quire.replication.wire import SHIPMENT, decode_stream, encode
+from quire.replication.net.hello import Who, answer_hello, dial_hello
+from quire.replication.net.links import LinkServer
+from quire.replication.net.outbox import Outbox
+from quire.replication.net.shipment import ANSWER, FRAMES, Positions, Shipment
+from quire.replication.net.streams import StreamServer, UpstreamSocket
+from quire.replication.net.wire import SHIPMENT, decode_stream, encode
 from tests.replication.loopback import DEADLINE_S, calling, listening, turns, until, who
 from tests.replication.running import Cluster
 from tests.replication.told import HEARTBEAT, MAX_FRAME_BYTES, NONCE, OPENING, Told, ended, failing

@@ -15,7 +15,7 @@ from quire.replication.core.messages import (
     PromiseAnswer,
     PromiseRequest,
 )
-from tests.sim.world import MILLISECOND, SimNode, World, disk_id, values
+from tests.replication.world import MILLISECOND, SimNode, World, disk_id, values
 
 TIMEOUT_S = CoreOptions().election_timeout_us / 1_000_000
 

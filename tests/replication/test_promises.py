@@ -2,7 +2,7 @@
 
 from quire.replication.core import Promise, events
 from quire.replication.core.messages import Heartbeat, Last, PromiseRequest
-from tests.sim.world import World, disk_id, values
+from tests.replication.world import World, disk_id, values
 
 
 def serving(*node_ids: str) -> World:

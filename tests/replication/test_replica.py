@@ -6,6 +6,7 @@ import threading
 import pytest
 
 from quire.log import DiskFull, Kind, encode_blob
+from quire.log.simulated import faulty
 from quire.replication import Promise, Reason, Write
 from quire.replication.core import events
 from quire.replication.core.election import Phase
@@ -13,7 +14,6 @@ from quire.replication.core.messages import Last, PreVoteAnswer
 from quire.replication.replica import wall_clock
 from tests.replication.loopback import DEADLINE_S, calling, turns, until, who
 from tests.replication.running import Cluster, Running, alone, cluster_of
-from tests.storage import faulty
 
 
 async def test_a_write_on_one_node_is_appended_flushed_and_committed() -> None:

@@ -3,6 +3,7 @@
 import pytest
 
 from quire.log import Kind, encode_frame, encode_records
+from quire.log.simulated.faulty import Keep
 from quire.replication.core import Promise, actions, events
 from quire.replication.core.election import Phase
 from quire.replication.core.following import Step
@@ -18,8 +19,7 @@ from quire.replication.core.messages import (
     PromiseAnswer,
 )
 from quire.replication.core.writer import Cut, Write
-from tests.sim.world import SimNode, World, disk_id, values
-from tests.storage.faulty import Keep
+from tests.replication.world import SimNode, World, disk_id, values
 
 
 def serving() -> World:

@@ -8,7 +8,7 @@ from quire.replication.core import CoreOptions, Promise, actions, events
 from quire.replication.core.following import Step
 from quire.replication.core.messages import Ack, Open, OpenAnswer, OpenVerb
 from quire.replication.core.opening import match_border
-from tests.sim.world import SimNode, World, values
+from tests.replication.world import SimNode, World, values
 
 
 def serving(*node_ids: str) -> World:

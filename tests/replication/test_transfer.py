@@ -5,7 +5,7 @@ import pytest
 from quire.replication.core import CoreOptions, events
 from quire.replication.core.election import Phase
 from quire.replication.core.messages import Campaign, HeartbeatEcho
-from tests.sim.world import World, disk_id, values
+from tests.replication.world import World, disk_id, values
 
 TIMEOUT_S = CoreOptions().election_timeout_us / 1_000_000
 

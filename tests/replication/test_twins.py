@@ -9,11 +9,11 @@ from aiohttp import ClientSession, ClientWebSocketResponse, WSMsgType
 
 from quire.replication.core.messages import HeartbeatEcho, Open, Probe
 from quire.replication.core.promise import Promise
-from quire.replication.hello import PeerRefused, Who, dial_hello
-from quire.replication.links import Link, LinkServer
-from quire.replication.streams import StreamServer
-from quire.replication.twins import Caller, Knock, Twins
-from quire.replication.wire import decode_peer, encode
+from quire.replication.net.hello import PeerRefused, Who, dial_hello
+from quire.replication.net.links import Link, LinkServer
+from quire.replication.net.streams import StreamServer
+from quire.replication.net.twins import Caller, Knock, Twins
+from quire.replication.net.wire import decode_peer, encode
 from tests.replication.loopback import DEADLINE_S, calling, listening, until, who
 from tests.replication.running import cluster_of
 from tests.replication.told import Told, ended

@@ -31,7 +31,7 @@ from quire.replication.core.messages import (
     PromiseRequest,
     StreamMessage,
 )
-from quire.replication.wire import (
+from quire.replication.net.wire import (
     MAX_CONTROL_BYTES,
     MAX_EPOCHS,
     MAX_GENESIS_BYTES,

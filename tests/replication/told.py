@@ -6,7 +6,6 @@ from dataclasses import dataclass, field
 from aiohttp import ClientWebSocketResponse, WSMsgType
 
 from quire.replication import Promise
-from quire.replication.assembler import Assembled
 from quire.replication.core.messages import (
     Ack,
     Differs,
@@ -15,9 +14,10 @@ from quire.replication.core.messages import (
     OpenAnswer,
     PeerMessage,
 )
-from quire.replication.hello import Who
-from quire.replication.shipment import Positions
-from quire.replication.streams import DownstreamSocket
+from quire.replication.net.assembler import Assembled
+from quire.replication.net.hello import Who
+from quire.replication.net.shipment import Positions
+from quire.replication.net.streams import DownstreamSocket
 from tests.replication.loopback import DEADLINE_S
 
 NONCE = bytes(16)

@@ -2,12 +2,12 @@
 
 import pytest
 
-from tests.sim.checks import Violation
-from tests.sim.history import History
-from tests.sim.nodes import Node
-from tests.sim.plan import Plan, plan_of
-from tests.sim.shadow import mark_in, promise_in
-from tests.storage.faulty import Keep
+from quire.cluster.simulator.checks import Violation
+from quire.cluster.simulator.history import History
+from quire.cluster.simulator.nodes import Node
+from quire.cluster.simulator.plan import Plan, plan_of
+from quire.cluster.simulator.shadow import mark_in, promise_in
+from quire.log.simulated.faulty import Keep
 
 LIMIT_CALLS = 20_000
 

@@ -1,4 +1,7 @@
-"""The simulator's share of every test run. More: `make soak`, or `python -m tests.sim --seeds 0:20000 --jobs 2`."""
+"""The simulator's share of every test run.
+
+More: `make soak`, or `python -m quire.cluster.simulator --seeds 0:20000 --jobs 2`.
+"""
 
 import os
 import subprocess
@@ -7,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.sim.__main__ import Report, outcome_of, outcomes
-from tests.sim.checks import Counts, Violation
-from tests.sim.history import MIN_OPERATIONS, MIN_STEPS, Outcome, run
-from tests.sim.plan import Fault, Plan, plan_of
-from tests.sim.shrinking import shrink, transcript
+from quire.cluster.simulator.__main__ import Report, outcome_of, outcomes
+from quire.cluster.simulator.checks import Counts, Violation
+from quire.cluster.simulator.history import MIN_OPERATIONS, MIN_STEPS, Outcome, run
+from quire.cluster.simulator.plan import Fault, Plan, plan_of
+from quire.cluster.simulator.shrinking import shrink, transcript
 
 TOP = Path(__file__).resolve().parents[2]
 SHARE = range(150)
@@ -22,7 +25,7 @@ def test_the_histories_of_this_share_break_no_rule() -> None:
     report = Report()
     for outcome in outcomes(SHARE, jobs=2):
         report.add(outcome)
-    findings = [f"python -m tests.sim --seed {found.seed}: {found.failure}" for found in report.findings]
+    findings = [f"python -m quire.cluster.simulator --seed {found.seed}: {found.failure}" for found in report.findings]
     assert not findings, "\n".join(findings)
     assert not report.is_idle, str(report)
 
@@ -41,7 +44,7 @@ def test_a_seed_gives_the_same_trace_whatever_the_hash_seed_is() -> None:
     assert here == outcome_of(7).trace_hash
     assert here != outcome_of(8).trace_hash
     for hash_seed in ("1", "2"):
-        command = [sys.executable, "-m", "tests.sim", "--seed", "7"]
+        command = [sys.executable, "-m", "quire.cluster.simulator", "--seed", "7"]
         environment = {**os.environ, "PYTHONHASHSEED": hash_seed}
         ran = subprocess.run(
             command, check=True, cwd=TOP, env=environment, capture_output=True, text=True, timeout=DEADLINE_S

@@ -2,8 +2,8 @@
 
 import pytest
 
+from quire.cluster.simulator.machine import Model, ModelBroken, Reply, Tally
 from quire.log import Frame, Kind, decode_header, encode_frame, encode_records, encode_system
-from tests.sim.machine import Model, ModelBroken, Reply, Tally
 
 
 class Frames:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.sim.order import NotLinearizable, Order
+from quire.cluster.simulator.order import NotLinearizable, Order
 
 
 def test_operations_one_after_the_other_in_the_order_of_the_log_are_linearizable() -> None:

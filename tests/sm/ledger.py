@@ -5,8 +5,7 @@ from typing import Any
 
 from quire.log import Frame, Run, pack, unpack
 from quire.sm import Applied, Applier, Context, Refused, Sessions, restore_content
-
-from .frames import Frames
+from tests.sm.frames import Frames
 
 
 class Ledger:

@@ -20,9 +20,8 @@ from quire.sm import (
     Refused,
     next_digest,
 )
-
-from .frames import TIMESTAMP, Frames, ground_at
-from .test_checks import Even
+from tests.sm.frames import TIMESTAMP, Frames, ground_at
+from tests.sm.test_checks import Even
 
 
 class Interrupted(BaseException):

@@ -10,10 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from quire.sm import ArithmeticMachine, Context, Contexts, InitialInvalid, PlaceFailed, Refused, SnapshotInvalid
-from quire.sm.arithmetic import KNOWN_OPERANDS
 from quire.sm.checks import check_one_by_one
-
-from .commands import commands, ints, spelled_numbers
+from quire.sm.machines.arithmetic import KNOWN_OPERANDS
+from tests.sm.commands import commands, ints, spelled_numbers
 
 HERE = Context(index=7, epoch=1, timestamp=1_700_000_000_000_000)
 ARABIC_THREE = "\N{ARABIC-INDIC DIGIT THREE}"

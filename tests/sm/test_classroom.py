@@ -18,9 +18,8 @@ from hypothesis import strategies as st
 
 from quire.log import pack
 from quire.sm import EMPTY_DIGEST, Applier, ArithmeticMachine, check_batch
-
-from .commands import EXAMPLES, commands, example, is_zero
-from .frames import Frames, batches, ground_at
+from tests.sm.commands import EXAMPLES, commands, example, is_zero
+from tests.sm.frames import Frames, batches, ground_at
 
 classroom = example("classroom")
 classroom_check = example("classroom_check")

@@ -3,7 +3,7 @@
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from quire.sm.key_order import STRETCH_KEYS, KeyOrder
+from quire.sm.machines.key_order import STRETCH_KEYS, KeyOrder
 
 words = st.text("abé", max_size=4)
 

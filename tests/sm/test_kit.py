@@ -11,9 +11,8 @@ from hypothesis import find, settings
 from hypothesis import strategies as st
 
 from quire.sm.testing import RESULT_BYTES, MachineFaulty, check_determinism, check_machine
-
-from . import commands as arithmetic
-from . import faulty, pairs
+from tests.sm import commands as arithmetic
+from tests.sm import faulty, pairs
 
 TOP = Path(__file__).parents[2]
 WORDS = ["to", "be", "or", "not", "to", "be", "that", "is", "the", "question"]

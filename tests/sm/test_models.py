@@ -14,12 +14,11 @@ from hypothesis import strategies as st
 
 from quire.log import pack, unpack
 from quire.sm import Applier, ArithmeticMachine, Context, KvMachine, StateMachine, check_batch, default_initial
-from quire.sm.kv import ANSWER_BYTES
-
-from . import commands as arithmetic
-from . import pairs
-from .frames import Frames
-from .test_arithmetic import rounded
+from quire.sm.machines.kv import ANSWER_BYTES
+from tests.sm import commands as arithmetic
+from tests.sm import pairs
+from tests.sm.frames import Frames
+from tests.sm.test_arithmetic import rounded
 
 NULL = pack(None)
 

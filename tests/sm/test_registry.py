@@ -5,8 +5,7 @@ from pathlib import Path
 import pytest
 
 from quire.sm import ArithmeticMachine, LogMachine, MachineUnknown, StateMachine, default_initial, load_machine
-
-from . import test_checks
+from tests.sm import test_checks
 
 OWN_MACHINE = f"{test_checks.__name__}:Even"
 

@@ -8,10 +8,9 @@ import pytest
 
 from quire.log import Record, Run, pack
 from quire.sm import Applier, ApplyFailed, ArithmeticMachine, Context, LogMachine, Sessions
-from quire.sm.replies import SHARED_BYTES, SHARED_COMMANDS, TAIL_COMMANDS
-
-from .frames import Frames, batches, ground_at
-from .ledger import Desk, Ledger, codes
+from quire.sm.sessions.replies import SHARED_BYTES, SHARED_COMMANDS, TAIL_COMMANDS
+from tests.sm.frames import Frames, batches, ground_at
+from tests.sm.ledger import Desk, Ledger, codes
 
 COMMANDS = [f"c{number}" if number % 5 else "no" for number in range(1, 301)]
 

@@ -6,11 +6,10 @@ import pytest
 
 from quire.log import Frame, Run, pack
 from quire.sm import Applier, Context, Sessions, restore_content
-from quire.sm.replies import TAIL_BYTES, TAIL_COMMANDS
+from quire.sm.sessions.replies import TAIL_BYTES, TAIL_COMMANDS
 from tests.cluster.machines import Wide
-
-from .frames import Frames, ground_at
-from .ledger import codes, replies
+from tests.sm.frames import Frames, ground_at
+from tests.sm.ledger import codes, replies
 
 LENGTH = TAIL_BYTES  # Of a result that is a block by itself.
 BLOCK = len(pack([[LENGTH], [["x" * LENGTH], []]]))

@@ -11,8 +11,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from quire.log import pack
 from quire.sm import SessionStatus
-
-from .ledger import Desk, codes, replies
+from tests.sm.ledger import Desk, codes, replies
 
 MAX_SESSIONS = 4
 NAMES = st.sampled_from([None, "a", "b", "c"])

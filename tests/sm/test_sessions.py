@@ -3,9 +3,8 @@
 import pytest
 
 from quire.sm import EMPTY_DIGEST, MAX_SESSIONS, SESSION_WINDOW, Sessions, SessionStatus
-from quire.sm.sessions import SESSION_BYTES, SESSIONS_BYTES
-
-from .ledger import Desk, codes, replies
+from quire.sm.sessions.table import SESSION_BYTES, SESSIONS_BYTES
+from tests.sm.ledger import Desk, codes, replies
 
 
 def test_the_index_of_its_record_is_the_session_s_id() -> None:

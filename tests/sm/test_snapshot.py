@@ -22,11 +22,10 @@ from quire.sm import (
     content_of,
     restore_content,
 )
-from quire.sm.snapshot import MAX_EPOCHS, Chunk, decode_manifest
-from quire.sm.snapshot_content import FENCED_IN_A_ROW
-
-from .frames import Frames
-from .ledger import Desk, Ledger, codes
+from quire.sm.snapshots.content import FENCED_IN_A_ROW
+from quire.sm.snapshots.manifest import MAX_EPOCHS, Chunk, decode_manifest
+from tests.sm.frames import Frames
+from tests.sm.ledger import Desk, Ledger, codes
 
 GROUND = Ground(Tail(42, 3, 99, 7), 0, [["n1", bytes(16), "h:1", "voter"]], ((0, 0), (3, 12)), bytes(range(16)))
 MANIFEST = Manifest(bytes(range(16)), ("arithmetic", 1), GROUND, (Chunk(5, 6), Chunk(1, 2)), bytes(32))

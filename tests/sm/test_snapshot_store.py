@@ -10,6 +10,7 @@ import pytest
 from crc32c import crc32c
 
 from quire.log import DiskFull, MemoryDirectory, UnknownVersion
+from quire.log.simulated import Disk, Keep
 from quire.sm import (
     Applier,
     ArithmeticMachine,
@@ -23,10 +24,8 @@ from quire.sm import (
     snapshot_name,
     write_snapshot,
 )
-from quire.sm.snapshot import decode_manifest
-from tests.storage import Disk, Keep
-
-from .frames import Frames
+from quire.sm.snapshots.manifest import decode_manifest
+from tests.sm.frames import Frames
 
 OWNER = Owner(bytes(range(16)), ("arithmetic", 1))
 CHUNK_BYTES = 40

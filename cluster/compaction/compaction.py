@@ -1,0 +1,148 @@
+"""What keeps a node's disk bounded and its restart short: its snapshots, its expiry, and the installs, put together."""
+
+import asyncio
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import structlog
+from aiohttp import ClientSession
+
+from quire.log import Expirable, FrameHeader, LogError
+from quire.replication import Disk, Replica
+from quire.replication.net.snapshots import SnapshotServer
+from quire.replication.watched_task import watched_task
+from quire.sm import Applier, Manifest, Sessions, SnapshotStore, SnapshotTooEarly, StateMachine
+
+from ..config.serve import ServeConfig
+from ..errors import StateUnavailable
+from ..node.applying import Applying
+from .installing import Installing, StoreSource
+from .retention import EXPIRY_PAUSE_S, Limits, Retention
+from .snapshotting import SnapshotOptions, Snapshotting
+
+journal = structlog.get_logger(__name__)
+
+
+class Makers(NamedTuple):
+    """A machine and a session table of this cluster, as they begin."""
+
+    machine: Callable[[], StateMachine]
+    sessions: Callable[[], Sessions]
+
+
+class Upkeep:
+    """Everything is called on the event loop. `failed` is told what ends the node."""
+
+    def __init__(
+        self,
+        store: SnapshotStore,
+        disk: Disk,
+        replica: Replica,
+        applying: Applying,
+        makers: Makers,
+        dial: tuple[ClientSession, bytes | None],
+        config: ServeConfig,
+        failed: Callable[[Exception], None],
+    ) -> None:
+        """`dial` is what peers are dialled with, and the secret that they prove to know."""
+        session, secret = dial
+        who = replica.network.who
+        self.store = store
+        self.snapshotting = Snapshotting(
+            store,
+            applying,
+            SnapshotOptions(config.snapshot_records, config.snapshot_log_bytes, config.snapshot_interval_ms),
+            lambda: min(replica.commit_index, disk.log.durable_index),
+            lambda: [*_being_installed(replica), *self.server.served],
+        )
+        self.server = SnapshotServer(who, StoreSource(store), secret, replica.network.link_server.admit)
+        self.installing = Installing(
+            store, replica, makers.machine, makers.sessions, (session, who, secret), replica.network.address_of, failed
+        )
+        limits = Limits(config.retention_bytes, config.retention_ms, config.retention_follower_bytes)
+        self.retention = Retention(disk, replica, lambda: store.manifests, limits)
+        self._applying = applying
+        self._failed = failed
+        self._expiring: asyncio.Task[None] | None = None
+        self._removing: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        """Begin to expire."""
+        self._expiring = watched_task(self._expire_on(), "expiry", self._failed)
+
+    async def stop(self) -> None:
+        """Return when nothing is written any more."""
+        if self._expiring is not None:
+            self._expiring.cancel()
+        await self.server.close()
+        await self.installing.stop()
+        await self.snapshotting.stop()
+        if self._removing is not None:
+            await asyncio.gather(self._removing, return_exceptions=True)
+
+    def at_border(self, header: FrameHeader) -> None:
+        """A frame was applied: take a snapshot if one is due."""
+        try:
+            self.snapshotting.at_border(header)
+        except SnapshotTooEarly as broken:
+            self._failed(broken)
+
+    async def take_snapshot(self) -> Manifest:
+        """A snapshot of all that was applied when it was asked for; raises as `Snapshotting.take`."""
+        try:
+            return await self.snapshotting.take()
+        except SnapshotTooEarly as broken:
+            self._failed(broken)
+            raise StateUnavailable(str(broken)) from broken
+
+    def expire(self, *, dry_run: bool) -> Expirable:
+        """Remove now what may go of this node's log, or only say what that is.
+
+        Raises:
+            StateUnavailable: the log cannot be read or written any more.
+        """
+        try:
+            return self.retention.due() if dry_run else self._expire()
+        except LogError as error:
+            self._failed(error)
+            raise StateUnavailable(str(error)) from error
+
+    def _expire(self) -> Expirable:
+        gone = self.retention.expire()
+        if gone.segments:
+            journal.info("expired", segments=gone.segments, to_index=gone.to_index, size=gone.size)
+        return gone
+
+    async def _expire_on(self) -> None:
+        """Remove what may go, again and again, for ever."""
+        while True:
+            await asyncio.sleep(EXPIRY_PAUSE_S)
+            self._expire()
+
+    def installed(self, index: int) -> Applier:
+        """The log begins behind the snapshot that was fetched: so does the machine. What is older joins no log now."""
+        applier = self.installing.installed(index)
+        self._applying.go_on_from(applier)
+        older = [kept for kept in self.store.indices if kept < index]
+        self._removing = watched_task(self._remove(older), f"removal of snapshots below {index}", self._failed)
+        return applier
+
+    async def _remove(self, older: list[int]) -> None:
+        try:
+            await asyncio.to_thread(self.store.remove_all, older)
+        except OSError as error:  # They are in nobody's way: the next snapshot's retention takes them along.
+            journal.error("older snapshots were not removed", indices=older, reason=str(error))
+
+    def document(self) -> dict[str, Any]:
+        """What `/status` says."""
+        return {
+            "snapshots": self.snapshotting.document(),
+            "install": self.installing.document(),
+            "expiry": self.retention.document(),
+        }
+
+
+def _being_installed(replica: Replica) -> list[int]:
+    """Indices of the snapshots that followers of this leader were told to fetch."""
+    leading = replica.core.leading
+    return [] if leading is None else [install.snapshot_index for install in leading.installs.values()]

@@ -1,0 +1,189 @@
+"""Fetching the leader's snapshot and going on from it (rule 16): the core decides when, here bytes are moved.
+
+    FetchSnapshot -> manifest, chunks that are lacking, each verified and synced -> read by a new machine
+        -> SnapshotFetched -> (the core: the promise is looked at again) -> place: renamed -> the log is reset
+        -> installed: the new machine takes the old one's place
+
+What was fetched is kept beside what counts: a connection that ends, another leader with the same snapshot, and a
+restart go on with it.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+import structlog
+from aiohttp import ClientSession
+
+from quire.log import LogError
+from quire.replication import Replica
+from quire.replication.core import actions
+from quire.replication.core.messages import Snapshot
+from quire.replication.net.hello import Who
+from quire.replication.net.links import LINK_FAILURES
+from quire.replication.net.snapshots import SnapshotFetch, SnapshotRefused
+from quire.replication.watched_task import watched_task
+from quire.sm import (
+    Applier,
+    MachineError,
+    Sessions,
+    SnapshotDamaged,
+    SnapshotPart,
+    SnapshotStore,
+    StateMachine,
+    snapshot_name,
+)
+
+journal = structlog.get_logger(__name__)
+
+AGAIN_AFTER_S = 1.0
+"""Between a fetch that came to nothing and the next opening: what it failed for may last."""
+
+
+async def put_all(
+    part: SnapshotPart, chunks: AsyncIterator[tuple[int, bytes]], was_put: Callable[[], None] = lambda: None
+) -> None:
+    """Put what comes, each chunk in a thread while the next one comes; `was_put` is called after each.
+
+    No thread is left behind, however it ends. Raises what `chunks` and `SnapshotPart.put` do.
+    """
+    putting: asyncio.Task[None] | None = None
+    try:
+        async for number, data in chunks:
+            if putting is not None:
+                await putting
+                was_put()
+            putting = asyncio.create_task(asyncio.to_thread(part.put, number, data), name=f"put chunk {number}")
+    finally:
+        if putting is not None:
+            await putting
+            was_put()
+
+
+class StoreSource:
+    """`SnapshotSource` of a node: its store. A snapshot that turns out to be damaged is set aside."""
+
+    def __init__(self, store: SnapshotStore) -> None:
+        self._store = store
+
+    def manifest(self, index: int) -> bytes:
+        """The manifest of a whole snapshot."""
+        for manifest in self._store.manifests:
+            if manifest.index == index:
+                return manifest.encode()
+        raise SnapshotRefused(f"there is no snapshot at {index}")
+
+    def chunk(self, index: int, number: int) -> bytes:
+        """One chunk, verified."""
+        manifest = next((manifest for manifest in self._store.manifests if manifest.index == index), None)
+        if manifest is None or not 0 <= number < len(manifest.chunks):
+            raise SnapshotRefused(f"there is no chunk {number} of a snapshot at {index}")
+        try:
+            return self._store.chunk(manifest, number)
+        except SnapshotDamaged as damage:
+            self._store.set_aside(index, damage)
+            raise SnapshotRefused(str(damage)) from damage
+        except OSError as error:
+            raise SnapshotRefused(f"it cannot be read: {error}") from error
+
+
+class Installing:
+    """One node's fetches, one at a time. Everything but `place` is called on the event loop."""
+
+    def __init__(
+        self,
+        store: SnapshotStore,
+        replica: Replica,
+        new_machine: Callable[[], StateMachine],
+        new_sessions: Callable[[], Sessions],
+        dial: tuple[ClientSession, Callable[[], Who], bytes | None],
+        address_of: Callable[[str], str | None],
+        failed: Callable[[Exception], None],
+    ) -> None:
+        """`dial`: a session, what this node says of itself, the peer secret. `failed` is told what ends the node."""
+        self._store = store
+        self._replica = replica
+        self._new_machine, self._new_sessions = new_machine, new_sessions
+        self._session, self._who, self._secret = dial
+        self._address_of = address_of
+        self._failed = failed
+        self._task: asyncio.Task[None] | None = None
+        self._part: SnapshotPart | None = None
+        self._applier: Applier | None = None
+        self._chunks = 0
+        self.failure = ""
+        """Why the last fetch came to nothing; empty once one was installed."""
+
+    def fetch(self, action: actions.FetchSnapshot) -> None:
+        """Begin; an earlier fetch ends."""
+        if self._task is not None:
+            self._task.cancel()
+        name = f"fetch {action.index} for stream {action.stream_id}"
+        self._task = watched_task(self._run(action), name, self._failed)
+
+    async def _run(self, action: actions.FetchSnapshot) -> None:
+        try:
+            snapshot = await self._fetch(action)
+        except (*LINK_FAILURES, SnapshotRefused, MachineError, LogError) as error:
+            reason = str(error) or type(error).__name__
+            self.failure = f"the snapshot at {action.index} of {action.leader_id}: {reason}"
+            journal.warning("no snapshot was fetched", index=action.index, leader=action.leader_id, reason=reason)
+            await asyncio.sleep(AGAIN_AFTER_S)
+            self._replica.fetch_failed(action.stream_id, reason)
+        else:
+            self._replica.snapshot_fetched(action.stream_id, snapshot)
+
+    async def _fetch(self, action: actions.FetchSnapshot) -> Snapshot:
+        """Raises one of LINK_FAILURES, SnapshotRefused, MachineError, LogError."""
+        address = self._address_of(action.leader_id)
+        if address is None:
+            raise SnapshotRefused(f"nobody knows where {action.leader_id} is")
+        leader = (action.leader_id, address)
+        async with SnapshotFetch.dialled(self._session, self._who(), leader, action.index, self._secret) as fetch:
+            part = await asyncio.to_thread(SnapshotPart.begin, self._store, await fetch.manifest())
+            if part.manifest.index != action.index:
+                raise SnapshotRefused(f"{action.leader_id} gave the one at {part.manifest.index}")
+            missing = await asyncio.to_thread(part.missing)
+            self._part, self._chunks = part, len(part.manifest.chunks) - len(missing)
+            await put_all(part, fetch.chunks(missing), self._count)
+        try:
+            self._applier = await asyncio.to_thread(part.restore, self._new_machine, self._new_sessions)
+        except SnapshotDamaged:
+            await asyncio.to_thread(SnapshotPart.forget, self._store)
+            raise
+        ground = part.manifest.ground
+        return Snapshot(*ground.tail, ground.members_index, ground.epochs)
+
+    def _count(self) -> None:
+        self._chunks += 1
+
+    def place(self, index: int) -> None:
+        """Blocking: let what was fetched count. Raises OSError."""
+        part = self._part
+        if part is None or part.manifest.index != index:
+            raise OSError(f"no snapshot at {index} was fetched")
+        part.complete()
+
+    def installed(self, index: int) -> Applier:
+        """The machine and the sessions behind the snapshot that counts now."""
+        applier, self._applier, self._part, self.failure = self._applier, None, None, ""
+        if applier is None or applier.applied_index != index:
+            raise RuntimeError(f"the snapshot at {index} was installed and never read")
+        journal.info("snapshot installed", index=index, snapshot=snapshot_name(index))
+        return applier
+
+    async def stop(self) -> None:
+        """Fetch nothing any more; what was fetched stays."""
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+
+    def document(self) -> dict[str, Any]:
+        """What `/status` says of a snapshot that is fetched."""
+        part = self._part
+        return {
+            "index": part.manifest.index if part else None,
+            "chunks": len(part.manifest.chunks) if part else 0,
+            "fetched_chunks": self._chunks if part else 0,
+            "failure": self.failure,
+        }

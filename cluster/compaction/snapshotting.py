@@ -1,0 +1,183 @@
+"""When this node takes a snapshot, and how: at a frame border, by a forked child, while it goes on.
+
+    border -> due? -> fork -> child: chunks, manifest, synced -> here: rename, keep two
+
+The fork is all that commits wait for. What the child sees is the machine and the session table between two frames.
+"""
+
+import asyncio
+import contextvars
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import structlog
+
+from quire.log import FrameHeader, LogError
+from quire.sm import MachineError, Manifest, SnapshotStore, SnapshotTooEarly, write_snapshot
+
+from ..errors import SnapshotFailed, StateUnavailable
+from ..node.applying import Applying
+from .forked import Child, ChildFailed
+
+journal = structlog.get_logger(__name__)
+
+Failure = (ChildFailed, LogError, MachineError, OSError)
+
+
+@dataclass(frozen=True, slots=True)
+class SnapshotOptions:
+    """A snapshot is due on the first border past a multiple of `records`, after so many bytes or ms; 0: never so."""
+
+    records: int
+    log_bytes: int
+    interval_ms: int
+
+
+class Snapshotting:
+    """Takes snapshots of one applier, one at a time. Everything is called on the event loop."""
+
+    def __init__(
+        self,
+        store: SnapshotStore,
+        applying: Applying,
+        options: SnapshotOptions,
+        limit: Callable[[], int],
+        pinned: Callable[[], Iterable[int]],
+    ) -> None:
+        """`limit` gives the index below which all is committed, and durable here; `pinned`, what must stay."""
+        self._store = store
+        self._applying = applying
+        self._options = options
+        self._limit = limit
+        self._pinned = pinned
+        self._log_bytes = 0
+        self._taken_at = time.monotonic()
+        self._taking: asyncio.Task[Manifest] | None = None
+        self._taking_index: int | None = None
+        self._child: Child | None = None
+        self._stopped = False
+        self.pause_ms = 0.0
+        """How long the last fork kept everything else waiting."""
+        self.failure = ""
+        """Why the last one that was begun came to nothing."""
+
+    @property
+    def manifests(self) -> list[Manifest]:
+        """Of the whole snapshots, the oldest first."""
+        return self._store.manifests
+
+    def at_border(self, header: FrameHeader) -> None:
+        """A frame was applied: take a snapshot if one is due."""
+        self._log_bytes += header.size
+        if self._taking is None and self._is_due(header):
+            self._begin()
+
+    def _is_due(self, header: FrameHeader) -> bool:
+        records, log_bytes, interval_ms = self._options.records, self._options.log_bytes, self._options.interval_ms
+        if records and header.index // records != header.next_index // records:
+            return True
+        if log_bytes and self._log_bytes >= log_bytes:
+            return True
+        return bool(interval_ms) and (time.monotonic() - self._taken_at) * 1000 >= interval_ms
+
+    async def take(self) -> Manifest:
+        """A snapshot of all that was applied when this was called, or later.
+
+        Raises:
+            SnapshotFailed, DiskFullError: there is none; what there was before is untouched.
+            StateUnavailable: applying has stopped.
+        """
+        wanted = self._applying.applier.applied_index
+        while True:
+            newest = self.manifests[-1] if self.manifests else None
+            if newest is not None and newest.index >= wanted:
+                return newest
+            if (failure := self._applying.applier.failure) is not None:
+                raise StateUnavailable(f"no snapshot can be taken: {failure}")
+            if self._taking is None:
+                self._begin()
+            if self._taking is None:
+                raise SnapshotFailed(self.failure)
+            try:
+                await asyncio.shield(self._taking)
+            except Failure as error:
+                raise SnapshotFailed(str(error)) from error
+
+    def _begin(self) -> None:
+        """Fork at this border. A border that a snapshot stands at already, and a stopped node, need none."""
+        applier, store = self._applying.applier, self._store
+        index = applier.applied_index
+        self._log_bytes, self._taken_at = 0, time.monotonic()
+        if self._stopped or any(manifest.index == index for manifest in self.manifests):
+            return
+        if index > self._limit():
+            raise SnapshotTooEarly(index=index, limit=self._limit())
+        ground, content = applier.ground, applier.content()
+
+        def work(go_on: Callable[[], None]) -> bytes:
+            write_snapshot(store.begin(index), store.owner, ground, content, go_on=go_on)
+            return b""
+
+        began = time.monotonic()
+        try:
+            self._child = Child(work)
+        except OSError as error:
+            self._failed(index, error)
+            return
+        self.pause_ms = (time.monotonic() - began) * 1000
+        self._taking_index = index
+        context = contextvars.Context()  # What is logged is not the doing of whoever's frame came last.
+        self._taking = asyncio.create_task(self._finish(self._child, index), name=f"snapshot {index}", context=context)
+        self._taking.add_done_callback(self._ended)
+
+    async def _finish(self, child: Child, index: int) -> Manifest:
+        try:
+            await child.report()
+            manifest = await asyncio.to_thread(self._store.complete, index)
+            await asyncio.to_thread(self._store.retain, list(self._pinned()))
+        except Failure as error:
+            self._failed(index, error)
+            await asyncio.to_thread(self._store.give_up, index)
+            raise
+        self.failure = ""
+        journal.info("snapshot taken", index=index, size=manifest.size, pause_ms=round(self.pause_ms, 1))
+        return manifest
+
+    def _ended(self, taking: asyncio.Task[Manifest]) -> None:
+        self._taking = self._child = self._taking_index = None
+        if not taking.cancelled() and (error := taking.exception()) and not isinstance(error, Failure):
+            self.failure = f"a fault of this program: {error!r}"
+            journal.error("no snapshot was taken", exc_info=error)
+
+    def _failed(self, index: int, error: Exception) -> None:
+        self.failure = f"at {index}: {error}"
+        journal.error("no snapshot was taken", index=index, reason=str(error))
+
+    async def stop(self) -> None:
+        """Take none any more; one that is on its way is given up."""
+        self._stopped = True
+        if self._child is not None:
+            self._child.kill()
+        if self._taking is not None:
+            await asyncio.gather(self._taking, return_exceptions=True)
+
+    def document(self) -> dict[str, Any]:
+        """What `/status` says of them."""
+        return {
+            "kept": [
+                {
+                    "index": manifest.index,
+                    "epoch": manifest.ground.tail.epoch,
+                    "timestamp": manifest.ground.tail.timestamp,
+                    "bytes": manifest.size,
+                    "sha256": manifest.sha256.hex(),
+                }
+                for manifest in self.manifests
+            ],
+            "taking": self._taking_index,
+            "pause_ms": round(self.pause_ms, 1),
+            "failure": self.failure,
+            "damaged": [str(damage) for damage in self._store.damaged],
+        }

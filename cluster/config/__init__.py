@@ -1,0 +1,1 @@
+"""Configuration of the server processes: flags, environment and TOML into one frozen model."""

@@ -1,0 +1,65 @@
+"""`docs/configuration.md`, made from the model: `python -m quire.cluster.config.page > docs/configuration.md`."""
+
+import sys
+from typing import Any
+
+from pydantic.fields import FieldInfo
+from pydantic_core import PydanticUndefined
+
+from .serve import ServeConfig
+from .settings import ENVIRONMENT_PREFIX, Settings, flag_of, unit_of
+
+HEAD = """# Configuration of `quire serve`
+
+Made from the model in `cluster/config/serve.py` by `python -m quire.cluster.config.page > docs/configuration.md`; a
+test compares the two.
+
+Each value can be given as a flag (`--data-dir ./n1`), as a variable (`QUIRE_DATA_DIR=./n1`) or as a key of a TOML file
+(`data_dir = "./n1"`) that `--config FILE` or `QUIRE_CONFIG` names. Flags win over variables, variables over the file.
+An unknown key, an unknown `QUIRE_` variable and a named file that is not there are errors; nothing is passed over.
+(`QUIRE_SERVER`, which tells commands where the cluster is, is no part of this.)
+
+    # n1.toml
+    node = "n1"
+    listen = "127.0.0.1:7001"
+    data_dir = "./n1"
+    heartbeat_ms = 100
+
+    [members]
+    n1 = "127.0.0.1:7001"
+    n2 = "127.0.0.1:7002"
+    n3 = "127.0.0.1:7003"
+"""
+
+
+def config_page() -> str:
+    """The whole page, as Markdown."""
+    return page_of(ServeConfig, HEAD)
+
+
+def page_of(model: type[Settings], head: str) -> str:
+    """A page that describes each field of a model below its head."""
+    return "\n".join([head, *(_section(name, field) for name, field in model.model_fields.items())])
+
+
+def _section(name: str, field: FieldInfo) -> str:
+    facts = [f"`{flag_of(name)}`", f"`{ENVIRONMENT_PREFIX}{name.upper()}`"]
+    if unit := unit_of(name):
+        facts.append(f"in {unit}")
+    if limits := _limits(field.metadata):
+        facts.append(limits)
+    if field.is_required():
+        facts.append("required")
+    elif field.default not in (None, PydanticUndefined):
+        facts.append(f"default `{field.default}`")
+    return f"## {name}\n\n{', '.join(facts)}\n\n{field.description}\n"
+
+
+def _limits(metadata: list[Any]) -> str:
+    words = {"ge": "at least", "gt": "above", "le": "at most", "lt": "below"}
+    found = [(said, getattr(bound, key, None)) for bound in metadata for key, said in words.items()]
+    return ", ".join(f"{said} {value:,}" for said, value in found if value is not None)
+
+
+if __name__ == "__main__":
+    sys.stdout.write(config_page())

@@ -1,0 +1,141 @@
+"""Settings of a process: a frozen model, filled from flags, the environment and a TOML file.
+
+Flags win over `QUIRE_...` variables, those over the file. Nothing is guessed and nothing is passed over: an unknown key
+in the file, an unknown `QUIRE_...` variable and a named file that is not there are errors, as is every value that does
+not fit. (pydantic-settings itself lets unknown variables and missing files pass.)
+"""
+
+import os
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal, TypeVar
+
+from pydantic import AfterValidator, Field, ValidationError
+from pydantic_core import ErrorDetails
+from pydantic_settings import (
+    BaseSettings,
+    EnvSettingsSource,
+    PydanticBaseSettingsSource,
+    SettingsConfigDict,
+    TomlConfigSettingsSource,
+)
+
+from ..address import host_and_port
+from ..errors import ClusterError
+
+ENVIRONMENT_PREFIX = "QUIRE_"
+OTHER_VARIABLES = frozenset({"QUIRE_SERVER", "QUIRE_CONFIG"})  # Read by the command line, not by the model.
+
+
+class ConfigInvalid(ClusterError):
+    """The configuration cannot be used. `problems` are sentences that name field, value and next step."""
+
+    def __init__(self, problems: list[str]) -> None:
+        super().__init__("; ".join(problems))
+        self.problems = problems
+
+
+def _checked_address(address: str) -> str:
+    host_and_port(address)
+    return address
+
+
+Address = Annotated[str, AfterValidator(_checked_address)]
+LogLevel = Annotated[
+    Literal["debug", "info", "warning", "error"],
+    Field(description="The least important messages that are still logged."),
+]
+LogFormat = Annotated[
+    Literal["console", "json"], Field(description="Messages on stderr as lines for people, or as one JSON object each.")
+]
+
+Model = TypeVar("Model", bound="Settings")
+
+
+class Settings(BaseSettings):
+    """What a process is started with. Each field says its unit, its default and why it exists."""
+
+    model_config = SettingsConfigDict(frozen=True, extra="forbid", env_prefix=ENVIRONMENT_PREFIX)
+
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,
+        dotenv_settings: PydanticBaseSettingsSource,
+        file_secret_settings: PydanticBaseSettingsSource,
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        """Only what the constructor is given: `load_settings` reads the other sources, and says which was wrong."""
+        return (init_settings,)
+
+
+def unit_of(field: str) -> str:
+    """The unit that a field's name ends in: ms, bytes, records, or nothing."""
+    for suffix in ("ms", "bytes", "records"):
+        if field.endswith("_" + suffix):
+            return suffix
+    return ""
+
+
+def load_settings(model: type[Model], flags: Mapping[str, Any], config_file: Path | None = None) -> Model:
+    """The configuration from flags (those given, by field name), the process's environment and a TOML file.
+
+    Raises:
+        ConfigInvalid: with one sentence for each thing that is wrong.
+    """
+    known = {(ENVIRONMENT_PREFIX + name).upper() for name in model.model_fields} | OTHER_VARIABLES
+    unknown = sorted(
+        name for name in os.environ if name.upper().startswith(ENVIRONMENT_PREFIX) and name.upper() not in known
+    )
+    if unknown:
+        raise ConfigInvalid(
+            [f"environment variable {name} is not known; unset it or correct its name" for name in unknown]
+        )
+    from_file = _read_file(model, config_file) if config_file is not None else {}
+    from_environment = EnvSettingsSource(model)()
+    sources = {name: f"key {name} of {config_file}" for name in from_file}
+    sources |= {name: f"variable {ENVIRONMENT_PREFIX}{name.upper()}" for name in from_environment}
+    sources |= {name: f"flag {flag_of(name)}" for name in flags}
+    try:
+        return model(**{**from_file, **from_environment, **flags})
+    except ValidationError as error:
+        raise ConfigInvalid([_sentence(problem, sources) for problem in error.errors() if _is_own(problem)]) from None
+
+
+def flag_of(field: str) -> str:
+    """The command line flag of a field."""
+    return "--" + field.replace("_", "-")
+
+
+def _read_file(model: type[BaseSettings], path: Path) -> dict[str, Any]:
+    if not path.is_file():
+        raise ConfigInvalid([f"configuration file {path} does not exist; correct --config or QUIRE_CONFIG"])
+    try:
+        return dict(TomlConfigSettingsSource(model, toml_file=path)())
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigInvalid([f"configuration file {path} is not TOML: {error}; correct it"]) from None
+    except OSError as error:
+        raise ConfigInvalid([f"configuration file {path} cannot be read: {error.strerror}"]) from None
+
+
+def _is_own(problem: ErrorDetails) -> bool:
+    """Whether this is a fault of its own, not a default that waits for another field to be right."""
+    return problem["type"] != "default_factory_not_called"
+
+
+def _sentence(problem: ErrorDetails, sources: Mapping[str, str]) -> str:
+    text = problem["msg"].removeprefix("Value error, ")
+    if not problem["loc"]:
+        return text
+    field = str(problem["loc"][0])
+    if problem["type"] == "missing":
+        variable = ENVIRONMENT_PREFIX + field.upper()
+        return f"{field} is missing; give {flag_of(field)}, {variable} or the key {field} in a file"
+    source = sources.get(field, field)
+    if problem["type"] == "extra_forbidden":
+        return f"{source} is not known; remove it or correct its name"
+    if problem["type"] == "value_error":
+        return f"{source}: {text}"
+    return f"{source}: {text.replace('Input should', 'it must')}, not {problem['input']!r}"

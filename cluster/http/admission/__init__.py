@@ -1,0 +1,1 @@
+"""Limits on callers: connections, concurrent requests, bodies, slow readers."""

@@ -1,0 +1,212 @@
+"""`GET /records?from=...`: a range of what is visible, waiting at the end of the log if asked to."""
+
+import asyncio
+import re
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from aiohttp import web
+
+from quire.log import FrameHeader, Kind, Record, StoredRecord, frame_records, pack, walk_frames
+from quire.log.json_text import to_json
+
+from ...errors import Expired, Malformed, OutOfBounds
+from ..decoding import MSGPACK, NDJSON
+from ..encoding import RAW_FRAMES, accepted
+from ..keys import NODE, OUTFLOW, WAITING
+from ..parameters import integer_of, parameters_of
+
+if TYPE_CHECKING:
+    from ...node.node import Node
+
+# Decoding a range holds up everything else on this node, so less of it is done at a time than of raw bytes.
+DECODED_RANGE_BYTES = 1 << 18
+RANGE_RECORDS = 8192  # That are decoded: a frame of a mebibyte may hold half a million.
+RAW_RANGE_BYTES = 8 << 20
+WAIT_LIMIT_MS = 60_000
+SHARDS_LIMIT = 65_536
+
+KIND_NAMES = {Kind.RECORDS: "records", Kind.RUNS: "records", Kind.BLOB: "blob", Kind.SYSTEM: "system"}
+
+_SHARD = re.compile(r"([0-9]{1,5})/([0-9]{1,5})")
+
+
+@dataclass(frozen=True, slots=True)
+class Range:
+    """What a reader asks for: records [from_index, to_index) with index % shards = shard, in chunks of max_bytes."""
+
+    content_type: str
+    from_index: int | None
+    to_index: int | None
+    max_bytes: int
+    wait_s: float
+    shard: int
+    shards: int
+    system: bool
+
+
+@dataclass(slots=True)
+class _Chunk:
+    """Some of a range: encoded, how many records (or frames) that is, and the index to go on from."""
+
+    body: bytes
+    count: int
+    next_index: int
+
+
+async def get_records(request: web.Request) -> web.StreamResponse:
+    """Records [from, to) that are visible here, as many as max_bytes of frames hold, but no more than RANGE_RECORDS of
+    them; `Quire-Next-Index` says where to go on.
+
+    With `wait_ms` it answers as soon as there is a record to answer with, empty-handed after that time. System records
+    are left out unless `kinds=all` asks for them; raw frames are what they are.
+    """
+    node = request.app[NODE]
+    asked = _range_of(request)
+    if asked.wait_s:
+        with request.app[WAITING].place_for(request):
+            chunk = await _waited_for(node, asked)
+    else:
+        bounds = node.visible_bounds
+        from_index = bounds.lowest_index if asked.from_index is None else asked.from_index
+        _refuse_outside(node, asked, from_index)
+        chunk = _read(node, asked, from_index)
+    headers = {"Quire-Next-Index": str(chunk.next_index)}
+    return await request.app[OUTFLOW].send(request, chunk.body, asked.content_type, headers)
+
+
+async def _waited_for(node: "Node", asked: Range) -> _Chunk:
+    """The first chunk that holds something; an empty one when the time is up, or when nothing can follow."""
+    deadline = time.monotonic() + asked.wait_s
+    index = node.visible_bounds.lowest_index if asked.from_index is None else asked.from_index
+    while index > node.visible_bounds.highest_index:  # As on a follower that has not heard yet what the leader told.
+        if not await node.visibility.next_growth(deadline - time.monotonic()):
+            break
+    _refuse_outside(node, asked, index)
+    while True:
+        chunk = _read(node, asked, index)
+        at_end = asked.to_index is not None and chunk.next_index >= asked.to_index
+        if chunk.count or at_end or time.monotonic() >= deadline:
+            return chunk
+        index = chunk.next_index
+        if index < node.visible_bounds.highest_index:
+            await asyncio.sleep(0)  # All of this chunk was left out: let others run before the next one.
+        elif not await node.visibility.next_growth(deadline - time.monotonic()):
+            return chunk
+
+
+def _range_of(request: web.Request) -> Range:
+    parameters = parameters_of(request, "from", "to", "max_bytes", "wait_ms", "shard", "kinds")
+    content_type = accepted(request, (NDJSON, MSGPACK, RAW_FRAMES))
+    largest = RAW_RANGE_BYTES if content_type == RAW_FRAMES else DECODED_RANGE_BYTES
+    from_index, to_index = integer_of(parameters, "from"), integer_of(parameters, "to")
+    if from_index is not None and to_index is not None and to_index < from_index:
+        raise Malformed(f"to={to_index} lies before from={from_index}")
+    max_bytes = integer_of(parameters, "max_bytes", largest)
+    wait_ms = integer_of(parameters, "wait_ms", WAIT_LIMIT_MS) or 0
+    kinds = parameters.get("kinds")
+    if kinds not in (None, "all"):
+        raise Malformed(f"kinds can only be all, not {kinds[:24]!r}; leave it out to have no system records")
+    shard, shards = _shard_of(parameters)
+    if shards > 1 and content_type == RAW_FRAMES:
+        raise Malformed("a shard is made of records, so it cannot be had as raw frames; ask for NDJSON or msgpack")
+    return Range(
+        content_type=content_type,
+        from_index=from_index,
+        to_index=to_index,
+        max_bytes=largest if max_bytes is None else max_bytes,
+        wait_s=wait_ms / 1000,
+        shard=shard,
+        shards=shards,
+        system=kinds == "all",
+    )
+
+
+def _shard_of(parameters: Mapping[str, str]) -> tuple[int, int]:
+    text = parameters.get("shard")
+    if text is None:
+        return 0, 1
+    match = _SHARD.fullmatch(text)
+    shard, shards = (int(match[1]), int(match[2])) if match else (0, 0)
+    if not shard < shards <= SHARDS_LIMIT:
+        raise Malformed(f"shard must be i/n with i below n and n at most {SHARDS_LIMIT}, as in 0/4, not {text[:24]!r}")
+    return shard, shards
+
+
+def _refuse_outside(node: "Node", asked: Range, index: int) -> None:
+    bounds = node.visible_bounds
+    if asked.to_index is not None and asked.to_index < index:
+        raise Malformed(f"to={asked.to_index} lies before from={index}")
+    if index < bounds.lowest_index:
+        raise Expired(index, bounds.lowest_index)
+    if index > bounds.highest_index:
+        raise OutOfBounds(index, bounds.lowest_index, bounds.highest_index)
+
+
+def _read(node: "Node", asked: Range, from_index: int) -> _Chunk:
+    """As much of the range as one answer holds, from an index within the bounds."""
+    highest = node.visible_bounds.highest_index
+    to_index = highest if asked.to_index is None else min(asked.to_index, highest)
+    raw, next_index = b"", from_index
+    if from_index < to_index:
+        raw, next_index = node.read_frames(from_index, asked.max_bytes)
+    if asked.content_type == RAW_FRAMES:
+        if next_index > to_index:
+            raw, next_index = _frames_below(raw, to_index)
+        return _Chunk(raw, len(raw), next_index)
+    lines, cut_at = _lines(raw, asked, from_index, to_index)
+    ndjson = asked.content_type == NDJSON
+    body = b"".join(to_json(line) + b"\n" for line in lines) if ndjson else pack(lines)
+    return _Chunk(body, len(lines), min(next_index, to_index) if cut_at is None else cut_at)
+
+
+def _frames_below(raw: bytes, to_index: int) -> tuple[bytes, int]:
+    """The frames that hold records below an index, whole, and where the next one begins."""
+    size = next_index = 0
+    for frame in walk_frames(raw):
+        if frame.header.index >= to_index:
+            break
+        size, next_index = size + frame.header.size, frame.header.next_index
+    return raw[:size], next_index
+
+
+def _lines(raw: bytes, asked: Range, from_index: int, to_index: int) -> tuple[list[dict[str, Any]], int | None]:
+    """The records as they are shown; and where to go on, if they had to be cut short."""
+    lines: list[dict[str, Any]] = []
+    for frame in walk_frames(raw):
+        header = frame.header
+        if header.kind == Kind.SYSTEM and not asked.system:
+            continue
+        places, room = _places(asked, header, from_index, to_index), RANGE_RECORDS - len(lines)
+        taken, left = places[:room], places[room:]
+        if taken:
+            records = frame_records(frame, slice(taken.start, taken.stop, taken.step))
+            lines += [_line(header, header.index + place, it) for place, it in zip(taken, records, strict=True)]
+        if left:
+            return lines, header.index + left[0]
+    return lines, None
+
+
+def _places(asked: Range, header: FrameHeader, from_index: int, to_index: int) -> range:
+    """Where in a frame the records stand that are asked for."""
+    start = max(from_index, header.index)
+    start += (asked.shard - start) % asked.shards
+    return range(start - header.index, min(header.count, to_index - header.index), asked.shards)
+
+
+def line_of(record: StoredRecord) -> dict[str, Any]:
+    """A record as a line of an answer."""
+    return _line(record, record.index, record)
+
+
+def _line(origin: FrameHeader | StoredRecord, index: int, record: Record | StoredRecord) -> dict[str, Any]:
+    return {
+        "index": index,
+        "epoch": origin.epoch,
+        "timestamp": origin.timestamp,
+        "kind": KIND_NAMES[Kind(origin.kind)],
+        "headers": dict(record.headers) if record.headers else {},
+        "value": record.value,
+    }

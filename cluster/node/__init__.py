@@ -1,0 +1,1 @@
+"""One running node of a cluster: its components, the write path, reads, membership and status."""

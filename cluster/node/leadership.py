@@ -1,0 +1,202 @@
+"""Who leads, as one node knows it: now, before, and why; the control plane's suggestions; and handing over."""
+
+import asyncio
+from collections import deque
+from typing import Any, NamedTuple
+
+import structlog
+
+from quire.replication import Members, Replica
+from quire.replication.core import actions
+from quire.replication.net.hello import Who
+from quire.replication.replica import wall_clock
+
+from ..control import Control, ControlTimes
+from ..errors import TransferFailed
+
+HISTORY_LENGTH = 100
+TRANSFER_TIMEOUTS = 4  # A hand-over ends within three election timeouts; the new leader is heard soon after.
+
+journal = structlog.get_logger(__name__)
+
+
+class Change(NamedTuple):
+    """A change of leader or epoch as this node saw it, `at` microseconds since the Unix epoch."""
+
+    at: int
+    epoch: int
+    leader: str | None
+    role: str
+    reason: str
+
+
+class Leadership:
+    """One node's view. `role` is what the core told last."""
+
+    def __init__(self, node_id: str, heartbeat_s: float, election_timeout_s: float) -> None:
+        self.node_id = node_id
+        self.role = actions.RoleMoved("forming", 0, None, False, "")
+        self.history: deque[Change] = deque(maxlen=HISTORY_LENGTH)
+        self.changes = 0
+        self._led_by: str | None = None
+        self._heartbeat_s = heartbeat_s
+        self._election_timeout_s = election_timeout_s
+        self._replica: Replica | None = None
+        self._control: Control | None = None
+        self._ending: set[asyncio.Task[None]] = set()
+        self._transfer: asyncio.Future[str] | None = None
+        self._stopping = False
+
+    # Life
+
+    def run(self, replica: Replica) -> bool:
+        """Let the control plane suggest, if this node is a voter. True: it is the only one, and needs no suggestion."""
+        self._replica = replica
+        state = replica.core.state
+        self._group(replica, state.members)
+        return self._is_alone(state.members)
+
+    def members_moved(self, members: Members) -> None:
+        """The log names other members: from now on the control plane is among its voters (rule 13)."""
+        if self._replica is None:
+            return  # Its log is recovered, and it does not run yet.
+        had_control = self._control is not None
+        self._group(self._replica, members)
+        if self._control is not None and not had_control:
+            self._nominate(False)  # It may have been the only voter, which needs no suggestion.
+        journal.info("members", voters=[voter.node_id for voter in members.voters()])
+
+    def _is_alone(self, members: Members) -> bool:
+        return self._is_voter(members) and len(members.voters()) == 1
+
+    def _is_voter(self, members: Members) -> bool:
+        return self._replica is not None and members.is_voter(self.node_id, self._replica.core.state.me.disk_id)
+
+    def _group(self, replica: Replica, members: Members) -> None:
+        others = [voter.node_id for voter in members.voters() if voter.node_id != self.node_id]
+        if not others or not self._is_voter(members):
+            control, self._control = self._control, None
+            if control is not None:
+                ending = asyncio.create_task(self._end(control), name="control plane's end")
+                self._ending.add(ending)
+                ending.add_done_callback(self._ending.discard)
+        elif self._control is not None:
+            self._control.regroup(others)
+        else:
+            times = ControlTimes.of_heartbeat(self._heartbeat_s)
+            self._control = Control(
+                self.node_id, others, times, replica.tell_control, self._nominate, lambda: replica.disk_answers
+            )
+            for node_id in replica.core.state.links:
+                self._control.peer_linked(node_id)
+            self._control.start()
+
+    async def _end(self, control: Control) -> None:
+        await control.stop()
+        if self._replica is not None and self._control is None:
+            self._nominate(self._is_alone(self._replica.core.state.members))
+
+    async def stop(self) -> None:
+        """Take no part in the control plane any more."""
+        control, self._control = self._control, None
+        if control is not None:
+            await control.stop()
+        await asyncio.gather(*self._ending, return_exceptions=True)
+
+    def _nominate(self, nominated: bool) -> None:
+        journal.info("nominated" if nominated else "nominated no longer")
+        if self._replica is not None:
+            self._replica.nominate(nominated=nominated)
+
+    @property
+    def nominated(self) -> bool:
+        """Whether the control plane suggests this node now."""
+        return self._control is not None and self._control.nominated
+
+    # The control plane's links
+
+    def peer_linked(self, node_id: str) -> None:
+        """What is sent to a peer arrives."""
+        if self._control is not None:
+            self._control.peer_linked(node_id)
+
+    def peer_unlinked(self, node_id: str) -> None:
+        """What is sent to a peer is lost."""
+        if self._control is not None:
+            self._control.peer_unlinked(node_id)
+        if self._stopping and not self._successors:
+            self.transfer_ended("no other voter is left")
+
+    @property
+    def _successors(self) -> list[str]:
+        """The voters that could lead in this one's place: they are linked."""
+        if self._replica is None:
+            return []
+        state = self._replica.core.state
+        return [voter.node_id for voter in state.members.voters() if state.is_linked(voter)]
+
+    def control_told(self, peer: Who, data: bytes) -> None:
+        """Pass on what a voter's control plane said."""
+        if self._control is not None and self._replica is not None:
+            if self._replica.core.state.members.is_voter(peer.node_id, peer.disk_id):
+                self._control.told(peer.node_id, data)
+
+    # What the core tells
+
+    def moved(self, role: actions.RoleMoved) -> actions.RoleMoved:
+        """Note a change; return the role before."""
+        was, self.role = self.role, role
+        if was.leader_id != role.leader_id or was.epoch != role.epoch:
+            if role.leader_id not in (None, self._led_by):
+                self._led_by, self.changes = role.leader_id, self.changes + 1
+            self.history.append(Change(wall_clock(), role.epoch, role.leader_id, role.role, role.reason))
+            journal.info("role", role=role.role, epoch=role.epoch, leader=role.leader_id, reason=role.reason)
+        if role.leader_id not in (None, self.node_id) and self._transfer and not self._transfer.done():
+            self._transfer.set_result(str(role.leader_id))
+        elif role.role == "leader" and was.role != "leader":
+            self.transfer_ended("this node was elected again")
+        return was
+
+    def transfer_ended(self, reason: str) -> None:
+        """A hand-over came to nothing; this node leads on."""
+        if self._transfer is not None and not self._transfer.done():
+            self._transfer.set_exception(TransferFailed(reason))
+
+    # Handing over
+
+    async def transfer(self, target: str | None) -> str:
+        """Hand over to a voter, or to the one that has most; return who leads then.
+
+        Writes that arrive meanwhile wait, and are written by this leader if it goes on, by none if it does not: no
+        outcome is unknown.
+
+        Raises:
+            TransferFailed: this node leads on, or it does not lead, or nobody else was heard to.
+        """
+        if self._replica is None or self._transfer is not None:
+            raise TransferFailed("another is under way" if self._transfer else "the cluster is not formed yet")
+        self._transfer = asyncio.get_running_loop().create_future()
+        try:
+            self._replica.transfer(target)
+            async with asyncio.timeout(TRANSFER_TIMEOUTS * self._election_timeout_s):
+                return await self._transfer
+        except TimeoutError:
+            raise TransferFailed("no other leader was heard") from None
+        finally:
+            self._transfer = None
+
+    async def hand_over(self) -> None:
+        """Before a stop: let another lead, if one can. Where all stop at once, the last to be left waits for nobody."""
+        self._stopping = True
+        if self.role.role == "leader" and self._successors:
+            try:
+                await self.transfer(None)
+            except TransferFailed as error:
+                journal.warning("stopping as the leader", reason=error.reason)
+
+    def document(self) -> dict[str, Any]:
+        """For `/status`: what the control plane suggests, and the changes of leader, newest last."""
+        return {
+            "nominated": self.nominated,
+            "leaders": [change._asdict() for change in self.history],
+        }

@@ -1,0 +1,156 @@
+"""The members as the leader has them; and bringing a node to be a voter (rule 15): one change of members after the
+other, until the log says so.
+
+What the next change is follows from the leader's log alone, so nothing is kept between two of them: whoever was
+interrupted asks again.
+"""
+
+import asyncio
+from collections.abc import Callable
+from itertools import count
+from typing import TYPE_CHECKING, Any, assert_never
+
+from quire.replication import Replica
+from quire.replication.core import Member, Role, changing
+from quire.replication.replica import wall_clock
+
+from ..errors import (
+    ChangeUnderWay,
+    ClusterError,
+    DiskFullError,
+    LeaderNotServing,
+    MembersFull,
+    NodeBehind,
+    NodeNotConnected,
+    NoLeader,
+    OutcomeUnknown,
+    VotersUnheard,
+)
+
+if TYPE_CHECKING:
+    from .node import Node
+
+MAX_CHANGES = 2
+"""Of one promotion: the old disk's vote goes, the new one's comes."""
+
+
+class Promotions:
+    """Those that are under way on this leader. Everything is called on the event loop."""
+
+    def __init__(self) -> None:
+        self._asks = count(1)
+        self._waiting: dict[int, asyncio.Future[changing.Outcome]] = {}
+
+    async def promote(
+        self, replica: Replica, node_id: str, address: str, not_leader: Callable[[], ClusterError | None]
+    ) -> list[int]:
+        """The indices of the changes that it took. Raises as `Node.promote`."""
+        changes: list[int] = []
+        for _ in range(MAX_CHANGES):
+            match await self._ask(replica, node_id, address):
+                case changing.Changed(index):
+                    changes.append(index)
+                    if replica.core.state.members.of_node(node_id) is not None:
+                        break
+                case changing.AlreadyVoter():
+                    break
+                case outcome:
+                    error = error_of(outcome, node_id, not_leader)
+                    if not changes:
+                        raise error
+                    raise OutcomeUnknown(f"the old disk's vote is removed, by record {changes[0]}, and then: {error}")
+        return changes
+
+    async def _ask(self, replica: Replica, node_id: str, address: str) -> changing.Outcome:
+        ask_id = next(self._asks)
+        answer: asyncio.Future[changing.Outcome] = asyncio.get_running_loop().create_future()
+        self._waiting[ask_id] = answer
+        try:
+            replica.promote(ask_id, node_id, address)
+            return await answer
+        finally:
+            del self._waiting[ask_id]
+
+    def ended(self, ask_id: int, outcome: changing.Outcome) -> None:
+        """What became of one change."""
+        answer = self._waiting.get(ask_id)
+        if answer is not None and not answer.done():
+            answer.set_result(outcome)
+
+
+def error_of(
+    outcome: changing.Refused | changing.Full | changing.Lost,
+    node_id: str,
+    not_leader: Callable[[], ClusterError | None],
+) -> ClusterError:
+    """What an outcome that is none is called on this side, with its numbers."""
+    match outcome:
+        case changing.NotLeading():
+            return not_leader() or NoLeader()
+        case changing.NotServing(start_index, commit_index):
+            return LeaderNotServing(start_index, commit_index)
+        case changing.UnderWay(members_index, commit_index):
+            return ChangeUnderWay(f"the change of members at index {members_index} is not committed yet", commit_index)
+        case changing.HandingOver(target):
+            return ChangeUnderWay(f"the leader hands over to {target}", None)
+        case changing.NotConnected(connected):
+            return NodeNotConnected(node_id, list(connected))
+        case changing.NotFollowing():
+            return NodeBehind(node_id, None, None)
+        case changing.Behind(lag_bytes, limit_bytes):
+            return NodeBehind(node_id, lag_bytes, limit_bytes)
+        case changing.Unheard(node_ids, heard, majority):
+            return VotersUnheard(list(node_ids), heard, majority)
+        case changing.TooMany(number, limit):
+            return MembersFull(number, limit)
+        case changing.Full():
+            return DiskFullError()
+        case changing.Lost():
+            return OutcomeUnknown("this node lost its leadership before the change was committed; say it again")
+        case _:
+            assert_never(outcome)
+
+
+def members_document(node: "Node") -> dict[str, Any]:
+    """The members that the log names, and the other nodes that are connected, as this leader knows them.
+
+    Raises:
+        NoLeader, NotLeader, StateUnavailable: it does not lead.
+    """
+    replica = node.replica
+    leading, state = replica.core.leading, replica.core.state
+    if leading is None:
+        raise NoLeader
+    others = [
+        Member(node_id, disk_id, node.config.members.get(node_id, ""), Role.OBSERVER)
+        for node_id, disk_id in state.links.items()
+        if all((member.node_id, member.disk_id) != (node_id, disk_id) for member in state.members.members)
+    ]
+    is_heard, clock = leading.who_is_heard(), wall_clock()
+    rows = [
+        {
+            "node_id": member.node_id,
+            "disk_id": member.disk_id.hex(),
+            "address": member.address,
+            "role": str(member.role),
+            "heard": is_heard(member),
+            "lag": _lag(replica, member, clock),
+        }
+        for member in sorted((*state.members.members, *others), key=lambda member: (member.node_id, member.role))
+    ]
+    return {
+        "leader": node.node_id,
+        "epoch": node.role.epoch,
+        "members_index": state.log.members_index,
+        "commit_index": state.commit_index,
+        "members": rows,
+    }
+
+
+def _lag(replica: Replica, member: Member, clock: int) -> dict[str, Any] | None:
+    """What the leader knows; a position is told under a node id, so it is the disk's that is connected."""
+    state = replica.core.state
+    if state.is_me(member):
+        return replica.lag(clock)._asdict()
+    position = replica.positions.get(member.node_id)
+    return replica.lag_of(position, clock)._asdict() if position is not None and state.is_linked(member) else None

@@ -1,0 +1,134 @@
+"""Writes that wait for their answer, in log order."""
+
+import asyncio
+import time
+from collections import deque
+from typing import Any, NamedTuple, Protocol
+
+from quire.replication import Durations, Placed, Write
+from quire.sm import Applied
+
+from ..errors import ClusterError, OutcomeUnknown
+
+
+class WriteReply(NamedTuple):
+    """What a write came to: its first index, its epoch, and, if it was to be applied, each record's result.
+
+    A refused record's result is None and `refused` holds its [place, code, text].
+    """
+
+    index: int  # type: ignore[assignment]  # It hides tuple.index, which nobody needs here.
+    epoch: int
+    count: int  # type: ignore[assignment]
+    results: list[Any]
+    refused: list[list[Any]]
+
+
+class Waiter(Protocol):
+    """Who waits for a write. Called once, on the loop, in log order for the writes of one leadership; never blocks."""
+
+    @property
+    def applied(self) -> bool:
+        """Whether to answer when the write is applied; else when it is committed."""
+        ...
+
+    def answer(self, reply: WriteReply) -> None:
+        """The write is committed (and applied)."""
+        ...
+
+    def fail(self, error: ClusterError) -> None:
+        """It is not, or nobody knows: the error says which."""
+        ...
+
+
+class FutureWaiter:
+    """Somebody who awaits one write."""
+
+    def __init__(self, *, applied: bool) -> None:
+        self.applied = applied
+        self.reply: asyncio.Future[WriteReply] = asyncio.get_running_loop().create_future()
+
+    def answer(self, reply: WriteReply) -> None:
+        """Wake who awaits, if it has not given up."""
+        if not self.reply.done():
+            self.reply.set_result(reply)
+
+    def fail(self, error: ClusterError) -> None:
+        """Raise where it awaits."""
+        if not self.reply.done():
+            self.reply.set_exception(error)
+
+
+class Pending:
+    """This leader's writes from append to answer. Each frame stands here once, in log order."""
+
+    def __init__(self, durations: Durations) -> None:
+        """`durations` is told how long each frame took from its append until it was applied here."""
+        self._durations = durations
+        self._frames: deque[tuple[Placed, float]] = deque()
+        self._committed = 0
+
+    def __len__(self) -> int:
+        return len(self._frames)
+
+    def placed(self, placed: Placed) -> None:
+        """A frame was appended."""
+        self._frames.append((placed, time.monotonic()))
+
+    def committed(self, commit_index: int) -> None:
+        """Answer the writes below it that ask for no results."""
+        for placed, _ in self._frames:
+            if placed.next_index > commit_index:
+                break
+            if placed.next_index > self._committed:
+                for write, offset in placed.shares:
+                    waiter = waiter_of(write)
+                    if not waiter.applied:
+                        waiter.answer(WriteReply(placed.index + offset, placed.epoch, write.count, [], []))
+        self._committed = max(self._committed, commit_index)
+
+    def applied(self, applied: Applied) -> None:
+        """Answer the writes of an applied frame."""
+        frames = self._frames
+        while frames and frames[0][0].index < applied.index:
+            frames.popleft()  # an earlier leadership's, answered as unknown
+        if not frames or frames[0][0].index != applied.index:
+            return
+        placed, placed_at = frames.popleft()
+        self._durations.observe(time.monotonic() - placed_at)
+        _answer_applied(placed, applied)
+
+    def lost(self, commit_index: int, reason: str) -> None:
+        """This node leads no longer: what is not known to be committed has an unknown outcome."""
+        while self._frames and self._frames[-1][0].next_index > commit_index:
+            for write, _ in self._frames.pop()[0].shares:
+                waiter_of(write).fail(OutcomeUnknown(reason))
+
+    def end(self, reason: str) -> None:
+        """Nothing is applied here any more: every outcome is unknown."""
+        self.lost(0, reason)
+
+
+def waiter_of(write: Write) -> Waiter:
+    """Who waits for a write."""
+    waiter: Waiter = write.owner
+    return waiter
+
+
+def _answer_applied(placed: Placed, applied: Applied) -> None:
+    """Give each write of a frame its share of the frame's results."""
+    if len(placed.shares) == 1:
+        write = placed.shares[0].write
+        if (waiter := waiter_of(write)).applied:
+            waiter.answer(WriteReply(placed.index, applied.epoch, write.count, applied.results, applied.refused))
+        return
+    refusals = deque(applied.refused)  # in the order of their places, as the shares are
+    for write, offset in placed.shares:
+        end = offset + write.count
+        refused: list[list[Any]] = []
+        while refusals and refusals[0][0] < end:
+            place, code, text = refusals.popleft()
+            refused.append([place - offset, code, text])
+        if (waiter := waiter_of(write)).applied:
+            results = applied.results[offset:end]
+            waiter.answer(WriteReply(placed.index + offset, applied.epoch, write.count, results, refused))

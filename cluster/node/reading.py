@@ -1,0 +1,152 @@
+"""Reading on one node: committed records from its log, and the state of its machine."""
+
+import asyncio
+from collections.abc import Callable
+from itertools import count
+from typing import Any, NamedTuple
+
+from quire.log import Bounds, FrameCorrupt, IndexExpired, Log, StoredRecord
+from quire.replication import Replica
+from quire.replication.replica import wall_clock
+from quire.sm import ApplyFailed, Refused
+
+from ..errors import (
+    ClusterError,
+    CorruptHere,
+    Expired,
+    MachineFailed,
+    NotCommitted,
+    OutOfBounds,
+    QueryRefused,
+    StateUnavailable,
+)
+from .applying import Applying
+
+
+class StateAnswer(NamedTuple):
+    """The machine's answer to a query (`state` is the whole state where that was None), and what it had applied."""
+
+    state: Any
+    applied_index: int
+    digest: bytes
+
+
+class Reading:
+    """What may be read here: nothing that is not committed, and durable on this node."""
+
+    def __init__(
+        self, log: Log, replica: Replica, applying: Applying, not_leader: Callable[[], ClusterError | None]
+    ) -> None:
+        """`not_leader` gives the error of a node that may not answer as a leader, None of one that may."""
+        self._log = log
+        self._replica = replica
+        self._applying = applying
+        self._not_leader = not_leader
+        self._barriers: dict[int, asyncio.Future[int | None]] = {}
+        self._read_ids = count(1)
+
+    @property
+    def bounds(self) -> Bounds:
+        """[lowest_index, highest_index) of what is visible."""
+        return Bounds(self._log.bounds.lowest_index, min(self._replica.commit_index, self._log.durable_index))
+
+    def read(self, index: int) -> StoredRecord:
+        """The record at `index`.
+
+        Raises:
+            OutOfBounds, NotCommitted, Expired, CorruptHere: it cannot be read here.
+        """
+        bounds = self.bounds
+        if index < bounds.lowest_index:
+            raise Expired(index, bounds.lowest_index)
+        if index >= self._log.bounds.highest_index:
+            raise OutOfBounds(index, bounds.lowest_index, bounds.highest_index)
+        if index >= bounds.highest_index:
+            raise NotCommitted(index, bounds.highest_index)
+        try:
+            return self._log.read(index)
+        except IndexExpired as error:
+            raise Expired(index, error.lowest) from error
+        except FrameCorrupt as error:
+            raise CorruptHere(index, str(error)) from error
+
+    def read_frames(self, from_index: int, max_bytes: int) -> tuple[bytes, int]:
+        """Raw frames from the one that holds `from_index`, at least one if there is one; and the next index.
+
+        Raises:
+            Expired: it went meanwhile.
+            CorruptHere: the bytes are rotten on this node.
+        """
+        bounds = self.bounds
+        if from_index >= bounds.highest_index:
+            return b"", from_index
+        try:
+            border = self._log.border_at_or_below(from_index)
+            return self._log.read_frames(border, max_bytes, to_index=bounds.highest_index)
+        except IndexExpired as error:
+            raise Expired(from_index, error.lowest) from error
+        except FrameCorrupt as error:
+            raise CorruptHere(from_index, str(error)) from error
+
+    async def query(self, request: Any, consistency: str, max_lag: int | None) -> StateAnswer:
+        """The machine's answer to a request, as fresh as `consistency` asks (rule 12); None asks for the whole state.
+
+        Raises:
+            NotLeader, NoLeader, StateUnavailable: not here, or not now.
+            QueryRefused, MachineFailed: the machine does not answer this.
+        """
+        if consistency == "local":
+            if max_lag is not None:
+                self._refuse_lag_above(max_lag)
+        elif (error := self._not_leader()) is not None:
+            raise error
+        try:
+            if consistency == "linearizable":
+                await self.linearize()
+        except ApplyFailed as failure:
+            raise StateUnavailable(str(failure)) from failure
+        applier = self._applying.applier
+        if applier.failure is not None:
+            raise StateUnavailable(str(applier.failure))
+        try:
+            return StateAnswer(applier.machine.query(request), applier.applied_index, applier.digest)
+        except Refused as refusal:
+            raise QueryRefused(refusal.code, refusal.text) from None
+        except Exception as error:  # Whatever the machine's code raises; a query changes nothing, so the node goes on.
+            raise MachineFailed("query", f"{type(error).__name__}: {error}") from error
+
+    async def linearize(self) -> None:
+        """Return when this machine has seen all that was acknowledged before this call (rule 12).
+
+        Raises:
+            NotLeader, NoLeader, StateUnavailable: not by this node.
+            ApplyFailed: applying has stopped.
+        """
+        await self._applying.reached(await self._barrier())
+
+    def _refuse_lag_above(self, max_lag: int) -> None:
+        if not self._replica.knows_its_lag:
+            raise StateUnavailable("this node hears no leader, so it does not know how far it lags")
+        lag = self._replica.lag(wall_clock()).records
+        if lag > max_lag:
+            raise StateUnavailable(f"this node lags by {lag} records, {max_lag} are allowed")
+
+    async def _barrier(self) -> int:
+        """The index that a linearizable read must have seen (rule 12)."""
+        read_id = next(self._read_ids)
+        barrier: asyncio.Future[int | None] = asyncio.get_running_loop().create_future()
+        self._barriers[read_id] = barrier
+        try:
+            self._replica.ask_read(read_id)
+            index = await barrier
+        finally:
+            self._barriers.pop(read_id, None)
+        if index is None:
+            raise self._not_leader() or StateUnavailable("the leadership changed under the read")
+        return index
+
+    def barrier_passed(self, read_id: int, index: int | None) -> None:
+        """A barrier was passed at `index`, or cannot be by this node."""
+        barrier = self._barriers.pop(read_id, None)
+        if barrier is not None and not barrier.done():
+            barrier.set_result(index)

@@ -1,0 +1,1 @@
+"""`quire serve` as a process: flags, logging, startup, signals, a clean stop."""

@@ -1,0 +1,176 @@
+"""One service as a process, from its configuration to a clean stop.
+
+The port is taken first and the data directory second, so that a wrong start changes nothing on disk. Connections that
+come in between wait in the socket's backlog.
+"""
+
+import asyncio
+import gc
+import resource
+import signal
+import socket
+import sys
+from collections.abc import Awaitable, Callable, Sequence
+from pathlib import Path
+from typing import Protocol
+
+import structlog
+import uvloop
+from aiohttp import web
+
+from quire.log import LogError
+
+from ..address import host_and_port
+from ..cli.exits import Exit
+from ..config.settings import ConfigInvalid
+from ..http.admission.door import CONNECTIONS_LIMIT, PEER_RESERVE, Door
+from ..http.app import BACKLOG, serve_app
+from .heap import give_large_blocks_back
+
+FILES_RESERVE = 512  # Of the files that the process may have open: for the log, the peers and the hop to the leader.
+SHUTDOWN_TIMEOUT_S = 5.0
+GC_ALLOCATIONS = 100_000
+GC_PAUSE_S = 10.0
+
+log = structlog.get_logger(__name__)
+
+
+class CannotStart(Exception):
+    """The service cannot start; the text says why and what to do."""
+
+
+class Service(Protocol):
+    """What a process serves."""
+
+    @property
+    def title(self) -> str:
+        """What it calls itself when it listens."""
+        ...
+
+    @property
+    def connections_reserve(self) -> int:
+        """Of the connections that it takes, so many are kept for peers."""
+        ...
+
+    @property
+    def ended(self) -> asyncio.Event:
+        """Set when it can go on no longer."""
+        ...
+
+    async def start(self) -> None:
+        """Open what it serves from. Raises OSError, LogError, CannotStart."""
+        ...
+
+    def app(self, door: Door) -> web.Application:
+        """What answers, once it has started."""
+        ...
+
+    async def leave(self) -> None:
+        """Before the port is closed: whatever others should know first."""
+        ...
+
+    async def stop(self, finish_requests: Callable[[], Awaitable[None]]) -> str | None:
+        """End it and, when it is right to, the requests in progress; why it had failed, if it had."""
+        ...
+
+
+def run(service: Callable[[], Service], listen_on: str, data_dir: Path) -> int:
+    """Serve until SIGTERM or SIGINT, or until the service ends; the exit code. `service` is made on the event loop."""
+    give_large_blocks_back()
+    try:
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            return runner.run(_serve(service, listen_on, data_dir))
+    except CannotStart as error:
+        return _refuse([str(error)], Exit.FAILED)
+
+
+def refuse_settings(error: ConfigInvalid) -> int:
+    """Say what is wrong with the configuration; the exit code."""
+    return _refuse(error.problems, Exit.USAGE)
+
+
+def _refuse(sentences: Sequence[str], code: int) -> int:
+    for sentence in sentences:
+        print(f"quire serve: {sentence}", file=sys.stderr)
+    return code
+
+
+async def _serve(make: Callable[[], Service], listen_on: str, data_dir: Path) -> int:
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop.set)
+    listening = listen(listen_on)
+    try:
+        service = await _started(make, data_dir)
+    except BaseException:
+        listening.close()
+        raise
+    door = Door(_connections_limit(), reserve=service.connections_reserve)
+    runner = web.AppRunner(service.app(door), shutdown_timeout=SHUTDOWN_TIMEOUT_S)
+    server = await serve_app(runner, door, listening)
+    collecting = asyncio.create_task(collect_less_often(), name="collector")
+    print(f"quire: {service.title} listens on {listen_on}", flush=True)
+    await _first_of(stop, service.ended)
+    log.info("stopping")
+    collecting.cancel()
+    await service.leave()
+    server.close()
+    failure = await service.stop(runner.cleanup)
+    log.info("stopped")
+    return 0 if failure is None else _refuse([failure], Exit.FAILED)
+
+
+async def _started(make: Callable[[], Service], data_dir: Path) -> Service:
+    try:
+        service = make()
+        await service.start()
+    except LogError as error:
+        raise CannotStart(f"data_dir {data_dir} cannot be used: {error}; nothing in it was changed") from None
+    except OSError as error:
+        where = error.filename or data_dir
+        reason = (error.strerror or str(error)).lower()
+        raise CannotStart(f"{where} cannot be used: {reason}; correct it or give another --data-dir") from None
+    return service
+
+
+async def _first_of(*events: asyncio.Event) -> None:
+    """Return when one of the events is set."""
+    waiting = [asyncio.create_task(event.wait()) for event in events]
+    await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+    for task in waiting:
+        task.cancel()
+
+
+async def collect_less_often() -> None:
+    """Collect garbage at a server's pace, for ever."""
+    # A batch of commands is thousands of small lists that live for milliseconds and form no cycles. At its default
+    # threshold of 700 the cyclic collector walks them again and again: measured, a third of a node's time under load.
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(GC_ALLOCATIONS, 20, 20)
+    while True:
+        # Few objects can hold many bytes: the frames of a failed request hold its body until they are collected.
+        await asyncio.sleep(GC_PAUSE_S)
+        gc.collect(1)
+
+
+def _connections_limit() -> int:
+    """As many connections as the process may have files for, once it has asked for all that it may have."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+    room = CONNECTIONS_LIMIT if most == resource.RLIM_INFINITY else most - PEER_RESERVE - FILES_RESERVE
+    if room < CONNECTIONS_LIMIT:
+        log.warning("few open files are allowed, so fewer connections are taken", connections=max(1, room), files=most)
+    return max(1, min(room, CONNECTIONS_LIMIT))
+
+
+def listen(address: str) -> socket.socket:
+    """A socket bound to HOST:PORT. Raises CannotStart."""
+    host, port = host_and_port(address)
+    try:
+        family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
+        return socket.create_server((host, port), family=family, backlog=BACKLOG)
+    except OSError as error:
+        reason = (error.strerror or str(error)).lower()
+        raise CannotStart(f"cannot listen on {address}: {reason}; stop what uses it or change --listen") from None

@@ -1,0 +1,65 @@
+"""`quire serve --standalone`: one log as a process."""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+
+import structlog
+from aiohttp import web
+
+from quire.log import LogError
+
+from ..config.settings import ConfigInvalid, load_settings
+from ..data_dir.identity import DataDirRefused
+from ..http.admission.door import Door
+from ..standalone.app import make_app
+from ..standalone.config import StandaloneConfig
+from ..standalone.service import MODE, LogService
+from .arguments import parse_standalone
+from .journal import configure_logging
+from .process import CannotStart, refuse_settings, run
+
+log = structlog.get_logger(__name__)
+
+
+def serve_log(arguments: Sequence[str]) -> int:
+    """Serve a log until SIGTERM or SIGINT; return the exit code."""
+    flags, config_file = parse_standalone(StandaloneConfig, arguments)
+    try:
+        config = load_settings(StandaloneConfig, flags, config_file)
+    except ConfigInvalid as error:
+        return refuse_settings(error)
+    configure_logging(config.log_level, config.log_format, MODE)
+    return run(lambda: _LogService(config), config.listen, config.data_dir)
+
+
+class _LogService:
+    title = "a log"
+    connections_reserve = 0
+
+    def __init__(self, config: StandaloneConfig) -> None:
+        self._log = LogService(config)
+
+    @property
+    def ended(self) -> asyncio.Event:
+        return self._log.ended
+
+    async def start(self) -> None:
+        try:
+            await self._log.start()
+        except DataDirRefused as error:
+            raise CannotStart(str(error)) from None
+
+    def app(self, door: Door) -> web.Application:
+        return make_app(self._log, door)
+
+    async def leave(self) -> None:
+        """Nobody follows it."""
+
+    async def stop(self, finish_requests: Callable[[], Awaitable[None]]) -> str | None:
+        await finish_requests()  # First: what they appended is flushed before the log is closed.
+        try:
+            await self._log.stop()
+        except LogError as error:
+            log.error("the log could not be closed", why=str(error))
+        failure = self._log.failure
+        return None if failure is None else f"the log has failed: {failure}; start it again"

@@ -1,0 +1,73 @@
+"""`quire serve`: one node as a process."""
+
+import asyncio
+import os
+import sys
+from collections.abc import Awaitable, Callable, Sequence
+
+from aiohttp import web
+
+from quire.sm import MachineError
+
+from ..config.serve import ServeConfig, load_config
+from ..config.settings import ConfigInvalid
+from ..errors import ClusterError
+from ..http.admission.door import PEER_RESERVE, Door
+from ..http.app import make_app
+from ..node.node import Node
+from .arguments import STANDALONE, parse_serve
+from .journal import configure_logging
+from .process import CannotStart, refuse_settings, run
+
+SWITCH_S = 0.0005  # How long a thread whose flush has ended waits at most for the loop to let it say so; Python: 5 ms.
+
+
+def serve(arguments: Sequence[str]) -> int:
+    """Run a node, or a standalone log, until SIGTERM or SIGINT; return the exit code."""
+    if STANDALONE in arguments:
+        from .serve_log import serve_log  # noqa: PLC0415  # It needs none of a node's modules, and a node none of its.
+
+        return serve_log(arguments)
+    flags, config_file = parse_serve(arguments)
+    try:
+        config = load_config(flags, config_file)
+    except ConfigInvalid as error:
+        return refuse_settings(error)
+    if ":" in config.machine:
+        # A machine of your own may stand where you are. Last, so that nothing there takes an installed module's place.
+        sys.path.append(os.getcwd())
+    configure_logging(config.log_level, config.log_format, config.node)
+    sys.setswitchinterval(SWITCH_S)
+    return run(lambda: _NodeService(config), config.listen, config.data_dir)
+
+
+class _NodeService:
+    connections_reserve = PEER_RESERVE
+
+    def __init__(self, config: ServeConfig) -> None:
+        self.title = f"node {config.node}"
+        try:
+            self._node = Node(config)
+        except (MachineError, ClusterError) as error:
+            raise CannotStart(str(error)) from None
+
+    @property
+    def ended(self) -> asyncio.Event:
+        return self._node.ended
+
+    async def start(self) -> None:
+        try:
+            await self._node.start()
+        except (MachineError, ClusterError) as error:
+            raise CannotStart(str(error)) from None
+
+    def app(self, door: Door) -> web.Application:
+        return make_app(self._node, door)
+
+    async def leave(self) -> None:
+        await self._node.hand_over()
+
+    async def stop(self, finish_requests: Callable[[], Awaitable[None]]) -> str | None:
+        await self._node.stop()  # First: it answers those who wait for a commit that will not come.
+        await finish_requests()
+        return None if self._node.failure is None else f"the node has halted: {self._node.failure}"

@@ -1,0 +1,299 @@
+"""Clients: sessions with retries, writes without a session, linearizable reads; and what they may be answered.
+
+A client that is answered nothing tries another node, under its session; without one it does not know, and never tries
+the same command again.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from random import Random
+from typing import Any
+
+from quire.log import Kind, encode_blob, encode_records, encode_system
+from quire.replication import Reason, Write
+
+from ..errors import ClusterError
+from ..node.pending import WriteReply
+from .checks import Checks, Violation
+from .nodes import Node, Reader
+from .order import NotLinearizable, Order
+from .schedule import MILLISECOND, Schedule
+
+MAX_UNDER_WAY = 3
+GONE = frozenset({"SESSION_FENCED", "SESSION_EXPIRED"})
+
+
+@dataclass
+class Habits:
+    """How the clients of a history behave; times in microseconds, chances in [0, 1]."""
+
+    clients: int = 3
+    think_us: int = 60 * MILLISECOND
+    read_chance: float = 0.25
+    sessionless_chance: float = 0.2
+    blob_chance: float = 0.1
+    expecting_chance: float = 0.1
+    lost_chance: float = 0.01
+    restart_chance: float = 0.01
+    wander_chance: float = 0.0
+    patience_us: int = 600 * MILLISECOND
+    patience_after_us: int = 600 * MILLISECOND
+    """Once nothing goes wrong any more and all is to come to rest."""
+    named: bool = True
+
+
+@dataclass(eq=False)
+class Operation:
+    """Something that a client wants done. `commands` are a write's, `sequence` is that of the first."""
+
+    kind: str
+    began: int
+    commands: list[Any] = field(default_factory=list)
+    session: int = 0
+    sequence: int = 0
+    expected_index: int | None = None
+    attempt: int = 0
+    ended: bool = False
+
+
+@dataclass(eq=False)
+class Attempt:
+    """One sending of an operation: the `Waiter` of its write."""
+
+    client: "Client"
+    operation: Operation
+    number: int
+    applied: bool = True
+
+    def answer(self, reply: WriteReply) -> None:
+        self.client.hears(self, lambda: self.client.answered(self.operation, reply))
+
+    def fail(self, error: ClusterError) -> None:
+        self.client.hears(self, lambda: self.client.failed(self))
+
+    def rejected(self, reason: Reason) -> None:
+        if not self.operation.session and self.operation.kind == "write":
+            # Nothing was written of it, and it is not tried again.
+            self.client.checks.model.never.update(self.operation.commands)
+        self.client.hears(self, lambda: self.client.failed(self))
+
+
+class Client:
+    """One client; it talks to one node at a time."""
+
+    def __init__(
+        self, name: str, schedule: Schedule, nodes: list[Node], checks: Checks, order: Order, habits: Habits, seed: str
+    ) -> None:
+        self.name = name
+        self.checks = checks
+        self.random = Random(f"{seed}/{name}")
+        self.schedule = schedule
+        self.nodes = nodes
+        self.order = order
+        self.habits = habits
+        self.node = self.random.choice(nodes)
+        self.session = 0
+        self.sequence = 0
+        self.under_way: list[Operation] = []
+        self.stopped = False
+        self._resending = False
+        self._numbers = iter(range(int(name) + 1, 1 << 40, 16))
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether everything it wants is answered."""
+        return not self.under_way
+
+    def begin(self) -> None:
+        """Want something, now and again."""
+        if not self.stopped:
+            self._want()
+            self.schedule.later(int(self.random.expovariate(1.0) * self.habits.think_us), self.begin)
+
+    # What it wants
+
+    def _want(self) -> None:
+        random, habits = self.random, self.habits
+        if random.random() < habits.restart_chance:
+            self._restart()
+        if random.random() < habits.wander_chance:
+            self._choose_node()
+        if len(self.under_way) >= MAX_UNDER_WAY:
+            return
+        if random.random() < habits.read_chance:
+            self._begin(Operation("read", self.order.began()))
+        elif random.random() < habits.sessionless_chance:
+            self._begin(self._write_without_session())
+        elif not self.session:
+            if not any(operation.kind == "open" for operation in self.under_way):
+                self._begin(Operation("open", self.order.began(), [("open", self._name())], session=-1))
+        else:
+            commands: list[Any] = [next(self._numbers) for _ in range(random.choice((1, 1, 1, 2, 3)))]
+            self._begin(Operation("write", self.order.began(), commands, self.session, self.sequence + 1))
+            self.sequence += len(commands)
+
+    def _write_without_session(self) -> Operation:
+        random, habits = self.random, self.habits
+        operation = Operation("write", self.order.began(), [next(self._numbers)])
+        if random.random() < habits.blob_chance:
+            operation.commands = [b"blob %d" % operation.commands[0] + bytes(random.randint(0, 200))]
+        if random.random() < habits.expecting_chance:
+            operation.expected_index = (self.checks.ends[-1] if self.checks.ends else 0) + random.choice((0, 0, 0, 1))
+        return operation
+
+    def want_last(self) -> None:
+        """One more write and one more read, when all is healed."""
+        self._begin(Operation("write", self.order.began(), [next(self._numbers)]))
+        self._begin(Operation("read", self.order.began()))
+
+    def _name(self) -> str | None:
+        return f"client-{self.name}" if self.habits.named else None
+
+    def _restart(self) -> None:
+        """Forget everything: what is under way may still be done; the session is opened again by its name."""
+        self.under_way.clear()
+        self.session = 0
+
+    def _begin(self, operation: Operation) -> None:
+        self.checks.counts.operations += 1
+        self.under_way.append(operation)
+        self._send(operation)
+
+    # To a node and back
+
+    def _delay(self) -> int:
+        return self.random.randint(100, 2_000)
+
+    def _send(self, operation: Operation) -> None:
+        operation.attempt += 1
+        attempt = Attempt(self, operation, operation.attempt)
+        patience_us = self.habits.patience_after_us if self.stopped else self.habits.patience_us
+        self.schedule.later(patience_us, self._times_out, attempt)
+        if self.random.random() >= self.habits.lost_chance:
+            self.schedule.later(1_000, self._arrive, self.node, attempt)
+
+    def _arrive(self, node: Node, attempt: Attempt) -> None:
+        if node.runs:
+            node.run(node.life, self._ask, node, attempt)
+        else:
+            self.schedule.later(self._delay(), self._fails, attempt)
+
+    def _ask(self, node: Node, attempt: Attempt) -> None:
+        operation = attempt.operation
+        if operation.kind == "read":
+
+            def answer(state: Any, applied_index: int) -> None:
+                self.hears(attempt, lambda: self.read(operation, state, applied_index))
+
+            node.read(Reader(answer, lambda: self.hears(attempt, lambda: self.failed(attempt))))
+            return
+        node.propose(self._write_of(operation, attempt))
+
+    def _write_of(self, operation: Operation, attempt: Attempt) -> Write:
+        commands = operation.commands
+        if operation.kind == "open":
+            payload = encode_system({"type": "open_session", "name": self._name()})
+            return Write(payload, 1, Kind.SYSTEM, owner=attempt)
+        if isinstance(commands[0], bytes):
+            return Write(encode_blob(commands[0]), 1, Kind.BLOB, operation.expected_index, owner=attempt)
+        return Write(
+            encode_records(commands),
+            len(commands),
+            expected_index=operation.expected_index,
+            session=operation.session,
+            sequence=operation.sequence,
+            owner=attempt,
+        )
+
+    def hears(self, attempt: Attempt, what: Callable[[], None]) -> None:
+        """What a node answers is on its way, and may be lost."""
+        if self.random.random() >= self.habits.lost_chance:
+            self.schedule.later(self._delay(), self._hears, attempt, what)
+
+    def _hears(self, attempt: Attempt, what: Callable[[], None]) -> None:
+        operation = attempt.operation
+        if not operation.ended and operation in self.under_way:
+            what()
+
+    def _times_out(self, attempt: Attempt) -> None:
+        if attempt.number == attempt.operation.attempt:
+            self._fails(attempt)
+
+    def _fails(self, attempt: Attempt) -> None:
+        self._hears(attempt, lambda: self.failed(attempt))
+
+    # Answers
+
+    def failed(self, attempt: Attempt) -> None:
+        """Not done, or nobody knows: what may be tried again is, elsewhere and in order."""
+        operation = attempt.operation
+        if attempt.number != operation.attempt:
+            return
+        if operation.kind == "write" and not operation.session:
+            self._end(operation)
+        if not self._resending:
+            self._resending = True
+            self.schedule.later(self.random.randint(5, 80) * MILLISECOND, self._send_again)
+
+    def _send_again(self) -> None:
+        self._resending = False
+        self._choose_node()
+        for operation in list(self.under_way):
+            if operation.kind == "write" and not operation.session:
+                continue
+            self._send(operation)
+
+    def _choose_node(self) -> None:
+        """Mostly one that believes that it leads: of two that do, either."""
+        leaders = [node for node in self.nodes if node.leads]
+        self.node = self.random.choice(leaders if leaders and self.random.random() < 0.7 else self.nodes)
+
+    def _end(self, operation: Operation) -> None:
+        operation.ended = True
+        if operation in self.under_way:
+            self.under_way.remove(operation)
+
+    def read(self, operation: Operation, state: Any, applied_index: int) -> None:
+        """A read's answer: the state after what it had applied, and after all that had ended before."""
+        if state != self.checks.model.states.get(applied_index):
+            known = self.checks.model.states.get(applied_index)
+            raise Violation("a read answers the state that the log makes", applied_index, state, known)
+        try:
+            self.order.read(operation.began, applied_index)
+        except NotLinearizable as error:
+            raise Violation("linearizable", error) from error
+        self._end(operation)
+
+    def answered(self, operation: Operation, reply: WriteReply) -> None:
+        """A write's answer: it stands in the log, and was answered what the log says."""
+        checks, model = self.checks, self.checks.model
+        refused = {place: code for place, code, _ in reply.refused}
+        if not checks.ends or reply.index + reply.count > checks.ends[-1]:
+            raise Violation("what is acknowledged is committed", reply, checks.ends[-1:])
+        if "SEQUENCE_GAP" in refused.values():
+            self.schedule.later(0, self._fails, Attempt(self, operation, operation.attempt))
+            return
+        if operation.expected_index not in (None, reply.index):
+            raise Violation("a write stands where it was expected", operation, reply)
+        for place, command in enumerate(operation.commands):
+            logged, recorded = model.at[reply.index + place]
+            if logged != command or recorded != (reply.results[place], refused.get(place)):
+                raise Violation("a write is answered what the log says", command, reply, logged, recorded)
+            index = reply.index if operation.kind == "open" and not refused else model.executed_at.get(command)
+            if index is None:
+                if refused.get(place) not in GONE and operation.kind != "open":
+                    raise Violation("an acknowledged command was executed", command, reply)
+            else:
+                self._wrote(operation, index)
+        if GONE & set(refused.values()):
+            self.session = 0  # evicted, or an opening of its own that came late took over: it opens again
+        if operation.kind == "open" and not refused:
+            opened = reply.results[0]
+            self.session, self.sequence = opened["session"], opened["sequence"]
+        self._end(operation)
+
+    def _wrote(self, operation: Operation, index: int) -> None:
+        try:
+            self.order.wrote(operation.began, index)
+        except NotLinearizable as error:
+            raise Violation("linearizable", error) from error

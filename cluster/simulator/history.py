@@ -1,0 +1,206 @@
+"""One history: a cluster, its clients and its faults, from a seed to an outcome."""
+
+from dataclasses import dataclass, field
+from hashlib import blake2b
+from random import Random
+from traceback import format_exception_only
+
+from quire.log import Kind, encode_frame, encode_system
+from quire.replication import Member, Members, Role
+from quire.replication.core import events
+
+from .checks import Checks, Counts, Violation
+from .clients import Client
+from .disks import START_CLOCK, Clocks, Latency
+from .machine import Model
+from .nemesis import Nemesis
+from .network import Link, Network
+from .nodes import Form, Node
+from .order import Order
+from .plan import ELECTION_US, Plan
+from .schedule import SECOND, Schedule
+
+MIN_STEPS = 2_000
+MIN_OPERATIONS = 50
+CONVERGES_WITHIN_US = 90 * SECOND  # Of disks that take 0.15 s for each of hundreds of commands that wait.
+CLUSTER_ID = bytes(range(16))
+
+
+@dataclass
+class Outcome:
+    """What became of a history. `failure` is "" where every rule held; `rule` names the one that did not."""
+
+    seed: int
+    counts: Counts
+    trace_hash: str
+    failure: str = ""
+    rule: str = ""
+    trace: list[str] = field(default_factory=list)
+
+
+class History:
+    """A history as it happens."""
+
+    def __init__(self, plan: Plan) -> None:
+        settings = self.settings = plan.settings
+        self.plan = plan
+        self.schedule = Schedule()
+        self.trace: list[str] = []
+        self.network = Network(self.schedule, Random(f"{settings.seed}/network"), settings.weather)
+        form = self._form()
+        self.nodes = [Node(node, form, self.schedule, self.network, str(settings.seed)) for node in settings.node_ids]
+        random = Random(f"{settings.seed}/nodes")
+        for node, rate in zip(self.nodes, settings.rates, strict=True):
+            ahead = random.randint(-settings.clock_ahead_us, settings.clock_ahead_us) // 2
+            node.clocks = Clocks(self.schedule, rate, ahead)
+            node.latency = Latency(*settings.sync_us)
+            node.apply_us = settings.apply_us
+        self.checks = Checks(self.nodes, self.trace, Model(settings.max_sessions))
+        for node in self.nodes:
+            node.checks = self.checks
+            self.network.ends[node.node_id] = node
+        self.network.links = {(a.node_id, b.node_id): Link(a, b) for a in self.nodes for b in self.nodes if a is not b}
+        self.nemesis = Nemesis(settings, self.schedule, self.network, self.nodes, self.checks)
+        self.order = Order()
+        self.clients = [
+            Client(str(number), self.schedule, self.nodes, self.checks, self.order, settings.habits, str(settings.seed))
+            for number in range(settings.habits.clients)
+        ]
+
+    def _form(self) -> Form:
+        settings = self.settings
+        members = Members(
+            tuple(
+                Member(node, f"{node}/1".encode().ljust(16, b"\0"), f"{node}:1", Role.VOTER)
+                for node in settings.node_ids[: settings.voters]
+            )
+        )
+        value = {
+            "type": "genesis",
+            "cluster_id": CLUSTER_ID,
+            "members": members.to_record(),
+            "machine": ["tally", 1],
+            "initial": None,
+            "limits": {"max_frame_bytes": settings.log.max_frame_bytes},
+        }
+        genesis = encode_frame(
+            index=0,
+            epoch=0,
+            timestamp=START_CLOCK,
+            count=1,
+            prev_crc32c=0,
+            kind=Kind.SYSTEM,
+            payload=encode_system(value),
+        )
+        return Form(
+            CLUSTER_ID,
+            genesis,
+            members,
+            settings.core,
+            settings.log,
+            settings.core.heartbeat_us // 2,
+            settings.snapshot_records,
+            settings.max_sessions,
+            settings.retention_bytes,
+            settings.retention_follower_bytes,
+        )
+
+    # Running
+
+    def run(self) -> None:
+        """Let it happen. Raises what breaks a rule."""
+        for fault in self.plan.faults:
+            self.schedule.at(fault.at, self.nemesis.strike, fault)
+        for node in self.nodes:
+            self.nemesis.start(node)
+        for client in self.clients:
+            self.schedule.later(SECOND // 4, client.begin)
+        self._until(self.settings.chaos_us)
+        counts = self.checks.counts
+        self.nemesis.heal()
+        self._nominate(0)
+        # What a plan leaves undone is made up for: long enough, and with enough work, before all comes to rest.
+        deadline = self.schedule.now + CONVERGES_WITHIN_US
+        while (counts.steps < MIN_STEPS or counts.operations < MIN_OPERATIONS) and self.schedule.now < deadline:
+            self.schedule.run_next()
+        for client in self.clients:
+            client.stopped = True
+        self._settle()
+        for client in self.clients:
+            client.want_last()
+        self._settle()
+
+    def _until(self, time: int) -> None:
+        while self.schedule.now < time:
+            self.schedule.run_next()
+
+    def _nominate(self, turn: int) -> None:
+        """The control plane after the faults: it names one voter after the other until one serves."""
+        voters = [node for node in self.nodes if node.counts]
+        if not any(node.lived and node.lived.role.serving for node in voters):
+            nominee = voters[turn % len(voters)]
+            for node in voters:
+                node.nominated = node is nominee
+                node.run(node.life, node.step, events.Nominated(node.nominated))
+        self.schedule.later(3 * ELECTION_US, self._nominate, turn + 1)
+
+    def _settle(self) -> None:
+        """Liveness: once nothing goes wrong any more, a leader is elected, and all nodes come to hold the same."""
+        deadline, look_at = self.schedule.now + CONVERGES_WITHIN_US, 0
+        while self.schedule.now < deadline:
+            self.schedule.run_next()
+            if self.schedule.now >= look_at:
+                look_at = self.schedule.now + SECOND // 20
+                if self._is_settled():
+                    return
+        raise Violation("after the faults all nodes converge", *(self._describe(node) for node in self.nodes))
+
+    def _is_settled(self) -> bool:
+        lives = [node.lived for node in self.nodes if node.lived is not None]
+        served = any(life.role.serving for life in lives)
+        is_idle = all(client.is_idle for client in self.clients) and not self.nemesis.promoting
+        if not served or len(lives) < len(self.nodes) or not is_idle:
+            return False
+        tail = lives[0].log.tail
+        return all(
+            life.log.tail == tail
+            and life.log.durable_index == life.core.state.commit_index == life.applier.applied_index == tail.index
+            and life.applier.digest == lives[0].applier.digest
+            for life in lives
+        )
+
+    def _describe(self, node: Node) -> str:
+        if node.lived is None:
+            return f"{node.node_id}: down"
+        state = node.lived.core.state
+        following = node.lived.core.following
+        return (
+            f"{node.node_id}: {node.lived.role.role} {state.promise} tail {node.lived.log.tail[:2]} durable "
+            f"{node.lived.log.durable_index} commit {state.commit_index} applied {node.lived.applier.applied_index} "
+            f"stream {following.stream if following else None} nominated {node.nominated}"
+        )
+
+
+def run(plan: Plan, *, keep_trace: bool = False) -> Outcome:
+    """Let a plan's history happen and say what became of it."""
+    history: History | None = None
+    failure, rule = "", ""
+    try:
+        history = History(plan)
+        history.run()
+        counts = history.checks.counts
+        if counts.steps < MIN_STEPS or counts.operations < MIN_OPERATIONS or not counts.crashes or not counts.cuts:
+            raise Violation("a history is long and eventful enough", counts)
+    except Violation as broken:
+        failure, rule = str(broken), broken.rule
+    except Exception as error:
+        failure = rule = "".join(format_exception_only(error)).strip()
+        rule = type(error).__name__
+        if keep_trace:
+            raise
+    if history is None:
+        return Outcome(plan.settings.seed, Counts(), "", failure, rule)
+    counts = history.checks.counts
+    counts.leader_changes = max(0, counts.elections - 1)
+    digest = blake2b("\n".join(history.trace).encode(), digest_size=16).hexdigest()
+    return Outcome(plan.settings.seed, counts, digest, failure, rule, history.trace if keep_trace else [])

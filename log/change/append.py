@@ -1,0 +1,114 @@
+"""Appends that are more than one small frame: a peer's raw frames, and what was spooled."""
+
+from __future__ import annotations
+
+from ..errors import FrameCorrupt, FrameInvalid, RecordTooLarge
+from ..frames import HEADER_BYTES, FrameHeader, Kind, Tail, follow, seal_header, walk_headers
+from ..segment.survey import names_members
+from ..state import LogState
+from .rotation import rotate
+from .spool import Spool
+
+
+def make_room(state: LogState, size: int) -> None:
+    """Have a write segment that takes a frame of `size` bytes, and room for it on disk.
+
+    Raises:
+        RecordTooLarge: it fits in no segment.
+        DiskFull: no room; nothing was appended.
+        LogReadOnly: the device failed.
+    """
+    if size > state.frame_limit:
+        raise RecordTooLarge(size, state.frame_limit)
+    if state.writer.is_full(size):
+        rotate(state)
+    with state.failing("allocating"):
+        state.writer.reserve(size)
+
+
+def put_spooled(state: LogState, spool: Spool, epoch: int, now: int) -> FrameHeader:
+    """Append what was spooled as one frame of kind blob.
+
+    Raises:
+        RecordTooLarge, DiskFull: as `make_room`; nothing was appended.
+        LogReadOnly: the device failed.
+        FrameCorrupt: the spool no longer holds what was written to it; nothing was appended.
+    """
+    index, last_epoch, timestamp, prev_crc32c = state.tail
+    header, head = seal_header(
+        spool.length, spool.crc32c, index, epoch, max(now, timestamp), 1, prev_crc32c, 0, 0, Kind.BLOB
+    )
+    make_room(state, header.size)
+    try:
+        with state.failing("writing out"):
+            state.writer.put_streamed(header, head, spool.pieces())
+            state.tail = Tail(index + 1, epoch, header.timestamp, header.crc32c)
+            if epoch != last_epoch or not state.epochs:
+                state.epochs.append((epoch, index))
+    except FrameInvalid as error:
+        raise FrameCorrupt(spool.name, 0, error.reason) from error
+    return header
+
+
+def verified_frames(state: LogState, view: memoryview) -> tuple[list[tuple[int, FrameHeader]], list[int]]:
+    """Return (offset, header) of a peer's frames, and the indices of members records, having checked all of it.
+
+    Raises:
+        FrameInvalid, UnknownVersion, ChainBroken, PayloadInvalid, RecordTooLarge: what is wrong with them.
+    """
+    headers: list[tuple[int, FrameHeader]] = []
+    members: list[int] = []
+    tail = state.tail
+    for offset, header in walk_headers(view):
+        tail = follow(tail, header)
+        if header.size > state.frame_limit:
+            raise RecordTooLarge(header.size, state.frame_limit)
+        if header.kind == Kind.SYSTEM and names_members(view[offset + HEADER_BYTES : offset + header.size]):
+            members.append(header.index)
+        headers.append((offset, header))
+    return headers, members
+
+
+def put_frames(state: LogState, view: memoryview, headers: list[tuple[int, FrameHeader]], members: list[int]) -> None:
+    """Buffer verified frames, in one piece for each segment.
+
+    Raises:
+        DiskFull: no room for all of them; some were buffered.
+        OSError: the device failed.
+    """
+    waiting = iter([*members, -1])
+    next_members = next(waiting)
+    place = 0
+    while place < len(headers):
+        make_room(state, headers[place][1].size)
+        writer = state.writer
+        base = headers[place][0] - writer.segment.end
+        first = place
+        while place < len(headers):
+            offset, header = headers[place]
+            position = offset - base
+            if place != first and not writer.takes_at(position, header.size):
+                break
+            if position >= writer.index.next_position:
+                writer.note_frame(header, position)
+            if not state.epochs or header.epoch != state.epochs[-1][0]:
+                state.epochs.append((header.epoch, header.index))
+            if header.index == next_members:
+                state.members.append(header.index)
+                next_members = next(waiting)
+            place += 1
+        last_offset, last = headers[place - 1]
+        writer.put_piece(view[headers[first][0] : last_offset + last.size], headers[first][1].index)
+        state.tail = Tail(last.next_index, last.epoch, last.timestamp, last.crc32c)
+
+
+def append_raw(state: LogState, raw: bytes | bytearray | memoryview) -> None:
+    """Buffer a peer's whole frames as they are.
+
+    Raises:
+        LogError: as `Log.append_frames`; on DiskFull some of them are in, and the caller truncates.
+    """
+    view = memoryview(raw)
+    headers, members = verified_frames(state, view)
+    with state.failing("writing out"):
+        put_frames(state, view, headers, members)

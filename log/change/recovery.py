@@ -1,0 +1,313 @@
+"""Opening a log: check, tell a torn tail from rot, and make what is kept durable before anyone hears of it.
+
+After a clean stop the mark says where the log ends. After any other stop:
+
+1. The winning mark slot is written again in place and synced, for it decides what is torn and what is rotten.
+2. The frames of the mark's segment, and of later ones, are checked one by one. Below the mark, and in any segment but
+   the last, something invalid is rot: the log refuses to open. At or above the mark in the last segment it begins
+   the torn tail: everything from there goes, valid or not. Where segments above the mark do not join, a truncation
+   was interrupted, and what follows the gap goes.
+3. What is kept above the mark is written again in place and synced with the folders: it may stand in the page cache
+   only, and after a failed sync the page cache looks clean.
+4. The mark is raised to the end and synced, `clean` off.
+"""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from dataclasses import dataclass
+
+from ..errors import ForeignStore, FrameInvalid, LogRotten
+from ..frames import Tail
+from ..options import STORE_HEADER_BYTES, LogOptions
+from ..segment.mark import MARK_NAME, Mark, MarkFile
+from ..segment.sealed import ReadSegmentCheck
+from ..segment.segments import Segment, Segments, remove_segment
+from ..segment.store import (
+    INDEX_SUFFIX,
+    STORE_SUFFIX,
+    UNFINISHED_SUFFIX,
+    StoreHeader,
+    base_of_name,
+    decode_store_header,
+    store_name,
+)
+from ..segment.survey import CHUNK_BYTES, Survey
+from ..segment.write_segment import WriteSegment
+from ..state import LogState
+from ..storage import Directory
+from .rotation import prepare_store, publish_store
+from .spool import SPOOL_SUFFIX
+from .truncation import preallocate
+
+SEGMENTS_FOLDER = "log"
+
+
+@dataclass(frozen=True, slots=True)
+class OpenRequest:
+    """What the caller of `Log.open` said."""
+
+    directory: Directory
+    options: LogOptions
+    cluster_id: bytes
+    initial_index: int
+    standalone: bool
+
+
+def open_state(request: OpenRequest) -> LogState:
+    """Return the state of the log in a data directory, recovered; of a new one if there is none.
+
+    Raises:
+        LogRotten, ForeignStore, UnknownVersion: it must not be opened; nothing was changed but leftovers removed.
+        DiskFull: no room for the first segment.
+    """
+    files = request.directory.child(SEGMENTS_FOLDER)
+    bases = _sweep(files)
+    mark = _open_mark(request.directory)
+    try:
+        if not bases:
+            return _create(request, files, mark)
+        if mark is None or mark.found is None:
+            raise LogRotten(MARK_NAME, 0, "no valid slot beside a log")
+        mark.rewrite_winner()
+        return _Recovery(request, files, bases, mark, mark.found).run()
+    except BaseException:
+        if mark is not None:
+            mark.close()
+        raise
+
+
+def _sweep(files: Directory) -> list[int]:
+    """Remove what a crash in a rotation, removal or streamed append left; return the base indices of the stores."""
+    names = set(files.list())
+    for name in sorted(names):
+        base = base_of_name(name, INDEX_SUFFIX)
+        alone = base is not None and store_name(base) not in names
+        unfinished = base_of_name(name, STORE_SUFFIX + UNFINISHED_SUFFIX) is not None
+        if alone or unfinished or base_of_name(name, SPOOL_SUFFIX) is not None:
+            files.remove(name)
+    return sorted(base for name in names if (base := base_of_name(name, STORE_SUFFIX)) is not None)
+
+
+def _open_mark(directory: Directory) -> MarkFile | None:
+    try:
+        return MarkFile(directory.open(MARK_NAME))
+    except FileNotFoundError:
+        return None
+
+
+def _is_of_empty_log(mark: Mark) -> bool:
+    # Written before the first store is, and again before the last one is removed.
+    return mark.position == STORE_HEADER_BYTES and mark.crc32c == 0 and mark.epoch == 0
+
+
+def _create(request: OpenRequest, files: Directory, mark: MarkFile | None) -> LogState:
+    """Make a new log: the mark before the store, for a store without a mark is rot."""
+    if mark is not None and mark.found is not None and not _is_of_empty_log(mark.found):
+        raise LogRotten(MARK_NAME, 0, f"it names segment {mark.found.segment_base}, but there is none")
+    base = request.initial_index
+    if mark is None:
+        mark = MarkFile(request.directory.create(MARK_NAME))
+    mark.allocate()
+    mark.write_synced(Mark(0, base, base, STORE_HEADER_BYTES, 0, base if request.standalone else 0, 0, clean=False))
+    request.directory.sync()
+    header = StoreHeader(base, 0, 0, 0, None, request.cluster_id)
+    store = prepare_store(files, header, request.options)
+    writer = publish_store(files, header, store, request.options)
+    return _new_state(request, files, mark, header.origin, [writer.segment], writer)
+
+
+def _new_state(
+    request: OpenRequest, files: Directory, mark: MarkFile, origin: Tail, segments: list[Segment], writer: WriteSegment
+) -> LogState:
+    listed = Segments(files, request.options)
+    for segment in segments:
+        listed.append(segment)
+    state = LogState(
+        files,
+        request.options,
+        cluster_id=request.cluster_id,
+        standalone=request.standalone,
+        origin=origin,
+        segments=listed,
+        mark=mark,
+        writer=writer,
+    )
+    state.read_segments_bytes = sum(segment.end - STORE_HEADER_BYTES for segment in segments[:-1])
+    if request.options.cached_indexes is None:
+        for segment in segments[:-1]:
+            # Where there was no room for an index file, the first read walks the segment.
+            with suppress(FileNotFoundError):
+                listed.warm_index(segment)
+    return state
+
+
+class _Recovery:
+    """One opening of a log that exists."""
+
+    def __init__(self, request: OpenRequest, files: Directory, bases: list[int], mark: MarkFile, found: Mark) -> None:
+        self._request = request
+        self._options = request.options
+        self._files = files
+        self._mark = mark
+        self._found = found
+        self._headers = [self._read_header(base) for base in bases]
+        self._segments: list[Segment] = []
+        self._epochs: list[tuple[int, int]] = []
+        self._dropped: list[int] = []
+
+    def run(self) -> LogState:
+        """Check everything first, change afterwards."""
+        bases = [header.base_index for header in self._headers]
+        if self._found.segment_base not in bases:
+            raise self._mark_rotten(f"it names segment {self._found.segment_base}, which is missing")
+        marked = bases.index(self._found.segment_base)
+        if self._found.clean and marked != len(bases) - 1:
+            raise self._mark_rotten(f"it says that the log stopped cleanly in segment {self._found.segment_base}")
+        for place in range(marked):
+            self._check_read_segment(place)
+        survey = self._glance_last() if self._found.clean else self._verify_from(marked)
+        return self._finish(survey, marked)
+
+    def _read_header(self, base: int) -> StoreHeader:
+        file = store_name(base)
+        store = self._files.open(file)
+        try:
+            header = decode_store_header(store.read_at(0, STORE_HEADER_BYTES), file)
+        except FrameInvalid as error:
+            raise LogRotten(file, 0, error.reason) from error
+        finally:
+            store.close()
+        if header.cluster_id != self._request.cluster_id:
+            raise ForeignStore(file, header.cluster_id, self._request.cluster_id)
+        if header.base_index != base:
+            raise LogRotten(file, 8, f"its header names base index {header.base_index}")
+        return header
+
+    def _mark_rotten(self, reason: str) -> LogRotten:
+        return LogRotten(MARK_NAME, 0, reason)
+
+    def _epoch_before(self, place: int) -> int | None:
+        return self._headers[place].epoch if place else None
+
+    def _check_read_segment(self, place: int) -> None:
+        check = ReadSegmentCheck(
+            self._files, self._options, self._headers[place], self._headers[place + 1], self._epoch_before(place)
+        )
+        check.run()
+        self._segments.append(Segment(self._headers[place].origin, check.end))
+        self._epochs += check.epochs
+
+    def _survey(self, place: int) -> Survey:
+        return Survey(self._headers[place], self._options.index_interval_bytes, self._epoch_before(place))
+
+    def _glance_last(self) -> Survey:
+        place = len(self._headers) - 1
+        survey = self._survey(place)
+        file = store_name(self._found.segment_base)
+        store = self._files.open(file)
+        try:
+            survey.glance(store, self._found.position)
+        except FrameInvalid as error:
+            raise LogRotten(file, error.position, error.reason) from error
+        finally:
+            store.close()
+        self._compare_with_mark(survey, file)
+        self._segments.append(Segment(self._headers[place].origin, survey.end))
+        return survey
+
+    def _compare_with_mark(self, survey: Survey, file: str) -> None:
+        found, tail = self._found, survey.tail
+        says = (found.durable_index, found.epoch, found.crc32c)
+        if found.position == STORE_HEADER_BYTES:
+            # No frame of this segment is below the mark, and the store header speaks for the one before.
+            says = (found.durable_index, tail.epoch, tail.crc32c)
+        if survey.end != found.position or (tail.index, tail.epoch, tail.crc32c) != says:
+            raise LogRotten(
+                file,
+                survey.end,
+                f"index {tail.index}, epoch {tail.epoch}, crc32c {tail.crc32c:08x} stand where the mark says index "
+                f"{found.durable_index}, epoch {found.epoch}, crc32c {found.crc32c:08x} at byte {found.position}",
+            )
+
+    def _verify_from(self, marked: int) -> Survey:
+        """Check every frame of the marked segment and of those behind it; return the survey of the last one kept."""
+        for place in range(marked, len(self._headers)):
+            survey = self._verify(place, below_mark=place == marked)
+            self._segments.append(Segment(self._headers[place].origin, survey.end))
+            if place == len(self._headers) - 1 or self._follows_gap(place, survey):
+                self._dropped = [header.base_index for header in self._headers[place + 1 :]]
+                del self._headers[place + 1 :]
+                return survey
+            self._epochs += survey.epochs
+        raise self._mark_rotten("no segment is left")
+
+    def _verify(self, place: int, *, below_mark: bool) -> Survey:
+        survey = self._survey(place)
+        file = store_name(self._headers[place].base_index)
+        store = self._files.open(file)
+        try:
+            if below_mark:
+                survey.verify(store, min(self._found.position, store.size), file)
+                if survey.invalid is not None:
+                    raise LogRotten(file, survey.end, survey.invalid)
+                self._compare_with_mark(survey, file)
+            survey.verify(store, store.size, file)
+        finally:
+            store.close()
+        if survey.invalid is not None and place < len(self._headers) - 1:
+            raise LogRotten(file, survey.end, survey.invalid)
+        return survey
+
+    def _follows_gap(self, place: int, survey: Survey) -> bool:
+        """Return whether segments are missing behind `place`: all of them above the mark, so a truncation took them."""
+        following = self._headers[place + 1]
+        if following.base_index > survey.tail.index:
+            return True
+        if following.origin != survey.tail:
+            raise LogRotten(
+                store_name(following.base_index),
+                0,
+                f"it follows index {following.base_index}, crc32c {following.crc32c:08x}, but the segment before ends "
+                f"at index {survey.tail.index}, crc32c {survey.tail.crc32c:08x}",
+            )
+        return False
+
+    def _finish(self, survey: Survey, marked: int) -> LogState:
+        header = self._headers[-1]
+        if not self._found.clean:
+            self._make_durable(marked)
+        store = self._files.open(store_name(header.base_index))
+        try:
+            preallocate(store, self._options.segment_bytes)
+            writer = WriteSegment(self._segments[-1], header, store, survey.index, self._options)
+            origin = self._headers[0].origin
+            state = _new_state(self._request, self._files, self._mark, origin, self._segments, writer)
+            state.epochs = self._epochs
+            state.take_write_segment(writer, survey)
+            state.commit_index = self._found.commit_index
+            state.set_durable(survey.tail, writer.segment, survey.end)
+            self._mark.write_synced(state.next_mark())
+        except BaseException:
+            store.close()
+            raise
+        return state
+
+    def _make_durable(self, marked: int) -> None:
+        """Cut the torn tail, write what is kept above the mark again in place, and sync files and folders."""
+        for base in reversed(self._dropped):
+            remove_segment(self._files, base)
+        if self._dropped:
+            self._files.sync()
+        for segment in self._segments[marked:]:
+            start = self._found.position if segment is self._segments[marked] else STORE_HEADER_BYTES
+            store = self._files.open(store_name(segment.base_index))
+            try:
+                store.truncate(segment.end)
+                for position in range(start, segment.end, CHUNK_BYTES):
+                    store.write_at(position, store.read_at(position, min(CHUNK_BYTES, segment.end - position)))
+                store.sync()
+            finally:
+                store.close()
+        self._files.sync()
+        self._request.directory.sync()

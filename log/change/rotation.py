@@ -1,0 +1,84 @@
+"""From one write segment to the next.
+
+The steps, and why in this order:
+
+1. The old segment's index file is written, and a new store is made under an unfinished name: allocated, its header
+   written and synced. A full disk shows here, while nothing has changed yet.
+2. The old store is written out, trimmed and synced; then the mark, now at its end, is written and synced. From here
+   on the old segment is sealed, and anything invalid in it is rot.
+3. The new store gets its name, and the folder is synced. Only then is anything appended to it: a name that a power
+   loss takes back takes no frame with it.
+"""
+
+from __future__ import annotations
+
+from ..errors import DiskFull
+from ..options import STORE_HEADER_BYTES, LogOptions
+from ..segment.index import FrameIndex
+from ..segment.segments import Segment, save_index
+from ..segment.store import UNFINISHED_SUFFIX, StoreHeader, create_fresh, encode_store_header, store_name
+from ..segment.write_segment import WriteSegment
+from ..state import LogState
+from ..storage import Directory, Storage
+
+
+def prepare_store(files: Directory, header: StoreHeader, options: LogOptions) -> Storage:
+    """Return a new store under its unfinished name: preallocated, header synced.
+
+    Raises:
+        DiskFull: no room; nothing is left behind.
+    """
+    name = store_name(header.base_index) + UNFINISHED_SUFFIX
+    store = create_fresh(files, name)
+    try:
+        store.allocate(options.segment_bytes)
+        store.write_at(0, encode_store_header(header))
+        store.sync()
+    except DiskFull:
+        store.close()
+        files.remove(name)
+        raise
+    except BaseException:
+        store.close()
+        raise
+    return store
+
+
+def publish_store(files: Directory, header: StoreHeader, store: Storage, options: LogOptions) -> WriteSegment:
+    """Give a prepared store its name, durably, and return it as a write segment."""
+    name = store_name(header.base_index)
+    files.rename(name + UNFINISHED_SUFFIX, name)
+    files.sync()
+    segment = Segment(header.origin, STORE_HEADER_BYTES)
+    return WriteSegment(segment, header, store, FrameIndex(header.base_index, options.index_interval_bytes), options)
+
+
+def rotate(state: LogState) -> None:
+    """Seal the write segment and open the next one.
+
+    Raises:
+        DiskFull: no room for another segment; the log is as before.
+        LogReadOnly: the device failed.
+    """
+    old, tail = state.writer, state.tail
+    members_index = state.members[-1] if state.members else None
+    header = StoreHeader(tail.index, tail.epoch, tail.timestamp, tail.crc32c, members_index, state.cluster_id)
+    with state.failing("rotating to a new segment"):
+        save_index(state.files, old.index)
+        store = prepare_store(state.files, header, state.options)
+        _seal(state, old)
+        state.writer = publish_store(state.files, header, store, state.options)
+        state.segments.append(state.writer.segment)
+        state.segments.cache.put(old.segment.base_index, old.index)
+        state.members = [] if members_index is None else [members_index]
+        state.read_segments_bytes += old.segment.end - STORE_HEADER_BYTES
+        state.retire(old.store)
+
+
+def _seal(state: LogState, old: WriteSegment) -> None:
+    state.settle_flush()
+    old.write_out()
+    old.trim()
+    old.store.sync()
+    state.set_durable(state.tail, old.segment, old.segment.end)
+    state.mark.write_synced(state.next_mark())

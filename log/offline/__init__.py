@@ -1,0 +1,1 @@
+"""A log that no process has open: inspect, verify and repair its files."""

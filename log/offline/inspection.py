@@ -1,0 +1,133 @@
+"""Looking at the files of a log that no process has open: what stands in them. (What is wrong: `verification`.)
+
+Nothing is changed here. The caller holds the directory's lock: a log that grows meanwhile would look torn.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import closing
+from dataclasses import dataclass
+
+from ..change.recovery import SEGMENTS_FOLDER
+from ..errors import FrameInvalid
+from ..frames import FrameHeader
+from ..options import STORE_HEADER_BYTES
+from ..segment.mark import MARK_NAME, Mark, MarkFile
+from ..segment.store import STORE_SUFFIX, StoreHeader, base_of_name, decode_store_header, index_name, store_name
+from ..segment.survey import CHUNK_BYTES, walk_store
+from ..storage import Directory, Storage
+
+
+@dataclass(frozen=True, slots=True)
+class SegmentFacts:
+    """What a segment's files say of it, without reading its frames; `highest_index` is None for the last one."""
+
+    base_index: int
+    highest_index: int | None
+    epoch: int
+    """Of the frame before its first."""
+    timestamp: int
+    """Of that frame, in microseconds since the Unix epoch."""
+    store_bytes: int
+    index_bytes: int | None
+    cluster_id: bytes
+
+
+def store_bases(files: Directory) -> list[int]:
+    """Return the base indices of a log's segments, ascending."""
+    return sorted(base for name in files.list() if (base := base_of_name(name, STORE_SUFFIX)) is not None)
+
+
+def stored_mark(directory: Directory) -> Mark | None:
+    """Return what the mark of a data directory says, None if there is no valid slot.
+
+    Raises:
+        UnknownVersion: it was written by a later program.
+    """
+    if MARK_NAME not in directory.list():
+        return None
+    with closing(MarkFile(directory.open(MARK_NAME))) as mark:
+        return mark.found
+
+
+def stored_cluster_id(directory: Directory) -> bytes | None:
+    """Return whose log stands in a data directory, None if there is none.
+
+    Raises:
+        FrameInvalid, UnknownVersion: its first store does not say.
+    """
+    files = directory.child(SEGMENTS_FOLDER)
+    bases = store_bases(files)
+    return _read_header(files, bases[0]).cluster_id if bases else None
+
+
+def list_segments(directory: Directory) -> list[SegmentFacts]:
+    """Return what the segments' headers and sizes say, ascending.
+
+    Raises:
+        FrameInvalid, UnknownVersion: a store header is not whole; `verify` tells more.
+    """
+    files = directory.child(SEGMENTS_FOLDER)
+    bases = store_bases(files)
+    facts: list[SegmentFacts] = []
+    for place, base in enumerate(bases):
+        header = _read_header(files, base)
+        following = bases[place + 1] if place + 1 < len(bases) else None
+        sizes = _size(files, store_name(base)) or 0, _size(files, index_name(base))
+        facts.append(SegmentFacts(base, following, header.epoch, header.timestamp, *sizes, header.cluster_id))
+    return facts
+
+
+def log_bytes(directory: Directory) -> int:
+    """Return how many bytes the stores have: what `verify` will look at."""
+    files = directory.child(SEGMENTS_FOLDER)
+    return sum(_size(files, store_name(base)) or 0 for base in store_bases(files))
+
+
+def frames_of(directory: Directory, base_index: int) -> Iterator[tuple[FrameHeader, memoryview | None]]:
+    """Yield header and payload of a segment's frames, verified by crc, up to the end or the preallocated zeros.
+
+    The payload of a frame above 1 MiB is None.
+
+    Raises:
+        FrameInvalid: what follows is no frame, and no zeros.
+        UnknownVersion: it was written by a later program.
+    """
+    file = store_name(base_index)
+    with closing(directory.child(SEGMENTS_FOLDER).open(file)) as store:
+        position = STORE_HEADER_BYTES
+        decode_store_header(store.read_at(0, STORE_HEADER_BYTES), file)
+        try:
+            for header, payload in walk_store(store, position, store.size, file):
+                position += header.size
+                yield header, payload
+        except FrameInvalid:
+            if not is_zero(store, position):
+                raise
+
+
+def _read_header(files: Directory, base: int) -> StoreHeader:
+    file = store_name(base)
+    with closing(files.open(file)) as store:
+        try:
+            return decode_store_header(store.read_at(0, STORE_HEADER_BYTES), file)
+        except FrameInvalid as error:
+            raise FrameInvalid(f"{file}: {error.reason}", error.position) from error
+
+
+def _size(files: Directory, name: str) -> int | None:
+    try:
+        storage = files.open(name)
+    except FileNotFoundError:
+        return None
+    with closing(storage):
+        return storage.size
+
+
+def is_zero(store: Storage, position: int) -> bool:
+    """Whether nothing but preallocated space follows."""
+    return all(
+        not store.read_at(start, min(CHUNK_BYTES, store.size - start)).strip(b"\0")
+        for start in range(position, store.size, CHUNK_BYTES)
+    )

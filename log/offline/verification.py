@@ -1,0 +1,268 @@
+"""Looking at every byte of a log that no process has open, and saying what is wrong with it.
+
+Nothing is changed here. The caller holds the directory's lock: a log that grows meanwhile would look torn.
+
+What can be wrong:
+
+- `rot`: bytes that were durable are not what was written. The log does not open, or what reads them is told so;
+  `repair` sets them aside.
+- `torn`: what follows the last whole frame above the mark was never acknowledged; the next opening cuts it off.
+- `index`: an index file does not fit its store; it is rebuilt when it is needed.
+- `leftover`: a file that a crash left behind; the next opening removes it, or finishes what it was for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from dataclasses import dataclass, field
+from typing import Literal
+
+from ..change.recovery import SEGMENTS_FOLDER
+from ..change.rewrite import REWRITE_SUFFIX
+from ..change.spool import SPOOL_SUFFIX
+from ..errors import FrameInvalid
+from ..frames import HEADER_BYTES, FrameHeader, Tail
+from ..options import MAX_SEGMENT_BYTES, STORE_HEADER_BYTES
+from ..segment.index import IndexEntry, StoredIndex
+from ..segment.mark import MARK_NAME, Mark
+from ..segment.store import (
+    INDEX_SUFFIX,
+    STORE_SUFFIX,
+    UNFINISHED_SUFFIX,
+    StoreHeader,
+    base_of_name,
+    decode_store_header,
+    index_name,
+    store_name,
+)
+from ..segment.survey import Survey
+from ..storage import Directory, Storage
+from .inspection import is_zero, store_bases, stored_mark
+
+FaultKind = Literal["rot", "torn", "index", "leftover"]
+Progress = Callable[[int], None]
+"""Told how many more bytes have been looked at."""
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """One thing that is wrong: from byte `position` of a file on. Records [from_index, to_index) cannot be read."""
+
+    kind: FaultKind
+    file: str
+    position: int
+    reason: str
+    from_index: int | None = None
+    to_index: int | None = None
+
+
+@dataclass(slots=True)
+class CheckedSegment:
+    """A segment whose frames were all looked at, up to the first that is none."""
+
+    base_index: int
+    header: StoreHeader | None
+    """None: not even the store header is whole."""
+    tail: Tail
+    """Behind its last whole frame."""
+    end: int
+    """Where that one ends."""
+    frames: int = 0
+    records: int = 0
+    rot: Fault | None = None
+
+
+@dataclass(slots=True)
+class Verdict:
+    """What looking at all of a log found."""
+
+    mark: Mark | None
+    segments: list[CheckedSegment] = field(default_factory=list[CheckedSegment])
+    faults: list[Fault] = field(default_factory=list[Fault])
+
+    @property
+    def is_rotten(self) -> bool:
+        """Whether bytes that were durable are not what was written."""
+        return any(fault.kind == "rot" for fault in self.faults)
+
+
+def verify(directory: Directory, progress: Progress = lambda _: None) -> Verdict:
+    """Look at every byte of the log in a data directory, and return what is wrong with it. Changes nothing. Blocks.
+
+    Raises:
+        UnknownVersion: a file or frame was written by a later program.
+    """
+    files = directory.child(SEGMENTS_FOLDER)
+    verdict = Verdict(stored_mark(directory))
+    bases = store_bases(files)
+    if bases and verdict.mark is None:
+        verdict.faults.append(Fault("rot", MARK_NAME, 0, "no valid slot beside a log"))
+    elif bases and verdict.mark is not None:
+        base = verdict.mark.segment_base
+        if base not in bases:
+            verdict.faults.append(Fault("rot", MARK_NAME, 0, f"it names segment {base}, which is missing"))
+        elif verdict.mark.clean and base != bases[-1]:
+            verdict.faults.append(Fault("rot", MARK_NAME, 0, f"it says that the log stopped cleanly in segment {base}"))
+    for place, base in enumerate(bases):
+        following = bases[place + 1] if place + 1 < len(bases) else None
+        check = _SegmentCheck(files, verdict, base, following, progress)
+        verdict.segments.append(check.run())
+    verdict.faults += _leftovers(files)
+    return verdict
+
+
+class _SegmentCheck:
+    """Looks at one segment: its header, how it follows the one before, the mark, each frame, its index."""
+
+    def __init__(
+        self, files: Directory, verdict: Verdict, base: int, following: int | None, progress: Progress
+    ) -> None:
+        self._files, self._verdict, self._base, self._following = files, verdict, base, following
+        self._progress = progress
+        self._file = store_name(base)
+        self._segment = CheckedSegment(base, None, Tail(base, 0, 0, 0), 0)
+
+    def run(self) -> CheckedSegment:
+        segment = self._segment
+        with closing(self._files.open(self._file)) as store:
+            try:
+                segment.header = decode_store_header(store.read_at(0, STORE_HEADER_BYTES), self._file)
+            except FrameInvalid as error:
+                self._rotten(0, error.reason)
+                self._progress(store.size)
+                return segment
+            segment.tail, segment.end = segment.header.origin, STORE_HEADER_BYTES
+            if not self._follows(segment.header):
+                self._progress(store.size)
+                return segment
+            self._walk(segment.header, store)
+        return segment
+
+    def _follows(self, header: StoreHeader) -> bool:
+        before = self._verdict.segments[-1] if self._verdict.segments else None
+        if header.base_index != self._base:
+            self._rotten(8, f"its header names base index {header.base_index}")
+        elif before is not None and before.header is not None and before.header.cluster_id != header.cluster_id:
+            self._rotten(48, f"it belongs to cluster {header.cluster_id.hex()}")
+        elif self._is_dropped():
+            self._verdict.faults.append(Fault("leftover", self._file, 0, "a truncation did not finish"))
+        elif before is not None and before.rot is None and before.tail != header.origin:
+            self._rotten(0, f"it follows index {header.base_index}, the segment before ends at {before.tail.index}")
+        return self._segment.rot is None
+
+    def _is_dropped(self) -> bool:
+        """Whether a truncation was interrupted: what follows a gap above the mark goes at the next opening."""
+        if not self._verdict.segments or self._verdict.segments[-1].rot is not None:
+            return False
+        mark, before = self._verdict.mark, self._verdict.segments[-1]
+        return mark is not None and mark.segment_base <= before.base_index and self._base > before.tail.index
+
+    def _walk(self, header: StoreHeader, store: Storage) -> None:
+        segment, size = self._segment, store.size
+        survey = _CountingSurvey(header, self._progress, self._entries())
+        mark = self._verdict.mark
+        if mark is not None and mark.segment_base == self._base:
+            survey.verify(store, min(mark.position, size), self._file)
+            self._compare_with_mark(survey, mark)
+        if survey.invalid is None and segment.rot is None:
+            survey.verify(store, size, self._file)
+        segment.tail, segment.end = survey.tail, survey.end
+        segment.frames, segment.records = survey.frames, survey.tail.index - self._base
+        if segment.rot is None and survey.invalid is not None:
+            self._judge_end(survey, store)
+        if segment.rot is None and (index_fault := survey.judge_index()) is not None:
+            self._verdict.faults.append(Fault("index", index_name(self._base), 0, index_fault))
+
+    def _compare_with_mark(self, survey: _CountingSurvey, mark: Mark) -> None:
+        tail = survey.tail
+        says = (mark.durable_index, mark.epoch, mark.crc32c)
+        found = (tail.index, tail.epoch, tail.crc32c)
+        agrees = found == says if mark.position > STORE_HEADER_BYTES else tail.index == mark.durable_index
+        if survey.invalid is not None or survey.end != mark.position or not agrees:
+            reason = survey.invalid or f"index {tail.index} ends here, where the mark says {mark.durable_index}"
+            self._rotten(survey.end, reason, tail.index)
+
+    def _judge_end(self, survey: _CountingSurvey, store: Storage) -> None:
+        mark, end = self._verdict.mark, survey.end
+        is_last = self._following is None
+        if is_last and mark is not None and mark.segment_base <= self._base and not mark.clean:
+            if not is_zero(store, end):
+                reason = f"{store.size - end} bytes above the mark are no frames: {survey.invalid}"
+                self._verdict.faults.append(Fault("torn", self._file, end, reason))
+        elif not (is_last and is_zero(store, end)) and not (is_last and mark is not None and mark.clean):
+            self._rotten(end, survey.invalid or "", survey.tail.index)
+
+    def _rotten(self, position: int, reason: str, from_index: int | None = None) -> None:
+        first = self._base if from_index is None else from_index
+        fault = Fault("rot", self._file, position, reason, first, self._following)
+        self._segment.rot = fault
+        self._verdict.faults.append(fault)
+
+    def _entries(self) -> Iterator[IndexEntry] | None:
+        """The entries of the index file, None if there is none to compare: the last segment's is in memory."""
+        name = index_name(self._base)
+        if self._following is None or name not in self._files.list():
+            return None
+        return _index_entries(self._files, name, self._base)
+
+
+class _CountingSurvey(Survey):
+    """A survey that counts frames, tells its progress, and compares each frame with the index file."""
+
+    def __init__(self, header: StoreHeader, progress: Progress, entries: Iterator[IndexEntry] | None) -> None:
+        super().__init__(header, MAX_SEGMENT_BYTES, None)
+        self.frames = 0
+        self._index_fault: str | None = None
+        self._base = header.base_index
+        self._progress = progress
+        self._entries = entries
+        self._next = None if entries is None else next(entries, None)
+        if entries is not None and (self._next is None or self._next.position != STORE_HEADER_BYTES):
+            self._index_fault = "it does not begin with the first frame"
+
+    def add(self, header: FrameHeader, payload: memoryview | None) -> None:
+        """Take one verified frame."""
+        entry = self._next
+        if entry is not None and self._entries is not None and entry.position <= self.end:
+            found = IndexEntry(header.crc32c, header.index - self._base, header.length, self.end)
+            if entry != found:
+                self._index_fault = f"the entry for byte {entry.position} does not fit the frame there"
+            self._next = next(self._entries, None)
+        super().add(header, payload)
+        self.frames += 1
+        self._progress(HEADER_BYTES + header.length)
+
+    def judge_index(self) -> str | None:
+        """Return what is wrong with the index file, at the end of the walk."""
+        if self._index_fault is None and self._next is not None:
+            return f"it names a frame at byte {self._next.position}, where there is none"
+        return self._index_fault
+
+
+def _index_entries(files: Directory, name: str, base: int) -> Iterator[IndexEntry]:
+    with closing(StoredIndex(files.open(name))) as index:
+        if index.marker_fits(base, name):
+            for place in range(index.count):
+                yield index.entry(place)
+
+
+def _leftovers(files: Directory) -> list[Fault]:
+    meanings = {
+        STORE_SUFFIX + UNFINISHED_SUFFIX: "a rotation did not finish",
+        SPOOL_SUFFIX: "an append of a stream did not finish",
+        REWRITE_SUFFIX: "a cut inside a frame did not finish",
+    }
+    names = set(files.list())
+    found = [
+        Fault("leftover", name, 0, meaning)
+        for name in sorted(names)
+        for suffix, meaning in meanings.items()
+        if base_of_name(name, suffix) is not None
+    ]
+    alone = [
+        name
+        for name in sorted(names)
+        if (base := base_of_name(name, INDEX_SUFFIX)) is not None and store_name(base) not in names
+    ]
+    return found + [Fault("leftover", name, 0, "an index without its store") for name in alone]

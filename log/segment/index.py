@@ -1,0 +1,181 @@
+"""The index file: where frames begin, every `index_interval_bytes` of a store; a cache that is rebuilt when wrong.
+
+    marker   0 8 base_index | 8 4 "QIDX" | 12 4 version 1
+    entry    0 4 crc32c (the frame's field) | 4 4 relative index | 8 4 length | 12 4 position of the frame header
+
+The first frame of a segment always has an entry.
+"""
+
+from __future__ import annotations
+
+import struct
+from array import array
+from bisect import bisect_right
+from typing import NamedTuple, Protocol
+
+from ..errors import UnknownVersion
+from ..options import INDEX_ENTRY_BYTES, INDEX_MARKER_BYTES
+from ..storage import Storage
+
+INDEX_VERSION = 1
+
+_MARKER = struct.Struct("<Q4sI")
+_MAGIC = b"QIDX"
+_ENTRY = struct.Struct("<IIII")
+# Entries read at once while a lookup narrows down: an eighth of a page holds what a good guess misses by.
+_BLOCK_ENTRIES = 32
+
+
+class SegmentIndex(Protocol):
+    """What finds frames in one segment."""
+
+    def entry_at(self, relative: int) -> tuple[int, int, int, int] | None:
+        """Return the last entry at or below a relative index, None if there is none."""
+        ...
+
+
+class IndexEntry(NamedTuple):
+    """One frame's place."""
+
+    crc32c: int
+    relative: int
+    length: int
+    position: int
+
+
+class FrameIndex:
+    """The entries of one segment in memory; it grows with the write segment."""
+
+    __slots__ = ("_entries", "_interval_bytes", "_relatives", "base_index", "next_position")
+
+    def __init__(self, base_index: int, interval_bytes: int) -> None:
+        self.base_index = base_index
+        self._interval_bytes = interval_bytes
+        self._relatives = array("I")
+        self._entries = bytearray(_MARKER.pack(base_index, _MAGIC, INDEX_VERSION))
+        self.next_position = 0
+        """A frame from this position on is worth an entry."""
+
+    @property
+    def size(self) -> int:
+        """Bytes of the index file that holds all of this."""
+        return len(self._entries)
+
+    def add(self, crc32c: int, index: int, length: int, position: int) -> None:
+        """Add the frame at `position`, behind all earlier ones, unless it lies too near to the last entry."""
+        if position >= self.next_position:
+            relative = index - self.base_index
+            self._entries += _ENTRY.pack(crc32c, relative, length, position)
+            self._relatives.append(relative)
+            self.next_position = position + self._interval_bytes
+
+    def entry_at(self, relative: int) -> IndexEntry | None:
+        """Return the last entry at or below a relative index, None if there is none."""
+        place = bisect_right(self._relatives, relative) - 1
+        if place < 0:
+            return None
+        return IndexEntry._make(_ENTRY.unpack_from(self._entries, INDEX_MARKER_BYTES + place * INDEX_ENTRY_BYTES))
+
+    def encode(self) -> bytes:
+        """Return the whole index file."""
+        return bytes(self._entries)
+
+
+class LoadedIndex:
+    """The entries of one read segment in memory, as its file holds them."""
+
+    __slots__ = ("_relatives", "_words")
+
+    def __init__(self, entries: bytes) -> None:
+        """`entries`: the file without its marker."""
+        self._words = _words(entries)
+        self._relatives = self._words[1::4]
+
+    def entry_at(self, relative: int) -> tuple[int, int, int, int] | None:
+        """Return the last entry at or below a relative index, None if there is none (then the index is wrong)."""
+        place = bisect_right(self._relatives, relative)
+        if place == 0:
+            return None
+        crc, relative, length, position = self._words[4 * place - 4 : 4 * place]
+        return crc, relative, length, position
+
+    def places(self) -> list[tuple[int, int, int]]:
+        """Return (crc32c, relative index, position) of every entry, in order."""
+        return list(zip(self._words[0::4], self._relatives, self._words[3::4], strict=True))
+
+
+class StoredIndex:
+    """The entries of one segment on disk, found by reading a few blocks."""
+
+    __slots__ = ("_records", "_storage", "count")
+
+    def __init__(self, storage: Storage, records: int = 0) -> None:
+        """`records`: how many the segment holds, if known: it makes the first guess a good one."""
+        self._storage = storage
+        self._records = records
+        self.count = max(0, storage.size - INDEX_MARKER_BYTES) // INDEX_ENTRY_BYTES
+
+    def marker_fits(self, base_index: int, file: str) -> bool:
+        """Return whether this is the index of the segment at `base_index`.
+
+        Raises:
+            UnknownVersion: it is, in a version that this program does not know.
+        """
+        raw = self._storage.read_at(0, INDEX_MARKER_BYTES)
+        if len(raw) < INDEX_MARKER_BYTES:
+            return False
+        base, magic, version = _MARKER.unpack(raw)
+        if base != base_index or magic != _MAGIC:
+            return False
+        if version != INDEX_VERSION:
+            raise UnknownVersion(file, version)
+        return True
+
+    def entry(self, place: int) -> IndexEntry:
+        """Return the entry at a place in [0, count)."""
+        raw = self._storage.read_at(INDEX_MARKER_BYTES + place * INDEX_ENTRY_BYTES, INDEX_ENTRY_BYTES)
+        return IndexEntry._make(_ENTRY.unpack(raw))
+
+    def entry_at(self, relative: int) -> tuple[int, int, int, int] | None:
+        """Return the last entry at or below a relative index, None if there is none (then the index is wrong)."""
+        low, high = 0, self.count
+        if relative < self._records:
+            # Frames of one size make it a straight line; others are looked for as ever, from what the guess taught.
+            low = max(0, min(relative * high // self._records - _BLOCK_ENTRIES // 2, high - _BLOCK_ENTRIES))
+            relatives, words = self._block(low, min(low + _BLOCK_ENTRIES, high))
+            place = bisect_right(relatives, relative)
+            if 0 < place < len(relatives) or (place and low + place == high):
+                return _entry_of(words, place - 1)
+            low, high = (0, low) if place == 0 else (low, high)
+        while high - low > _BLOCK_ENTRIES:
+            middle = (low + high) // 2
+            if self.entry(middle).relative <= relative:
+                low = middle
+            else:
+                high = middle
+        relatives, words = self._block(low, high)
+        place = bisect_right(relatives, relative)
+        return None if place == 0 else _entry_of(words, place - 1)
+
+    def load(self) -> LoadedIndex:
+        """Return all entries in memory."""
+        return LoadedIndex(self._storage.read_at(INDEX_MARKER_BYTES, self.count * INDEX_ENTRY_BYTES))
+
+    def close(self) -> None:
+        """Give the handle back."""
+        self._storage.close()
+
+    def _block(self, low: int, high: int) -> tuple[memoryview, memoryview]:
+        raw = self._storage.read_at(INDEX_MARKER_BYTES + low * INDEX_ENTRY_BYTES, (high - low) * INDEX_ENTRY_BYTES)
+        words = _words(raw)
+        return words[1::4], words
+
+
+def _words(raw: bytes) -> memoryview:
+    # A file that was cut meanwhile gives less than was asked for: whole entries only.
+    return memoryview(raw)[: len(raw) // INDEX_ENTRY_BYTES * INDEX_ENTRY_BYTES].cast("I")
+
+
+def _entry_of(words: memoryview, place: int) -> tuple[int, int, int, int]:
+    crc, relative, length, position = words[4 * place : 4 * place + 4]
+    return crc, relative, length, position

@@ -1,0 +1,227 @@
+"""From an index to the place of its frame: segment, index entry, and a short walk over frame headers."""
+
+from __future__ import annotations
+
+import struct
+from bisect import bisect_right
+
+from ..errors import (
+    FrameCorrupt,
+    FrameInvalid,
+    IndexExpired,
+    IndexOutOfBounds,
+    LogClosed,
+    NotFrameBorder,
+)
+from ..frames import HEADER_BYTES, Tail, decode_header
+from ..options import STORE_HEADER_BYTES
+from ..state import LogState
+from ..storage import Storage
+from .index import FrameIndex
+from .sealed import rebuild_index
+from .segments import Segment
+from .store import decode_store_header, store_name
+from .survey import Survey
+
+_MAX_BORDERS = 64
+# What a lookup reads at once: the frames from one index entry to the next, and most of the one looked for.
+_LOOKUP_REST_BYTES = 512
+_MAX_LOOKUP_BYTES = 1 << 16
+
+# crc32c, length, index, count: a walk to an index needs no more; the frame found is verified whole.
+_GLANCE = struct.Struct("<IIQ16xI")
+
+Found = tuple[Segment, Storage, int, int, int, bytes, int]
+"""The frame that holds an index: segment, its store, position, first index, next index, and bytes that were read on the
+way with the position where they start. (A plain tuple: the class of a named one would cost a random read 3%.)"""
+
+
+class Lookup:
+    """Finds frames, on the writer's thread; it remembers only where recent range reads ended."""
+
+    def __init__(self, state: LogState) -> None:
+        self._state = state
+        self._borders: dict[int, tuple[Segment, int]] = {}
+        interval = state.options.index_interval_bytes
+        self._lookup_bytes = min(interval + _LOOKUP_REST_BYTES, _MAX_LOOKUP_BYTES)
+
+    def refuse_outside(self, index: int) -> None:
+        """Raise the error for an index that the log does not hold, if it does not."""
+        state = self._state
+        if state.closed:
+            raise LogClosed
+        lowest = state.origin.index
+        if index >= state.tail.index:
+            raise IndexOutOfBounds(index, lowest, state.tail.index)
+        if index < lowest:
+            if state.origin[1:] != (0, 0, 0):
+                raise IndexExpired(index, lowest)
+            raise IndexOutOfBounds(index, lowest, state.tail.index)
+
+    def find(self, index: int) -> Found:
+        """Find the frame that holds `index`, which is in the log; a wrong index file is rebuilt."""
+        state = self._state
+        segments, writer = state.segments, state.writer
+        segment = segments.at(bisect_right(segments.bases, index) - 1)
+        relative = index - segment.base_index
+        entry: tuple[int, int, int, int] | None
+        if segment is writer.segment:
+            self.written_end(segment, index)
+            store, end = writer.store, writer.written
+            entry = writer.index.entry_at(relative)
+        else:
+            store, end = segments.store(segment), segment.end
+            try:
+                entry = segments.index(segment).entry_at(relative)
+            except FileNotFoundError:
+                entry = None
+        found = None if entry is None else self._walk(segment, store, end, entry, index)
+        if found is None and segment is not writer.segment:
+            # The index names another frame, or none. (That of the write segment is in memory: there it is the store.)
+            entry = self._rebuilt_index(segment).entry_at(relative)
+            found = None if entry is None else self._walk(segment, store, end, entry, index)
+        if found is None:
+            position = STORE_HEADER_BYTES if entry is None else entry[3]
+            raise self.corrupt(segment, position, "another frame stands where the index names one")
+        return found
+
+    def _walk(
+        self, segment: Segment, store: Storage, end: int, entry: tuple[int, int, int, int], index: int
+    ) -> Found | None:
+        """Walk from an index entry to the frame that holds `index`; None if the entry does not fit the store."""
+        entry_crc, relative, _, position = entry
+        expected = segment.base_index + relative
+        raw = store.read_at(position, min(self._lookup_bytes, end - position)) if position < end else b""
+        if len(raw) < HEADER_BYTES:
+            return None
+        glance = _GLANCE.unpack_from
+        crc, length, first, count = glance(raw)
+        if crc != entry_crc or first != expected:
+            return None
+        start, offset = position, 0
+        last = len(raw) - HEADER_BYTES
+        while count and first == expected:
+            expected = first + count
+            if expected > index:
+                return segment, store, start + offset, first, expected, raw, start
+            offset += HEADER_BYTES + length
+            if offset > last:
+                start += offset
+                raw, offset = store.read_at(start, min(self._lookup_bytes, max(0, end - start))), 0
+                last = len(raw) - HEADER_BYTES
+                if last < 0:
+                    break
+            crc, length, first, count = glance(raw, offset)
+        raise self.corrupt(segment, start + offset, f"no frame with index {expected} begins here")
+
+    def border_at_or_below(self, index: int) -> int:
+        """Return the greatest frame border that is not above `index`."""
+        if index >= self._state.tail.index:
+            return self._state.tail.index
+        self.refuse_outside(index)
+        if index == self._state.segments.holding(index).base_index or index in self._borders:
+            return index
+        return self.find(index)[3]
+
+    def border(self, index: int) -> tuple[Segment, int]:
+        """Return segment and position of the frame that begins at `index`.
+
+        Raises:
+            NotFrameBorder: `index` lies inside a frame.
+        """
+        self.refuse_outside(index)
+        segment = self._state.segments.holding(index)
+        if index == segment.base_index:
+            return segment, STORE_HEADER_BYTES
+        known = self._borders.get(index)
+        if known is not None and known[0] is segment:
+            return known
+        _, _, position, first, following, _, _ = self.find(index)
+        if first != index:
+            raise NotFrameBorder(index, first, following)
+        return segment, position
+
+    def place_behind(self, index: int) -> tuple[Tail, Segment, int]:
+        """Return the chain's end before the border `index`, with the segment and position where that frame ends.
+
+        Raises:
+            NotFrameBorder: `index` lies inside a frame.
+        """
+        state = self._state
+        if index == state.origin.index:
+            return state.origin, state.segments.first, STORE_HEADER_BYTES
+        segment, _, position, first, following, raw, start = self.find(index - 1)
+        if following != index:
+            raise NotFrameBorder(index, first, following)
+        try:
+            header = decode_header(raw, position - start)
+        except FrameInvalid as error:
+            raise self.corrupt(segment, position, error.reason) from error
+        return Tail(index, header.epoch, header.timestamp, header.crc32c), segment, position + header.size
+
+    def bytes_between(self, from_index: int, to_index: int) -> int:
+        """Return the frame bytes between two frame borders."""
+        first, start = self._place(from_index)
+        last, end = self._place(to_index)
+        segments = self._state.segments
+        between = range(segments.place_of(first.base_index), segments.place_of(last.base_index))
+        return end - start + sum(segments.at(place).end - STORE_HEADER_BYTES for place in between)
+
+    def _place(self, index: int) -> tuple[Segment, int]:
+        writer = self._state.writer
+        if index == self._state.tail.index and not self._state.closed:
+            return writer.segment, writer.segment.end
+        return self.border(index)
+
+    def remember(self, index: int, segment: Segment, position: int) -> None:
+        """Remember that the frame at `index` begins there: a range read ended before it."""
+        borders = self._borders
+        borders.pop(index, None)
+        borders[index] = (segment, position)
+        if len(borders) > _MAX_BORDERS:
+            del borders[next(iter(borders))]
+
+    def forget_borders(self) -> None:
+        """Forget where range reads ended: segments were removed or cut."""
+        self._borders.clear()
+
+    def store(self, segment: Segment) -> Storage:
+        """Return the open store of any segment."""
+        writer = self._state.writer
+        return writer.store if segment is writer.segment else self._state.segments.store(segment)
+
+    def written_end(self, segment: Segment, index: int) -> int:
+        """Return where the frames of a segment end in its file, the one that holds `index` among them."""
+        writer = self._state.writer
+        if segment is not writer.segment:
+            return segment.end
+        if writer.unwritten_index is not None and index >= writer.unwritten_index:
+            self._state.refuse_if_unwritable()
+            with self._state.failing("writing out"):
+                writer.write_out()
+        return writer.written
+
+    def _rebuilt_index(self, segment: Segment) -> FrameIndex:
+        """Walk over a read segment and write its index file anew."""
+        file = store_name(segment.base_index)
+        store = self.store(segment)
+        segments = self._state.segments
+        was_cached = segment.base_index in segments.cache
+        segments.forget_index(segment)
+        try:
+            header = decode_store_header(store.read_at(0, STORE_HEADER_BYTES), file)
+            survey = Survey(header, self._state.options.index_interval_bytes, None)
+            survey.glance(store, segment.end)
+        except FrameInvalid as error:
+            raise self.corrupt(segment, error.position, error.reason) from error
+        if self._state.failure is None:
+            with self._state.failing("writing an index"):
+                rebuild_index(self._state.files, survey.index)
+        if was_cached or segments.cache.limit is None:
+            segments.cache.put(segment.base_index, survey.index)
+        return survey.index
+
+    def corrupt(self, segment: Segment, position: int, reason: str) -> FrameCorrupt:
+        """Return the error for rotten bytes, having noted that this log has some."""
+        self._state.is_rotten = True
+        return FrameCorrupt(store_name(segment.base_index), position, reason)

@@ -1,0 +1,163 @@
+"""Read segments at open: contiguous with the next one, without reading them whole.
+
+The header of the next store tells index, epoch, timestamp and crc32c of a segment's last frame, and the index file
+where that frame nearly is. Only a wrong index costs a walk over the whole segment.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+
+from ..errors import DiskFull, FrameInvalid, LogRotten
+from ..frames import HEADER_BYTES, FrameHeader, Tail, decode_header
+from ..options import STORE_HEADER_BYTES, LogOptions
+from ..storage import Directory, Storage
+from .index import FrameIndex, IndexEntry, StoredIndex
+from .segments import save_index
+from .store import StoreHeader, index_name, store_name
+from .survey import Survey
+
+_TAIL_CHUNK_BYTES = 8192
+
+
+class ReadSegmentCheck:
+    """What opening a log needs to know of one read segment."""
+
+    def __init__(
+        self,
+        files: Directory,
+        options: LogOptions,
+        header: StoreHeader,
+        following: StoreHeader,
+        epoch_before: int | None,
+    ) -> None:
+        self._files = files
+        self._options = options
+        self._header = header
+        self._following = following
+        self._epoch_before = epoch_before
+        self._file = store_name(header.base_index)
+        self.end = 0
+        self.epochs: list[tuple[int, int]] = []
+
+    def run(self) -> None:
+        """Check that the segment ends where the next one begins; find `end` and `epochs`.
+
+        Raises:
+            LogRotten: it does not, whatever its index says.
+            UnknownVersion: of a frame or the index file.
+        """
+        store = self._files.open(self._file)
+        try:
+            self.end = store.size
+            if not self._fits_by_index(store):
+                self._fit_by_walk(store)
+        except FrameInvalid as error:
+            raise LogRotten(self._file, error.position, error.reason) from error
+        finally:
+            store.close()
+
+    def _fits_by_index(self, store: Storage) -> bool:
+        index = _open_index(self._files, self._header.base_index)
+        if index is None:
+            return False
+        try:
+            if not index.count:
+                return False
+            tail = self._tail_by_index(store, index.entry(index.count - 1))
+            if tail != self._following.origin:
+                return False
+            self._find_epochs(store, index)
+            return True
+        except FrameInvalid:
+            return False
+        finally:
+            index.close()
+
+    def _tail_by_index(self, store: Storage, entry: IndexEntry) -> Tail | None:
+        """Return the segment's tail by a walk from its last index entry, None if it is wrong or not the last."""
+        position, header = entry.position, None
+        if position < STORE_HEADER_BYTES:
+            return None
+        raw, start = b"", position
+        while position < self.end:
+            if position - start + HEADER_BYTES > len(raw):
+                raw, start = store.read_at(position, _TAIL_CHUNK_BYTES), position
+            header = decode_header(raw, position - start)
+            if position == entry.position:
+                if header.crc32c != entry.crc32c or header.index != self._header.base_index + entry.relative:
+                    return None
+            elif position >= entry.position + self._options.index_interval_bytes:
+                return None
+            position += header.size
+        if header is None or position != self.end:
+            return None
+        return Tail(header.next_index, header.epoch, header.timestamp, header.crc32c)
+
+    def _find_epochs(self, store: Storage, index: StoredIndex) -> None:
+        """Find where the segment's epochs begin, by binary search: they never decrease."""
+        epoch = self._epoch_before
+        while epoch != self._following.epoch:
+            # The last entry that is still of the epoch; the change lies between it and the next one.
+            place = bisect_left(
+                range(index.count), True, key=lambda k: self._is_later(_header_of(store, index.entry(k)), epoch)
+            )
+            position = index.entry(place - 1).position if place else STORE_HEADER_BYTES
+            header = decode_header(store.read_at(position, HEADER_BYTES))
+            while not self._is_later(header, epoch):
+                position += header.size
+                header = decode_header(store.read_at(position, HEADER_BYTES))
+            epoch = header.epoch
+            self.epochs.append((epoch, header.index))
+
+    @staticmethod
+    def _is_later(header: FrameHeader, epoch: int | None) -> bool:
+        return epoch is None or header.epoch > epoch
+
+    def _fit_by_walk(self, store: Storage) -> None:
+        survey = Survey(self._header, self._options.index_interval_bytes, self._epoch_before)
+        survey.glance(store, self.end)
+        if survey.tail != self._following.origin:
+            raise LogRotten(
+                self._file,
+                self.end,
+                f"its frames end at index {survey.tail.index}, crc32c {survey.tail.crc32c:08x}, but the next segment "
+                f"follows index {self._following.base_index}, crc32c {self._following.crc32c:08x}",
+            )
+        self.epochs = survey.epochs
+        rebuild_index(self._files, survey.index)
+
+
+def _header_of(store: Storage, entry: IndexEntry) -> FrameHeader:
+    if entry.position < STORE_HEADER_BYTES:
+        raise FrameInvalid("the index names no frame", entry.position)
+    header = decode_header(store.read_at(entry.position, HEADER_BYTES))
+    if header.crc32c != entry.crc32c:
+        raise FrameInvalid("the index names another frame", entry.position)
+    return header
+
+
+def _open_index(files: Directory, base_index: int) -> StoredIndex | None:
+    name = index_name(base_index)
+    try:
+        index = StoredIndex(files.open(name))
+    except FileNotFoundError:
+        return None
+    try:
+        fits = index.marker_fits(base_index, name)
+    except BaseException:
+        index.close()
+        raise
+    if fits:
+        return index
+    index.close()
+    return None
+
+
+def rebuild_index(files: Directory, index: FrameIndex) -> bool:
+    """Write an index file anew; return whether there was room for it. Without one, each open walks the segment."""
+    try:
+        save_index(files, index)
+    except DiskFull:
+        return False
+    return True

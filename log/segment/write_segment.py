@@ -1,0 +1,170 @@
+"""The write segment: the one store that grows.
+
+Appended frames wait in a buffer and are written in big pieces; the store is preallocated, so that a full disk shows
+before anything is appended.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from crc32c import crc32c
+
+from ..errors import FrameInvalid
+from ..frames import HEADER_BYTES, FrameHeader
+from ..options import STORE_HEADER_BYTES, LogOptions
+from ..storage import Storage
+from .index import FrameIndex
+from .segments import Segment
+from .store import StoreHeader
+
+# Frames beyond `segment_bytes` are few and large, so the store grows by as much as they need, in steps of this.
+_GROWTH_BYTES = 1 << 20
+
+
+class WriteSegment:
+    """The last segment's files, open for appends, with what is not written yet."""
+
+    __slots__ = (
+        "_buffer",
+        "_buffer_limit",
+        "_index_bytes",
+        "_segment_bytes",
+        "_store_limit",
+        "allocated",
+        "easy_end",
+        "header",
+        "index",
+        "segment",
+        "store",
+        "unwritten_index",
+        "written",
+    )
+
+    def __init__(
+        self,
+        segment: Segment,
+        header: StoreHeader,
+        store: Storage,
+        index: FrameIndex,
+        options: LogOptions,
+    ) -> None:
+        self.segment = segment
+        self.header = header
+        self.store = store
+        self.index = index
+        self.written = segment.end
+        """Position below which frames are in the file."""
+        self.unwritten_index: int | None = None
+        """Index of the first frame that waits in the buffer, None if it is empty."""
+        self.allocated = store.size
+        self._buffer = bytearray()
+        self._buffer_limit = options.write_buffer_bytes
+        self._segment_bytes = options.segment_bytes
+        self._store_limit = options.store_limit
+        self._index_bytes = options.index_bytes
+        self.easy_end = 0
+        """A frame that ends here or before needs neither room nor another segment."""
+        self._ease()
+
+    def is_full(self, size: int) -> bool:
+        """Whether a frame of `size` bytes belongs into the next segment. An empty segment is never full."""
+        end = self.segment.end
+        if end == STORE_HEADER_BYTES:
+            return False
+        return end >= self._segment_bytes or end + size > self._store_limit or self.index.size >= self._index_bytes
+
+    def takes_at(self, position: int, size: int) -> bool:
+        """Return whether a further frame, at `position`, belongs into this segment and needs no growth."""
+        return (
+            position < self._segment_bytes
+            and position + size <= self.allocated
+            and position + size <= self._store_limit
+            and self.index.size < self._index_bytes
+        )
+
+    def reserve(self, size: int) -> None:
+        """Have room on disk for `size` more bytes.
+
+        Raises:
+            DiskFull: there is none; nothing changed.
+        """
+        needed = self.segment.end + size
+        if needed > self.allocated:
+            allocated = max(needed, min(self.allocated + _GROWTH_BYTES, self._store_limit))
+            self.store.allocate(allocated)
+            self.allocated = allocated
+            self._ease()
+
+    def _ease(self) -> None:
+        full = self.index.size >= self._index_bytes
+        self.easy_end = 0 if full else min(self._segment_bytes, self._store_limit, self.allocated)
+
+    def note_frame(self, header: FrameHeader, position: int) -> None:
+        """Add a frame to the index."""
+        self.index.add(header[0], header[2], header[1], position)
+        self._ease()
+
+    def put(self, header: FrameHeader, head: bytes, payload: bytes) -> None:
+        """Buffer one frame; room was reserved."""
+        segment = self.segment
+        position = segment.end
+        if position >= self.index.next_position:
+            self.note_frame(header, position)
+        if self.unwritten_index is None:
+            self.unwritten_index = header[2]
+        buffer = self._buffer
+        buffer += head
+        buffer += payload
+        segment.end = position + HEADER_BYTES + header[1]
+        if len(buffer) >= self._buffer_limit:
+            self.write_out()
+
+    def put_piece(self, piece: memoryview, index: int) -> None:
+        """Buffer whole frames, the first of them at `index`, that are in `self.index` already; room was reserved."""
+        self.segment.end += len(piece)
+        if not self._buffer and len(piece) >= self._buffer_limit:
+            self.store.write_at(self.written, piece)
+            self.written += len(piece)
+            return
+        if self.unwritten_index is None:
+            self.unwritten_index = index
+        self._buffer += piece
+        if len(self._buffer) >= self._buffer_limit:
+            self.write_out()
+
+    def put_streamed(self, header: FrameHeader, head: bytes, pieces: Iterable[bytes | bytearray]) -> None:
+        """Write one frame whose payload comes in pieces; room was reserved.
+
+        Its header is written last: until then a crash finds no frame, and neither does anybody if this raises.
+
+        Raises:
+            FrameInvalid: the pieces are not the payload that the header was made for.
+        """
+        self.write_out()
+        position = end = self.segment.end
+        end += HEADER_BYTES
+        crc = 0
+        for piece in pieces:
+            self.store.write_at(end, piece)
+            end += len(piece)
+            crc = crc32c(piece, crc)
+        if crc != header.payload_crc32c or end != position + header.size:
+            raise FrameInvalid("the payload's crc32c differs")
+        self.store.write_at(position, head)
+        self.note_frame(header, position)
+        self.segment.end = self.written = end
+
+    def write_out(self) -> None:
+        """Write what is buffered to the file; not durable."""
+        if self._buffer:
+            buffer = self._buffer
+            self.store.write_at(self.written, buffer)
+            self.written += len(buffer)
+            self._buffer = bytearray()
+            self.unwritten_index = None
+
+    def trim(self) -> None:
+        """Give the preallocated rest back."""
+        self.store.truncate(self.segment.end)
+        self.allocated = self.segment.end

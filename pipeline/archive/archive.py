@@ -1,0 +1,122 @@
+"""`archive`: what a log has committed, appended to an archive; each record once, whatever ends a run.
+
+Tasks write files, one or more for each piece of the log; this process alone lets them count, in the order of the log. A
+run goes on where the archive ends.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator
+from contextlib import closing
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING
+
+from ..errors import ArchiveGap
+from ..jobs.pieces import absolute, refuse_ranges, whole_frames
+from ..jobs.progress import Progress, untold
+from ..jobs.spread import spread
+from ..source.options import SourceOptions
+from ..source.reading import StretchPartition, open_origin, origin_of
+from .keeper import ArchiveKeeper, open_archive
+from .manifest import is_archive
+from .snapshots import copy_genesis, copy_snapshots
+from .writer import Written, write_stretch
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+
+@dataclass(frozen=True, slots=True)
+class ArchiveSummary:
+    """What a run added: the records [from_index, to_index)."""
+
+    archive: str
+    cluster_id: str
+    from_index: int
+    to_index: int
+    files: int
+    log_bytes: int
+    file_bytes: int
+    snapshots: list[int]
+    """Indices of the snapshots that were copied."""
+    seconds: float
+
+    @property
+    def records(self) -> int:
+        """How many."""
+        return self.to_index - self.from_index
+
+
+def archive(
+    options: SourceOptions, path: str, *, spark: SparkSession | None = None, progress: Progress = untold
+) -> ArchiveSummary:
+    """Append to the archive at `path` all that the log has committed behind the archive's end.
+
+    The options name the log (`path` or `bootstrap`). Executors must see `path`, too. Each file that is
+    done is durable and counts at once. Without a Spark this process does it all.
+
+    Raises:
+        OptionRefused: the options name a part of the log.
+        ArchiveGap: the log expired beyond the archive's end.
+        ForeignLog, ArchiveDiverges: the archive is of another cluster, or of another history.
+        LogLocked: another process appends to it.
+        FrameCorrupt, RecordsLost, ClusterUnavailable: as the log is found.
+    """
+    refuse_ranges(options)
+    options, path = absolute(options), os.path.abspath(path)
+    began = time.monotonic()
+    with closing(open_origin(options)) as origin, open_archive(path) as keeper:
+        cluster_id, bounds = origin.cluster_id(), origin.bounds()
+        keeper.check_cluster(origin.name, cluster_id)
+        start = bounds.lowest_index if keeper.tail is None else keeper.tail.index
+        if start < bounds.lowest_index:
+            raise ArchiveGap(path, start, bounds.lowest_index)
+        end = max(start, bounds.highest_index)
+        pieces = whole_frames(origin, options, start, end)
+        written: list[Written] = []
+        progress(0, end - start)
+        for each in _in_order(options, path, pieces, spark):
+            keeper.commit(origin.name, cluster_id, each)
+            written.append(each)
+            progress(each.held.to_index - start, end - start)
+        copied = _copy_snapshots(options, keeper, path)
+    return ArchiveSummary(
+        archive=path,
+        cluster_id=cluster_id,
+        from_index=start,
+        to_index=written[-1].held.to_index if written else start,
+        files=len(written),
+        log_bytes=sum(each.held.log_bytes for each in written),
+        file_bytes=sum(each.held.file_bytes for each in written),
+        snapshots=copied,
+        seconds=time.monotonic() - began,
+    )
+
+
+def _in_order(
+    options: SourceOptions, path: str, pieces: list[StretchPartition], spark: SparkSession | None
+) -> Iterator[Written]:
+    """The files of all pieces, in the order of the log; what is written before its turn has come waits."""
+    waiting: dict[int, list[Written]] = {}
+    turn = 0
+    for outcome in spread(spark, partial(_write, options, path), pieces):
+        waiting[outcome.place] = outcome.result
+        while turn in waiting:
+            yield from waiting.pop(turn)
+            turn += 1
+
+
+def _write(options: SourceOptions, path: str, piece: StretchPartition) -> list[Written]:
+    with closing(origin_of(options, piece)) as origin:
+        return write_stretch(origin, path, piece.stretch)
+
+
+def _copy_snapshots(options: SourceOptions, keeper: ArchiveKeeper, path: str) -> list[int]:
+    """Those of a data_dir, as far as the archive holds the log that they stand in; a cluster's nodes show none."""
+    if options.path is None or is_archive(options.path) or keeper.tail is None:
+        return []
+    copy_genesis(options.path, path)
+    return copy_snapshots(options.path, path, keeper.tail.index)

@@ -1,0 +1,184 @@
+"""An archive as a log to read from; see `Origin`.
+
+The rows of a file are put together to frames again, as they stood in the log, and go the way that frames from a store
+go: every crc, the chain, and the very same columns.
+"""
+
+from __future__ import annotations
+
+import os
+from bisect import bisect_left
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from quire.log import ChainBroken, FrameHeader, FrameInvalid, PayloadInvalid, Tail, UnknownVersion
+from quire.log.frames import follow, walk_headers
+from quire.log.packing import Skimmer
+
+from ..errors import ArchiveDamaged
+from ..origin.origin import Bounds, Stretch
+from ..source.rows import Gathering, Integers, Rows
+from .manifest import ArchiveFile, ArchiveManifest, footer_crc32c, manifest_stamp
+
+LEAD = "lead"
+INDEX = "index"
+
+
+class ArchiveFiles:
+    """The log in an archive. It never changes but by growing at its end, which is seen by `bounds` alone: what is asked
+    between two calls of it is answered from one manifest.
+    """
+
+    def __init__(self, path: str) -> None:
+        """Raises NoLog, ArchiveDamaged, ArchiveGap."""
+        self.name = path
+        self._stamp = manifest_stamp(path)
+        self.manifest = ArchiveManifest.read(path)
+
+    def cluster_id(self) -> str:
+        return self.manifest.cluster_id
+
+    def bounds(self) -> Bounds:
+        """Raises as the constructor."""
+        stamp = manifest_stamp(self.name)
+        if stamp != self._stamp:
+            self.manifest, self._stamp = ArchiveManifest.read(self.name), stamp
+        return Bounds(self.manifest.origin.index, self.manifest.tail.index)
+
+    def index_at(self, timestamp: int, bounds: Bounds) -> int:
+        files = self.manifest.files
+        # The first file whose last frame is not older; within it, frames tell.
+        place = bisect_left(files, timestamp, key=lambda held: held.timestamp)
+        if place == len(files):
+            return bounds.highest_index
+        for header in self._headers(place, files[place].from_index):
+            if header.timestamp >= timestamp:
+                return min(header.index, bounds.highest_index)
+        return min(files[place].to_index, bounds.highest_index)
+
+    def index_behind(self, from_index: int, to_index: int, max_bytes: int) -> int:
+        reached, left = from_index, max_bytes
+        for place in range(self.manifest.place_of(from_index), len(self.manifest.files)):
+            held = self.manifest.files[place]
+            if reached >= to_index:
+                break
+            if reached == held.from_index and held.to_index <= to_index and held.log_bytes <= left:
+                reached, left = held.to_index, left - held.log_bytes
+                continue
+            for header in self._headers(place, reached):
+                if header.size > left and reached > from_index:
+                    return reached
+                reached, left = min(header.next_index, to_index), left - header.size
+                if reached >= to_index:
+                    return reached
+        return reached
+
+    def _headers(self, place: int, from_index: int) -> Iterator[FrameHeader]:
+        """The headers of a file's frames from the one that holds `from_index` on."""
+        held = self.manifest.files[place]
+        stretch = Stretch(from_index, held.to_index, held.segment)
+        for rows in self._file_rows(place, stretch, Skimmer()):
+            for header, _ in rows.frames:
+                if header.next_index > from_index:
+                    yield header
+
+    def stretches(self, from_index: int, to_index: int) -> list[Stretch]:
+        if from_index >= to_index:
+            return []
+        found: list[Stretch] = []
+        for held in self.manifest.files[self.manifest.place_of(from_index) :]:
+            if held.from_index >= to_index:
+                break
+            self._check_size(held)
+            found.append(Stretch(max(held.from_index, from_index), min(held.to_index, to_index), held.segment))
+        return found
+
+    def _check_size(self, held: ArchiveFile) -> None:
+        """A file that is gone or cut short is found before anything is read."""
+        try:
+            size = os.stat(os.path.join(self.name, held.file)).st_size
+        except FileNotFoundError:
+            raise self._damaged(held, "it is missing") from None
+        if size != held.file_bytes:
+            raise self._damaged(held, f"it has {size} bytes, not {held.file_bytes}")
+
+    def rows(self, stretch: Stretch, skimmer: Skimmer) -> Iterator[Rows]:
+        for place in range(self.manifest.place_of(stretch.from_index), len(self.manifest.files)):
+            held = self.manifest.files[place]
+            if held.from_index >= stretch.to_index:
+                return
+            first, last = max(stretch.from_index, held.from_index), min(stretch.to_index, held.to_index)
+            yield from self._file_rows(place, Stretch(first, last, held.segment), skimmer)
+
+    def close(self) -> None:
+        """Nothing is held open between two calls."""
+
+    def _file_rows(self, place: int, stretch: Stretch, skimmer: Skimmer) -> Iterator[Rows]:
+        """The rows of a stretch that lies in one file, whose frames are checked by crc and chain."""
+        held = self.manifest.files[place]
+        tail: Tail | None = None
+        try:
+            for raw in self._raw_pieces(held, stretch.from_index, stretch.to_index):
+                gathering = Gathering(memoryview(raw), skimmer)
+                for offset, header in walk_headers(raw):
+                    if tail is None and header.index == held.from_index:
+                        tail = self.manifest.before(place)
+                    elif tail is None:
+                        tail = Tail(header.index, header.epoch, header.timestamp, header.prev_crc32c)
+                    tail = follow(tail, header)
+                    gathering.add(header, offset)
+                yield gathering.rows(stretch.from_index, stretch.to_index)
+        except (pa.ArrowException, OSError, FrameInvalid, ChainBroken, PayloadInvalid, UnknownVersion) as error:
+            raise self._damaged(held, str(error), tail) from error
+        if tail is None or tail.index < stretch.to_index:
+            raise self._damaged(held, "rows are missing at its end", tail)
+        if tail.index == held.to_index and tail != held.tail:
+            raise self._damaged(held, f"it ends with {tail}, the manifest says {held.tail}", tail)
+
+    def _raw_pieces(self, held: ArchiveFile, from_index: int, to_index: int) -> Iterator[bytes]:
+        """The frames of the row groups that hold [from_index, to_index), as they stood in the log."""
+        path = os.path.join(self.name, held.file)
+        if footer_crc32c(path) != held.footer_crc32c:
+            raise self._damaged(held, "its footer fails its crc32c")
+        with pq.ParquetFile(path, page_checksum_verification=True) as file:
+            column = file.schema_arrow.names.index(INDEX)
+            for group in range(file.num_row_groups):
+                bounds = file.metadata.row_group(group).column(column).statistics
+                if bounds.max < from_index or bounds.min >= to_index:
+                    continue
+                table = file.read_row_group(group, columns=[LEAD, "value"], use_threads=False)
+                yield _joined(table.column(LEAD), table.column("value"))
+
+    def _damaged(self, held: ArchiveFile, reason: str, tail: Tail | None = None) -> ArchiveDamaged:
+        first = held.from_index if tail is None else tail.index
+        return ArchiveDamaged(self.name, held.file, reason, first, held.to_index)
+
+
+def _joined(leads: Any, values: Any) -> bytes:
+    """What stands in the two columns, row after row: a Python object for a frame, none for a record."""
+    lead_ends, lead_data = _buffers(leads)
+    value_ends, value_data = _buffers(values)
+    rows = np.flatnonzero(lead_ends[1:] > lead_ends[:-1])
+    if not len(rows) or rows[0]:
+        raise PayloadInvalid("its first record has no frame")
+    firsts, lasts = lead_ends[rows].tolist(), lead_ends[rows + 1].tolist()
+    starts, ends = value_ends[rows].tolist(), value_ends[np.append(rows[1:], len(value_ends) - 1)].tolist()
+    pieces: list[memoryview] = []
+    for first, last, start, end in zip(firsts, lasts, starts, ends, strict=True):
+        pieces.append(lead_data[first:last])
+        pieces.append(value_data[start:end])
+    return b"".join(pieces)
+
+
+def _buffers(column: Any) -> tuple[Integers, memoryview]:
+    """The offsets of a binary column, from 0 on, and its bytes; null is empty."""
+    array = column.combine_chunks()
+    if isinstance(array, pa.ChunkedArray):
+        array = pa.concat_arrays(array.chunks)
+    _, offsets, data = array.buffers()
+    ends = np.frombuffer(offsets, np.int32, len(array) + 1, 4 * array.offset).astype(np.int64)
+    return ends, memoryview(b"" if data is None else data)

@@ -1,0 +1,140 @@
+"""The one writer of an archive: what new files become part of it, and what a run that was killed left behind.
+
+A file becomes part of the archive in this order, each step durable before the next:
+
+1. It is whole among the new ones, under a name of its own.
+2. It is renamed into its folder. Here it is seen by whoever lists folders, and does not count.
+3. Its line stands in the manifest. Now it counts.
+
+Killed between 1 and 3, the next run removes it and writes its records again: a file that no line names goes. Killed in
+the middle of 3, the line is cut short and is none.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Generator
+from contextlib import contextmanager
+from pathlib import Path
+
+from quire.log import FileDirectory, Tail
+
+from ..errors import ArchiveDiverges, ForeignLog, OptionRefused
+from .manifest import (
+    MANIFEST_FILE,
+    MANIFEST_VERSION,
+    OWN_FOLDER,
+    ArchiveManifest,
+    encode_line,
+    read_manifest_bytes,
+)
+from .writer import NEW_FOLDER, Written
+
+
+class ArchiveKeeper:
+    """An archive that is open for growing; one at a time."""
+
+    def __init__(self, path: str, manifest: ArchiveManifest | None) -> None:
+        self.path = path
+        self._manifest = manifest
+
+    @property
+    def tail(self) -> Tail | None:
+        """The chain's end behind what the archive holds; None while it holds nothing."""
+        return None if self._manifest is None else self._manifest.tail
+
+    def check_cluster(self, name: str, cluster_id: str) -> None:
+        """Raise ForeignLog where the archive is another cluster's."""
+        if self._manifest is not None and self._manifest.cluster_id != cluster_id:
+            raise ForeignLog(name, cluster_id, self._manifest.cluster_id)
+
+    def commit(self, name: str, cluster_id: str, written: Written) -> None:
+        """Make a new file the archive's last one; durable on return. `name` is the log's, for messages.
+
+        Raises:
+            ArchiveDiverges: it does not follow what stands there.
+            OSError: the file system failed.
+        """
+        held = written.held
+        if self._manifest is None:
+            self._manifest = self._begin(cluster_id, Tail(held.from_index, 0, 0, written.prev_crc32c))
+        tail = self._manifest.tail
+        if held.from_index != tail.index or written.prev_crc32c != tail.crc32c:
+            raise ArchiveDiverges(name, held.from_index, written.prev_crc32c, tail.crc32c)
+        target = os.path.join(self.path, held.file)
+        self._make_folders(os.path.dirname(held.file))
+        os.replace(os.path.join(self.path, written.new), target)
+        sync_folder(os.path.dirname(target))
+        self._append(encode_line(held._asdict()))
+        self._manifest.add(held)
+
+    def _begin(self, cluster_id: str, origin: Tail) -> ArchiveManifest:
+        self._append(encode_line({"version": MANIFEST_VERSION, "cluster_id": cluster_id, "origin": list(origin)}))
+        sync_folder(os.path.join(self.path, OWN_FOLDER))
+        return ArchiveManifest(self.path, cluster_id, origin, [])
+
+    def _make_folders(self, folder: str) -> None:
+        """Each level durable in the one above."""
+        above = self.path
+        for part in folder.split("/"):
+            below = os.path.join(above, part)
+            if not os.path.isdir(below):
+                os.mkdir(below)
+                sync_folder(above)
+            above = below
+
+    def _append(self, line: bytes) -> None:
+        with open(os.path.join(self.path, MANIFEST_FILE), "ab") as file:
+            file.write(line)
+            file.flush()
+            os.fsync(file.fileno())
+
+    def clean(self) -> None:
+        """Remove what no line of the manifest names."""
+        counted = set() if self._manifest is None else {held.file for held in self._manifest.files}
+        top = Path(self.path)
+        for file in [*top.glob("date=*/segment=*/*.parquet"), *top.glob(f"{NEW_FOLDER}/*")]:
+            if str(file.relative_to(top)) not in counted:
+                file.unlink()
+
+
+@contextmanager
+def open_archive(path: str) -> Generator[ArchiveKeeper]:
+    """The archive at a path, which is made if there is nothing yet; what a run that was killed left there is gone.
+
+    Raises:
+        OptionRefused: something else stands there.
+        LogLocked: another process has it open so.
+        ArchiveDamaged, ArchiveGap: its manifest is not whole.
+    """
+    if os.path.exists(path) and not os.path.isdir(os.path.join(path, OWN_FOLDER)) and os.listdir(path):
+        raise OptionRefused("archive", f"{path} holds something else; name a folder of its own")
+    os.makedirs(os.path.join(path, NEW_FOLDER), exist_ok=True)
+    directory = FileDirectory(os.path.join(path, OWN_FOLDER))
+    directory.lock()
+    try:
+        _cut_short_line(path)
+        keeper = ArchiveKeeper(path, ArchiveManifest.read(path) if read_manifest_bytes(path) else None)
+        keeper.clean()
+        yield keeper
+    finally:
+        directory.unlock()
+
+
+def _cut_short_line(path: str) -> None:
+    """Cut off what stands behind the last whole line."""
+    raw = read_manifest_bytes(path)
+    whole = 0 if raw is None else raw.rfind(b"\n") + 1
+    if raw is not None and whole < len(raw):
+        with open(os.path.join(path, MANIFEST_FILE), "r+b") as file:
+            file.truncate(whole)
+            os.fsync(file.fileno())
+
+
+def sync_folder(path: str) -> None:
+    """Make the names in a folder durable."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,101 @@
+"""The snapshots of a data_dir or an archive, looked at without changing them, and copied from one into the other."""
+
+from __future__ import annotations
+
+import os
+from contextlib import closing
+from typing import NamedTuple
+
+from quire.log import FileDirectory, ReadOnlyDirectory
+from quire.sm import Manifest, Owner, SnapshotDamaged, SnapshotStore, write_file
+from quire.sm.snapshots.manifest import MANIFEST_NAME, MAX_MANIFEST_BYTES, decode_manifest
+from quire.sm.snapshots.store import SNAPSHOTS_FOLDER, chunk_name
+
+from .manifest import OWN_FOLDER, is_archive
+
+GENESIS_FILE = "genesis"
+
+
+class StoredSnapshot(NamedTuple):
+    """A snapshot, and the data_dir or archive that it stands in."""
+
+    path: str
+    manifest: Manifest
+
+
+class Found(NamedTuple):
+    """The snapshots of a data_dir or an archive, as far as their manifests tell."""
+
+    manifests: list[Manifest]
+    """Of the whole ones, the oldest first."""
+    damaged: list[SnapshotDamaged]
+
+
+def snapshot_top(path: str) -> str:
+    """The folder that `snapshots/` stands in: a data_dir itself, an archive's own folder."""
+    return os.path.join(path, OWN_FOLDER) if is_archive(path) else path
+
+
+def stored_snapshots(path: str) -> Found:
+    """What stands in a data_dir or an archive; chunks are not looked at."""
+    top, found = snapshot_top(path), Found([], [])
+    if not os.path.isdir(os.path.join(top, SNAPSHOTS_FOLDER)):
+        return found
+    folder = ReadOnlyDirectory(os.path.join(top, SNAPSHOTS_FOLDER))
+    for name in sorted(name for name in folder.list() if name.isdigit()):
+        try:
+            with closing(folder.child(name).open(MANIFEST_NAME)) as file:
+                found.manifests.append(decode_manifest(file.read_at(0, MAX_MANIFEST_BYTES), name))
+        except FileNotFoundError:
+            continue  # A node removes old ones meanwhile.
+        except SnapshotDamaged as error:
+            found.damaged.append(error)
+    return found
+
+
+def reading_store(path: str, manifest: Manifest) -> SnapshotStore:
+    """The store to read a snapshot's chunks from."""
+    return SnapshotStore(ReadOnlyDirectory(snapshot_top(path)), Owner(manifest.cluster_id, manifest.machine))
+
+
+def copy_genesis(data_dir: str, archive: str) -> None:
+    """Copy the file that outlives a log's first frame into an archive, where it is not there yet; durable on return."""
+    source, folder = os.path.join(data_dir, GENESIS_FILE), FileDirectory(os.path.join(archive, OWN_FOLDER))
+    if GENESIS_FILE in folder.list() or not os.path.isfile(source):
+        return
+    new = f"{GENESIS_FILE}.new"
+    if new in folder.list():
+        folder.remove(new)
+    with open(source, "rb") as file:
+        write_file(folder, new, file.read())
+    folder.rename(new, GENESIS_FILE)
+    folder.sync()
+
+
+def copy_snapshots(data_dir: str, archive: str, to_index: int) -> list[int]:
+    """Copy the snapshots at or below an index into an archive; the indices of those that were not there yet.
+
+    Raises:
+        SnapshotForeign: they are of another machine than those in the archive.
+        DiskFull, OSError: there is no room, or the file system failed.
+    """
+    copied: list[int] = []
+    for manifest in stored_snapshots(data_dir).manifests:  # Damaged ones a node sets aside by itself.
+        if manifest.index > to_index:
+            continue
+        owner = Owner(manifest.cluster_id, manifest.machine)
+        kept = SnapshotStore.open(FileDirectory(os.path.join(archive, OWN_FOLDER)), owner)
+        if manifest.index in kept.indices:
+            continue
+        source, folder = reading_store(data_dir, manifest), kept.begin(manifest.index)
+        try:
+            for number in range(len(manifest.chunks)):
+                write_file(folder, chunk_name(number), source.chunk(manifest, number))
+        except SnapshotDamaged:
+            kept.give_up(manifest.index)  # The node removed it meanwhile; or it is damaged, which the node will say.
+            continue
+        write_file(folder, MANIFEST_NAME, manifest.encode())
+        folder.sync()
+        kept.complete(manifest.index)
+        copied.append(manifest.index)
+    return copied

@@ -1,0 +1,1 @@
+"""Where records come from: the files of a data directory, or the nodes of a cluster."""

@@ -1,0 +1,237 @@
+"""The log of a running cluster, read from its nodes as raw frames and verified again on this side.
+
+What a node shows is committed, and the same at an index on every node. So where one dies, or a leader changes, the read
+goes on at the next index from another: frames are whole, and an index is passed once.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Iterator, Sequence
+from typing import Any
+from urllib.parse import urlencode
+
+from quire.log import ChainBroken, FrameHeader, FrameInvalid, PayloadInvalid, Tail, UnknownVersion
+from quire.log.frames import follow, walk_headers
+from quire.log.packing import Skimmer
+
+from ..errors import ClusterUnavailable, ForeignLog, RecordsLost
+from ..source.rows import Gathering, Rows
+from .nodes import Answer, Gone, Nodes, TryNext, document_of
+from .origin import Bounds, Stretch
+
+ROLES_FOR_S = 30.0
+"""So long a driver believes who leads and who the members are."""
+RAW_FRAMES = "application/vnd.quire.frames"
+PAGE_BYTES = 2 << 20
+"""Asked for at a time: a node holds it in memory, and so does the task."""
+STRETCH_BYTES = 64 << 20
+"""What one task reads, about: as much as a segment usually has."""
+
+
+class Cluster:
+    """The log of a cluster; see `Origin`. Close it."""
+
+    def __init__(
+        self,
+        servers: Sequence[str],
+        timeout_s: float,
+        *,
+        known: str | None = None,
+        turn: int = 0,
+        page_bytes: int = PAGE_BYTES,
+    ) -> None:
+        """`known`: the id of the cluster whose members the servers are; None: learn both from those that answer.
+
+        `turn`: of a task, that it begins with another follower than the one before; the leader stands last.
+        """
+        *followers, last = servers
+        shift = turn % max(1, len(followers))
+        self.name = ",".join(servers)
+        self._nodes = Nodes([*followers[shift:], *followers[:shift], last], timeout_s)
+        self._timeout_s = timeout_s
+        self._page_bytes = page_bytes
+        self._known = known
+        self._learn_again_at = 0.0 if known is None else math.inf
+        self._checked: set[str] = set()
+        self._record_bytes: float | None = None
+
+    @property
+    def servers(self) -> tuple[str, ...]:
+        """The members, followers first; what a task asks."""
+        self.cluster_id()
+        return self._nodes.servers
+
+    def cluster_id(self) -> str:
+        if self._known is None:
+            self._known = self._learn(None)
+        return self._known
+
+    def _learn(self, known_before: str | None) -> str:
+        """Ask each server for all members and who leads; they must be of one cluster, the same as before."""
+        told = self._nodes.every("/cluster", "its members")
+        ids = {server: _own_status(document).get("cluster_id") for server, document in told.items()}
+        known = {server: found for server, found in ids.items() if isinstance(found, str)}
+        if not known:
+            self._nodes.first("/status", "the cluster's id", _cluster_id_of)
+            return self._learn(known_before)
+        first = known_before or next(iter(known.values()))
+        for server, found in known.items():
+            if found != first:
+                raise ForeignLog(server, found, first)
+        roles = _roles(told)
+        rest = {server: "unknown" for server in self._nodes.servers if server not in roles}
+        ordered = sorted({**roles, **rest}.items(), key=lambda each: each[1] == "leader")
+        self._nodes.close()
+        self._nodes = Nodes([server for server, _ in ordered], self._timeout_s)
+        self._learn_again_at = time.monotonic() + ROLES_FOR_S
+        return first
+
+    def bounds(self) -> Bounds:
+        known = self.cluster_id()
+        if time.monotonic() >= self._learn_again_at:
+            self._learn(known)  # A stream runs for months: members and leaders change.
+        told = self._nodes.every("/index_bounds", "its bounds")
+        found = [(each.get("lowest_index"), each.get("highest_index")) for each in told.values()]
+        pairs = [(low, high) for low, high in found if isinstance(low, int) and isinstance(high, int)]
+        if not pairs:
+            reasons = dict.fromkeys(told, "its answer has no bounds")
+            raise ClusterUnavailable("its bounds", self._timeout_s, reasons)
+        # A member with an empty disk says 0 and 0 until it is sent a snapshot: who holds nothing begins nowhere.
+        holding = [(low, high) for low, high in pairs if low < high] or pairs
+        return Bounds(min(low for low, _ in holding), max(high for _, high in holding))
+
+    def index_at(self, timestamp: int, bounds: Bounds) -> int:
+        low, high = bounds
+        while low < high:
+            header = self._header((low + high) // 2)
+            if header.timestamp < timestamp:
+                low = header.next_index
+            else:
+                high = max(low, header.index)
+        return min(low, bounds.highest_index)
+
+    def _header(self, index: int) -> FrameHeader:
+        """The header of the frame that holds an index."""
+        stretch = Stretch(index, index + 1, None)
+        gathering, _ = self._page(stretch, index, None, Skimmer(), max_bytes=1)
+        return gathering.frames[0][0]
+
+    def index_behind(self, from_index: int, to_index: int, max_bytes: int) -> int:
+        return min(to_index, from_index + max(1, int(max_bytes / self._bytes_per_record())))
+
+    def stretches(self, from_index: int, to_index: int) -> list[Stretch]:
+        if from_index >= to_index:
+            return []  # A log without a record has no record's size.
+        size = max(1, int(STRETCH_BYTES / self._bytes_per_record()))
+        starts = range(from_index, to_index, size)
+        return [Stretch(start, min(start + size, to_index), None) for start in starts]
+
+    def _bytes_per_record(self) -> float:
+        """Of the whole log, on average: a node does not tell where a byte of it is."""
+        if self._record_bytes is None:
+            self._record_bytes = self._nodes.first("/status", "the size of its log", _bytes_per_record)
+        return self._record_bytes
+
+    def rows(self, stretch: Stretch, skimmer: Skimmer) -> Iterator[Rows]:
+        index, tail = stretch.from_index, None
+        while index < stretch.to_index:
+            gathering, tail = self._page(stretch, index, tail, skimmer, self._page_bytes)
+            yield gathering.rows(stretch.from_index, stretch.to_index)
+            index = tail.index
+
+    def close(self) -> None:
+        """Hang up."""
+        self._nodes.close()
+
+    def _page(
+        self, stretch: Stretch, index: int, tail: Tail | None, skimmer: Skimmer, max_bytes: int
+    ) -> tuple[Gathering, Tail]:
+        """The frames from the one that holds `index` on, as many as a node gives; and the tail behind them."""
+
+        def parse(answer: Answer) -> tuple[Gathering, Tail]:
+            self._check_server(answer.server)
+            return _verified(answer, index, stretch.to_index, tail, skimmer)
+
+        path = "/records?" + urlencode({"from": index, "max_bytes": max_bytes})
+        what = f"the records from index {index} on"
+        try:
+            return self._nodes.first(path, what, parse, RAW_FRAMES)
+        except Gone as error:
+            lowest = self.bounds().lowest_index
+            if lowest <= index:  # Some node has it still, or says so: nothing tells where the loss would end.
+                reason = f"{error}, though the log begins at index {lowest}"
+                raise ClusterUnavailable(what, self._timeout_s, {self.name: reason}) from error
+            raise RecordsLost(self.name, index, min(lowest, stretch.to_index), str(error)) from error
+
+    def _check_server(self, server: str) -> None:
+        """Frames do not say whose they are: ask each server once. Raises TryNext where it does not answer that."""
+        if server in self._checked:
+            return
+        found = _cluster_id_of(self._nodes.ask(server, "/status"))
+        if found != self.cluster_id():
+            raise ForeignLog(server, found, self.cluster_id())
+        self._checked.add(server)
+
+
+def _verified(answer: Answer, index: int, to_index: int, tail: Tail | None, skimmer: Skimmer) -> tuple[Gathering, Tail]:
+    """The frames of an answer, checked as on a disk, by crc and chain, and that the first one holds `index`."""
+    raw = memoryview(answer.body)
+    gathering = Gathering(raw, skimmer)
+    try:
+        for offset, header in walk_headers(raw):
+            if tail is None:
+                if not header.index <= index < header.next_index:
+                    raise TryNext(f"it sent index {header.index}, asked for {index}")
+                tail = Tail(header.index, header.epoch, header.timestamp, header.prev_crc32c)
+            tail = follow(tail, header)
+            gathering.add(header, offset)
+            if tail.index >= to_index:
+                break
+    except (FrameInvalid, ChainBroken, PayloadInvalid, UnknownVersion) as error:
+        raise TryNext(f"it sent what is no part of the log: {error}") from error
+    if tail is None or not gathering.frames:
+        raise TryNext(f"it has not come to index {index} yet")
+    return gathering, tail
+
+
+def _own_status(document: dict[str, Any]) -> dict[str, Any]:
+    """What the node that answers `/cluster` says of itself."""
+    match document:
+        case {"node_id": str(node_id), "nodes": {**nodes}}:
+            own = nodes.get(node_id)
+            status = own.get("status") if isinstance(own, dict) else None
+            return status if isinstance(status, dict) else {}
+        case _:
+            return {}
+
+
+def _roles(told: dict[str, dict[str, Any]]) -> dict[str, str]:
+    """Every member's role by its address, as far as anyone knows; "unknown" of one that does not answer."""
+    roles: dict[str, str] = {}
+    for document in told.values():
+        for node in document.get("nodes", {}).values():
+            match node:
+                case {"address": str(address), "status": {"role": str(role)}}:
+                    roles[address] = role
+                case {"address": str(address)}:
+                    roles.setdefault(address, "unknown")
+                case _:
+                    pass
+    return roles
+
+
+def _cluster_id_of(answer: Answer) -> str:
+    cluster_id = document_of(answer).get("cluster_id")
+    if not isinstance(cluster_id, str):
+        raise TryNext("its cluster is not formed yet")
+    return cluster_id
+
+
+def _bytes_per_record(answer: Answer) -> float:
+    match document_of(answer):
+        case {"log_bytes": int(size), "lowest_index": int(lowest), "highest_index": int(highest)} if highest > lowest:
+            return max(1.0, size / (highest - lowest))
+        case _:
+            raise TryNext("it does not tell the size of its log")

@@ -1,0 +1,163 @@
+"""A log in the files of a data_dir, whose node may be running: opened for reading alone, without its lock.
+
+What may be read ends at the mark's commit_index. Below it no byte is ever written again, so it does not matter that a
+segment grows, or is sealed meanwhile. One that expires is gone between two looks: `RecordsLost`.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterator
+from contextlib import closing
+
+from quire.log import ChainBroken, FrameInvalid, PayloadInvalid, ReadOnlyDirectory, Tail, store_bases, stored_mark
+from quire.log.change.recovery import SEGMENTS_FOLDER
+from quire.log.frames import HEADER_BYTES, decode_header, follow, walk_headers
+from quire.log.packing import Skimmer
+from quire.log.segment.mark import MARK_NAME
+
+from ..errors import NoLog, RecordsLost
+from ..source.rows import Gathering, Rows
+from .origin import Bounds, Stretch
+from .segment import SegmentFile
+
+CHUNK_BYTES = 1 << 20
+"""Read and decoded at a time: it stays in the processor's cache."""
+
+
+class LogFiles:
+    """The log in a data directory; see `Origin`."""
+
+    def __init__(self, path: str) -> None:
+        """Raises NoLog."""
+        self.name = path
+        try:
+            self._directory = ReadOnlyDirectory(path)
+            self._files = self._directory.child(SEGMENTS_FOLDER)
+        except OSError as error:
+            raise NoLog(path, f"it is no data_dir ({error.strerror})") from error
+        self._bases: list[int] = []
+
+    def cluster_id(self) -> str:
+        bounds = self.bounds()
+        with closing(self._open(bounds.lowest_index, bounds.lowest_index, bounds.highest_index)) as segment:
+            return segment.header().cluster_id.hex()
+
+    def bounds(self) -> Bounds:
+        # The mark first: a segment that it reaches into is in the list then, or has expired.
+        mark = stored_mark(self._directory)
+        self._bases = store_bases(self._files)
+        if not self._bases:
+            raise NoLog(self.name, "there is no segment in it")
+        if mark is None:
+            raise NoLog(self.name, f"its file {MARK_NAME} is missing, or has no valid slot")
+        return Bounds(self._bases[0], max(self._bases[0], mark.commit_index))
+
+    def index_at(self, timestamp: int, bounds: Bounds) -> int:
+        # A store's header has the timestamp of the frame before it, so a few of them tell which segment it is.
+        bases = self._known_bases()
+        place = max(0, bisect_left(bases, timestamp, key=self._timestamp_before) - 1)
+        following = bases[place + 1] if place + 1 < len(bases) else bounds.highest_index
+        end = min(following, bounds.highest_index)
+        with closing(self._open(bases[place], bases[place], end)) as segment:
+            return segment.index_at(timestamp, end)
+
+    def _timestamp_before(self, base: int) -> int:
+        with closing(self._open(base, base, base)) as segment:
+            return segment.header().timestamp
+
+    def index_behind(self, from_index: int, to_index: int, max_bytes: int) -> int:
+        left, reached = max_bytes, from_index
+        for stretch in self.stretches(from_index, to_index):
+            with closing(self._open(_base_of(stretch), stretch.from_index, stretch.to_index)) as segment:
+                first = reached == from_index
+                _, position = segment.start(stretch.from_index)
+                is_whole = self._next_base(segment.base) == stretch.to_index
+                if is_whole and segment.end - position <= left:
+                    left, reached = left - (segment.end - position), stretch.to_index
+                    continue
+                return segment.index_within(stretch.from_index, stretch.to_index, position + left, one_frame=first)
+        return reached
+
+    def stretches(self, from_index: int, to_index: int) -> list[Stretch]:
+        if from_index >= to_index:
+            return []
+        bases = self._known_bases()
+        held = bases[max(0, bisect_right(bases, from_index) - 1) : bisect_left(bases, to_index)]
+        ends = [*held[1:], to_index]
+        return [Stretch(max(base, from_index), end, base) for base, end in zip(held, ends, strict=True)]
+
+    def rows(self, stretch: Stretch, skimmer: Skimmer) -> Iterator[Rows]:
+        with closing(self._open(_base_of(stretch), stretch.from_index, stretch.to_index)) as segment:
+            tail, position = segment.start(stretch.from_index)
+            while tail.index < stretch.to_index:
+                before = position
+                gathering, tail, position = _piece(segment, position, tail, stretch.to_index, skimmer)
+                try:
+                    yield gathering.rows(stretch.from_index, stretch.to_index)
+                except PayloadInvalid as error:
+                    raise segment.corrupt(before, error.reason) from error
+        self._check_next(segment.base, tail)
+
+    def close(self) -> None:
+        """Nothing is held open between two calls."""
+
+    def _check_next(self, base: int, tail: Tail) -> None:
+        """Where a segment was read to its end, the next one must go on from there."""
+        if self._next_base(base) != tail.index:
+            return
+        try:
+            following = SegmentFile(self._files, tail.index)
+        except FileNotFoundError:
+            return  # It has expired, and whoever is to read it is told so.
+        with closing(following):
+            origin = following.header().origin
+            if origin != tail:
+                raise following.corrupt(0, f"it follows {origin}, but the segment before it ends with {tail}")
+
+    def _next_base(self, base: int) -> int | None:
+        bases = self._known_bases()
+        place = bisect_right(bases, base)
+        return bases[place] if place < len(bases) else None
+
+    def _known_bases(self) -> list[int]:
+        """The segments as they were at the last look."""
+        if not self._bases:
+            self.bounds()
+        return self._bases
+
+    def _open(self, base: int, from_index: int, to_index: int) -> SegmentFile:
+        try:
+            return SegmentFile(self._files, base)
+        except FileNotFoundError as error:
+            raise RecordsLost(self.name, from_index, to_index, f"segment {base} has expired") from error
+
+
+def _base_of(stretch: Stretch) -> int:
+    return stretch.from_index if stretch.segment is None else stretch.segment
+
+
+def _piece(
+    segment: SegmentFile, position: int, tail: Tail, to_index: int, skimmer: Skimmer
+) -> tuple[Gathering, Tail, int]:
+    """The frames of one piece of a store up to `to_index`, verified; the tail and the position behind them."""
+    raw = memoryview(segment.store.read_at(position, CHUNK_BYTES))
+    offset, behind = 0, position
+    try:
+        size = decode_header(raw).size
+        if size > len(raw):
+            raw = memoryview(segment.store.read_at(position, size))
+        if size > len(raw):
+            raise FrameInvalid("the payload is cut short")
+        gathering = Gathering(raw, skimmer)
+        for offset, header in walk_headers(raw, partial=True):
+            tail = follow(tail, header)
+            gathering.add(header, offset)
+            behind = position + offset + HEADER_BYTES + header.length
+            if tail.index >= to_index:
+                break  # What stands behind may be half written.
+    except FrameInvalid as error:
+        raise segment.corrupt(position + error.position, error.reason) from error
+    except (ChainBroken, PayloadInvalid) as error:
+        raise segment.corrupt(position + offset, str(error)) from error
+    return gathering, tail, behind

@@ -1,0 +1,186 @@
+"""Asking the nodes of a cluster over HTTP, one after the other, until one gives what is asked for.
+
+A stretch of the log is the same on every node that has it, so any of them will do: followers are asked first, in an
+order that differs from task to task, the leader last. Python's own HTTP client is all that a task needs.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from http import HTTPStatus
+from http.client import HTTPConnection, HTTPException
+from typing import Any, NamedTuple, TypeVar
+
+import orjson
+
+from ..errors import ClusterUnavailable
+
+ATTEMPT_TIMEOUT_S = 5.0
+"""Of one read of a socket: who says nothing for so long is given up for another."""
+SILENT_FOR_S = 5.0
+"""A node that did not answer is asked last for so long."""
+FIRST_PAUSE_S = 0.02
+LONGEST_PAUSE_S = 0.5
+MAX_ANSWER_BYTES = 64 << 20
+"""A page of frames, or one larger frame."""
+REFUSALS = (HTTPStatus.REQUEST_ENTITY_TOO_LARGE, HTTPStatus.UNPROCESSABLE_ENTITY)
+JSON = "application/json"
+
+Parsed = TypeVar("Parsed")
+
+
+class Answer(NamedTuple):
+    """What a node said."""
+
+    server: str
+    body: bytes
+    next_index: int | None
+
+
+class TryNext(Exception):
+    """This node does not have what is asked for; another one may."""
+
+
+class Gone(TryNext):
+    """This node says that it has expired."""
+
+
+class AnswerRefused(TryNext):
+    """This node will not tell it, however often it is asked: it is above a limit, or its machine refuses."""
+
+
+class Nodes:
+    """Connections to some nodes, kept open; one thread."""
+
+    def __init__(self, servers: Sequence[str], timeout_s: float) -> None:
+        self.servers = tuple(servers)
+        self._timeout_s = timeout_s
+        self._connections: dict[str, HTTPConnection] = {}
+        self._silent_until: dict[str, float] = {}
+
+    def first(self, path: str, what: str, parse: Callable[[Answer], Parsed], accept: str = JSON) -> Parsed:
+        """What `parse` makes of the first answer that it takes; it raises TryNext for one that it does not.
+
+        Raises:
+            Gone: every node that answered says that it has expired.
+            AnswerRefused: every node refuses to tell it.
+            ClusterUnavailable: no node gave it in time.
+        """
+        deadline = time.monotonic() + self._timeout_s
+        pause = FIRST_PAUSE_S
+        while True:
+            reasons: dict[str, str] = {}
+            gone: list[Gone] = []
+            refused: list[AnswerRefused] = []
+            for server in self._by_silence():
+                try:
+                    return parse(self._ask(server, path, accept, deadline))
+                except TryNext as error:
+                    reasons[server] = str(error)
+                    if isinstance(error, Gone):
+                        gone.append(error)
+                    elif isinstance(error, AnswerRefused):
+                        refused.append(error)
+            if refused and len(refused) == len(reasons):
+                raise refused[-1]
+            if gone and (len(gone) == len(reasons) or time.monotonic() + pause > deadline):
+                raise gone[-1]
+            if time.monotonic() + pause > deadline:
+                raise ClusterUnavailable(what, self._timeout_s, reasons)
+            time.sleep(pause)
+            pause = min(2 * pause, LONGEST_PAUSE_S)
+
+    def every(self, path: str, what: str) -> dict[str, Any]:
+        """The documents of all nodes that answer at once, by server, at least one; those lately silent are not asked.
+
+        Raises:
+            ClusterUnavailable: no node answered in time.
+        """
+        deadline = time.monotonic() + self._timeout_s
+        found: dict[str, Any] = {}
+        for server in self.servers:
+            if self._silent_until.get(server, 0.0) <= time.monotonic():
+                try:
+                    found[server] = document_of(self._ask(server, path, JSON, deadline))
+                except TryNext:
+                    continue  # What it would have said is said by another, or by `first`, which tells why it is not.
+        return found or self.first(path, what, lambda answer: {answer.server: document_of(answer)})
+
+    def ask(self, server: str, path: str) -> Answer:
+        """One node's answer, at once; for who takes another one otherwise.
+
+        Raises:
+            TryNext: it does not give one.
+        """
+        return self._ask(server, path, JSON, time.monotonic() + self._timeout_s)
+
+    def _by_silence(self) -> list[str]:
+        now = time.monotonic()
+        return sorted(self.servers, key=lambda server: self._silent_until.get(server, 0.0) > now)
+
+    def _ask(self, server: str, path: str, accept: str, deadline: float) -> Answer:
+        timeout = max(0.1, min(ATTEMPT_TIMEOUT_S, deadline - time.monotonic()))
+        connection = self._connections.pop(server, None)
+        fresh = connection is None
+        try:
+            answer = self._send(server, connection or self._connect(server, timeout), path, accept)
+        except (OSError, HTTPException) as error:
+            if fresh or isinstance(error, TimeoutError):
+                self._silent_until[server] = time.monotonic() + SILENT_FOR_S
+                raise TryNext(_reason(error)) from error
+            return self._ask(server, path, accept, deadline)  # A connection kept open may have been closed over there.
+        self._silent_until.pop(server, None)
+        return answer
+
+    def _connect(self, server: str, timeout: float) -> HTTPConnection:
+        host, _, port = server.rpartition(":")
+        return HTTPConnection(host.strip("[]"), int(port), timeout=timeout)
+
+    def _send(self, server: str, connection: HTTPConnection, path: str, accept: str) -> Answer:
+        try:
+            connection.request("GET", path, headers={"Accept": accept})
+            response = connection.getresponse()
+            body = response.read(MAX_ANSWER_BYTES + 1)
+            if len(body) > MAX_ANSWER_BYTES:
+                raise TryNext(f"its answer is above the limit of {MAX_ANSWER_BYTES} bytes")
+        except BaseException:
+            connection.close()
+            raise
+        self._connections[server] = connection
+        if response.status == HTTPStatus.GONE:
+            raise Gone(_detail(body))
+        if response.status in REFUSALS:
+            raise AnswerRefused(f"{response.status}: {_detail(body)}")
+        if response.status != HTTPStatus.OK:
+            raise TryNext(f"{response.status}: {_detail(body)}")
+        next_index = response.headers.get("Quire-Next-Index")
+        return Answer(server, body, int(next_index) if next_index and next_index.isdigit() else None)
+
+    def close(self) -> None:
+        """Hang up."""
+        for connection in self._connections.values():
+            connection.close()
+        self._connections.clear()
+
+
+def document_of(answer: Answer) -> dict[str, Any]:
+    """The JSON object of an answer. Raises TryNext: it is none, so that is no node of quire."""
+    try:
+        document = orjson.loads(answer.body)
+    except orjson.JSONDecodeError:
+        document = None
+    if not isinstance(document, dict):
+        raise TryNext("its answer is no JSON object; is it a node of quire?")
+    return document
+
+
+def _detail(body: bytes) -> str:
+    try:
+        return str(orjson.loads(body)["detail"])
+    except (orjson.JSONDecodeError, KeyError, TypeError):
+        return body[:120].decode(errors="replace")
+
+
+def _reason(error: Exception) -> str:
+    return str(error) or type(error).__name__

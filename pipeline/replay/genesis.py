@@ -1,0 +1,67 @@
+"""What a cluster's log begins with: its machine, the value it starts from, and the limits that all nodes share."""
+
+from __future__ import annotations
+
+import os
+from typing import Any, NamedTuple
+
+from quire.log import HEADER_BYTES, Kind, decode_system, walk_frames
+from quire.log.packing import Skimmer
+from quire.sm import Sessions, StateMachine, load_machine
+
+from ..archive.snapshots import GENESIS_FILE, snapshot_top
+from ..errors import GenesisMissing, MachineDiffers
+from ..origin.origin import Origin, Stretch
+
+SESSION_LIMITS = ("session_window", "max_sessions", "session_bytes", "sessions_bytes")
+
+
+class Genesis(NamedTuple):
+    """A genesis record, as far as a replay needs it."""
+
+    machine: tuple[str, int]
+    initial: Any
+    limits: dict[str, int]
+
+    def new_machine(self, spec: str | None) -> StateMachine:
+        """The machine that `spec` names, None: the built-in one of that name, as it begins.
+
+        Raises:
+            MachineUnknown: there is none.
+            MachineDiffers: it is another one, or of another version.
+        """
+        kind = load_machine(spec or self.machine[0])
+        if (kind.name, kind.version) != self.machine:
+            raise MachineDiffers((kind.name, kind.version), self.machine)
+        return kind(self.initial)
+
+    def new_sessions(self) -> Sessions:
+        """An empty table, with the limits that the cluster agreed on."""
+        return Sessions(**{name: self.limits[name] for name in SESSION_LIMITS if name in self.limits})
+
+
+def genesis_of(path: str, origin: Origin) -> Genesis:
+    """From the file that outlives the first segment, or from the log's first frame.
+
+    Raises:
+        GenesisMissing: there is neither.
+    """
+    file = os.path.join(snapshot_top(path), GENESIS_FILE)
+    lowest = origin.bounds().lowest_index
+    if os.path.isfile(file):
+        with open(file, "rb") as opened:
+            fields = decode_system(next(walk_frames(opened.read())).payload)
+    elif lowest == 0:
+        rows = next(iter(origin.rows(Stretch(0, 1, 0), Skimmer())), None)
+        if rows is None:
+            raise GenesisMissing(path, lowest)
+        header, offset = rows.frames[0]
+        body = offset + HEADER_BYTES
+        payload = bytes(rows.raw[body : body + header.length])
+        fields = decode_system(payload) if header.kind == Kind.SYSTEM else {}
+    else:
+        fields = {}
+    if fields.get("type") != "genesis":
+        raise GenesisMissing(path, lowest)
+    name, version = fields["machine"]
+    return Genesis((name, version), fields["initial"], dict(fields["limits"]))

@@ -1,0 +1,153 @@
+"""A stretch of the `kv` machine's log, applied again key by key: a task executes the commands on its part of the keys.
+
+A command of `kv` reads and changes one key. So keys are independent of each other, and one long stretch without a
+snapshot inside runs in parallel, too. Every task goes over all frames, for sessions are judged by all that they sent,
+but executes its part alone. What comes out is compared with the snapshot at the end, key by key: values, not digests.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+from zlib import crc32
+
+from quire.log import pack
+from quire.log.json_text import to_json
+from quire.sm import Applier, Context, KvMachine, Refused, StateMachine
+
+from .stretch import ReplayPiece, frames_of_piece, restored
+
+MAX_DIFFERENCES = 100
+"""Told of one part; there may be more."""
+
+
+class KeyDifference(NamedTuple):
+    """A key whose value is another than a snapshot's."""
+
+    key: str
+    border: int
+    """Where the snapshot stands."""
+    found: str | None
+    """The replay's value as JSON; None: it has none."""
+    expected: str | None
+    last_index: int | None
+    """Of the last command on it in the stretch; None: there is none."""
+
+    def sentence(self) -> str:
+        """For people."""
+        found, expected = ("no value" if value is None else value for value in (self.found, self.expected))
+        last = "no command of the stretch" if self.last_index is None else f"index {self.last_index}"
+        return f"key {self.key!r} is {expected} in the snapshot {self.border}, {found} in the replay; last: {last}"
+
+
+class KeyPiece(NamedTuple):
+    """A part of the keys of a stretch that ends at a snapshot."""
+
+    stretch: ReplayPiece
+    part: int
+    parts: int
+
+
+class ReplayedKeys(NamedTuple):
+    """What came of a part."""
+
+    from_index: int
+    to_index: int
+    part: int
+    executed: int
+    keys: int
+    differences: list[KeyDifference]
+
+
+class _OwnKeys:
+    """The `kv` machine, executing the commands on some keys; the others' result is null."""
+
+    def __init__(self, initial: tuple[StateMachine, int, int]) -> None:
+        """`initial`: the machine, which part of the keys is executed, and of how many."""
+        machine, part, parts = initial
+        self.name, self.version = machine.name, machine.version
+        self.executed = 0
+        self.last: dict[str, int] = {}
+        self._machine, self._part, self._parts = machine, part, parts
+
+    def has(self, key: str) -> bool:
+        """Whether it is one of this part's."""
+        return crc32(key.encode("utf-8", "surrogatepass")) % self._parts == self._part
+
+    def apply_batch(self, commands: Sequence[Any], contexts: Sequence[Context]) -> list[Any]:
+        """As the applier calls it."""
+        results: list[Any] = [None] * len(commands)
+        for place, (command, context) in enumerate(zip(commands, contexts, strict=True)):
+            if self.has(command[1]):
+                results[place] = self.apply(command, context)
+        return results
+
+    def apply(self, command: Any, context: Context) -> Any:
+        self.last[command[1]] = context.index
+        self.executed += 1
+        try:
+            return self._machine.apply(command, context)
+        except Refused as refusal:
+            return refusal
+
+    def check(self, command: Any) -> None:
+        self._machine.check(command)
+
+    def query(self, request: Any) -> Any:
+        return self._machine.query(request)
+
+    def snapshot(self) -> Iterator[bytes]:
+        return self._machine.snapshot()
+
+    def restore(self, chunks: Any) -> None:
+        self._machine.restore(chunks)
+
+
+def replay_keys(piece: KeyPiece) -> ReplayedKeys:
+    """Apply a part of the keys of a stretch, and compare with the snapshot at its end. Raises as `replay_stretch`."""
+    stretch = piece.stretch
+    if stretch.start is None:
+        machine, sessions = stretch.genesis.new_machine(stretch.machine_spec), stretch.genesis.new_sessions()
+        own = _OwnKeys((machine, piece.part, piece.parts))
+        applier = Applier(own, sessions=sessions)
+    else:
+        machine, sessions = restored(stretch, stretch.start)
+        own = _OwnKeys((machine, piece.part, piece.parts))
+        applier = Applier(own, ground=stretch.start.manifest.ground, sessions=sessions)
+    for frame in frames_of_piece(stretch):
+        applier.apply(frame)
+    if stretch.end is None:
+        raise ValueError("a stretch without a snapshot at its end")
+    recorded, _ = restored(stretch, stretch.end)
+    found, expected = ({key: value for key, value in _pairs(each) if own.has(key)} for each in (machine, recorded))
+    differing = sorted(key for key in {*found, *expected} if not _is_one(found, expected, key))
+    differences = [
+        KeyDifference(key, stretch.to_index, _shown(found, key), _shown(expected, key), own.last.get(key))
+        for key in differing[:MAX_DIFFERENCES]
+    ]
+    keys = len({*found, *expected})
+    return ReplayedKeys(stretch.from_index, stretch.to_index, piece.part, own.executed, keys, differences)
+
+
+def _pairs(machine: StateMachine) -> Iterator[tuple[str, Any]]:
+    """Every key with its value, page by page."""
+    page = machine.query(["scan", ""])
+    while True:
+        yield from page["values"]
+        if page["next"] is None:
+            return
+        page = machine.query(["scan", "", page["next"]])
+
+
+def _is_one(found: dict[str, Any], expected: dict[str, Any], key: str) -> bool:
+    """As the machine compares: by msgpack bytes."""
+    return key in found and key in expected and pack(found[key]) == pack(expected[key])
+
+
+def _shown(values: dict[str, Any], key: str) -> str | None:
+    return to_json(values[key]).decode() if key in values else None
+
+
+def is_by_key(machine: StateMachine) -> bool:
+    """Whether a machine's commands are on one key each."""
+    return isinstance(machine, KvMachine)

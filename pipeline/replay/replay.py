@@ -1,0 +1,253 @@
+"""`replay`: a log applied again, from its beginning or its snapshots on, and compared with what the cluster says.
+
+Stretches between snapshots are independent of each other: each begins from a snapshot and must come to the next one's
+digest and content. So all of them run in parallel, and where all are right, the whole history is.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from contextlib import closing
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, NamedTuple
+
+from ..archive.snapshots import StoredSnapshot, stored_snapshots
+from ..errors import ForeignLog, GroundMissing, MachineDiffers, OptionRefused
+from ..jobs.pieces import absolute, refuse_ranges, whole_frames
+from ..jobs.progress import Progress, untold
+from ..jobs.spread import spread
+from ..origin.origin import Bounds, Origin
+from ..source.options import SourceOptions
+from ..source.reading import open_origin
+from .answers import EQUAL, EQUAL_BY_DIGEST, NodeAnswer, ask, place_of
+from .difference import Difference
+from .genesis import Genesis, genesis_of
+from .keys import KeyDifference, KeyPiece, ReplayedKeys, is_by_key, replay_keys
+from .stretch import Replayed, ReplayPiece, Witness, replay_stretch
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+
+@dataclass(slots=True)
+class ReplaySummary:
+    """What was applied again, and what differs."""
+
+    cluster_id: str
+    machine: str
+    from_index: int
+    to_index: int
+    records: int = 0
+    stretches: int = 0
+    checked: int = 0
+    """Digests that were compared and are right."""
+    digest: str = ""
+    """At the end."""
+    compared_to: int = 0
+    """The last index at which something was compared, and is right: a digest, or the values of keys."""
+    difference: Difference | None = None
+    """The first one."""
+    compared_keys: int = 0
+    """At all snapshots together, where the stretches were replayed key by key."""
+    keys: list[KeyDifference] = field(default_factory=list[KeyDifference])
+    """The keys that differ, where the stretches were replayed key by key."""
+    live: dict[str, str] = field(default_factory=dict[str, str])
+    """By node that was asked: `equal` (or by its digest alone), what its answer is, or why it was not compared."""
+    left_out: list[str] = field(default_factory=list[str])
+    """Snapshots whose manifest is damaged; one longer stretch goes over the place of each."""
+    seconds: float = 0.0
+
+    @property
+    def is_proven(self) -> bool:
+        """Whether something was compared, every node that was asked among it, and nothing differs."""
+        is_right = self.difference is None and not self.keys and set(self.live.values()) <= {EQUAL, EQUAL_BY_DIGEST}
+        return is_right and self.compared_to > self.from_index
+
+    @property
+    def verdict(self) -> str:
+        """For people: whether it is proven, and how far."""
+        if self.is_proven and self.compared_to < self.to_index:
+            return f"proven up to index {self.compared_to}: nothing was compared behind it, up to {self.to_index}"
+        if self.is_proven:
+            return "proven: all of it follows from the log"
+        if self.difference is not None or self.keys:
+            return "NOT proven"
+        if self.live:
+            return "NOT proven: not every node was compared"
+        return "NOT proven: there is nothing to compare with, no snapshot and no node's answer"
+
+
+class _Cut(NamedTuple):
+    """A stretch between two snapshots, or the ends of the log."""
+
+    from_index: int
+    to_index: int
+    start: StoredSnapshot | None
+    end: StoredSnapshot | None
+
+
+def replay(
+    options: SourceOptions,
+    *,
+    machine: str | None = None,
+    servers: Sequence[str] = (),
+    key_parts: int = 1,
+    spark: SparkSession | None = None,
+    progress: Progress = untold,
+) -> ReplaySummary:
+    """Apply the log at `path`, a data_dir or an archive, again, and compare digests at every snapshot.
+
+    With `servers`, nodes of the cluster, their answers are compared, too: each node's state and digest with those of
+    the replay at the very index that it has applied. With more than one of `key_parts`, which only machine `kv` takes,
+    each stretch that ends at a snapshot, and in which no node's answer is compared, is cut into so many parts of its
+    keys, too, and values are compared instead of digests. `archive` in the options goes before `path`.
+    Executors need the machine's module. Without a Spark this process does it all.
+
+    Raises:
+        OptionRefused: no `path`, the options name a part of the log, or `key_parts` fit neither machine nor log.
+        GenesisMissing, GroundMissing: there is nothing to begin from.
+        MachineDiffers, MachineUnknown: there is no such machine here.
+        ApplyFailed: the machine failed at an index.
+        SnapshotDamaged: a stretch cannot begin from its snapshot.
+        ArchiveGap, ArchiveDamaged, FrameCorrupt, RecordsLost, ForeignLog: as the log is found.
+    """
+    refuse_ranges(options)
+    options = absolute(options)
+    began = time.monotonic()
+    path = options.archive or options.path
+    if path is None or options.path is None:
+        raise OptionRefused("path", "a replay reads files: name a data_dir or an archive")
+    with closing(open_origin(options)) as origin:
+        cluster_id, bounds = origin.cluster_id(), origin.bounds()
+        genesis = genesis_of(path, origin)
+        # A machine that is not there is refused here, before anything is begun.
+        if not is_by_key(genesis.new_machine(machine)) and key_parts > 1:
+            raise OptionRefused("key_parts", f"machine {genesis.machine[0]} has no keys that are independent")
+        live = [ask(server, cluster_id) for server in servers]
+        snapshots, left_out = _snapshots(sorted({path, options.path}), cluster_id, genesis.machine)
+        cuts = _cuts(origin.name, bounds, snapshots)
+        pieces = [_piece(options, origin, cut, genesis, machine, live) for cut in cuts]
+    summary = ReplaySummary(
+        cluster_id, " version ".join(map(str, genesis.machine)), *_range(pieces, bounds), left_out=left_out
+    )
+    work = [part for piece in pieces for part in _parts(piece, key_parts)]
+    found: list[Replayed] = []
+    of_keys: list[ReplayedKeys] = []
+    done, total = 0, sum(_length(each) for each in work)
+    progress(0, total)
+    for outcome in spread(spark, _work, work):
+        if isinstance(outcome.result, ReplayedKeys):
+            of_keys.append(outcome.result)
+        else:
+            found.append(outcome.result)
+        done += _length(work[outcome.place])
+        progress(done, total)
+    _sum_up(summary, found, of_keys)
+    summary.stretches, summary.left_out = len(pieces), left_out
+    wrong = {each.to_index: f"at index {each.to_index}" for each in of_keys if each.differences}
+    for difference in (difference for each in found for difference in each.differences):
+        if difference.source not in servers:
+            wrong[difference.border] = place_of(difference)
+    gone_over = Bounds(summary.from_index, summary.to_index)
+    summary.live = {node.server: node.told(found, wrong, gone_over) for node in live}
+    summary.seconds = time.monotonic() - began
+    return summary
+
+
+def _parts(piece: ReplayPiece, key_parts: int) -> list[ReplayPiece | KeyPiece]:
+    # Parts compare values with the snapshot at the end. A node's answer is compared by who applies all of a stretch.
+    is_asked = any(not witness.sha256 for witness in piece.witnesses)
+    if key_parts == 1 or piece.end is None or is_asked:
+        return [piece]
+    return [KeyPiece(piece, part, key_parts) for part in range(key_parts)]
+
+
+def _work(piece: ReplayPiece | KeyPiece) -> Replayed | ReplayedKeys:
+    return replay_keys(piece) if isinstance(piece, KeyPiece) else replay_stretch(piece)
+
+
+def _length(piece: ReplayPiece | KeyPiece) -> int:
+    stretch = piece.stretch if isinstance(piece, KeyPiece) else piece
+    return stretch.to_index - stretch.from_index
+
+
+def _sum_up(summary: ReplaySummary, found: list[Replayed], of_keys: list[ReplayedKeys]) -> None:
+    found.sort(key=lambda each: each.from_index)
+    of_keys.sort(key=lambda each: (each.from_index, each.part))
+    stretches = [each for each in of_keys if each.part == 0]
+    summary.records = sum(each.records for each in found) + sum(each.to_index - each.from_index for each in stretches)
+    summary.checked = sum(len(each.equal) for each in found)
+    borders = [border for each in found for border in each.equal.values()] + [each.to_index for each in of_keys]
+    summary.compared_to = max(borders, default=summary.from_index)
+    summary.digest = found[-1].digest if found else ""
+    summary.difference = next((difference for each in found for difference in each.differences), None)
+    summary.compared_keys = sum(each.keys for each in of_keys)
+    summary.keys = [difference for each in of_keys for difference in each.differences]
+
+
+def _range(pieces: list[ReplayPiece], bounds: Bounds) -> tuple[int, int]:
+    if not pieces:
+        return bounds.highest_index, bounds.highest_index
+    return pieces[0].from_index, pieces[-1].to_index
+
+
+def _snapshots(paths: list[str], cluster_id: str, machine: tuple[str, int]) -> tuple[list[StoredSnapshot], list[str]]:
+    """All that stand there, one for each index, ascending; and what is told of those that are damaged.
+
+    Raises:
+        ForeignLog: one of another cluster.
+        MachineDiffers: one of another machine or version.
+    """
+    found: dict[int, StoredSnapshot] = {}
+    left_out: list[str] = []
+    for path in paths:
+        stored = stored_snapshots(path)
+        left_out += [f"{path}: {error}" for error in stored.damaged]
+        for manifest in stored.manifests:
+            if manifest.cluster_id.hex() != cluster_id:
+                raise ForeignLog(f"{path}, snapshot {manifest.index}", manifest.cluster_id.hex(), cluster_id)
+            if manifest.machine != machine:
+                raise MachineDiffers(manifest.machine, machine)
+            found.setdefault(manifest.index, StoredSnapshot(path, manifest))
+    return [found[index] for index in sorted(found)], left_out
+
+
+def _cuts(name: str, bounds: Bounds, snapshots: list[StoredSnapshot]) -> list[_Cut]:
+    """The stretches, in order. Raises GroundMissing."""
+    low, high = bounds
+    held = [each for each in snapshots if low <= each.manifest.index <= high and each.manifest.index > 0]
+    starts: list[StoredSnapshot | None] = [None, *held] if low == 0 else [*held]
+    if not starts:
+        raise GroundMissing(name, low, high, [each.manifest.index for each in snapshots])
+    ends: list[StoredSnapshot | None] = [*starts[1:], None]
+    cuts = [
+        _Cut(start.manifest.index if start else 0, end.manifest.index if end else high, start, end)
+        for start, end in zip(starts, ends, strict=True)
+    ]
+    return [cut for cut in cuts if cut.from_index < cut.to_index]
+
+
+def _piece(
+    options: SourceOptions, origin: Origin, cut: _Cut, genesis: Genesis, machine: str | None, live: list[NodeAnswer]
+) -> ReplayPiece:
+    witnesses = [
+        Witness(node.index, node.digest, node.server, state=node.state)
+        for node in live
+        if cut.from_index < node.index <= cut.to_index
+    ]
+    if cut.end is not None:
+        end, path = cut.end.manifest, cut.end.path
+        source = f"the snapshot {end.index} of {path}"
+        witnesses.append(Witness(end.index, end.ground.digest.hex(), source, end.sha256.hex()))
+    return ReplayPiece(
+        options=options,
+        partitions=whole_frames(origin, options, cut.from_index, cut.to_index),
+        from_index=cut.from_index,
+        to_index=cut.to_index,
+        genesis=genesis,
+        machine_spec=machine,
+        start=cut.start,
+        end=cut.end,
+        witnesses=sorted(witnesses, key=lambda witness: witness.index),
+    )

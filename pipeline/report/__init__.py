@@ -1,0 +1,1 @@
+"""The report job: what a log says about a cluster's life, as a page."""

@@ -1,0 +1,208 @@
+"""`report`: what a log tells of a cluster's life: which commands, how many at a time, how often leaders changed.
+
+How far followers were behind is not in the log. So lag is that of this moment, asked of the nodes, if they are named;
+of the past the log tells the longest pause between two frames, which is what clients felt of a failover.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections import Counter
+from collections.abc import Sequence
+from contextlib import closing
+from dataclasses import asdict, dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from quire.log.json_text import to_json
+from quire.log.packing import Skimmer
+
+from ..jobs.pieces import absolute, refuse_ranges, whole_frames
+from ..jobs.progress import Progress, untold
+from ..jobs.spread import spread
+from ..origin.nodes import Nodes, document_of
+from ..origin.origin import Bounds, Origin, Stretch
+from ..source.options import SourceOptions
+from ..source.reading import open_origin
+from .page import page_of
+from .plot import DARK, LIGHT, plot
+from .tally import OTHER, EpochStart, Tally, TallyPiece, tally
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+BUCKETS = 120
+SHOWN_OPERATIONS = 7
+"""The rest is `other`: more colours cannot be told apart."""
+NODE_TIMEOUT_S = 10.0
+SECOND = 1_000_000
+WIDTHS_S = [0.1, 0.5, 1, 5, 10, 30, 60, 300, 600, 1800, 3600, 6 * 3600, 86_400, 7 * 86_400]
+
+
+@dataclass(slots=True)
+class NodeLag:
+    """How far a node is behind its leader at this moment; None: it did not say."""
+
+    server: str
+    role: str
+    records: int | None
+    bytes: int | None
+    seconds: float | None
+
+
+@dataclass(slots=True)
+class Report:
+    """What the pages show. Times are seconds since 1970, lists have a value for each bucket of time."""
+
+    cluster_id: str
+    from_index: int
+    to_index: int
+    records: int
+    frames: int
+    log_bytes: int
+    start: float
+    bucket_s: float
+    operations: dict[str, list[int]]
+    """Records by operation, the most frequent first."""
+    pauses_s: list[float]
+    """The longest pause between two frames."""
+    epochs: list[EpochStart]
+    lag: list[NodeLag]
+    seconds: float = 0.0
+    files: list[str] = field(default_factory=list[str])
+
+    @property
+    def span_s(self) -> float:
+        """From the first bucket's beginning to the last one's end."""
+        return self.bucket_s * len(self.pauses_s)
+
+    @property
+    def peak(self) -> float:
+        """Records/s in the fullest bucket."""
+        return max(map(sum, zip(*self.operations.values(), strict=True)), default=0) / self.bucket_s
+
+    def document(self) -> dict[str, Any]:
+        """As JSON shows it."""
+        return asdict(self) | {"epochs": [each._asdict() for each in self.epochs]}
+
+
+def report(
+    options: SourceOptions,
+    folder: str,
+    *,
+    servers: Sequence[str] = (),
+    spark: SparkSession | None = None,
+    progress: Progress = untold,
+) -> Report:
+    """Count the log that the options name; write report.html, report-light.png, report-dark.png and report.json.
+
+    With `servers` their lag at this moment is part of it. Without a Spark this process does it all.
+
+    Raises:
+        OptionRefused: the options name a part of the log.
+        ArchiveGap, ArchiveDamaged, FrameCorrupt, RecordsLost, ClusterUnavailable: as the log is found.
+        OSError: the folder cannot be written.
+    """
+    refuse_ranges(options)
+    options = absolute(options)
+    began = time.monotonic()
+    with closing(open_origin(options)) as origin:
+        cluster_id, bounds = origin.cluster_id(), origin.bounds()
+        start, width = _buckets(origin, bounds)
+        partitions = whole_frames(origin, options, *bounds)
+    pieces = [TallyPiece(options, partition, start, width) for partition in partitions]
+    found: dict[int, Tally] = {}
+    done, total = 0, bounds.highest_index - bounds.lowest_index
+    progress(0, total)
+    for outcome in spread(spark, tally, pieces):
+        found[outcome.place] = outcome.result
+        stretch = partitions[outcome.place].stretch
+        done += stretch.to_index - stretch.from_index
+        progress(done, total)
+    counted = Tally()
+    for place in sorted(found):
+        first = found[place].first
+        counted.add(found[place], 0 if first is None else (first - start) // width)
+    made = _made(cluster_id, bounds, counted, start, width)
+    made.lag = [_lag(server) for server in servers]
+    made.seconds = time.monotonic() - began
+    _write(made, folder)
+    return made
+
+
+def _buckets(origin: Origin, bounds: Bounds) -> tuple[int, int]:
+    """The first one's beginning and the width of each, in microseconds: BUCKETS at most, of a width that people use."""
+    low, high = bounds
+    if low == high:
+        return 0, SECOND
+    first, last = _timestamp(origin, low), _timestamp(origin, high - 1)
+    for width_s in WIDTHS_S:
+        width = int(width_s * SECOND)
+        start = first // width * width
+        if (last - start) // width < BUCKETS:
+            return start, width
+    days = 86_400 * SECOND
+    width = ((last - first) // days // (BUCKETS - 1) + 1) * days
+    return first // width * width, width
+
+
+def _timestamp(origin: Origin, index: int) -> int:
+    [stretch] = origin.stretches(index, index + 1)
+    rows = next(iter(origin.rows(Stretch(index, index + 1, stretch.segment), Skimmer())))
+    return int(rows.timestamp[0])
+
+
+def _made(cluster_id: str, bounds: Bounds, counted: Tally, start: int, width: int) -> Report:
+    count = max(counted.frames, default=-1) + 1
+    totals: Counter[str] = Counter()
+    for (_, name), number in counted.operations.items():
+        totals[name] += number
+    shown = [name for name, _ in totals.most_common() if name != OTHER][:SHOWN_OPERATIONS]
+    operations = {name: [counted.operations[bucket, name] for bucket in range(count)] for name in shown}
+    if len(totals) > len(shown):
+        rest = [0] * count
+        for (bucket, name), number in counted.operations.items():
+            rest[bucket] += 0 if name in operations else number
+        operations[OTHER] = rest
+    return Report(
+        cluster_id=cluster_id,
+        from_index=bounds.lowest_index,
+        to_index=bounds.highest_index,
+        records=sum(totals.values()),
+        frames=sum(counted.frames.values()),
+        log_bytes=sum(counted.log_bytes.values()),
+        start=start / SECOND,
+        bucket_s=width / SECOND,
+        operations=operations,
+        pauses_s=[counted.pauses.get(bucket, 0) / SECOND for bucket in range(count)],
+        epochs=counted.epochs,
+        lag=[],
+    )
+
+
+def _lag(server: str) -> NodeLag:
+    with closing(Nodes([server], NODE_TIMEOUT_S)) as nodes:
+        status = nodes.first("/status", "its status", document_of)
+    match status:
+        case {
+            "role": str(role),
+            "lag": {"records": int(records), "bytes": int(size), "seconds": float() | int() as lag},
+        }:
+            return NodeLag(server, role, records, size, float(lag))
+        case _:
+            return NodeLag(server, str(status.get("role", "unknown")), None, None, None)
+
+
+def _write(made: Report, folder: str) -> None:
+    os.makedirs(folder, exist_ok=True)
+    light, dark = plot(made, LIGHT), plot(made, DARK)
+    contents = {
+        "report.html": page_of(made, light, dark).encode(),
+        "report-light.png": light,
+        "report-dark.png": dark,
+        "report.json": to_json(made.document()),
+    }
+    for name, content in contents.items():
+        with open(os.path.join(folder, name), "wb") as file:
+            file.write(content)
+    made.files = sorted(os.path.join(folder, name) for name in contents)

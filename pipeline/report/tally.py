@@ -1,0 +1,143 @@
+"""What a report counts of a piece of a log: records by time and operation, pauses, and who began to lead.
+
+No object is made for a record: an operation is the text that a command begins with, and numpy finds it in the bytes.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from contextlib import closing
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from quire.log import HEADER_BYTES, FrameHeader, Kind, decode_system
+from quire.log.packing import Skimmer
+
+from ..source.options import SourceOptions
+from ..source.reading import StretchPartition, origin_of
+from ..source.rows import Rows
+
+NAME_BYTES = 16
+"""Of an operation's name; longer ones are cut."""
+OTHER = "other"
+_KIND_NAMES = {Kind.BLOB: "blob", Kind.SYSTEM: "system"}
+_ARRAY_HEADS = (0x91, 0x9F)
+_TEXT_HEADS = (0xA1, 0xBF)
+
+
+class EpochStart(NamedTuple):
+    """A leadership's first record."""
+
+    epoch: int
+    node_id: str
+    index: int  # type: ignore[assignment]
+    timestamp: int
+    """Microseconds since 1970."""
+    pause: int
+    """Microseconds since the frame before."""
+
+
+class TallyPiece(NamedTuple):
+    """A stretch to count, and the buckets to count it into."""
+
+    options: SourceOptions
+    partition: StretchPartition
+    start: int
+    """Of the first bucket; microseconds since 1970."""
+    width: int
+    """Of a bucket, in microseconds."""
+
+
+@dataclass(slots=True)
+class Tally:
+    """What was counted; by bucket, and where it says so by operation."""
+
+    operations: Counter[tuple[int, str]] = field(default_factory=Counter[tuple[int, str]])
+    frames: Counter[int] = field(default_factory=Counter[int])
+    log_bytes: Counter[int] = field(default_factory=Counter[int])
+    pauses: dict[int, int] = field(default_factory=dict[int, int])
+    """The longest between two frames, in microseconds, by the bucket of the second."""
+    epochs: list[EpochStart] = field(default_factory=list[EpochStart])
+    first: int | None = None
+    """Timestamp of the first frame."""
+    last: int | None = None
+
+    def add(self, other: Tally, bucket: int) -> None:
+        """Take what was counted behind this; `bucket` is that of its first frame."""
+        self.operations.update(other.operations)
+        self.frames.update(other.frames)
+        self.log_bytes.update(other.log_bytes)
+        for place, pause in other.pauses.items():
+            self.note_pause(place, pause)
+        if self.last is not None and other.first is not None:
+            pause = other.first - self.last
+            self.note_pause(bucket, pause)
+            if other.epochs and other.epochs[0].timestamp == other.first and other.epochs[0].pause == 0:
+                other.epochs[0] = other.epochs[0]._replace(pause=pause)
+        self.epochs += other.epochs
+        self.first = other.first if self.first is None else self.first
+        self.last = self.last if other.last is None else other.last
+
+    def note_pause(self, bucket: int, pause: int) -> None:
+        """Keep the longest."""
+        self.pauses[bucket] = max(pause, self.pauses.get(bucket, 0))
+
+
+def tally(piece: TallyPiece) -> Tally:
+    """Count the records of a stretch. Raises as the log is found."""
+    counted = Tally()
+    stretch = piece.partition.stretch
+    with closing(origin_of(piece.options, piece.partition)) as origin:
+        for rows in origin.rows(stretch, Skimmer()):
+            _count_operations(counted, rows, piece)
+            for header, offset in rows.frames:
+                if stretch.from_index <= header.index < stretch.to_index:
+                    _count_frame(counted, rows, header, offset, piece)
+    return counted
+
+
+def _count_frame(counted: Tally, rows: Rows, header: FrameHeader, offset: int, piece: TallyPiece) -> None:
+    bucket = (header.timestamp - piece.start) // piece.width
+    counted.frames[bucket] += 1
+    counted.log_bytes[bucket] += header.size
+    pause = 0 if counted.last is None else header.timestamp - counted.last
+    counted.note_pause(bucket, pause)
+    counted.first = header.timestamp if counted.first is None else counted.first
+    counted.last = header.timestamp
+    if header.kind == Kind.SYSTEM:
+        body = offset + HEADER_BYTES
+        fields = decode_system(bytes(rows.raw[body : body + header.length]))
+        if fields["type"] == "epoch_start":
+            start = EpochStart(header.epoch, str(fields["node_id"]), header.index, header.timestamp, pause)
+            counted.epochs.append(start)
+
+
+def _count_operations(counted: Tally, rows: Rows, piece: TallyPiece) -> None:
+    if not len(rows):
+        return
+    buckets = (rows.timestamp - piece.start) // piece.width
+    names = _names(rows)
+    for kind, name in _KIND_NAMES.items():
+        names[rows.kind == kind] = name.encode()
+    pairs, counts = np.unique(np.rec.fromarrays([buckets, names]), return_counts=True)
+    for (bucket, name), count in zip(pairs.tolist(), counts.tolist(), strict=True):
+        counted.operations[bucket, name.decode(errors="replace")] += count
+
+
+def _names(rows: Rows) -> NDArray[np.bytes_]:
+    """The text that each value begins with, if it is an array that begins with one; `other` for the others."""
+    octets = np.frombuffer(rows.raw, np.uint8)
+    last = len(octets) - 1
+    head = octets[np.minimum(rows.start, last)]
+    second = octets[np.minimum(rows.start + 1, last)]
+    is_named = (head >= _ARRAY_HEADS[0]) & (head <= _ARRAY_HEADS[1]) & (rows.end - rows.start > 1)
+    is_named &= (second >= _TEXT_HEADS[0]) & (second <= _TEXT_HEADS[1])
+    length = np.minimum(second & 0x1F, NAME_BYTES)
+    places = rows.start[:, None] + 2 + np.arange(NAME_BYTES)
+    text = np.where(np.arange(NAME_BYTES) < length[:, None], octets[np.minimum(places, last)], 0).astype(np.uint8)
+    names: NDArray[np.bytes_] = np.ascontiguousarray(text).view(f"S{NAME_BYTES}").reshape(-1).copy()
+    names[~is_named] = OTHER.encode()
+    return names

@@ -1,0 +1,1 @@
+"""The Spark sink: exactly-once writes of rows as commands."""

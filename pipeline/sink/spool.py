@@ -1,0 +1,146 @@
+"""The spool: a partition's commands as a task leaves them for the driver, durable and checked.
+
+    0 4 "QSPL" | 4 1 version=1 | 5 3 zero                                                       (little-endian)
+    block:  0 4 crc32c of 4.. and of the crc before (0 at first) | 4 4 count | 8 4 length | msgpack of count commands
+
+A block is what the driver sends at a time. How many commands and bytes there are, and the last crc, stand in the task's
+message and then in the batch's plan: so nothing can be changed, left out or added without being seen.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator, Sequence
+from contextlib import closing
+from typing import Any, NamedTuple
+
+from crc32c import crc32c
+
+from quire.log import Directory, Storage
+from quire.log.packing import ExtType, array_head, unpack_trusted
+
+from .errors import SpoolDamaged
+
+BLOCK_COMMANDS = 1000
+"""One frame of the log has so many of them, at most."""
+BLOCK_BYTES = 256 << 10
+"""A block is full with so much; a single command may be larger."""
+
+_HEAD = b"QSPL\x01\x00\x00\x00"
+_CRC = struct.Struct("<I")
+_SHAPE = struct.Struct("<II")
+_BLOCK_HEAD = _CRC.size + _SHAPE.size
+
+
+class Spool(NamedTuple):
+    """A file with the commands of a partition."""
+
+    name: str
+    partition: int
+    commands: int
+    size: int
+    crc32c: int
+
+
+class SpoolWriter:
+    """Writes one; `finished` makes it durable. The file is there at the first block."""
+
+    def __init__(self, directory: Directory, name: str, partition: int) -> None:
+        self._directory = directory
+        self._name = name
+        self._partition = partition
+        self._storage: Storage | None = None
+        self._packed: list[bytes] = []
+        self._packed_bytes = 0
+        self._commands = 0
+        self._size = 0
+        self._crc = 0
+
+    def add(self, packed: bytes) -> None:
+        """Put a command, as msgpack, behind the others."""
+        if len(self._packed) == BLOCK_COMMANDS or (self._packed and self._packed_bytes + len(packed) > BLOCK_BYTES):
+            self._write_block()
+        self._packed.append(packed)
+        self._packed_bytes += len(packed)
+
+    def finished(self) -> Spool | None:
+        """What was written, durable now; None where there was no command."""
+        if self._packed:
+            self._write_block()
+        if self._storage is None:
+            return None
+        self._storage.sync()
+        self.close()
+        self._directory.sync()
+        return Spool(self._name, self._partition, self._commands, self._size, self._crc)
+
+    def close(self) -> None:
+        """Give the file back, finished or not."""
+        if self._storage is not None:
+            self._storage.close()
+
+    def _write_block(self) -> None:
+        if self._storage is None:
+            self._storage = self._directory.create(self._name)
+            self._append(self._storage, _HEAD)
+        payload = b"".join(self._packed)
+        shape = _SHAPE.pack(len(self._packed), len(payload))
+        self._crc = crc32c(payload, crc32c(shape, self._crc))
+        self._append(self._storage, _CRC.pack(self._crc) + shape + payload)
+        self._commands += len(self._packed)
+        self._packed, self._packed_bytes = [], 0
+
+    def _append(self, storage: Storage, data: bytes) -> None:
+        storage.write_at(self._size, data)
+        self._size += len(data)
+
+
+def check_spool(directory: Directory, spool: Spool) -> None:
+    """Read all of it. Raises SpoolDamaged."""
+    for _ in _blocks(directory, spool):
+        pass
+
+
+def commands_of(directory: Directory, spools: Sequence[Spool], skip: int = 0) -> Iterator[list[Any]]:
+    """The commands of all of them, one after the other, a block at a time, without the first `skip`.
+
+    Raises:
+        SpoolDamaged: with path and position.
+    """
+    for spool in spools:
+        if skip >= spool.commands:
+            skip -= spool.commands
+            continue
+        for count, payload in _blocks(directory, spool):
+            if skip >= count:
+                skip -= count
+                continue
+            commands = unpack_trusted(array_head(count) + payload, ExtType)
+            yield commands[skip:]
+            skip = 0
+
+
+def _blocks(directory: Directory, spool: Spool) -> Iterator[tuple[int, bytes]]:
+    path = f"{directory.path}/{spool.name}"
+    try:
+        storage = directory.open(spool.name)
+    except FileNotFoundError:
+        raise SpoolDamaged(path, "a batch's spool is not there") from None
+    with closing(storage):
+        if storage.size != spool.size:
+            raise SpoolDamaged(path, f"has {storage.size} bytes and had {spool.size}")
+        if storage.read_at(0, len(_HEAD)) != _HEAD:
+            raise SpoolDamaged(path, "does not begin as a spool of this version")
+        position, crc, commands = len(_HEAD), 0, 0
+        while position < spool.size:
+            head = storage.read_at(position, _BLOCK_HEAD)
+            count, length = _SHAPE.unpack_from(head, _CRC.size) if len(head) == _BLOCK_HEAD else (0, 0)
+            payload = storage.read_at(position + _BLOCK_HEAD, min(length, spool.size))
+            crc = crc32c(payload, crc32c(head[_CRC.size :], crc))
+            if len(payload) != length or not count or _CRC.pack(crc) != head[: _CRC.size]:
+                raise SpoolDamaged(path, f"the block at position {position} is not what was written")
+            yield count, payload
+            position += _BLOCK_HEAD + length
+            commands += count
+        if (crc, commands) != (spool.crc32c, spool.commands):
+            raise SpoolDamaged(path, "is not the spool that the batch was planned with")

@@ -1,0 +1,1 @@
+"""The Spark data source: batch and streaming reads of the log as rows."""

@@ -1,0 +1,131 @@
+"""Rows as Arrow batches: buffers and offsets, no object for a record but where its text is asked for as a command.
+
+`pa.array` is left alone where it can be: its first call imports pandas, half a second for each worker of Spark.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from quire.log import Kind
+from quire.log.json_text import to_json_each
+
+from ..errors import BatchTooLarge
+from .rows import Rows, headers_of, values_of
+
+MAX_BATCH_ROWS = 65_536
+MAX_BATCH_BYTES = 2**31 - 1
+"""Of one column of a batch: Arrow's offsets are 32 bits."""
+
+_KINDS = [b"records", b"blob", b"system", b"records"]
+"""By the number of the kind; that a frame was coalesced is no matter of its records."""
+_TEXTS_AT_ONCE = 1024
+"""Kept apart: orjson gives each text in a kibibyte or more of the heap, of which little is used."""
+_NO_COMMAND = np.zeros(256, bool)
+_NO_COMMAND[[0xC0, 0xC4, 0xC5, 0xC6]] = True
+"""By the first byte of a value: nil, and raw bytes of any length."""
+
+
+def batches_of(rows: Rows, schema: pa.Schema, segment: int | None) -> Iterator[pa.RecordBatch]:
+    """The rows as batches of at most MAX_BATCH_ROWS, of exactly this schema; `segment` is the base of theirs."""
+    if not len(rows):
+        return
+    arrays = [_array(name, rows, schema.field(name).type, segment) for name in schema.names]
+    whole = pa.RecordBatch.from_arrays(arrays, schema=schema)
+    for start in range(0, len(rows), MAX_BATCH_ROWS):
+        yield whole.slice(start, MAX_BATCH_ROWS)
+
+
+def _array(name: str, rows: Rows, kind: pa.DataType, segment: int | None) -> pa.Array:
+    match name:
+        case "index" | "epoch" | "session" | "sequence":
+            return _numbers(getattr(rows, name), kind)
+        case "timestamp":
+            return _numbers(rows.timestamp, kind)
+        case "kind":
+            names = _texts(_KINDS, np.array([len(name) for name in _KINDS]), np.ones(len(_KINDS), bool))
+            kinds = pa.DictionaryArray.from_arrays(_numbers(rows.kind, pa.int8()), names)
+            return kinds.dictionary_decode()
+        case "value":
+            return _values(rows)
+        case "command":
+            return _commands(rows)
+        case "headers":
+            return _headers(rows, kind)
+        case "segment":
+            count = len(rows)
+            return pa.nulls(count, kind) if segment is None else _numbers(np.full(count, segment, np.int64), kind)
+        case _:
+            raise KeyError(name)
+
+
+def _numbers(values: NDArray[Any], kind: pa.DataType) -> pa.Array:
+    return pa.Array.from_buffers(kind, len(values), [None, pa.py_buffer(np.ascontiguousarray(values))])
+
+
+def _texts(pieces: Sequence[bytes], lengths: NDArray[np.int64], present: NDArray[np.bool_]) -> pa.Array:
+    """UTF-8 back to back as strings of these lengths; null where none is present."""
+    valid = np.packbits(present, bitorder="little")
+    buffers = [pa.py_buffer(valid), pa.py_buffer(_offsets(lengths)), pa.py_buffer(b"".join(pieces))]
+    return pa.Array.from_buffers(pa.string(), len(lengths), buffers)
+
+
+def _offsets(lengths: NDArray[np.int64]) -> NDArray[np.int32]:
+    """Where each begins and the last one ends, back to back.
+
+    Raises:
+        BatchTooLarge: beyond what 32 bits count.
+    """
+    offsets = np.zeros(len(lengths) + 1, np.int64)
+    np.cumsum(lengths, out=offsets[1:])
+    if offsets[-1] > MAX_BATCH_BYTES:
+        raise BatchTooLarge(int(offsets[-1]), MAX_BATCH_BYTES)
+    return offsets.astype(np.int32)
+
+
+def _values(rows: Rows) -> pa.Array:
+    """The values' bytes: stretches that stand back to back in the log are copied as one."""
+    start, end = rows.start, rows.end
+    breaks = np.flatnonzero(start[1:] != end[:-1]) + 1
+    firsts = start[np.concatenate(([0], breaks))].tolist()
+    lasts = end[np.concatenate((breaks - 1, [len(end) - 1]))].tolist()
+    offsets = _offsets(end - start)
+    data = b"".join([rows.raw[first:last] for first, last in zip(firsts, lasts, strict=True)])
+    buffers = [None, pa.py_buffer(offsets), pa.py_buffer(data)]
+    return pa.Array.from_buffers(pa.binary(), len(rows), buffers)
+
+
+def _commands(rows: Rows) -> pa.Array:
+    """The values as JSON text; null where there is no command: nil, raw bytes, blobs, system records."""
+    octets = np.frombuffer(rows.raw, np.uint8)
+    heads = octets[np.minimum(rows.start, len(octets) - 1)]
+    is_record = (rows.kind == Kind.RECORDS) | (rows.kind == Kind.RUNS)
+    present = is_record & ~_NO_COMMAND[heads]
+    if not present.any():
+        return pa.nulls(len(rows), pa.string())
+    lengths = np.zeros(len(rows), np.int64)
+    pieces: list[bytes] = []
+    for header, offset in rows.frames:
+        first = header.index - int(rows.index[0])  # The first and the last frame may reach beyond the rows.
+        inside = np.flatnonzero(present[max(0, first) : max(0, first + header.count)]) + max(0, first)
+        values = values_of(rows.raw, header, offset) if len(inside) else []
+        for start in range(0, len(inside), _TEXTS_AT_ONCE):
+            chosen = inside[start : start + _TEXTS_AT_ONCE]
+            texts = to_json_each([values[row - first] for row in chosen.tolist()])
+            lengths[chosen] = np.fromiter(map(len, texts), np.int64, len(texts))
+            pieces.append(b"".join(texts))
+    return _texts(pieces, lengths, present)
+
+
+def _headers(rows: Rows, kind: pa.DataType) -> pa.Array:
+    if not rows.headers:
+        return pa.nulls(len(rows), kind)
+    found: list[list[tuple[str, str]] | None] = [None] * len(rows)
+    for row, packed in rows.headers.items():
+        found[row] = list(headers_of(packed).items())
+    return pa.array(found, kind)

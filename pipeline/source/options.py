@@ -1,0 +1,145 @@
+"""The options of the source, named as in Spark's Kafka connector where that has the like.
+
+Spark gives them as text, names in any case. Unknown ones are refused: a misspelt limit must not read everything.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Self
+
+from ..errors import OptionRefused
+from .offsets import EARLIEST, LATEST, Place, parse_place
+
+HIGHEST_INDEX = 2**63 - 1
+"""Spark's longs are signed."""
+MAX_TIMESTAMP_MS = 253_402_300_799_999
+"""The last millisecond of the year 9999, where Spark's timestamps end, too."""
+MAX_PARTITIONS = 1_000_000
+MAX_FETCH_TIMEOUT_MS = 3_600_000
+
+STRATEGIES = ("error", "latest")
+
+_SERVER = re.compile(r"(\[[0-9a-fA-F:.]+\]|[\w.-]+):([0-9]{1,5})", re.ASCII)
+_PORTS = 65_536
+
+
+@dataclass(frozen=True, slots=True)
+class SourceOptions:
+    """What is to be read, and how; the fields carry the options' own names."""
+
+    path: str | None = None
+    """A data_dir, of a node that runs or one that does not, or an archive."""
+    archive: str | None = None
+    """An archive, to be read together with the live log that `path` or `bootstrap` names, as one history."""
+    bootstrap: tuple[str, ...] = ()
+    """HOST:PORT of some nodes of a cluster; the others are learnt from them."""
+    startingOffsets: Place = EARLIEST  # noqa: N815 - as users write it
+    endingOffsets: Place = LATEST  # noqa: N815
+    startingTimestamp: int | None = None  # noqa: N815
+    """Milliseconds since the Unix epoch: begin with the first record that is not older."""
+    endingTimestamp: int | None = None  # noqa: N815
+    """Milliseconds since the Unix epoch: end before the first record that is not older."""
+    startingOffsetsByTimestampStrategy: str = "error"  # noqa: N815
+    """What to do where no record is as young as startingTimestamp: fail, or begin with what comes next."""
+    failOnDataLoss: bool = True  # noqa: N815
+    """Whether to fail where records have expired before they were read; otherwise go on behind them."""
+    minPartitions: int = 0  # noqa: N815
+    """Split segments until there are so many partitions."""
+    maxOffsetsPerTrigger: int | None = None  # noqa: N815
+    """A batch of a stream holds no more records than that."""
+    maxBytesPerTrigger: int | None = None  # noqa: N815
+    """A batch of a stream ends before the frame that reaches beyond so many bytes of the log; it holds one at least."""
+    includeHeaders: bool = False  # noqa: N815
+    """Whether the rows have a column of headers."""
+    fetchTimeoutMs: int = 60_000  # noqa: N815
+    """How long to ask one node after the other, from a cluster, before giving up."""
+
+    @classmethod
+    def parse(cls, given: Mapping[str, str], *, streaming: bool) -> Self:
+        """The options that Spark was given.
+
+        Raises:
+            OptionRefused: unknown, malformed, or at odds with another.
+        """
+        known = {field.name.lower(): field.name for field in fields(cls)}
+        values: dict[str, object] = {}
+        for name, text in given.items():
+            if name.lower() not in known:
+                raise OptionRefused(name, f"is not known; there are {', '.join(known.values())}")
+            values[known[name.lower()]] = _parsed(known[name.lower()], text)
+        if streaming:
+            values.setdefault("startingOffsets", LATEST)
+        options = cls(**values)  # type: ignore[arg-type]
+        options.check(values)
+        return options
+
+    def check(self, given: Mapping[str, object]) -> None:
+        """Refuse what is missing and what contradicts itself."""
+        if (self.path is None) == (not self.bootstrap):
+            raise OptionRefused("path", "give either it, a node's data_dir, or bootstrap, some nodes' HOST:PORT")
+        for offsets, timestamp in (("startingOffsets", "startingTimestamp"), ("endingOffsets", "endingTimestamp")):
+            if timestamp in given and isinstance(given.get(offsets), int):
+                raise OptionRefused(timestamp, f"stands beside {offsets}; give one of them")
+        if self.endingOffsets == EARLIEST:
+            raise OptionRefused("endingOffsets", "cannot be earliest")
+
+
+def _parsed(name: str, text: str) -> object:
+    match name:
+        case "path" | "archive":
+            return parse_path(text, name)
+        case "bootstrap":
+            return parse_servers(text)
+        case "startingOffsets" | "endingOffsets":
+            return parse_place(name, text)
+        case "startingTimestamp" | "endingTimestamp":
+            return parse_integer(name, text, 0, MAX_TIMESTAMP_MS)
+        case "failOnDataLoss" | "includeHeaders":
+            return parse_truth(name, text)
+        case "startingOffsetsByTimestampStrategy":
+            if text.lower() not in STRATEGIES:
+                raise OptionRefused(name, f"must be one of {', '.join(STRATEGIES)}, not {text[:24]!r}")
+            return text.lower()
+        case "minPartitions":
+            return parse_integer(name, text, 1, MAX_PARTITIONS)
+        case "fetchTimeoutMs":
+            return parse_integer(name, text, 1, MAX_FETCH_TIMEOUT_MS)
+        case _:
+            return parse_integer(name, text, 1, HIGHEST_INDEX)
+
+
+def parse_path(text: str, name: str = "path") -> str:
+    """A folder of a file system that every process of the job sees. Raises OptionRefused."""
+    path = text.removeprefix("file://") if text.startswith("file:///") else text.removeprefix("file:")
+    if not path:
+        raise OptionRefused(name, "is empty")
+    return path
+
+
+def parse_servers(text: str) -> tuple[str, ...]:
+    """HOST:PORT of each. Raises OptionRefused."""
+    servers = tuple(dict.fromkeys(part.strip() for part in text.split(",") if part.strip()))
+    for server in servers:
+        match = _SERVER.fullmatch(server)
+        if match is None or not 0 < int(match[2]) < _PORTS:
+            raise OptionRefused("bootstrap", f"must be HOST:PORT,HOST:PORT,..., not {server[:48]!r}")
+    if not servers:
+        raise OptionRefused("bootstrap", "names no node")
+    return servers
+
+
+def parse_integer(name: str, text: str, lowest: int, highest: int) -> int:
+    """An integer within [lowest, highest]. Raises OptionRefused."""
+    if not re.fullmatch(r"[0-9]{1,20}", text) or not lowest <= int(text) <= highest:
+        raise OptionRefused(name, f"must be an integer from {lowest} to {highest}, not {text[:24]!r}")
+    return int(text)
+
+
+def parse_truth(name: str, text: str) -> bool:
+    """True or false, in any case of letters. Raises OptionRefused."""
+    if text.lower() not in ("true", "false"):
+        raise OptionRefused(name, f"must be true or false, not {text[:24]!r}")
+    return text.lower() == "true"

@@ -1,0 +1,120 @@
+"""An unformatted node on its links, until it holds a genesis frame (rule 0)."""
+
+import asyncio
+from collections.abc import Callable
+
+from aiohttp import ClientSession, web
+
+from quire.log import FrameInvalid, Kind, PayloadInvalid, UnknownVersion, decode_system, walk_frames
+
+from ..core.genesis import Formation
+from ..core.members import Members
+from ..core.messages import GenesisShown, PeerMessage
+from ..core.state import Identity
+from .hello import NO_CLUSTER, Who
+from .links import Link, LinkServer
+from .wire import BadMessage
+
+
+def members_of_genesis(raw: bytes) -> Members:
+    """The members that a genesis frame names.
+
+    Raises:
+        BadMessage: it is no genesis frame.
+    """
+    try:
+        frames = list(walk_frames(raw))
+        if len(frames) != 1 or frames[0].header.index != 0 or frames[0].header.kind != Kind.SYSTEM:
+            raise BadMessage("one system frame at index 0 was expected")
+        value = decode_system(frames[0].payload)
+        if value.get("type") != "genesis":
+            raise BadMessage(f"a genesis was expected, not {value.get('type')!r}")
+        return Members.from_record(value["members"])
+    except (FrameInvalid, UnknownVersion, PayloadInvalid, KeyError, TypeError, ValueError) as error:
+        raise BadMessage(f"no genesis frame: {error}") from error
+
+
+class Forming:
+    """Dials the other members and waits for the cluster to begin, or for one that began without this node."""
+
+    def __init__(
+        self,
+        me: Identity,
+        address: str,
+        initial: list[str],
+        secret: bytes | None,
+        make_genesis: Callable[[Members], bytes],
+    ) -> None:
+        self._me = me
+        self._address = address
+        self._formation = Formation(me, address, initial)
+        self._secret = secret
+        self._make_genesis = make_genesis
+        self._found: asyncio.Future[Members | bytes] = asyncio.get_running_loop().create_future()
+        """All initial members, who are there, or the genesis frame of a cluster that began without this node."""
+        self._links: list[Link] = []
+        self._server = LinkServer(self, secret)
+        self.failures: dict[str, str] = {}
+
+    async def run(self, session: ClientSession, urls: dict[str, str]) -> bytes:
+        """Return the genesis frame that this node is to store."""
+        self._links = [Link(self, session, node, url, self._secret) for node, url in urls.items()]
+        self._form_if_due()
+        try:
+            found = await self._found
+            return found if isinstance(found, bytes) else self._make_genesis(found)
+        finally:
+            for link in self._links:
+                await link.close()
+            await self._server.close()
+
+    async def serve(self, request: web.Request) -> web.StreamResponse:
+        """Handle a `/peer` connection."""
+        return await self._server.serve(request)
+
+    def awaited(self) -> list[str]:
+        """The initial members that are not there yet."""
+        return self._formation.awaited()
+
+    def _form_if_due(self) -> None:
+        members = self._formation.members()
+        if members is not None and not self._found.done():
+            self._found.set_result(members)
+
+    # LinkOwner
+
+    def who(self) -> Who:
+        """This node, of no cluster yet."""
+        return Who(NO_CLUSTER, self._me.node_id, self._me.disk_id, self._me.incarnation, self._address)
+
+    def link_up(self, peer: Who) -> None:
+        """Count a peer; form the cluster when it was the last."""
+        self.failures.pop(peer.node_id, None)
+        self._formation.linked(peer.node_id, peer.disk_id, peer.address, formatted=peer.is_formatted)
+        self._form_if_due()
+
+    def link_down(self, node_id: str, reason: str) -> None:
+        """Forget a peer."""
+        self.failures[node_id] = reason
+        self._formation.unlinked(node_id)
+
+    def link_failed(self, node_id: str, error: Exception) -> None:
+        """Note why a peer is awaited."""
+        self.failures[node_id] = str(error) or type(error).__name__
+
+    def peer_came(self, peer: Who) -> None:
+        """Nobody is dialled who is not a member."""
+
+    def twin_came(self, peer: Who) -> None:
+        """Note that a copy of an unformatted node's data_dir runs, too."""
+        self.failures[peer.node_id] = "a second process with the same disk runs"
+
+    def peer_replaced(self, peer: Who) -> None:
+        """There are no streams yet that could end."""
+
+    def peer_said(self, peer: Who, message: PeerMessage) -> None:
+        """Take a genesis that is shown; an unformatted node hears nothing else."""
+        if isinstance(message, GenesisShown) and not self._found.done():
+            shown = members_of_genesis(message.frame)
+            if self._formation.takes(shown, committed=message.committed):
+                self._found.set_result(message.frame)

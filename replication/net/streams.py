@@ -1,0 +1,269 @@
+"""`/peer/stream` (rule 8): frames one way, acks the other. The follower dials.
+
+    Upstream stream     the follower's end: hello, Open, OpenAnswer, then shipments in and Acks out
+    Downstream streams  the leader's ends: the driver's `Ship` and `AnswerOpen` go out, Acks come in
+
+Both only carry; what is said and what it means is the core's. A message is at most 1 MiB of frame bytes behind its
+24-byte head; a larger frame spans messages.
+"""
+
+import asyncio
+import os
+from functools import partial
+from typing import Protocol
+
+from aiohttp import ClientSession, ClientWebSocketResponse, WSMsgType, web
+
+from ..core.messages import Ack, Differs, Open, OpenAnswer, StreamMessage
+from .assembler import Assembled, FrameAssembler
+from .hello import HELLO_TIMEOUT_S, NONCE_BYTES, Admit, Who, answer_hello, dial
+from .links import LINK_FAILURES
+from .outbox import Outbox, beside
+from .shipment import Positions, Shipment, from_message, to_messages
+from .wire import MAX_MESSAGE_BYTES, BadMessage, decode_stream, encode
+
+STREAM_PATH = "/peer/stream"
+PING_S = 30.0  # A slow link may need seconds for a full window before it carries the answer to a ping.
+
+
+class StreamOwner(Protocol):
+    """What streams tell their node."""
+
+    def who(self) -> Who:
+        """What this node says of itself now."""
+        ...
+
+    def stream_connected(self, stream_id: int) -> None:
+        """The stream that this node dialled stands."""
+        ...
+
+    def open_answered(self, stream_id: int, answer: OpenAnswer) -> None:
+        """The leader answered."""
+        ...
+
+    def frames_arrived(self, stream_id: int, frames: Assembled, positions: Positions, received_bytes: int) -> None:
+        """A shipment arrived."""
+        ...
+
+    def stream_opened(self, downstream: "DownstreamSocket", opening: Open) -> None:
+        """A follower opened a stream to this node; give it its stream id."""
+        ...
+
+    def ack_arrived(self, stream_id: int, ack: Ack) -> None:
+        """A follower acknowledged."""
+        ...
+
+    def differs_arrived(self, stream_id: int, differs: Differs) -> None:
+        """A follower says that its frame is not the leader's."""
+        ...
+
+    def shipped(self, stream_id: int, next_index: int, size: int) -> None:
+        """A shipment left."""
+        ...
+
+    def stream_closed(self, stream_id: int, reason: str) -> None:
+        """A stream ended."""
+        ...
+
+
+class UpstreamSocket:
+    """The follower's end of one stream; a new object each time it dials."""
+
+    def __init__(
+        self,
+        owner: StreamOwner,
+        session: ClientSession,
+        stream_id: int,
+        leader: tuple[str, str],
+        secret: bytes | None,
+        max_frame_bytes: int,
+    ) -> None:
+        self.stream_id = stream_id
+        self._owner = owner
+        self._session = session
+        self.peer_id, self._url = leader
+        self._secret = secret
+        self._assembler = FrameAssembler(max_frame_bytes)
+        self._outbox: Outbox | None = None
+        self._task: asyncio.Task[None] | None = asyncio.create_task(
+            self._run(), name=f"stream {stream_id} to {self.peer_id}"
+        )
+
+    def send(self, message: Open | Ack | Differs) -> None:
+        """Send a message. An ack that waits is replaced by a newer one: it says all that the older one did."""
+        if self._outbox is not None:
+            if isinstance(message, Ack):
+                self._outbox.drop_waiting()
+            self._outbox.send(encode(message))
+
+    def close(self) -> "asyncio.Task[None]":
+        """Hang up; nothing more is told of this stream. Returns what to await where it matters that it is over."""
+        task, self._task = self._task, None  # no cycle: a cancelled task holds its frames, and they a shipment
+        if task is None:
+            raise RuntimeError("this stream was closed before")
+        task.cancel()
+        return task
+
+    async def _run(self) -> None:
+        reason = "the leader closed it"
+        try:
+            await self._talk()
+        except LINK_FAILURES as error:
+            reason = str(error) or type(error).__name__
+        except asyncio.CancelledError:
+            raise  # closed here: the owner knows
+        except Exception as error:  # A fault of this program: the core must not believe that the stream stands.
+            self._owner.stream_closed(self.stream_id, repr(error))
+            raise
+        self._owner.stream_closed(self.stream_id, reason)
+
+    async def _talk(self) -> None:
+        url = f"http://{self._url}{STREAM_PATH}"
+        socket, _ = await dial(self._session, url, self._owner.who(), self.peer_id, "stream", self._secret, PING_S)
+        await self._carry(socket)
+
+    async def _carry(self, socket: ClientWebSocketResponse) -> None:
+        self._outbox = Outbox(socket)
+        try:
+            async with beside(self._outbox.carry()):
+                self._owner.stream_connected(self.stream_id)
+                async for message in socket:
+                    if message.type is WSMsgType.BINARY:
+                        self._take(message.data)
+        finally:
+            await socket.close()
+
+    def _take(self, data: bytes) -> None:
+        said = from_message(data)
+        if isinstance(said, OpenAnswer):
+            self._owner.open_answered(self.stream_id, said)
+        else:
+            frames = self._assembler.feed(said.raw)
+            self._owner.frames_arrived(self.stream_id, frames, said.positions, len(said.raw))
+
+
+class DownstreamSocket:
+    """The leader's end of one stream: one shipment on its way at a time, so that nothing piles up here."""
+
+    def __init__(self, owner: StreamOwner, socket: web.WebSocketResponse, peer: Who, opening_timeout_s: float) -> None:
+        self.peer = peer
+        self._opening_timeout_s = opening_timeout_s
+        self.stream_id = 0
+        self._owner = owner
+        self._socket = socket
+        self._outbox = Outbox(socket)
+        self._carrying: asyncio.Task[None] | None = None
+
+    def send(self, message: OpenAnswer | Shipment) -> None:
+        """Send it; `shipped` is told for a shipment once the socket took it."""
+        for data in to_messages(message):
+            self._outbox.send(data)
+        if isinstance(message, Shipment):
+            self._outbox.when_taken(partial(self._owner.shipped, self.stream_id, message.next_index, len(message.raw)))
+
+    @property
+    def peer_id(self) -> str:
+        """The follower's node id."""
+        return self.peer.node_id
+
+    def hang_up(self) -> None:
+        """End the stream; whoever serves it is told by a cancelled `run`."""
+        if self._carrying is not None:
+            self._carrying.cancel()
+
+    async def run(self) -> None:
+        """Carry until the stream ends.
+
+        Raises:
+            ConnectionResetError, BadMessage: the follower is gone, or does not speak this.
+        """
+        carrying = asyncio.create_task(self._carry(), name=f"stream from {self.peer.node_id}")
+        self._carrying = carrying
+        try:
+            await carrying
+        except asyncio.CancelledError as error:
+            if carrying.cancelled():
+                raise ConnectionResetError("this node closed it") from error
+            carrying.cancel()
+            raise
+        finally:
+            # The task's exception holds its frames, and they a shipment: without this, until the next full collection.
+            self._carrying = None
+
+    async def _carry(self) -> None:
+        async with asyncio.timeout(self._opening_timeout_s):
+            opening = await self._receive()
+        if not isinstance(opening, Open):
+            raise BadMessage("an opening was expected")
+        self._owner.stream_opened(self, opening)
+        async with beside(self._outbox.carry()):
+            while True:
+                match await self._receive():
+                    case Ack() as ack:
+                        self._owner.ack_arrived(self.stream_id, ack)
+                    case Differs() as differs:
+                        self._owner.differs_arrived(self.stream_id, differs)
+                    case _:
+                        raise BadMessage("an ack was expected")
+
+    async def _receive(self) -> StreamMessage:
+        message = await self._socket.receive()
+        if message.type is not WSMsgType.BINARY:
+            raise ConnectionResetError("the follower closed it")
+        return decode_stream(message.data)
+
+
+class StreamServer:
+    """Takes the streams that followers open."""
+
+    def __init__(
+        self,
+        owner: StreamOwner,
+        secret: bytes | None,
+        admit: Admit | None = None,
+        opening_timeout_s: float = HELLO_TIMEOUT_S,
+    ) -> None:
+        self._owner = owner
+        self._secret = secret
+        self._admit = admit
+        self._opening_timeout_s = opening_timeout_s
+        self._open: set[DownstreamSocket] = set()
+        self._closed = False
+
+    async def serve(self, request: web.Request) -> web.WebSocketResponse:
+        """Handle one `/peer/stream` connection until it ends."""
+        if self._closed:
+            raise web.HTTPServiceUnavailable
+        socket = web.WebSocketResponse(max_msg_size=MAX_MESSAGE_BYTES, timeout=1.0)
+        await socket.prepare(request)
+        downstream: DownstreamSocket | None = None
+        reason = "the follower closed it"
+        try:
+            async with asyncio.timeout(HELLO_TIMEOUT_S):
+                nonce = os.urandom(NONCE_BYTES)
+                peer = await answer_hello(socket, self._owner.who(), "stream", self._secret, nonce, self._admit)
+            if self._closed:  # while the hello was under way
+                raise ConnectionResetError("this node hung up")
+            downstream = DownstreamSocket(self._owner, socket, peer, self._opening_timeout_s)
+            self._open.add(downstream)
+            await downstream.run()
+        except LINK_FAILURES as error:
+            reason = str(error) or type(error).__name__
+        finally:
+            if downstream is not None:
+                self._open.discard(downstream)
+                self._owner.stream_closed(downstream.stream_id, reason)
+            await socket.close()
+        return socket
+
+    def hang_up(self, peer: Who) -> None:
+        """End the streams of one incarnation of a disk."""
+        for downstream in list(self._open):
+            if (downstream.peer.disk_id, downstream.peer.incarnation) == (peer.disk_id, peer.incarnation):
+                downstream.hang_up()
+
+    async def close(self) -> None:
+        """Hang up on everybody, and take nobody any more."""
+        self._closed = True
+        for downstream in list(self._open):
+            downstream.hang_up()

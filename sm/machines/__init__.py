@@ -1,0 +1,1 @@
+"""The built-in state machines, and the registry that finds one by name."""

@@ -1,0 +1,277 @@
+"""The `kv` machine: values by key, and commands that read and change them one key at a time.
+
+    ["put", key, value]             true where the key is new, false where it had a value
+    ["get", key]                    its value, null where there is none; of values up to ANSWER_BYTES
+    ["delete", key]                 whether it had a value
+    ["cas", key, expected, value]   whether its value was `expected`, and is `value` now; null stands for no value
+    ["incr", key]  ["incr", key, n] the sum: an int, counted from 0 where there is no value
+
+Two values are one if their msgpack bytes are equal: 1, 1.0 and true are three, a map in another order is another. null
+is no value. A command's answer is short: it is kept for retries and hashed by every node, so a few bytes that ask must
+not bring megabytes; long values are read by `query`, which leaves nothing behind.
+
+    null                            the whole state
+    ["get", key]                    its value, null where there is none
+    ["scan", prefix]                {"values": [[key, value], ...], "next": key or null}, in the order of the keys
+    ["scan", prefix, after]         the same behind the key `after`, the `next` of a page; it need not be there any more
+    ["scan", prefix, after, count]  so many at most, PAGE_KEYS at most
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import islice
+from reprlib import repr as short_repr
+from typing import Any
+
+from quire.log import PayloadInvalid, pack
+
+from ..errors import InitialInvalid, PlaceFailed, reason_of
+from ..machine import Context, Refused
+from .arithmetic import INT_HIGHEST, INT_LOWEST
+from .key_order import KeyOrder
+from .kv_snapshot import read_pairs, write_pairs
+
+KEY_BYTES = 1024  # As UTF-8.
+VALUE_BYTES = 64 << 10  # As msgpack.
+ANSWER_BYTES = 1024  # Of a value that the command `get` answers, as msgpack.
+KEYS_LIMIT = 10_000_000  # Some 2 GB of short ones; a machine without a limit ends with the process.
+WHOLE_KEYS = 100_000  # Of a whole state: packing it holds up everything else that a node does.
+PAGE_KEYS = 1000
+PAGE_BYTES = 1 << 20  # A page ends with the pair that reaches it.
+
+_HEAD_BYTES = 5  # msgpack puts at most so many before a text or bytes of these lengths.
+_LENGTHS = {"put": (3,), "get": (2,), "delete": (2,), "cas": (4,), "incr": (2, 3)}
+_ABSENT = object()
+
+
+class KvMachine:
+    """Values by key; empty at first."""
+
+    name = "kv"
+    version = 1
+    default_initial = None
+    keys_limit = KEYS_LIMIT
+
+    def __init__(self, initial: None = None) -> None:
+        if initial is not None:
+            raise InitialInvalid(machine=self.name, initial=initial, reason="it begins empty; leave the value out")
+        self._values: dict[str, Any] = {}
+        self._order = KeyOrder()
+        self._operations: dict[str, Callable[..., Any]] = {
+            "put": self._put,
+            "get": self._get,
+            "delete": self._delete,
+            "cas": self._cas,
+            "incr": self._incr,
+        }
+
+    def check(self, command: Any) -> None:
+        """Refuse what is not exactly one of the commands, and keys and values above their limits."""
+        if not isinstance(command, (list, tuple)) or not command:
+            raise Refused("COMMAND_INVALID", f"a command is [operation, key, ...], not {short_repr(command)}")
+        operation, operands = command[0], command[1:]
+        lengths = _LENGTHS.get(operation) if type(operation) is str else None
+        if lengths is None:
+            known = ", ".join(_LENGTHS)
+            raise Refused("OPERATION_UNKNOWN", f"operation is one of {known}, not {short_repr(operation)}")
+        if len(command) not in lengths:
+            counts = " or ".join(str(length) for length in lengths)
+            raise Refused("COMMAND_INVALID", f"{operation} is an array of {counts} values, not {len(command)}")
+        _check_key(operands[0])
+        match operation:
+            case "put":
+                _check_value(operands[1])
+            case "cas":
+                for value in operands[1:]:
+                    if value is not None:
+                        _check_value(value)
+            case "incr" if len(operands) > 1:
+                _check_number(operands[1])
+            case _:
+                pass
+
+    def check_batch(self, commands: Sequence[Any]) -> list[list[Any]]:
+        """[[place, code, text], ...] of the refused. What is plainly right passes here; `check` sees the rest."""
+        refused: list[list[Any]] = []
+        lengths, short = _LENGTHS, VALUE_BYTES - _HEAD_BYTES
+        for place, command in enumerate(commands):
+            if type(command) is list and 1 < len(command) <= 3:
+                operation, key, operand = command[0], command[1], command[-1]
+                if (
+                    type(operation) is str
+                    and len(command) in lengths.get(operation, ())
+                    and type(key) is str
+                    and 0 < len(key) <= KEY_BYTES
+                    and key.isascii()
+                ):
+                    if len(command) == 2 or (type(operand) is int and INT_LOWEST <= operand <= INT_HIGHEST):
+                        continue
+                    if operation == "put" and type(operand) is str and len(operand) <= short and operand.isascii():
+                        continue
+            try:
+                self.check(command)
+            except Refused as refusal:
+                refused.append([place, refusal.code, refusal.text])
+        return refused
+
+    def apply(self, command: Any, context: Context) -> Any:
+        """The command's answer. Raises Refused, changing nothing."""
+        return self._operations[command[0]](*command[1:])
+
+    def apply_batch(self, commands: Sequence[Any], contexts: Sequence[Context]) -> list[Any]:
+        """For each command its answer, or its Refused. No contexts are looked at.
+
+        Raises:
+            PlaceFailed: a command that `check` would have refused; those before it are applied.
+        """
+        operations = self._operations
+        results: list[Any] = []
+        append = results.append
+        try:
+            for command in commands:
+                try:
+                    append(operations[command[0]](*command[1:]))
+                except Refused as refusal:
+                    append(refusal)
+        except Exception as error:
+            raise PlaceFailed(place=len(results), reason=reason_of(error)) from error
+        return results
+
+    def query(self, request: Any) -> Any:
+        """The value of a key, a page of a scan, or for the request None all values by their keys."""
+        match request:
+            case None if len(self._values) <= WHOLE_KEYS:
+                return self._values
+            case None:
+                raise Refused("STATE_TOO_LONG", f"{len(self._values)} keys, above the limit of {WHOLE_KEYS}; scan them")
+            case ["get", key]:
+                _check_key(key)
+                return self._values.get(key)
+            case ["scan", prefix, *_] if len(request) <= 4:
+                after, count = [*request[2:], *(None, None, None)[len(request) - 2 :]][:2]
+                return self._scan(prefix, after, PAGE_KEYS if count is None else count)
+            case _:
+                known = '["get", key], ["scan", prefix, after, count] and null'
+                raise Refused("QUERY_UNKNOWN", f"the kv machine knows {known}, not {short_repr(request)}")
+
+    def snapshot(self) -> Iterator[bytes]:
+        """The pairs, in the order in which their keys came: a format of its own, see kv_snapshot.py."""
+        return write_pairs(self._values)
+
+    def restore(self, chunks: Iterable[bytes]) -> None:
+        """Take the pairs of a snapshot. Raises SnapshotInvalid."""
+        values = read_pairs(chunks, self._check_pair, self.keys_limit)
+        self._values, self._order = values, KeyOrder(values)
+
+    def _check_pair(self, key: Any, value: Any) -> None:
+        _check_key(key)
+        _check_value(value)
+
+    def _put(self, key: str, value: Any) -> bool:
+        values = self._values
+        if key in values:
+            values[key] = value
+            return False
+        self._add(key, value)
+        return True
+
+    def _add(self, key: str, value: Any) -> None:
+        if len(self._values) >= self.keys_limit:
+            raise Refused("KEYS_FULL", f"there are {self.keys_limit} keys, and there is room for no more")
+        self._order.add(key)
+        self._values[key] = value
+
+    def _get(self, key: str) -> Any:
+        value = self._values.get(key)
+        if type(value) is int or value is None or len(pack(value)) <= ANSWER_BYTES:
+            return value
+        raise Refused("ANSWER_TOO_LONG", f"a command answers values up to {ANSWER_BYTES} bytes; ask by query")
+
+    def _delete(self, key: str) -> bool:
+        if key not in self._values:
+            return False
+        del self._values[key]
+        self._order.remove(key)
+        return True
+
+    def _cas(self, key: str, expected: Any, value: Any) -> bool:
+        known = self._values.get(key)
+        if not _same(known, expected):
+            return False
+        if value is None:
+            self._delete(key)
+        else:
+            self._put(key, value)
+        return True
+
+    def _incr(self, key: str, number: int = 1) -> int:
+        values = self._values
+        known = values.get(key, _ABSENT)
+        if type(known) is int:
+            total = known + number
+            if not INT_LOWEST <= total <= INT_HIGHEST:
+                raise Refused("OVERFLOW", "the sum is not from -2^63 to 2^64-1")
+            values[key] = total
+            return total
+        if known is not _ABSENT:
+            raise Refused("NO_NUMBER", f"the value is a {type(known).__name__}, and only an int can be counted up")
+        self._add(key, number)
+        return number
+
+    def _scan(self, prefix: Any, after: Any, count: Any) -> dict[str, Any]:
+        for text in (prefix, after):
+            if text is not None and type(text) is not str:
+                raise Refused("QUERY_UNKNOWN", f"prefix and after are texts, not {short_repr(text)}")
+        if prefix is None or type(count) is not int or not 0 < count <= PAGE_KEYS:
+            raise Refused("QUERY_UNKNOWN", f'["scan", prefix, after, count], and count from 1 to {PAGE_KEYS}')
+        page: list[list[Any]] = []
+        size, more = 0, False
+        for key in islice(self._order.beginning_with(prefix, after), count + 1):
+            if len(page) == count or size >= PAGE_BYTES:
+                more = True
+                break
+            pair = [key, self._values[key]]
+            size += len(pack(pair))
+            page.append(pair)
+        return {"values": page, "next": page[-1][0] if more else None}
+
+
+def _same(one: Any, other: Any) -> bool:
+    if type(one) is type(other) and type(one) in (int, str, bytes):
+        return bool(one == other)
+    return one is other or pack(one) == pack(other)
+
+
+def _check_key(key: Any) -> None:
+    if type(key) is str and 0 < len(key) <= KEY_BYTES and key.isascii():
+        return
+    if type(key) is not str:
+        raise Refused("KEY_INVALID", f"a key is text, not {short_repr(key)}")
+    try:
+        size = len(key.encode())
+    except UnicodeEncodeError:
+        raise Refused("KEY_INVALID", f"a key is text that UTF-8 can write, not {short_repr(key)}") from None
+    if not 0 < size <= KEY_BYTES:
+        raise Refused("KEY_INVALID", f"a key has 1 to {KEY_BYTES} bytes of UTF-8, not {size}")
+
+
+def _check_value(value: Any) -> None:
+    if value is None:
+        raise Refused("VALUE_INVALID", "null is no value; delete the key")
+    kind = type(value)
+    if kind is int and INT_LOWEST <= value <= INT_HIGHEST:
+        return
+    if (kind is bytes or (kind is str and value.isascii())) and len(value) + _HEAD_BYTES <= VALUE_BYTES:
+        return
+    try:
+        size = len(pack(value))
+    except PayloadInvalid as error:
+        raise Refused("VALUE_INVALID", f"the value {error.reason}") from error
+    if size > VALUE_BYTES:
+        raise Refused("VALUE_INVALID", f"a value has at most {VALUE_BYTES} bytes as msgpack, not {size}")
+
+
+def _check_number(number: Any) -> None:
+    if type(number) is not int or not INT_LOWEST <= number <= INT_HIGHEST:
+        raise Refused(
+            "OPERAND_INVALID", f"a key is counted up by an int from -2^63 to 2^64-1, not {short_repr(number)}"
+        )

@@ -1,0 +1,116 @@
+"""The `kv` machine's snapshot: a stream of blocks, each a few pairs, with their number at its end.
+
+    block:  length u32 | msgpack [key, value, key, value, ...]         1 to BLOCK_PAIRS pairs
+    end:    0 u32      | number of pairs u64                           little-endian
+
+Pairs stand in the order in which their keys came into the machine, which is the log's and the same after a restore: so
+equal states that the same log made have equal bytes. Written without a copy of the state, a chunk at a time; how the
+bytes are cut has no meaning, so a reader may get them in any pieces.
+"""
+
+from collections.abc import Callable, Iterable, Iterator
+from itertools import chain, islice
+from struct import Struct
+from typing import Any
+
+from quire.log import PayloadInvalid, pack
+from quire.log.packing import unpack
+
+from ..errors import SnapshotInvalid
+from ..machine import Refused
+
+BLOCK_PAIRS = 64
+CHUNK_BYTES = 256 << 10  # A chunk ends with the block that reaches it.
+BLOCK_BYTES_LIMIT = 8 << 20  # Above 64 pairs of the longest keys and values: what a reader keeps in memory.
+
+_LENGTH = Struct("<I")
+_END = Struct("<IQ")
+
+
+def write_pairs(values: dict[str, Any]) -> Iterator[bytes]:
+    """The snapshot of `values`, which nobody changes meanwhile, in chunks of bounded size."""
+    pairs = iter(values.items())
+    parts: list[bytes] = []
+    size = 0
+    while block := list(chain.from_iterable(islice(pairs, BLOCK_PAIRS))):
+        payload = pack(block)
+        parts += (_LENGTH.pack(len(payload)), payload)
+        size += _LENGTH.size + len(payload)
+        if size >= CHUNK_BYTES:
+            yield b"".join(parts)
+            parts, size = [], 0
+    parts.append(_END.pack(0, len(values)))
+    yield b"".join(parts)
+
+
+def read_pairs(chunks: Iterable[bytes], check: Callable[[Any, Any], None], pairs_limit: int) -> dict[str, Any]:
+    """The values that a snapshot holds, each pair looked at by `check`.
+
+    Raises:
+        SnapshotInvalid: it is cut, or holds what no machine has written.
+    """
+    reader = _Reader(chunks)
+    values: dict[str, Any] = {}
+    count = 0
+    while length := _LENGTH.unpack(reader.take(_LENGTH.size))[0]:
+        if length > BLOCK_BYTES_LIMIT:
+            raise _invalid(f"a block of {length} bytes, above the limit of {BLOCK_BYTES_LIMIT}")
+        pairs = _pairs_of(reader.take(length))
+        keys = pairs[::2]
+        for key, value in zip(keys, pairs[1::2], strict=True):
+            try:
+                check(key, value)
+            except Refused as refusal:
+                raise _invalid(str(refusal)) from refusal
+            values[key] = value
+        count += len(keys)
+        if len(values) != count:
+            raise _invalid("a key stands in it twice")
+        if count > pairs_limit:
+            raise _invalid(f"more than {pairs_limit} keys")
+    [said] = Struct("<Q").unpack(reader.take(_END.size - _LENGTH.size))
+    if said != count:
+        raise _invalid(f"it says {said} keys and holds {count}")
+    if reader.has_more():
+        raise _invalid("bytes follow its end")
+    return values
+
+
+def _pairs_of(payload: bytes) -> list[Any]:
+    try:
+        pairs = unpack(payload, ext=True)
+    except PayloadInvalid as error:
+        raise _invalid(f"a block {error.reason}") from error
+    if not isinstance(pairs, list) or not pairs or len(pairs) % 2 or len(pairs) > 2 * BLOCK_PAIRS:
+        raise _invalid(f"a block is no array of 1 to {BLOCK_PAIRS} pairs")
+    return pairs
+
+
+class _Reader:
+    """Bytes in the pieces that are asked for, out of chunks that are cut anyhow."""
+
+    def __init__(self, chunks: Iterable[bytes]) -> None:
+        self._chunks = iter(chunks)
+        self._rest = b""
+
+    def take(self, size: int) -> bytes:
+        """Exactly `size` bytes. Raises SnapshotInvalid."""
+        if len(self._rest) < size:
+            parts, have = [self._rest], len(self._rest)
+            while have < size:
+                chunk = next(self._chunks, None)
+                if chunk is None:
+                    raise _invalid(f"it ends {size - have} bytes early")
+                parts.append(chunk)
+                have += len(chunk)
+            self._rest = b"".join(parts)
+        taken, self._rest = self._rest[:size], self._rest[size:]
+        return taken
+
+    def has_more(self) -> bool:
+        """Whether any byte is left."""
+        return bool(self._rest) or any(self._chunks)
+
+
+def _invalid(reason: str) -> SnapshotInvalid:
+    return SnapshotInvalid(machine="kv", reason=reason)

@@ -1,0 +1,49 @@
+"""The `log` machine: no state, no results. It takes any record, and is the only one that takes blobs."""
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+from ..errors import InitialInvalid, SnapshotInvalid
+from ..machine import Context, Refused
+
+
+class LogMachine:
+    """The machine of a cluster (or standalone log) that only keeps records: every result is None."""
+
+    name = "log"
+    version = 1
+    default_initial = None
+    takes_blobs = True
+
+    def __init__(self, initial: None = None) -> None:
+        if initial is not None:
+            raise InitialInvalid(machine=self.name, initial=initial, reason="it has no state, so no initial value")
+
+    def check(self, command: Any) -> None:
+        """Any value is a record."""
+
+    def check_batch(self, commands: Sequence[Any]) -> list[list[Any]]:
+        """Nothing is refused."""
+        return []
+
+    def apply(self, command: Any, context: Context) -> None:
+        """Nothing to do; a record's result is None."""
+        return
+
+    def apply_batch(self, commands: Sequence[Any], contexts: Sequence[Context]) -> list[Any]:
+        """None for each."""
+        return [None] * len(commands)
+
+    def query(self, request: Any) -> None:
+        """None, the state that there is not, for the request None."""
+        if request is not None:
+            raise Refused("QUERY_UNKNOWN", "the log machine has no state: only the request null is known")
+
+    def snapshot(self) -> Iterator[bytes]:
+        """No bytes."""
+        return iter(())
+
+    def restore(self, chunks: Iterable[bytes]) -> None:
+        """Take a snapshot without bytes. Raises SnapshotInvalid."""
+        if any(chunks):
+            raise SnapshotInvalid(machine=self.name, reason="it has no state, so its snapshot is empty")

@@ -1,0 +1,1 @@
+"""Client sessions: the session table, recorded replies, and retries that execute once."""

@@ -1,0 +1,188 @@
+"""Which records of a frame execute, and which are retries or mistakes that their session answers.
+
+Decided before anything executes, for it depends on sequences and commands alone, never on a result. So what executes
+is one batch, in record order, whatever else stands in the frame. Sequences rise by one within a run, so it falls into
+at most four parts, in this order; a run that begins above the next sequence is all gap.
+
+    gone       below the window, or too much       REPLY_GONE
+    recorded   answered in an earlier frame        the recorded reply, or SEQUENCE_REUSED
+    pending    executes in this frame, before      the reply of that place, or SEQUENCE_REUSED
+    new                                            executes
+
+None of the refusals uses a sequence.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from quire.log import Frame, Kind, pack
+
+from ..machine import Refused
+from .replies import (
+    SHARED_BYTES,
+    SHARED_COMMANDS,
+    SHEET_COMMANDS,
+    Bounds,
+    Replies,
+    command_digest,
+    same_command,
+    sheet_of_frame,
+)
+from .table import Sessions
+
+SHORT_REPLY_BYTES = 4096  # In a frame whose whole reply is shorter, no result is measured by itself.
+LONG_COMMAND_BYTES = 128  # A frame whose commands are longer than this, on the average, leaves digests of them.
+
+
+class Verdicts:
+    """What becomes of each record of one frame. Made by `judge`; `replies`, then `record`, once executed."""
+
+    __slots__ = ("_answered", "_commands", "_copied", "_executing", "_sessions")
+
+    def __init__(self, sessions: Sessions, commands: list[Any]) -> None:
+        self._sessions = sessions
+        self._commands = commands
+        self._answered: dict[int, Any] = {}  # places that a session answers: a result or a Refused
+        self._copied: dict[int, int] = {}  # places answered like an earlier place of this frame
+        self._executing: list[Replies] = []  # of the sessions that have commands pending
+
+    def judge(self, runs: Sequence[tuple[int, int, int]]) -> None:
+        """Decide every run, (session, sequence, count), and move the sequences of what will execute."""
+        table, executing = self._sessions.replies, self._executing
+        place = 0
+        for session, sequence, count in runs:
+            if session:
+                replies = table.get(session)
+                if replies is not None and replies.next_sequence == sequence:  # The normal case: all of it is new.
+                    if not replies.pending_count:
+                        executing.append(replies)
+                    replies.reserve(place, count)
+                    table.move_to_end(session)
+                elif replies is None:
+                    refusal = self._sessions.refusal(session)
+                    self._answered.update(dict.fromkeys(range(place, place + count), refusal))
+                else:
+                    table.move_to_end(session)
+                    self._judge_run(replies, session, sequence, range(place, place + count))
+            place += count
+
+    def places(self) -> list[int] | None:
+        """The places that execute, in order; None where all of them do."""
+        if self._all_execute:
+            return None
+        return [at for at in range(len(self._commands)) if at not in self._answered and at not in self._copied]
+
+    def replies(self, executed: list[Any]) -> list[Any]:
+        """A result or Refused for every record, given those of the records that executed."""
+        if self._all_execute:
+            return executed
+        answered, executed_next = self._answered, iter(executed)
+        replies: list[Any] = []
+        for place in range(len(self._commands)):
+            if place in answered:
+                replies.append(answered[place])
+            elif place in self._copied:
+                replies.append(replies[self._copied[place]])
+            else:
+                replies.append(next(executed_next))
+        return replies
+
+    def record(self, frame: Frame, results: list[Any], refused: list[list[Any]], packed_reply: bytes) -> None:
+        """Record the replies of what has executed with its sessions."""
+        executing = self._executing
+        if not executing:
+            return
+        before = sum(replies.size for replies in executing)
+        commands, sessions = self._commands, self._sessions
+        bounds = Bounds(sessions.session_window, sessions.session_bytes)
+        if len(frame.payload) > LONG_COMMAND_BYTES * len(commands):
+            others, commands = executing, self._shortened()
+        else:
+            others = self._share(frame, packed_reply, bounds)
+        if others:
+            refused_at = {place: [code, text] for place, code, text in refused}
+            size_of = _sizes(frame, results, refused_at, packed_reply)
+            for replies in others:
+                replies.record(commands, results, refused_at, bounds, size_of)
+        sessions.grew(sum(replies.size for replies in executing) - before)
+
+    def _share(self, frame: Frame, packed_reply: bytes, bounds: Bounds) -> list[Replies]:
+        """Record by the frame's own bytes with the sessions that had enough of it; give the other sessions."""
+        count = len(self._commands)
+        if count > SHEET_COMMANDS or frame.header.kind == Kind.BLOB:
+            return self._executing
+        share = -(-(len(frame.payload) + len(packed_reply)) // SHARED_BYTES)
+        enough = max(SHARED_COMMANDS, min(count, share))
+        others, sheet = [], b""
+        for replies in self._executing:
+            if replies.pending_count < enough:
+                others.append(replies)
+            else:
+                sheet = sheet or sheet_of_frame(frame, packed_reply)
+                of_runs = frame.header.kind == Kind.RUNS
+                replies.record_sheet(sheet, bounds, of_runs=of_runs, commands=count)
+        return others
+
+    @property
+    def _all_execute(self) -> bool:
+        return not self._answered and not self._copied
+
+    def _judge_run(self, replies: Replies, session: int, sequence: int, places: range) -> None:
+        """Decide the records of a run that is not wholly new."""
+        window = self._sessions.session_window
+        next_sequence, recorded_end = replies.next_sequence, replies.recorded_end
+        run = range(sequence, sequence + len(places))
+        if sequence > next_sequence:
+            for at, place in zip(run, places, strict=True):
+                text = f"session {session} goes on with sequence {next_sequence}, not {at}"
+                self._answered[place] = Refused("SEQUENCE_GAP", text)
+            return
+        lowest = max(1, next_sequence - window, replies.kept_from)
+        first = max(sequence, lowest)
+        for at in range(sequence, min(run.stop, lowest)):
+            text = f"session {session} keeps replies from sequence {lowest} on, the last {window} at most; {at} is gone"
+            self._answered[places[at - sequence]] = Refused("REPLY_GONE", text)
+        for at, recorded in enumerate(replies.read(first, min(run.stop, recorded_end)), first):
+            place = places[at - sequence]
+            same = recorded.is_of(self._commands[place])
+            self._answered[place] = recorded.reply if same else _reused(session, at)
+        for at in range(max(first, recorded_end), min(run.stop, next_sequence)):
+            place, original = places[at - sequence], replies.pending_place(at)
+            if same_command(self._commands[original], self._commands[place]):
+                self._copied[place] = original
+            else:
+                self._answered[place] = _reused(session, at)
+        if run.stop > next_sequence:
+            if not replies.pending_count:
+                self._executing.append(replies)
+            replies.reserve(places[next_sequence - sequence], run.stop - next_sequence)
+
+    def _shortened(self) -> list[Any]:
+        """The commands; of those that execute under a session, the digests."""
+        commands = list(self._commands)
+        for replies in self._executing:
+            for first, count in replies.pending:
+                for place in range(first, first + count):
+                    commands[place] = command_digest(commands[place])
+        return commands
+
+
+def _sizes(
+    frame: Frame, results: list[Any], refused: dict[int, list[str]], packed_reply: bytes
+) -> Callable[[int, int], int]:
+    """What the commands and replies of places [start, end) hold: by their number where all replies are short."""
+    command = min(LONG_COMMAND_BYTES, len(frame.payload))
+    if len(packed_reply) <= SHORT_REPLY_BYTES:
+        each = command + len(packed_reply) // len(results) + 1
+        return lambda start, end: each * (end - start)
+
+    def measured(start: int, end: int) -> int:
+        texts = [refused[place] for place in range(start, end) if place in refused] if refused else ()
+        return command * (end - start) + len(pack([results[start:end], texts]))
+
+    return measured
+
+
+def _reused(session: int, sequence: int) -> Refused:
+    text = f"sequence {sequence} of session {session} was given to another command before"
+    return Refused("SEQUENCE_REUSED", text)

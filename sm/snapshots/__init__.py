@@ -1,0 +1,1 @@
+"""Snapshots: manifest, content, and the store that writes, fetches and restores them."""

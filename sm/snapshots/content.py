@@ -1,0 +1,120 @@
+"""What a snapshot's chunks hold, joined: the session table as rows, then the machine's state to the end.
+
+    row     length u32, one msgpack array; a length of 0 ends the rows
+
+    [1, sheet]                                           a sheet that replies share; they are counted from 0
+    [2, id, name or nil, next_sequence, tail_start, block_starts, blocks, tail_size, tail]
+            an open session, the one that was used longest ago first
+            blocks: [[sheet, place, of_runs, size], ...]    tail: msgpack [commands, results, refused], packed once more
+    [3, [[old id, id that took over], ...]]              fenced ids, oldest first
+
+A sheet comes before the first session that refers to it, and each once, so what sessions share they share again.
+"""
+
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from quire.log import PayloadInvalid, pack
+from quire.log.packing import ExtType, unpack_trusted
+
+from ..errors import MachineError, SnapshotDamaged, SnapshotInvalid
+from ..machine import StateMachine
+from ..sessions.replies import Replies
+from ..sessions.table import Sessions
+
+SHEET_ROW, SESSION_ROW, FENCED_ROW = 1, 2, 3
+FENCED_IN_A_ROW = 10_000
+
+_LENGTH_BYTES = 4
+_END = bytes(_LENGTH_BYTES)
+
+
+def content_of(machine: StateMachine, sessions: Sessions) -> Iterator[bytes]:
+    """The content, in pieces of any length. Between two applies."""
+    sheets: dict[int, int] = {}
+    for session, name, replies in sessions.all_open():
+        for block in replies.blocks:
+            if id(block.sheet) not in sheets:
+                sheets[id(block.sheet)] = len(sheets)
+                yield from _row([SHEET_ROW, block.sheet])
+        yield from _row([SESSION_ROW, session, name, *replies.to_row(lambda sheet: sheets[id(sheet)])])
+    fenced = sessions.all_fenced()
+    for start in range(0, len(fenced), FENCED_IN_A_ROW):
+        yield from _row([FENCED_ROW, fenced[start : start + FENCED_IN_A_ROW]])
+    yield _END
+    yield from machine.snapshot()
+
+
+def _row(fields: list[Any]) -> Iterator[bytes]:
+    packed = pack(fields)
+    yield len(packed).to_bytes(_LENGTH_BYTES, "little")
+    yield packed
+
+
+def restore_content(pieces: Iterable[bytes], machine: StateMachine, sessions: Sessions, name: str) -> None:
+    """Fill an empty session table and a machine with a snapshot's content; `name` is the snapshot's, for messages.
+
+    Raises:
+        SnapshotDamaged: the content is not as it is written.
+        SnapshotInvalid: the machine refuses its state, or fails on it in whatever way.
+        Whatever `pieces` raises. The machine and the table are not to be used then.
+    """
+    reader = _Reader(pieces, name)
+    sheets: list[bytes] = []
+    try:
+        while (row := reader.row()) is not None:
+            match row:
+                case [1, bytes(sheet)]:
+                    sheets.append(sheet)
+                case [2, int(session), str() | None as session_name, *fields]:
+                    sessions.put(session, session_name, Replies.from_row(fields, sheets))
+                case [3, list(pairs)]:
+                    sessions.put_fenced([(int(old), int(successor)) for old, successor in pairs])
+                case _:
+                    raise SnapshotDamaged(snapshot=name, reason=f"an unknown row {row!r:.40}")
+    except (PayloadInvalid, ValueError, TypeError, IndexError) as error:
+        raise SnapshotDamaged(snapshot=name, reason=f"its session table cannot be read ({error})") from error
+    try:
+        machine.restore(reader.rest())
+    except (MachineError, OSError):
+        raise
+    except Exception as fault:
+        raise SnapshotInvalid(machine=machine.name, reason=f"its restore raised {fault!r}") from fault
+    for _ in reader.rest():  # A machine that stops reading early must not hide a damaged chunk.
+        pass
+
+
+class _Reader:
+    """Rows, then the rest, out of pieces of any length."""
+
+    def __init__(self, pieces: Iterable[bytes], name: str) -> None:
+        self._pieces = iter(pieces)
+        self._name = name
+        self._buffer = bytearray()
+        self._place = 0
+
+    def row(self) -> list[Any] | None:
+        """The next row, None at their end."""
+        length = int.from_bytes(self._take(_LENGTH_BYTES), "little")
+        if not length:
+            return None
+        row: list[Any] = unpack_trusted(self._take(length), ExtType)
+        return row
+
+    def rest(self) -> Iterator[bytes]:
+        """All that follows."""
+        if self._place < len(self._buffer):
+            rest, self._place = bytes(self._buffer[self._place :]), len(self._buffer)
+            yield rest
+        yield from self._pieces
+
+    def _take(self, length: int) -> bytes:
+        while len(self._buffer) - self._place < length:
+            del self._buffer[: self._place]
+            self._place = 0
+            piece = next(self._pieces, None)
+            if piece is None:
+                raise SnapshotDamaged(snapshot=self._name, reason="its content ends inside the session table")
+            self._buffer += piece
+        self._place += length
+        return bytes(self._buffer[self._place - length : self._place])

@@ -1,0 +1,153 @@
+"""A snapshot's manifest: what its chunks hold, of which cluster and machine, and where in the log it stands.
+
+    manifest    0 4 crc32c of the rest    4 .. one msgpack map, keys in this order:
+
+    version 1            cluster_id bin 16      machine [name, version]
+    index, epoch, crc32c, timestamp             the chain's end: next index, and of the frame that ends there
+    members_index        index of the last `members` or `genesis` record below
+    members              its rows [node_id, disk_id, address, role]
+    epochs               [[epoch, first index], ...] below `index`, the newest MAX_EPOCHS
+    digest bin 16        chunks [[bytes, crc32c], ...]        sha256 bin 32: of all chunks, joined
+
+All of it follows from the log alone, so two nodes' snapshots at one index have one sha256.
+"""
+
+from collections.abc import Iterable, Mapping
+from typing import Any, NamedTuple
+
+from crc32c import crc32c
+
+from quire.log import PayloadInvalid, Tail, UnknownVersion, pack, unpack
+
+from ..digest import DIGEST_BYTES, EMPTY_DIGEST
+from ..errors import SnapshotDamaged
+
+MANIFEST_NAME = "manifest"
+MANIFEST_VERSION = 1
+MAX_MANIFEST_BYTES = 16 << 20
+MAX_EPOCHS = 10_000
+CLUSTER_ID_BYTES = 16
+SHA256_BYTES = 32
+
+_CRC_BYTES = 4
+
+
+class Chunk(NamedTuple):
+    """One chunk file: its length and the crc32c of its bytes."""
+
+    size: int
+    crc32c: int
+
+
+class Ground(NamedTuple):
+    """What an applier knows of the log below a border: where that is, who the members are, which epochs there were."""
+
+    tail: Tail = Tail(0, 0, 0, 0)
+    members_index: int | None = None
+    members: list[list[Any]] = []  # noqa: RUF012  # A tuple's default is never changed.
+    epochs: tuple[tuple[int, int], ...] = ()
+    digest: bytes = EMPTY_DIGEST
+
+
+NO_GROUND = Ground()
+"""Below the log's first frame."""
+
+
+class Manifest(NamedTuple):
+    """A snapshot: where it stands and what it consists of."""
+
+    cluster_id: bytes
+    machine: tuple[str, int]
+    ground: Ground
+    chunks: tuple[Chunk, ...]
+    sha256: bytes
+
+    @property
+    def index(self) -> int:  # type: ignore[override]  # It hides tuple.index, which nobody needs here.
+        """Every record below it is in the snapshot."""
+        return self.ground.tail.index
+
+    @property
+    def size(self) -> int:
+        """Bytes of all chunks."""
+        return sum(chunk.size for chunk in self.chunks)
+
+    def encode(self) -> bytes:
+        """The file's bytes."""
+        tail, ground = self.ground.tail, self.ground
+        body = pack(
+            {
+                "version": MANIFEST_VERSION,
+                "cluster_id": self.cluster_id,
+                "machine": list(self.machine),
+                "index": tail.index,
+                "epoch": tail.epoch,
+                "crc32c": tail.crc32c,
+                "timestamp": tail.timestamp,
+                "members_index": ground.members_index,
+                "members": ground.members,
+                "epochs": [list(pair) for pair in ground.epochs[-MAX_EPOCHS:]],
+                "digest": ground.digest,
+                "chunks": [list(chunk) for chunk in self.chunks],
+                "sha256": self.sha256,
+            }
+        )
+        return crc32c(body).to_bytes(_CRC_BYTES, "little") + body
+
+
+def decode_manifest(raw: bytes, name: str) -> Manifest:
+    """The manifest in a file's bytes; `name` is the snapshot's, for messages.
+
+    Raises:
+        SnapshotDamaged: the bytes are not what was written.
+        UnknownVersion: another version's manifest.
+    """
+    body = raw[_CRC_BYTES:]
+    if len(raw) <= _CRC_BYTES or crc32c(body) != int.from_bytes(raw[:_CRC_BYTES], "little"):
+        raise SnapshotDamaged(snapshot=name, reason="its manifest fails its crc32c")
+    try:
+        fields = unpack(body)
+        version = fields["version"]
+    except (PayloadInvalid, TypeError, KeyError) as error:
+        raise SnapshotDamaged(snapshot=name, reason=f"its manifest cannot be read ({error})") from error
+    if version != MANIFEST_VERSION:
+        raise UnknownVersion(f"snapshot {name}", version)
+    try:
+        return _manifest(fields)
+    except (TypeError, KeyError, ValueError) as error:
+        raise SnapshotDamaged(snapshot=name, reason=f"its manifest lacks a part ({error!r})") from error
+
+
+def _manifest(fields: Mapping[str, Any]) -> Manifest:
+    """Raises TypeError, KeyError, ValueError."""
+    machine_name, machine_version = fields["machine"]
+    tail = Tail(*(_number(fields[name]) for name in ("index", "epoch", "timestamp", "crc32c")))
+    members_index = fields["members_index"]
+    ground = Ground(
+        tail,
+        None if members_index is None else _number(members_index),
+        list(fields["members"]),
+        tuple(_pairs(fields["epochs"])),
+        _octets(fields["digest"], DIGEST_BYTES),
+    )
+    chunks = tuple(Chunk(size, crc) for size, crc in _pairs(fields["chunks"]))
+    cluster_id = _octets(fields["cluster_id"], CLUSTER_ID_BYTES)
+    sha256 = _octets(fields["sha256"], SHA256_BYTES)
+    return Manifest(cluster_id, (str(machine_name), _number(machine_version)), ground, chunks, sha256)
+
+
+def _pairs(rows: Iterable[Any]) -> Iterable[tuple[int, int]]:
+    for first, second in rows:
+        yield _number(first), _number(second)
+
+
+def _number(value: Any) -> int:
+    if type(value) is not int or value < 0:
+        raise ValueError(f"{value!r:.40} is no number")
+    return value
+
+
+def _octets(value: Any, length: int) -> bytes:
+    if type(value) is not bytes or len(value) != length:
+        raise ValueError(f"{length} bytes were expected")
+    return value

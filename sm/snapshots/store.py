@@ -1,0 +1,322 @@
+"""Snapshots in a data directory: written, read, kept, set aside.
+
+    snapshots/00000000000000042000.new/      on its way
+    snapshots/00000000000000042000/          whole: manifest, 00000000.chunk, 00000001.chunk, ...
+    snapshots/00000000000000042000.gone/     on its way out
+    snapshots/00000000000000042000.part/     what was fetched of another node's (snapshot_part)
+    quarantine/snapshot-1-00000000000000042000/      damaged; never removed by the program
+
+The steps, and why in this order:
+
+1. Every chunk is written and synced, then the manifest, then the `.new` folder: whatever has its name later is whole.
+2. The folder is renamed, and `snapshots/` synced: from here on the snapshot counts.
+3. What is older than the two newest is renamed to `.gone`, `snapshots/` synced, and only then emptied: a folder
+   without suffix is never half a snapshot.
+
+A crash leaves `.new` and `.gone` folders, which `open` removes.
+"""
+
+import errno
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import closing
+from hashlib import sha256
+from threading import Lock
+from typing import Any, NamedTuple
+
+from crc32c import crc32c
+
+from quire.log import Directory, DiskFull
+
+from ..errors import SnapshotDamaged, SnapshotForeign
+from .manifest import MANIFEST_NAME, MAX_MANIFEST_BYTES, Chunk, Ground, Manifest, decode_manifest
+
+SNAPSHOTS_FOLDER = "snapshots"
+QUARANTINE_FOLDER = "quarantine"
+CHUNK_BYTES = 4 << 20
+WRITE_BYTES = 1 << 20
+"""Measured: one write of 4 MiB to a new file costs Linux three to twelve times as much as four of 1 MiB."""
+KEPT_SNAPSHOTS = 2
+
+NAME_DIGITS = 20
+_NEW, _GONE = ".new", ".gone"
+_FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
+
+
+class Owner(NamedTuple):
+    """Whose snapshots a store takes: a cluster's, of one machine and version."""
+
+    cluster_id: bytes
+    machine: tuple[str, int]
+
+
+def snapshot_name(index: int) -> str:
+    """A snapshot's folder."""
+    return f"{index:0{NAME_DIGITS}d}"
+
+
+def chunk_name(number: int) -> str:
+    """A chunk's file."""
+    return f"{number:08d}.chunk"
+
+
+class SnapshotStore:
+    """The snapshots of one data directory, oldest first. All methods block; one caller of each at a time."""
+
+    def __init__(self, directory: Directory, owner: Owner) -> None:
+        self.owner = owner
+        self.damaged: list[SnapshotDamaged] = []
+        """What was set aside since this store was opened, and why."""
+        self._directory = directory
+        self._folder = directory.child(SNAPSHOTS_FOLDER)
+        self._manifests: dict[int, Manifest] = {}
+        self._lock = Lock()
+        self.fetching = 0
+        """The index of a snapshot of which a part was fetched, 0 if there is none."""
+
+    @classmethod
+    def open(cls, directory: Directory, owner: Owner) -> "SnapshotStore":
+        """Remove what is half done, set aside what is damaged, read the manifests of the rest.
+
+        Raises:
+            SnapshotForeign: one of another cluster, machine or version; nothing was changed.
+            UnknownVersion: one that another program wrote; nothing was changed.
+            OSError: the device failed.
+        """
+        store = cls(directory, owner)
+        directory.sync()
+        store._folder.sync()  # After a kill a name may stand in memory only; what counts must not go with the power.
+        names = store._folder.list()
+        for name in sorted(name for name in names if name.isdigit()):
+            try:
+                store._manifests[int(name)] = store._read_manifest(name)
+            except SnapshotDamaged as damage:
+                store.set_aside(int(name), damage)
+        for name in names:
+            if name.endswith((_NEW, _GONE)):
+                store.empty(name)
+        return store
+
+    @property
+    def folder(self) -> Directory:
+        """Where they stand."""
+        return self._folder
+
+    @property
+    def indices(self) -> list[int]:
+        """Of the whole snapshots, ascending."""
+        return sorted(self._manifests)
+
+    @property
+    def manifests(self) -> list[Manifest]:
+        """Of the whole snapshots, the oldest first."""
+        held = self._manifests  # Taken once: others put another in its place meanwhile, in their threads.
+        return [held[index] for index in sorted(held)]
+
+    def members_of(self, members_index: int) -> list[list[Any]] | None:
+        """The members that the record at that index names, if a whole snapshot has it as the last one below itself."""
+        grounds = (manifest.ground for manifest in self.manifests)
+        return next((ground.members for ground in grounds if ground.members_index == members_index), None)
+
+    # Writing
+
+    def begin(self, index: int) -> Directory:
+        """An empty folder for a snapshot at `index`.
+
+        Raises:
+            DiskFull, OSError: there is none.
+        """
+        name = snapshot_name(index) + _NEW
+        if name in self._folder.list():
+            self.empty(name)
+        return self._folder.child(name)
+
+    def complete(self, index: int) -> Manifest:
+        """Let the snapshot that was written into `begin`'s folder count; durable on return.
+
+        Raises:
+            SnapshotDamaged: its manifest is not whole; it does not count.
+            OSError: the device failed.
+        """
+        return self.adopt(snapshot_name(index) + _NEW, index)
+
+    def adopt(self, written: str, index: int) -> Manifest:
+        """Let the whole snapshot in the folder `written` count; raises as `complete`."""
+        name = snapshot_name(index)
+        manifest = self._read_manifest(written)
+        if manifest.index != index:
+            raise SnapshotDamaged(snapshot=name, reason=f"it stands at {manifest.index}")
+        with self._lock:
+            if index not in self._manifests:
+                self._folder.rename(written, name)
+                self._folder.sync()
+            self._manifests = {**self._manifests, index: manifest}  # Others read it meanwhile, in another thread.
+        return manifest
+
+    def give_up(self, index: int) -> None:
+        """Remove what was written of a snapshot that is not to be."""
+        name = snapshot_name(index) + _NEW
+        if name in self._folder.list():
+            self.empty(name)
+
+    # Keeping
+
+    def retain(self, pinned: Iterable[int] = ()) -> None:
+        """Remove all but the two newest and those at the pinned indices."""
+        with self._lock:
+            kept = {*self.indices[-KEPT_SNAPSHOTS:], *pinned}
+            for index in [index for index in self._manifests if index not in kept]:
+                self.remove(index)
+
+    def remove_all(self, indices: Iterable[int]) -> None:
+        """Remove these."""
+        with self._lock:
+            for index in indices:
+                self.remove(index)
+
+    def remove(self, index: int) -> None:
+        """Remove one snapshot; it does not count any more from the first durable step on."""
+        self._forget(index)
+        gone = snapshot_name(index) + _GONE
+        self._folder.rename(snapshot_name(index), gone)
+        self._folder.sync()
+        self.empty(gone)
+
+    def set_aside(self, index: int, damage: SnapshotDamaged) -> None:
+        """Move a damaged snapshot to the quarantine, where nothing is ever removed."""
+        self.damaged.append(damage)
+        self._forget(index)
+        quarantine = self._directory.child(QUARANTINE_FOLDER)
+        self._directory.sync()
+        name, held = snapshot_name(index), set(quarantine.list())
+        number = next(number for number in range(1, len(held) + 2) if f"snapshot-{number}-{name}" not in held)
+        self._folder.move(name, quarantine, f"snapshot-{number}-{name}")
+        quarantine.sync()
+        self._folder.sync()
+
+    def _forget(self, index: int) -> None:
+        self._manifests = {kept: manifest for kept, manifest in self._manifests.items() if kept != index}
+
+    def empty(self, name: str) -> None:
+        """Remove a folder and what is in it."""
+        folder = self._folder.child(name)
+        for file in folder.list():
+            folder.remove(file)
+        folder.sync()
+        self._folder.remove_child(name)
+        self._folder.sync()
+
+    # Reading
+
+    def pieces(self, manifest: Manifest, folder: str = "") -> Iterator[bytes]:
+        """The chunks, each verified before it is given; at the end their sha256 is. From another folder, if named.
+
+        Raises:
+            SnapshotDamaged: a chunk is missing or not what was written.
+            OSError: the device failed.
+        """
+        check = sha256()
+        for number in range(len(manifest.chunks)):
+            data = self.chunk(manifest, number, folder)
+            check.update(data)
+            yield data
+        if check.digest() != manifest.sha256:
+            raise SnapshotDamaged(snapshot=snapshot_name(manifest.index), reason="its sha256 differs")
+
+    def chunk(self, manifest: Manifest, number: int, folder: str = "") -> bytes:
+        """One chunk, verified.
+
+        Raises:
+            SnapshotDamaged: it is missing or not what was written.
+            OSError: the device failed.
+        """
+        name, chunk = snapshot_name(manifest.index), manifest.chunks[number]
+        try:
+            with closing(self._folder.child(folder or name).open(chunk_name(number))) as file:
+                data = file.read_at(0, chunk.size + 1)
+        except FileNotFoundError:
+            raise SnapshotDamaged(snapshot=name, reason=f"{chunk_name(number)} is missing") from None
+        if len(data) != chunk.size or crc32c(data) != chunk.crc32c:
+            raise SnapshotDamaged(snapshot=name, reason=f"{chunk_name(number)} fails its crc32c")
+        return data
+
+    def _read_manifest(self, name: str) -> Manifest:
+        try:
+            with closing(self._folder.child(name).open(MANIFEST_NAME)) as file:
+                raw = file.read_at(0, MAX_MANIFEST_BYTES)
+        except FileNotFoundError:
+            raise SnapshotDamaged(snapshot=name, reason="its manifest is missing") from None
+        manifest = decode_manifest(raw, name)
+        refuse_foreign(manifest, self.owner)
+        return manifest
+
+
+def refuse_foreign(manifest: Manifest, owner: Owner) -> None:
+    """Raise SnapshotForeign for what is of another cluster, machine or version."""
+    name = snapshot_name(manifest.index)
+    if manifest.cluster_id != owner.cluster_id:
+        found, expected = manifest.cluster_id.hex(), owner.cluster_id.hex()
+        raise SnapshotForeign(snapshot=name, what="cluster", found=found, expected=expected)
+    if manifest.machine != owner.machine:
+        found, expected = (" version ".join(map(str, machine)) for machine in (manifest.machine, owner.machine))
+        raise SnapshotForeign(snapshot=name, what="machine", found=found, expected=expected)
+
+
+def write_snapshot(
+    folder: Directory,
+    owner: Owner,
+    ground: Ground,
+    content: Iterable[bytes],
+    *,
+    chunk_bytes: int = CHUNK_BYTES,
+    go_on: Callable[[], None] = lambda: None,
+) -> Manifest:
+    """Write content as chunks, then the manifest; all of it durable on return, and without a name of its own yet.
+
+    `go_on` is called before each chunk, and raises to stop.
+
+    Raises:
+        DiskFull: no room; the folder holds a part.
+        OSError: the device failed.
+    """
+    check, chunks = sha256(), list[Chunk]()
+    for data in _cut(content, chunk_bytes):
+        go_on()
+        check.update(data)
+        write_file(folder, chunk_name(len(chunks)), data)
+        chunks.append(Chunk(len(data), crc32c(data)))
+    manifest = Manifest(owner.cluster_id, owner.machine, ground, tuple(chunks), check.digest())
+    write_file(folder, MANIFEST_NAME, manifest.encode())
+    folder.sync()
+    return manifest
+
+
+def write_file(folder: Directory, name: str, data: bytes) -> None:
+    """A new file with this content, synced.
+
+    Raises:
+        DiskFull: no room.
+        OSError: the device failed.
+    """
+    whole = memoryview(data)
+    with closing(folder.create(name)) as file:
+        try:
+            file.allocate(len(data))
+            for start in range(0, len(data), WRITE_BYTES):
+                file.write_at(start, whole[start : start + WRITE_BYTES])
+            file.sync()
+        except OSError as error:
+            if error.errno in _FULL:  # Some file systems promise room and have none.
+                raise DiskFull(name, len(data)) from error
+            raise
+
+
+def _cut(pieces: Iterable[bytes], size: int) -> Iterator[bytes]:
+    """The same bytes in chunks of `size`, the last one shorter; none if there are none."""
+    buffer = bytearray()
+    for piece in pieces:
+        buffer += piece
+        while len(buffer) >= size:
+            yield bytes(buffer[:size])
+            del buffer[:size]
+    if buffer:
+        yield bytes(buffer)
