@@ -1,6 +1,6 @@
 """What can go wrong in a log, with its values.
 
-The caller's fault: `IndexOutOfBounds`, `IndexExpired`, `NotYetFlushed`, `NotFrameBorder`, `UnexpectedIndex`,
+The caller's fault: `IndexOutOfBounds`, `IndexExpired`, `NotYetFlushed`, `NotFrameBoundary`, `UnexpectedIndex`,
 `RecordTooLarge`, `PayloadInvalid`, `LogLocked`, `ForeignStore`. A peer's fault: `FrameInvalid`, `ChainBroken`. The
 disk's fault: `FrameCorrupt`, `LogRotten`, `LogReadOnly`, `DiskFull`. Another program's: `UnknownVersion`.
 """
@@ -36,7 +36,7 @@ class NotYetFlushed(LogError):
         self.index, self.durable = index, durable
 
 
-class NotFrameBorder(LogError):
+class NotFrameBoundary(LogError):
     """The index lies inside a frame: frames are atomic."""
 
     def __init__(self, index: int, frame_index: int, next_index: int) -> None:

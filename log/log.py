@@ -16,7 +16,7 @@ from .change.reset import follows, reset_to
 from .change.rewrite import cut_frame, finish_rewrites, rewrite, set_aside
 from .change.spool import Spool
 from .change.truncation import truncate_at
-from .errors import DiskFull, LogClosed, LogError, LogReadOnly, NotFrameBorder, RecordTooLarge, UnexpectedIndex
+from .errors import DiskFull, LogClosed, LogError, LogReadOnly, NotFrameBoundary, RecordTooLarge, UnexpectedIndex
 from .frames import HEADER_BYTES, Frame, FrameHeader, Kind, Tail, seal_header
 from .options import FLUSH_ALWAYS, STORE_HEADER_BYTES, FlushPolicy, LogOptions
 from .payload import StoredRecord, encode_records, stored_record
@@ -348,13 +348,13 @@ class Log:
     def read_frames(
         self, from_index: int, max_bytes: int, *, to_index: int | None = None, unflushed: bool = False
     ) -> tuple[bytes, int]:
-        """Return raw whole frames from the border `from_index` on, verified, and the index behind them.
+        """Return raw whole frames from the boundary `from_index` on, verified, and the index behind them.
 
         At most `max_bytes`, but at least one frame if there is one; of one segment; never past `to_index`, nor past
         durable_index unless `unflushed`. Nothing and `from_index` where there is none.
 
         Raises:
-            NotFrameBorder: `from_index` lies inside a frame.
+            NotFrameBoundary: `from_index` lies inside a frame.
             IndexOutOfBounds, IndexExpired, FrameCorrupt: why there is none.
         """
         return self._reader.frames(from_index, max_bytes, to_index, unflushed)
@@ -381,29 +381,29 @@ class Log:
         return self._reader.stream_unbounded(self._state.origin.index if from_index is None else from_index)
 
     def bytes_between(self, from_index: int, to_index: int) -> int:
-        """Return the frame bytes between two frame borders.
+        """Return the frame bytes between two frame boundaries.
 
         Raises:
-            NotFrameBorder, IndexOutOfBounds, IndexExpired: an index is no border in this log.
+            NotFrameBoundary, IndexOutOfBounds, IndexExpired: an index is no boundary in this log.
         """
         return self._lookup.bytes_between(from_index, to_index)
 
-    def border_at_or_below(self, index: int) -> int:
-        """Return the greatest frame border that is not above `index`.
+    def boundary_at_or_below(self, index: int) -> int:
+        """Return the greatest frame boundary that is not above `index`.
 
         Raises:
             IndexOutOfBounds, IndexExpired: `index` is below the log.
         """
-        return self._lookup.border_at_or_below(index)
+        return self._lookup.boundary_at_or_below(index)
 
     def truncate(self, index: int) -> None:
         """Remove every record from `index` on. Blocks; what is left is durable on return.
 
-        `index` is a frame border; or, in a standalone log, inside a frame, whose records below it then become one
+        `index` is a frame boundary; or, in a standalone log, inside a frame, whose records below it then become one
         frame. highest_index removes nothing.
 
         Raises:
-            NotFrameBorder: `index` lies inside a frame of a cluster's log; nothing was removed.
+            NotFrameBoundary: `index` lies inside a frame of a cluster's log; nothing was removed.
             IndexOutOfBounds, IndexExpired: it is not in the log.
             LogReadOnly: the device failed; restart to recover.
             DiskFull: no room to cut a frame in two; its records and all before it are there.
@@ -416,17 +416,17 @@ class Log:
         self._lookup.refuse_outside(index)
         try:
             self._cut(index)
-        except NotFrameBorder as inside:
+        except NotFrameBoundary as inside:
             if not state.standalone:
                 raise
             self._cut_frame(inside)
 
-    def _cut(self, border: int) -> None:
-        tail, segment, position = self._lookup.place_behind(border)
-        self._lookup.forget_borders()
+    def _cut(self, boundary: int) -> None:
+        tail, segment, position = self._lookup.place_behind(boundary)
+        self._lookup.forget_boundaries()
         truncate_at(self._state, tail, segment, position)
 
-    def _cut_frame(self, inside: NotFrameBorder) -> None:
+    def _cut_frame(self, inside: NotFrameBoundary) -> None:
         state = self._state
         # What a restart may have to put in the frame's place needs all before it durable.
         self._cut(inside.next_index)
@@ -475,7 +475,7 @@ class Log:
         state.refuse_if_unwritable()
         if follows(state, self._lookup, origin):
             return False
-        self._lookup.forget_borders()
+        self._lookup.forget_boundaries()
         reset_to(state, origin, members_index)
         return True
 

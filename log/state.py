@@ -3,7 +3,7 @@
 Invariants, at every point where no operation is under way:
 
 - segments ascend; each begins where the one before ends; the last one is the write segment
-- lowest_index <= durable.index <= tail.index, and durable.index is a frame border in `durable_segment`
+- lowest_index <= durable.index <= tail.index, and durable.index is a frame boundary in `durable_segment`
 - the mark on disk never says more than `durable`
 """
 

@@ -181,27 +181,27 @@ class Disk:
         return [*older, *(held[1:] if older and held and older[-1][0] == held[0][0] else held)]
 
     def bytes_from(self, index: int) -> int:
-        """How many bytes of durable frames stand from this border on."""
+        """How many bytes of durable frames stand from this boundary on."""
         return lacking_bytes(self.log, index)
 
-    def is_border(self, index: int) -> bool:
+    def is_boundary(self, index: int) -> bool:
         """Whether a frame of this log ends or begins at `index`."""
         if not self.log.bounds.lowest_index <= index <= self.log.tail.index:
             return False
-        return index == self.log.tail.index or self.log.border_at_or_below(index) == index
+        return index == self.log.tail.index or self.log.boundary_at_or_below(index) == index
 
     def crc32c_before(self, index: int) -> int:
-        """The crc field of the frame that ends at this border."""
+        """The crc field of the frame that ends at this boundary."""
         for tail in (self.log.tail, self.log.durable_tail, self.log.origin):
             if index == tail.index:
                 return tail.crc32c
-        raw, _ = self.log.read_frames(self.log.border_at_or_below(index - 1), 1, unflushed=True)
+        raw, _ = self.log.read_frames(self.log.boundary_at_or_below(index - 1), 1, unflushed=True)
         return decode_header(raw).crc32c
 
     def verifies_before(self, index: int) -> bool:
-        """Whether the frame that ends at this border verifies, as the file has it."""
+        """Whether the frame that ends at this boundary verifies, as the file has it."""
         try:
-            raw, _ = self.log.read_frames(self.log.border_at_or_below(index - 1), 1, unflushed=True)
+            raw, _ = self.log.read_frames(self.log.boundary_at_or_below(index - 1), 1, unflushed=True)
             return next(walk_frames(raw)).header.next_index == index
         except (FrameCorrupt, FrameInvalid, UnknownVersion):
             return False
@@ -241,7 +241,7 @@ class Disk:
         self.log.append_payload(encode_system(value), count=1, kind=Kind.SYSTEM, epoch=epoch)
 
     def truncate(self, index: int) -> None:
-        """Cut the log to a frame border. Blocks; durable on return."""
+        """Cut the log to a frame boundary. Blocks; durable on return."""
         self.log.truncate(index)
         self._members = None  # Another record may come to stand where this one was cut.
 

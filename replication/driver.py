@@ -305,7 +305,7 @@ class Driver:
         self._sockets.send_down(action.stream_id, Shipment(positions, raw, next_index))
 
     def _frames_from(self, index: int, max_bytes: int) -> tuple[bytes, int]:
-        """The frames from a border on; those that the stream before was shipped, if this one lacks just the same."""
+        """The frames from a boundary on; those that the stream before was shipped, if this one lacks just the same."""
         tail = self._disk.log.tail
         shipped_from, shipped_to, raw = self._shipped
         if shipped_from != index or shipped_to != tail or len(raw) > max_bytes:

@@ -37,7 +37,7 @@ def first_lacking(log: Log, durable_index: int) -> int:
     """The timestamp of the first record that a node with `durable_index` lacks, 0 if it lacks none."""
     if durable_index >= log.durable_index:
         return 0
-    raw, _ = log.read_frames(log.border_at_or_below(max(durable_index, log.bounds.lowest_index)), 1)
+    raw, _ = log.read_frames(log.boundary_at_or_below(max(durable_index, log.bounds.lowest_index)), 1)
     return decode_header(raw).timestamp
 
 
@@ -45,7 +45,7 @@ def lacking_bytes(log: Log, durable_index: int) -> int:
     """The bytes of the durable frames that a node with `durable_index` lacks."""
     if durable_index >= log.durable_index:
         return 0
-    begin = log.border_at_or_below(max(durable_index, log.bounds.lowest_index))
+    begin = log.boundary_at_or_below(max(durable_index, log.bounds.lowest_index))
     return log.bytes_between(begin, log.durable_index)
 
 

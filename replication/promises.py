@@ -1,6 +1,6 @@
 """The promise file: two slots, both written and fsynced, one after the other, before a promise is answered.
 
-    0 4 crc32c of 4..64 | 4 4 version=1 | 8 8 epoch | 16 24 nominee, zero-padded | 40 8 incarnation | 48 16 disk_id
+    0 4 crc32c of 4..64 | 4 4 version=1 | 8 8 epoch | 16 24 candidate, zero-padded | 40 8 incarnation | 48 16 disk_id
 
 At any crash at least one slot is whole, and it holds the last promise that was answered or a later one. The highest
 valid epoch wins, of equals the first slot. No valid slot: the node cannot know what it promised, and does not start; it
@@ -56,9 +56,9 @@ class PromiseFile:
         slots = SlotFile(directory.open(PROMISE_FILE), name=PROMISE_FILE, version=PROMISE_VERSION)
         held: tuple[Promise, bytes] | None = None
         for slot in slots.read():
-            epoch, nominee, incarnation, disk = _BODY.unpack(slot.body)
+            epoch, candidate, incarnation, disk = _BODY.unpack(slot.body)
             if held is None or epoch > held[0].epoch:
-                held = (Promise(epoch, nominee.rstrip(b"\0").decode("ascii"), incarnation), disk)
+                held = (Promise(epoch, candidate.rstrip(b"\0").decode("ascii"), incarnation), disk)
         if held is None:
             slots.close()
             raise PromiseLost("no slot of the promise file is valid")
@@ -72,7 +72,7 @@ class PromiseFile:
 
     def write(self, promise: Promise) -> None:
         """Make a promise durable: slot, fsync, slot, fsync."""
-        body = _BODY.pack(promise.epoch, promise.nominee.encode("ascii"), promise.incarnation, self.disk_id)
+        body = _BODY.pack(promise.epoch, promise.candidate.encode("ascii"), promise.incarnation, self.disk_id)
         for number in (0, 1):
             self._slots.write(number, body)
             self._slots.sync()

@@ -80,10 +80,10 @@ class Upkeep:
         if self._removing is not None:
             await asyncio.gather(self._removing, return_exceptions=True)
 
-    def at_border(self, header: FrameHeader) -> None:
+    def at_boundary(self, header: FrameHeader) -> None:
         """A frame was applied: take a snapshot if one is due."""
         try:
-            self.snapshotting.at_border(header)
+            self.snapshotting.at_boundary(header)
         except SnapshotTooEarly as broken:
             self._failed(broken)
 

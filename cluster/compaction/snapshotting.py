@@ -1,6 +1,6 @@
-"""When this node takes a snapshot, and how: at a frame border, by a forked child, while it goes on.
+"""When this node takes a snapshot, and how: at a frame boundary, by a forked child, while it goes on.
 
-    border -> due? -> fork -> child: chunks, manifest, synced -> here: rename, keep two
+    boundary -> due? -> fork -> child: chunks, manifest, synced -> here: rename, keep two
 
 The fork is all that commits wait for. What the child sees is the machine and the session table between two frames.
 """
@@ -28,7 +28,7 @@ Failure = (ChildFailed, LogError, MachineError, OSError)
 
 @dataclass(frozen=True, slots=True)
 class SnapshotOptions:
-    """A snapshot is due on the first border past a multiple of `records`, after so many bytes or ms; 0: never so."""
+    """A snapshot is due on the first boundary past a multiple of `records`, after so many bytes or ms; 0: never so."""
 
     records: int
     log_bytes: int
@@ -68,7 +68,7 @@ class Snapshotting:
         """Of the whole snapshots, the oldest first."""
         return self._store.manifests
 
-    def at_border(self, header: FrameHeader) -> None:
+    def at_boundary(self, header: FrameHeader) -> None:
         """A frame was applied: take a snapshot if one is due."""
         self._log_bytes += header.size
         if self._taking is None and self._is_due(header):
@@ -106,7 +106,7 @@ class Snapshotting:
                 raise SnapshotFailed(str(error)) from error
 
     def _begin(self) -> None:
-        """Fork at this border. A border that a snapshot stands at already, and a stopped node, need none."""
+        """Fork at this boundary. A boundary that a snapshot stands at already, and a stopped node, need none."""
         applier, store = self._applying.applier, self._store
         index = applier.applied_index
         self._log_bytes, self._taken_at = 0, time.monotonic()

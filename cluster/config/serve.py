@@ -145,8 +145,8 @@ class ServeConfig(Settings):
         default=500_000,
         ge=0,
         lt=1 << 63,
-        description="A snapshot is taken at the first frame border past each multiple of so many records, the same one "
-        "on every node. A restart replays about so many at most. 0: not by records.",
+        description="A snapshot is taken at the first frame boundary past each multiple of so many records, the "
+        "same one on every node. A restart replays about so many at most. 0: not by records.",
     )
     snapshot_log_bytes: int = Field(
         default=256 * MIB,
@@ -159,7 +159,7 @@ class ServeConfig(Settings):
         default=0,
         ge=0,
         lt=1 << 53,
-        description="A snapshot is taken at the first frame border after so long: where few records come, a bound on "
+        description="A snapshot is taken at the first frame boundary after so long: where few records come, a bound on "
         "how old the newest one is. 0: not by time.",
     )
     retention_bytes: int = Field(

@@ -30,9 +30,9 @@ class ControlTimes:
 
     @classmethod
     def of_heartbeat(cls, heartbeat_s: float) -> "ControlTimes":
-        """Times that find a nominee within a few heartbeats.
+        """Times that find a candidate within a few heartbeats.
 
-        Shorter than a leader's election timeout, since a nominee that comes too early harms nobody: it stands only
+        Shorter than a leader's election timeout, since a candidate that comes too early harms nobody: it stands only
         while no leader is heard.
         """
         return cls(

@@ -23,15 +23,15 @@ class Applying:
         on_applied: Callable[[Applied], None],
         on_failed: Callable[[ApplyFailed], None],
         on_ended: Callable[[Exception], None],
-        at_border: Callable[[FrameHeader], None],
+        at_boundary: Callable[[FrameHeader], None],
     ) -> None:
-        """`at_border` is called after a frame was applied and answered, with its header.
+        """`at_boundary` is called after a frame was applied and answered, with its header.
 
         `on_failed` is told when the machine can apply no more, `on_ended` what ends the node: an error of the log, or a
         fault of this program.
         """
         self.applier = applier
-        self._at_border = at_border
+        self._at_boundary = at_boundary
         self._log = log
         self._on_applied = on_applied
         self._on_failed = on_failed
@@ -85,7 +85,7 @@ class Applying:
                 raw, _ = self._log.read_frames(applier.applied_index, APPLY_BYTES, to_index=self._to_index)
                 for frame in walk_frames(raw):
                     self._on_applied(applier.apply(frame))
-                    self._at_border(frame.header)
+                    self._at_boundary(frame.header)
         except ApplyFailed as failure:
             self._on_failed(failure)
         except LogError as failure:  # a committed frame that cannot be read here: this node cannot go on

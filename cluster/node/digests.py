@@ -37,7 +37,7 @@ class Digests:
         self._index = 0
 
     def applied(self, index: int, digest: bytes) -> None:
-        """This node has applied all below `index`, a frame's border, and stands at `digest`."""
+        """This node has applied all below `index`, a frame's boundary, and stands at `digest`."""
         if len(self._order) >= REMEMBERED_FRAMES:
             del self._own[self._order.popleft()]
         self._order.append(index)

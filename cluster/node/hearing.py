@@ -230,10 +230,10 @@ class Hearing:
         journal.error("applying stopped", reason=str(failure))
         self._pending.end(str(failure))
 
-    def at_border(self, header: FrameHeader) -> None:
+    def at_boundary(self, header: FrameHeader) -> None:
         """A frame was applied and answered."""
         if self.parts is not None:
-            self.parts.upkeep.at_border(header)
+            self.parts.upkeep.at_boundary(header)
 
     def _digest_compared(self, node_id: str, difference: Difference | None) -> None:
         if difference is None:

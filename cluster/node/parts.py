@@ -43,7 +43,7 @@ class PartsOwner(NodeAbove, Protocol):
         """The machine can apply no more; the log goes on."""
         ...
 
-    def at_border(self, header: FrameHeader) -> None:
+    def at_boundary(self, header: FrameHeader) -> None:
         """A frame was applied and answered."""
         ...
 
@@ -74,7 +74,7 @@ def put_together(
     )
     disk = Disk(log, data_dir.promises, snapshots=data_dir.snapshots, older_epochs=applier.ground.epochs)
     replica = Replica(opened.identity, genesis.cluster_id, disk, owner, options)
-    applying = Applying(log, applier, owner.applied, owner.apply_failed, owner.failed, owner.at_border)
+    applying = Applying(log, applier, owner.applied, owner.apply_failed, owner.failed, owner.at_boundary)
     makers = Makers(lambda: opened.machine_type(genesis.initial), genesis.new_sessions)
     dial = opened.http, opened.secret
     upkeep = Upkeep(data_dir.snapshots, disk, replica, applying, makers, dial, config, owner.failed)

@@ -81,8 +81,8 @@ class Reading:
         if from_index >= bounds.highest_index:
             return b"", from_index
         try:
-            border = self._log.border_at_or_below(from_index)
-            return self._log.read_frames(border, max_bytes, to_index=bounds.highest_index)
+            boundary = self._log.boundary_at_or_below(from_index)
+            return self._log.read_frames(boundary, max_bytes, to_index=bounds.highest_index)
         except IndexExpired as error:
             raise Expired(from_index, error.lowest) from error
         except FrameCorrupt as error:

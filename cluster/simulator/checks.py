@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from quire.log import Frame
 from quire.replication.core import events
-from quire.replication.core.messages import Ack, Heartbeat, HeartbeatEcho, PeerMessage, PromiseAnswer
+from quire.replication.core.messages import Ack, Heartbeat, HeartbeatEcho, PeerMessage, VoteAnswer
 from quire.sm import Applied, Manifest
 
 from .machine import Model
@@ -182,7 +182,7 @@ class Checks:
             raise Violation("a snapshot holds the state of its index", node.node_id, life.applier.state(), state)
 
     def snapshot_taken(self, node: "Node", manifest: Manifest) -> None:
-        """Rules 7 and 16: what is committed, and durable here, at a frame border; equal on equal replicas."""
+        """Rules 7 and 16: what is committed, and durable here, at a frame boundary; equal on equal replicas."""
         tail, ground = manifest.ground.tail, manifest.ground
         place = self._committed_place(tail.index)
         if place is None or place >= len(self.digests):
@@ -372,7 +372,7 @@ class Checks:
             place = self._committed_place(index)
             return self.committed[place].crc32c if place is not None and place >= 0 else 0
         if place is None:
-            raise Violation("indices are frame borders", node.node_id, index, node.shadow.ends[-3:])
+            raise Violation("indices are frame boundaries", node.node_id, index, node.shadow.ends[-3:])
         return node.shadow.frames[place].crc32c if place >= 0 else 0
 
     def _durable(self, node: "Node", seen: Seen) -> None:
@@ -392,7 +392,7 @@ class Checks:
         return promise
 
     def _promise(self, node: "Node", seen: Seen) -> None:
-        """Rule 1: only for an epoch above the last, or, following who was elected, for another nominee of it."""
+        """Rule 1: only for an epoch above the last, or, following who was elected, for another candidate of it."""
         promise = promise_in(node.disk.content("promise"))
         self._survived(node, seen)
         if not seen.runs:
@@ -402,7 +402,9 @@ class Checks:
         if promise.epoch == seen.promise.epoch and promise != seen.promise:
             leader = self.elections.get(promise.epoch)
             if leader is None or (leader.node_id, leader.incarnation) != promise[1:]:
-                raise Violation("rule 1: one nominee an epoch, but for its leader", node.node_id, seen.promise, promise)
+                raise Violation(
+                    "rule 1: one candidate an epoch, but for its leader", node.node_id, seen.promise, promise
+                )
         seen.promise = promise
 
     def _mark(self, node: "Node", seen: Seen) -> None:
@@ -435,8 +437,8 @@ class Checks:
     def sent(self, node: "Node", message: PeerMessage) -> None:
         """Rule 1: what an answer says of a promise is on the disk that says it."""
         match message:
-            case PromiseAnswer(asked, True):
-                if self._promise_on_disk(node) != (asked.epoch, asked.nominee, asked.incarnation):
+            case VoteAnswer(asked, True):
+                if self._promise_on_disk(node) != (asked.epoch, asked.candidate, asked.incarnation):
                     raise Violation(
                         "rule 1: on disk before the answer", node.node_id, self._promise_on_disk(node), asked
                     )
@@ -478,7 +480,7 @@ class Checks:
                 place = node.shadow.place_of_end(index)
                 theirs = leader.shadow.place_of_end(index)
                 if place is None or place != theirs:
-                    raise Violation("rule 8: an ack names the leader's border", node.node_id, index)
+                    raise Violation("rule 8: an ack names the leader's boundary", node.node_id, index)
                 if place >= 0 and node.shadow.frames[place] != leader.shadow.frames[place]:
                     raise Violation("rule 8: a divergent suffix is not acknowledged", node.node_id, index)
         self._answered(node, epoch)
@@ -510,7 +512,7 @@ class Checks:
         index = min(node.it.core.state.commit_index, node.shadow.end)
         place = node.shadow.place_of_end(index)
         if place is None:
-            raise Violation("commit_index is a border of what this node holds", node.node_id, index, node.shadow.end)
+            raise Violation("commit_index is a boundary of what this node holds", node.node_id, index, node.shadow.end)
         frames = node.shadow.frames
         known = min(place + 1, len(self.committed))
         for at in (seen.commit_place + 1, known - 1):

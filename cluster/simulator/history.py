@@ -138,9 +138,9 @@ class History:
         """The control plane after the faults: it names one voter after the other until one serves."""
         voters = [node for node in self.nodes if node.counts]
         if not any(node.lived and node.lived.role.serving for node in voters):
-            nominee = voters[turn % len(voters)]
+            candidate = voters[turn % len(voters)]
             for node in voters:
-                node.nominated = node is nominee
+                node.nominated = node is candidate
                 node.run(node.life, node.step, events.Nominated(node.nominated))
         self.schedule.later(3 * ELECTION_US, self._nominate, turn + 1)
 

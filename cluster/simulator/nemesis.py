@@ -58,7 +58,7 @@ class Nemesis:
             if role == "any"
             or (role == "leader" and node.leads)
             or (role == "follower" and not node.leads)
-            or (role == "nominee" and node.nominated)
+            or (role == "candidate" and node.nominated)
         ]
         wanted = wanted or running or (self.nodes if kind in NETWORK_KINDS else [])
         return self.random.choice(wanted) if wanted else None
@@ -155,11 +155,11 @@ class Nemesis:
 
     def _name_another(self, than: Node) -> None:
         """The control plane names another voter, and all hear so at once."""
-        nominee = self.random.choice(
+        candidate = self.random.choice(
             [name for name in self.settings.node_ids[: self.settings.voters] if name != than.node_id]
         )
         for node in self.nodes:
-            node.nominated = node.node_id == nominee
+            node.nominated = node.node_id == candidate
             node.run(node.life, node.step, events.Nominated(node.nominated))
 
     # Cuts

@@ -357,11 +357,11 @@ class Node:
                 applied = applier.apply(frame)
                 self.checks.applied(self, frame, applied, applier.digest)
                 life.pending.applied(applied)
-                self._at_border(frame.header)
+                self._at_boundary(frame.header)
         while life.reading and life.reading[0][0] <= applier.applied_index:
             heappop(life.reading)[2].answer(applier.state(), applier.applied_index)
 
-    def _at_border(self, header: FrameHeader) -> None:
+    def _at_boundary(self, header: FrameHeader) -> None:
         """Take a snapshot if one is due: what it holds is as of now, whatever is applied while it is written."""
         life, records = self.it, self.form.snapshot_records
         if not records or life.taking or header.index // records == header.next_index // records:

@@ -54,7 +54,7 @@ class Settings:
     rates: tuple[float, ...]
     chaos_us: int
     snapshot_records: int
-    """A snapshot is taken at the first border past each multiple; 0: there are none."""
+    """A snapshot is taken at the first boundary past each multiple; 0: there are none."""
     max_sessions: int
     """As many are open; then the idlest without a name is evicted."""
     retention_bytes: int
@@ -162,7 +162,7 @@ def _habits(random: Random) -> Habits:
 
 # What a fuse waits for before it burns: an operation on the disk, and "" for nothing.
 TRIGGERS = ("", "", "", "truncate ", "truncate ", "rename", "write promise", "write mark", "sync", "allocate")
-ROLES = ("leader", "leader", "leader", "follower", "follower", "any", "nominee")
+ROLES = ("leader", "leader", "leader", "follower", "follower", "any", "candidate")
 OF_LEADERS = ("transfer", "depose")
 KINDS = {
     "cut": 3.0,
@@ -227,19 +227,19 @@ def _promotions(settings: Settings, faults: list[Fault]) -> list[Fault]:
 
 
 def _nominations(settings: Settings, random: Random) -> list[Fault]:
-    """The control plane: mostly one nominee, told late to some; at times two, or none, or one that is gone."""
+    """The control plane: mostly one candidate, told late to some; at times two, or none, or one that is gone."""
     faults: list[Fault] = []
     at, voters = 0, settings.node_ids[: settings.voters]
-    nominees = [random.choice(voters)]
+    candidates = [random.choice(voters)]
     pause_us = random.choice((400, 1000, 2500)) * MILLISECOND
     while at < settings.chaos_us:
         late = random.choice((0, 0, 20, 300))
         faults += [
-            Fault(at + random.randint(0, late) * MILLISECOND, "nominate", (node,), (node in nominees,))
+            Fault(at + random.randint(0, late) * MILLISECOND, "nominate", (node,), (node in candidates,))
             for node in voters
         ]
         at += int(random.expovariate(1.0) * pause_us) + 100 * MILLISECOND
-        nominees = random.sample(voters, random.choice((0, 1, 1, 1, 1, 2)))
+        candidates = random.sample(voters, random.choice((0, 1, 1, 1, 1, 2)))
     return faults
 
 

@@ -48,7 +48,7 @@ class HeldPromise(NamedTuple):
     """A promise on a disk."""
 
     epoch: int
-    nominee: str
+    candidate: str
     incarnation: int
 
 
@@ -250,9 +250,9 @@ def promise_in(content: bytes) -> HeldPromise | None:
     """The promise that a file's bytes hold: the highest valid epoch, of equals the first slot."""
     found: HeldPromise | None = None
     for slot in _slots(content, 1):
-        _, _, epoch, nominee, incarnation, _ = _PROMISE.unpack(slot)
+        _, _, epoch, candidate, incarnation, _ = _PROMISE.unpack(slot)
         if found is None or epoch > found.epoch:
-            found = HeldPromise(epoch, nominee.rstrip(b"\0").decode(), incarnation)
+            found = HeldPromise(epoch, candidate.rstrip(b"\0").decode(), incarnation)
     return found
 
 

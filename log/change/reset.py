@@ -13,7 +13,7 @@ so whoever installs it sees at the next start that the log does not follow it, a
 
 from __future__ import annotations
 
-from ..errors import NotFrameBorder
+from ..errors import NotFrameBoundary
 from ..frames import Tail
 from ..options import STORE_HEADER_BYTES
 from ..segment.lookup import Lookup
@@ -32,7 +32,7 @@ def follows(state: LogState, lookup: Lookup, origin: Tail) -> bool:
         return origin in (state.origin, state.tail)
     try:
         return lookup.place_behind(index)[0] == origin
-    except NotFrameBorder:
+    except NotFrameBoundary:
         return False
 
 

@@ -31,7 +31,7 @@ class Rewritable(Protocol):
         ...
 
     def truncate(self, index: int) -> None:
-        """Cut at a frame border."""
+        """Cut at a frame boundary."""
         ...
 
     def append_frames(self, raw: bytes) -> int:

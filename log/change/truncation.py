@@ -25,7 +25,7 @@ from ..storage import Storage
 
 
 def truncate_at(state: LogState, tail: Tail, segment: Segment, position: int) -> None:
-    """Cut everything behind `position` of `segment`, a frame border where `tail` is the chain's end. Blocks.
+    """Cut everything behind `position` of `segment`, a frame boundary where `tail` is the chain's end. Blocks.
 
     Raises:
         LogReadOnly: the device failed; which frames are still there is known after a restart.

@@ -11,7 +11,7 @@ from ..errors import (
     IndexExpired,
     IndexOutOfBounds,
     LogClosed,
-    NotFrameBorder,
+    NotFrameBoundary,
 )
 from ..frames import HEADER_BYTES, Tail, decode_header
 from ..options import STORE_HEADER_BYTES
@@ -41,7 +41,7 @@ class Lookup:
 
     def __init__(self, state: LogState) -> None:
         self._state = state
-        self._borders: dict[int, tuple[Segment, int]] = {}
+        self._boundaries: dict[int, tuple[Segment, int]] = {}
         interval = state.options.index_interval_bytes
         self._lookup_bytes = min(interval + _LOOKUP_REST_BYTES, _MAX_LOOKUP_BYTES)
 
@@ -114,45 +114,45 @@ class Lookup:
             crc, length, first, count = glance(raw, offset)
         raise self.corrupt(segment, start + offset, f"no frame with index {expected} begins here")
 
-    def border_at_or_below(self, index: int) -> int:
-        """Return the greatest frame border that is not above `index`."""
+    def boundary_at_or_below(self, index: int) -> int:
+        """Return the greatest frame boundary that is not above `index`."""
         if index >= self._state.tail.index:
             return self._state.tail.index
         self.refuse_outside(index)
-        if index == self._state.segments.holding(index).base_index or index in self._borders:
+        if index == self._state.segments.holding(index).base_index or index in self._boundaries:
             return index
         return self.find(index)[3]
 
-    def border(self, index: int) -> tuple[Segment, int]:
+    def boundary(self, index: int) -> tuple[Segment, int]:
         """Return segment and position of the frame that begins at `index`.
 
         Raises:
-            NotFrameBorder: `index` lies inside a frame.
+            NotFrameBoundary: `index` lies inside a frame.
         """
         self.refuse_outside(index)
         segment = self._state.segments.holding(index)
         if index == segment.base_index:
             return segment, STORE_HEADER_BYTES
-        known = self._borders.get(index)
+        known = self._boundaries.get(index)
         if known is not None and known[0] is segment:
             return known
         _, _, position, first, following, _, _ = self.find(index)
         if first != index:
-            raise NotFrameBorder(index, first, following)
+            raise NotFrameBoundary(index, first, following)
         return segment, position
 
     def place_behind(self, index: int) -> tuple[Tail, Segment, int]:
-        """Return the chain's end before the border `index`, with the segment and position where that frame ends.
+        """Return the chain's end before the boundary `index`, with the segment and position where that frame ends.
 
         Raises:
-            NotFrameBorder: `index` lies inside a frame.
+            NotFrameBoundary: `index` lies inside a frame.
         """
         state = self._state
         if index == state.origin.index:
             return state.origin, state.segments.first, STORE_HEADER_BYTES
         segment, _, position, first, following, raw, start = self.find(index - 1)
         if following != index:
-            raise NotFrameBorder(index, first, following)
+            raise NotFrameBoundary(index, first, following)
         try:
             header = decode_header(raw, position - start)
         except FrameInvalid as error:
@@ -160,7 +160,7 @@ class Lookup:
         return Tail(index, header.epoch, header.timestamp, header.crc32c), segment, position + header.size
 
     def bytes_between(self, from_index: int, to_index: int) -> int:
-        """Return the frame bytes between two frame borders."""
+        """Return the frame bytes between two frame boundaries."""
         first, start = self._place(from_index)
         last, end = self._place(to_index)
         segments = self._state.segments
@@ -171,19 +171,19 @@ class Lookup:
         writer = self._state.writer
         if index == self._state.tail.index and not self._state.closed:
             return writer.segment, writer.segment.end
-        return self.border(index)
+        return self.boundary(index)
 
     def remember(self, index: int, segment: Segment, position: int) -> None:
         """Remember that the frame at `index` begins there: a range read ended before it."""
-        borders = self._borders
-        borders.pop(index, None)
-        borders[index] = (segment, position)
-        if len(borders) > _MAX_BORDERS:
-            del borders[next(iter(borders))]
+        boundaries = self._boundaries
+        boundaries.pop(index, None)
+        boundaries[index] = (segment, position)
+        if len(boundaries) > _MAX_BORDERS:
+            del boundaries[next(iter(boundaries))]
 
-    def forget_borders(self) -> None:
+    def forget_boundaries(self) -> None:
         """Forget where range reads ended: segments were removed or cut."""
-        self._borders.clear()
+        self._boundaries.clear()
 
     def store(self, segment: Segment) -> Storage:
         """Return the open store of any segment."""

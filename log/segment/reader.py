@@ -1,7 +1,7 @@
 """Reads: by index, in raw whole frames, as a stream of frames or of one value's bytes; every byte that leaves was
 verified.
 
-Plain reads change nothing but the borders where recent range reads ended, so that the next one needs no lookup, and
+Plain reads change nothing but the boundaries where recent range reads ended, so that the next one needs no lookup, and
 which files are open.
 """
 
@@ -12,7 +12,7 @@ from contextlib import suppress
 
 from crc32c import crc32c
 
-from ..errors import ChainBroken, FrameInvalid, NotFrameBorder, NotYetFlushed
+from ..errors import ChainBroken, FrameInvalid, NotFrameBoundary, NotYetFlushed
 from ..frames import HEADER_BYTES, Frame, FrameHeader, Kind, decode_header, walk_headers
 from ..options import STORE_HEADER_BYTES
 from ..state import LogState
@@ -76,7 +76,7 @@ class Reader:
             raise self.lookup.corrupt(segment, position, error.reason) from error
 
     def frames(self, from_index: int, max_bytes: int, to_index: int | None, unflushed: bool) -> tuple[bytes, int]:
-        """Return raw whole frames from a border on, and the index behind them."""
+        """Return raw whole frames from a boundary on, and the index behind them."""
         state = self._state
         bound = state.tail.index if unflushed else state.readable_index
         if to_index is not None and to_index < bound:
@@ -85,7 +85,7 @@ class Reader:
             if from_index != state.tail.index:
                 self.lookup.refuse_outside(from_index)
             return b"", from_index
-        segment, position = self.lookup.border(from_index)
+        segment, position = self.lookup.boundary(from_index)
         raw = self._span(segment, position, bound - 1, max_bytes)
         size, next_index = 0, from_index
         for offset, header in self._verified(raw, segment, position, from_index, None):
@@ -110,8 +110,8 @@ class Reader:
     def _walk(self, index: int, to_index: int | None) -> Iterator[Frame]:
         """Walk from frame to frame and from segment to segment, with one lookup at the start."""
         state, lookup = self._state, self.lookup
-        index = lookup.border_at_or_below(index)
-        segment, position = lookup.border(index)
+        index = lookup.boundary_at_or_below(index)
+        segment, position = lookup.boundary(index)
         crc: int | None = None
         generation = state.generation
         while index < (state.readable_index if to_index is None else to_index):
@@ -143,15 +143,15 @@ class Reader:
         """Return the place of the frame at `index` in a log that was cut or reset since the frame before was read.
 
         Raises:
-            ChainBroken: another frame stands before it now, or it is no border any more.
+            ChainBroken: another frame stands before it now, or it is no boundary any more.
         """
         try:
             tail, segment, position = self.lookup.place_behind(index)
-        except NotFrameBorder as inside:
+        except NotFrameBoundary as inside:
             raise ChainBroken(index, "index", index, inside.frame_index) from inside
         if crc is not None and tail.crc32c != crc:
             raise ChainBroken(index, "prev_crc32c", crc, tail.crc32c)
-        return (segment, position) if index == self._state.tail.index else self.lookup.border(index)
+        return (segment, position) if index == self._state.tail.index else self.lookup.boundary(index)
 
     def _refuse_unreadable(self, index: int) -> None:
         """Raise why the record at `index` cannot be read, if it cannot."""
@@ -161,7 +161,7 @@ class Reader:
             raise NotYetFlushed(index, state.readable_index)
 
     def _span(self, segment: Segment, position: int, last_index: int, max_bytes: int) -> bytes:
-        """Return the bytes from a border on: at most `max_bytes`, but at least one frame, up to `last_index`'s."""
+        """Return the bytes from a boundary on: at most `max_bytes`, but at least one frame, up to `last_index`'s."""
         end = self.lookup.written_end(segment, last_index)
         store = self.lookup.store(segment)
         raw = store.read_at(position, min(max(max_bytes, HEADER_BYTES), end - position))

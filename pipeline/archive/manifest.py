@@ -63,7 +63,7 @@ class ArchiveFile(NamedTuple):
 
 
 class ArchiveManifest:
-    """What counts in an archive: a log from some border on, without a gap."""
+    """What counts in an archive: a log from some boundary on, without a gap."""
 
     def __init__(self, path: str, cluster_id: str, origin: Tail, files: list[ArchiveFile]) -> None:
         """`origin`: the chain's end before the first file. Raises ArchiveGap."""

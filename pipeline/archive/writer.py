@@ -61,7 +61,7 @@ class Written(NamedTuple):
 
 
 def write_stretch(origin: Origin, path: str, stretch: Stretch) -> list[Written]:
-    """Write the records of a stretch, both of whose ends are frame borders, below the archive's folder of new files.
+    """Write the records of a stretch, both of whose ends are frame boundaries, below the archive's folder of new files.
 
     All of it is durable on return, and none of it counts. Each attempt has files of its own.
 
@@ -100,8 +100,8 @@ class _Part(NamedTuple):
 
 def _by_day(rows: Rows) -> Iterator[_Part]:
     days = rows.timestamp // DAY
-    borders = [0, *(np.flatnonzero(days[1:] != days[:-1]) + 1).tolist(), len(rows)]
-    for first, last in itertools.pairwise(borders):
+    boundaries = [0, *(np.flatnonzero(days[1:] != days[:-1]) + 1).tolist(), len(rows)]
+    for first, last in itertools.pairwise(boundaries):
         if first < last:
             yield _Part(int(days[first]), first, last)
 

@@ -1,4 +1,4 @@
-"""A log cut into pieces for tasks, whose ends are frame borders: a job looks at frames, and each at once."""
+"""A log cut into pieces for tasks, whose ends are frame boundaries: a job looks at frames, and each at once."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def absolute(options: SourceOptions) -> SourceOptions:
 
 
 def whole_frames(origin: Origin, options: SourceOptions, from_index: int, to_index: int) -> list[StretchPartition]:
-    """The records between two frame borders, a piece for each segment, or of a cluster for each 64 MiB, about.
+    """The records between two frame boundaries, a piece for each segment, or of a cluster for each 64 MiB, about.
 
     Raises:
         ClusterUnavailable, RecordsLost: as the origin finds it.
@@ -40,14 +40,14 @@ def whole_frames(origin: Origin, options: SourceOptions, from_index: int, to_ind
     cluster_id, servers = origin.cluster_id(), servers_of(origin)
     live = origin.live if isinstance(origin, JoinedLog) else origin
     if isinstance(live, Cluster):
-        stretches = _at_borders(stretches, servers, cluster_id, options.fetchTimeoutMs / 1000)
+        stretches = _at_boundaries(stretches, servers, cluster_id, options.fetchTimeoutMs / 1000)
     return [StretchPartition(stretch, cluster_id, servers, turn) for turn, stretch in enumerate(stretches)]
 
 
-def _at_borders(
+def _at_boundaries(
     stretches: Sequence[Stretch], servers: tuple[str, ...], cluster_id: str, timeout_s: float
 ) -> list[Stretch]:
-    """The same with each end at the border behind the frame that it lies in; a node does not know where that is."""
+    """The same with each end at the boundary behind the frame that it lies in; a node does not know where that is."""
     found: list[Stretch] = []
     with closing(Cluster(servers, timeout_s, known=cluster_id, page_bytes=1)) as nodes:
         for place, stretch in enumerate(stretches):

@@ -24,7 +24,7 @@ class JoinedLog:
         self.name = f"{archive.name} and {live.name}"
 
     @property
-    def _border(self) -> int:
+    def _boundary(self) -> int:
         """Where the live log is read from: the archive's end, as it was when bounds were asked for."""
         return self.archive.manifest.tail.index
 
@@ -44,29 +44,29 @@ class JoinedLog:
         return Bounds(archived.lowest_index, max(archived.highest_index, live.highest_index))
 
     def index_at(self, timestamp: int, bounds: Bounds) -> int:
-        found = self.archive.index_at(timestamp, Bounds(bounds.lowest_index, self._border))
-        if found < self._border or bounds.highest_index <= self._border:
+        found = self.archive.index_at(timestamp, Bounds(bounds.lowest_index, self._boundary))
+        if found < self._boundary or bounds.highest_index <= self._boundary:
             return found
-        return max(self._border, self.live.index_at(timestamp, self.live.bounds()))
+        return max(self._boundary, self.live.index_at(timestamp, self.live.bounds()))
 
     def index_behind(self, from_index: int, to_index: int, max_bytes: int) -> int:
-        # A batch of a stream does not reach across the border: it is short once.
-        if from_index < self._border:
-            return self.archive.index_behind(from_index, min(to_index, self._border), max_bytes)
+        # A batch of a stream does not reach across the boundary: it is short once.
+        if from_index < self._boundary:
+            return self.archive.index_behind(from_index, min(to_index, self._boundary), max_bytes)
         return self.live.index_behind(from_index, to_index, max_bytes)
 
     def stretches(self, from_index: int, to_index: int) -> list[Stretch]:
-        archived = self.archive.stretches(from_index, min(to_index, self._border))
-        return [*archived, *self.live.stretches(max(from_index, self._border), to_index)]
+        archived = self.archive.stretches(from_index, min(to_index, self._boundary))
+        return [*archived, *self.live.stretches(max(from_index, self._boundary), to_index)]
 
     def rows(self, stretch: Stretch, skimmer: Skimmer) -> Iterator[Rows]:
-        if stretch.from_index < self._border:
-            yield from self.archive.rows(stretch._replace(to_index=min(stretch.to_index, self._border)), skimmer)
-        if stretch.to_index > self._border:
-            first = max(stretch.from_index, self._border)
+        if stretch.from_index < self._boundary:
+            yield from self.archive.rows(stretch._replace(to_index=min(stretch.to_index, self._boundary)), skimmer)
+        if stretch.to_index > self._boundary:
+            first = max(stretch.from_index, self._boundary)
             try:
                 for rows in self.live.rows(stretch._replace(from_index=first), skimmer):
-                    self._check_border(rows)
+                    self._check_boundary(rows)
                     yield rows
             except RecordsLost as error:
                 if self.archive.bounds().highest_index <= error.from_index:
@@ -74,7 +74,7 @@ class JoinedLog:
                 # It was archived since the stretch was planned, and expired then.
                 yield from self.rows(stretch._replace(from_index=error.from_index), skimmer)
 
-    def _check_border(self, rows: Rows) -> None:
+    def _check_boundary(self, rows: Rows) -> None:
         tail = self.archive.manifest.tail
         header = rows.frames[0][0]
         if header.index == tail.index and header.prev_crc32c != tail.crc32c:

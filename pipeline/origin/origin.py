@@ -89,6 +89,6 @@ def split(stretches: Sequence[Stretch], least: int) -> list[Stretch]:
     for stretch in stretches:
         count = stretch.to_index - stretch.from_index
         parts = -(-count // size)
-        borders = [stretch.from_index + count * part // parts for part in range(parts + 1)]
-        pieces += [stretch._replace(from_index=first, to_index=last) for first, last in pairwise(borders)]
+        boundaries = [stretch.from_index + count * part // parts for part in range(parts + 1)]
+        pieces += [stretch._replace(from_index=first, to_index=last) for first, last in pairwise(boundaries)]
     return pieces

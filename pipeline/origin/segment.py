@@ -105,7 +105,7 @@ class SegmentFile:
         return reached
 
     def headers(self, position: int, to_index: int) -> Iterator[tuple[int, FrameHeader]]:
-        """Positions and headers, verified, of the frames from a border on, the last one holding `to_index - 1`.
+        """Positions and headers, verified, of the frames from a boundary on, the last one holding `to_index - 1`.
 
         What stands behind that may be half written. Raises FrameCorrupt.
         """

@@ -30,7 +30,7 @@ class NodeAnswer(NamedTuple):
     def told(self, found: list[Replayed], wrong: dict[int, str], bounds: Bounds) -> str:
         """What its answer is beside the replay's, which went over `bounds`.
 
-        `wrong`: by border, from where on the snapshots there differ.
+        `wrong`: by boundary, from where on the snapshots there differ.
         """
         low, high = bounds
         if self.index > high:
@@ -42,7 +42,7 @@ class NodeAnswer(NamedTuple):
         if own is None:
             return f"not compared: it has applied {self.index}, and the replay begins at {low}"
         # A stretch that is right follows from its snapshot: from the log only if that one does, too.
-        before = [border for border in wrong if border <= own.from_index]
+        before = [boundary for boundary in wrong if boundary <= own.from_index]
         if before:
             return f"follows from what differs {wrong[min(before)]}"
         return EQUAL if self.state is not None else EQUAL_BY_DIGEST
@@ -51,7 +51,7 @@ class NodeAnswer(NamedTuple):
 def place_of(difference: Difference) -> str:
     """Where it differs, as a part of a sentence."""
     if difference.first_index is None:
-        return f"at index {difference.border}"
+        return f"at index {difference.boundary}"
     return f"from index {difference.first_index} on"
 
 

@@ -17,9 +17,9 @@ from quire.sm import Refused, Sessions
 
 
 class Difference(NamedTuple):
-    """At a border, somebody's digest is not the replay's."""
+    """At a boundary, somebody's digest is not the replay's."""
 
-    border: int
+    boundary: int
     source: str
     """Whose."""
     found: str
@@ -35,7 +35,7 @@ class Difference(NamedTuple):
         """For people."""
         if self.first_index is None:
             return (
-                f"at index {self.border}, {self.source} has digest {self.expected}, the replay {self.found}: "
+                f"at index {self.boundary}, {self.source} has digest {self.expected}, the replay {self.found}: "
                 f"{self.reason}"
             )
         return (
@@ -54,7 +54,7 @@ class _Reply(NamedTuple):
 
 
 class _Compared:
-    """The replies of two tables of one border, as far as both keep them."""
+    """The replies of two tables of one boundary, as far as both keep them."""
 
     def __init__(self, own: Sessions, recorded: Sessions) -> None:
         self.differing: dict[tuple[int, int], _Reply] = {}
@@ -88,7 +88,7 @@ class _Compared:
 
 
 def first_difference(difference: Difference, own: Sessions, recorded: Sessions, frames: Iterable[Frame]) -> Difference:
-    """The difference with the first index that the replies at its border tell; `frames` are the stretch's."""
+    """The difference with the first index that the replies at its boundary tell; `frames` are the stretch's."""
     compared = _Compared(own, recorded)
     unknown: int | None = None
     """The first record whose replies are not both kept."""
@@ -110,7 +110,9 @@ def first_difference(difference: Difference, own: Sessions, recorded: Sessions, 
     elif unknown is None:
         reason = "every reply of the stretch is kept, and is the same"
     else:
-        reason = f"the first differing result is in [{unknown}, {difference.border}): no reply that its snapshot keeps "
+        reason = (
+            f"the first differing result is in [{unknown}, {difference.boundary}): no reply that its snapshot keeps "
+        )
         reason += "differs, so it is older than those, or of no session that is open there"
     return difference._replace(reason=reason)
 

@@ -25,7 +25,7 @@ class KeyDifference(NamedTuple):
     """A key whose value is another than a snapshot's."""
 
     key: str
-    border: int
+    boundary: int
     """Where the snapshot stands."""
     found: str | None
     """The replay's value as JSON; None: it has none."""
@@ -37,7 +37,7 @@ class KeyDifference(NamedTuple):
         """For people."""
         found, expected = ("no value" if value is None else value for value in (self.found, self.expected))
         last = "no command of the stretch" if self.last_index is None else f"index {self.last_index}"
-        return f"key {self.key!r} is {expected} in the snapshot {self.border}, {found} in the replay; last: {last}"
+        return f"key {self.key!r} is {expected} in the snapshot {self.boundary}, {found} in the replay; last: {last}"
 
 
 class KeyPiece(NamedTuple):

@@ -148,7 +148,7 @@ def replay(
     wrong = {each.to_index: f"at index {each.to_index}" for each in of_keys if each.differences}
     for difference in (difference for each in found for difference in each.differences):
         if difference.source not in servers:
-            wrong[difference.border] = place_of(difference)
+            wrong[difference.boundary] = place_of(difference)
     gone_over = Bounds(summary.from_index, summary.to_index)
     summary.live = {node.server: node.told(found, wrong, gone_over) for node in live}
     summary.seconds = time.monotonic() - began
@@ -178,8 +178,8 @@ def _sum_up(summary: ReplaySummary, found: list[Replayed], of_keys: list[Replaye
     stretches = [each for each in of_keys if each.part == 0]
     summary.records = sum(each.records for each in found) + sum(each.to_index - each.from_index for each in stretches)
     summary.checked = sum(len(each.equal) for each in found)
-    borders = [border for each in found for border in each.equal.values()] + [each.to_index for each in of_keys]
-    summary.compared_to = max(borders, default=summary.from_index)
+    boundaries = [boundary for each in found for boundary in each.equal.values()] + [each.to_index for each in of_keys]
+    summary.compared_to = max(boundaries, default=summary.from_index)
     summary.digest = found[-1].digest if found else ""
     summary.difference = next((difference for each in found for difference in each.differences), None)
     summary.compared_keys = sum(each.keys for each in of_keys)

@@ -137,7 +137,7 @@ def _compare(piece: ReplayPiece, applier: Applier, witness: Witness) -> Differen
     """What is wrong at a witness's index, None if nothing is."""
     found = applier.digest.hex()
     if applier.applied_index != witness.index:
-        reason = f"index {witness.index} is no frame border here: a frame ends at {applier.applied_index}"
+        reason = f"index {witness.index} is no frame boundary here: a frame ends at {applier.applied_index}"
         return Difference(witness.index, witness.source, found, witness.digest, reason)
     if found != witness.digest:
         difference = Difference(witness.index, witness.source, found, witness.digest, "the digests differ")

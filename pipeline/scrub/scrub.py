@@ -28,7 +28,7 @@ from ..origin.origin import Origin, Stretch
 from ..source.reading import files_at
 from .finding import Finding, FindingKind
 from .segment import scrub_segment
-from .walked import Border, Walked
+from .walked import Boundary, Walked
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -58,7 +58,7 @@ class ScrubbedNode:
     records: int = 0
     log_bytes: int = 0
     compared_to: int | None = None
-    """The last border at which it was compared with another; None: they have no record in common that was read."""
+    """The last boundary at which it was compared with another; None: they have no record in common that was read."""
 
 
 @dataclass(slots=True)
@@ -220,23 +220,23 @@ def _gather(summary: ScrubSummary, node: str, pieces: list[Walked]) -> None:
 
 def _compare(summary: ScrubSummary, walks: dict[str, list[Walked]], servers: Sequence[str]) -> None:
     """Add a finding for each node whose frames are others than most nodes', with the first that is."""
-    told: dict[int, dict[str, Border]] = {}
+    told: dict[int, dict[str, Boundary]] = {}
     for node, of_node in walks.items():
         for walked in of_node:
-            for index, border in walked.borders.items():
-                told.setdefault(index, {})[node] = border
+            for index, boundary in walked.boundaries.items():
+                told.setdefault(index, {})[node] = boundary
     is_server = {node: node in servers for node in walks}
     equal: dict[str, int] = dict.fromkeys(walks, 0)
     differing: set[str] = set()
-    for index, borders in sorted(told.items()):
-        if len(borders) == 1:
+    for index, boundaries in sorted(told.items()):
+        if len(boundaries) == 1:
             continue
-        most, _ = Counter(borders.values()).most_common(1)[0]
-        model = next(node for node, border in borders.items() if border == most)
-        for node, border in borders.items():
-            summary.nodes[node].compared_to = border.next_index
-            if border == most:
-                equal[node] = border.next_index
+        most, _ = Counter(boundaries.values()).most_common(1)[0]
+        model = next(node for node, boundary in boundaries.items() if boundary == most)
+        for node, boundary in boundaries.items():
+            summary.nodes[node].compared_to = boundary.next_index
+            if boundary == most:
+                equal[node] = boundary.next_index
             elif node not in differing:
                 differing.add(node)
                 stretch = Stretch(equal[node], index, None)

@@ -29,7 +29,7 @@ PAYLOAD_CRC_OFFSET = 60
 
 
 def scrub_segment(path: str, base: int, to_index: int, ends: tuple[int, ...] = ()) -> Walked:
-    """Look at the frames of a segment up to the border `to_index`, and at its index file. `ends`: as `Walked` says.
+    """Look at the frames of a segment up to the boundary `to_index`, and at its index file. `ends`: as `Walked` says.
 
     Raises:
         FileNotFoundError: it has expired.

@@ -1,9 +1,9 @@
 """What a walk over frames has seen: enough to compare nodes with each other, however long the log is.
 
-Frames form a chain, so two logs that have one crc32c at one border are equal below it, up to where the chain begins.
+Frames form a chain, so two logs that have one crc32c at one boundary are equal below it, up to where the chain begins.
 Logs that have parted never come together again, but their frames may end elsewhere from then on. So a walk keeps the
-border behind the last record below every BORDER_RECORDS-th index, and below the end of each log, wherever that border
-is: it is the same on every node, or the logs have parted.
+boundary behind the last record below every BORDER_RECORDS-th index, and below the end of each log, wherever that
+boundary is: it is the same on every node, or the logs have parted.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from .finding import Finding
 BORDER_RECORDS = 10_000
 
 
-class Border(NamedTuple):
+class Boundary(NamedTuple):
     """Where a frame ends, and its crc32c."""
 
     next_index: int
@@ -32,7 +32,7 @@ class Walked:
 
     node: str
     ends: tuple[int, ...] = ()
-    """The indices where logs end that this one is compared with; their borders are kept, too."""
+    """The indices where logs end that this one is compared with; their boundaries are kept, too."""
     before: Tail | None = None
     """The chain's end before the first frame; of epoch and timestamp 0 where only the crc is known."""
     tail: Tail | None = None
@@ -41,7 +41,7 @@ class Walked:
     frames: int = 0
     records: int = 0
     log_bytes: int = 0
-    borders: dict[int, Border] = field(default_factory=dict[int, Border])
+    boundaries: dict[int, Boundary] = field(default_factory=dict[int, Boundary])
     """By index, of the frame that holds the record before it."""
     findings: list[Finding] = field(default_factory=list[Finding])
 
@@ -62,5 +62,5 @@ class Walked:
         first = (header.index // BORDER_RECORDS + 1) * BORDER_RECORDS
         ends = (end for end in self.ends if header.index < end <= header.next_index)
         for index in (*range(first, header.next_index + 1, BORDER_RECORDS), *ends):
-            self.borders[index] = Border(header.next_index, header.crc32c)
+            self.boundaries[index] = Boundary(header.next_index, header.crc32c)
         return broken

@@ -46,7 +46,7 @@ class AppendFrames:
 
 @dataclass(frozen=True, slots=True)
 class Truncate:
-    """Cut the log to a frame border, durably, then `Truncated`."""
+    """Cut the log to a frame boundary, durably, then `Truncated`."""
 
     stream_id: int
     index: int

@@ -6,7 +6,7 @@ It is always in one of three states; the last two are objects that are dropped w
     Following -> an elected leader was heard, and its triple promised; until another is promised, heard or not
     Leading   -> a majority promised this node's triple
 
-Whether a leader is heard is another question: `live_promise` answers it. A nominee (`election`) stands beside the
+Whether a leader is heard is another question: `live_promise` answers it. A candidate (`election`) stands beside the
 first two.
 
 `handle` runs the event, then lets the writer queue go on as far as the disk admits, then ships. An event may queue a
@@ -28,7 +28,7 @@ from .actions import (
     TransferEnded,
 )
 from .changing import NotLeading
-from .election import Nominee, answer_pre_vote, refusal
+from .election import Candidate, answer_pre_vote, refusal
 from .events import (
     AckArrived,
     Appended,
@@ -70,12 +70,12 @@ from .messages import (
     OpenVerb,
     PreVote,
     PreVoteAnswer,
-    PromiseAnswer,
-    PromiseRequest,
+    VoteAnswer,
+    VoteRequest,
 )
 from .promise import Promise
 from .state import State
-from .writer import Adopt, Consider, Cut, Place, Write, Writer
+from .writer import Cut, FollowLeader, HandleVote, Place, Write, Writer
 
 LeadersEvent = (
     AckArrived | DiffersArrived | Shipped | StreamOpened | Proposed | ReadAsked | TransferAsked | PromoteAsked
@@ -88,10 +88,10 @@ class Core:
     def __init__(self, state: State) -> None:
         self.state = state
         self.writer = Writer()
-        self.nominee = Nominee(state)
+        self.candidate = Candidate(state)
         self.leading: Leading | None = None
         self.following: Following | None = None
-        self._being_promised: Consider | None = None  # whose promise is going to disk, to be answered then
+        self._being_promised: HandleVote | None = None  # whose promise is going to disk, to be answered then
         self._ticked_at = 0
         # Rule 1: at start the promise is at least the last frame's epoch.
         if state.log.last_epoch > state.promise.epoch:
@@ -125,7 +125,7 @@ class Core:
         if (members := state.log.members) is state.members:
             return
         state.members = members
-        self.nominee.give_up()  # It keeps answers by node id: they may be another disk's now.
+        self.candidate.give_up()  # It keeps answers by node id: they may be another disk's now.
         state.act(MembersMoved(members))
 
     # Events
@@ -157,7 +157,7 @@ class Core:
             case LinkUp() | LinkDown():
                 self._link_changed(event)
             case Nominated(nominated):
-                self.nominee.nominated = nominated
+                self.candidate.nominated = nominated
             case Stopped(reason):
                 self._end_leading(reason)
                 self.state.halted = reason
@@ -175,7 +175,7 @@ class Core:
     def _link_changed(self, event: LinkUp | LinkDown) -> None:
         if isinstance(event, LinkDown):
             self.state.links.pop(event.node_id, None)
-            if self.following and self.following.leader.nominee == event.node_id:
+            if self.following and self.following.leader.candidate == event.node_id:
                 self.following.link_lost()
                 self._tell_role(f"the link to the leader {event.node_id} broke")
                 self._stand_if_due()
@@ -188,7 +188,7 @@ class Core:
         self._ticked_at = self.state.now
         if self.following:
             self.following.tick()
-            self._tell_role(f"the leader {self.following.leader.nominee} was not heard for an election timeout")
+            self._tell_role(f"the leader {self.following.leader.candidate} was not heard for an election timeout")
         if self.leading and self._disk_hangs:
             self._end_leading("the disk has not answered for an election timeout")
         if self.leading:
@@ -201,17 +201,17 @@ class Core:
         """Rule 13: look at all causes to stand, as long as this node may."""
         live, state = self.live_promise, self.state
         if live is not None:
-            self.nominee.heard_leader(self.following.heard_at if self.following else state.now)
+            self.candidate.heard_leader(self.following.heard_at if self.following else state.now)
         if self._may_stand:
-            self.nominee.tick()
+            self.candidate.tick()
             self._ask_itself()
         else:
-            self.nominee.stop_asking()
+            self.candidate.stop_asking()
 
     @property
     def _may_stand(self) -> bool:
         """Whether no leader is heard, or the one that is has asked this node to stand; and the disk answers."""
-        return self.live_promise in (None, self.nominee.shown) and not self._disk_hangs
+        return self.live_promise in (None, self.candidate.shown) and not self._disk_hangs
 
     @property
     def _disk_hangs(self) -> bool:
@@ -220,12 +220,12 @@ class Core:
 
     def _ask_itself(self) -> None:
         """Ask this node's own promise first, once a majority would promise."""
-        if (request := self.nominee.begin_promising()) is not None:
-            self.writer.submit(Consider(self.state.me.node_id, request))
+        if (request := self.candidate.begin_promising()) is not None:
+            self.writer.submit(HandleVote(self.state.me.node_id, request))
 
     def _lead_if_elected(self) -> None:
         """Lead, once a majority has promised."""
-        if self.leading is None and (promise := self.nominee.take_election()) is not None:
+        if self.leading is None and (promise := self.candidate.take_election()) is not None:
             self.leading = Leading(self.state, promise)
             self.leading.start()
 
@@ -305,10 +305,10 @@ class Core:
             case PreVote():
                 # It changes nothing here and counts for nothing, so anyone may ask.
                 answer_pre_vote(state, sender, message, self.live_promise)
-            case PromiseRequest(promise):
+            case VoteRequest(promise):
                 # Whether this log names it a voter does not matter: it may hold a newer record (`election`).
-                if promise.nominee == sender and not self.writer.considers(sender):
-                    self.writer.submit(Consider(sender, message))
+                if promise.candidate == sender and not self.writer.considers(sender):
+                    self.writer.submit(HandleVote(sender, message))
             case _:
                 # A node whose disk is not a member's neither counts nor is counted.
                 if state.members.is_voter(sender, event.disk_id):
@@ -318,39 +318,39 @@ class Core:
         """Rule 10: a higher epoch in any answer ends a leadership. The target of a hand-over is not stood against."""
         if held_epoch <= self.state.promise.epoch:
             return
-        self.nominee.highest_epoch = max(self.nominee.highest_epoch, held_epoch)
+        self.candidate.highest_epoch = max(self.candidate.highest_epoch, held_epoch)
         if self.leading and self.leading.hands_over_to == sender:
             self._end_leading(f"handed over to {sender}")
-            self.nominee.yield_to_another()
+            self.candidate.yield_to_another()
         self._end_leading(f"{sender} holds epoch {held_epoch}")
 
-    def _voter_said(self, sender: str, message: PreVoteAnswer | Campaign | PromiseAnswer) -> None:
+    def _voter_said(self, sender: str, message: PreVoteAnswer | Campaign | VoteAnswer) -> None:
         match message:
             case PreVoteAnswer():
                 self._outgrown_by(sender, message.held_epoch)
                 if not self._may_stand:
-                    self.nominee.stop_asking()
-                self.nominee.pre_vote_answered(sender, message)
+                    self.candidate.stop_asking()
+                self.candidate.pre_vote_answered(sender, message)
                 self._ask_itself()
             case Campaign(shown):
                 self._campaign(sender, shown)
-            case PromiseAnswer():
+            case VoteAnswer():
                 self._outgrown_by(sender, message.held_epoch)
-                self.nominee.promise_answered(sender, message)
+                self.candidate.promise_answered(sender, message)
                 self._lead_if_elected()
             case _:
                 assert_never(message)
 
     def _campaign(self, sender: str, shown: Promise | None) -> None:
-        """Stand because another asked for it: a nominee where no leader is heard, or that leader itself."""
+        """Stand because another asked for it: a candidate where no leader is heard, or that leader itself."""
         if self.live_promise == shown and self.leading is None and self.state.is_voter and not self._disk_hangs:
-            if shown is None or shown.nominee == sender:
-                self.nominee.urge(sender, shown)
+            if shown is None or shown.candidate == sender:
+                self.candidate.urge(sender, shown)
                 self._ask_itself()
 
     def _heartbeat(self, sender: str, message: Heartbeat) -> None:
         state, leader = self.state, message.promise
-        if leader.nominee != sender or leader.nominee == state.me.node_id:
+        if leader.candidate != sender or leader.candidate == state.me.node_id:
             return  # Nobody speaks for another, or for this node.
         following = self.following
         if following and following.leader == leader:
@@ -359,9 +359,9 @@ class Core:
         if (leader == state.stored_promise and following) or leader.epoch < state.promise.epoch:
             echo = HeartbeatEcho(leader.epoch, message.sequence, state.promise.epoch)
             state.act(Send(sender, echo))
-        elif not self.writer.waits(Adopt(leader)):
+        elif not self.writer.waits(FollowLeader(leader)):
             # Rule 1: following raises the promise; only an elected leader sends heartbeats.
-            self.writer.submit(Adopt(leader))
+            self.writer.submit(FollowLeader(leader))
 
     def _disk_done(
         self, event: Appended | Flushed | PromiseStored | Truncated | Installed | AppendRefused | DiskFailed
@@ -421,26 +421,26 @@ class Core:
         asked, self._being_promised = self._being_promised, None
         if asked is not None:
             self._answer_promise(asked, granted=True)
-        self.nominee.own_promise_stored()
+        self.candidate.own_promise_stored()
         self._lead_if_elected()  # A single voter is a majority.
         if self.following:
             self.following.tick()  # It dials only now that the promise is on disk.
 
-    def _answer_promise(self, asked: Consider, *, granted: bool) -> None:
+    def _answer_promise(self, asked: HandleVote, *, granted: bool) -> None:
         state = self.state
         if asked.node_id != state.me.node_id:
-            answer = PromiseAnswer(asked.request.promise, granted, state.promise.epoch, state.clock)
+            answer = VoteAnswer(asked.request.promise, granted, state.promise.epoch, state.clock)
             state.act(Send(asked.node_id, answer))
 
-    def _consider(self, job: Consider) -> None:
+    def _consider(self, job: HandleVote) -> None:
         """Rules 1 and 5, at the head of the queue: refuse, grant once more, or store the promise and grant then."""
         state = self.state
-        if job.node_id == state.me.node_id and job.request.promise != self.nominee.wanted:
+        if job.node_id == state.me.node_id and job.request.promise != self.candidate.wanted:
             return  # Its attempt ended while it waited: promised now, it would end a leadership for nobody.
         if refusal(state, job.request) is not None:
             self._answer_promise(job, granted=False)
-            if job.request.promise == self.nominee.wanted:
-                self.nominee.give_up()
+            if job.request.promise == self.candidate.wanted:
+                self.candidate.give_up()
             return
         if job.request.promise == state.stored_promise:
             self._answer_promise(job, granted=True)
@@ -448,7 +448,7 @@ class Core:
         self._being_promised = job
         self._promise(job.request.promise, f"promised epoch {job.request.promise.epoch} to {job.node_id}")
 
-    def _adopt(self, job: Adopt) -> None:
+    def _adopt(self, job: FollowLeader) -> None:
         """Rule 1, at the head of the queue: follow an elected leader, and promise it what another was promised."""
         state, leader = self.state, job.promise
         if leader.epoch < state.promise.epoch or (self.following and self.following.leader == leader):
@@ -458,8 +458,8 @@ class Core:
             return
         if leader != state.stored_promise:
             self._promise(leader, f"heard the leader of epoch {leader.epoch}")
-        self.nominee.give_up()
-        self.nominee.heard_leader(state.now)
+        self.candidate.give_up()
+        self.candidate.heard_leader(state.now)
         self.following = Following(state, self.writer, leader)
         self.following.tick()
         self._tell_role(f"heard the leader of epoch {leader.epoch}")
@@ -467,14 +467,14 @@ class Core:
     def _promise(self, promise: Promise, reason: str) -> None:
         """Send a promise to disk; from here on it counts (rule 2), and whatever was done under the last one is over."""
         state = self.state
-        if self.leading and self.leading.hands_over_to == promise.nominee:
-            reason = f"handed over to {promise.nominee}"
+        if self.leading and self.leading.hands_over_to == promise.candidate:
+            reason = f"handed over to {promise.candidate}"
         self._end_leading(reason)
         if self.following:
             self.following.close_stream(reason)
             self.following = None
-        if self.nominee.wanted != promise:
-            self.nominee.yield_to_another()
+        if self.candidate.wanted != promise:
+            self.candidate.yield_to_another()
         state.promise = promise
         self._tell_role(reason)
         self.writer.begin_exclusive(self.state.now)
@@ -498,9 +498,9 @@ class Core:
     def _write(self) -> None:
         while (job := self.writer.take()) is not None:
             match job:
-                case Consider():
+                case HandleVote():
                     self._consider(job)
-                case Adopt():
+                case FollowLeader():
                     self._adopt(job)
                 case Cut():
                     if self.following and self.following.cut(job):
@@ -543,14 +543,14 @@ class Core:
     def live_leader(self) -> str | None:
         """The leader that this node hears, itself included."""
         live = self.live_promise
-        return None if live is None else live.nominee
+        return None if live is None else live.candidate
 
     def _tell_role(self, reason: str = "") -> None:
         """Tell the node above if its role moved; `reason` is then why, and for a leader it is why it stood."""
         state = self.state
         if self.leading:
             leading = self.leading
-            state.tell_role("leader", leading.promise.epoch, state.me.node_id, leading.serving, self.nominee.cause)
+            state.tell_role("leader", leading.promise.epoch, state.me.node_id, leading.serving, self.candidate.cause)
         else:
             role = "follower" if state.is_voter else "observer"
             state.tell_role(role, state.promise.epoch, self.live_leader, False, reason)

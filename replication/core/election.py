@@ -1,4 +1,4 @@
-"""Rules 1, 3, 4, 5 and 13: a nominee asks, voters answer, a majority of durable promises makes a leader.
+"""Rules 1, 3, 4, 5 and 13: a candidate asks, voters answer, a majority of durable promises makes a leader.
 
     IDLE --it should stand--> PRE_VOTE --majority would--> PROMISING --own promise durable--> REQUESTING
     PRE_VOTE --a better one answered--> sends it `campaign`, asks again       REQUESTING --majority promised--> leads
@@ -10,9 +10,9 @@ lost with a message. No such cause is trusted: whoever stands, only promises mak
 
 Answers are kept by node id: `core` lets only those through that come from a voter on its own disk.
 
-Only voters of the nominee's own log are asked, on the disks that it names, and they alone are counted. Whether the one
-that is asked knows itself, or the nominee, for a voter is no matter (Raft 4.1 of the thesis): the record that made it
-one may not have reached it, and without its vote nobody could be elected.
+Only voters of the candidate's own log are asked, on the disks that it names, and they alone are counted. Whether the
+one that is asked knows itself, or the candidate, for a voter is no matter (Raft 4.1 of the thesis): the record that made
+it one may not have reached it, and without its vote nobody could be elected.
 
 The voter's half is in `answer_pre_vote` (no effect) and `refusal` (at the head of the writer queue).
 """
@@ -22,7 +22,7 @@ from enum import Enum, auto
 from hashlib import blake2b
 
 from .actions import Send
-from .messages import Campaign, PreVote, PreVoteAnswer, PromiseAnswer, PromiseRequest
+from .messages import Campaign, PreVote, PreVoteAnswer, VoteAnswer, VoteRequest
 from .promise import Promise
 from .state import State
 
@@ -42,33 +42,33 @@ class Phase(Enum):
 def answer_pre_vote(state: State, sender: str, message: PreVote, live: Promise | None) -> None:
     """Say what this node would answer. `live` is the promise of the leader that it hears, itself included.
 
-    Rule 4: a node that hears a live leader says no, unless that leader's `campaign` is shown. A nominee that asks
+    Rule 4: a node that hears a live leader says no, unless that leader's `campaign` is shown. A candidate that asks
     leads nobody, so it is no live leader of ours.
     """
-    free = live is None or live.nominee == sender or live == message.shown
+    free = live is None or live.candidate == sender or live == message.shown
     granted = free and message.last >= state.log.durable
     state.act(
         Send(sender, PreVoteAnswer(message.attempt, granted, state.promise.epoch, state.log.durable, state.clock))
     )
 
 
-def refusal(state: State, request: PromiseRequest) -> str | None:
+def refusal(state: State, request: VoteRequest) -> str | None:
     """Why this node does not promise, or None. Called at the head of the writer queue: nothing is being flushed.
 
-    The same for a nominee's own request: one whose log grew since it asked is refused, and it begins anew.
+    The same for a candidate's own request: one whose log grew since it asked is refused, and it begins anew.
     """
     asked = request.promise
     if asked == state.promise:
         return None  # Rule 1: the same triple again.
     if asked.epoch <= state.promise.epoch:
-        return f"promised epoch {state.promise.epoch} to {state.promise.nominee or 'nobody'}"
+        return f"promised epoch {state.promise.epoch} to {state.promise.candidate or 'nobody'}"
     # Raft 5.4.1: the voter denies its vote if its own log is more up-to-date than that of the candidate.
     if request.last < state.log.durable:
-        return f"holds {tuple(state.log.durable)}, the nominee {tuple(request.last)}"
+        return f"holds {tuple(state.log.durable)}, the candidate {tuple(request.last)}"
     return None
 
 
-class Nominee:
+class Candidate:
     """Whether this node should try to lead, and its attempts to."""
 
     def __init__(self, state: State) -> None:
@@ -135,13 +135,13 @@ class Nominee:
         self._hold_until = self._failures = 0
 
     def yield_to_another(self) -> None:
-        """Another nominee was promised, or is ahead: give it time to lead (Raft resets its timer at a granted vote)."""
+        """Another candidate was promised, or is ahead: give it time (Raft resets its timer at a granted vote)."""
         self.give_up()
         half = self.state.options.election_timeout_us // 2
         self._hold(half, half)
 
     def _fail(self) -> None:
-        """The attempt found no majority: back off, longer each time, so that of two nominees one comes through."""
+        """The attempt found no majority: back off, longer each time, so that of two candidates one comes through."""
         self.give_up()
         self._hold(0, self.state.options.election_timeout_us << min(self._failures, MAX_BACKOFF_DOUBLINGS))
         self._failures += 1
@@ -191,7 +191,7 @@ class Nominee:
         self.pre_votes[state.me.node_id] = mine
         self._send_voters(PreVote(number, state.log.durable, self.shown))
 
-    def _send_voters(self, message: PreVote | PromiseRequest) -> None:
+    def _send_voters(self, message: PreVote | VoteRequest) -> None:
         state = self.state
         for voter in state.members.voters():
             # A node that came back with another disk is no voter of this log's: it is not asked to promise.
@@ -218,7 +218,7 @@ class Nominee:
         return self._is_majority(granted) and self._clock_is_fit(granted)
 
     def _hand_over(self, *, waited: bool) -> None:
-        """Rule 4: a nominee that is not the best of a majority hands over by `campaign` to the best.
+        """Rule 4: a candidate that is not the best of a majority hands over by `campaign` to the best.
 
         It does so when every linked voter has answered, or when it has `waited` for those that did not. A voter that
         refuses although its log is no better hears a leader, so it is not counted: it would not promise the best
@@ -233,7 +233,7 @@ class Nominee:
         if others and self._is_majority(free) and (waited or not silent):
             state.act(Send(max(others, key=lambda node: free[node].last), Campaign(None)))
 
-    def begin_promising(self) -> PromiseRequest | None:
+    def begin_promising(self) -> VoteRequest | None:
         """Once a majority would promise: choose the epoch, and return what to ask of this node itself first."""
         state = self.state
         if self.phase is not Phase.PRE_VOTE or not self._would_be_promised():
@@ -243,16 +243,16 @@ class Nominee:
         epoch = 1 + max(self.highest_epoch, state.promise.epoch, *held)
         self.wanted = Promise(epoch, state.me.node_id, state.me.incarnation)
         self.phase, self._phase_began = Phase.PROMISING, state.now
-        return PromiseRequest(self.wanted, state.log.durable)
+        return VoteRequest(self.wanted, state.log.durable)
 
     def own_promise_stored(self) -> None:
         """Ask the others. Rule 5: the durable last is taken now, after the own promise is durable."""
         if self.wanted is None or self.state.stored_promise != self.wanted:
             return
         self.phase, self.grants, self.refusals = Phase.REQUESTING, {self.state.me.node_id: self.state.clock}, set()
-        self._send_voters(PromiseRequest(self.wanted, self.state.log.durable))
+        self._send_voters(VoteRequest(self.wanted, self.state.log.durable))
 
-    def promise_answered(self, sender: str, answer: PromiseAnswer) -> None:
+    def promise_answered(self, sender: str, answer: VoteAnswer) -> None:
         """Count a promise of what is wanted; a higher epoch somewhere, or too many refusals, end the attempt."""
         self.highest_epoch = max(self.highest_epoch, answer.held_epoch)
         if self.phase is not Phase.REQUESTING or answer.asked != self.wanted:

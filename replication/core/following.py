@@ -94,7 +94,7 @@ class Following:
             return  # The log may move: an opening would tell of a place that is gone when the answer comes.
         self._dial_at = state.now + state.options.heartbeat_us
         self.stream = Upstream(state.next_stream_id())
-        state.act(DialStream(self.stream.stream_id, self.leader.nominee))
+        state.act(DialStream(self.stream.stream_id, self.leader.candidate))
 
     def _current(self, stream_id: int, step: Step) -> Upstream | None:
         stream = self.stream
@@ -153,7 +153,7 @@ class Following:
 
     def _fetch(self, stream: Upstream) -> None:
         stream.step = Step.FETCHING
-        self.state.act(FetchSnapshot(stream.stream_id, self.leader.nominee, stream.install_index))
+        self.state.act(FetchSnapshot(stream.stream_id, self.leader.candidate, stream.install_index))
 
     def fetched(self, event: SnapshotFetched) -> None:
         """Queue the install: what was promised meanwhile is looked at there (rule 2)."""

@@ -26,7 +26,7 @@ from .changing import Changed, Full, Lost, Outcome, Standing, next_change
 from .events import AckArrived, DiffersArrived, PromoteAsked, Request, Shipped, StreamOpened
 from .members import Member, Members
 from .messages import Campaign, Heartbeat, HeartbeatEcho, OpenAnswer, OpenVerb
-from .opening import match_border
+from .opening import match_boundary
 from .promise import Promise
 from .state import State
 
@@ -199,7 +199,7 @@ class Leading:
         return self._matched.get((member.node_id, member.disk_id), 0)
 
     def advance_commit(self) -> None:
-        """Rule 7: commit what a majority and this node itself hold. All indices here are frame borders: so is it."""
+        """Rule 7: commit what a majority and this node itself hold. All indices here are frame boundaries: so is it."""
         if self.start_index is None:
             return
         reached = self.state.members.held_by_majority(self._durable_on)
@@ -227,17 +227,17 @@ class Leading:
             reason = f"this disk acknowledged {had} to {state.me.node_id}, and has {event.open.durable_index}"
             state.act(AnswerOpen(event.stream_id, OpenAnswer(OpenVerb.WENT_BACK, had, 0, reason)))
             return
-        border = match_border(log.epochs, log.highest_index, event.open.epochs, event.open.highest_index)
-        if border is not None and border < log.lowest_index:
-            self._offer_snapshot(event, border)
+        boundary = match_boundary(log.epochs, log.highest_index, event.open.epochs, event.open.highest_index)
+        if boundary is not None and boundary < log.lowest_index:
+            self._offer_snapshot(event, boundary)
             return
-        if border is None or not log.is_border(border):
-            self._refuse_open(event.stream_id, f"the logs do not part at a border of this one: {border}")
+        if boundary is None or not log.is_boundary(boundary):
+            self._refuse_open(event.stream_id, f"the logs do not part at a boundary of this one: {boundary}")
             return
         self._replace_streams(event.node_id)
-        verb = OpenVerb.RESUME if border == event.open.highest_index else OpenVerb.TRUNCATE
-        self.streams[event.stream_id] = Downstream(event.node_id, event.disk_id, next_index=border)
-        state.act(AnswerOpen(event.stream_id, OpenAnswer(verb, border, log.crc32c_before(border), "")))
+        verb = OpenVerb.RESUME if boundary == event.open.highest_index else OpenVerb.TRUNCATE
+        self.streams[event.stream_id] = Downstream(event.node_id, event.disk_id, next_index=boundary)
+        state.act(AnswerOpen(event.stream_id, OpenAnswer(verb, boundary, log.crc32c_before(boundary), "")))
 
     def _replace_streams(self, node_id: str) -> None:
         for stream_id in [*self.streams, *self.installs]:
@@ -246,20 +246,20 @@ class Leading:
                 self.forget_stream(stream_id)
                 self.state.act(CloseStream(stream_id, "a newer stream of this node was opened"))
 
-    def _offer_snapshot(self, event: StreamOpened, border: int) -> None:
+    def _offer_snapshot(self, event: StreamOpened, boundary: int) -> None:
         """Rule 16: what the follower lacks has expired here. It and the log behind it are pinned while it is fetched.
 
         The one of which the follower has a part is offered again, if it is still there.
         """
         log = self.state.log
-        usable = [index for index in log.snapshot_indices if index >= log.lowest_index and index > border]
+        usable = [index for index in log.snapshot_indices if index >= log.lowest_index and index > boundary]
         if not usable:
             self._refuse_open(event.stream_id, f"the log begins at {log.lowest_index}, and there is no snapshot for it")
             return
         index = event.open.fetching if event.open.fetching in usable else usable[-1]
         self._replace_streams(event.node_id)
         self.installs[event.stream_id] = Installing(event.node_id, index)
-        self.state.act(AnswerOpen(event.stream_id, OpenAnswer(OpenVerb.INSTALL, border, 0, "", index)))
+        self.state.act(AnswerOpen(event.stream_id, OpenAnswer(OpenVerb.INSTALL, boundary, 0, "", index)))
 
     def _refuse_open(self, stream_id: int, reason: str) -> None:
         self.state.act(AnswerOpen(stream_id, OpenAnswer(OpenVerb.REFUSE, 0, 0, reason)))
@@ -268,7 +268,7 @@ class Leading:
         """Rule 8: a follower's frame verifies and is not this leader's. Whose own crc fails has rot; else both halt."""
         state, (index, crc32c) = self.state, (event.differs.index, event.differs.crc32c)
         stream = self.streams.get(event.stream_id)
-        if stream is None or not state.log.is_border(index) or state.log.crc32c_before(index) == crc32c:
+        if stream is None or not state.log.is_boundary(index) or state.log.crc32c_before(index) == crc32c:
             return
         values = f"the frame before {index} has crc32c {state.log.crc32c_before(index):#x} here"
         values = f"{values} and {crc32c:#x} at {stream.node_id}"

@@ -33,7 +33,7 @@ class GenesisShown:
 class PreVote:
     """Would you promise me an epoch? Changes nothing anywhere (Raft 9.6 of the thesis).
 
-    `shown` is the live leader's promise from its `Campaign`, where it asked this nominee to take over (rule 4).
+    `shown` is the live leader's promise from its `Campaign`, where it asked this candidate to take over (rule 4).
     """
 
     attempt: int
@@ -56,7 +56,7 @@ class PreVoteAnswer:
 class Campaign:
     """Stand in my place (rule 4): yours is the best log of those that answered me, or I lead and you have all of mine.
 
-    `shown` is the promise of the leader that asks, to be shown to those who hear it; None from a nominee that hands
+    `shown` is the promise of the leader that asks, to be shown to those who hear it; None from a candidate that hands
     over, and then it proves nothing.
     """
 
@@ -64,7 +64,7 @@ class Campaign:
 
 
 @dataclass(frozen=True, slots=True)
-class PromiseRequest:
+class VoteRequest:
     """Promise me this triple; `last` was taken after my own promise was durable."""
 
     promise: Promise
@@ -72,7 +72,7 @@ class PromiseRequest:
 
 
 @dataclass(frozen=True, slots=True)
-class PromiseAnswer:
+class VoteAnswer:
     """The answer to exactly `asked`. Granted: it is on my disk."""
 
     asked: Promise
@@ -141,7 +141,7 @@ class ControlTold:
     data: bytes
 
 
-CoreMessage = PreVote | PreVoteAnswer | Campaign | PromiseRequest | PromiseAnswer | Heartbeat | HeartbeatEcho
+CoreMessage = PreVote | PreVoteAnswer | Campaign | VoteRequest | VoteAnswer | Heartbeat | HeartbeatEcho
 PeerMessage = CoreMessage | GenesisShown | PositionTold | LagTold | Probe | ProbeEcho | ControlTold
 
 

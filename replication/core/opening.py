@@ -2,13 +2,13 @@
 
 Both sides know their epochs: (epoch, first index) pairs. One leader an epoch (rule 1) writes one sequence of frames,
 so two logs that share an epoch share all of its frames up to the shorter end, and everything before (Raft 5.3, Log
-Matching). Going back from the follower's newest epoch, the first that the leader has, too, gives the border:
+Matching). Going back from the follower's newest epoch, the first that the leader has, too, gives the boundary:
 
-    follower  | e1      | e2   | e4 ...            border = min(end of e2 there, end of e2 here)
+    follower  | e1      | e2   | e4 ...            boundary = min(end of e2 there, end of e2 here)
     leader    | e1      | e2       | e3 | e5 ...
 
 That is KIP-101's and KIP-279's epoch comparison, with all of the follower's epochs in one message instead of a round
-trip each. It is a frame border on both sides: the side on which the epoch ends first has whole frames only.
+trip each. It is a frame boundary on both sides: the side on which the epoch ends first has whole frames only.
 """
 
 from collections.abc import Sequence
@@ -22,7 +22,7 @@ def epoch_ends(epochs: Sequence[tuple[int, int]], highest_index: int) -> dict[in
     }
 
 
-def match_border(
+def match_boundary(
     leader: Sequence[tuple[int, int]],
     leader_highest: int,
     follower: Sequence[tuple[int, int]],

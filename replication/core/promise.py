@@ -7,14 +7,14 @@ MAX_NODE_ID_BYTES = 24
 
 @dataclass(frozen=True, slots=True)
 class Promise:
-    """(epoch, nominee, incarnation): the whole triple, since a restarted nominee is another nominee.
+    """(epoch, candidate, incarnation): the whole triple, since a restarted candidate is another candidate.
 
-    Raft's (currentTerm, votedFor), with the incarnation added: a nominee that crashed after it collected promises and
+    Raft's (currentTerm, votedFor), with the incarnation added: a candidate that crashed after it collected promises and
     before it led has lost what it knew of them, so what was promised to it binds nobody to its successor.
     """
 
     epoch: int
-    nominee: str
+    candidate: str
     incarnation: int
 
 

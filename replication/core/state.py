@@ -59,19 +59,19 @@ class LogView(Protocol):
         ...
 
     def bytes_from(self, index: int) -> int:
-        """How many bytes of durable frames stand from this border on."""
+        """How many bytes of durable frames stand from this boundary on."""
         ...
 
-    def is_border(self, index: int) -> bool:
+    def is_boundary(self, index: int) -> bool:
         """Whether a frame of this log ends or begins at `index`."""
         ...
 
     def crc32c_before(self, index: int) -> int:
-        """The crc field of the frame that ends at this frame border, 0 at the log's origin."""
+        """The crc field of the frame that ends at this frame boundary, 0 at the log's origin."""
         ...
 
     def verifies_before(self, index: int) -> bool:
-        """Whether the frame that ends at this frame border verifies. It is read for that: not for the usual path."""
+        """Whether the frame that ends at this frame boundary verifies. It is read for that: not for the usual path."""
         ...
 
 
@@ -87,7 +87,7 @@ class Identity(NamedTuple):
 class CoreOptions:
     """Times in microseconds, sizes in bytes. Every queue and window of the core has its limit here."""
 
-    heartbeat_us: int = 100_000  # Also how often a nominee asks again, and a follower dials again.
+    heartbeat_us: int = 100_000  # Also how often a candidate asks again, and a follower dials again.
     election_timeout_us: int = 1_000_000  # Silence after which a leader is lost, here and for itself (rule 11).
     clock_ahead_us: int = 10_000_000  # How far ahead of a majority's clocks a leader's may be (rule 5).
     news_us: int = 2_000  # How long a commit waits for frames to travel with, before it is told alone.

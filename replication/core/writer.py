@@ -1,8 +1,8 @@
 """Rule 2, one writer: whatever changes this node's disk stands in one queue.
 
     job        what it does at the head of the queue           waits for
-    Consider   decides on a promise, stores it                 flush, promise, truncation
-    Adopt      follows an elected leader, stores that promise  flush, promise, truncation
+    HandleVote   decides on a promise, stores it                 flush, promise, truncation
+    FollowLeader      follows an elected leader, stores that promise  flush, promise, truncation
     Cut        truncates                                       flush, promise, truncation
     Place      installs a snapshot that was fetched            flush, promise, truncation
     Write      appends a stream's frames                       promise, truncation
@@ -19,20 +19,20 @@ from collections import deque
 from dataclasses import dataclass
 from enum import Enum, auto
 
-from .messages import PromiseRequest, Snapshot
+from .messages import Snapshot, VoteRequest
 from .promise import Promise
 
 
 @dataclass(frozen=True, slots=True)
-class Consider:
-    """A nominee asks for a promise; `node_id` is where the answer goes (this node's own id for its own attempt)."""
+class HandleVote:
+    """A candidate asks for a promise; `node_id` is where the answer goes (this node's own id for its own attempt)."""
 
     node_id: str
-    request: PromiseRequest
+    request: VoteRequest
 
 
 @dataclass(frozen=True, slots=True)
-class Adopt:
+class FollowLeader:
     """An elected leader was heard."""
 
     promise: Promise
@@ -62,7 +62,7 @@ class Write:
     raw: bytes
 
 
-Job = Consider | Adopt | Cut | Place | Write
+Job = HandleVote | FollowLeader | Cut | Place | Write
 
 
 class Disk(Enum):
@@ -91,8 +91,8 @@ class Writer:
         return job in self._jobs
 
     def considers(self, node_id: str) -> bool:
-        """Whether a nominee's request is queued already. One bounds the queue; the next attempt asks anew."""
-        return any(isinstance(job, Consider) and job.node_id == node_id for job in self._jobs)
+        """Whether a candidate's request is queued already. One bounds the queue; the next attempt asks anew."""
+        return any(isinstance(job, HandleVote) and job.node_id == node_id for job in self._jobs)
 
     def take(self) -> Job | None:
         """The next job, if it may begin now."""

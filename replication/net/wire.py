@@ -31,9 +31,9 @@ from ..core.messages import (
     PreVoteAnswer,
     Probe,
     ProbeEcho,
-    PromiseAnswer,
-    PromiseRequest,
     StreamMessage,
+    VoteAnswer,
+    VoteRequest,
 )
 from ..core.promise import MAX_NODE_ID_BYTES, Promise
 
@@ -98,8 +98,8 @@ def _row(value: Any, length: int) -> list[Any]:
 
 
 def _promise(value: Any) -> Promise:
-    epoch, nominee, incarnation = _row(value, 3)
-    return Promise(_u64(epoch), _node_id(nominee), _u64(incarnation))
+    epoch, candidate, incarnation = _row(value, 3)
+    return Promise(_u64(epoch), _node_id(candidate), _u64(incarnation))
 
 
 def _promise_or_none(value: Any) -> Promise | None:
@@ -135,8 +135,8 @@ _PEER: dict[int, tuple[Callable[..., PeerMessage], tuple[Callable[[Any], Any], .
     1: (GenesisShown, (_octets(64, MAX_GENESIS_BYTES), _flag)),
     2: (PreVote, (_u64, _last, _promise_or_none)),
     3: (PreVoteAnswer, (_u64, _flag, _u64, _last, _u64)),
-    4: (PromiseRequest, (_promise, _last)),
-    5: (PromiseAnswer, (_promise, _flag, _u64, _u64)),
+    4: (VoteRequest, (_promise, _last)),
+    5: (VoteAnswer, (_promise, _flag, _u64, _u64)),
     6: (Heartbeat, (_promise, _u64, _u64)),
     7: (HeartbeatEcho, (_u64, _u64, _u64)),
     8: (PositionTold, (_u64, _u64, _DIGEST)),
@@ -157,7 +157,7 @@ _TYPES: dict[Any, int] = {row[0]: number for table in (_PEER, _STREAM) for numbe
 
 def _plain(value: Any) -> Any:
     if isinstance(value, Promise):
-        return [value.epoch, value.nominee, value.incarnation]
+        return [value.epoch, value.candidate, value.incarnation]
     return str(value) if isinstance(value, OpenVerb) else value
 
 

@@ -40,7 +40,7 @@ class Chunk(NamedTuple):
 
 
 class Ground(NamedTuple):
-    """What an applier knows of the log below a border: where that is, who the members are, which epochs there were."""
+    """What an applier knows of the log below a boundary: where that is, its members and its epochs."""
 
     tail: Tail = Tail(0, 0, 0, 0)
     members_index: int | None = None

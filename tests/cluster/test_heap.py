@@ -7,7 +7,7 @@ BLOCKS, BLOCK_BYTES = 16, 3 << 20
 KEPT_BYTES = 8 << 20
 PROGRAM = """
 from pathlib import Path
-from quire.cluster.cli.heap import give_large_blocks_back
+from quire.cluster.serve.heap import give_large_blocks_back
 
 def resident():
     return int(Path("/proc/self/statm").read_text().split()[1]) * 4096

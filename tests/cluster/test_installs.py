@@ -119,7 +119,9 @@ def cluster_without(cluster: RunningCluster, node_id: str) -> RunningCluster:
 async def test_a_fetch_that_breaks_off_goes_on_with_the_chunks_that_came(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("quire.cluster.snapshotting.write_snapshot", partial(write_snapshot, chunk_bytes=20_000))
+    monkeypatch.setattr(
+        "quire.cluster.compaction.snapshotting.write_snapshot", partial(write_snapshot, chunk_bytes=20_000)
+    )
     async with running_cluster(tmp_path, 3, **SETTINGS) as cluster:
         config = cluster.nodes["n3"].config
         await cluster.stop("n3")
@@ -209,7 +211,7 @@ async def test_a_follower_that_lags_is_kept_its_log_up_to_its_bytes(tmp_path: Pa
 @pytest.mark.parametrize(
     ("fails", "error"),
     [
-        ("quire.sm.snapshot_part.restore_content", SnapshotDamaged(snapshot="x", reason="says the test")),
+        ("quire.sm.snapshots.part.restore_content", SnapshotDamaged(snapshot="x", reason="says the test")),
         ("tests.cluster.machines.Notes.restore", KeyError("says the test")),
     ],
 )

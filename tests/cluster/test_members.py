@@ -155,6 +155,6 @@ async def test_a_cluster_of_one_grows_and_the_control_plane_with_it(tmp_path: Pa
         await cluster.lead("n2")
         await cluster.lead("n1")
         async with asyncio.timeout(DEADLINE_S):  # One of the two is nominated, and no longer n1 for good.
-            while sum(running.node.replica.core.nominee.nominated for running in cluster.nodes.values()) != 1:
+            while sum(running.node.replica.core.candidate.nominated for running in cluster.nodes.values()) != 1:
                 await cluster.ask("n1", "GET", "/healthz")
         assert (await cluster.commands("n2", ["add", 1]))["results"] == ["43"]

@@ -48,15 +48,15 @@ def sums(cluster: RunningCluster, node_id: str) -> dict[int, str]:
 
 
 @pytest.mark.asyncio
-async def test_snapshots_are_taken_at_the_same_borders_and_equal_on_all_nodes(tmp_path: Path) -> None:
+async def test_snapshots_are_taken_at_the_same_boundaries_and_equal_on_all_nodes(tmp_path: Path) -> None:
     async with running_cluster(tmp_path, snapshot_records=RECORDS) as cluster:
         async with asyncio.timeout(DEADLINE_S):
-            # A border that comes while a snapshot is on its way is passed over: more come, until each node has its two.
+            # A boundary that comes while a snapshot is on its way is passed over: more come, until each has two.
             while any(len(sums(cluster, node_id)) < 2 for node_id in cluster.nodes):
                 await filled(cluster, 1)
         for node_id in cluster.nodes:
             await until(cluster, partial(is_idle, cluster, node_id))
-            # By records: on the first border past a multiple, whatever node it is.
+            # By records: on the first boundary past a multiple, whatever node it is.
             assert all(index % RECORDS < BATCH for index in sums(cluster, node_id))
         assert (await cluster.ask("n2", "GET", "/cluster")).document["snapshots"]["differ"] == []
         for node_id in cluster.nodes:

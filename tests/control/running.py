@@ -57,7 +57,7 @@ class Plane:
         self.link()
 
     @property
-    def nominees(self) -> list[str]:
+    def candidates(self) -> list[str]:
         """Who is suggested now."""
         return [node_id for node_id, control in self.controls.items() if control.nominated]
 

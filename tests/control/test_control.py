@@ -32,57 +32,57 @@ sys.addaudithook(note_unpickling)
 
 async def test_one_of_three_is_suggested() -> None:
     async with planes("n1", "n2", "n3") as plane:
-        await until(lambda: len(plane.nominees) == 1)
+        await until(lambda: len(plane.candidates) == 1)
 
 
 async def test_another_is_suggested_when_that_one_is_lost() -> None:
     async with planes("n1", "n2", "n3") as plane:
-        await until(lambda: len(plane.nominees) == 1)
-        (first,) = plane.nominees
+        await until(lambda: len(plane.candidates) == 1)
+        (first,) = plane.candidates
 
         await plane.lose(first)
-        await until(lambda: plane.nominees != [])
+        await until(lambda: plane.candidates != [])
 
-        assert first not in plane.nominees
+        assert first not in plane.candidates
 
 
 async def test_a_node_that_hears_no_majority_is_suggested_no_longer() -> None:
     async with planes("n1", "n2", "n3") as plane:
-        await until(lambda: len(plane.nominees) == 1)
-        (first,) = plane.nominees
+        await until(lambda: len(plane.candidates) == 1)
+        (first,) = plane.candidates
 
         plane.isolate(first)
 
-        await until(lambda: plane.nominees not in ([], [first]) and first not in plane.nominees)
+        await until(lambda: plane.candidates not in ([], [first]) and first not in plane.candidates)
         assert plane.levels[first][-1] is False
 
 
 async def test_a_node_that_is_not_fit_to_lead_is_suggested_no_longer_and_another_is() -> None:
     async with planes("n1", "n2", "n3") as plane:
-        await until(lambda: len(plane.nominees) == 1)
-        (first,) = plane.nominees
+        await until(lambda: len(plane.candidates) == 1)
+        (first,) = plane.candidates
 
         plane.unfit.add(first)
-        await until(lambda: plane.nominees not in ([], [first]) and first not in plane.nominees)
+        await until(lambda: plane.candidates not in ([], [first]) and first not in plane.candidates)
 
         plane.unfit.clear()
-        (second,) = plane.nominees
+        (second,) = plane.candidates
         await until(lambda: (status := plane.controls[first].status()) is not None and status.leader == second)
 
 
 async def test_nobody_is_suggested_where_no_majority_is_linked() -> None:
     async with planes("n1", "n2", "n3") as plane:
-        await until(lambda: len(plane.nominees) == 1)
+        await until(lambda: len(plane.candidates) == 1)
 
         await plane.lose("n1")
         await plane.lose("n2")
 
-        await until(lambda: plane.nominees == [])
+        await until(lambda: plane.candidates == [])
 
 
 async def test_a_plane_that_forgot_everything_everywhere_suggests_somebody_again() -> None:
     async with planes("n1", "n2", "n3") as plane:
-        await until(lambda: len(plane.nominees) == 1)
+        await until(lambda: len(plane.candidates) == 1)
 
         for node_id in list(plane.controls):
             await plane.lose(node_id)
@@ -90,28 +90,28 @@ async def test_a_plane_that_forgot_everything_everywhere_suggests_somebody_again
             plane.make(node_id).start()
         plane.link()
 
-        await until(lambda: len(plane.nominees) == 1)
+        await until(lambda: len(plane.candidates) == 1)
 
 
 async def test_of_other_voters_it_is_made_anew_and_counts_a_majority_of_them() -> None:
     async with planes("n1", "n2", "n3", "n4") as plane:
-        await until(lambda: len(plane.nominees) == 1)
+        await until(lambda: len(plane.candidates) == 1)
         for gone in ("n3", "n4"):
             await plane.lose(gone)
-        await until(lambda: plane.nominees == [])  # Two of four are no majority.
+        await until(lambda: plane.candidates == [])  # Two of four are no majority.
 
         for node_id, other in (("n1", "n2"), ("n2", "n1")):
             plane.controls[node_id].regroup([other])
 
-        await until(lambda: len(plane.nominees) == 1)
+        await until(lambda: len(plane.candidates) == 1)
         await plane.lose("n2")
-        await until(lambda: plane.nominees == [])
+        await until(lambda: plane.candidates == [])
 
 
 async def test_a_level_is_told_once_and_taken_back_at_the_end() -> None:
     async with planes("n1", "n2", "n3") as plane:
-        await until(lambda: len(plane.nominees) == 1)
-        (first,) = plane.nominees
+        await until(lambda: len(plane.candidates) == 1)
+        (first,) = plane.candidates
         assert plane.levels[first][-1] is True
         assert all(plane.levels[first][i] != plane.levels[first][i + 1] for i in range(len(plane.levels[first]) - 1))
     assert plane.levels[first][-1] is False
@@ -122,8 +122,8 @@ async def test_a_level_is_told_once_and_taken_back_at_the_end() -> None:
 
 async def test_what_makes_pysyncobj_fail_makes_it_anew_and_nothing_else() -> None:
     async with planes("n1", "n2", "n3") as plane:
-        await until(lambda: len(plane.nominees) == 1)
-        (first,) = plane.nominees
+        await until(lambda: len(plane.candidates) == 1)
+        (first,) = plane.candidates
         other = next(node_id for node_id in plane.levels if node_id != first)
         far = encode({"type": "next_node_idx", "next_node_idx": 1 << 50, "reset": True, "success": True})
 
@@ -131,7 +131,7 @@ async def test_what_makes_pysyncobj_fail_makes_it_anew_and_nothing_else() -> Non
         plane.controls[first].told("n9", far)
         plane.controls[first].told(other, b"nonsense")
 
-        await until(lambda: len(plane.nominees) == 1)
+        await until(lambda: len(plane.candidates) == 1)
 
 
 @pytest.mark.parametrize("method", ["__init__", "connected", "destroy"])
@@ -151,12 +151,12 @@ async def test_a_pysyncobj_that_neither_begins_nor_ends_is_made_anew_until_it_do
     monkeypatch.setattr("quire.cluster.control.control.REBUILD_PAUSE_S", 0.01)
     monkeypatch.setattr(Raft, method, fails)
     async with planes("n1", "n2", "n3") as plane:
-        await until(lambda: len(plane.nominees) == 1)
+        await until(lambda: len(plane.candidates) == 1)
         for control in plane.controls.values():
             control.regroup([])
             control.regroup([node_id for node_id in plane.levels if plane.controls[node_id] is not control])
         await until(lambda: failures > 2)
-        await until(lambda: len(plane.nominees) == 1)
+        await until(lambda: len(plane.candidates) == 1)
 
 
 async def test_whatever_integers_a_peer_sends_the_node_lives() -> None:
@@ -240,6 +240,6 @@ async def test_a_gadget_planted_in_any_field_command_or_dump_is_never_unpickled(
 
 async def test_no_message_that_is_sent_holds_a_pickle() -> None:
     async with planes("n1", "n2", "n3") as plane:
-        await until(lambda: len(plane.nominees) == 1)
+        await until(lambda: len(plane.candidates) == 1)
         assert plane.sent
         assert not any(b"\x80\x04" in data or b"\x80\x05" in data for data in plane.sent)

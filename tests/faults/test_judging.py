@@ -131,8 +131,8 @@ def test_logs_that_differ_are_found() -> None:
 
 def test_a_log_whose_beginning_expired_is_held_against_the_whole_one_and_only_where_logs_may_expire() -> None:
     whole = Stretch().records(1, sequence=1).records(2, sequence=2)
-    border = len(Stretch().records(1, sequence=1).raw)
-    first, last = whole.raw[:border], whole.raw[border:]
+    boundary = len(Stretch().records(1, sequence=1).raw)
+    first, last = whole.raw[:boundary], whole.raw[boundary:]
     states = {"archive": "103", "n1": "103"}
 
     judge_logs({"archive": whole.raw, "n1": last}, told(), BEFORE, states, may_expire=True)

@@ -134,7 +134,7 @@ async def test_a_link_that_breaks_inside_a_frame_gives_the_follower_no_part_of_i
 ) -> None:
     under_test = await linked(clusters, toxiproxy, *LARGE_REQUESTS)
     cluster, follower = under_test.cluster, under_test.cluster["n2"]
-    border = cluster.leader.apply(["add", 1])["index"] + 1
+    boundary = cluster.leader.apply(["add", 1])["index"] + 1
     cluster.wait_for_equal()
     limit = SHIPMENT_BYTES * 3 // 2
     toxic = await under_test.stream.add_toxic("limit_data", "downstream", bytes=limit)
@@ -142,22 +142,22 @@ async def test_a_link_that_breaks_inside_a_frame_gives_the_follower_no_part_of_i
 
     def has_a_part() -> bool:
         status = follower.status()
-        return bool(status["stream"]["from_index"] == border and status["stream"]["received_bytes"] == SHIPMENT_BYTES)
+        return bool(status["stream"]["from_index"] == boundary and status["stream"]["received_bytes"] == SHIPMENT_BYTES)
 
     written = cluster.leader.apply(*large_frame(1))
 
-    assert written["index"] == border
+    assert written["index"] == boundary
     cluster.wait_until("n2 has a part of the frame", has_a_part)
     cluster.wait_until("the stream broke", lambda: "stream with n1" in follower.status()["link_failures"])
     cluster.wait_until("n2 has a part of the frame again", has_a_part)
     status = follower.status()
-    assert status["highest_index"] == status["durable_index"] == status["applied_index"] == border
+    assert status["highest_index"] == status["durable_index"] == status["applied_index"] == boundary
     assert cluster.leader.apply(["add", 2])["results"], "the others go on"
 
     await under_test.stream.remove_toxic(toxic)
 
     cluster.wait_for_equal()
-    check_received(cluster, follower, border)
+    check_received(cluster, follower, boundary)
     assert follower.raw_frames() == cluster.leader.raw_frames()
 
 
@@ -170,7 +170,7 @@ async def test_a_follower_gets_on_over_a_link_that_breaks_again_and_again_inside
     cluster.stop("n2")
     for number in range(4):
         cluster.leader.apply(*large_frame(number))
-    # Room for one frame and a part of the next: each connection ends inside one, and begins at a border.
+    # Room for one frame and a part of the next: each connection ends inside one, and begins at a boundary.
     await under_test.stream.add_toxic("limit_data", "downstream", bytes=FRAME_BYTES * 3 // 2)
 
     follower.start()
@@ -184,5 +184,5 @@ async def test_a_follower_gets_on_over_a_link_that_breaks_again_and_again_inside
 
     cluster.wait_until("n2 has all frames", has_all)
     cluster.wait_for_equal()
-    assert len(begun - {0}) >= 3, f"it went on at several borders: {begun}"
+    assert len(begun - {0}) >= 3, f"it went on at several boundaries: {begun}"
     assert follower.raw_frames() == cluster.leader.raw_frames()

@@ -173,9 +173,9 @@ def test_an_index_file_that_was_cut_to_a_part_of_an_entry_is_no_index() -> None:
 TERABYTE = """
 import os, random, struct, sys
 from quire.log import FileDirectory, Log, LogOptions, encode_frame, encode_records
-from quire.log.index import FrameIndex
-from quire.log.mark import MarkFile, Mark
-from quire.log.store import StoreHeader, encode_store_header, index_name, store_name
+from quire.log.segment.index import FrameIndex
+from quire.log.segment.mark import MarkFile, Mark
+from quire.log.segment.store import StoreHeader, encode_store_header, index_name, store_name
 from tests.log.memory import peak_kib
 
 GB, SEGMENTS, TAIL = 1 << 30, 1024, 64

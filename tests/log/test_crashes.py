@@ -99,7 +99,7 @@ def truncate_over_segments(history: History) -> None:
     history.flush()
 
 
-def truncate_to_a_segment_border(history: History) -> None:
+def truncate_to_a_segment_boundary(history: History) -> None:
     base = history.log.segment_bases[-1]
     history.truncate(next(k for k, frame in enumerate(history.frames) if frame.header.index == base))
     history.append(3)
@@ -215,7 +215,7 @@ TRUNCATIONS = [
     for prepare in (two_segments_flushed, some_unflushed)
     for steps in (
         truncate_in_the_write_segment,
-        truncate_to_a_segment_border,
+        truncate_to_a_segment_boundary,
         truncate_twice,
         append_the_same_frames_after_a_truncation,
         truncate_inside_a_frame,

@@ -21,7 +21,7 @@ CHANGES = [
     test_crashes.rotate_after_flush,
     test_crashes.truncate_in_the_write_segment,
     test_crashes.truncate_over_segments,
-    test_crashes.truncate_to_a_segment_border,
+    test_crashes.truncate_to_a_segment_boundary,
     test_crashes.truncate_everything,
     test_crashes.truncate_inside_a_frame,
     test_crashes.truncate_inside_frames_over_segments,

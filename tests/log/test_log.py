@@ -22,7 +22,7 @@ from quire.log import (
     LogOptions,
     LogReadOnly,
     MemoryDirectory,
-    NotFrameBorder,
+    NotFrameBoundary,
     NotYetFlushed,
     PayloadInvalid,
     Record,
@@ -314,7 +314,7 @@ def test_range_reads_give_whole_frames_within_max_bytes_and_to_index_but_at_leas
     assert (len(raw), following) == (sizes[1] + sizes[2], 9)
     assert log.read_frames(0, 1 << 20, to_index=8) == (log.read_frames(0, sum(sizes[:2]))[0], 6)
     assert log.read_frames(15, 100) == (b"", 15)
-    with pytest.raises(NotFrameBorder) as error:
+    with pytest.raises(NotFrameBoundary) as error:
         log.read_frames(4, 100)
     assert (error.value.index, error.value.frame_index, error.value.next_index) == (4, 3, 6)
     with pytest.raises(IndexOutOfBounds):
@@ -333,7 +333,7 @@ def test_a_frame_larger_than_any_chunk_is_read_and_verified_whole() -> None:
     assert (len(raw), following) == (64 + 4 + len(value), 1)
 
 
-def test_borders_and_bytes_between_them() -> None:
+def test_boundaries_and_bytes_between_them() -> None:
     log = memory_log()
     for k in range(40):
         log.append([str(k) * 20] * 3)
@@ -341,8 +341,8 @@ def test_borders_and_bytes_between_them() -> None:
     frames = all_frames(log)
     for frame in frames:
         for index in range(frame.header.index, frame.header.next_index):
-            assert log.border_at_or_below(index) == frame.header.index
-    assert log.border_at_or_below(1000) == 120
+            assert log.boundary_at_or_below(index) == frame.header.index
+    assert log.boundary_at_or_below(1000) == 120
     sizes = [frame.header.size for frame in frames]
     for first in range(0, 41, 5):
         for last in range(first, 41, 7):
@@ -364,7 +364,7 @@ def test_epoch_at_finds_the_epoch_of_every_index() -> None:
         log.epoch_at(0)
 
 
-def test_truncate_at_every_border_then_append_reads_back() -> None:
+def test_truncate_at_every_boundary_then_append_reads_back() -> None:
     for kept in range(31):
         log = memory_log()
         for k in range(30):

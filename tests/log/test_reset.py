@@ -65,7 +65,7 @@ def test_a_log_that_begins_behind_the_snapshot_s_last_frame_keeps_everything() -
 @pytest.mark.parametrize(
     "origin",
     [
-        Tail(40, 1, 5, 77),  # a frame border, another crc
+        Tail(40, 1, 5, 77),  # a frame boundary, another crc
         Tail(41, 1, 5, 77),  # inside a frame
         Tail(80, 1, 5, 77),  # the end
         Tail(81, 1, 5, 77),  # above

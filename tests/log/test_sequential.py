@@ -58,7 +58,7 @@ def test_a_stream_looks_an_index_up_once_and_not_once_a_segment(monkeypatch: pyt
 
     monkeypatch.setattr(Lookup, "find", counting)
     list(log.stream(13, 80))
-    assert lookups == [13, 12]  # the border at or below 13, and its place
+    assert lookups == [13, 12]  # the boundary at or below 13, and its place
 
 
 def test_an_unbounded_stream_begins_at_the_lowest_index_and_takes_what_is_flushed_meanwhile() -> None:

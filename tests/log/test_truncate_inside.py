@@ -11,7 +11,7 @@ from quire.log import (
     Kind,
     Log,
     LogReadOnly,
-    NotFrameBorder,
+    NotFrameBoundary,
     Record,
     RecordTooLarge,
     Run,
@@ -112,10 +112,10 @@ def test_a_session_and_its_sequence_stay() -> None:
     assert (header.session, header.sequence, header.count) == (5, 11, 2)
 
 
-def test_a_cluster_s_log_is_only_cut_at_frame_borders() -> None:
+def test_a_cluster_s_log_is_only_cut_at_frame_boundaries() -> None:
     log = open_log(Disk(), standalone=False)
     log.append(["a", "b", "c"])
-    with pytest.raises(NotFrameBorder) as error:
+    with pytest.raises(NotFrameBoundary) as error:
         log.truncate(1)
     assert (error.value.index, error.value.frame_index, error.value.next_index) == (1, 0, 3)
     assert log.bounds == (0, 3)

@@ -1,7 +1,7 @@
 """How the stories of this folder begin. Details are tested in tests/replication; here a reader follows the rule."""
 
 from quire.replication.core import Promise, events
-from quire.replication.core.messages import CoreMessage, Last, PromiseRequest
+from quire.replication.core.messages import CoreMessage, Last, VoteRequest
 from tests.replication.world import SimNode, World, disk_id
 
 FAR = Last(1 << 40, 1 << 40)
@@ -42,10 +42,10 @@ def hear(node: SimNode, sender: str, message: CoreMessage) -> None:
     node.step(events.Received(sender, disk_id(sender), message))
 
 
-def ask(node: SimNode, epoch: int, nominee: str, *, last: Last = FAR, incarnation: int = 1) -> bool:
-    """Whether a node promises this epoch to this nominee, once its disk has answered."""
-    promise = Promise(epoch, nominee, incarnation)
-    hear(node, nominee, PromiseRequest(promise, last))
+def ask(node: SimNode, epoch: int, candidate: str, *, last: Last = FAR, incarnation: int = 1) -> bool:
+    """Whether a node promises this epoch to this candidate, once its disk has answered."""
+    promise = Promise(epoch, candidate, incarnation)
+    hear(node, candidate, VoteRequest(promise, last))
     node.world.run_for(0.005)
     return node.running.promises.promise == promise
 

@@ -2,7 +2,7 @@
 
 from quire.replication.core import Promise, actions, events
 from quire.replication.core.messages import Heartbeat, Open, OpenVerb
-from quire.replication.core.opening import match_border
+from quire.replication.core.opening import match_boundary
 from tests.paper.scenes import divided, hear, led, settled, suggested
 from tests.replication.world import disk_id, values
 
@@ -44,8 +44,8 @@ def test_kip_101_the_end_of_an_epoch_is_where_the_next_larger_one_begins() -> No
     """The leader answers with the first offset of the first larger epoch, or its log end for its latest."""
     leader = [(0, 0), (1, 1), (3, 8)]
 
-    assert match_border(leader, 20, [(0, 0), (1, 1)], 12) == 8
-    assert match_border(leader, 20, [(0, 0), (1, 1), (3, 8)], 25) == 20
+    assert match_boundary(leader, 20, [(0, 0), (1, 1)], 12) == 8
+    assert match_boundary(leader, 20, [(0, 0), (1, 1), (3, 8)], 25) == 20
 
 
 def test_kip_279_a_follower_with_an_epoch_that_the_leader_lacks_goes_back_to_one_that_both_have() -> None:
@@ -56,8 +56,8 @@ def test_kip_279_a_follower_with_an_epoch_that_the_leader_lacks_goes_back_to_one
     leader = [(0, 0), (1, 1), (4, 5)]
     follower = [(0, 0), (1, 1), (2, 7), (3, 9)]
 
-    assert match_border(leader, 30, follower, 12) == 5
-    assert match_border(leader, 30, [(0, 0), (2, 1), (3, 4)], 12) == 1
+    assert match_boundary(leader, 30, follower, 12) == 5
+    assert match_boundary(leader, 30, [(0, 0), (2, 1), (3, 4)], 12) == 1
 
 
 def test_kip_279_fast_failovers_leave_no_divergence() -> None:

@@ -85,7 +85,7 @@ def test_rule_4_a_pre_vote_has_no_effect_and_finds_no_friend_of_a_live_leader() 
     assert {node.state.promise.epoch for node in world.nodes.values()} == {epoch}
 
 
-def test_rule_4_a_nominee_that_is_not_the_best_of_a_majority_hands_over_to_the_best() -> None:
+def test_rule_4_a_candidate_that_is_not_the_best_of_a_majority_hands_over_to_the_best() -> None:
     """The control plane names one that cannot win, and nobody leads."""
     world = led()
     world.isolate("n3")
@@ -100,7 +100,7 @@ def test_rule_4_a_nominee_that_is_not_the_best_of_a_majority_hands_over_to_the_b
     assert world.leader() is world["n2"]
 
 
-def test_rule_5_a_node_promises_only_to_a_nominee_whose_durable_last_is_at_least_its_own() -> None:
+def test_rule_5_a_node_promises_only_to_a_candidate_whose_durable_last_is_at_least_its_own() -> None:
     """A leader without an acknowledged record."""
     world = led()
     world["n1"].write("acknowledged")
@@ -147,13 +147,13 @@ def test_rule_8_an_opening_compares_epochs_and_a_divergent_suffix_is_never_an_ac
     world = led()
     old, leader = divided(world)
     acks = len(old.acked)
-    border = leader.start_index
-    assert old.log.durable_index > border
+    boundary = leader.start_index
+    assert old.log.durable_index > boundary
 
     world.heal()
     settled(world, leader)
 
-    assert old.acked[acks][1] == border
+    assert old.acked[acks][1] == boundary
     assert values(old) == values(leader) == ["kept"]
 
 
@@ -257,7 +257,7 @@ def test_a_node_that_is_no_member_is_not_asked_and_what_it_answers_does_not_coun
     assert world["n3"].running.promises.promise == NO_PROMISE
 
     assert world["n1"].core is not None
-    hear(world["n1"], "n3", PreVoteAnswer(world["n1"].core.nominee.attempt, True, 0, FAR, world.clock()))
+    hear(world["n1"], "n3", PreVoteAnswer(world["n1"].core.candidate.attempt, True, 0, FAR, world.clock()))
     world.run_for(5)
 
     assert not world["n1"].leads

@@ -11,7 +11,7 @@ from tests.replication.world import values
 def test_4_2_the_new_view_starts_from_the_log_of_the_latest_view_and_of_those_the_longest() -> None:
     """The new primary takes the log of the largest normal view, and of those the one with the largest op-number.
 
-    Here the log stays where it is and the nominee makes way for whoever has it.
+    Here the log stays where it is and the candidate makes way for whoever has it.
     """
     assert Last(3, 1) > Last(2, 9) > Last(2, 8)
     world = led("n1", "n2", "n3", "n4", "n5")
@@ -73,6 +73,6 @@ def test_4_1_a_backup_in_another_view_does_not_take_part() -> None:
     world.heal()
     settled(world, world["n2"])
 
-    assert old.state.promise.nominee == "n2"
+    assert old.state.promise.candidate == "n2"
     assert values(old) == []
     assert before <= old.state.commit_index

@@ -27,13 +27,13 @@ def told(path: Path, write: Write, wrong_at: int) -> Difference:
         frames.system(type="epoch_start", node_id="n1")
         write(frames)
         log.flush()
-        border = log.tail.index
-        stretch = list(log.stream(0, border))
+        boundary = log.tail.index
+        stretch = list(log.stream(0, boundary))
     own, recorded = Applier(ArithmeticMachine(42)), Applier(machine)
     for frame in stretch:
         own.apply(frame)
         recorded.apply(frame)
-    difference = Difference(border, "n1", own.digest.hex(), recorded.digest.hex(), "")
+    difference = Difference(boundary, "n1", own.digest.hex(), recorded.digest.hex(), "")
     return first_difference(difference, own.sessions, recorded.sessions, stretch)
 
 
@@ -99,12 +99,12 @@ def test_a_reply_behind_one_that_is_not_kept_is_not_called_the_first(tmp_path: P
         'the first differing result is in [12, 15): that of index 14 is "wrong" there, "55" in the replay, '
         "and of some before it no reply is kept"
     )
-    assert f"at index {behind.border}, n1 has digest" in behind.sentence()
+    assert f"at index {behind.boundary}, n1 has digest" in behind.sentence()
 
     its_own = told(tmp_path / "its own", write, 13)
     assert its_own.first_index is None
     assert its_own.reason == (
-        f"the first differing result is in [12, {its_own.border}): no reply that its snapshot keeps differs, "
+        f"the first differing result is in [12, {its_own.boundary}): no reply that its snapshot keeps differs, "
         "so it is older than those, or of no session that is open there"
     )
 
@@ -114,13 +114,13 @@ def test_the_first_reply_that_a_full_window_keeps_is_not_called_the_first(tmp_pa
     machine.wrong_at = 300
     genesis = GENESIS | {"limits": {"session_window": 10}}
     run_cluster(tmp_path / "n1", machine, genesis=genesis, snapshots=1, sessions=1)
-    [border] = snapshot_indices(tmp_path / "n1")
+    [boundary] = snapshot_indices(tmp_path / "n1")
 
     difference = replayed(tmp_path / "n1").difference
 
     assert difference is not None
     assert difference.first_index is None
-    assert difference.border == border
+    assert difference.boundary == boundary
     found = re.match(r"the first differing result is in \[3, (\d+)\): that of index (\d+) is ", difference.reason)
     assert found is not None
-    assert 301 < int(found[2]) < int(found[1]) <= border
+    assert 301 < int(found[2]) < int(found[1]) <= boundary

@@ -410,9 +410,9 @@ MEASURED = """
 import resource, sys
 from pyspark.sql.pandas.types import to_arrow_schema
 from quire.log.packing import Skimmer
-from quire.pipeline.columns import batches_of
-from quire.pipeline.files import LogFiles
-from quire.pipeline.schema import full_schema
+from quire.pipeline.source.columns import batches_of
+from quire.pipeline.origin.files import LogFiles
+from quire.pipeline.source.schema import full_schema
 
 files = LogFiles(sys.argv[1])
 schema = to_arrow_schema(full_schema(headers=False), timezone="UTC")

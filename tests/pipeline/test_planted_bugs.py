@@ -78,7 +78,7 @@ def above_the_commit_index(patch: Patch) -> None:
     patch.setattr(LogFiles, "bounds", planted)
 
 
-def a_row_skipped_at_a_segment_s_border(patch: Patch) -> None:
+def a_row_skipped_at_a_segment_s_boundary(patch: Patch) -> None:
     original = LogFiles.stretches
 
     def planted(files: LogFiles, from_index: int, to_index: int) -> list[Stretch]:
@@ -206,7 +206,7 @@ PLANTED: list[tuple[Callable[[Patch], None], Check]] = [
     (the_next_segment_not_compared, on_nothing(test_files.test_rot_is_told_with_file_and_position, "segment")),
     (above_the_commit_index, on_nothing(test_files.test_what_is_not_committed_is_not_there)),
     (
-        a_row_skipped_at_a_segment_s_border,
+        a_row_skipped_at_a_segment_s_boundary,
         on_history(test_files.test_stretches_of_any_number_show_every_record_once_and_as_it_is, 1),
     ),
     (

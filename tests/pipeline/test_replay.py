@@ -119,7 +119,7 @@ def run_cluster(
 
 
 def _applied(path: Path, log: Log, machine: StateMachine, every: int) -> Applier:
-    """Apply it as a node does, with a snapshot at the first border past each multiple."""
+    """Apply it as a node does, with a snapshot at the first boundary past each multiple."""
     directory = FileDirectory(path)
     owner = Owner(CLUSTER, (machine.name, machine.version))
     store, applier, due = SnapshotStore.open(directory, owner), Applier(machine), every
@@ -165,7 +165,7 @@ def test_a_wrong_result_is_found_at_its_exact_index(tmp_path: Path, wrong_at: in
     assert summary.difference is not None
     assert summary.difference.first_index == wrong_at
     assert summary.difference.expected_result == '"wrong"'
-    assert summary.difference.border == next(each for each in snapshot_indices(tmp_path / "n1") if each > wrong_at)
+    assert summary.difference.boundary == next(each for each in snapshot_indices(tmp_path / "n1") if each > wrong_at)
 
 
 def test_a_state_that_went_wrong_is_found_at_the_first_result_that_shows_it(tmp_path: Path) -> None:
@@ -179,7 +179,7 @@ def test_a_state_that_went_wrong_is_found_at_the_first_result_that_shows_it(tmp_
     assert difference.first_index == 301
 
 
-def test_a_wrong_result_of_which_nothing_is_kept_is_told_by_its_border(tmp_path: Path) -> None:
+def test_a_wrong_result_of_which_nothing_is_kept_is_told_by_its_boundary(tmp_path: Path) -> None:
     machine = Nearly(42)
     machine.wrong_at = 300
     genesis = GENESIS | {"limits": {"session_window": 10}}
@@ -189,7 +189,7 @@ def test_a_wrong_result_of_which_nothing_is_kept_is_told_by_its_border(tmp_path:
     # The node kept all replies, with its own limits; those of the genesis let a replay keep the last ones only.
     assert with_long_window.first_index is None
     assert "the first differing result is in [3, 503): no reply that its snapshot keeps" in with_long_window.reason
-    assert with_long_window.border == snapshot_indices(tmp_path / "n1")[0]
+    assert with_long_window.boundary == snapshot_indices(tmp_path / "n1")[0]
 
 
 def test_an_archive_proves_what_the_log_has_long_expired(tmp_path: Path) -> None:
@@ -297,7 +297,7 @@ def test_a_snapshot_whose_state_is_another_is_found(tmp_path: Path) -> None:
     difference = replayed(tmp_path / "n2").difference
     assert difference is not None
     assert "the state is another" in difference.reason
-    assert difference.border == index
+    assert difference.boundary == index
 
 
 KV_GENESIS = GENESIS | {"machine": ["kv", 1], "initial": None}
@@ -422,7 +422,7 @@ def test_a_wrong_result_is_found_though_the_snapshot_behind_it_is_missing(tmp_pa
     difference = replayed(tmp_path / "n1").difference
 
     assert difference is not None
-    assert (difference.first_index, difference.border) == (300, indices[2])
+    assert (difference.first_index, difference.boundary) == (300, indices[2])
 
 
 @pytest.mark.parametrize("place", [0, 1, 3])

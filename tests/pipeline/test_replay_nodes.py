@@ -35,7 +35,7 @@ def log(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def answer_at(path: Path, index: int, machine: StateMachine | None = None) -> dict[str, Any]:
-    """What a node whose log is that at `path` answers once it has applied it up to a frame's border."""
+    """What a node whose log is that at `path` answers once it has applied it up to a frame's boundary."""
     applier = Applier(machine or ArithmeticMachine(42))
     for store in sorted((path / "log").glob("*.store")):
         try:
@@ -91,17 +91,17 @@ def test_a_node_that_answers_something_else_is_told(log: Path, index: int, false
     assert told == [f"differs at index {index}"]
     assert not summary.is_proven
     assert summary.difference is not None
-    assert (summary.difference.border, summary.difference.source) == (index, *summary.live)
+    assert (summary.difference.boundary, summary.difference.source) == (index, *summary.live)
     assert says in summary.difference.reason
     assert summary.verdict == "NOT proven"
 
 
-def test_a_node_that_answers_at_no_border_of_the_log_is_told(log: Path) -> None:
+def test_a_node_that_answers_at_no_boundary_of_the_log_is_told(log: Path) -> None:
     summary, told = asked(log, answer_at(log, 505) | {"applied_index": 500})
 
     assert told == ["differs at index 500"]
     assert summary.difference is not None
-    assert "no frame border" in summary.difference.reason
+    assert "no frame boundary" in summary.difference.reason
 
 
 def test_what_one_node_answers_does_not_stand_for_another(log: Path) -> None:

@@ -231,7 +231,7 @@ def test_split_brains_whose_frames_end_elsewhere_are_found(tmp_path: Path, ours:
 
 
 @pytest.mark.parametrize("crossing", [1, BORDER_RECORDS, 2 * BORDER_RECORDS + 1])
-def test_split_brains_are_found_behind_a_frame_that_crosses_many_borders(tmp_path: Path, crossing: int) -> None:
+def test_split_brains_are_found_behind_a_frame_that_crosses_many_boundaries(tmp_path: Path, crossing: int) -> None:
     start = [BORDER_RECORDS - 1, crossing]
     write_frames(tmp_path / "n1", *start, 100, 7)
     write_frames(tmp_path / "n2", *start, 101)

@@ -217,7 +217,7 @@ class Node:
         return self.get("/state?consistency=local")
 
     def raw_frames(self, from_index: int = 0, to_index: int | None = None) -> bytes:
-        """The committed frames from a frame border to another (to the end if none is named), as they stand in files."""
+        """The committed frames from a frame boundary to another (by default to the end), as in the files."""
         parts: list[bytes] = []
         index, end = from_index, self.get("/index_bounds")["highest_index"] if to_index is None else to_index
         while index < end:
@@ -227,7 +227,7 @@ class Node:
             assert reply.body, f"{self.node_id} gives nothing from {index}, below {end}"
             parts.append(reply.body)
             index = int(reply.headers["Quire-Next-Index"])
-        assert index == max(from_index, end), f"{end} is no frame border: the frame before it ends at {index}"
+        assert index == max(from_index, end), f"{end} is no frame boundary: the frame before it ends at {index}"
         return b"".join(parts)
 
 

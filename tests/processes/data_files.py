@@ -46,7 +46,7 @@ class Promise(NamedTuple):
     """What a `promise` file says that its node promised."""
 
     epoch: int
-    nominee: str
+    candidate: str
 
 
 def promise_of(data_dir: Path) -> Promise:
@@ -56,8 +56,8 @@ def promise_of(data_dir: Path) -> Promise:
     for position in MARK_SLOTS:
         slot = raw[position : position + 64]
         if len(slot) == 64 and struct.unpack_from("<I", slot)[0] == crc32c(slot[4:]):
-            epoch, nominee = struct.unpack_from("<Q24s", slot, 8)
-            found.append(Promise(epoch, nominee.rstrip(b"\0").decode()))
+            epoch, candidate = struct.unpack_from("<Q24s", slot, 8)
+            found.append(Promise(epoch, candidate.rstrip(b"\0").decode()))
     return max(found)
 
 

@@ -66,7 +66,7 @@ def test_a_leader_that_is_killed_is_followed_by_another(clusters: Clusters) -> N
         clients.check(cluster)
 
 
-def test_a_nominee_that_is_killed_between_its_promise_and_its_leadership_holds_nobody_up(clusters: Clusters) -> None:
+def test_a_candidate_that_is_killed_between_its_promise_and_its_leadership_holds_nobody_up(clusters: Clusters) -> None:
     cluster = formed(clusters)
     with recording(cluster) as clients:
         for _ in range(rounds(2)):
@@ -75,23 +75,23 @@ def test_a_nominee_that_is_killed_between_its_promise_and_its_leadership_holds_n
             epoch = epoch_of(killed)
             killed.kill()
 
-            nominee = nominee_above(cluster, epoch)
-            nominee.kill()
+            candidate = candidate_above(cluster, epoch)
+            candidate.kill()
 
             cluster.start_again(killed)
             clients.wait_for_more(cluster)
-            cluster.start_again(nominee)
+            cluster.start_again(candidate)
         clients.check(cluster)
 
 
-def nominee_above(cluster: Cluster, epoch: int) -> Node:
+def candidate_above(cluster: Cluster, epoch: int) -> Node:
     """The first node of which a promise to itself stands in its file, above an epoch. Looks without a pause."""
     end = time.monotonic() + DEADLINE_S
     running = [node for node in cluster if node.process is not None]
     while time.monotonic() < end:
         for node in running:
             promise = promise_of(node.data_dir)
-            if promise.epoch > epoch and promise.nominee == node.node_id:
+            if promise.epoch > epoch and promise.candidate == node.node_id:
                 return node
     raise AssertionError(f"nobody promised itself an epoch above {epoch}")
 

@@ -33,7 +33,7 @@ def lag_by_the_glossary(cluster: Cluster, status: dict[str, Any], node_id: str) 
         return NO_LAG
     lacking = cluster.leader.raw_frames(theirs, ours)
     first = next(walk_frames(lacking)).header
-    assert first.index == theirs, "a position is a frame border"
+    assert first.index == theirs, "a position is a frame boundary"
     late = max(0, status["clock"] - first.timestamp)
     return {"records": ours - theirs, "bytes": len(lacking), "seconds": late / MICROSECONDS}
 

@@ -1,4 +1,4 @@
-"""Rules 3, 4 and 5: what a nominee may count, and what a voter says and when."""
+"""Rules 3, 4 and 5: what a candidate may count, and what a voter says and when."""
 
 from collections.abc import Sequence
 
@@ -15,8 +15,8 @@ from quire.replication.core.messages import (
     Last,
     PreVote,
     PreVoteAnswer,
-    PromiseAnswer,
-    PromiseRequest,
+    VoteAnswer,
+    VoteRequest,
 )
 from tests.replication.world import SimNode, World, disk_id
 
@@ -57,12 +57,12 @@ def alone(*node_ids: str) -> SimNode:
 
 def phase(node: SimNode) -> Phase:
     assert node.core is not None
-    return node.core.nominee.phase
+    return node.core.candidate.phase
 
 
 def pre_vote(node: SimNode, sender: str, *, granted: bool = True, earlier: int = 0) -> events.Received:
     assert node.core is not None
-    attempt = node.core.nominee.attempt - earlier
+    attempt = node.core.candidate.attempt - earlier
     return received(sender, PreVoteAnswer(attempt, granted, 0, Last(0, 1), node.world.clock()))
 
 
@@ -76,7 +76,7 @@ def requesting(*node_ids: str) -> SimNode:
 
 
 def grant(node: SimNode, sender: str, *, promise: Promise | None = None, disk: bytes | None = None) -> None:
-    answer = PromiseAnswer(promise or node.state.promise, True, 0, node.world.clock())
+    answer = VoteAnswer(promise or node.state.promise, True, 0, node.world.clock())
     node.step(received(sender, answer, disk=disk))
 
 
@@ -86,60 +86,60 @@ def grant(node: SimNode, sender: str, *, promise: Promise | None = None, disk: b
 def test_a_promise_is_answered_only_once_it_is_on_disk() -> None:
     voter = started("n1", "n2", "n3")["n2"]
 
-    asked = handled(voter, received("n3", PromiseRequest(ASKED, HIGH)))
+    asked = handled(voter, received("n3", VoteRequest(ASKED, HIGH)))
     stored = handled(voter, events.PromiseStored(ASKED))
 
     assert actions.StorePromise(ASKED) in asked
     assert sent(asked) == []
     (answer,) = sent(stored)
-    assert isinstance(answer, PromiseAnswer)
+    assert isinstance(answer, VoteAnswer)
     assert (answer.asked, answer.granted) == (ASKED, True)
 
 
 def test_the_same_triple_asked_again_is_promised_again_without_another_write() -> None:
     voter = started("n1", "n2", "n3")["n2"]
-    handled(voter, received("n3", PromiseRequest(ASKED, HIGH)), events.PromiseStored(ASKED))
+    handled(voter, received("n3", VoteRequest(ASKED, HIGH)), events.PromiseStored(ASKED))
 
-    told = handled(voter, received("n3", PromiseRequest(ASKED, HIGH)))
+    told = handled(voter, received("n3", VoteRequest(ASKED, HIGH)))
 
     assert [action for action in told if isinstance(action, actions.StorePromise)] == []
     (answer,) = sent(told)
-    assert isinstance(answer, PromiseAnswer)
+    assert isinstance(answer, VoteAnswer)
     assert answer.granted
 
 
 def test_a_refusal_names_the_epoch_that_is_held() -> None:
     voter = started("n1", "n2", "n3")["n2"]
-    handled(voter, received("n3", PromiseRequest(ASKED, HIGH)), events.PromiseStored(ASKED))
+    handled(voter, received("n3", VoteRequest(ASKED, HIGH)), events.PromiseStored(ASKED))
 
-    (answer,) = sent(handled(voter, received("n1", PromiseRequest(Promise(7, "n1", 5), HIGH))))
+    (answer,) = sent(handled(voter, received("n1", VoteRequest(Promise(7, "n1", 5), HIGH))))
 
-    assert isinstance(answer, PromiseAnswer)
+    assert isinstance(answer, VoteAnswer)
     assert (answer.asked, answer.granted, answer.held_epoch) == (Promise(7, "n1", 5), False, 7)
 
 
-def test_a_promise_asked_for_by_another_than_the_nominee_is_not_considered() -> None:
+def test_a_promise_asked_for_by_another_than_the_candidate_is_not_considered() -> None:
     voter = started("n1", "n2", "n3")["n2"]
-    assert handled(voter, received("n1", PromiseRequest(ASKED, HIGH))) == []
+    assert handled(voter, received("n1", VoteRequest(ASKED, HIGH))) == []
 
 
 @pytest.mark.parametrize(("sender", "disk"), [("n3", bytes(16)), ("n9", None)])
-def test_a_nominee_that_this_log_names_no_voter_is_promised_to(sender: str, disk: bytes | None) -> None:
+def test_a_candidate_that_this_log_names_no_voter_is_promised_to(sender: str, disk: bytes | None) -> None:
     """Raft 4.1 of the thesis: its log may hold the record that made it one, and its log is what is compared."""
     voter = started("n1", "n2", "n3")["n2"]
     promise = Promise(7, sender, 1)
-    told = handled(voter, received(sender, PromiseRequest(promise, HIGH), disk=disk))
+    told = handled(voter, received(sender, VoteRequest(promise, HIGH), disk=disk))
     assert actions.StorePromise(promise) in told
 
 
-def test_only_the_disks_that_the_nominee_s_log_names_are_asked() -> None:
+def test_only_the_disks_that_the_candidate_s_log_names_are_asked() -> None:
     node = started("n1", "n2", "n3")["n1"]
     handled(node, events.LinkUp("n3", bytes(16)))
     told = handled(node, events.Nominated(True), events.Tick())
     assert [action.node_id for action in told if isinstance(action, actions.Send)] == ["n2"]
 
 
-def test_what_one_nominee_asks_again_and_again_of_a_busy_disk_does_not_pile_up() -> None:
+def test_what_one_candidate_asks_again_and_again_of_a_busy_disk_does_not_pile_up() -> None:
     world = started("n1", "n2", "n3")
     world.elect("n1")
     world.run_for(0.3)
@@ -149,7 +149,7 @@ def test_what_one_nominee_asks_again_and_again_of_a_busy_disk_does_not_pile_up()
     world.run_until(lambda: bool(voter.held))
 
     for epoch in range(100, 200):
-        voter.step(received("n3", PromiseRequest(Promise(epoch, "n3", 1), HIGH)))
+        voter.step(received("n3", VoteRequest(Promise(epoch, "n3", 1), HIGH)))
     voter.release()
     world.run_for(0.2)
 
@@ -214,18 +214,18 @@ def test_a_node_promises_nothing_below_the_last_epoch_of_its_log() -> None:
 
     world["n2"].start()
     epoch = world["n2"].log.tail.epoch
-    told = handled(world["n2"], received("n3", PromiseRequest(Promise(epoch, "n3", 1), HIGH)))
+    told = handled(world["n2"], received("n3", VoteRequest(Promise(epoch, "n3", 1), HIGH)))
 
     assert world["n2"].state.promise.epoch == epoch
     (answer,) = sent(told)
-    assert isinstance(answer, PromiseAnswer)
+    assert isinstance(answer, VoteAnswer)
     assert not answer.granted
 
 
-# The nominee
+# The candidate
 
 
-def test_a_nominee_leads_with_a_majority_of_promises_and_not_before() -> None:
+def test_a_candidate_leads_with_a_majority_of_promises_and_not_before() -> None:
     node = requesting("n1", "n2", "n3", "n4", "n5")
 
     grant(node, "n2")
@@ -257,8 +257,8 @@ def test_a_promise_of_another_triple_does_not_count() -> None:
     promise = node.state.promise
 
     for other in (
-        Promise(promise.epoch - 1, promise.nominee, promise.incarnation),
-        Promise(promise.epoch, promise.nominee, promise.incarnation + 1),
+        Promise(promise.epoch - 1, promise.candidate, promise.incarnation),
+        Promise(promise.epoch, promise.candidate, promise.incarnation + 1),
         Promise(promise.epoch, "n2", promise.incarnation),
     ):
         grant(node, "n2", promise=other)
@@ -269,12 +269,12 @@ def test_a_promise_of_another_triple_does_not_count() -> None:
 def test_a_refused_promise_does_not_count() -> None:
     node = requesting("n1", "n2", "n3")
 
-    node.step(received("n2", PromiseAnswer(node.state.promise, False, 0, node.world.clock())))
+    node.step(received("n2", VoteAnswer(node.state.promise, False, 0, node.world.clock())))
 
     assert not node.leads
 
 
-def test_a_nominee_asks_the_others_only_once_its_own_promise_is_on_disk() -> None:
+def test_a_candidate_asks_the_others_only_once_its_own_promise_is_on_disk() -> None:
     # Rule 5: its durable last is taken after its own promise is durable.
     node = alone("n1", "n2", "n3")
 
@@ -283,18 +283,18 @@ def test_a_nominee_asks_the_others_only_once_its_own_promise_is_on_disk() -> Non
     stored = handled(node, events.PromiseStored(promise))
 
     assert sent(asked) == []
-    assert sent(stored) == [PromiseRequest(promise, node.running.durable)] * 2
+    assert sent(stored) == [VoteRequest(promise, node.running.durable)] * 2
 
 
-def test_a_promise_to_another_that_reaches_the_disk_first_is_not_taken_for_the_nominees_own() -> None:
+def test_a_promise_to_another_that_reaches_the_disk_first_is_not_taken_for_the_candidates_own() -> None:
     node = alone("n1", "n2", "n3")
-    handled(node, received("n3", PromiseRequest(ASKED, HIGH)))
+    handled(node, received("n3", VoteRequest(ASKED, HIGH)))
     node.world.now += node.state.options.election_timeout_us  # it yields for a while
     handled(node, events.Tick())
 
     told = handled(node, pre_vote(node, "n2"), events.PromiseStored(ASKED))
 
-    assert [message for message in sent(told) if isinstance(message, PromiseRequest)] == []
+    assert [message for message in sent(told) if isinstance(message, VoteRequest)] == []
     assert phase(node) is Phase.PROMISING
     assert node.state.promise.epoch == ASKED.epoch + 1
 
@@ -312,15 +312,15 @@ def test_a_pre_vote_that_was_refused_does_not_count() -> None:
 def test_an_answer_to_an_earlier_attempt_does_not_count() -> None:
     node = alone("n1", "n2", "n3")
     assert node.core is not None
-    first = node.core.nominee.attempt
-    node.world.run_until(lambda: node.core is not None and node.core.nominee.attempt > first)
+    first = node.core.candidate.attempt
+    node.world.run_until(lambda: node.core is not None and node.core.candidate.attempt > first)
 
     node.step(pre_vote(node, "n2", earlier=1))
 
     assert phase(node) is Phase.PRE_VOTE
 
 
-def test_a_nominee_that_nobody_would_promise_raises_no_epoch() -> None:
+def test_a_candidate_that_nobody_would_promise_raises_no_epoch() -> None:
     world = started("n1", "n2", "n3")
     world.isolate("n3")
     world.elect("n1").write("a")
@@ -340,7 +340,7 @@ def test_a_nominee_that_nobody_would_promise_raises_no_epoch() -> None:
 def test_an_epoch_is_above_what_any_answer_to_a_pre_vote_told() -> None:
     node = alone("n1", "n2", "n3")
     assert node.core is not None
-    attempt = node.core.nominee.attempt
+    attempt = node.core.candidate.attempt
 
     node.step(received("n3", PreVoteAnswer(attempt, False, 41, Last(0, 1), 0)))
     node.step(pre_vote(node, "n2"))
@@ -380,7 +380,7 @@ def test_a_heartbeat_is_echoed_only_once_the_leaders_promise_is_on_disk() -> Non
 
 def test_a_heartbeat_of_an_older_epoch_is_told_the_newer_one_and_not_followed() -> None:
     follower = started("n1", "n2", "n3")["n2"]
-    handled(follower, received("n3", PromiseRequest(ASKED, HIGH)), events.PromiseStored(ASKED))
+    handled(follower, received("n3", VoteRequest(ASKED, HIGH)), events.PromiseStored(ASKED))
 
     told = handled(follower, received("n1", Heartbeat(Promise(6, "n1", 5), 3, 0)))
 
@@ -399,7 +399,7 @@ def test_a_leader_heard_before_a_higher_promise_but_queued_behind_it_is_not_foll
     world["n1"].write("a")
     world.run_until(lambda: bool(follower.held))
 
-    follower.step(received("n3", PromiseRequest(Promise(epoch + 5, "n3", 1), HIGH)))
+    follower.step(received("n3", VoteRequest(Promise(epoch + 5, "n3", 1), HIGH)))
     follower.step(received("n3", Heartbeat(Promise(epoch + 2, "n3", 1), 1, 0)))
     follower.release()
     world.run_for(0.01)

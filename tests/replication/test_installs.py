@@ -186,8 +186,8 @@ def test_a_snapshot_that_brings_nothing_new_is_not_fetched(above: int) -> None:
     stream = node.upstream
     stream.step = Step.OPENING
     node.fetches.clear()
-    border = node.log.tail.index
-    answer = OpenAnswer(OpenVerb.INSTALL, border, 0, "", border + above)
+    boundary = node.log.tail.index
+    answer = OpenAnswer(OpenVerb.INSTALL, boundary, 0, "", boundary + above)
     node.step(events.OpenAnswered(stream.stream_id, answer))
     assert bool(node.fetches) == bool(above)
 

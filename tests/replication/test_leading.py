@@ -242,7 +242,7 @@ def test_all_that_waits_for_a_flush_becomes_one_frame() -> None:
     assert last.count == 10
 
 
-def test_a_nominee_far_ahead_of_the_majoritys_clocks_does_not_lead() -> None:
+def test_a_candidate_far_ahead_of_the_majoritys_clocks_does_not_lead() -> None:
     # Rule 5: it would freeze the log's time.
     world = World("n1", "n2", "n3")
     world.clock_ahead["n1"] = 11_000_000
@@ -254,7 +254,7 @@ def test_a_nominee_far_ahead_of_the_majoritys_clocks_does_not_lead() -> None:
     assert not world["n1"].leads
 
 
-def test_a_nominee_somewhat_ahead_leads() -> None:
+def test_a_candidate_somewhat_ahead_leads() -> None:
     world = World("n1", "n2", "n3")
     world.clock_ahead["n1"] = 9_000_000
     world.start()

@@ -132,7 +132,7 @@ def test_a_promoted_disk_makes_up_a_majority_with_its_acks_and_its_promise() -> 
 
     world["n1"].crash()
     world["n2"].start()
-    assert world.elect("n3").state.promise.nominee == "n3"
+    assert world.elect("n3").state.promise.candidate == "n3"
 
 
 # When they count
@@ -294,14 +294,14 @@ def half_promoted(cut_off: str, holder: str) -> World:
     return world
 
 
-@pytest.mark.parametrize(("nominee", "behind"), [("n2", "n3"), ("n3", "n2")])
-def test_a_voter_whose_log_lacks_the_record_still_answers_its_nominee(nominee: str, behind: str) -> None:
+@pytest.mark.parametrize(("candidate", "behind"), [("n2", "n3"), ("n3", "n2")])
+def test_a_voter_whose_log_lacks_the_record_still_answers_its_candidate(candidate: str, behind: str) -> None:
     """n3 counts for n2, whose log says so, before n3's own does, and n2 answers n3: else n1's end would be theirs."""
-    world = half_promoted(cut_off=behind, holder=nominee)
+    world = half_promoted(cut_off=behind, holder=candidate)
 
-    world.elect(nominee)
+    world.elect(candidate)
 
-    caught_up(world, world[nominee])
+    caught_up(world, world[candidate])
     assert voters_of(world[behind]) == ["n1", "n2", "n3"]
 
 

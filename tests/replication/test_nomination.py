@@ -12,8 +12,8 @@ from quire.replication.core.messages import (
     Last,
     PreVote,
     PreVoteAnswer,
-    PromiseAnswer,
-    PromiseRequest,
+    VoteAnswer,
+    VoteRequest,
 )
 from tests.replication.world import MILLISECOND, SimNode, World, disk_id, values
 
@@ -42,7 +42,7 @@ def suggest(node: SimNode, *, nominated: bool) -> None:
 
 def phase(node: SimNode) -> Phase:
     assert node.core is not None
-    return node.core.nominee.phase
+    return node.core.candidate.phase
 
 
 def epochs(nodes: Iterable[SimNode]) -> int:
@@ -59,7 +59,7 @@ def sent(node: SimNode, event: events.Event) -> list[object]:
 # A level
 
 
-def test_a_nominee_leads() -> None:
+def test_a_candidate_leads() -> None:
     world = started("n1", "n2", "n3")
     assert world.elect("n2").roles[-1].reason == "the control plane nominated it"
 
@@ -74,7 +74,7 @@ def test_a_nomination_that_came_while_a_leader_lived_counts_when_that_leader_is_
     world.run_until(lambda: world.leader() is world["n3"], within_s=TIMEOUT_S)
 
 
-def test_a_nominee_whose_nomination_is_taken_back_asks_nobody_any_more() -> None:
+def test_a_candidate_whose_nomination_is_taken_back_asks_nobody_any_more() -> None:
     world = started("n1", "n2", "n3")
     world.isolate("n1")
     suggest(world["n1"], nominated=True)
@@ -86,7 +86,7 @@ def test_a_nominee_whose_nomination_is_taken_back_asks_nobody_any_more() -> None
     assert phase(world["n1"]) is Phase.IDLE
 
 
-def test_a_nominee_asks_again_until_it_is_heard() -> None:
+def test_a_candidate_asks_again_until_it_is_heard() -> None:
     world = started("n1", "n2", "n3")
     world.isolate("n1")
     suggest(world["n1"], nominated=True)
@@ -103,7 +103,7 @@ def test_a_pre_vote_counts_answers_that_take_longer_than_it_waits_to_ask_again()
     world.elect("n1")
 
 
-def test_two_nominees_find_one_leader() -> None:
+def test_two_candidates_find_one_leader() -> None:
     world = started("n1", "n2", "n3")
 
     suggest(world["n1"], nominated=True)
@@ -117,12 +117,12 @@ def test_two_nominees_find_one_leader() -> None:
 
 
 @pytest.mark.parametrize("first", range(1, 40))
-def test_nominees_that_part_the_votes_find_one_leader_by_backing_off(first: int) -> None:
+def test_candidates_that_part_the_votes_find_one_leader_by_backing_off(first: int) -> None:
     world = World("n1", "n2", "n3", "n4")
     for _ in range(first):
         next(world.incarnations)
     world.start()
-    # Each reaches one voter sooner than the other nominee does: two votes each, and half of four is no majority.
+    # Each reaches one voter sooner than the other candidate does: two votes each, and half of four is no majority.
     near = {("n1", "n3"), ("n2", "n4")}
     world.delay_us = lambda source, target: MILLISECOND if (source, target) in near else 3 * MILLISECOND
 
@@ -132,10 +132,10 @@ def test_nominees_that_part_the_votes_find_one_leader_by_backing_off(first: int)
     world.run_until(lambda: world.leader() is not None, within_s=6 * TIMEOUT_S)
 
 
-def test_a_node_that_promised_a_nominee_gives_it_time_to_lead() -> None:
+def test_a_node_that_promised_a_candidate_gives_it_time_to_lead() -> None:
     world = started("n1", "n2", "n3")
     voter = world["n2"]
-    request = PromiseRequest(Promise(7, "n3", 1), Last(9, 99))
+    request = VoteRequest(Promise(7, "n3", 1), Last(9, 99))
     voter.step(events.Received("n3", disk_id("n3"), request))
     world.cut(("n3", "n2"))
 
@@ -254,7 +254,7 @@ def behind() -> World:
     return world
 
 
-def test_a_nominee_that_is_not_the_best_of_a_majority_hands_over_to_the_best() -> None:
+def test_a_candidate_that_is_not_the_best_of_a_majority_hands_over_to_the_best() -> None:
     world = behind()
 
     suggest(world["n3"], nominated=True)
@@ -264,7 +264,7 @@ def test_a_nominee_that_is_not_the_best_of_a_majority_hands_over_to_the_best() -
     assert values(world["n2"]) == ["acknowledged"]
 
 
-def test_a_nominee_hands_over_to_the_longest_log_of_those_that_answered() -> None:
+def test_a_candidate_hands_over_to_the_longest_log_of_those_that_answered() -> None:
     world = serving("n1", "n2", "n3", "n4", "n5")
     node = world["n2"]
     world.isolate("n2")
@@ -276,7 +276,7 @@ def test_a_nominee_hands_over_to_the_longest_log_of_those_that_answered() -> Non
 
     told: list[object] = []
     for voter, ahead in (("n3", 1), ("n4", 9), ("n5", 2)):
-        answer = PreVoteAnswer(node.core.nominee.attempt, False, 0, Last(epoch, index + ahead), node.world.clock())
+        answer = PreVoteAnswer(node.core.candidate.attempt, False, 0, Last(epoch, index + ahead), node.world.clock())
         told += sent(node, events.Received(voter, disk_id(voter), answer))
     assert told == []  # n1 is linked and has not answered
     world.now += 100 * MILLISECOND
@@ -285,7 +285,7 @@ def test_a_nominee_hands_over_to_the_longest_log_of_those_that_answered() -> Non
     assert actions.Send("n4", Campaign(None)) in asked
 
 
-def test_a_nominee_whose_clock_is_ahead_hands_over_and_raises_no_epoch() -> None:
+def test_a_candidate_whose_clock_is_ahead_hands_over_and_raises_no_epoch() -> None:
     # Rule 5: it would freeze the log's time.
     world = World("n1", "n2", "n3")
     world.clock_ahead["n1"] = 11_000_000
@@ -298,7 +298,7 @@ def test_a_nominee_whose_clock_is_ahead_hands_over_and_raises_no_epoch() -> None
     assert epochs(world.nodes.values()) == 1
 
 
-def test_a_campaign_of_a_nominee_does_not_disturb_a_live_leader() -> None:
+def test_a_campaign_of_a_candidate_does_not_disturb_a_live_leader() -> None:
     world = serving("n1", "n2", "n3")
     assert sent(world["n2"], events.Received("n3", disk_id("n3"), Campaign(None))) == []
 
@@ -334,7 +334,7 @@ def test_an_attempt_that_too_many_refused_ends_at_once_and_is_tried_again_in_a_h
     first = node.state.promise
 
     for voter in ("n2", "n3"):
-        node.step(events.Received(voter, disk_id(voter), PromiseAnswer(first, False, first.epoch, world.clock())))
+        node.step(events.Received(voter, disk_id(voter), VoteAnswer(first, False, first.epoch, world.clock())))
 
     assert phase(node) is Phase.IDLE
     world.run_until(lambda: world.leader() is node, within_s=2 * TIMEOUT_S)
@@ -344,12 +344,12 @@ def test_an_attempt_that_too_many_refused_ends_at_once_and_is_tried_again_in_a_h
 def granted(node: SimNode, sender: str, held_epoch: int) -> events.Event:
     """A pre-vote that a voter grants to the attempt under way."""
     assert node.core is not None
-    attempt, world = node.core.nominee.attempt, node.world
+    attempt, world = node.core.candidate.attempt, node.world
     answer = PreVoteAnswer(attempt, True, held_epoch, node.state.log.durable, world.clock())
     return events.Received(sender, disk_id(sender), answer)
 
 
-def test_a_nominee_that_hears_its_leader_again_stops_whatever_was_granted_to_it() -> None:
+def test_a_candidate_that_hears_its_leader_again_stops_whatever_was_granted_to_it() -> None:
     world = serving("n1", "n2", "n3")
     node, led = world["n2"], world["n1"].state.promise
     suggest(node, nominated=True)
@@ -369,7 +369,7 @@ def test_an_attempt_that_ended_while_its_own_promise_waited_for_the_disk_raises_
     world = serving("n1", "n2", "n3")
     node = world["n2"]
     elected = Promise(node.state.promise.epoch + 1, "n3", 7)
-    node.step(events.Received("n3", disk_id("n3"), PromiseRequest(elected, Last(9, 99))))
+    node.step(events.Received("n3", disk_id("n3"), VoteRequest(elected, Last(9, 99))))
     node.step(events.Received("n3", disk_id("n3"), Heartbeat(elected, 1, world.clock())))
     node.step(events.Received("n1", disk_id("n1"), Campaign(None)))
     node.step(granted(node, "n1", elected.epoch))

@@ -209,7 +209,7 @@ def test_a_promise_slot_has_its_fields_where_the_design_says() -> None:
         slot = golden()[position : position + SLOT_BYTES]
         crc, version, epoch = struct.unpack_from("<IIQ", slot)
         assert (crc, version, epoch) == (crc32c(slot[4:]), 1, PROMISE.epoch)
-        assert slot[16:40] == PROMISE.nominee.encode().ljust(24, b"\0")
+        assert slot[16:40] == PROMISE.candidate.encode().ljust(24, b"\0")
         assert struct.unpack_from("<Q", slot, 40) == (PROMISE.incarnation,)
         assert slot[48:] == DISK_ID
 

@@ -1,7 +1,7 @@
 """Rules 1, 2, 3 and 5: who is promised what, and what a promise ends."""
 
 from quire.replication.core import Promise, events
-from quire.replication.core.messages import Heartbeat, Last, PromiseRequest
+from quire.replication.core.messages import Heartbeat, Last, VoteRequest
 from tests.replication.world import World, disk_id, values
 
 
@@ -13,9 +13,9 @@ def serving(*node_ids: str) -> World:
 
 
 def ask(world: World, target: str, promise: Promise, last: Last) -> None:
-    """A nominee asks one node for a promise."""
-    request = PromiseRequest(promise, last)
-    world[target].step(events.Received(promise.nominee, disk_id(promise.nominee), request))
+    """A candidate asks one node for a promise."""
+    request = VoteRequest(promise, last)
+    world[target].step(events.Received(promise.candidate, disk_id(promise.candidate), request))
 
 
 def test_a_promise_is_on_disk_before_it_counts_as_stored() -> None:
@@ -41,7 +41,7 @@ def test_a_promise_survives_a_restart() -> None:
     assert world["n2"].state.promise == Promise(7, "n3", 1)
 
 
-def test_an_epoch_is_promised_to_one_nominee_only() -> None:
+def test_an_epoch_is_promised_to_one_candidate_only() -> None:
     world = World("n1", "n2", "n3")
     world.start()
     ask(world, "n2", Promise(7, "n3", 1), Last(9, 99))
@@ -53,7 +53,7 @@ def test_an_epoch_is_promised_to_one_nominee_only() -> None:
     assert world["n2"].state.promise == Promise(7, "n3", 1)
 
 
-def test_another_incarnation_of_the_nominee_is_another_nominee() -> None:
+def test_another_incarnation_of_the_candidate_is_another_candidate() -> None:
     world = World("n1", "n2", "n3")
     world.start()
     ask(world, "n2", Promise(7, "n3", 1), Last(9, 99))
@@ -65,7 +65,7 @@ def test_another_incarnation_of_the_nominee_is_another_nominee() -> None:
     assert world["n2"].state.promise == Promise(7, "n3", 1)
 
 
-def test_a_nominee_with_a_shorter_log_is_refused() -> None:
+def test_a_candidate_with_a_shorter_log_is_refused() -> None:
     # Raft 5.4.1: the voter denies its vote if its own log is more up-to-date than that of the candidate.
     world = serving("n1", "n2", "n3")
     world["n1"].write("a")
@@ -87,7 +87,7 @@ def test_following_raises_the_promise() -> None:
     world.run_until(lambda: all(world[node].running.promises.promise == leader for node in ("n2", "n3")))
 
 
-def test_the_elected_leader_replaces_another_nominee_of_its_epoch() -> None:
+def test_the_elected_leader_replaces_another_candidate_of_its_epoch() -> None:
     world = World("n1", "n2", "n3")
     world.start()
     ask(world, "n2", Promise(7, "n3", 1), Last(9, 99))

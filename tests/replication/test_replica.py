@@ -110,9 +110,9 @@ async def test_a_mark_that_cannot_be_synced_halts_the_node_and_it_still_stops() 
 
 async def pre_vote(node: Running, held_epoch: int) -> None:
     """Let n2 say yes to the pre-vote that this node asks for."""
-    nominee = node.replica.core.nominee
-    await until(lambda: nominee.phase is Phase.PRE_VOTE)
-    answer = PreVoteAnswer(nominee.attempt, True, held_epoch, Last(0, 1), wall_clock())
+    candidate = node.replica.core.candidate
+    await until(lambda: candidate.phase is Phase.PRE_VOTE)
+    answer = PreVoteAnswer(candidate.attempt, True, held_epoch, Last(0, 1), wall_clock())
     node.replica.network.peer_said(who("n2"), answer)
 
 

@@ -16,7 +16,7 @@ from quire.replication.core.messages import (
     OpenAnswer,
     OpenVerb,
     PreVoteAnswer,
-    PromiseAnswer,
+    VoteAnswer,
 )
 from quire.replication.core.writer import Cut, Write
 from tests.replication.world import SimNode, World, disk_id, values
@@ -280,8 +280,8 @@ def test_an_opening_under_another_promise_is_refused() -> None:
     leader = world["n1"]
     held, end = leader.state.promise, leader.log.tail.index
     others = [
-        Promise(held.epoch - 1, held.nominee, held.incarnation),
-        Promise(held.epoch, held.nominee, held.incarnation + 1),
+        Promise(held.epoch - 1, held.candidate, held.incarnation),
+        Promise(held.epoch, held.candidate, held.incarnation + 1),
         Promise(held.epoch, "n2", held.incarnation),
         Promise(held.epoch + 1, "n2", 1),
     ]
@@ -296,7 +296,7 @@ def test_an_opening_under_another_promise_is_refused() -> None:
         assert 770 + place not in leader.leading.streams
 
 
-def test_an_opening_that_parts_at_no_border_of_the_leaders_log_is_refused_and_harms_nobody() -> None:
+def test_an_opening_that_parts_at_no_boundary_of_the_leaders_log_is_refused_and_harms_nobody() -> None:
     world = serving()
     leader = world["n1"]
     leader.write("a", "b", "c")
@@ -397,14 +397,16 @@ def test_promises_to_a_node_that_promised_another_since_make_no_leader() -> None
     node = world["n1"]
     node.nominate()
     assert node.core is not None
-    nominee = node.core.nominee
-    world.run_until(lambda: nominee.phase is Phase.PRE_VOTE)
-    node.step(events.Received("n2", disk_id("n2"), PreVoteAnswer(nominee.attempt, True, 0, Last(0, 1), world.clock())))
-    world.run_until(lambda: nominee.phase is Phase.REQUESTING)
+    candidate = node.core.candidate
+    world.run_until(lambda: candidate.phase is Phase.PRE_VOTE)
+    node.step(
+        events.Received("n2", disk_id("n2"), PreVoteAnswer(candidate.attempt, True, 0, Last(0, 1), world.clock()))
+    )
+    world.run_until(lambda: candidate.phase is Phase.REQUESTING)
     asked = node.state.promise
     node.state.promise = Promise(asked.epoch + 1, "n3", 1)
 
-    node.step(events.Received("n2", disk_id("n2"), PromiseAnswer(asked, True, 0, world.clock())))
+    node.step(events.Received("n2", disk_id("n2"), VoteAnswer(asked, True, 0, world.clock())))
 
     assert not node.leads
 
@@ -414,7 +416,7 @@ def test_a_higher_epoch_in_a_late_answer_to_an_attempt_ends_the_leadership_that_
     world = serving()
     leader = world["n1"]
     led = leader.state.promise
-    late: CoreMessage = PromiseAnswer(led, False, led.epoch + 1, world.clock())
+    late: CoreMessage = VoteAnswer(led, False, led.epoch + 1, world.clock())
     if answer == "pre-vote":
         late = PreVoteAnswer(1, False, led.epoch + 1, Last(0, 1), world.clock())
 

@@ -7,7 +7,7 @@ from quire.log import Kind, encode_frame, encode_records
 from quire.replication.core import CoreOptions, Promise, actions, events
 from quire.replication.core.following import Step
 from quire.replication.core.messages import Ack, Open, OpenAnswer, OpenVerb
-from quire.replication.core.opening import match_border
+from quire.replication.core.opening import match_boundary
 from tests.replication.world import SimNode, World, values
 
 
@@ -36,45 +36,45 @@ def diverged() -> World:
     return world
 
 
-def test_a_follower_truncates_exactly_to_the_match_border_and_goes_on() -> None:
+def test_a_follower_truncates_exactly_to_the_match_boundary_and_goes_on() -> None:
     world = diverged()
-    border = world["n2"].start_index
-    assert world["n1"].log.tail.index == border + 3
+    boundary = world["n2"].start_index
+    assert world["n1"].log.tail.index == boundary + 3
 
     world.heal()
     world.run_until(lambda: world["n1"].apply_to == world["n2"].log.tail.index)
 
-    assert world["n1"].truncations == [border]
+    assert world["n1"].truncations == [boundary]
     assert values(world["n1"]) == values(world["n2"]) == ["shared", "kept"]
 
 
 def test_a_divergent_suffix_is_never_acknowledged() -> None:
     # Rule 8: *a divergent suffix is counted as an ack.*
     world = diverged()
-    border = world["n2"].start_index
+    boundary = world["n2"].start_index
     first = len(world["n1"].acked)
 
     world.heal()
     world.run_until(lambda: world["n1"].apply_to == world["n2"].log.tail.index)
 
     acked = [index for _, index in world["n1"].acked[first:]]
-    assert acked[0] == border
+    assert acked[0] == boundary
     assert acked == sorted(acked)
 
 
 def test_a_follower_takes_no_commit_index_before_its_truncation_is_done() -> None:
     # Rule 7: what this stream has matched is nothing yet, however far the leader's commit_index reaches.
     world = diverged()
-    follower, border = world["n1"], world["n2"].start_index
+    follower, boundary = world["n1"], world["n2"].start_index
     world.heal()
     world.run_until(lambda: follower.has_stream and follower.upstream.step is Step.OPENING)
     follower.upstream.step = Step.TRUNCATING  # the truncation waits for a flush
     end = follower.log.tail.index
-    assert end > border
+    assert end > boundary
 
     follower.step(events.FramesArrived(follower.upstream.stream_id, b"", 0, end, end))
 
-    assert follower.state.commit_index <= border
+    assert follower.state.commit_index <= boundary
     assert follower.upstream.leader_commit == end, "it is noted for when the truncation is done"
 
 
@@ -256,42 +256,42 @@ def histories(draw: st.DrawFn) -> tuple[list[tuple[int, int]], int, list[tuple[i
     for epoch, size in enumerate(sizes):
         epochs.append((epoch * 3, index))
         index += size
-    border = index
+    boundary = index
     ours, theirs = list(epochs), list(epochs)
     ends = []
     for log, first in ((ours, shared * 3), (theirs, shared * 3 + 1)):
-        end = border
+        end = boundary
         for place in range(draw(st.integers(0, 3))):
             log.append((first + place * 3, end))
             end += draw(st.integers(1, 5))
         ends.append(end)
-    return ours, ends[0], theirs, ends[1], border
+    return ours, ends[0], theirs, ends[1], boundary
 
 
 @given(histories())
-def test_the_border_is_where_the_logs_part(
+def test_the_boundary_is_where_the_logs_part(
     history: tuple[list[tuple[int, int]], int, list[tuple[int, int]], int, int],
 ) -> None:
-    leader, leader_highest, follower, follower_highest, border = history
+    leader, leader_highest, follower, follower_highest, boundary = history
 
-    assert match_border(leader, leader_highest, follower, follower_highest) == border
+    assert match_boundary(leader, leader_highest, follower, follower_highest) == boundary
 
 
 def test_an_epoch_that_one_side_has_longer_ends_the_match_where_the_shorter_ends() -> None:
-    assert match_border([(1, 0)], 10, [(1, 0)], 7) == 7
-    assert match_border([(1, 0)], 7, [(1, 0)], 10) == 7
-    assert match_border([(1, 0), (3, 7)], 12, [(1, 0)], 10) == 7
+    assert match_boundary([(1, 0)], 10, [(1, 0)], 7) == 7
+    assert match_boundary([(1, 0)], 7, [(1, 0)], 10) == 7
+    assert match_boundary([(1, 0), (3, 7)], 12, [(1, 0)], 10) == 7
 
 
-def test_without_a_shared_epoch_there_is_no_border() -> None:
-    assert match_border([(1, 0), (9, 50)], 60, [(5, 40), (7, 45)], 48) is None
+def test_without_a_shared_epoch_there_is_no_boundary() -> None:
+    assert match_boundary([(1, 0), (9, 50)], 60, [(5, 40), (7, 45)], 48) is None
 
 
 def test_an_empty_log_begins_at_the_beginning() -> None:
-    assert match_border([(0, 0), (9, 1)], 60, [], 0) == 0
+    assert match_boundary([(0, 0), (9, 1)], 60, [], 0) == 0
 
 
-def test_an_opening_that_names_no_border_of_the_leaders_log_is_refused_and_harms_nobody() -> None:
+def test_an_opening_that_names_no_boundary_of_the_leaders_log_is_refused_and_harms_nobody() -> None:
     world = serving("n1", "n2", "n3")
     world["n1"].write("a", "b", "c")
     world.run_until(lambda: world["n2"].apply_to == world["n1"].log.tail.index)

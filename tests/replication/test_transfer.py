@@ -52,8 +52,8 @@ def test_one_that_learns_of_its_target_s_promise_by_an_echo_does_not_stand_again
     world.run_for(0.4 * TIMEOUT_S)
 
     assert leader.core is not None
-    assert leader.core.nominee.nominated
-    assert leader.core.nominee.phase is Phase.IDLE
+    assert leader.core.candidate.nominated
+    assert leader.core.candidate.phase is Phase.IDLE
     assert (leader.state.promise, leader.leads) == (promise, False)
     assert leader.roles[-1].reason == "handed over to n3"
     world.heal()
@@ -132,7 +132,7 @@ def test_a_leader_that_goes_on_waits_longer_than_its_target_stands() -> None:
     world.run_until(lambda: bool(leader.transfers_ended), within_s=4 * TIMEOUT_S)
 
     assert target.core is not None
-    assert target.core.nominee.shown is None
+    assert target.core.candidate.shown is None
 
 
 @pytest.mark.parametrize("target", ["n1", "n9", None])

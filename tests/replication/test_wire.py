@@ -27,9 +27,9 @@ from quire.replication.core.messages import (
     PreVoteAnswer,
     Probe,
     ProbeEcho,
-    PromiseAnswer,
-    PromiseRequest,
     StreamMessage,
+    VoteAnswer,
+    VoteRequest,
 )
 from quire.replication.net.wire import (
     MAX_CONTROL_BYTES,
@@ -63,8 +63,8 @@ PEER: st.SearchStrategy[PeerMessage] = st.one_of(
     st.builds(Probe, U64),
     st.builds(ProbeEcho, U64),
     st.builds(PreVoteAnswer, U64, FLAG, U64, LAST, U64),
-    st.builds(PromiseRequest, PROMISE, LAST),
-    st.builds(PromiseAnswer, PROMISE, FLAG, U64, U64),
+    st.builds(VoteRequest, PROMISE, LAST),
+    st.builds(VoteAnswer, PROMISE, FLAG, U64, U64),
     st.builds(Heartbeat, PROMISE, U64, U64),
     st.builds(HeartbeatEcho, U64, U64, U64),
     st.builds(PositionTold, U64, U64, DIGEST),
@@ -218,7 +218,7 @@ def test_a_reason_of_the_limit_passes_and_one_character_more_does_not() -> None:
 
 
 @pytest.mark.parametrize("name", ["n" * 25, "n1\0", "ñ1", "N1", "n 1", ""])
-def test_a_nominee_that_is_no_node_id_is_refused(name: str) -> None:
+def test_a_candidate_that_is_no_node_id_is_refused(name: str) -> None:
     # It would be written into the promise file, which holds 24 ASCII bytes padded with zeros.
     with pytest.raises(BadMessage):
         decode_peer(pack([6, [1, name, 1], 1, 1]))

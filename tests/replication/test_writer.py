@@ -1,11 +1,11 @@
 """Rule 2's queue by itself: what may begin while the disk does something else."""
 
 from quire.replication.core import Promise
-from quire.replication.core.messages import Last, PromiseRequest
-from quire.replication.core.writer import Adopt, Consider, Cut, Job, Write, Writer
+from quire.replication.core.messages import Last, VoteRequest
+from quire.replication.core.writer import Cut, FollowLeader, HandleVote, Job, Write, Writer
 
-CONSIDER = Consider("n2", PromiseRequest(Promise(3, "n2", 7), Last(1, 1)))
-ADOPT = Adopt(Promise(3, "n2", 7))
+CONSIDER = HandleVote("n2", VoteRequest(Promise(3, "n2", 7), Last(1, 1)))
+ADOPT = FollowLeader(Promise(3, "n2", 7))
 CUT = Cut(1, 5)
 WRITE = Write(1, b"frames")
 
@@ -111,8 +111,8 @@ def test_a_writer_is_quiet_only_when_no_flush_is_due_or_on_its_way() -> None:
 def test_an_equal_job_that_waits_is_known_and_one_that_was_taken_is_not() -> None:
     writer = Writer()
     writer.submit(ADOPT)
-    assert writer.waits(Adopt(Promise(3, "n2", 7)))
-    assert not writer.waits(Adopt(Promise(3, "n2", 8)))
+    assert writer.waits(FollowLeader(Promise(3, "n2", 7)))
+    assert not writer.waits(FollowLeader(Promise(3, "n2", 8)))
     writer.take()
     assert not writer.waits(ADOPT)
 

@@ -25,22 +25,6 @@ def test_every_test_that_a_document_names_exists() -> None:
     assert [line for line in missing if line.split(": ")[1] not in known] == []
 
 
-def test_every_module_stands_in_the_list_of_its_package() -> None:
-    missing: list[str] = []
-    for package, beginning, folders in (
-        ("cluster", "# The interface", ("demo", "standalone")),  # Of these the list says only that they are there.
-        ("replication", "## The parts", ()),
-    ):
-        page = (TOP / package / "DESIGN.md").read_text()
-        listed = page[page.index(beginning) :].split("\n## ")[0]
-        for path in sorted((TOP / package).rglob("*.py")):
-            name = path.parent.name if path.parent.name in folders else path.stem
-            if name != "__init__" and not re.search(rf"\b{name}\b", listed):
-                missing.append(f"{package}/DESIGN.md: {path.relative_to(TOP)}")
-
-    assert missing == []
-
-
 def test_every_page_that_a_document_links_exists() -> None:
     links = [(page, target) for page in _pages() for target in LINK.findall(page.read_text())]
 
