@@ -11,8 +11,8 @@ lost with a message. No such cause is trusted: whoever stands, only promises mak
 Answers are kept by node id: `core` lets only those through that come from a voter on its own disk.
 
 Only voters of the candidate's own log are asked, on the disks that it names, and they alone are counted. Whether the
-one that is asked knows itself, or the candidate, for a voter is no matter (Raft 4.1 of the thesis): the record that made
-it one may not have reached it, and without its vote nobody could be elected.
+node that is asked counts itself, or the candidate, as a voter does not matter (Raft 4.1 of the thesis): the record
+that made it one may not have reached it, and without its vote nobody could be elected.
 
 The voter's half is in `answer_pre_vote` (no effect) and `refusal` (at the head of the writer queue).
 """
