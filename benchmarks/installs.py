@@ -22,8 +22,8 @@ from aiohttp import ClientSession, WSMsgType, web
 
 from quire.cluster.compaction.installing import StoreSource, put_all
 from quire.log import FileDirectory, Tail
-from quire.replication.net.hello import Who
-from quire.replication.net.snapshots import SNAPSHOT_PATH, SnapshotFetch, SnapshotServer
+from quire.replication.net.hello import SNAPSHOT_PATH, Who
+from quire.replication.net.snapshots import SnapshotFetch, SnapshotServer
 from quire.sm import Ground, Owner, Sessions, SnapshotPart, SnapshotStore, content_of, write_snapshot
 
 MIB = 1 << 20

@@ -16,11 +16,12 @@ from aiohttp import web
 from structlog.contextvars import bind_contextvars
 from structlog.typing import FilteringBoundLogger
 
+from quire.replication.net.hello import PEER_PATHS
+
 REQUEST_ID = "Quire-Request-Id"
 REQUEST_ID_CHARACTERS = 64
 REQUEST_ID_KEY = web.RequestKey("request_id", str)
 LOG_INTERVAL_S = 1.0
-PEER_PATHS = frozenset({"/peer", "/peer/stream"})
 
 _SANE = re.compile(rf"[A-Za-z0-9._:-]{{1,{REQUEST_ID_CHARACTERS}}}")
 _PROCESS = os.urandom(6).hex()

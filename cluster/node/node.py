@@ -10,7 +10,7 @@ from aiohttp import web
 from quire.log import Bounds, StoredRecord
 from quire.replication import Replica, Write
 from quire.replication.core import actions
-from quire.replication.net.snapshots import SNAPSHOT_PATH
+from quire.replication.net.hello import PEER_PATH, SNAPSHOT_PATH, STREAM_PATH
 from quire.sm import ApplyFailed, CheckFailed, SessionStatus, StateMachine, check_batch, default_initial, load_machine
 
 from ..compaction.compaction import Upkeep
@@ -123,8 +123,8 @@ class Node:
     def routes(self) -> list[web.RouteDef]:
         """The peers' routes, on the same port as the clients'."""
         return [
-            web.get("/peer", self._serve_peer),
-            web.get("/peer/stream", self._serve_stream),
+            web.get(PEER_PATH, self._serve_peer),
+            web.get(STREAM_PATH, self._serve_stream),
             web.get(SNAPSHOT_PATH, self._serve_snapshot),
         ]
 

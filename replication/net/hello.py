@@ -22,6 +22,11 @@ from quire.log import PayloadInvalid, pack, unpack
 from .wire import MAX_MESSAGE_BYTES, MAX_U64, NODE_ID, BadMessage
 
 PROTOCOL = 1
+PEER_PATH = "/peer"
+STREAM_PATH = "/peer/stream"
+SNAPSHOT_PATH = "/peer/snapshot"
+PEER_PATHS = frozenset({PEER_PATH, STREAM_PATH, SNAPSHOT_PATH})
+"""Every path that peers dial; each connection begins with a hello."""
 NONCE_BYTES = 16
 ID_BYTES = 16
 MAX_ADDRESS = 300

@@ -12,12 +12,11 @@ from typing import Protocol
 from aiohttp import ClientError, ClientSession, ClientWebSocketResponse, WSMsgType, web
 
 from ..core.messages import PeerMessage, Probe, ProbeEcho
-from .hello import HELLO_TIMEOUT_S, NONCE_BYTES, TWIN, PeerRefused, Who, answer_hello, dial
+from .hello import HELLO_TIMEOUT_S, NONCE_BYTES, PEER_PATH, TWIN, PeerRefused, Who, answer_hello, dial
 from .outbox import beside
 from .twins import Caller, Knock, Twins
 from .wire import MAX_MESSAGE_BYTES, BadMessage, decode_peer, encode
 
-PEER_PATH = "/peer"
 PING_S = 10.0
 REDIAL_S = 0.2
 REFUSED_REDIAL_S = 2.0

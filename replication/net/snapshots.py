@@ -18,11 +18,10 @@ from aiohttp import ClientSession, WSMsgType, web
 
 from quire.log import PayloadInvalid, pack, unpack
 
-from .hello import HELLO_TIMEOUT_S, NONCE_BYTES, Admit, Socket, Who, answer_hello, dial
+from .hello import HELLO_TIMEOUT_S, NONCE_BYTES, SNAPSHOT_PATH, Admit, Socket, Who, answer_hello, dial
 from .links import LINK_FAILURES
 from .wire import MAX_REASON, MAX_U64, BadMessage
 
-SNAPSHOT_PATH = "/peer/snapshot"
 PIECE_BYTES = 1 << 20
 PART_LIMIT_BYTES = 64 << 20
 """Of a manifest or a chunk: what a peer may make this node hold."""

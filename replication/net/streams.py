@@ -16,13 +16,12 @@ from aiohttp import ClientSession, ClientWebSocketResponse, WSMsgType, web
 
 from ..core.messages import Ack, Differs, Open, OpenAnswer, StreamMessage
 from .assembler import Assembled, FrameAssembler
-from .hello import HELLO_TIMEOUT_S, NONCE_BYTES, Admit, Who, answer_hello, dial
+from .hello import HELLO_TIMEOUT_S, NONCE_BYTES, STREAM_PATH, Admit, Who, answer_hello, dial
 from .links import LINK_FAILURES
 from .outbox import Outbox, beside
 from .shipment import Positions, Shipment, from_message, to_messages
 from .wire import MAX_MESSAGE_BYTES, BadMessage, decode_stream, encode
 
-STREAM_PATH = "/peer/stream"
 PING_S = 30.0  # A slow link may need seconds for a full window before it carries the answer to a ping.
 
 

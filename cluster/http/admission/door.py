@@ -9,9 +9,10 @@ from collections.abc import Callable
 
 from aiohttp import web
 
+from quire.replication.net.hello import PEER_PATHS
+
 from ...errors import Overloaded
 from ..problems import problem_of
-from ..request_ids import PEER_PATHS
 from .connection import Connection
 
 CONNECTIONS_LIMIT = 10_000
