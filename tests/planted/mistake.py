@@ -1,8 +1,8 @@
-"""Mistakes of one or two lines, each a patch in this folder with what it breaks and who is to find it.
+"""Mistakes of one or two lines, each a patch in this folder with the rule that it breaks and what must find it.
 
-A patch begins with three lines: `Bug:` what is wrong then, `Rule:` of DESIGN 5 (or 3, 4) that it breaks, and `Finder:`
-`sim`, or the test that fails. It is applied to a copy of the tree, as exactly as git applies patches: one that no more
-does is an error, and is mended by planting the same mistake in the code as it is now.
+A patch begins with three lines: `Bug:` what goes wrong, `Rule:` the rule that it breaks (those of `docs/protocol.md` by
+number, others by a word or the page that states them), and `Finder:` `sim`, or the test that fails. It is applied to a
+copy of the tree by git, exactly. One that no longer applies is an error: plant the same mistake in the present code.
 """
 
 import os

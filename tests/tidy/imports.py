@@ -1,4 +1,4 @@
-"""Import rules: DESIGN 2's directions, the core without I/O, one wrapper for each dependency without types."""
+"""Import rules: directions between packages, a core without I/O, simulation kept apart, one wrapper per dependency."""
 
 import ast
 from collections import defaultdict
@@ -34,6 +34,12 @@ IMPURE_CALLS = frozenset({"open", "input", "print"})
 UNTYPED = frozenset({"msgpack", "pysyncobj", "toxiproxy"})
 CONTROL = PurePosixPath("cluster/control")
 
+# What simulates a disk or a cluster: shipped for tests and for those who write state machines, not for a node.
+SIMULATION = {
+    "quire.log.simulated": PurePosixPath("log/simulated"),
+    "quire.cluster.simulator": PurePosixPath("cluster/simulator"),
+}
+
 
 def imported(source: Source) -> Iterator[tuple[int, int, str]]:
     """Every import of a module as (line, level, dotted name); `from a import b` counts as a.b."""
@@ -47,7 +53,7 @@ def imported(source: Source) -> Iterator[tuple[int, int, str]]:
 
 
 def directions(tree: Tree) -> Iterator[Finding]:
-    """Imports go one way: relative inside a package, `quire.x` across, and only where DESIGN 2 allows it."""
+    """Imports go one way: relative inside a package, `quire.x` across packages, and only as `MAY_IMPORT` allows."""
     for source in tree.modules:
         for line, level, name in imported(source):
             complaint = _relative(source, level) if level else _absolute(source, name)
@@ -90,6 +96,25 @@ def core_without_io(tree: Tree) -> Iterator[Finding]:
         for node in source.nodes:
             if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in IMPURE_CALLS:
                 yield Finding(source.path, node.lineno, f"the core does no I/O, but calls {node.func.id}()")
+
+
+def simulation_apart(tree: Tree) -> Iterator[Finding]:
+    """Only the simulation's own folders import the simulator and the faulty storage: no node runs on them."""
+    for source in tree.modules:
+        if source.folder not in MAY_IMPORT or any(source.path.is_relative_to(room) for room in SIMULATION.values()):
+            continue
+        for line, level, name in imported(source):
+            full = _full_name(source, level, name)
+            for simulation in SIMULATION:
+                if full == simulation or full.startswith(f"{simulation}."):
+                    yield Finding(source.path, line, f"imports {simulation}, which simulates: nodes do not run on it")
+
+
+def _full_name(source: Source, level: int, name: str) -> str:
+    """The absolute name of what a module imports."""
+    if not level:
+        return name
+    return ".".join(["quire", *source.path.parts[:-level], name])
 
 
 def one_wrapper_each(tree: Tree) -> Iterator[Finding]:

@@ -1,29 +1,27 @@
-"""STYLE and DESIGN as tests: each rule holds for the tree, finds its bad samples, and passes its good ones.
+"""The style as tests: each rule holds for the tree, finds its bad samples, and passes its good ones."""
 
-The samples stand in `samples/`, one file a rule: `#### bad: why` or `#### good: why` opens a sample, `==== path` a file
-of it.
-"""
-
-import re
 import tomllib
-from dataclasses import dataclass
 from functools import cache
 from pathlib import Path, PurePosixPath
 
 import pytest
 
 from tests.tidy import code, house, imports, testing, words
+from tests.tidy.sample import Sample, samples_of
 from tests.tidy.tree import Rule, Tree
 
 TOP = Path(__file__).resolve().parents[2]
-SAMPLES = Path(__file__).resolve().parent / "samples"
 
 RULES: dict[str, Rule] = {
     "import directions": imports.directions,
     "core without io": imports.core_without_io,
+    "simulation apart": imports.simulation_apart,
     "one wrapper each": imports.one_wrapper_each,
     "top level": house.top_level,
+    "room sizes": house.room_sizes,
+    "small modules": house.small_modules,
     "machine paths": house.machine_paths,
+    "citations": house.citations,
     "file names": words.file_names,
     "identifiers": words.identifiers,
     "flags": words.flags,
@@ -36,37 +34,15 @@ RULES: dict[str, Rule] = {
     "possessive patterns": code.possessive_patterns,
     "sleeps": testing.sleeps,
     "always run": testing.always_run,
-    "sentences": testing.sentences,
 }
 
-
-@dataclass(frozen=True)
-class Sample:
-    """A few files that break a rule, or almost do."""
-
-    bad: bool
-    why: str
-    files: dict[str, str]
-
-    def lay_out(self, top: Path) -> Tree:
-        for name, text in self.files.items():
-            (top / name).parent.mkdir(parents=True, exist_ok=True)
-            (top / name).write_text(text)
-        return Tree.of_folder(top)
+# Rules that the tree does not keep yet: only their samples are tested.
+NOT_YET = frozenset({"room sizes", "small modules", "citations"})
 
 
 @cache
 def checkout() -> Tree:
     return Tree.of_checkout(TOP)
-
-
-def samples_of(rule: str) -> list[Sample]:
-    text = (SAMPLES / f"{rule.replace(' ', '-')}.txt").read_text()
-    samples: list[Sample] = []
-    for kind, why, body in re.findall(r"^#### (bad|good): (.*)\n((?:(?!#### ).*\n)*)", text, re.MULTILINE):
-        files = dict(re.findall(r"^==== (.*)\n((?:(?!==== ).*\n)*)", body, re.MULTILINE))
-        samples.append(Sample(kind == "bad", why, files))
-    return samples
 
 
 def samples(*, bad: bool) -> list[object]:
@@ -78,7 +54,7 @@ def samples(*, bad: bool) -> list[object]:
     ]
 
 
-@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("rule", [rule for rule in RULES if rule not in NOT_YET])
 def test_the_tree_keeps_every_rule(rule: str) -> None:
     findings = sorted({str(finding) for finding in RULES[rule](checkout())})
 

@@ -1,4 +1,4 @@
-"""Rules on tests: they never sleep, they always run, their names are sentences."""
+"""Rules on tests: they never sleep, and they always run."""
 
 import ast
 from collections.abc import Iterator
@@ -8,7 +8,6 @@ from tests.tidy.tree import Finding, Source, Tree
 LEAVES_OUT = frozenset({"skip", "skipif", "xfail", "importorskip", "skipTest", "skipIf", "skipUnless"})
 LEAVES_OUT_OF = frozenset({"pytest", "mark", "unittest", "self"})
 SLEEPS_IN = frozenset({"time", "asyncio", "anyio", "trio"})
-WORDS = 3
 
 
 def sleeps(tree: Tree) -> Iterator[Finding]:
@@ -34,17 +33,6 @@ def always_run(tree: Tree) -> Iterator[Finding]:
                             yield Finding(source.path, node.lineno, f"a test that may not run: {alias.name}")
                 case _:
                     pass
-
-
-def sentences(tree: Tree) -> Iterator[Finding]:
-    """A test's name is a sentence: it says what holds."""
-    for source in _tests(tree):
-        if not source.path.name.startswith("test_"):
-            continue
-        for node in source.nodes:
-            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.name.startswith("test"):
-                if len([word for word in node.name.split("_")[1:] if word]) < WORDS:
-                    yield Finding(source.path, node.lineno, f"{node.name} is no sentence")
 
 
 def _tests(tree: Tree) -> Iterator[Source]:

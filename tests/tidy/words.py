@@ -1,16 +1,12 @@
-"""Banned words (DESIGN 1): one word for one idea, in identifiers, file names and flags alike."""
+"""Banned words, in identifiers, file names and flags: names that say nothing of what they name."""
 
 import ast
 import re
 from collections.abc import Iterator
-from pathlib import PurePosixPath
 
 from tests.tidy.tree import Finding, Source, Tree
 
 BANNED = {
-    "term": "epoch",
-    "entry": "record or frame",
-    "lsn": "index",
     "master": "leader",
     "slave": "follower",
     "manager": "the noun of what it does",
@@ -20,9 +16,6 @@ BANNED = {
 }
 FORMS = {
     **{word: word for word in BANNED},
-    "terms": "term",
-    "entries": "entry",
-    "lsns": "lsn",
     "masters": "master",
     "slaves": "slave",
     "managers": "manager",
@@ -30,9 +23,6 @@ FORMS = {
     "helper": "helpers",
 }
 
-# The PySyncObj wrapper speaks PySyncObj's language; index files hold entries; the rule's own words stand here.
-PYSYNCOBJ = [PurePosixPath("cluster/control"), PurePosixPath("tests/control")]
-INDEX_FILES = [PurePosixPath("log"), PurePosixPath("tests/log")]
 FLAG = re.compile(r"(?<![\w-])--([a-z][a-z0-9-]*)")
 
 
@@ -43,29 +33,29 @@ def banned_in(name: str) -> set[str]:
 
 
 def file_names(tree: Tree) -> Iterator[Finding]:
-    """A file is named by the one noun it holds; none is named by a banned word."""
+    """A file is named by the one noun it holds: no path contains a banned word."""
     for path in tree.paths:
-        for word in sorted(_not_allowed(path, banned_in(str(path)))):
+        for word in sorted(banned_in(str(path))):
             yield Finding(path, 1, _say(word, str(path)))
 
 
 def identifiers(tree: Tree) -> Iterator[Finding]:
-    """No identifier that we define is made of a banned word; other people's names are theirs."""
+    """No identifier defined here contains a banned word; those of dependencies may."""
     for source in tree.modules:
         for line, name in sorted(defined(source)):
-            for word in sorted(_not_allowed(source.path, banned_in(name))):
+            for word in sorted(banned_in(name)):
                 yield Finding(source.path, line, _say(word, name))
 
 
 def flags(tree: Tree) -> Iterator[Finding]:
-    """No flag of the command line is made of a banned word."""
+    """No flag of the command line contains a banned word."""
     for source in tree.modules:
         if source.is_test:
             continue
         for node in source.nodes:
             if isinstance(node, ast.Constant) and isinstance(node.value, str):
                 for flag in FLAG.findall(node.value):
-                    for word in sorted(_not_allowed(source.path, banned_in(flag))):
+                    for word in sorted(banned_in(flag)):
                         yield Finding(source.path, node.lineno, _say(word, f"--{flag}"))
 
 
@@ -85,14 +75,6 @@ def defined(source: Source) -> set[tuple[int, str]]:
             case _:
                 pass
     return names
-
-
-def _not_allowed(path: PurePosixPath, words: set[str]) -> set[str]:
-    if any(path.is_relative_to(folder) for folder in PYSYNCOBJ):
-        return words - {"term", "entry"}
-    if any(path.is_relative_to(folder) for folder in INDEX_FILES):
-        return words - {"entry"}
-    return words
 
 
 def _say(word: str, name: str) -> str:
