@@ -14,7 +14,7 @@ from quire.log import DiskFull, Flush, LogClosed, LogError, LogReadOnly, Sync, T
 from .coalesce import Write
 from .core import Core, Members, actions, events
 from .core.changing import Outcome
-from .core.messages import Ack, Differs, HeartbeatEcho, Open, OpenAnswer, PeerMessage, PositionTold, Snapshot
+from .core.messages import Ack, CrcMismatch, HeartbeatEcho, Open, OpenAnswer, PeerMessage, PositionReport, Snapshot
 from .core.promise import Promise
 from .disk import Disk, Placed, Reason
 from .durations import Durations
@@ -46,7 +46,7 @@ class ReplicaOwner(Protocol):
         """A write was not appended and never will be."""
         ...
 
-    def role_moved(self, role: actions.RoleMoved) -> None:
+    def role_changed(self, role: actions.RoleChanged) -> None:
         """The role, epoch or leader changed."""
         ...
 
@@ -62,7 +62,7 @@ class ReplicaOwner(Protocol):
         """The log begins behind the snapshot that was fetched: so does the machine, from now on."""
         ...
 
-    def members_moved(self, members: Members) -> None:
+    def members_changed(self, members: Members) -> None:
         """The log names other members, from now on."""
         ...
 
@@ -98,7 +98,7 @@ class Sockets(Protocol):
         """Dial the leader's stream."""
         ...
 
-    def send_up(self, stream_id: int, message: Open | Ack | Differs) -> None:
+    def send_up(self, stream_id: int, message: Open | Ack | CrcMismatch) -> None:
         """Say something to the leader."""
         ...
 
@@ -169,7 +169,7 @@ class Driver:
         try:
             while self._events:
                 self.handle(self._events.popleft())
-            self._mind_news()
+            self._remind_of_commit()
         except LogError as error:
             self._events.clear()
             self.log_failed(error)
@@ -179,12 +179,12 @@ class Driver:
         finally:
             self._stepping = False
 
-    def _mind_news(self) -> None:
+    def _remind_of_commit(self) -> None:
         """Let the core look again soon, where followers have still to hear what is committed."""
         leading = self.core.leading
-        if leading is not None and leading.has_news and not self._reminded:
+        if leading is not None and leading.has_unannounced_commit and not self._reminded:
             self._reminded = True
-            self._device.remind(self.core.state.options.news_us, self._look_again)
+            self._device.remind(self.core.state.options.commit_announce_us, self._look_again)
 
     def _look_again(self) -> None:
         self._reminded = False
@@ -241,16 +241,16 @@ class Driver:
             case actions.Apply(to_index):
                 self._disk.log.set_commit_index(self.core.state.commit_index)
                 self._owner.apply_to(to_index)
-            case actions.RoleMoved():
-                self._owner.role_moved(action)
+            case actions.RoleChanged():
+                self._owner.role_changed(action)
             case actions.RejectRequest(write, reason):
                 self._owner.rejected(write, Reason(reason))  # type: ignore[arg-type]
             case actions.ReadReady(read_id, index):
                 self._owner.read_ready(read_id, index)
             case actions.TransferEnded(reason):
                 self._owner.transfer_ended(reason)
-            case actions.MembersMoved(members):
-                self._owner.members_moved(members)
+            case actions.MembersChanged(members):
+                self._owner.members_changed(members)
             case actions.ChangeEnded(ask_id, outcome):
                 self._owner.change_ended(ask_id, outcome)
             case actions.Halt(reason):
@@ -268,7 +268,7 @@ class Driver:
         | actions.AnswerOpen
         | actions.Ship
         | actions.SendAck
-        | actions.SendDiffers
+        | actions.SendCrcMismatch
         | actions.CloseStream,
     ) -> None:
         sockets = self._sockets
@@ -283,7 +283,7 @@ class Driver:
                 sockets.send_up(stream_id, opening)
             case actions.SendAck(stream_id):
                 sockets.send_up(stream_id, action.to_ack(self._owner.applied_index, self._owner.digest))
-            case actions.SendDiffers(stream_id, differs):
+            case actions.SendCrcMismatch(stream_id, differs):
                 sockets.send_up(stream_id, differs)
             case actions.AnswerOpen(stream_id, answer):
                 sockets.send_down(stream_id, answer)
@@ -294,8 +294,8 @@ class Driver:
             case _:
                 assert_never(action)
 
-    def _position(self) -> PositionTold:
-        return PositionTold(self._disk.log.durable_index, self._owner.applied_index, self._owner.digest)
+    def _position(self) -> PositionReport:
+        return PositionReport(self._disk.log.durable_index, self._owner.applied_index, self._owner.digest)
 
     def _ship(self, action: actions.Ship) -> None:
         raw, next_index = b"", action.from_index

@@ -16,7 +16,7 @@ from .core import Core, CoreOptions, Identity, events
 from .core.changing import NotLeading
 from .core.following import Step
 from .core.leading import Queues
-from .core.messages import ControlTold, LagTold, PositionTold, Snapshot
+from .core.messages import ControlMessage, LagReport, PositionReport, Snapshot
 from .core.state import State
 from .disk import Disk, Reason
 from .disk_thread import DiskThread
@@ -80,7 +80,7 @@ class _Threads:
 class NodeAbove(ReplicaOwner, NetworkOwner, Protocol):
     """What a replica tells the node above."""
 
-    def position_told(self, node_id: str, applied_index: int, digest: bytes) -> None:
+    def position_reported(self, node_id: str, applied_index: int, digest: bytes) -> None:
         """A node that follows this one says how far it has applied, and the digest there."""
         ...
 
@@ -112,7 +112,7 @@ class Replica:
         self._proposed: list[Write] = []
         self._ticked_at = 0
         self._stopped = False
-        self._lag_told: LagTold | None = None
+        self._lag_told: LagReport | None = None
         self._leader_heard_at = wall_clock()
         self._threads = _Threads()
         self._tasks: list[asyncio.Task[None]] = []
@@ -178,21 +178,21 @@ class Replica:
         if self._has_ended:
             self._owner.read_ready(read_id, None)
         else:
-            self._step(events.ReadAsked(read_id))
+            self._step(events.ReadRequested(read_id))
 
     def transfer(self, target: str | None) -> None:
-        """Begin to hand over; `role_moved` follows, or `transfer_ended`."""
+        """Begin to hand over; `role_changed` follows, or `transfer_ended`."""
         if self._has_ended:
             self._owner.transfer_ended("this node has stopped")
         else:
-            self._step(events.TransferAsked(target))
+            self._step(events.TransferRequested(target))
 
     def promote(self, ask_id: int, node_id: str, address: str) -> None:
         """Ask for the next change of members that brings a node to be a voter; `change_ended` follows."""
         if self._has_ended:
             self._owner.change_ended(ask_id, NotLeading())
         else:
-            self._step(events.PromoteAsked(ask_id, node_id, address))
+            self._step(events.PromoteRequested(ask_id, node_id, address))
 
     def snapshot_fetched(self, stream_id: int, snapshot: Snapshot) -> None:
         """What `fetch_snapshot` asked for is whole, and synced."""
@@ -218,7 +218,7 @@ class Replica:
 
     def tell_control(self, node_id: str, data: bytes) -> None:
         """Let the control plane speak to a peer, on the link that this node dialled; lost if there is none."""
-        self.network.send(node_id, ControlTold(data))
+        self.network.send(node_id, ControlMessage(data))
 
     def _step(self, event: events.Event) -> None:
         self._driver.step(event)
@@ -278,12 +278,12 @@ class Replica:
 
     # Asides: lag and status, which no rule reads
 
-    def _heard_aside(self, peer: Who, message: PositionTold | LagTold) -> None:
+    def _heard_aside(self, peer: Who, message: PositionReport | LagReport) -> None:
         match message:
-            case PositionTold(durable_index, applied_index, digest):
+            case PositionReport(durable_index, applied_index, digest):
                 self.positions[peer.node_id] = Position(durable_index, applied_index, digest, wall_clock())
-                self._owner.position_told(peer.node_id, applied_index, digest)
-            case LagTold():
+                self._owner.position_reported(peer.node_id, applied_index, digest)
+            case LagReport():
                 if peer.node_id == self.core.live_leader:
                     self._lag_told, self._leader_heard_at = message, wall_clock()
             case _:
@@ -298,7 +298,7 @@ class Replica:
         for node_id, position in self.positions.items():
             self.network.send(
                 node_id,
-                LagTold(
+                LagReport(
                     log.durable_index,
                     lacking_bytes(log, position.durable_index),
                     first_lacking(log, position.durable_index),
@@ -322,7 +322,7 @@ class Replica:
         """This node's own lag at `clock`; a leader has none."""
         if self.core.leading is not None:
             return NO_LAG
-        told = self._lag_told or LagTold(0, 0, 0)
+        told = self._lag_told or LagReport(0, 0, 0)
         records = max(0, told.durable_index - self._disk.log.durable_index)
         late = self._leader_heard_at - told.since if told.since and records else 0
         known = Lag(records, told.lag_bytes if records else 0, max(0, late) / MICROSECONDS)

@@ -73,7 +73,7 @@ class Hearing:
     # Who leads
 
     @property
-    def role(self) -> actions.RoleMoved:
+    def role(self) -> actions.RoleChanged:
         """What this node is, as its core told last."""
         return self.leadership.role
 
@@ -139,7 +139,7 @@ class Hearing:
             case _:
                 assert_never(reason)
 
-    def role_moved(self, role: actions.RoleMoved) -> None:
+    def role_changed(self, role: actions.RoleChanged) -> None:
         """Keep the history; what a lost leadership left uncommitted is unknown."""
         was = self.leadership.moved(role)
         if was.role == "leader" and (role.role != "leader" or role.epoch != was.epoch):
@@ -166,9 +166,9 @@ class Hearing:
         self.digests.applied(applier.applied_index, applier.digest)
         self.visibility.grew()
 
-    def members_moved(self, members: Members) -> None:
+    def members_changed(self, members: Members) -> None:
         """The log names other members."""
-        self.leadership.members_moved(members)
+        self.leadership.members_changed(members)
 
     def change_ended(self, ask_id: int, outcome: Outcome) -> None:
         """What became of one step of a promotion."""
@@ -186,7 +186,7 @@ class Hearing:
         """What is sent to a peer is lost."""
         self.leadership.peer_unlinked(node_id)
 
-    def position_told(self, node_id: str, applied_index: int, digest: bytes) -> None:
+    def position_reported(self, node_id: str, applied_index: int, digest: bytes) -> None:
         """A follower has applied so far, and stands at this digest; what comes late to a former leader is no news."""
         if self.role.role == "leader":
             self.digests.reported(node_id, applied_index, digest)

@@ -35,7 +35,7 @@ class Leadership:
 
     def __init__(self, node_id: str, heartbeat_s: float, election_timeout_s: float) -> None:
         self.node_id = node_id
-        self.role = actions.RoleMoved("forming", 0, None, False, "")
+        self.role = actions.RoleChanged("forming", 0, None, False, "")
         self.history: deque[Change] = deque(maxlen=HISTORY_LENGTH)
         self.changes = 0
         self._led_by: str | None = None
@@ -56,7 +56,7 @@ class Leadership:
         self._group(replica, state.members)
         return self._is_alone(state.members)
 
-    def members_moved(self, members: Members) -> None:
+    def members_changed(self, members: Members) -> None:
         """The log names other members: from now on the control plane is among its voters (rule 13)."""
         if self._replica is None:
             return  # Its log is recovered, and it does not run yet.
@@ -143,7 +143,7 @@ class Leadership:
 
     # What the core tells
 
-    def moved(self, role: actions.RoleMoved) -> actions.RoleMoved:
+    def moved(self, role: actions.RoleChanged) -> actions.RoleChanged:
         """Note a change; return the role before."""
         was, self.role = self.role, role
         if was.leader_id != role.leader_id or was.epoch != role.epoch:

@@ -89,9 +89,9 @@ def error_of(
             return not_leader() or NoLeader()
         case changing.NotServing(start_index, commit_index):
             return LeaderNotServing(start_index, commit_index)
-        case changing.UnderWay(members_index, commit_index):
+        case changing.ChangeUnderWay(members_index, commit_index):
             return ChangeUnderWay(f"the change of members at index {members_index} is not committed yet", commit_index)
-        case changing.HandingOver(target):
+        case changing.TransferUnderWay(target):
             return ChangeUnderWay(f"the leader hands over to {target}", None)
         case changing.NotConnected(connected):
             return NodeNotConnected(node_id, list(connected))

@@ -256,7 +256,7 @@ class Node:
         return self.hearing.digest
 
     @property
-    def role(self) -> actions.RoleMoved:
+    def role(self) -> actions.RoleChanged:
         """What this node is, as its core told last."""
         return self.leadership.role
 

@@ -108,7 +108,7 @@ class Nemesis:
             case "clock":
                 node.clocks.ahead += lasts
             case "transfer":
-                node.run(node.life, node.step, events.TransferAsked(str(values[0]) or None))
+                node.run(node.life, node.step, events.TransferRequested(str(values[0]) or None))
             case "stop":
                 self._stop(node, lasts)
             case _:
@@ -227,7 +227,7 @@ class Nemesis:
         ask_id = self.promoting[name] = next(self._asks)
         leader = next((node for node in self.nodes if node.leads), None)
         if leader is not None:
-            leader.run(leader.life, leader.step, events.PromoteAsked(ask_id, name, f"{name}:1"))
+            leader.run(leader.life, leader.step, events.PromoteRequested(ask_id, name, f"{name}:1"))
         self.schedule.later(self._operator.randint(*ASKS_AGAIN_US), self._ask_again, name, ask_id)
 
     def _ask_again(self, name: str, ask_id: int) -> None:

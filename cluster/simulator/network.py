@@ -13,13 +13,13 @@ from typing import Any, Protocol
 from quire.replication.core import actions, events
 from quire.replication.core.messages import (
     Ack,
-    Differs,
-    GenesisShown,
-    LagTold,
+    CrcMismatch,
+    GenesisOffer,
+    LagReport,
     Open,
     OpenAnswer,
     PeerMessage,
-    PositionTold,
+    PositionReport,
 )
 from quire.replication.net.assembler import FrameAssembler
 from quire.replication.net.shipment import Shipment, from_message, to_messages
@@ -258,7 +258,7 @@ class Network:
 
     def send(self, source: End, node_id: str, message: PeerMessage) -> None:
         """A message on a link; lost without a word where there is none."""
-        if isinstance(message, PositionTold | LagTold | GenesisShown):
+        if isinstance(message, PositionReport | LagReport | GenesisOffer):
             return  # for status and for lag: nothing that a rule reads
         link = self.links.get((source.node_id, node_id))
         if link is None or link.pipe is None or link.pipe is not link.known:
@@ -301,7 +301,7 @@ class Network:
         if stream.follower_stream_id in stream.follower.upstreams:
             stream.follower.step(events.StreamConnected(stream.follower_stream_id))
 
-    def send_up(self, stream: Stream, message: Open | Ack | Differs) -> None:
+    def send_up(self, stream: Stream, message: Open | Ack | CrcMismatch) -> None:
         """From the follower to the leader."""
         stream.up.put(stream.leader.run, stream.leader_life, self._arrive_up, stream, encode(message))
 
@@ -317,8 +317,8 @@ class Network:
             return
         elif isinstance(message, Ack):
             leader.step(events.AckArrived(stream.leader_stream_id, message))
-        elif isinstance(message, Differs):
-            leader.step(events.DiffersArrived(stream.leader_stream_id, message))
+        elif isinstance(message, CrcMismatch):
+            leader.step(events.CrcMismatchArrived(stream.leader_stream_id, message))
 
     def send_down(self, stream: Stream, said: OpenAnswer | Shipment) -> None:
         """From the leader to the follower, in as many messages as it takes."""

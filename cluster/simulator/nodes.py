@@ -15,7 +15,7 @@ from quire.replication import Disk, Placed, PromiseFile, Reason, Write
 from quire.replication.core import Core, CoreOptions, Identity, Members, State, actions, events
 from quire.replication.core.changing import Outcome
 from quire.replication.core.invariants import Point, check_point, check_step
-from quire.replication.core.messages import Ack, Differs, Open, OpenAnswer, PeerMessage, Snapshot
+from quire.replication.core.messages import Ack, CrcMismatch, Open, OpenAnswer, PeerMessage, Snapshot
 from quire.replication.driver import Driver
 from quire.replication.durations import Durations
 from quire.replication.lag import Position
@@ -88,7 +88,7 @@ class Life:
     applying: bool = False
     point: Point | None = None
     last_read: int = 0
-    role: actions.RoleMoved = field(default_factory=lambda: actions.RoleMoved("follower", 0, None, False, ""))
+    role: actions.RoleChanged = field(default_factory=lambda: actions.RoleChanged("follower", 0, None, False, ""))
 
     def expired(self) -> None:
         """End the streams that lack what is gone."""
@@ -322,7 +322,7 @@ class Node:
         life = self.it
         life.last_read += 1
         life.readers[life.last_read] = reader
-        self.step(events.ReadAsked(life.last_read))
+        self.step(events.ReadRequested(life.last_read))
 
     # ReplicaOwner
 
@@ -491,13 +491,13 @@ class Node:
     def rejected(self, write: Write, reason: Reason) -> None:
         write.owner.rejected(reason)
 
-    def role_moved(self, role: actions.RoleMoved) -> None:
+    def role_changed(self, role: actions.RoleChanged) -> None:
         life = self.it
         was, life.role = life.role, role
         if was.role == "leader" and (role.role != "leader" or role.epoch != was.epoch):
             life.pending.lost(life.core.state.commit_index, role.reason)
 
-    def members_moved(self, members: Members) -> None:
+    def members_changed(self, members: Members) -> None:
         """No control plane is rebuilt here: the histories nominate."""
 
     def change_ended(self, ask_id: int, outcome: Outcome) -> None:
@@ -539,7 +539,7 @@ class Node:
         self.act()
         self.network.dial_stream(self, action)
 
-    def send_up(self, stream_id: int, message: Open | Ack | Differs) -> None:
+    def send_up(self, stream_id: int, message: Open | Ack | CrcMismatch) -> None:
         self.act()
         if (stream := self.upstreams.get(stream_id)) is not None:
             if isinstance(message, Ack):

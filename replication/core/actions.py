@@ -6,7 +6,7 @@ from typing import Any
 from .changing import Outcome
 from .events import Request
 from .members import Members
-from .messages import Ack, CoreMessage, Differs, Open, OpenAnswer, Snapshot
+from .messages import Ack, CoreMessage, CrcMismatch, Open, OpenAnswer, Snapshot
 from .promise import Promise
 
 # Disk: carried out one at a time, in the order asked; only appends go on beside a flush (rule 2). The rules rest on the
@@ -125,11 +125,11 @@ class SendAck:
 
 
 @dataclass(frozen=True, slots=True)
-class SendDiffers:
+class SendCrcMismatch:
     """Tell the leader that the logs contradict each other (rule 8)."""
 
     stream_id: int
-    differs: Differs
+    mismatch: CrcMismatch
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,7 +163,7 @@ class Apply:
 
 
 @dataclass(frozen=True, slots=True)
-class RoleMoved:
+class RoleChanged:
     """The node's role, epoch or leader changed. `serving`: a leader whose `epoch_start` is committed (rule 6)."""
 
     role: str
@@ -174,7 +174,7 @@ class RoleMoved:
 
 
 @dataclass(frozen=True, slots=True)
-class MembersMoved:
+class MembersChanged:
     """The log names other members than before: a record was appended, cut, or came with a snapshot (rule 15)."""
 
     members: Members
@@ -182,7 +182,7 @@ class MembersMoved:
 
 @dataclass(frozen=True, slots=True)
 class ChangeEnded:
-    """The answer to a `PromoteAsked`: at once where nothing is changed, else once the record is committed."""
+    """The answer to a `PromoteRequested`: at once where nothing is changed, else once the record is committed."""
 
     ask_id: int
     outcome: Outcome
@@ -190,7 +190,7 @@ class ChangeEnded:
 
 @dataclass(frozen=True, slots=True)
 class TransferEnded:
-    """A `TransferAsked` came to nothing, and this node goes on. One that succeeds ends the leadership instead."""
+    """A `TransferRequested` came to nothing, and this node goes on. One that succeeds ends the leadership instead."""
 
     reason: str
 
@@ -235,12 +235,12 @@ Action = (
     | AnswerOpen
     | Ship
     | SendAck
-    | SendDiffers
+    | SendCrcMismatch
     | CloseStream
     | FetchSnapshot
     | Apply
-    | RoleMoved
-    | MembersMoved
+    | RoleChanged
+    | MembersChanged
     | ChangeEnded
     | TransferEnded
     | RejectRequest

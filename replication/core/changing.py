@@ -51,7 +51,7 @@ class NotServing:
 
 
 @dataclass(frozen=True, slots=True)
-class UnderWay:
+class ChangeUnderWay:
     """The last change of members is not committed yet; nothing was appended."""
 
     members_index: int
@@ -59,7 +59,7 @@ class UnderWay:
 
 
 @dataclass(frozen=True, slots=True)
-class HandingOver:
+class TransferUnderWay:
     """This leader is handing over to another node; nothing was appended."""
 
     target: str
@@ -112,40 +112,50 @@ class Lost:
     """The record was appended, and the leadership ended before it was committed: nobody knows what becomes of it."""
 
 
-Refused = NotLeading | NotServing | UnderWay | HandingOver | NotConnected | NotFollowing | Behind | Unheard | TooMany
+Refused = (
+    NotLeading
+    | NotServing
+    | ChangeUnderWay
+    | TransferUnderWay
+    | NotConnected
+    | NotFollowing
+    | Behind
+    | Unheard
+    | TooMany
+)
 Outcome = Changed | AlreadyVoter | Refused | Full | Lost
 
 
-class Standing(NamedTuple):
+class ChangeContext(NamedTuple):
     """What a leader knows of itself and of a node that is to be a voter. `match_index` is None without a stream."""
 
     serving: bool
     start_index: int | None
-    hands_over_to: str | None
+    transferring_to: str | None
     match_index: int | None
     is_heard: Callable[[Member], bool]
 
 
-def next_change(state: "State", standing: Standing, node_id: str, address: str) -> Members | AlreadyVoter | Refused:
+def next_change(state: "State", context: ChangeContext, node_id: str, address: str) -> Members | AlreadyVoter | Refused:
     """The members as they are to stand in the log next, on the way of a node to be a voter with its present disk."""
-    if not standing.serving:
-        return NotServing(standing.start_index or 0, state.commit_index)
+    if not context.serving:
+        return NotServing(context.start_index or 0, state.commit_index)
     if (members_index := state.log.members_index or 0) >= state.commit_index:
-        return UnderWay(members_index, state.commit_index)
-    if standing.hands_over_to is not None:
-        return HandingOver(standing.hands_over_to)
+        return ChangeUnderWay(members_index, state.commit_index)
+    if context.transferring_to is not None:
+        return TransferUnderWay(context.transferring_to)
     disk_id = state.me.disk_id if node_id == state.me.node_id else state.links.get(node_id)
     if disk_id is None:
         return NotConnected(tuple(sorted(state.links)))
     members = state.members
     if members.is_voter(node_id, disk_id):
         return AlreadyVoter()
-    if standing.match_index is None:
+    if context.match_index is None:
         return NotFollowing()
-    lag_bytes = state.log.bytes_from(standing.match_index)
+    lag_bytes = state.log.bytes_from(context.match_index)
     if lag_bytes > state.options.promotable_bytes:
         return Behind(lag_bytes, state.options.promotable_bytes)
-    return _admissible(_after(members, Member(node_id, disk_id, address, Role.VOTER)), standing)
+    return _admissible(_after(members, Member(node_id, disk_id, address, Role.VOTER)), context)
 
 
 def _after(members: Members, new: Member) -> tuple[Member, ...]:
@@ -157,12 +167,12 @@ def _after(members: Members, new: Member) -> tuple[Member, ...]:
     return tuple(sorted((*others, new), key=lambda member: member.node_id))
 
 
-def _admissible(after: tuple[Member, ...], standing: Standing) -> Members | TooMany | Unheard:
+def _admissible(after: tuple[Member, ...], context: ChangeContext) -> Members | TooMany | Unheard:
     """Refuse what could not be committed, and nothing after it: it would count at once, and could not be taken back."""
     if len(after) > MAX_MEMBERS:
         return TooMany(len(after), MAX_MEMBERS)
     members = Members(after)
-    unheard = tuple(voter.node_id for voter in members.voters() if not standing.is_heard(voter))
-    if not members.is_majority(standing.is_heard):
+    unheard = tuple(voter.node_id for voter in members.voters() if not context.is_heard(voter))
+    if not members.is_majority(context.is_heard):
         return Unheard(unheard, len(members.voters()) - len(unheard), members.majority())
     return members

@@ -20,7 +20,7 @@ from .actions import (
     AnswerOpen,
     ChangeEnded,
     Flush,
-    MembersMoved,
+    MembersChanged,
     ReadReady,
     RejectRequest,
     Send,
@@ -33,7 +33,7 @@ from .events import (
     AckArrived,
     Appended,
     AppendRefused,
-    DiffersArrived,
+    CrcMismatchArrived,
     DiskFailed,
     Event,
     Expired,
@@ -46,9 +46,9 @@ from .events import (
     Nominated,
     OpenAnswered,
     PromiseStored,
-    PromoteAsked,
+    PromoteRequested,
     Proposed,
-    ReadAsked,
+    ReadRequested,
     Received,
     Shipped,
     SnapshotFetched,
@@ -57,7 +57,7 @@ from .events import (
     StreamConnected,
     StreamOpened,
     Tick,
-    TransferAsked,
+    TransferRequested,
     Truncated,
 )
 from .following import Following
@@ -75,10 +75,17 @@ from .messages import (
 )
 from .promise import Promise
 from .state import State
-from .writer import Cut, FollowLeader, HandleVote, Place, Write, Writer
+from .writer import FollowLeader, HandleVote, InstallSnapshot, TruncateLog, WriteFrames, Writer
 
 LeadersEvent = (
-    AckArrived | DiffersArrived | Shipped | StreamOpened | Proposed | ReadAsked | TransferAsked | PromoteAsked
+    AckArrived
+    | CrcMismatchArrived
+    | Shipped
+    | StreamOpened
+    | Proposed
+    | ReadRequested
+    | TransferRequested
+    | PromoteRequested
 )
 
 
@@ -91,7 +98,7 @@ class Core:
         self.candidate = Candidate(state)
         self.leading: Leading | None = None
         self.following: Following | None = None
-        self._being_promised: HandleVote | None = None  # whose promise is going to disk, to be answered then
+        self._storing_vote: HandleVote | None = None  # whose promise is going to disk, to be answered then
         self._ticked_at = 0
         # Rule 1: at start the promise is at least the last frame's epoch.
         if state.log.last_epoch > state.promise.epoch:
@@ -126,7 +133,7 @@ class Core:
             return
         state.members = members
         self.candidate.give_up()  # It keeps answers by node id: they may be another disk's now.
-        state.act(MembersMoved(members))
+        state.act(MembersChanged(members))
 
     # Events
 
@@ -134,13 +141,13 @@ class Core:
         match event:
             case (
                 AckArrived()
-                | DiffersArrived()
+                | CrcMismatchArrived()
                 | Shipped()
                 | StreamOpened()
                 | Proposed()
-                | ReadAsked()
-                | TransferAsked()
-                | PromoteAsked()
+                | ReadRequested()
+                | TransferRequested()
+                | PromoteRequested()
             ):
                 self._to_leading(event)
             case FramesArrived() | OpenAnswered() | StreamConnected() | SnapshotFetched() | FetchFailed():
@@ -159,7 +166,7 @@ class Core:
             case Nominated(nominated):
                 self.candidate.nominated = nominated
             case Stopped(reason):
-                self._end_leading(reason)
+                self._step_down(reason)
                 self.state.halted = reason
             case Tick():
                 self._tick()
@@ -177,8 +184,8 @@ class Core:
             self.state.links.pop(event.node_id, None)
             if self.following and self.following.leader.candidate == event.node_id:
                 self.following.link_lost()
-                self._tell_role(f"the link to the leader {event.node_id} broke")
-                self._stand_if_due()
+                self._report_role(f"the link to the leader {event.node_id} broke")
+                self._campaign_if_due()
             return
         self.state.links[event.node_id] = event.disk_id
         if self.leading:
@@ -188,39 +195,39 @@ class Core:
         self._ticked_at = self.state.now
         if self.following:
             self.following.tick()
-            self._tell_role(f"the leader {self.following.leader.candidate} was not heard for an election timeout")
+            self._report_role(f"the leader {self.following.leader.candidate} was not heard for an election timeout")
         if self.leading and self._disk_hangs:
-            self._end_leading("the disk has not answered for an election timeout")
+            self._step_down("the disk has not answered for an election timeout")
         if self.leading:
             self.leading.tick()
             if not self.leading.hears_majority():
-                self._end_leading("no majority was heard for an election timeout")
-        self._stand_if_due()
+                self._step_down("no majority was heard for an election timeout")
+        self._campaign_if_due()
 
-    def _stand_if_due(self) -> None:
+    def _campaign_if_due(self) -> None:
         """Rule 13: look at all causes to stand, as long as this node may."""
         live, state = self.live_promise, self.state
         if live is not None:
             self.candidate.heard_leader(self.following.heard_at if self.following else state.now)
-        if self._may_stand:
+        if self._may_campaign:
             self.candidate.tick()
-            self._ask_itself()
+            self._request_own_vote()
         else:
-            self.candidate.stop_asking()
+            self.candidate.stop_pre_vote()
 
     @property
-    def _may_stand(self) -> bool:
+    def _may_campaign(self) -> bool:
         """Whether no leader is heard, or the one that is has asked this node to stand; and the disk answers."""
-        return self.live_promise in (None, self.candidate.shown) and not self._disk_hangs
+        return self.live_promise in (None, self.candidate.transferred_by) and not self._disk_hangs
 
     @property
     def _disk_hangs(self) -> bool:
         """Rule 11: a disk that does not answer for an election timeout neither leads nor stands."""
         return self.writer.hangs(self.state.now, self.state.options.election_timeout_us)
 
-    def _ask_itself(self) -> None:
+    def _request_own_vote(self) -> None:
         """Ask this node's own promise first, once a majority would promise."""
-        if (request := self.candidate.begin_promising()) is not None:
+        if (request := self.candidate.begin_vote()) is not None:
             self.writer.submit(HandleVote(self.state.me.node_id, request))
 
     def _lead_if_elected(self) -> None:
@@ -232,29 +239,29 @@ class Core:
     def _to_leading(self, event: LeadersEvent) -> None:
         leading = self.leading
         if leading is None:
-            self._refuse_as_no_leader(event)
+            self._refuse_not_leading(event)
             return
         match event:
             case AckArrived():
                 leading.acknowledged(event)
-            case DiffersArrived():
-                leading.differs(event)
+            case CrcMismatchArrived():
+                leading.crc_mismatch(event)
             case Shipped():
                 leading.shipped(event)
             case StreamOpened():
                 leading.open_stream(event)
             case Proposed(requests):
                 leading.propose(requests)
-            case ReadAsked(read_id):
+            case ReadRequested(read_id):
                 leading.read(read_id)
-            case TransferAsked(target):
+            case TransferRequested(target):
                 leading.transfer(target)
-            case PromoteAsked():
+            case PromoteRequested():
                 leading.promote(event)
             case _:
                 assert_never(event)
 
-    def _refuse_as_no_leader(self, event: LeadersEvent) -> None:
+    def _refuse_not_leading(self, event: LeadersEvent) -> None:
         """Tell who asks that this node does not lead; what belongs to a leadership that is over counts for nothing."""
         match event:
             case StreamOpened(stream_id):
@@ -262,13 +269,13 @@ class Core:
             case Proposed(requests):
                 for request in requests:
                     self.state.act(RejectRequest(request, "not_leader"))
-            case ReadAsked(read_id):
+            case ReadRequested(read_id):
                 self.state.act(ReadReady(read_id, None))
-            case TransferAsked():
+            case TransferRequested():
                 self.state.act(TransferEnded("this node does not lead"))
-            case PromoteAsked(ask_id):
+            case PromoteRequested(ask_id):
                 self.state.act(ChangeEnded(ask_id, NotLeading()))
-            case AckArrived() | DiffersArrived() | Shipped():
+            case AckArrived() | CrcMismatchArrived() | Shipped():
                 pass
             case _:
                 assert_never(event)
@@ -299,7 +306,7 @@ class Core:
             case Heartbeat():
                 self._heartbeat(sender, message)
             case HeartbeatEcho():
-                self._outgrown_by(sender, message.held_epoch)
+                self._step_down_on_higher_epoch(sender, message.held_epoch)
                 if self.leading:
                     self.leading.echoed(sender, event.disk_id, message)
             case PreVote():
@@ -307,46 +314,51 @@ class Core:
                 answer_pre_vote(state, sender, message, self.live_promise)
             case VoteRequest(promise):
                 # Whether this log names it a voter does not matter: it may hold a newer record (`election`).
-                if promise.candidate == sender and not self.writer.considers(sender):
+                if promise.candidate == sender and not self.writer.has_vote_from(sender):
                     self.writer.submit(HandleVote(sender, message))
             case _:
                 # A node whose disk is not a member's neither counts nor is counted.
                 if state.members.is_voter(sender, event.disk_id):
-                    self._voter_said(sender, message)
+                    self._received_from_voter(sender, message)
 
-    def _outgrown_by(self, sender: str, held_epoch: int) -> None:
+    def _step_down_on_higher_epoch(self, sender: str, held_epoch: int) -> None:
         """Rule 10: a higher epoch in any answer ends a leadership. The target of a hand-over is not stood against."""
         if held_epoch <= self.state.promise.epoch:
             return
         self.candidate.highest_epoch = max(self.candidate.highest_epoch, held_epoch)
-        if self.leading and self.leading.hands_over_to == sender:
-            self._end_leading(f"handed over to {sender}")
+        if self.leading and self.leading.transferring_to == sender:
+            self._step_down(f"handed over to {sender}")
             self.candidate.yield_to_another()
-        self._end_leading(f"{sender} holds epoch {held_epoch}")
+        self._step_down(f"{sender} holds epoch {held_epoch}")
 
-    def _voter_said(self, sender: str, message: PreVoteAnswer | Campaign | VoteAnswer) -> None:
+    def _received_from_voter(self, sender: str, message: PreVoteAnswer | Campaign | VoteAnswer) -> None:
         match message:
             case PreVoteAnswer():
-                self._outgrown_by(sender, message.held_epoch)
-                if not self._may_stand:
-                    self.candidate.stop_asking()
+                self._step_down_on_higher_epoch(sender, message.held_epoch)
+                if not self._may_campaign:
+                    self.candidate.stop_pre_vote()
                 self.candidate.pre_vote_answered(sender, message)
-                self._ask_itself()
-            case Campaign(shown):
-                self._campaign(sender, shown)
+                self._request_own_vote()
+            case Campaign(transferred_by):
+                self._campaign_requested(sender, transferred_by)
             case VoteAnswer():
-                self._outgrown_by(sender, message.held_epoch)
-                self.candidate.promise_answered(sender, message)
+                self._step_down_on_higher_epoch(sender, message.held_epoch)
+                self.candidate.vote_answered(sender, message)
                 self._lead_if_elected()
             case _:
                 assert_never(message)
 
-    def _campaign(self, sender: str, shown: Promise | None) -> None:
+    def _campaign_requested(self, sender: str, transferred_by: Promise | None) -> None:
         """Stand because another asked for it: a candidate where no leader is heard, or that leader itself."""
-        if self.live_promise == shown and self.leading is None and self.state.is_voter and not self._disk_hangs:
-            if shown is None or shown.candidate == sender:
-                self.candidate.urge(sender, shown)
-                self._ask_itself()
+        if (
+            self.live_promise == transferred_by
+            and self.leading is None
+            and self.state.is_voter
+            and not self._disk_hangs
+        ):
+            if transferred_by is None or transferred_by.candidate == sender:
+                self.candidate.campaign_requested(sender, transferred_by)
+                self._request_own_vote()
 
     def _heartbeat(self, sender: str, message: Heartbeat) -> None:
         state, leader = self.state, message.promise
@@ -359,7 +371,7 @@ class Core:
         if (leader == state.stored_promise and following) or leader.epoch < state.promise.epoch:
             echo = HeartbeatEcho(leader.epoch, message.sequence, state.promise.epoch)
             state.act(Send(sender, echo))
-        elif not self.writer.waits(FollowLeader(leader)):
+        elif not self.writer.is_queued(FollowLeader(leader)):
             # Rule 1: following raises the promise; only an elected leader sends heartbeats.
             self.writer.submit(FollowLeader(leader))
 
@@ -389,7 +401,7 @@ class Core:
             case AppendRefused(stream_id, reason):
                 self._append_refused(stream_id, reason)
             case DiskFailed(reason):
-                self._end_leading(reason)
+                self._step_down(reason)
                 self.state.halt(reason)
             case _:
                 assert_never(event)
@@ -412,43 +424,43 @@ class Core:
             if self.leading.serving:
                 self.leading.refuse_waiting(reason)
             else:
-                self._end_leading(reason)  # Without its epoch_start it never serves.
+                self._step_down(reason)  # Without its epoch_start it never serves.
 
     # Promises (rule 1)
 
     def _promise_stored(self, promise: Promise) -> None:
         self.state.stored_promise = promise
-        asked, self._being_promised = self._being_promised, None
+        asked, self._storing_vote = self._storing_vote, None
         if asked is not None:
-            self._answer_promise(asked, granted=True)
-        self.candidate.own_promise_stored()
+            self._answer_vote(asked, granted=True)
+        self.candidate.own_vote_stored()
         self._lead_if_elected()  # A single voter is a majority.
         if self.following:
             self.following.tick()  # It dials only now that the promise is on disk.
 
-    def _answer_promise(self, asked: HandleVote, *, granted: bool) -> None:
+    def _answer_vote(self, asked: HandleVote, *, granted: bool) -> None:
         state = self.state
         if asked.node_id != state.me.node_id:
             answer = VoteAnswer(asked.request.promise, granted, state.promise.epoch, state.clock)
             state.act(Send(asked.node_id, answer))
 
-    def _consider(self, job: HandleVote) -> None:
+    def _handle_vote(self, job: HandleVote) -> None:
         """Rules 1 and 5, at the head of the queue: refuse, grant once more, or store the promise and grant then."""
         state = self.state
         if job.node_id == state.me.node_id and job.request.promise != self.candidate.wanted:
             return  # Its attempt ended while it waited: promised now, it would end a leadership for nobody.
         if refusal(state, job.request) is not None:
-            self._answer_promise(job, granted=False)
+            self._answer_vote(job, granted=False)
             if job.request.promise == self.candidate.wanted:
                 self.candidate.give_up()
             return
         if job.request.promise == state.stored_promise:
-            self._answer_promise(job, granted=True)
+            self._answer_vote(job, granted=True)
             return
-        self._being_promised = job
-        self._promise(job.request.promise, f"promised epoch {job.request.promise.epoch} to {job.node_id}")
+        self._storing_vote = job
+        self._store_promise(job.request.promise, f"promised epoch {job.request.promise.epoch} to {job.node_id}")
 
-    def _adopt(self, job: FollowLeader) -> None:
+    def _follow_leader(self, job: FollowLeader) -> None:
         """Rule 1, at the head of the queue: follow an elected leader, and promise it what another was promised."""
         state, leader = self.state, job.promise
         if leader.epoch < state.promise.epoch or (self.following and self.following.leader == leader):
@@ -457,26 +469,26 @@ class Core:
             state.halt(f"two leaders in one epoch: {leader} was heard, this node follows or leads {state.promise}")
             return
         if leader != state.stored_promise:
-            self._promise(leader, f"heard the leader of epoch {leader.epoch}")
+            self._store_promise(leader, f"heard the leader of epoch {leader.epoch}")
         self.candidate.give_up()
         self.candidate.heard_leader(state.now)
         self.following = Following(state, self.writer, leader)
         self.following.tick()
-        self._tell_role(f"heard the leader of epoch {leader.epoch}")
+        self._report_role(f"heard the leader of epoch {leader.epoch}")
 
-    def _promise(self, promise: Promise, reason: str) -> None:
+    def _store_promise(self, promise: Promise, reason: str) -> None:
         """Send a promise to disk; from here on it counts (rule 2), and whatever was done under the last one is over."""
         state = self.state
-        if self.leading and self.leading.hands_over_to == promise.candidate:
+        if self.leading and self.leading.transferring_to == promise.candidate:
             reason = f"handed over to {promise.candidate}"
-        self._end_leading(reason)
+        self._step_down(reason)
         if self.following:
             self.following.close_stream(reason)
             self.following = None
         if self.candidate.wanted != promise:
             self.candidate.yield_to_another()
         state.promise = promise
-        self._tell_role(reason)
+        self._report_role(reason)
         self.writer.begin_exclusive(self.state.now)
         state.act(StorePromise(promise))
 
@@ -484,33 +496,33 @@ class Core:
 
     def _advance(self) -> None:
         """Let the writer queue go on as far as the disk admits, ship, and tell the node above."""
-        self._write()
+        self._run_jobs()
         if self.leading:
-            self.leading.hand_over()
+            self.leading.continue_transfer()
         self._ship()
-        self.state.tell_apply()
-        self._tell_role()
+        self.state.report_apply()
+        self._report_role()
 
     def _ship(self) -> None:
         if self.leading:
             self.leading.ship(quiet=self.writer.is_quiet and not self.leading.has_waiting)
 
-    def _write(self) -> None:
+    def _run_jobs(self) -> None:
         while (job := self.writer.take()) is not None:
             match job:
                 case HandleVote():
-                    self._consider(job)
+                    self._handle_vote(job)
                 case FollowLeader():
-                    self._adopt(job)
-                case Cut():
-                    if self.following and self.following.cut(job):
+                    self._follow_leader(job)
+                case TruncateLog():
+                    if self.following and self.following.truncate(job):
                         self.writer.begin_exclusive(self.state.now)
-                case Place():
-                    if self.following and self.following.place(job):
+                case InstallSnapshot():
+                    if self.following and self.following.install(job):
                         self.writer.begin_exclusive(self.state.now)
-                case Write():
+                case WriteFrames():
                     if self.following:
-                        self.following.write(job)
+                        self.following.append(job)
                 case _:
                     assert_never(job)
         if self.leading and self.writer.may_append:
@@ -518,15 +530,15 @@ class Core:
         if self.writer.take_flush(self.state.now):
             self.state.act(Flush())
 
-    def _end_leading(self, reason: str) -> None:
+    def _step_down(self, reason: str) -> None:
         if self.leading is not None:
             self.leading.end()
             self.leading = None
-            self._tell_role(reason)
+            self._report_role(reason)
 
     def _end_if_halted(self) -> None:
         if self.state.halted is not None:
-            self._end_leading(self.state.halted)
+            self._step_down(self.state.halted)
 
     # What it is
 
@@ -545,12 +557,12 @@ class Core:
         live = self.live_promise
         return None if live is None else live.candidate
 
-    def _tell_role(self, reason: str = "") -> None:
+    def _report_role(self, reason: str = "") -> None:
         """Tell the node above if its role moved; `reason` is then why, and for a leader it is why it stood."""
         state = self.state
         if self.leading:
             leading = self.leading
-            state.tell_role("leader", leading.promise.epoch, state.me.node_id, leading.serving, self.candidate.cause)
+            state.report_role("leader", leading.promise.epoch, state.me.node_id, leading.serving, self.candidate.reason)
         else:
             role = "follower" if state.is_voter else "observer"
-            state.tell_role(role, state.promise.epoch, self.live_leader, False, reason)
+            state.report_role(role, state.promise.epoch, self.live_leader, False, reason)

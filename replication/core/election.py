@@ -42,10 +42,10 @@ class Phase(Enum):
 def answer_pre_vote(state: State, sender: str, message: PreVote, live: Promise | None) -> None:
     """Say what this node would answer. `live` is the promise of the leader that it hears, itself included.
 
-    Rule 4: a node that hears a live leader says no, unless that leader's `campaign` is shown. A candidate that asks
-    leads nobody, so it is no live leader of ours.
+    Rule 4: a node that hears a live leader says no, unless the candidate shows that leader's own `Campaign`. A leader
+    that campaigns has stepped down, so hearing it earlier is no reason to refuse it.
     """
-    free = live is None or live.candidate == sender or live == message.shown
+    free = live is None or live.candidate == sender or live == message.transferred_by
     granted = free and message.last >= state.log.durable
     state.act(
         Send(sender, PreVoteAnswer(message.attempt, granted, state.promise.epoch, state.log.durable, state.clock))
@@ -75,8 +75,8 @@ class Candidate:
         self.state = state
         # The causes to stand (rule 13), and what holds it back.
         self.nominated = False
-        self._urged_by = ""
-        self._urged_until = 0
+        self._requested_by = ""
+        self._requested_until = 0
         self._leader_heard_at: int | None = None
         self._hold_until = 0
         self._failures = 0
@@ -84,10 +84,10 @@ class Candidate:
         # The attempt under way.
         self.phase = Phase.IDLE
         self.attempt = 0
-        self.cause = ""
+        self.reason = ""
         self._phase_began = 0
         self._asked_at = 0
-        self.shown: Promise | None = None  # of the leader whose `campaign` this attempt follows
+        self.transferred_by: Promise | None = None  # of the leader whose `campaign` this attempt follows
         self.pre_votes: dict[str, PreVoteAnswer] = {}
         self.wanted: Promise | None = None  # from PROMISING on
         self.grants: dict[str, int] = {}  # node -> its clock
@@ -97,13 +97,13 @@ class Candidate:
 
     # Whether to stand (rule 13)
 
-    def _why_stand(self) -> str:
+    def _campaign_reason(self) -> str:
         """Why this node should try to lead now; empty if it should not."""
         now, patience = self.state.now, self.state.options.election_timeout_us
         if not self.state.is_voter:
             return ""
-        if now < self._urged_until:
-            return f"{self._urged_by} asked it to"
+        if now < self._requested_until:
+            return f"{self._requested_by} asked it to"
         if now < self._hold_until:
             return ""
         if self.nominated:
@@ -146,14 +146,14 @@ class Candidate:
         self._hold(0, self.state.options.election_timeout_us << min(self._failures, MAX_BACKOFF_DOUBLINGS))
         self._failures += 1
 
-    def urge(self, sender: str, shown: Promise | None) -> None:
+    def campaign_requested(self, sender: str, transferred_by: Promise | None) -> None:
         """A `campaign` came: stand at once and for one election timeout; show a live leader's wish to its followers."""
         if self.phase not in (Phase.IDLE, Phase.PRE_VOTE):
             return
-        self._urged_by, self.shown = sender, shown
-        self._urged_until = self.state.now + self.state.options.election_timeout_us
-        if self.phase is Phase.IDLE or shown is not None:
-            self._begin(self._why_stand())
+        self._requested_by, self.transferred_by = sender, transferred_by
+        self._requested_until = self.state.now + self.state.options.election_timeout_us
+        if self.phase is Phase.IDLE or transferred_by is not None:
+            self._begin(self._campaign_reason())
 
     # An attempt
 
@@ -167,18 +167,18 @@ class Candidate:
             if age < state.options.election_timeout_us:
                 return
             self._fail()
-        why = self._why_stand()
+        why = self._campaign_reason()
         if not why:
             self.give_up()
         elif self.phase is Phase.IDLE or age >= state.options.election_timeout_us:
-            self._hand_over(waited=True)
+            self._defer_to_best(waited=True)
             self._begin(why)
         elif state.now - self._asked_at >= state.options.heartbeat_us:  # it changes nothing: asking often is free
-            self._hand_over(waited=True)
+            self._defer_to_best(waited=True)
             self._ask_pre_votes()
 
     def _begin(self, why: str) -> None:
-        self.phase, self._phase_began, self.wanted, self.cause = Phase.PRE_VOTE, self.state.now, None, why
+        self.phase, self._phase_began, self.wanted, self.reason = Phase.PRE_VOTE, self.state.now, None, why
         self.attempt += 1
         self.pre_votes = {}
         self._ask_pre_votes()
@@ -189,7 +189,7 @@ class Candidate:
         self._asked_at = state.now
         mine = PreVoteAnswer(number, True, state.promise.epoch, state.log.durable, state.clock)
         self.pre_votes[state.me.node_id] = mine
-        self._send_voters(PreVote(number, state.log.durable, self.shown))
+        self._send_voters(PreVote(number, state.log.durable, self.transferred_by))
 
     def _send_voters(self, message: PreVote | VoteRequest) -> None:
         state = self.state
@@ -203,21 +203,21 @@ class Candidate:
         self.highest_epoch = max(self.highest_epoch, answer.held_epoch)
         if self.phase is Phase.PRE_VOTE and answer.attempt == self.attempt:
             self.pre_votes[sender] = answer
-            self._hand_over(waited=False)
+            self._defer_to_best(waited=False)
 
     def _is_majority(self, nodes: Collection[str]) -> bool:
         return self.state.members.is_majority(lambda member: member.node_id in nodes)
 
-    def _clock_is_fit(self, clocks: Mapping[str, int]) -> bool:
+    def _clock_is_acceptable(self, clocks: Mapping[str, int]) -> bool:
         """Rule 5: a leader far ahead of the others' clocks would freeze the log's time, which never goes back."""
         earliest = self.state.clock - self.state.options.clock_ahead_us
         return self._is_majority([node for node, clock in clocks.items() if clock >= earliest])
 
-    def _would_be_promised(self) -> bool:
+    def _would_win(self) -> bool:
         granted = {node: vote.clock for node, vote in self.pre_votes.items() if vote.granted}
-        return self._is_majority(granted) and self._clock_is_fit(granted)
+        return self._is_majority(granted) and self._clock_is_acceptable(granted)
 
-    def _hand_over(self, *, waited: bool) -> None:
+    def _defer_to_best(self, *, waited: bool) -> None:
         """Rule 4: a candidate that is not the best of a majority hands over by `campaign` to the best.
 
         It does so when every linked voter has answered, or when it has `waited` for those that did not. A voter that
@@ -225,7 +225,7 @@ class Candidate:
         either.
         """
         state = self.state
-        if self.phase is not Phase.PRE_VOTE or self._would_be_promised():
+        if self.phase is not Phase.PRE_VOTE or self._would_win():
             return
         free = {node: vote for node, vote in self.pre_votes.items() if vote.granted or vote.last > state.log.durable}
         others = [node for node in sorted(free) if node != state.me.node_id]
@@ -233,10 +233,10 @@ class Candidate:
         if others and self._is_majority(free) and (waited or not silent):
             state.act(Send(max(others, key=lambda node: free[node].last), Campaign(None)))
 
-    def begin_promising(self) -> VoteRequest | None:
+    def begin_vote(self) -> VoteRequest | None:
         """Once a majority would promise: choose the epoch, and return what to ask of this node itself first."""
         state = self.state
-        if self.phase is not Phase.PRE_VOTE or not self._would_be_promised():
+        if self.phase is not Phase.PRE_VOTE or not self._would_win():
             return None
         # Rule 3: 1 + the highest seen in pre-votes.
         held = [answer.held_epoch for answer in self.pre_votes.values()]
@@ -245,14 +245,14 @@ class Candidate:
         self.phase, self._phase_began = Phase.PROMISING, state.now
         return VoteRequest(self.wanted, state.log.durable)
 
-    def own_promise_stored(self) -> None:
+    def own_vote_stored(self) -> None:
         """Ask the others. Rule 5: the durable last is taken now, after the own promise is durable."""
         if self.wanted is None or self.state.stored_promise != self.wanted:
             return
         self.phase, self.grants, self.refusals = Phase.REQUESTING, {self.state.me.node_id: self.state.clock}, set()
         self._send_voters(VoteRequest(self.wanted, self.state.log.durable))
 
-    def promise_answered(self, sender: str, answer: VoteAnswer) -> None:
+    def vote_answered(self, sender: str, answer: VoteAnswer) -> None:
         """Count a promise of what is wanted; a higher epoch somewhere, or too many refusals, end the attempt."""
         self.highest_epoch = max(self.highest_epoch, answer.held_epoch)
         if self.phase is not Phase.REQUESTING or answer.asked != self.wanted:
@@ -270,13 +270,13 @@ class Candidate:
         """End the attempt and return the promise to lead under, once a majority holds it durably; None before."""
         if self.phase is not Phase.REQUESTING or self.wanted != self.state.promise:
             return None
-        if not self._is_majority(self.grants) or not self._clock_is_fit(self.grants):
+        if not self._is_majority(self.grants) or not self._clock_is_acceptable(self.grants):
             return None
         wanted = self.wanted
         self.give_up()
         return wanted
 
-    def stop_asking(self) -> None:
+    def stop_pre_vote(self) -> None:
         """A leader is heard, or the disk hangs: end an attempt that has raised no epoch yet (rule 4)."""
         if self.phase is Phase.PRE_VOTE:
             self.give_up()
@@ -284,4 +284,4 @@ class Candidate:
     def give_up(self) -> None:
         """This attempt is over; its epoch is never used again (rule 3)."""
         self.phase, self.wanted = Phase.IDLE, None
-        self.shown, self._urged_until = None, 0
+        self.transferred_by, self._requested_until = None, 0

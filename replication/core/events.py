@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Protocol
 
-from .messages import Ack, CoreMessage, Differs, Open, OpenAnswer, Snapshot
+from .messages import Ack, CoreMessage, CrcMismatch, Open, OpenAnswer, Snapshot
 from .promise import Promise
 
 
@@ -29,14 +29,14 @@ class Nominated:
 
 
 @dataclass(frozen=True, slots=True)
-class TransferAsked:
+class TransferRequested:
     """An operator, or this node's own stop, asks the leader to hand over: to a voter, or to the best one (None)."""
 
     target: str | None
 
 
 @dataclass(frozen=True, slots=True)
-class PromoteAsked:
+class PromoteRequested:
     """An operator asks that a node become a voter: for the next change on the way there (rule 15).
 
     `address` is where its row will say that it is; `ChangeEnded` with the same `ask_id` answers.
@@ -62,7 +62,7 @@ class Proposed:
 
 
 @dataclass(frozen=True, slots=True)
-class ReadAsked:
+class ReadRequested:
     """A linearizable read arrived at this node (rule 12)."""
 
     read_id: int
@@ -137,11 +137,11 @@ class AckArrived:
 
 
 @dataclass(frozen=True, slots=True)
-class DiffersArrived:
+class CrcMismatchArrived:
     """A follower says that its frame contradicts this leader's (rule 8)."""
 
     stream_id: int
-    differs: Differs
+    mismatch: CrcMismatch
 
 
 @dataclass(frozen=True, slots=True)
@@ -237,11 +237,11 @@ class DiskFailed:
 Event = (
     Tick
     | Nominated
-    | TransferAsked
-    | PromoteAsked
+    | TransferRequested
+    | PromoteRequested
     | Stopped
     | Proposed
-    | ReadAsked
+    | ReadRequested
     | LinkUp
     | LinkDown
     | Received
@@ -250,7 +250,7 @@ Event = (
     | OpenAnswered
     | FramesArrived
     | AckArrived
-    | DiffersArrived
+    | CrcMismatchArrived
     | Shipped
     | StreamClosed
     | Expired

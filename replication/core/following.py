@@ -2,7 +2,7 @@
 
     promise stored -> DIALLING -> OPENING -> (TRUNCATING ->) MATCHED -> gone -> DIALLING ...
                                      |
-                                     +-- the logs contradict each other --> DISPUTED -> halted, or refused: gone
+                                     +-- the logs contradict each other --> MISMATCHED -> halted, or refused: gone
                                      |
                                      +-- the leader has expired what comes next
                                              -> (TRUNCATING ->) FETCHING -> INSTALLING -> gone -> DIALLING ...
@@ -21,15 +21,15 @@ from .actions import (
     FetchSnapshot,
     Install,
     SendAck,
-    SendDiffers,
+    SendCrcMismatch,
     SendOpen,
     Truncate,
 )
 from .events import FetchFailed, FramesArrived, OpenAnswered, SnapshotFetched
-from .messages import Differs, Open, OpenAnswer, OpenVerb
+from .messages import CrcMismatch, Open, OpenAnswer, OpenVerb
 from .promise import Promise
 from .state import State
-from .writer import Cut, Place, Write, Writer
+from .writer import InstallSnapshot, TruncateLog, WriteFrames, Writer
 
 
 class Step(Enum):
@@ -39,7 +39,7 @@ class Step(Enum):
     OPENING = auto()
     TRUNCATING = auto()
     MATCHED = auto()
-    DISPUTED = auto()
+    MISMATCHED = auto()
     FETCHING = auto()
     INSTALLING = auto()
 
@@ -52,7 +52,7 @@ class Upstream:
     step: Step = Step.DIALLING
     matched: int = 0
     leader_commit: int = 0
-    dispute: str = ""
+    mismatch: str = ""
     install_index: int = 0
 
 
@@ -114,10 +114,10 @@ class Following:
         """Resume, or truncate first. Rule 9: never below commit_index."""
         state, stream, answer = self.state, self._current(event.stream_id, Step.OPENING), event.answer
         if stream is None:
-            if self._current(event.stream_id, Step.DISPUTED) and answer.verb is OpenVerb.REFUSE:
+            if self._current(event.stream_id, Step.MISMATCHED) and answer.verb is OpenVerb.REFUSE:
                 self.close_stream(f"the leader refused: {answer.reason}")
             return
-        if answer.verb is OpenVerb.WENT_BACK:
+        if answer.verb is OpenVerb.LOST_DATA:
             state.halt(f"{answer.reason}: what was durable is gone; wipe it, and the node comes back as a new member")
         elif answer.verb is OpenVerb.REFUSE or answer.index > state.log.highest_index:
             self.close_stream(f"the leader refused: {answer.reason or answer}")
@@ -126,10 +126,10 @@ class Following:
         elif answer.verb is OpenVerb.INSTALL:
             self._begin_install(stream, answer)
         elif answer.crc32c != state.log.crc32c_before(answer.index):
-            self._dispute(stream, answer)
+            self._report_mismatch(stream, answer)
         elif answer.verb is OpenVerb.TRUNCATE:
             stream.step = Step.TRUNCATING
-            self.writer.submit(Cut(stream.stream_id, answer.index))
+            self.writer.submit(TruncateLog(stream.stream_id, answer.index))
         elif answer.index != state.log.highest_index:
             self.close_stream("the log moved while the stream opened")
         else:
@@ -147,7 +147,7 @@ class Following:
         stream.install_index = answer.snapshot_index
         if answer.index < state.log.highest_index:
             stream.step = Step.TRUNCATING
-            self.writer.submit(Cut(stream.stream_id, answer.index))
+            self.writer.submit(TruncateLog(stream.stream_id, answer.index))
         else:
             self._fetch(stream)
 
@@ -160,14 +160,14 @@ class Following:
         stream = self._current(event.stream_id, Step.FETCHING)
         if stream is not None and event.snapshot.index == stream.install_index:
             stream.step = Step.INSTALLING
-            self.writer.submit(Place(event.stream_id, event.snapshot))
+            self.writer.submit(InstallSnapshot(event.stream_id, event.snapshot))
 
     def fetch_failed(self, event: FetchFailed) -> None:
         """Open anew: the leader may have another snapshot by then."""
         if self._current(event.stream_id, Step.FETCHING) is not None:
             self.close_stream(f"the snapshot was not fetched: {event.reason}")
 
-    def place(self, job: Place) -> bool:
+    def install(self, job: InstallSnapshot) -> bool:
         """Rule 2, at the head of the queue: only for the stream opened last, and never to go back."""
         state, stream, index = self.state, self._current(job.stream_id, Step.INSTALLING), job.snapshot.index
         if stream is None:
@@ -185,7 +185,7 @@ class Following:
             self._dial_at = self.state.now
             self.tick()
 
-    def _dispute(self, stream: Upstream, answer: OpenAnswer) -> None:
+    def _report_mismatch(self, stream: Upstream, answer: OpenAnswer) -> None:
         """Rule 8: equal (epoch, index) with unequal crc is never divergence.
 
         Who fails its own crc has rot, and the other is told nothing of it. If this side verifies, the leader is asked:
@@ -196,15 +196,15 @@ class Following:
         if not state.log.verifies_before(answer.index):
             state.halt(f"{values}; the one here fails its own: rot")
             return
-        stream.step, stream.dispute = Step.DISPUTED, values
-        state.act(SendDiffers(stream.stream_id, Differs(answer.index, mine)))
+        stream.step, stream.mismatch = Step.MISMATCHED, values
+        state.act(SendCrcMismatch(stream.stream_id, CrcMismatch(answer.index, mine)))
 
     def _match(self, stream: Upstream, index: int) -> None:
         stream.step, stream.matched = Step.MATCHED, index
         self._commit(stream)
         self.acknowledge()
 
-    def cut(self, job: Cut) -> bool:
+    def truncate(self, job: TruncateLog) -> bool:
         """Rule 9, at the head of the queue: only for the stream opened last, and never below commit_index."""
         stream = self._current(job.stream_id, Step.TRUNCATING)
         if stream is None:
@@ -236,11 +236,11 @@ class Following:
             return
         stream.leader_commit = max(stream.leader_commit, event.commit_index)
         if event.raw:
-            self.writer.submit(Write(event.stream_id, event.raw))
+            self.writer.submit(WriteFrames(event.stream_id, event.raw))
         elif stream.step is Step.MATCHED:
             self._commit(stream)
 
-    def write(self, job: Write) -> None:
+    def append(self, job: WriteFrames) -> None:
         """Append, at the head of the queue: a stream's queued frames die with it (rule 9)."""
         if self._current(job.stream_id, Step.MATCHED) is not None:
             self.state.act(AppendFrames(job.stream_id, job.raw))
@@ -271,11 +271,13 @@ class Following:
             self.stream = None
 
     def stream_closed(self, stream_id: int) -> None:
-        """The stream is gone. In a dispute that halts this node: a leader that verified its side has halted, too.
+        """The stream is gone. In a mismatch that halts this node: a leader that verified its side has halted, too.
 
         A stream that merely broke looks the same. To halt is the safe side, and waits for no message that may be lost.
         """
         if self.stream is not None and self.stream.stream_id == stream_id:
-            if self.stream.step is Step.DISPUTED:
-                self.state.halt(f"{self.stream.dispute}; the one here verifies, and the leader found no rot in its own")
+            if self.stream.step is Step.MISMATCHED:
+                self.state.halt(
+                    f"{self.stream.mismatch}; the one here verifies, and the leader found no rot in its own"
+                )
             self.stream = None

@@ -42,6 +42,6 @@ class Formation:
             return None
         return Members(tuple(self._linked.get(node, self._me) for node in self._initial))
 
-    def takes(self, shown: Members, *, committed: bool) -> bool:
+    def accepts(self, shown: Members, *, committed: bool) -> bool:
         """Whether this node takes a genesis that a member shows: its disk stands there, or it may observe."""
         return committed or any(member.disk_id == self._me.disk_id for member in shown.members)

@@ -22,8 +22,8 @@ from .actions import (
     Ship,
     TransferEnded,
 )
-from .changing import Changed, Full, Lost, Outcome, Standing, next_change
-from .events import AckArrived, DiffersArrived, PromoteAsked, Request, Shipped, StreamOpened
+from .changing import ChangeContext, Changed, Full, Lost, Outcome, next_change
+from .events import AckArrived, CrcMismatchArrived, PromoteRequested, Request, Shipped, StreamOpened
 from .members import Member, Members
 from .messages import Campaign, Heartbeat, HeartbeatEcho, OpenAnswer, OpenVerb
 from .opening import match_boundary
@@ -42,7 +42,7 @@ class Downstream:
     disk_id: bytes
     next_index: int
     match_index: int = 0
-    told_commit: int = 0
+    announced_commit: int = 0
     shipping: bool = False
     in_flight_bytes: int = 0
     in_flight: deque[tuple[int, int]] = field(default_factory=deque)
@@ -78,7 +78,7 @@ class Transfer:
 
     target: str
     until: int
-    told: bool = False
+    campaign_sent: bool = False
 
 
 class Change(NamedTuple):
@@ -104,7 +104,7 @@ class Leading:
         self._sent: deque[tuple[int, int]] = deque()  # (when, sequence) of the heartbeats of an election timeout
         self._began = state.now
         self._committed_at = state.now
-        self.has_news = False
+        self.has_unannounced_commit = False
         self._waiting: deque[Request] = deque()
         self._waiting_bytes = 0
         self._appending_bytes = 0
@@ -225,7 +225,7 @@ class Leading:
         if event.open.durable_index < had:
             # Rule 15: no vote of that disk counts on what it has lost.
             reason = f"this disk acknowledged {had} to {state.me.node_id}, and has {event.open.durable_index}"
-            state.act(AnswerOpen(event.stream_id, OpenAnswer(OpenVerb.WENT_BACK, had, 0, reason)))
+            state.act(AnswerOpen(event.stream_id, OpenAnswer(OpenVerb.LOST_DATA, had, 0, reason)))
             return
         boundary = match_boundary(log.epochs, log.highest_index, event.open.epochs, event.open.highest_index)
         if boundary is not None and boundary < log.lowest_index:
@@ -264,9 +264,9 @@ class Leading:
     def _refuse_open(self, stream_id: int, reason: str) -> None:
         self.state.act(AnswerOpen(stream_id, OpenAnswer(OpenVerb.REFUSE, 0, 0, reason)))
 
-    def differs(self, event: DiffersArrived) -> None:
+    def crc_mismatch(self, event: CrcMismatchArrived) -> None:
         """Rule 8: a follower's frame verifies and is not this leader's. Whose own crc fails has rot; else both halt."""
-        state, (index, crc32c) = self.state, (event.differs.index, event.differs.crc32c)
+        state, (index, crc32c) = self.state, (event.mismatch.index, event.mismatch.crc32c)
         stream = self.streams.get(event.stream_id)
         if stream is None or not state.log.is_boundary(index) or state.log.crc32c_before(index) == crc32c:
             return
@@ -325,21 +325,21 @@ class Leading:
         """Ship what each stream lacks and its window admits.
 
         A moved commit_index alone is worth a message only when the writer is quiet and has been for a moment: otherwise
-        frames follow soon, and carry it. `has_news` says that a later step should look again.
+        frames follow soon, and carry it. `has_unannounced_commit` says that a later step should look again.
         """
         state, options = self.state, self.state.options
-        quiet = quiet and state.now >= self._committed_at + options.news_us
-        self.has_news = False
+        quiet = quiet and state.now >= self._committed_at + options.commit_announce_us
+        self.has_unannounced_commit = False
         for stream_id, stream in self.streams.items():
             if stream.shipping:
                 continue
             lacks = stream.next_index < state.log.highest_index and stream.in_flight_bytes < options.window_bytes
-            news = stream.told_commit < state.commit_index
+            news = stream.announced_commit < state.commit_index
             if not lacks and not (news and quiet):
-                self.has_news |= news
+                self.has_unannounced_commit |= news
                 continue
             stream.shipping = True
-            stream.told_commit = state.commit_index
+            stream.announced_commit = state.commit_index
             room = min(options.shipment_bytes, options.window_bytes - stream.in_flight_bytes) if lacks else 0
             state.act(Ship(stream_id, stream.next_index, room, state.commit_index, state.log.durable.index))
 
@@ -424,7 +424,7 @@ class Leading:
     # Handing over (rule 4; Raft 3.10 of the thesis)
 
     def transfer(self, target: str | None) -> None:
-        """Stop appending writes, which wait; `hand_over` goes on once the target has all that was appended.
+        """Stop appending writes, which wait; `continue_transfer` goes on once the target has all that was appended.
 
         After an election timeout without that, or two more without another leader, this one goes on: what waited is
         appended then. If the hand-over succeeds, what waits is given back as not written.
@@ -439,16 +439,16 @@ class Leading:
             return
         self._transfer = Transfer(target, state.now + state.options.election_timeout_us)
 
-    def hand_over(self) -> None:
+    def continue_transfer(self) -> None:
         """Send `campaign` once all that was appended is committed, and durable on the target's disk."""
         state, transfer = self.state, self._transfer
-        if transfer is None or transfer.told or transfer.target not in state.links:
+        if transfer is None or transfer.campaign_sent or transfer.target not in state.links:
             return
         end = state.log.highest_index
         has_all = any(s.node_id == transfer.target and s.match_index == end for s in self.streams.values())
         if has_all and state.commit_index == end:
             # The target stands for one election timeout from when it hears this: this leader waits longer.
-            transfer.told, transfer.until = True, state.now + 2 * state.options.election_timeout_us
+            transfer.campaign_sent, transfer.until = True, state.now + 2 * state.options.election_timeout_us
             state.act(Send(transfer.target, Campaign(self.promise)))
 
     def _end_transfer(self, reason: str) -> None:
@@ -456,33 +456,33 @@ class Leading:
         self.state.act(TransferEnded(reason))
 
     @property
-    def hands_over_to(self) -> str | None:
+    def transferring_to(self) -> str | None:
         """Whom this leader asked to take its place."""
-        return self._transfer.target if self._transfer and self._transfer.told else None
+        return self._transfer.target if self._transfer and self._transfer.campaign_sent else None
 
     # Members (rule 15)
 
-    def promote(self, asked: PromoteAsked) -> None:
+    def promote(self, asked: PromoteRequested) -> None:
         """Append the next change that brings a node to be a voter, or say why there is none.
 
         It counts for every majority as soon as it stands in the log, its own commit included; `ChangeEnded` follows
         when it is committed. No other is appended before: `next_change` looks at the log for that.
         """
         state = self.state
-        answer = next_change(state, self._standing(asked.node_id), asked.node_id, asked.address)
+        answer = next_change(state, self._change_context(asked.node_id), asked.node_id, asked.address)
         if not isinstance(answer, Members):
             state.act(ChangeEnded(asked.ask_id, answer))
             return
         self._change = Change(asked.ask_id, state.log.highest_index)
         state.act(AppendSystem(self.promise.epoch, {"type": "members", "members": answer.to_record()}))
 
-    def _standing(self, node_id: str) -> Standing:
+    def _change_context(self, node_id: str) -> ChangeContext:
         disk_id = self.state.links.get(node_id)
         follows = any((s.node_id, s.disk_id) == (node_id, disk_id) for s in self.streams.values())
-        return Standing(
+        return ChangeContext(
             serving=self.serving,
             start_index=self.start_index,
-            hands_over_to=self._transfer.target if self._transfer else None,
+            transferring_to=self._transfer.target if self._transfer else None,
             match_index=self._matched.get((node_id, disk_id or b""), 0) if follows else None,
             is_heard=self.who_is_heard(),
         )

@@ -4,7 +4,7 @@ On `/peer` (rule 10), each on the socket that its sender dialled: `CoreMessage`,
 `PeerMessage`, which it does not. DESIGN.md has the table: who sends which to whom, when, and what its arrival proves.
 
 On `/peer/stream` (rule 8), which the follower dials: Open, OpenAnswer, then shipments one way and Acks the other; or
-Differs, where the two logs contradict each other.
+CrcMismatch, where the two logs contradict each other.
 """
 
 from dataclasses import dataclass
@@ -22,8 +22,8 @@ class Last(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class GenesisShown:
-    """The genesis frame, shown to a node that is not formatted."""
+class GenesisOffer:
+    """The genesis frame, sent to a node that is not formatted."""
 
     frame: bytes
     committed: bool
@@ -33,12 +33,12 @@ class GenesisShown:
 class PreVote:
     """Would you promise me an epoch? Changes nothing anywhere (Raft 9.6 of the thesis).
 
-    `shown` is the live leader's promise from its `Campaign`, where it asked this candidate to take over (rule 4).
+    `transferred_by` is the promise of the live leader that asked this candidate to take over (`Campaign`, rule 4).
     """
 
     attempt: int
     last: Last
-    shown: Promise | None
+    transferred_by: Promise | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,13 +54,13 @@ class PreVoteAnswer:
 
 @dataclass(frozen=True, slots=True)
 class Campaign:
-    """Stand in my place (rule 4): yours is the best log of those that answered me, or I lead and you have all of mine.
+    """Campaign now (rule 4): either your log is the best of those that answered me, or I lead and transfer to you.
 
-    `shown` is the promise of the leader that asks, to be shown to those who hear it; None from a candidate that hands
-    over, and then it proves nothing.
+    `transferred_by` is the sender's promise if it leads, for the receiver to show in its pre-votes. None from a
+    candidate that defers to a better log: that proves nothing.
     """
 
-    shown: Promise | None
+    transferred_by: Promise | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +103,7 @@ class HeartbeatEcho:
 
 
 @dataclass(frozen=True, slots=True)
-class PositionTold:
+class PositionReport:
     """Where a node stands, told to its leader beside each echo."""
 
     durable_index: int
@@ -112,7 +112,7 @@ class PositionTold:
 
 
 @dataclass(frozen=True, slots=True)
-class LagTold:
+class LagReport:
     """A node's lag as its leader knows it: `since` is the timestamp of the first record that it lacks, 0 if none."""
 
     durable_index: int
@@ -135,14 +135,14 @@ class ProbeEcho:
 
 
 @dataclass(frozen=True, slots=True)
-class ControlTold:
+class ControlMessage:
     """What the control plane says to itself, in its own bytes: nothing here reads them."""
 
     data: bytes
 
 
 CoreMessage = PreVote | PreVoteAnswer | Campaign | VoteRequest | VoteAnswer | Heartbeat | HeartbeatEcho
-PeerMessage = CoreMessage | GenesisShown | PositionTold | LagTold | Probe | ProbeEcho | ControlTold
+PeerMessage = CoreMessage | GenesisOffer | PositionReport | LagReport | Probe | ProbeEcho | ControlMessage
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,7 +166,7 @@ class OpenVerb(StrEnum):
     RESUME = "resume"
     TRUNCATE = "truncate"
     INSTALL = "install"
-    WENT_BACK = "went_back"
+    LOST_DATA = "went_back"
     REFUSE = "refuse"
 
 
@@ -198,7 +198,7 @@ class Ack:
 
 
 @dataclass(frozen=True, slots=True)
-class Differs:
+class CrcMismatch:
     """The follower's frame before `index` has this crc field, verifies, and is not the leader's (rule 8)."""
 
     index: int
@@ -216,4 +216,4 @@ class Snapshot(NamedTuple):
     epochs: tuple[tuple[int, int], ...]
 
 
-StreamMessage = Open | OpenAnswer | Ack | Differs
+StreamMessage = Open | OpenAnswer | Ack | CrcMismatch

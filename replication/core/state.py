@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
-from .actions import Action, Apply, Halt, RoleMoved
+from .actions import Action, Apply, Halt, RoleChanged
 from .members import Member, Members
 from .messages import Last
 from .promise import Promise
@@ -90,7 +90,7 @@ class CoreOptions:
     heartbeat_us: int = 100_000  # Also how often a candidate asks again, and a follower dials again.
     election_timeout_us: int = 1_000_000  # Silence after which a leader is lost, here and for itself (rule 11).
     clock_ahead_us: int = 10_000_000  # How far ahead of a majority's clocks a leader's may be (rule 5).
-    news_us: int = 2_000  # How long a commit waits for frames to travel with, before it is told alone.
+    commit_announce_us: int = 2_000  # How long a commit waits for frames to travel with, before it is told alone.
     window_bytes: int = 8 << 20  # In flight on one stream: shipped, not acknowledged.
     shipment_bytes: int = 1 << 20  # In one shipment (rule 8).
     frame_requests: int = 1_000  # In one frame of clients' writes, as `frame_bytes`.
@@ -127,8 +127,8 @@ class State:
     actions: list[Action] = field(default_factory=list)
     halted: str | None = None
     last_stream_id: int = 0
-    told_apply: int = 0
-    told_role: RoleMoved | None = None
+    reported_apply: int = 0
+    reported_role: RoleChanged | None = None
 
     def __post_init__(self) -> None:
         self.members = self.log.members
@@ -165,16 +165,16 @@ class State:
         """Raise commit_index; it never falls."""
         self.commit_index = max(self.commit_index, index)
 
-    def tell_apply(self) -> None:
+    def report_apply(self) -> None:
         """Rule 7: nodes apply only below min(commit_index, durable_index)."""
         to_index = min(self.commit_index, self.log.durable.index)
-        if to_index > self.told_apply:
-            self.told_apply = to_index
+        if to_index > self.reported_apply:
+            self.reported_apply = to_index
             self.act(Apply(to_index))
 
-    def tell_role(self, role: str, epoch: int, leader_id: str | None, serving: bool, reason: str) -> None:
+    def report_role(self, role: str, epoch: int, leader_id: str | None, serving: bool, reason: str) -> None:
         """Tell the node above what it is now, once a change."""
-        told = self.told_role
+        told = self.reported_role
         if (
             told is None
             or told.epoch != epoch
@@ -182,5 +182,5 @@ class State:
             or told.leader_id != leader_id
             or told.role != role
         ):
-            self.told_role = RoleMoved(role, epoch, leader_id, serving, reason)
-            self.act(self.told_role)
+            self.reported_role = RoleChanged(role, epoch, leader_id, serving, reason)
+            self.act(self.reported_role)

@@ -1,12 +1,14 @@
 """Rule 2, one writer: whatever changes this node's disk stands in one queue.
 
-    job        what it does at the head of the queue           waits for
-    HandleVote   decides on a promise, stores it                 flush, promise, truncation
-    FollowLeader      follows an elected leader, stores that promise  flush, promise, truncation
-    Cut        truncates                                       flush, promise, truncation
-    Place      installs a snapshot that was fetched            flush, promise, truncation
-    Write      appends a stream's frames                       promise, truncation
-    (none)     a leader's clients' writes, all as one frame    everything, the flush too (`may_append`)
+    job              at the head of the queue it              waits for
+    HandleVote       decides on a promise and stores it       flush, promise, truncation, install
+    FollowLeader     follows an elected leader, and           flush, promise, truncation, install
+                     stores that promise
+    TruncateLog      truncates                                flush, promise, truncation, install
+    InstallSnapshot  installs a snapshot that was fetched     flush, promise, truncation, install
+    WriteFrames      appends a stream's frames                promise, truncation, install
+    (none)           a leader appends clients' writes,        everything (`may_append`)
+                     all that wait as one frame
 
 Since a promise is decided at the head, with no flush running, the comparison of rule 5 sees all that is durable, and
 no flush that began under an older promise ends after it. Frames may be in the file that no flush has covered: the
@@ -39,7 +41,7 @@ class FollowLeader:
 
 
 @dataclass(frozen=True, slots=True)
-class Cut:
+class TruncateLog:
     """A stream's opening said: truncate."""
 
     stream_id: int
@@ -47,7 +49,7 @@ class Cut:
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class InstallSnapshot:
     """A snapshot was fetched for a stream."""
 
     stream_id: int
@@ -55,14 +57,14 @@ class Place:
 
 
 @dataclass(frozen=True, slots=True)
-class Write:
+class WriteFrames:
     """A stream brought frames."""
 
     stream_id: int
     raw: bytes
 
 
-Job = HandleVote | FollowLeader | Cut | Place | Write
+Job = HandleVote | FollowLeader | TruncateLog | InstallSnapshot | WriteFrames
 
 
 class Disk(Enum):
@@ -86,11 +88,11 @@ class Writer:
         """Queue a job behind those that wait."""
         self._jobs.append(job)
 
-    def waits(self, job: Job) -> bool:
+    def is_queued(self, job: Job) -> bool:
         """Whether an equal job is queued already."""
         return job in self._jobs
 
-    def considers(self, node_id: str) -> bool:
+    def has_vote_from(self, node_id: str) -> bool:
         """Whether a candidate's request is queued already. One bounds the queue; the next attempt asks anew."""
         return any(isinstance(job, HandleVote) and job.node_id == node_id for job in self._jobs)
 
@@ -98,7 +100,7 @@ class Writer:
         """The next job, if it may begin now."""
         if not self._jobs or self._disk is Disk.EXCLUSIVE:
             return None
-        if self._disk is Disk.FLUSHING and not isinstance(self._jobs[0], Write):
+        if self._disk is Disk.FLUSHING and not isinstance(self._jobs[0], WriteFrames):
             return None
         return self._jobs.popleft()
 

@@ -9,7 +9,7 @@ from quire.log import FrameInvalid, Kind, PayloadInvalid, UnknownVersion, decode
 
 from ..core.genesis import Formation
 from ..core.members import Members
-from ..core.messages import GenesisShown, PeerMessage
+from ..core.messages import GenesisOffer, PeerMessage
 from ..core.state import Identity
 from .hello import NO_CLUSTER, Who
 from .links import Link, LinkServer
@@ -114,7 +114,7 @@ class Forming:
 
     def peer_said(self, peer: Who, message: PeerMessage) -> None:
         """Take a genesis that is shown; an unformatted node hears nothing else."""
-        if isinstance(message, GenesisShown) and not self._found.done():
+        if isinstance(message, GenesisOffer) and not self._found.done():
             shown = members_of_genesis(message.frame)
-            if self._formation.takes(shown, committed=message.committed):
+            if self._formation.accepts(shown, committed=message.committed):
                 self._found.set_result(message.frame)

@@ -13,15 +13,15 @@ from aiohttp import ClientSession
 from ..core import MAX_MEMBERS, actions, events
 from ..core.messages import (
     Ack,
-    ControlTold,
+    ControlMessage,
     CoreMessage,
-    Differs,
-    GenesisShown,
-    LagTold,
+    CrcMismatch,
+    GenesisOffer,
+    LagReport,
     Open,
     OpenAnswer,
     PeerMessage,
-    PositionTold,
+    PositionReport,
     Probe,
     ProbeEcho,
 )
@@ -78,7 +78,7 @@ class Network:
         self,
         who: Who,
         handle: Callable[[events.Event], None],
-        on_aside: Callable[[Who, PositionTold | LagTold], None],
+        on_aside: Callable[[Who, PositionReport | LagReport], None],
         on_foreign: Callable[[set[str]], None],
         owner: NetworkOwner,
         stream_id: Callable[[], int],
@@ -140,7 +140,7 @@ class Network:
             self, self._session, action.stream_id, (action.leader_id, url), self._secret, self._max_frame_bytes
         )
 
-    def send_up(self, stream_id: int, message: Open | Ack | Differs) -> None:
+    def send_up(self, stream_id: int, message: Open | Ack | CrcMismatch) -> None:
         """Say something to the leader."""
         if (upstream := self._upstreams.get(stream_id)) is not None:
             upstream.send(message)
@@ -163,7 +163,7 @@ class Network:
 
     def show_genesis(self, node_id: str, frame: bytes, *, committed: bool) -> None:
         """Show an unformatted node what cluster there is."""
-        self.send(node_id, GenesisShown(frame, committed))
+        self.send(node_id, GenesisOffer(frame, committed))
 
     def address_of(self, node_id: str) -> str | None:
         """Where this node dials a peer, None of one that it does not know."""
@@ -213,11 +213,11 @@ class Network:
     def peer_said(self, peer: Who, message: PeerMessage) -> None:
         """Pass on what concerns a rule, and set the rest aside."""
         match message:
-            case PositionTold() | LagTold():
+            case PositionReport() | LagReport():
                 self._on_aside(peer, message)
-            case ControlTold(data):
+            case ControlMessage(data):
                 self._owner.control_told(peer, data)
-            case GenesisShown() | Probe() | ProbeEcho():
+            case GenesisOffer() | Probe() | ProbeEcho():
                 pass  # this node has a genesis; the link server has taken the others
             case _:
                 core_message: CoreMessage = message
@@ -260,13 +260,13 @@ class Network:
         """A follower acknowledged."""
         downstream = self._downstreams.get(stream_id)
         if downstream is not None:
-            self._on_aside(downstream.peer, PositionTold(ack.plain_durable_index, ack.applied_index, ack.digest))
+            self._on_aside(downstream.peer, PositionReport(ack.plain_durable_index, ack.applied_index, ack.digest))
             self._handle(events.AckArrived(stream_id, ack))
 
-    def differs_arrived(self, stream_id: int, differs: Differs) -> None:
+    def crc_mismatch_arrived(self, stream_id: int, differs: CrcMismatch) -> None:
         """A follower's frame is not this leader's."""
         if stream_id in self._downstreams:
-            self._handle(events.DiffersArrived(stream_id, differs))
+            self._handle(events.CrcMismatchArrived(stream_id, differs))
 
     def shipped(self, stream_id: int, next_index: int, size: int) -> None:
         """A shipment left."""

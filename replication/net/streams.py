@@ -14,7 +14,7 @@ from typing import Protocol
 
 from aiohttp import ClientSession, ClientWebSocketResponse, WSMsgType, web
 
-from ..core.messages import Ack, Differs, Open, OpenAnswer, StreamMessage
+from ..core.messages import Ack, CrcMismatch, Open, OpenAnswer, StreamMessage
 from .assembler import Assembled, FrameAssembler
 from .hello import HELLO_TIMEOUT_S, NONCE_BYTES, STREAM_PATH, Admit, Who, answer_hello, dial
 from .links import LINK_FAILURES
@@ -52,7 +52,7 @@ class StreamOwner(Protocol):
         """A follower acknowledged."""
         ...
 
-    def differs_arrived(self, stream_id: int, differs: Differs) -> None:
+    def crc_mismatch_arrived(self, stream_id: int, differs: CrcMismatch) -> None:
         """A follower says that its frame is not the leader's."""
         ...
 
@@ -88,7 +88,7 @@ class UpstreamSocket:
             self._run(), name=f"stream {stream_id} to {self.peer_id}"
         )
 
-    def send(self, message: Open | Ack | Differs) -> None:
+    def send(self, message: Open | Ack | CrcMismatch) -> None:
         """Send a message. An ack that waits is replaced by a newer one: it says all that the older one did."""
         if self._outbox is not None:
             if isinstance(message, Ack):
@@ -200,8 +200,8 @@ class DownstreamSocket:
                 match await self._receive():
                     case Ack() as ack:
                         self._owner.ack_arrived(self.stream_id, ack)
-                    case Differs() as differs:
-                        self._owner.differs_arrived(self.stream_id, differs)
+                    case CrcMismatch() as differs:
+                        self._owner.crc_mismatch_arrived(self.stream_id, differs)
                     case _:
                         raise BadMessage("an ack was expected")
 

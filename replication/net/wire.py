@@ -15,18 +15,18 @@ from quire.log import PayloadInvalid, pack, unpack
 from ..core.messages import (
     Ack,
     Campaign,
-    ControlTold,
-    Differs,
-    GenesisShown,
+    ControlMessage,
+    CrcMismatch,
+    GenesisOffer,
     Heartbeat,
     HeartbeatEcho,
-    LagTold,
+    LagReport,
     Last,
     Open,
     OpenAnswer,
     OpenVerb,
     PeerMessage,
-    PositionTold,
+    PositionReport,
     PreVote,
     PreVoteAnswer,
     Probe,
@@ -132,25 +132,25 @@ _REASON = _text(MAX_REASON)
 
 # Type -> (class, its fields in order). A type is never used again for something else.
 _PEER: dict[int, tuple[Callable[..., PeerMessage], tuple[Callable[[Any], Any], ...]]] = {
-    1: (GenesisShown, (_octets(64, MAX_GENESIS_BYTES), _flag)),
+    1: (GenesisOffer, (_octets(64, MAX_GENESIS_BYTES), _flag)),
     2: (PreVote, (_u64, _last, _promise_or_none)),
     3: (PreVoteAnswer, (_u64, _flag, _u64, _last, _u64)),
     4: (VoteRequest, (_promise, _last)),
     5: (VoteAnswer, (_promise, _flag, _u64, _u64)),
     6: (Heartbeat, (_promise, _u64, _u64)),
     7: (HeartbeatEcho, (_u64, _u64, _u64)),
-    8: (PositionTold, (_u64, _u64, _DIGEST)),
-    9: (LagTold, (_u64, _u64, _u64)),
+    8: (PositionReport, (_u64, _u64, _DIGEST)),
+    9: (LagReport, (_u64, _u64, _u64)),
     10: (Campaign, (_promise_or_none,)),
     11: (Probe, (_u64,)),
     12: (ProbeEcho, (_u64,)),
-    13: (ControlTold, (_octets(1, MAX_CONTROL_BYTES),)),
+    13: (ControlMessage, (_octets(1, MAX_CONTROL_BYTES),)),
 }
 _STREAM: dict[int, tuple[Callable[..., StreamMessage], tuple[Callable[[Any], Any], ...]]] = {
     32: (Open, (_promise, _epochs, _u64, _u64, _u64)),
     33: (OpenAnswer, (_verb, _u64, _u64, _REASON, _u64)),
     34: (Ack, (_u64, _u64, _u64, _DIGEST)),
-    35: (Differs, (_u64, _u64)),
+    35: (CrcMismatch, (_u64, _u64)),
 }
 _TYPES: dict[Any, int] = {row[0]: number for table in (_PEER, _STREAM) for number, row in table.items()}
 

@@ -112,7 +112,7 @@ async def test_what_stops_between_the_two_changes_is_unknown_and_said_again_goes
         def falls_behind(members: Members) -> None:
             object.__setattr__(options, "promotable_bytes", -1)
 
-        monkeypatch.setattr(node.leadership, "members_moved", falls_behind)
+        monkeypatch.setattr(node.leadership, "members_changed", falls_behind)
         body = orjson.dumps({"promote": "n3"})
         reply = await cluster.ask("n2", "POST", "/admin/members", body, JSON)
         assert (reply.status, reply.problem) == (504, "outcome-unknown")
@@ -129,7 +129,7 @@ async def test_what_stops_between_the_two_changes_is_unknown_and_said_again_goes
     ("outcome", "named"),
     [
         (changing.NotServing(7, 5), {"start_index": 7, "commit_index": 5}),
-        (changing.UnderWay(9, 8), {"commit_index": 8}),
+        (changing.ChangeUnderWay(9, 8), {"commit_index": 8}),
         (changing.NotConnected(("n2",)), {"node": "n3", "connected": ["n2"]}),
         (changing.NotFollowing(), {"node": "n3", "lag_bytes": None}),
         (changing.Behind(11, 10), {"lag_bytes": 11, "limit_bytes": 10}),

@@ -4,7 +4,7 @@ Raft says server, configuration and entry; here it is node, members and record.
 """
 
 from quire.replication.core import events
-from quire.replication.core.changing import AlreadyVoter, Changed, NotFollowing, NotServing, UnderWay
+from quire.replication.core.changing import AlreadyVoter, Changed, ChangeUnderWay, NotFollowing, NotServing
 from quire.replication.core.leading import Downstream
 from quire.replication.core.messages import Ack
 from tests.paper.scenes import led, settled, suggested
@@ -52,7 +52,7 @@ def test_4_1_the_next_change_begins_when_the_last_is_committed() -> None:
         node.hold_flush = node is not leader
     leader.promote("n5")
     world.run_for(0.05)
-    assert asked(world, leader, "n6") == UnderWay(leader.log.members_index or 0, leader.state.commit_index)
+    assert asked(world, leader, "n6") == ChangeUnderWay(leader.log.members_index or 0, leader.state.commit_index)
 
 
 def test_4_1_a_server_must_fall_back_to_the_previous_configuration_in_its_log() -> None:

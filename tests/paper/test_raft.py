@@ -268,7 +268,7 @@ def test_8_a_read_only_request_is_answered_after_heartbeats_with_a_majority() ->
     epoch = leader.state.promise.epoch
     world.cut(("n2", "n1"), ("n3", "n1"))
 
-    leader.step(events.ReadAsked(7))
+    leader.step(events.ReadRequested(7))
     hear(leader, "n2", HeartbeatEcho(epoch, 1, epoch))
     assert leader.reads == {}  # that echo is of a heartbeat sent before
 

@@ -31,7 +31,7 @@ class Owner:
     digest: bytes = bytes(16)
     placements: list[Placed] = field(default_factory=list)
     rejections: list[tuple[Write, Reason]] = field(default_factory=list)
-    roles: list[actions.RoleMoved] = field(default_factory=list)
+    roles: list[actions.RoleChanged] = field(default_factory=list)
     reads: dict[int, int | None] = field(default_factory=dict)
     halts: list[str] = field(default_factory=list)
     alarms: list[str] = field(default_factory=list)
@@ -44,7 +44,7 @@ class Owner:
     def apply_to(self, index: int) -> None:
         self.applied_index = index
 
-    def members_moved(self, members: Members) -> None:
+    def members_changed(self, members: Members) -> None:
         self.members.append(members)
 
     def change_ended(self, ask_id: int, outcome: Outcome) -> None:
@@ -62,7 +62,7 @@ class Owner:
     def peer_unlinked(self, node_id: str) -> None:
         self.linked.discard(node_id)
 
-    def position_told(self, node_id: str, applied_index: int, digest: bytes) -> None:
+    def position_reported(self, node_id: str, applied_index: int, digest: bytes) -> None:
         self.positions[node_id] = (applied_index, digest)
 
     def control_told(self, peer: Who, data: bytes) -> None:
@@ -83,7 +83,7 @@ class Owner:
     def transfer_ended(self, reason: str) -> None:
         raise AssertionError(reason)
 
-    def role_moved(self, role: actions.RoleMoved) -> None:
+    def role_changed(self, role: actions.RoleChanged) -> None:
         self.roles.append(role)
 
     def read_ready(self, read_id: int, index: int | None) -> None:

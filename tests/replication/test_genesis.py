@@ -114,15 +114,15 @@ def test_a_node_alone_forms_its_cluster_at_once() -> None:
 def test_a_genesis_that_names_this_disk_is_taken_before_it_is_committed() -> None:
     shown = Members((voter("n1", 1), voter("n2", 2)))
 
-    assert formation("n2", 2).takes(shown, committed=False)
+    assert formation("n2", 2).accepts(shown, committed=False)
 
 
 def test_a_genesis_that_names_this_node_with_another_disk_is_taken_only_once_committed() -> None:
     shown = Members((voter("n1", 1), voter("n2", 2)))
     wiped = formation("n2", 9)
 
-    assert not wiped.takes(shown, committed=False)
-    assert wiped.takes(shown, committed=True)
+    assert not wiped.accepts(shown, committed=False)
+    assert wiped.accepts(shown, committed=True)
 
 
 def test_the_members_of_a_genesis_frame_are_those_that_it_names() -> None:

@@ -60,7 +60,7 @@ def test_a_leader_that_stood_still_steps_down_before_it_looks_at_what_waited() -
 
     world.now += 5 * world.options.election_timeout_us
     write = leader.write("waited in a socket")
-    leader.step(events.ReadAsked(7))
+    leader.step(events.ReadRequested(7))
 
     assert not leader.leads
     assert leader.rejected == [(write, "not_leader")]
@@ -76,7 +76,7 @@ def test_an_echo_counts_from_when_its_heartbeat_was_sent() -> None:
     world.isolate("n1")
     epoch, sequence = leader.state.promise.epoch, 0
     assert leader.core is not None
-    for action in leader.core.handle(events.ReadAsked(1), world.now, world.clock()):
+    for action in leader.core.handle(events.ReadRequested(1), world.now, world.clock()):
         if isinstance(action, actions.Send) and isinstance(action.message, Heartbeat):
             sequence = action.message.sequence
 
@@ -116,7 +116,7 @@ def test_a_linearizable_read_waits_for_an_echo_of_a_later_heartbeat() -> None:
     world = serving("n1", "n2", "n3")
     leader = world["n1"]
 
-    leader.step(events.ReadAsked(7))
+    leader.step(events.ReadRequested(7))
     asked = dict(leader.reads)
     world.run_until(lambda: 7 in leader.reads)
 
@@ -130,7 +130,7 @@ def test_a_deposed_leader_answers_no_linearizable_read() -> None:
     leader.step(events.Nominated(False))
     world.isolate("n1")
 
-    leader.step(events.ReadAsked(7))
+    leader.step(events.ReadRequested(7))
     world.run_for(0.5)
     assert leader.reads == {}
 
@@ -143,7 +143,7 @@ def test_an_echo_of_an_earlier_heartbeat_answers_no_read() -> None:
     leader = world["n1"]
     epoch = leader.state.promise.epoch
     world.isolate("n1")
-    leader.step(events.ReadAsked(7))
+    leader.step(events.ReadRequested(7))
 
     for node in ("n2", "n3"):
         leader.step(events.Received(node, disk_id(node), HeartbeatEcho(epoch, 1, epoch)))
@@ -156,7 +156,7 @@ def test_reads_that_arrive_while_a_barrier_is_under_way_share_the_next_one() -> 
     leader = world["n1"]
 
     for read_id in range(50):
-        leader.step(events.ReadAsked(read_id))
+        leader.step(events.ReadRequested(read_id))
     world.run_until(lambda: len(leader.reads) == 50)
 
     assert all(index is not None for index in leader.reads.values())
@@ -167,7 +167,7 @@ def test_as_many_linearizable_reads_as_the_limit_wait_and_one_more_is_refused() 
     leader = world["n1"]
 
     for read_id in range(3):
-        leader.step(events.ReadAsked(read_id))
+        leader.step(events.ReadRequested(read_id))
     refused = dict(leader.reads)
     world.run_until(lambda: len(leader.reads) == 3)
 
@@ -178,7 +178,7 @@ def test_as_many_linearizable_reads_as_the_limit_wait_and_one_more_is_refused() 
 def test_a_node_that_does_not_lead_answers_no_read_and_takes_no_write() -> None:
     world = serving("n1", "n2", "n3")
 
-    world["n2"].step(events.ReadAsked(7))
+    world["n2"].step(events.ReadRequested(7))
     write = world["n2"].write("a")
 
     assert world["n2"].reads == {7: None}
@@ -195,7 +195,7 @@ def test_a_leader_serves_nothing_before_its_first_record_is_committed() -> None:
     world.run_until(lambda: world["n1"].leads)
 
     write = world["n1"].write("too early")
-    world["n1"].step(events.ReadAsked(7))
+    world["n1"].step(events.ReadRequested(7))
 
     assert world["n1"].rejected == [(write, "not_leader")]
     assert world["n1"].reads == {7: None}

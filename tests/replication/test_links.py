@@ -10,7 +10,7 @@ from aiohttp import ClientSession, WSServerHandshakeError, web
 from quire.replication import Promise
 from quire.replication.core import Identity
 from quire.replication.core.messages import (
-    GenesisShown,
+    GenesisOffer,
     Heartbeat,
     HeartbeatEcho,
 )
@@ -134,10 +134,10 @@ async def test_a_node_takes_the_genesis_that_it_is_shown() -> None:
         formed = asyncio.create_task(node.run(session, {}))
         link = Link(Told(who("n1")), session, "n2", address, None)
         await until(lambda: link.peer is not None)
-        link.send(GenesisShown(frame, committed=False))
+        link.send(GenesisOffer(frame, committed=False))
         await turns(200)
         assert not formed.done()
-        link.send(GenesisShown(frame, committed=True))
+        link.send(GenesisOffer(frame, committed=True))
         assert await asyncio.wait_for(formed, DEADLINE_S) == frame
         await link.close()
 
@@ -149,7 +149,7 @@ async def test_whoever_dials_a_node_after_it_took_its_genesis_finds_no_ear_that_
         formed = asyncio.create_task(node.run(session, {}))
         link = Link(Told(who("n1")), session, "n2", address, None)
         await until(lambda: link.peer is not None)
-        link.send(GenesisShown(genesis_frame(voters("n1")), committed=True))
+        link.send(GenesisOffer(genesis_frame(voters("n1")), committed=True))
         await asyncio.wait_for(formed, DEADLINE_S)
 
         assert await refused_or_hung_up(session, address)
@@ -163,7 +163,7 @@ async def test_a_hello_under_way_when_a_node_takes_its_genesis_ends_in_no_deaf_l
         socket = await session.ws_connect(f"http://{address}/peer")
         link = Link(Told(who("n1")), session, "n2", address, None)
         await until(lambda: link.peer is not None)
-        link.send(GenesisShown(genesis_frame(voters("n1")), committed=True))
+        link.send(GenesisOffer(genesis_frame(voters("n1")), committed=True))
         await asyncio.wait_for(formed, DEADLINE_S)
 
         try:

@@ -9,15 +9,15 @@ from quire.replication.core.changing import (
     AlreadyVoter,
     Behind,
     Changed,
+    ChangeUnderWay,
     Full,
-    HandingOver,
     Lost,
     NotConnected,
     NotFollowing,
     NotLeading,
     NotServing,
     TooMany,
-    UnderWay,
+    TransferUnderWay,
     Unheard,
 )
 from quire.replication.core.leading import Downstream
@@ -99,7 +99,7 @@ def test_a_lost_disk_is_replaced_by_two_changes_each_committed_before_the_next()
     assert isinstance(added, Changed)
     assert done == AlreadyVoter()
     assert removed.index < added.index
-    steps = [[(voter.node_id, voter.disk_id) for voter in members.voters()] for members in leader.members_moved]
+    steps = [[(voter.node_id, voter.disk_id) for voter in members.voters()] for members in leader.members_changed]
     both = [("n1", disk_id("n1")), ("n2", disk_id("n2"))]
     assert steps == [both, [*both, ("n3", world["n3"].disk_id)]]
 
@@ -159,7 +159,7 @@ def test_a_change_that_is_truncated_is_undone() -> None:
 
     assert len(world["n1"].truncations) == 1
     assert voters_of(world["n1"]) == ["n1", "n2", "n3"]
-    assert world["n1"].members_moved[-1] == world.members
+    assert world["n1"].members_changed[-1] == world.members
 
 
 def test_a_record_that_takes_the_place_of_a_truncated_one_is_the_one_that_counts() -> None:
@@ -236,7 +236,7 @@ def test_an_install_brings_the_members_of_its_snapshot() -> None:
     world.run_until(lambda: late.log.tail == leader.log.tail)
 
     assert voters_of(late) == ["n1", "n2", "n3"]
-    assert voters_of(late) == [voter.node_id for voter in late.members_moved[-1].voters()]
+    assert voters_of(late) == [voter.node_id for voter in late.members_changed[-1].voters()]
 
 
 # Who counts
@@ -350,7 +350,7 @@ def test_a_second_change_waits_for_the_first_to_be_committed() -> None:
     first = leader.promote("n4")
     world.run_for(0.01)
 
-    assert outcome_of(leader, "n5") == UnderWay(leader.log.members_index or 0, leader.state.commit_index)
+    assert outcome_of(leader, "n5") == ChangeUnderWay(leader.log.members_index or 0, leader.state.commit_index)
 
     for node in ("n2", "n3", "n4"):
         world[node].release()
@@ -410,8 +410,8 @@ def test_a_leader_that_hands_over_changes_nothing() -> None:
     leader = world["n1"]
     world["n2"].hold_flush = True
     leader.write("n2 lacks it")
-    leader.step(events.TransferAsked("n2"))
-    assert outcome_of(leader, "n3") == HandingOver("n2")
+    leader.step(events.TransferRequested("n2"))
+    assert outcome_of(leader, "n3") == TransferUnderWay("n2")
 
 
 @pytest.mark.parametrize("count", [MAX_MEMBERS - 1, MAX_MEMBERS])
@@ -436,7 +436,7 @@ def test_a_change_that_finds_no_room_is_not_made() -> None:
     world = led("n1", "n2", observers=("n3",))
     core = world["n1"].core
     assert core is not None
-    told = core.handle(events.PromoteAsked(7, "n3", "n3:1"), world.now, world.clock())
+    told = core.handle(events.PromoteRequested(7, "n3", "n3:1"), world.now, world.clock())
     assert [type(action) for action in told if isinstance(action, actions.AppendSystem)] == [actions.AppendSystem]
 
     told = core.handle(events.AppendRefused(0, "disk_full"), world.now, world.clock())

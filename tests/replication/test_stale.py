@@ -18,7 +18,7 @@ from quire.replication.core.messages import (
     PreVoteAnswer,
     VoteAnswer,
 )
-from quire.replication.core.writer import Cut, Write
+from quire.replication.core.writer import TruncateLog, WriteFrames
 from tests.replication.world import SimNode, World, disk_id, values
 
 
@@ -168,7 +168,7 @@ def test_a_truncation_for_an_earlier_stream_is_dropped_at_the_head_of_the_queue(
     assert follower.core is not None
     tail = follower.log.tail
 
-    follower.core.writer.submit(Cut(follower.upstream.stream_id - 1, tail.index - 1))
+    follower.core.writer.submit(TruncateLog(follower.upstream.stream_id - 1, tail.index - 1))
     follower.step(events.Tick())
 
     assert (follower.truncations, follower.log.tail) == ([], tail)
@@ -180,7 +180,7 @@ def test_a_truncation_for_a_stream_that_has_matched_is_dropped_too() -> None:
     follower.release()
     assert follower.core is not None
 
-    follower.core.writer.submit(Cut(follower.upstream.stream_id, follower.log.tail.index - 1))
+    follower.core.writer.submit(TruncateLog(follower.upstream.stream_id, follower.log.tail.index - 1))
     follower.step(events.Tick())
 
     assert follower.truncations == []
@@ -192,7 +192,7 @@ def test_a_truncation_that_reaches_the_head_of_the_queue_below_commit_index_halt
     follower.upstream.step = Step.TRUNCATING
     assert follower.core is not None
 
-    follower.core.writer.submit(Cut(follower.upstream.stream_id, follower.state.commit_index - 1))
+    follower.core.writer.submit(TruncateLog(follower.upstream.stream_id, follower.state.commit_index - 1))
     follower.step(events.Tick())
 
     assert follower.truncations == []
@@ -243,7 +243,7 @@ def test_frames_of_an_earlier_stream_that_still_wait_are_not_appended() -> None:
     tail = follower.log.tail
     assert follower.core is not None
 
-    follower.core.writer.submit(Write(follower.upstream.stream_id - 1, next_frame(follower)))
+    follower.core.writer.submit(WriteFrames(follower.upstream.stream_id - 1, next_frame(follower)))
     follower.step(events.Tick())
 
     assert follower.log.tail == tail
@@ -322,7 +322,7 @@ def test_an_echo_of_another_epoch_is_no_sign_of_life_and_answers_no_read() -> No
     epoch = leader.state.promise.epoch
     world.isolate("n1")
     leader.step(events.Nominated(False))
-    leader.step(events.ReadAsked(7))
+    leader.step(events.ReadRequested(7))
 
     for _ in range(30):
         world.run_for(0.05)

@@ -22,7 +22,7 @@ def serving(*node_ids: str) -> World:
 def test_a_leader_hands_over_to_the_voter_that_was_named() -> None:
     world = serving("n1", "n2", "n3")
 
-    world["n1"].step(events.TransferAsked("n3"))
+    world["n1"].step(events.TransferRequested("n3"))
     world.run_until(lambda: world.leader() is world["n3"], within_s=0.1)
 
     assert world["n1"].roles[-1].leader_id in (None, "n3")
@@ -33,7 +33,7 @@ def test_a_leader_hands_over_to_the_voter_that_was_named() -> None:
 def test_the_one_that_handed_over_does_not_take_leadership_back_though_it_is_nominated() -> None:
     world = serving("n1", "n2", "n3")
 
-    world["n1"].step(events.TransferAsked("n3"))
+    world["n1"].step(events.TransferRequested("n3"))
     world.run_until(lambda: world.leader() is world["n3"])
     world.run_for(10)
 
@@ -45,8 +45,8 @@ def test_one_that_learns_of_its_target_s_promise_by_an_echo_does_not_stand_again
     leader = world["n1"]
     promise = leader.state.promise
     world.cut(("n1", "n3"))
-    leader.step(events.TransferAsked("n3"))
-    world.run_until(lambda: leader.leading.hands_over_to == "n3")
+    leader.step(events.TransferRequested("n3"))
+    world.run_until(lambda: leader.leading.transferring_to == "n3")
 
     leader.step(events.Received("n3", disk_id("n3"), HeartbeatEcho(promise.epoch, 1, promise.epoch + 1)))
     world.run_for(0.4 * TIMEOUT_S)
@@ -66,7 +66,7 @@ def test_nobody_named_means_the_voter_that_has_most() -> None:
     world["n1"].write("a")
     world.run_for(0.1)
 
-    world["n1"].step(events.TransferAsked(None))
+    world["n1"].step(events.TransferRequested(None))
 
     world.run_until(lambda: world.leader() is world["n2"], within_s=0.1)
 
@@ -78,7 +78,7 @@ def test_a_target_that_lags_gets_everything_first_and_what_waits_is_given_back_a
     leader.write("before")
     world.run_for(0.1)
 
-    leader.step(events.TransferAsked("n3"))
+    leader.step(events.TransferRequested("n3"))
     waiting = leader.write("during")
     world.run_for(0.3)
     assert leader.leads
@@ -97,7 +97,7 @@ def test_a_target_that_never_catches_up_is_given_up_after_an_election_timeout_an
     leader.write("before")
     world.run_for(0.1)
 
-    leader.step(events.TransferAsked("n3"))
+    leader.step(events.TransferRequested("n3"))
     leader.write("during")
     world.run_for(1.1 * TIMEOUT_S)
 
@@ -112,7 +112,7 @@ def test_a_target_that_stays_silent_after_the_campaign_is_given_up_and_what_wait
     leader, target = world["n1"], world["n3"]
     world.cut(("n3", "n2"), ("n3", "n1"))
 
-    leader.step(events.TransferAsked("n3"))
+    leader.step(events.TransferRequested("n3"))
     leader.write("during")
     world.run_for(3.2 * TIMEOUT_S)
 
@@ -127,12 +127,12 @@ def test_a_leader_that_goes_on_waits_longer_than_its_target_stands() -> None:
     world = serving("n1", "n2", "n3")
     leader, target = world["n1"], world["n3"]
     world.cut(("n3", "n2"), ("n3", "n1"))
-    leader.step(events.TransferAsked("n3"))
+    leader.step(events.TransferRequested("n3"))
 
     world.run_until(lambda: bool(leader.transfers_ended), within_s=4 * TIMEOUT_S)
 
     assert target.core is not None
-    assert target.core.candidate.shown is None
+    assert target.core.candidate.transferred_by is None
 
 
 @pytest.mark.parametrize("target", ["n1", "n9", None])
@@ -141,7 +141,7 @@ def test_a_leader_without_another_voter_that_is_connected_hands_over_to_nobody(t
     world.start()
     leader = world.elect("n1")
 
-    leader.step(events.TransferAsked(target))
+    leader.step(events.TransferRequested(target))
 
     assert leader.leads
     assert len(leader.transfers_ended) == 1
@@ -156,15 +156,15 @@ def test_a_second_transfer_while_one_is_under_way_is_refused() -> None:
     world["n1"].write("a")
     world.run_for(0.1)
 
-    world["n1"].step(events.TransferAsked("n3"))
-    world["n1"].step(events.TransferAsked("n2"))
+    world["n1"].step(events.TransferRequested("n3"))
+    world["n1"].step(events.TransferRequested("n2"))
 
     assert world["n1"].transfers_ended == ["another is under way"]
 
 
 def test_a_node_that_does_not_lead_hands_over_nothing() -> None:
     world = serving("n1", "n2", "n3")
-    world["n2"].step(events.TransferAsked("n3"))
+    world["n2"].step(events.TransferRequested("n3"))
     assert world["n2"].transfers_ended == ["this node does not lead"]
 
 
@@ -176,7 +176,7 @@ def test_a_leader_that_does_not_serve_yet_hands_over_nothing() -> None:
     world["n1"].nominate()
     world.run_until(lambda: world["n1"].leads)
 
-    world["n1"].step(events.TransferAsked("n2"))
+    world["n1"].step(events.TransferRequested("n2"))
 
     assert world["n1"].transfers_ended == ["this leader does not serve yet"]
 

@@ -11,18 +11,18 @@ from quire.replication.core import Promise
 from quire.replication.core.messages import (
     Ack,
     Campaign,
-    ControlTold,
-    Differs,
-    GenesisShown,
+    ControlMessage,
+    CrcMismatch,
+    GenesisOffer,
     Heartbeat,
     HeartbeatEcho,
-    LagTold,
+    LagReport,
     Last,
     Open,
     OpenAnswer,
     OpenVerb,
     PeerMessage,
-    PositionTold,
+    PositionReport,
     PreVote,
     PreVoteAnswer,
     Probe,
@@ -57,7 +57,7 @@ EPOCHS = st.lists(st.tuples(st.integers(1, 1000), st.integers(1, 1000)), max_siz
 )
 
 PEER: st.SearchStrategy[PeerMessage] = st.one_of(
-    st.builds(GenesisShown, st.binary(min_size=64, max_size=200), FLAG),
+    st.builds(GenesisOffer, st.binary(min_size=64, max_size=200), FLAG),
     st.builds(PreVote, U64, LAST, st.none() | PROMISE),
     st.builds(Campaign, st.none() | PROMISE),
     st.builds(Probe, U64),
@@ -67,15 +67,15 @@ PEER: st.SearchStrategy[PeerMessage] = st.one_of(
     st.builds(VoteAnswer, PROMISE, FLAG, U64, U64),
     st.builds(Heartbeat, PROMISE, U64, U64),
     st.builds(HeartbeatEcho, U64, U64, U64),
-    st.builds(PositionTold, U64, U64, DIGEST),
-    st.builds(LagTold, U64, U64, U64),
-    st.builds(ControlTold, st.binary(min_size=1, max_size=50)),
+    st.builds(PositionReport, U64, U64, DIGEST),
+    st.builds(LagReport, U64, U64, U64),
+    st.builds(ControlMessage, st.binary(min_size=1, max_size=50)),
 )
 STREAM: st.SearchStrategy[StreamMessage] = st.one_of(
     st.builds(Open, PROMISE, EPOCHS, U64, U64),
     st.builds(OpenAnswer, st.sampled_from(OpenVerb), U64, U64, REASON),
     st.builds(Ack, U64, U64, U64, DIGEST),
-    st.builds(Differs, U64, U64),
+    st.builds(CrcMismatch, U64, U64),
 )
 VALUES = st.recursive(
     st.one_of(
@@ -205,7 +205,7 @@ def test_the_most_epochs_fit_a_message_and_one_more_is_refused() -> None:
 
 
 def test_the_most_that_the_control_plane_may_say_passes() -> None:
-    longest = ControlTold(bytes(MAX_CONTROL_BYTES))
+    longest = ControlMessage(bytes(MAX_CONTROL_BYTES))
     assert decode_peer(encode(longest)) == longest
 
 

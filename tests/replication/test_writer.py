@@ -2,12 +2,12 @@
 
 from quire.replication.core import Promise
 from quire.replication.core.messages import Last, VoteRequest
-from quire.replication.core.writer import Cut, FollowLeader, HandleVote, Job, Write, Writer
+from quire.replication.core.writer import FollowLeader, HandleVote, Job, TruncateLog, WriteFrames, Writer
 
 CONSIDER = HandleVote("n2", VoteRequest(Promise(3, "n2", 7), Last(1, 1)))
 ADOPT = FollowLeader(Promise(3, "n2", 7))
-CUT = Cut(1, 5)
-WRITE = Write(1, b"frames")
+CUT = TruncateLog(1, 5)
+WRITE = WriteFrames(1, b"frames")
 
 
 def flushing() -> Writer:
@@ -111,10 +111,10 @@ def test_a_writer_is_quiet_only_when_no_flush_is_due_or_on_its_way() -> None:
 def test_an_equal_job_that_waits_is_known_and_one_that_was_taken_is_not() -> None:
     writer = Writer()
     writer.submit(ADOPT)
-    assert writer.waits(FollowLeader(Promise(3, "n2", 7)))
-    assert not writer.waits(FollowLeader(Promise(3, "n2", 8)))
+    assert writer.is_queued(FollowLeader(Promise(3, "n2", 7)))
+    assert not writer.is_queued(FollowLeader(Promise(3, "n2", 8)))
     writer.take()
-    assert not writer.waits(ADOPT)
+    assert not writer.is_queued(ADOPT)
 
 
 def test_a_disk_hangs_when_one_thing_takes_longer_than_patience() -> None:

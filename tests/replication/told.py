@@ -8,7 +8,7 @@ from aiohttp import ClientWebSocketResponse, WSMsgType
 from quire.replication import Promise
 from quire.replication.core.messages import (
     Ack,
-    Differs,
+    CrcMismatch,
     Heartbeat,
     Open,
     OpenAnswer,
@@ -43,7 +43,7 @@ class Told:
     shipments: list[tuple[bytes, Positions]] = field(default_factory=list)
     opened: list[DownstreamSocket] = field(default_factory=list)
     acks: list[Ack] = field(default_factory=list)
-    differs: list[Differs] = field(default_factory=list)
+    differs: list[CrcMismatch] = field(default_factory=list)
     sent: list[tuple[int, int]] = field(default_factory=list)
     closed: list[tuple[int, str]] = field(default_factory=list)
 
@@ -87,7 +87,7 @@ class Told:
     def ack_arrived(self, stream_id: int, ack: Ack) -> None:
         self.acks.append(ack)
 
-    def differs_arrived(self, stream_id: int, differs: Differs) -> None:
+    def crc_mismatch_arrived(self, stream_id: int, differs: CrcMismatch) -> None:
         self.differs.append(differs)
 
     def shipped(self, stream_id: int, next_index: int, size: int) -> None:

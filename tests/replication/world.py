@@ -29,7 +29,7 @@ from quire.replication.core.changing import Outcome
 from quire.replication.core.following import Following, Upstream
 from quire.replication.core.invariants import Point, check_point, check_step
 from quire.replication.core.leading import Leading
-from quire.replication.core.messages import Ack, Differs, Open, OpenAnswer
+from quire.replication.core.messages import Ack, CrcMismatch, Open, OpenAnswer
 from quire.replication.disk import Disk
 from quire.replication.net.wire import decode_peer, decode_stream, encode
 
@@ -102,7 +102,7 @@ class SimNode:
     hold_flush: bool = False
     held: list[Callable[[], None]] = field(default_factory=list)
     acked: list[tuple[int, int]] = field(default_factory=list)
-    roles: list[actions.RoleMoved] = field(default_factory=list)
+    roles: list[actions.RoleChanged] = field(default_factory=list)
     apply_to: int = 0
     halted: str | None = None
     point: Point | None = None
@@ -117,7 +117,7 @@ class SimNode:
     fetches: list[actions.FetchSnapshot] = field(default_factory=list)
     installs: list[actions.Install] = field(default_factory=list)
     hold_install: bool = False
-    members_moved: list[Members] = field(default_factory=list)
+    members_changed: list[Members] = field(default_factory=list)
     changes: dict[int, Outcome] = field(default_factory=dict)
     disk_id: bytes = b""
 
@@ -230,7 +230,7 @@ class SimNode:
     def promote(self, node_id: str) -> int:
         """An operator asks this node to make another a voter; the number under which `changes` has the outcome."""
         ask_id = next(self.world.asks)
-        self.step(events.PromoteAsked(ask_id, node_id, f"{node_id}:1"))
+        self.step(events.PromoteRequested(ask_id, node_id, f"{node_id}:1"))
         return ask_id
 
     def write(self, *values: object) -> Write:
@@ -306,14 +306,14 @@ class SimNode:
             case actions.Apply(to_index):
                 self.log.set_commit_index(self.state.commit_index)
                 self.apply_to = to_index
-            case actions.RoleMoved():
+            case actions.RoleChanged():
                 self.roles.append(action)
             case actions.RejectRequest(request, reason):
                 self.rejected.append((request, reason))  # type: ignore[arg-type]
             case actions.TransferEnded(reason):
                 self.transfers_ended.append(reason)
-            case actions.MembersMoved(members):
-                self.members_moved.append(members)
+            case actions.MembersChanged(members):
+                self.members_changed.append(members)
             case actions.ChangeEnded(ask_id, outcome):
                 self.changes[ask_id] = outcome
             case actions.ReadReady(read_id, index):
@@ -352,7 +352,7 @@ class SimNode:
             case actions.SendAck(stream_id):
                 world.stream_send(self, stream_id, encode(action.to_ack(self.apply_to, bytes(16))))
                 self.acked.append((stream_id, action.durable_index))
-            case actions.SendDiffers(stream_id, differs):
+            case actions.SendCrcMismatch(stream_id, differs):
                 world.stream_send(self, stream_id, encode(differs))
             case actions.AnswerOpen(stream_id, answer):
                 world.stream_send(self, stream_id, encode(answer))
@@ -514,8 +514,8 @@ class World:
         match decode_stream(data):
             case Ack() as ack:
                 node.step(events.AckArrived(stream_id, ack))
-            case Differs() as differs:
-                node.step(events.DiffersArrived(stream_id, differs))
+            case CrcMismatch() as differs:
+                node.step(events.CrcMismatchArrived(stream_id, differs))
             case OpenAnswer() as answer:
                 node.step(events.OpenAnswered(stream_id, answer))
             case Open() as opening:
