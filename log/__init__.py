@@ -41,7 +41,7 @@ from .offline.inspection import (
 )
 from .offline.repair import NothingToKeep, Plan, Repaired, Side, plan_repair, repair
 from .offline.verification import CheckedSegment, Fault, Verdict, verify
-from .options import FLUSH_ALWAYS, FLUSH_NEVER, FlushPolicy, LogOptions
+from .options import FLUSH_ALWAYS, FLUSH_NEVER, FlushPolicy, LogOptions, wall_clock
 from .packing import check_value, pack, unpack
 from .payload import (
     Record,
@@ -152,4 +152,5 @@ __all__ = [
     "unpack",
     "verify",
     "walk_frames",
+    "wall_clock",
 ]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import resource
+import time
 from collections.abc import Callable, MutableMapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -17,6 +18,11 @@ INDEX_ENTRY_BYTES = 16
 MAX_OPEN_SEGMENTS = 1024
 MAX_SEGMENT_BYTES = 1 << 32
 """A position inside a store is a u32."""
+
+
+def wall_clock() -> int:
+    """Microseconds since the Unix epoch: the time of frames' timestamps."""
+    return time.time_ns() // 1_000
 
 
 @dataclass(frozen=True, slots=True)

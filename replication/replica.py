@@ -9,7 +9,7 @@ from typing import Protocol, assert_never
 
 from aiohttp import ClientSession
 
-from quire.log import LogError, Sync
+from quire.log import LogError, Sync, wall_clock
 
 from .coalesce import Write
 from .core import Core, CoreOptions, Identity, events
@@ -40,11 +40,6 @@ class ReplicaOptions:
     core: CoreOptions
     max_frame_bytes: int
     secret: bytes | None = None
-
-
-def wall_clock() -> int:
-    """Microseconds since the Unix epoch."""
-    return time.time_ns() // 1_000
 
 
 class _Threads:

@@ -13,11 +13,10 @@ Who lacks more gets a snapshot: also one whose stream stands, but is slower than
 A restart needs a snapshot and all of the log behind it, and a snapshot may turn out to be damaged: hence the older one.
 """
 
-import time
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple, Protocol
 
-from quire.log import Expirable, Log
+from quire.log import Expirable, Log, wall_clock
 from quire.replication import Disk
 from quire.replication.core import Core
 from quire.replication.lag import Position, lacking_bytes
@@ -69,11 +68,6 @@ class Followers(Protocol):
     def expired(self) -> None:
         """End the streams that lack what is gone."""
         ...
-
-
-def wall_clock() -> int:
-    """Microseconds since the Unix epoch."""
-    return time.time_ns() // 1_000
 
 
 class Retention:

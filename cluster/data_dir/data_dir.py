@@ -7,11 +7,10 @@ without its genesis, or without a promise file, is a damaged disk: refused.
 """
 
 import os
-import time
 from collections.abc import Callable
 from pathlib import Path
 
-from quire.log import Directory, FileDirectory, Log, LogLocked, LogOptions
+from quire.log import Directory, FileDirectory, Log, LogLocked, LogOptions, wall_clock
 from quire.replication import PromiseFile, PromiseLost
 from quire.replication.promises import PROMISE_FILE
 from quire.sm import Applier, Owner, Sessions, SnapshotPart, SnapshotStore, StateMachine, restore_newest
@@ -23,11 +22,6 @@ from .identity import DataDirRefused, NodeIdentity, read_identity, write_identit
 DISK_ID_BYTES = 16
 LOG_FOLDER = "log"
 MARK_FILE = "mark"
-
-
-def clock() -> int:
-    """Microseconds since the Unix epoch."""
-    return time.time_ns() // 1_000
 
 
 class DataDir:
@@ -106,7 +100,7 @@ class DataDir:
             self.promises = PromiseFile.create(self._directory, os.urandom(DISK_ID_BYTES))
 
     def _open_log(self, cluster_id: bytes) -> Log:
-        return Log.open(self._directory, self._options, cluster_id=cluster_id, clock=clock, standalone=False)
+        return Log.open(self._directory, self._options, cluster_id=cluster_id, clock=wall_clock, standalone=False)
 
     def _read_genesis(self) -> None:
         """The genesis frame, from its own file: the log's first segment may have expired.

@@ -1,11 +1,10 @@
 """The genesis record: what all nodes of a cluster must share, and whether this node does."""
 
 import os
-import time
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from quire.log import HEADER_BYTES, Kind, decode_system, encode_frame, encode_system, walk_frames
+from quire.log import HEADER_BYTES, Kind, decode_system, encode_frame, encode_system, walk_frames, wall_clock
 from quire.replication import Members
 from quire.sm import MAX_SESSIONS, SESSION_BYTES, SESSION_WINDOW, SESSIONS_BYTES, Sessions
 
@@ -56,9 +55,8 @@ def make_genesis(members: Members, machine: tuple[str, int], initial: Any, confi
             "sessions_bytes": SESSIONS_BYTES,
         },
     }
-    timestamp = time.time_ns() // 1_000
     return encode_frame(
-        index=0, epoch=0, timestamp=timestamp, count=1, prev_crc32c=0, kind=Kind.SYSTEM, payload=encode_system(value)
+        index=0, epoch=0, timestamp=wall_clock(), count=1, prev_crc32c=0, kind=Kind.SYSTEM, payload=encode_system(value)
     )
 
 

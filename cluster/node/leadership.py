@@ -6,10 +6,10 @@ from typing import Any, NamedTuple
 
 import structlog
 
+from quire.log import wall_clock
 from quire.replication import Members, Replica
 from quire.replication.core import actions
 from quire.replication.net.hello import Who
-from quire.replication.replica import wall_clock
 
 from ..control import Control, ControlTimes
 from ..errors import TransferFailed

@@ -10,9 +10,9 @@ from collections.abc import Callable
 from itertools import count
 from typing import TYPE_CHECKING, Any, assert_never
 
+from quire.log import wall_clock
 from quire.replication import Replica
 from quire.replication.core import Member, Role, changing
-from quire.replication.replica import wall_clock
 
 from ..errors import (
     ChangeUnderWay,

@@ -5,9 +5,8 @@ from collections.abc import Callable
 from itertools import count
 from typing import Any, NamedTuple
 
-from quire.log import Bounds, FrameCorrupt, IndexExpired, Log, StoredRecord
+from quire.log import Bounds, FrameCorrupt, IndexExpired, Log, StoredRecord, wall_clock
 from quire.replication import Replica
-from quire.replication.replica import wall_clock
 from quire.sm import ApplyFailed, Refused
 
 from ..errors import (

@@ -2,8 +2,8 @@
 
 from typing import TYPE_CHECKING, Any
 
+from quire.log import wall_clock
 from quire.replication import Replica
-from quire.replication.replica import wall_clock
 
 from .digests import Difference, Digests
 

@@ -26,10 +26,11 @@ from quire.log import (
     UnexpectedIndex,
     store_bases,
     stored_cluster_id,
+    wall_clock,
 )
 from quire.replication.promises import PROMISE_FILE
 
-from ..data_dir.data_dir import DISK_ID_BYTES, LOG_FOLDER, clock
+from ..data_dir.data_dir import DISK_ID_BYTES, LOG_FOLDER
 from ..data_dir.identity import DataDirRefused, NodeIdentity, read_identity, write_identity
 from ..errors import (
     Expired,
@@ -169,7 +170,7 @@ class LogService:
         age = None if config.retention_ms is None else config.retention_ms * 1000
         while age is not None or config.retention_bytes is not None:
             try:
-                gone = self.log.remove_expired(clock(), age=age, max_bytes=config.retention_bytes)
+                gone = self.log.remove_expired(wall_clock(), age=age, max_bytes=config.retention_bytes)
             except LogReadOnly:
                 self.ended.set()
                 return
@@ -202,7 +203,7 @@ def open_log(config: StandaloneConfig, directory: Directory) -> Log:
         config.options,
         cluster_id=cluster_id,
         initial_index=config.initial_index,
-        clock=clock,
+        clock=wall_clock,
         standalone=True,
     )
     if identity is None:

@@ -7,13 +7,12 @@ from itertools import count
 
 from aiohttp import web
 
-from quire.log import Log, LogOptions, encode_records
+from quire.log import Log, LogOptions, encode_records, wall_clock
 from quire.log.simulated import faulty
 from quire.replication import Disk, Placed, PromiseFile, Reason, Replica, ReplicaOptions, Write
 from quire.replication.core import CoreOptions, Identity, Members, actions
 from quire.replication.core.changing import Outcome
 from quire.replication.net.hello import Who
-from quire.replication.replica import wall_clock
 from tests.replication.loopback import HOST, calling, until
 from tests.replication.world import CLUSTER_ID, disk_id, genesis_frame, voters
 

@@ -5,13 +5,12 @@ import threading
 
 import pytest
 
-from quire.log import DiskFull, Kind, encode_blob
+from quire.log import DiskFull, Kind, encode_blob, wall_clock
 from quire.log.simulated import faulty
 from quire.replication import Promise, Reason, Write
 from quire.replication.core import events
 from quire.replication.core.election import Phase
 from quire.replication.core.messages import Last, PreVoteAnswer
-from quire.replication.replica import wall_clock
 from tests.replication.loopback import DEADLINE_S, calling, turns, until, who
 from tests.replication.running import Cluster, Running, alone, cluster_of
 
