@@ -1,13 +1,14 @@
 """Replication: the protocol core without I/O (`core`), and the aiohttp links and streams around it."""
 
 from .coalesce import Write
-from .core import Member, Members, Promise, Role
+from .core import NODE_ID, Member, Members, Promise, Role
 from .disk import Disk, Placed, Reason
 from .durations import Durations
 from .promises import PromiseFile, PromiseLost
 from .replica import Replica, ReplicaOptions
 
 __all__ = [
+    "NODE_ID",
     "Disk",
     "Durations",
     "Member",

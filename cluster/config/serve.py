@@ -8,17 +8,18 @@ from typing import Annotated, Any, Self
 from pydantic import AfterValidator, BeforeValidator, Field, FilePath, model_validator
 from pydantic_settings import NoDecode
 
+from quire.replication import NODE_ID
+
 from .settings import Address, LogFormat, LogLevel, Settings, load_settings
 
 MIB = 1 << 20
 FRAME_OVERHEAD_BYTES = 1024  # Frame header and the msgpack around a request's records, generously.
 
-_NODE_ID = re.compile(r"[a-z0-9-]{1,24}")
 _INTEGER = re.compile(r"-?[0-9]{1,19}")
 
 
 def _checked_node_id(node_id: str) -> str:
-    if not _NODE_ID.fullmatch(node_id):
+    if not NODE_ID.fullmatch(node_id):
         raise ValueError(f"{node_id!r} is no node id; take 1 to 24 of a-z, 0-9 and -")
     return node_id
 

@@ -13,11 +13,12 @@ begins.
 from . import actions, events
 from .core import Core
 from .members import MAX_MEMBERS, Member, Members, Role
-from .promise import Promise
+from .promise import NODE_ID, Promise
 from .state import CoreOptions, Identity, LogView, State
 
 __all__ = [
     "MAX_MEMBERS",
+    "NODE_ID",
     "Core",
     "CoreOptions",
     "Identity",

@@ -1,8 +1,10 @@
 """A promise: a node's durable word to follow no lower epoch, and whom in this one (rule 1)."""
 
+import re
 from dataclasses import dataclass
 
 MAX_NODE_ID_BYTES = 24
+NODE_ID = re.compile(rf"[a-z0-9-]{{1,{MAX_NODE_ID_BYTES}}}")
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,7 +19,8 @@ from aiohttp import ClientSession, ClientWebSocketResponse, ClientWSTimeout, WSM
 
 from quire.log import PayloadInvalid, pack, unpack
 
-from .wire import MAX_MESSAGE_BYTES, MAX_U64, NODE_ID, BadMessage
+from ..core.promise import NODE_ID
+from .wire import MAX_MESSAGE_BYTES, MAX_U64, BadMessage
 
 PROTOCOL = 1
 PEER_PATH = "/peer"

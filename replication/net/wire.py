@@ -4,7 +4,6 @@ What does not decode is a peer's fault (`BadMessage`): the link is closed, nothi
 is the one message that is no msgpack: three u64 (commit_index, durable_index, clock) and raw frame bytes.
 """
 
-import re
 import struct
 from collections.abc import Callable
 from itertools import pairwise
@@ -35,7 +34,7 @@ from ..core.messages import (
     VoteAnswer,
     VoteRequest,
 )
-from ..core.promise import MAX_NODE_ID_BYTES, Promise
+from ..core.promise import NODE_ID, Promise
 
 MAX_U64 = 2**64 - 1
 MAX_EPOCHS = 10_000
@@ -45,8 +44,6 @@ MAX_CONTROL_BYTES = 1 << 14
 MAX_MESSAGE_BYTES = (1 << 20) + 4096
 
 SHIPMENT = struct.Struct("<QQQ")
-
-NODE_ID = re.compile(rf"[a-z0-9-]{{1,{MAX_NODE_ID_BYTES}}}")
 
 M = TypeVar("M")
 
