@@ -24,7 +24,7 @@ from quire.cluster.compaction.installing import StoreSource, put_all
 from quire.log import FileDirectory, Tail
 from quire.replication.net.hello import SNAPSHOT_PATH, Who
 from quire.replication.net.snapshots import SnapshotFetch, SnapshotServer
-from quire.sm import Ground, Owner, Sessions, SnapshotPart, SnapshotStore, content_of, write_snapshot
+from quire.sm import Boundary, Owner, Sessions, SnapshotPart, SnapshotStore, content_of, write_snapshot
 
 MIB = 1 << 20
 SIZE_MIB = 512
@@ -77,8 +77,8 @@ def who(node_id: str) -> Who:
 async def serve(directory: Path, mebibytes: int, ready: Connection) -> None:
     """Write a snapshot, tell the port, and give both until the process is ended."""
     store = store_in(directory)
-    ground = Ground(tail=Tail(INDEX, 1, 1, 1))
-    write_snapshot(store.begin(INDEX), OWNER, ground, content_of(Bytes(mebibytes), Sessions()))
+    boundary = Boundary(tail=Tail(INDEX, 1, 1, 1))
+    write_snapshot(store.begin(INDEX), OWNER, boundary, content_of(Bytes(mebibytes), Sessions()))
     store.complete(INDEX)
     app = web.Application()
     app.router.add_get(SNAPSHOT_PATH, SnapshotServer(lambda: who("n1"), StoreSource(store), None).serve)

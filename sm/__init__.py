@@ -1,8 +1,7 @@
 """Deterministic state machines, and the applier that feeds committed frames to one of them."""
 
 from .applier import Applied, Applier
-from .checks import check_batch
-from .digest import DIGEST_BYTES, EMPTY_DIGEST, next_digest
+from .boundary import DIGEST_BYTES, EMPTY_DIGEST, LOG_START, Boundary, next_digest
 from .errors import (
     ApplyFailed,
     CheckFailed,
@@ -16,22 +15,22 @@ from .errors import (
     SnapshotInvalid,
     SnapshotTooEarly,
 )
-from .machine import Context, Contexts, Refused, StateMachine
+from .machine import Context, Contexts, Refused, StateMachine, check_batch
 from .machines.arithmetic import ArithmeticMachine
 from .machines.kv import KvMachine
 from .machines.log import LogMachine
 from .machines.registry import default_initial, load_machine
 from .sessions.table import MAX_SESSIONS, SESSION_BYTES, SESSION_WINDOW, SESSIONS_BYTES, Sessions, SessionStatus
 from .snapshots.content import content_of, restore_content
-from .snapshots.manifest import NO_GROUND, Ground, Manifest
+from .snapshots.manifest import Manifest
 from .snapshots.part import SnapshotPart
-from .snapshots.restore import restore_newest
 from .snapshots.store import (
     CHUNK_BYTES,
     KEPT_SNAPSHOTS,
     Owner,
     SnapshotStore,
     refuse_foreign,
+    restore_newest,
     snapshot_name,
     write_file,
     write_snapshot,
@@ -42,8 +41,8 @@ __all__ = [
     "DIGEST_BYTES",
     "EMPTY_DIGEST",
     "KEPT_SNAPSHOTS",
+    "LOG_START",
     "MAX_SESSIONS",
-    "NO_GROUND",
     "SESSIONS_BYTES",
     "SESSION_BYTES",
     "SESSION_WINDOW",
@@ -51,11 +50,11 @@ __all__ = [
     "Applier",
     "ApplyFailed",
     "ArithmeticMachine",
+    "Boundary",
     "CheckFailed",
     "Context",
     "Contexts",
     "FrameOutOfPlace",
-    "Ground",
     "InitialInvalid",
     "KvMachine",
     "LogMachine",

@@ -19,13 +19,12 @@ from quire.log import (
     pack,
 )
 
-from .digest import next_digest
+from .boundary import LOG_START, MAX_EPOCHS, Boundary, next_digest
 from .errors import ApplyFailed, FrameOutOfPlace, PlaceFailed, reason_of
 from .machine import Context, Contexts, Refused, StateMachine
 from .sessions.retries import Verdicts
 from .sessions.table import Sessions
 from .snapshots.content import content_of
-from .snapshots.manifest import MAX_EPOCHS, NO_GROUND, Ground
 
 ApplyBatch = Callable[[Sequence[Any], Sequence[Context]], list[Any]]
 Runs = Sequence[tuple[int, int, int]]
@@ -56,17 +55,17 @@ class Applier:
         self,
         machine: StateMachine,
         *,
-        ground: Ground = NO_GROUND,
+        boundary: Boundary = LOG_START,
         sessions: Sessions | None = None,
     ) -> None:
-        """`ground` is where a snapshot stands whose machine and sessions these are."""
+        """`boundary` is where a snapshot stands whose machine and sessions these are."""
         self.machine = machine
         self.sessions = Sessions() if sessions is None else sessions
-        self.applied_index = ground.tail.index
-        self.digest = ground.digest
-        self._tail = ground.tail
-        self._epochs = list(ground.epochs)
-        self._members_index, self._members = ground.members_index, ground.members
+        self.applied_index = boundary.tail.index
+        self.digest = boundary.digest
+        self._tail = boundary.tail
+        self._epochs = list(boundary.epochs)
+        self._members_index, self._members = boundary.members_index, boundary.members
         self.failure: ApplyFailed | None = None
         own: ApplyBatch | None = getattr(machine, "apply_batch", None)
         self._apply_batch: ApplyBatch = own or self._apply_one_by_one
@@ -105,9 +104,9 @@ class Applier:
         return Applied(header.index, header.next_index, header.epoch, results, refused)
 
     @property
-    def ground(self) -> Ground:
+    def boundary(self) -> Boundary:
         """What a snapshot taken now has to say of the log below it."""
-        return Ground(self._tail, self._members_index, self._members, tuple(self._epochs), self.digest)
+        return Boundary(self._tail, self._members_index, self._members, tuple(self._epochs), self.digest)
 
     def content(self) -> Iterator[bytes]:
         """What a snapshot taken now holds; to be read before the next `apply`. Raises ApplyFailed once that failed."""

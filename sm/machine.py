@@ -8,6 +8,8 @@ leader's time), no random numbers, no environment, and lets nothing depend on se
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple, Protocol, overload, runtime_checkable
 
+from .errors import CheckFailed, reason_of
+
 
 class Context(NamedTuple):
     """Where a command stands in the log: its index, its frame's epoch and timestamp (microseconds since 1970)."""
@@ -101,3 +103,32 @@ class StateMachine(Protocol):
     def restore(self, chunks: Iterable[bytes]) -> None:
         """Replace the state by a snapshot's, however its bytes are cut. Raises SnapshotInvalid, changing nothing."""
         ...
+
+
+def check_batch(machine: StateMachine, commands: Sequence[Any]) -> list[list[Any]]:
+    """The refused ones as [[place, code, text], ...], places counted from 0; [] when all of them pass.
+
+    Raises:
+        CheckFailed: the machine's check raised something else than Refused.
+    """
+    faster = getattr(machine, "check_batch", None)
+    if faster is not None:
+        try:
+            refused: list[list[Any]] = faster(commands)
+        except Exception as error:
+            raise CheckFailed(place=None, reason=reason_of(error)) from error
+        return refused
+    return check_one_by_one(machine, commands)
+
+
+def check_one_by_one(machine: StateMachine, commands: Sequence[Any]) -> list[list[Any]]:
+    """What `check_batch` gives, by the machine's plain `check`."""
+    refused: list[list[Any]] = []
+    for place, command in enumerate(commands):
+        try:
+            machine.check(command)
+        except Refused as refusal:
+            refused.append([place, refusal.code, refusal.text])
+        except Exception as error:
+            raise CheckFailed(place=place, reason=reason_of(error)) from error
+    return refused

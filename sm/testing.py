@@ -21,8 +21,7 @@ from typing import Any
 from quire.log import Kind, PayloadInvalid, encode_frame, encode_records, pack, unpack, walk_frames
 
 from .applier import Applier
-from .checks import check_batch, check_one_by_one
-from .machine import Context, Refused, StateMachine
+from .machine import Context, Refused, StateMachine, check_batch, check_one_by_one
 from .machines.registry import default_initial, load_machine
 
 RESULT_BYTES = 64 << 10  # A session keeps thousands of results; a machine that answers with more should say so.

@@ -151,8 +151,8 @@ class Installing:
         except SnapshotDamaged:
             await asyncio.to_thread(SnapshotPart.forget, self._store)
             raise
-        ground = part.manifest.ground
-        return Snapshot(*ground.tail, ground.members_index, ground.epochs)
+        boundary = part.manifest.boundary
+        return Snapshot(*boundary.tail, boundary.members_index, boundary.epochs)
 
     def _count(self) -> None:
         self._chunks += 1

@@ -114,10 +114,10 @@ class Snapshotting:
             return
         if index > self._limit():
             raise SnapshotTooEarly(index=index, limit=self._limit())
-        ground, content = applier.ground, applier.content()
+        boundary, content = applier.boundary, applier.content()
 
         def work(go_on: Callable[[], None]) -> bytes:
-            write_snapshot(store.begin(index), store.owner, ground, content, go_on=go_on)
+            write_snapshot(store.begin(index), store.owner, boundary, content, go_on=go_on)
             return b""
 
         began = time.monotonic()
@@ -169,8 +169,8 @@ class Snapshotting:
             "kept": [
                 {
                     "index": manifest.index,
-                    "epoch": manifest.ground.tail.epoch,
-                    "timestamp": manifest.ground.tail.timestamp,
+                    "epoch": manifest.boundary.tail.epoch,
+                    "timestamp": manifest.boundary.tail.timestamp,
                     "bytes": manifest.size,
                     "sha256": manifest.sha256.hex(),
                 }

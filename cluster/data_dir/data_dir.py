@@ -131,16 +131,16 @@ class DataDir:
         self.snapshots = SnapshotStore.open(self._directory, Owner(genesis.cluster_id, genesis.machine))
         SnapshotPart.resume(self.snapshots)
         applier = restore_newest(self.snapshots, new_machine, new_sessions)
-        ground, lowest = applier.ground, log.bounds.lowest_index
-        if ground.tail.index < lowest:
+        boundary, lowest = applier.boundary, log.bounds.lowest_index
+        if boundary.tail.index < lowest:
             # Nothing that is committed is given up for an older snapshot: resetting would.
             reason = (
-                f"its log begins at {lowest}, and no whole snapshot reaches it (the newest is at {ground.tail.index})"
+                f"its log begins at {lowest}, and no whole snapshot reaches it (the newest is at {boundary.tail.index})"
             )
             raise DataDirRefused(self._directory.path, f"{reason}; wipe it, and the node comes back as a new member")
-        if ground.tail.index:
+        if boundary.tail.index:
             # An install that was interrupted between rename and reset left a log that the snapshot does not stand in.
-            log.reset(ground.tail, members_index=ground.members_index)
+            log.reset(boundary.tail, members_index=boundary.members_index)
         return applier
 
     def _formatted(self) -> tuple[Log, Genesis]:

@@ -72,7 +72,7 @@ def put_together(
         max_frame_bytes=genesis.limits["max_frame_bytes"],
         secret=opened.secret,
     )
-    disk = Disk(log, data_dir.promises, snapshots=data_dir.snapshots, older_epochs=applier.ground.epochs)
+    disk = Disk(log, data_dir.promises, snapshots=data_dir.snapshots, older_epochs=applier.boundary.epochs)
     replica = Replica(opened.identity, genesis.cluster_id, disk, owner, options)
     applying = Applying(log, applier, owner.applied, owner.apply_failed, owner.failed, owner.at_boundary)
     makers = Makers(lambda: opened.machine_type(genesis.initial), genesis.new_sessions)

@@ -183,14 +183,14 @@ class Checks:
 
     def snapshot_taken(self, node: "Node", manifest: Manifest) -> None:
         """Rules 7 and 16: what is committed, and durable here, at a frame boundary; equal on equal replicas."""
-        tail, ground = manifest.ground.tail, manifest.ground
+        tail, boundary = manifest.boundary.tail, manifest.boundary
         place = self._committed_place(tail.index)
         if place is None or place >= len(self.digests):
             raise Violation("rule 7: a snapshot holds what is committed", node.node_id, tail, self.ends[-1:])
         if node.it.log.durable_index < tail.index:
             raise Violation("rule 7: a snapshot holds what is durable here", node.node_id, tail)
         held = self.committed[place]
-        if (held.epoch, held.crc32c, self.digests[place]) != (tail.epoch, tail.crc32c, ground.digest):
+        if (held.epoch, held.crc32c, self.digests[place]) != (tail.epoch, tail.crc32c, boundary.digest):
             raise Violation("a snapshot's manifest is of its index", node.node_id, tail, held)
         if self.snapshots.setdefault(tail.index, manifest.sha256) != manifest.sha256:
             raise Violation("snapshots of one index are equal", node.node_id, tail)

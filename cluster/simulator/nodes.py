@@ -20,7 +20,7 @@ from quire.replication.driver import Driver
 from quire.replication.durations import Durations
 from quire.replication.lag import Position
 from quire.replication.net.shipment import Shipment
-from quire.sm import Applier, Ground, Owner, Sessions, SnapshotPart, SnapshotStore, restore_newest, write_snapshot
+from quire.sm import Applier, Boundary, Owner, Sessions, SnapshotPart, SnapshotStore, restore_newest, write_snapshot
 
 from ..compaction.retention import Limits, Retention
 from ..node.pending import Pending
@@ -201,10 +201,10 @@ class Node:
         snapshots = SnapshotStore.open(directory, Owner(self.form.cluster_id, (Tally.name, Tally.version)))
         SnapshotPart.resume(snapshots)
         applier = restore_newest(snapshots, Tally, self._sessions)
-        ground = applier.ground
-        if ground.tail.index:
-            log.reset(ground.tail, members_index=ground.members_index)
-        disk = Disk(log, promises, snapshots=snapshots, older_epochs=ground.epochs)
+        boundary = applier.boundary
+        if boundary.tail.index:
+            log.reset(boundary.tail, members_index=boundary.members_index)
+        disk = Disk(log, promises, snapshots=snapshots, older_epochs=boundary.epochs)
         state = State(
             me=Identity(self.node_id, self.disk_id, self.random.getrandbits(63)),
             log=disk,
@@ -368,16 +368,16 @@ class Node:
             return
         applier = life.applier
         life.taking = applier.applied_index
-        ground, content = applier.ground, list(applier.content())
+        boundary, content = applier.boundary, list(applier.content())
         pause = self.snapshot_random.randint(0, SNAPSHOT_US)
-        self.schedule.later(pause, self.run, self.life, self._snapshot, ground, content)
+        self.schedule.later(pause, self.run, self.life, self._snapshot, boundary, content)
 
-    def _snapshot(self, ground: Ground, content: list[bytes]) -> None:
+    def _snapshot(self, boundary: Boundary, content: list[bytes]) -> None:
         """What a forked child does and, a while later, its parent."""
         life = self.it
         try:
             folder = life.snapshots.begin(life.taking)
-            write_snapshot(folder, life.snapshots.owner, ground, content, chunk_bytes=CHUNK_BYTES)
+            write_snapshot(folder, life.snapshots.owner, boundary, content, chunk_bytes=CHUNK_BYTES)
         except (OSError, DiskFull):
             life.taking = 0  # What it left is in nobody's way.
             return
@@ -444,8 +444,8 @@ class Node:
         except OSError as error:
             self.step(events.FetchFailed(action.stream_id, str(error)))
             return
-        ground = life.fetched.ground
-        snapshot = Snapshot(*ground.tail, ground.members_index, ground.epochs)
+        boundary = life.fetched.boundary
+        snapshot = Snapshot(*boundary.tail, boundary.members_index, boundary.epochs)
         self.step(events.SnapshotFetched(action.stream_id, snapshot))
 
     def _fetched_chunk(self, action: actions.FetchSnapshot, data: bytes | None) -> None:

@@ -113,7 +113,7 @@ def replay_keys(piece: KeyPiece) -> ReplayedKeys:
     else:
         machine, sessions = restored(stretch, stretch.start)
         own = _OwnKeys((machine, piece.part, piece.parts))
-        applier = Applier(own, ground=stretch.start.manifest.ground, sessions=sessions)
+        applier = Applier(own, boundary=stretch.start.manifest.boundary, sessions=sessions)
     for frame in frames_of_piece(stretch):
         applier.apply(frame)
     if stretch.end is None:

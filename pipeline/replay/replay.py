@@ -239,7 +239,7 @@ def _piece(
     if cut.end is not None:
         end, path = cut.end.manifest, cut.end.path
         source = f"the snapshot {end.index} of {path}"
-        witnesses.append(Witness(end.index, end.ground.digest.hex(), source, end.sha256.hex()))
+        witnesses.append(Witness(end.index, end.boundary.digest.hex(), source, end.sha256.hex()))
     return ReplayPiece(
         options=options,
         partitions=whole_frames(origin, options, cut.from_index, cut.to_index),

@@ -114,7 +114,7 @@ def _begin(piece: ReplayPiece) -> Applier:
         machine = piece.genesis.new_machine(piece.machine_spec)
         return Applier(machine, sessions=piece.genesis.new_sessions())
     machine, sessions = restored(piece, piece.start)
-    return Applier(machine, ground=piece.start.manifest.ground, sessions=sessions)
+    return Applier(machine, boundary=piece.start.manifest.boundary, sessions=sessions)
 
 
 def frames_of_piece(piece: ReplayPiece) -> Iterator[Frame]:
@@ -162,7 +162,7 @@ def _compare(piece: ReplayPiece, applier: Applier, witness: Witness) -> Differen
 
 
 def _place_of(snapshot: StoredSnapshot) -> tuple[int, str]:
-    return snapshot.manifest.index, snapshot.manifest.ground.digest.hex()
+    return snapshot.manifest.index, snapshot.manifest.boundary.digest.hex()
 
 
 def _state_text(machine: StateMachine) -> bytes:

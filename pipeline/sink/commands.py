@@ -11,7 +11,7 @@ from quire.cluster.errors import Malformed
 from quire.cluster.values import DEPTH_LIMIT, decode_json, decode_msgpack
 from quire.log import PayloadInvalid, pack
 from quire.sm import StateMachine
-from quire.sm.checks import check_batch
+from quire.sm.machine import check_batch
 from quire.sm.machines.registry import BUILT_IN, load_machine
 
 from ..errors import OptionRefused

@@ -19,13 +19,12 @@ from crc32c import crc32c
 
 from quire.log import PayloadInvalid, Tail, UnknownVersion, pack, unpack
 
-from ..digest import DIGEST_BYTES, EMPTY_DIGEST
+from ..boundary import DIGEST_BYTES, MAX_EPOCHS, Boundary
 from ..errors import SnapshotDamaged
 
 MANIFEST_NAME = "manifest"
 MANIFEST_VERSION = 1
 MAX_MANIFEST_BYTES = 16 << 20
-MAX_EPOCHS = 10_000
 CLUSTER_ID_BYTES = 16
 SHA256_BYTES = 32
 
@@ -39,33 +38,19 @@ class Chunk(NamedTuple):
     crc32c: int
 
 
-class Ground(NamedTuple):
-    """What an applier knows of the log below a boundary: where that is, its members and its epochs."""
-
-    tail: Tail = Tail(0, 0, 0, 0)
-    members_index: int | None = None
-    members: list[list[Any]] = []  # noqa: RUF012  # A tuple's default is never changed.
-    epochs: tuple[tuple[int, int], ...] = ()
-    digest: bytes = EMPTY_DIGEST
-
-
-NO_GROUND = Ground()
-"""Below the log's first frame."""
-
-
 class Manifest(NamedTuple):
     """A snapshot: where it stands and what it consists of."""
 
     cluster_id: bytes
     machine: tuple[str, int]
-    ground: Ground
+    boundary: Boundary
     chunks: tuple[Chunk, ...]
     sha256: bytes
 
     @property
     def index(self) -> int:  # type: ignore[override]  # It hides tuple.index, which nobody needs here.
         """Every record below it is in the snapshot."""
-        return self.ground.tail.index
+        return self.boundary.tail.index
 
     @property
     def size(self) -> int:
@@ -74,7 +59,7 @@ class Manifest(NamedTuple):
 
     def encode(self) -> bytes:
         """The file's bytes."""
-        tail, ground = self.ground.tail, self.ground
+        tail, boundary = self.boundary.tail, self.boundary
         body = pack(
             {
                 "version": MANIFEST_VERSION,
@@ -84,10 +69,10 @@ class Manifest(NamedTuple):
                 "epoch": tail.epoch,
                 "crc32c": tail.crc32c,
                 "timestamp": tail.timestamp,
-                "members_index": ground.members_index,
-                "members": ground.members,
-                "epochs": [list(pair) for pair in ground.epochs[-MAX_EPOCHS:]],
-                "digest": ground.digest,
+                "members_index": boundary.members_index,
+                "members": boundary.members,
+                "epochs": [list(pair) for pair in boundary.epochs[-MAX_EPOCHS:]],
+                "digest": boundary.digest,
                 "chunks": [list(chunk) for chunk in self.chunks],
                 "sha256": self.sha256,
             }
@@ -123,7 +108,7 @@ def _manifest(fields: Mapping[str, Any]) -> Manifest:
     machine_name, machine_version = fields["machine"]
     tail = Tail(*(_number(fields[name]) for name in ("index", "epoch", "timestamp", "crc32c")))
     members_index = fields["members_index"]
-    ground = Ground(
+    boundary = Boundary(
         tail,
         None if members_index is None else _number(members_index),
         list(fields["members"]),
@@ -133,7 +118,7 @@ def _manifest(fields: Mapping[str, Any]) -> Manifest:
     chunks = tuple(Chunk(size, crc) for size, crc in _pairs(fields["chunks"]))
     cluster_id = _octets(fields["cluster_id"], CLUSTER_ID_BYTES)
     sha256 = _octets(fields["sha256"], SHA256_BYTES)
-    return Manifest(cluster_id, (str(machine_name), _number(machine_version)), ground, chunks, sha256)
+    return Manifest(cluster_id, (str(machine_name), _number(machine_version)), boundary, chunks, sha256)
 
 
 def _pairs(rows: Iterable[Any]) -> Iterable[tuple[int, int]]:

@@ -124,7 +124,7 @@ class SnapshotPart:
         machine, sessions = new_machine(), new_sessions()
         name = snapshot_name(self.manifest.index)
         restore_content(self._store.pieces(self.manifest, self._name), machine, sessions, name)
-        return Applier(machine, ground=self.manifest.ground, sessions=sessions)
+        return Applier(machine, boundary=self.manifest.boundary, sessions=sessions)
 
     def complete(self) -> None:
         """Let it count; durable on return. Raises OSError."""

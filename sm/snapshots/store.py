@@ -27,8 +27,13 @@ from crc32c import crc32c
 
 from quire.log import Directory, DiskFull
 
+from ..applier import Applier
+from ..boundary import Boundary
 from ..errors import SnapshotDamaged, SnapshotForeign
-from .manifest import MANIFEST_NAME, MAX_MANIFEST_BYTES, Chunk, Ground, Manifest, decode_manifest
+from ..machine import StateMachine
+from ..sessions.table import Sessions
+from .content import restore_content
+from .manifest import MANIFEST_NAME, MAX_MANIFEST_BYTES, Chunk, Manifest, decode_manifest
 
 SNAPSHOTS_FOLDER = "snapshots"
 QUARANTINE_FOLDER = "quarantine"
@@ -114,8 +119,8 @@ class SnapshotStore:
 
     def members_of(self, members_index: int) -> list[list[Any]] | None:
         """The members that the record at that index names, if a whole snapshot has it as the last one below itself."""
-        grounds = (manifest.ground for manifest in self.manifests)
-        return next((ground.members for ground in grounds if ground.members_index == members_index), None)
+        boundaries = (manifest.boundary for manifest in self.manifests)
+        return next((boundary.members for boundary in boundaries if boundary.members_index == members_index), None)
 
     # Writing
 
@@ -261,10 +266,33 @@ def refuse_foreign(manifest: Manifest, owner: Owner) -> None:
         raise SnapshotForeign(snapshot=name, what="machine", found=found, expected=expected)
 
 
+def restore_newest(
+    store: SnapshotStore, new_machine: Callable[[], StateMachine], new_sessions: Callable[[], Sessions]
+) -> Applier:
+    """An applier behind the newest whole snapshot, or one that begins at 0. Blocks.
+
+    A damaged snapshot is set aside, and the one before is taken, with more of the log to apply behind it.
+
+    Raises:
+        SnapshotInvalid: the machine refuses a state that is as it was written: it is not the machine that wrote it.
+        OSError: the device failed.
+    """
+    for manifest in reversed(store.manifests):
+        # New ones for each: a machine that met a damaged chunk may stand half-way.
+        machine, sessions = new_machine(), new_sessions()
+        try:
+            restore_content(store.pieces(manifest), machine, sessions, snapshot_name(manifest.index))
+        except SnapshotDamaged as damage:
+            store.set_aside(manifest.index, damage)
+        else:
+            return Applier(machine, boundary=manifest.boundary, sessions=sessions)
+    return Applier(new_machine(), sessions=new_sessions())
+
+
 def write_snapshot(
     folder: Directory,
     owner: Owner,
-    ground: Ground,
+    boundary: Boundary,
     content: Iterable[bytes],
     *,
     chunk_bytes: int = CHUNK_BYTES,
@@ -284,7 +312,7 @@ def write_snapshot(
         check.update(data)
         write_file(folder, chunk_name(len(chunks)), data)
         chunks.append(Chunk(len(data), crc32c(data)))
-    manifest = Manifest(owner.cluster_id, owner.machine, ground, tuple(chunks), check.digest())
+    manifest = Manifest(owner.cluster_id, owner.machine, boundary, tuple(chunks), check.digest())
     write_file(folder, MANIFEST_NAME, manifest.encode())
     folder.sync()
     return manifest

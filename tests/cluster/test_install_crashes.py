@@ -18,7 +18,7 @@ from quire.replication.core.messages import Snapshot
 from quire.sm import (
     Applier,
     ArithmeticMachine,
-    Ground,
+    Boundary,
     Manifest,
     Owner,
     Sessions,
@@ -41,9 +41,11 @@ class Leader:
     def __init__(self, cluster_id: bytes) -> None:
         machine = ArithmeticMachine()
         machine.apply(["add", 1000], None)  # type: ignore[arg-type]
-        ground = Ground(Tail(S, EPOCH, 1_800_000_000_000_000, 0xABCD), 0, [], ((0, 0), (1, 1), (EPOCH, 90)), bytes(16))
+        boundary = Boundary(
+            Tail(S, EPOCH, 1_800_000_000_000_000, 0xABCD), 0, [], ((0, 0), (1, 1), (EPOCH, 90)), bytes(16)
+        )
         self.store = SnapshotStore.open(Disk().directory(), Owner(cluster_id, ("arithmetic", 1)))
-        write_snapshot(self.store.begin(S), self.store.owner, ground, content_of(machine, Sessions()), chunk_bytes=2)
+        write_snapshot(self.store.begin(S), self.store.owner, boundary, content_of(machine, Sessions()), chunk_bytes=2)
         self.manifest: Manifest = self.store.complete(S)
 
 
@@ -72,7 +74,9 @@ def follower(*, snapshots: int) -> tuple[Disk, bytes, int]:
         applier.apply(frame)
         if snapshots and frame.header.index in (101, 201):
             index = applier.applied_index
-            write_snapshot(data_dir.snapshots.begin(index), data_dir.snapshots.owner, applier.ground, applier.content())
+            write_snapshot(
+                data_dir.snapshots.begin(index), data_dir.snapshots.owner, applier.boundary, applier.content()
+            )
             data_dir.snapshots.complete(index)
     log.set_commit_index(log.durable_index)
     durable = log.durable_index
@@ -89,9 +93,9 @@ def install(data_dir: DataDir, leader: Leader) -> Applier:
         part.put(number, leader.store.chunk(manifest, number))
     applier = part.restore(ArithmeticMachine, Sessions)
     part.complete()
-    ground = manifest.ground
+    boundary = manifest.boundary
     disk = NodeDisk(data_dir.log, data_dir.promises, snapshots=store)
-    disk.install(Snapshot(*ground.tail, ground.members_index, ground.epochs))
+    disk.install(Snapshot(*boundary.tail, boundary.members_index, boundary.epochs))
     store.remove_all([index for index in store.indices if index < S])
     return applier
 
@@ -221,7 +225,7 @@ def test_another_snapshot_takes_the_place_of_what_was_fetched() -> None:
     leader = Leader(cluster_id)
     data_dir, _ = opened(disk)
     SnapshotPart.begin(data_dir.snapshots, leader.manifest.encode())
-    other = leader.manifest._replace(ground=leader.manifest.ground._replace(tail=Tail(600, EPOCH, 1, 2)))
+    other = leader.manifest._replace(boundary=leader.manifest.boundary._replace(tail=Tail(600, EPOCH, 1, 2)))
     SnapshotPart.begin(data_dir.snapshots, other.encode())
     assert disk.names("snapshots") == [f"{snapshot_name(600)}.part"]
     assert data_dir.snapshots.fetching == 600

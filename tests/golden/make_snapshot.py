@@ -43,7 +43,7 @@ def golden_files() -> dict[str, bytes]:
 
 def _files() -> Iterator[tuple[str, bytes]]:
     folder, applier = MemoryDirectory(), golden_applier()
-    manifest = write_snapshot(folder, OWNER, applier.ground, applier.content(), chunk_bytes=CHUNK_BYTES)
+    manifest = write_snapshot(folder, OWNER, applier.boundary, applier.content(), chunk_bytes=CHUNK_BYTES)
     for name in (MANIFEST_NAME, *(chunk_name(number) for number in range(len(manifest.chunks)))):
         file = folder.open(name)
         yield name, file.read_at(0, file.size)

@@ -18,7 +18,7 @@ def test_the_golden_snapshot_is_restored_as_it_was() -> None:
     store = SnapshotStore.open(directory, OWNER)
     applier = restore_newest(store, ArithmeticMachine, lambda: Sessions(session_window=100, max_sessions=10))
     assert not store.damaged
-    assert (applier.ground, applier.state()) == (expected.ground, expected.state())
+    assert (applier.boundary, applier.state()) == (expected.boundary, expected.state())
     assert b"".join(applier.content()) == b"".join(expected.content())
     assert [(session, name) for session, name, _ in applier.sessions.all_open()] == [
         (4, "billing"),

@@ -127,7 +127,7 @@ def _applied(path: Path, log: Log, machine: StateMachine, every: int) -> Applier
         applier.apply(frame)
         if every and due <= applier.applied_index < log.tail.index:
             folder = store.begin(applier.applied_index)
-            write_snapshot(folder, owner, applier.ground, applier.content())
+            write_snapshot(folder, owner, applier.boundary, applier.content())
             store.complete(applier.applied_index)
             due += every
     return applier
@@ -288,9 +288,9 @@ def test_a_snapshot_whose_state_is_another_is_found(tmp_path: Path) -> None:
     run_cluster(tmp_path / "n2", other, genesis=KV_GENESIS, command=put, snapshots=0)
     index = snapshot_indices(tmp_path / "n1")[0]
     owner = Owner(CLUSTER, ("kv", 1))
-    ground = SnapshotStore.open(FileDirectory(tmp_path / "n1"), owner).manifests[0].ground
+    boundary = SnapshotStore.open(FileDirectory(tmp_path / "n1"), owner).manifests[0].boundary
     store = SnapshotStore.open(FileDirectory(tmp_path / "n2"), owner)
-    write_snapshot(store.begin(index), owner, ground, Applier(other).content())
+    write_snapshot(store.begin(index), owner, boundary, Applier(other).content())
     store.complete(index)
 
     assert replayed(tmp_path / "n1").is_proven
@@ -461,7 +461,7 @@ def test_a_snapshot_that_is_not_of_this_log_is_refused(
     run_cluster(log, ArithmeticMachine(42), snapshots=0)
     owner = Owner(cluster, (machine.name, machine.version))
     store, other = SnapshotStore.open(FileDirectory(log), owner), run_cluster(tmp_path / "n2", machine, snapshots=0)
-    write_snapshot(store.begin(1000), owner, other.ground, other.content())
+    write_snapshot(store.begin(1000), owner, other.boundary, other.content())
     store.complete(1000)
 
     with pytest.raises(error) as raised:

@@ -15,14 +15,14 @@ from quire.log import (
     encode_system,
     walk_frames,
 )
-from quire.sm import EMPTY_DIGEST, NO_GROUND, Ground
+from quire.sm import EMPTY_DIGEST, LOG_START, Boundary
 
 TIMESTAMP = 1_700_000_000_000_000
 
 
-def ground_at(index: int, digest: bytes = EMPTY_DIGEST) -> Ground:
+def boundary_at(index: int, digest: bytes = EMPTY_DIGEST) -> Boundary:
     """What an applier is told that goes on at `index`."""
-    return NO_GROUND._replace(tail=Tail(index, 1, TIMESTAMP, 0), digest=digest)
+    return LOG_START._replace(tail=Tail(index, 1, TIMESTAMP, 0), digest=digest)
 
 
 class Frames:

@@ -96,10 +96,10 @@ class Desk:
 
     def restart(self) -> None:
         """Go on from a snapshot of what was applied, as a restarted replica does."""
-        content, ground = list(self.applier.content()), self.applier.ground
+        content, boundary = list(self.applier.content()), self.applier.boundary
         self.ledger, sessions = Ledger(), Sessions(**self.limits)
         restore_content(content, self.ledger, sessions, "a snapshot")
-        self.applier = Applier(self.ledger, ground=ground, sessions=sessions)
+        self.applier = Applier(self.ledger, boundary=boundary, sessions=sessions)
 
     def content(self) -> bytes:
         """What a snapshot holds now."""

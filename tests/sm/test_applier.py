@@ -20,7 +20,7 @@ from quire.sm import (
     Refused,
     next_digest,
 )
-from tests.sm.frames import TIMESTAMP, Frames, ground_at
+from tests.sm.frames import TIMESTAMP, Frames, boundary_at
 from tests.sm.test_checks import Even
 
 
@@ -69,7 +69,7 @@ def digest_by_hand(digest: bytes, frame: Frame, reply: list[Any]) -> bytes:
 
 def test_a_frame_moves_applied_index_and_gives_each_result() -> None:
     frames = Frames(index=10, epoch=3)
-    applier = Applier(ArithmeticMachine(), ground=ground_at(10))
+    applier = Applier(ArithmeticMachine(), boundary=boundary_at(10))
     applied = applier.apply(frames.records([["add", 3], ["div", 5]]))
     assert applied == (10, 12, 3, ["45", "9"], [])
     assert applier.applied_index == 12
@@ -140,7 +140,7 @@ def test_a_blob_is_one_record_of_the_log_machine() -> None:
 
 
 def test_the_machine_gets_each_command_s_own_context() -> None:
-    applier = Applier(Moody(), ground=ground_at(20))
+    applier = Applier(Moody(), boundary=boundary_at(20))
     applied = applier.apply(Frames(index=20, epoch=7).records(["a", "no", "b"]))
     assert applied.results == [[20, 7, TIMESTAMP], None, [22, 7, TIMESTAMP]]
     assert applied.refused == [[1, "NO", "no"]]
@@ -209,7 +209,7 @@ def test_nothing_behind_a_failing_command_is_applied() -> None:
 
 @pytest.mark.parametrize("index", [0, 4, 6])
 def test_a_frame_that_is_not_the_next_is_refused_and_changes_nothing(index: int) -> None:
-    applier = Applier(ArithmeticMachine(), ground=ground_at(5))
+    applier = Applier(ArithmeticMachine(), boundary=boundary_at(5))
     with pytest.raises(FrameOutOfPlace) as error:
         applier.apply(Frames(index=index).records([["add", 1]]))
     assert (error.value.index, error.value.applied_index) == (index, 5)
@@ -224,7 +224,7 @@ def test_an_applier_goes_on_from_another_s_place() -> None:
     whole.apply(first)
     machine = ArithmeticMachine()
     machine.restore(whole.machine.snapshot())
-    resumed = Applier(machine, ground=ground_at(whole.applied_index, whole.digest))
+    resumed = Applier(machine, boundary=boundary_at(whole.applied_index, whole.digest))
     assert whole.apply(second) == resumed.apply(second)
     assert (whole.digest, whole.state()) == (resumed.digest, resumed.state())
 

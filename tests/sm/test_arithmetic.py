@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from quire.sm import ArithmeticMachine, Context, Contexts, InitialInvalid, PlaceFailed, Refused, SnapshotInvalid
-from quire.sm.checks import check_one_by_one
+from quire.sm.machine import check_one_by_one
 from quire.sm.machines.arithmetic import KNOWN_OPERANDS
 from tests.sm.commands import commands, ints, spelled_numbers
 

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from quire.log import pack
 from quire.sm import EMPTY_DIGEST, Applier, ArithmeticMachine, check_batch
 from tests.sm.commands import EXAMPLES, commands, example, is_zero
-from tests.sm.frames import Frames, batches, ground_at
+from tests.sm.frames import Frames, batches, boundary_at
 
 classroom = example("classroom")
 classroom_check = example("classroom_check")
@@ -199,7 +199,7 @@ class Lesson:
         snapshot, prev_crc32c = self.before[number]
         machine = ArithmeticMachine()
         machine.restore([snapshot])
-        applier = Applier(machine, ground=ground_at(start, self.digests[number]))
+        applier = Applier(machine, boundary=boundary_at(start, self.digests[number]))
         frames = Frames(index=start, prev_crc32c=prev_crc32c)
         changed = [*self.packed[start:place], *replacement, *self.packed[place + 2 :]]
         for after, batch in enumerate(batches(changed, FRAME_COMMANDS), start=number + 1):

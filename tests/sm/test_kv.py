@@ -7,7 +7,7 @@ import pytest
 from quire.log import pack
 from quire.log.packing import ExtType
 from quire.sm import Context, InitialInvalid, KvMachine, Refused, SnapshotInvalid, check_batch
-from quire.sm.checks import check_one_by_one
+from quire.sm.machine import check_one_by_one
 from quire.sm.machines.kv import ANSWER_BYTES, KEY_BYTES, KEYS_LIMIT, PAGE_BYTES, PAGE_KEYS, VALUE_BYTES, WHOLE_KEYS
 from quire.sm.machines.kv_snapshot import BLOCK_BYTES_LIMIT, CHUNK_BYTES
 

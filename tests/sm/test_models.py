@@ -108,7 +108,7 @@ class Refusal(NamedTuple):
 def restored(machine: StateMachine, other: Applier) -> Applier:
     """A replica that begins with another one's snapshot."""
     machine.restore(list(other.machine.snapshot()))
-    return Applier(machine, ground=other.ground)
+    return Applier(machine, boundary=other.boundary)
 
 
 def check_history(make: type[StateMachine], model: Any, batches: Sequence[list[Any]], cut: int) -> None:

@@ -9,7 +9,7 @@ import pytest
 from quire.log import Record, Run, pack
 from quire.sm import Applier, ApplyFailed, ArithmeticMachine, Context, LogMachine, Sessions
 from quire.sm.sessions.replies import SHARED_BYTES, SHARED_COMMANDS, TAIL_COMMANDS
-from tests.sm.frames import Frames, batches, ground_at
+from tests.sm.frames import Frames, batches, boundary_at
 from tests.sm.ledger import Desk, Ledger, codes
 
 COMMANDS = [f"c{number}" if number % 5 else "no" for number in range(1, 301)]
@@ -277,7 +277,7 @@ def test_replies_that_sessions_decide_stand_in_the_digest_like_the_machine_s(
 
 def test_a_failure_names_the_index_of_its_record_whatever_was_left_out_before_it() -> None:
     desk = Desk()
-    desk.applier = Applier(OneByOne(), ground=ground_at(1))
+    desk.applier = Applier(OneByOne(), boundary=boundary_at(1))
     session = desk.open()
     desk.send(session, 1, ["a", "b"])
     with pytest.raises(ApplyFailed) as failure:
@@ -296,7 +296,7 @@ class OneByOne(Ledger):
 
 def test_blobs_are_answered_by_their_session() -> None:
     frames = Frames(index=1)
-    applier = Applier(LogMachine(), ground=ground_at(1))
+    applier = Applier(LogMachine(), boundary=boundary_at(1))
     applier.apply(frames.system({"type": "open_session", "name": None}))
     for value, code in ((b"a" * 1000, []), (b"a" * 1000, []), (b"b" * 1000, ["SEQUENCE_REUSED"])):
         applied = applier.apply(frames.blob(value, session=1, sequence=1))
@@ -346,7 +346,7 @@ class Unreadable(Ledger):
 
 def test_a_reply_that_cannot_be_read_back_stops_applying_rather_than_execute_again() -> None:
     desk = Desk()
-    desk.applier = Applier(Unreadable(), ground=ground_at(1))
+    desk.applier = Applier(Unreadable(), boundary=boundary_at(1))
     session = desk.open()
     desk.send(session, 1, COMMANDS[:100])
     with pytest.raises(ApplyFailed) as failure:
@@ -356,7 +356,7 @@ def test_a_reply_that_cannot_be_read_back_stops_applying_rather_than_execute_aga
 
 def test_arithmetic_under_a_session_gives_recorded_results_and_refusals() -> None:
     frames = Frames(index=1)
-    applier = Applier(ArithmeticMachine(), ground=ground_at(1), sessions=Sessions())
+    applier = Applier(ArithmeticMachine(), boundary=boundary_at(1), sessions=Sessions())
     applier.apply(frames.system({"type": "open_session", "name": "class"}))
     commands = [["add", 3], ["mul", "1e9999"], ["div", 5]]
     first = applier.apply(frames.records(commands, session=1, sequence=1))

@@ -8,7 +8,7 @@ from quire.log import Frame, Run, pack
 from quire.sm import Applier, Context, Sessions, restore_content
 from quire.sm.sessions.replies import TAIL_BYTES, TAIL_COMMANDS
 from tests.cluster.machines import Wide
-from tests.sm.frames import Frames, ground_at
+from tests.sm.frames import Frames, boundary_at
 from tests.sm.ledger import codes, replies
 
 LENGTH = TAIL_BYTES  # Of a result that is a block by itself.
@@ -33,7 +33,7 @@ class Desk:
     def __init__(self, **limits: int) -> None:
         self.frames, self.machine = Frames(index=1), Counting()
         self.limits, self.log = limits, list[Frame]()
-        self.applier = Applier(self.machine, ground=ground_at(1), sessions=Sessions(**limits))
+        self.applier = Applier(self.machine, boundary=boundary_at(1), sessions=Sessions(**limits))
 
     def apply(self, frame: Frame) -> list[Any]:
         self.log.append(frame)
@@ -145,10 +145,10 @@ def test_replicas_that_applied_the_same_hold_the_same_a_restored_one_too() -> No
     sessions = [desk.open(name) for name in ("a", None, "b", None)]
     for sequence in range(1, 9):
         desk.send_runs(*((session, sequence, [LENGTH // (1 + sequence % 3)]) for session in sessions))
-    other = Applier(Counting(), ground=ground_at(1), sessions=Sessions(**desk.limits))
+    other = Applier(Counting(), boundary=boundary_at(1), sessions=Sessions(**desk.limits))
     for frame in desk.log:
         other.apply(frame)
-    restored = Applier(Counting(), ground=other.ground, sessions=Sessions(**desk.limits))
+    restored = Applier(Counting(), boundary=other.boundary, sessions=Sessions(**desk.limits))
     restore_content(other.content(), restored.machine, restored.sessions, "a snapshot")
     desk.send_runs(*((session, 9, [5]) for session in sessions))
     for replica in (other, restored):

@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 
 from quire.log import Tail, UnknownVersion, pack, unpack
 from quire.sm import (
-    NO_GROUND,
+    LOG_START,
     Applier,
     ArithmeticMachine,
-    Ground,
+    Boundary,
     LogMachine,
     Manifest,
     Refused,
@@ -22,13 +22,14 @@ from quire.sm import (
     content_of,
     restore_content,
 )
+from quire.sm.boundary import MAX_EPOCHS
 from quire.sm.snapshots.content import FENCED_IN_A_ROW
-from quire.sm.snapshots.manifest import MAX_EPOCHS, Chunk, decode_manifest
+from quire.sm.snapshots.manifest import Chunk, decode_manifest
 from tests.sm.frames import Frames
 from tests.sm.ledger import Desk, Ledger, codes
 
-GROUND = Ground(Tail(42, 3, 99, 7), 0, [["n1", bytes(16), "h:1", "voter"]], ((0, 0), (3, 12)), bytes(range(16)))
-MANIFEST = Manifest(bytes(range(16)), ("arithmetic", 1), GROUND, (Chunk(5, 6), Chunk(1, 2)), bytes(32))
+BOUNDARY = Boundary(Tail(42, 3, 99, 7), 0, [["n1", bytes(16), "h:1", "voter"]], ((0, 0), (3, 12)), bytes(range(16)))
+MANIFEST = Manifest(bytes(range(16)), ("arithmetic", 1), BOUNDARY, (Chunk(5, 6), Chunk(1, 2)), bytes(32))
 
 
 def cut(content: bytes, size: int) -> list[bytes]:
@@ -44,7 +45,7 @@ def restored(content: Iterable[bytes], **limits: int) -> tuple[Ledger, Sessions]
 def test_a_manifest_is_read_back_as_it_was_written() -> None:
     assert decode_manifest(MANIFEST.encode(), "42") == MANIFEST
     assert (MANIFEST.index, MANIFEST.size) == (42, 6)
-    without_members = MANIFEST._replace(ground=GROUND._replace(members_index=None))
+    without_members = MANIFEST._replace(boundary=BOUNDARY._replace(members_index=None))
     assert decode_manifest(without_members.encode(), "42") == without_members
 
 
@@ -210,14 +211,14 @@ def test_the_ground_of_an_applier_follows_from_its_frames_alone() -> None:
     frames = Frames(epoch=0)
     rows = [["n1", bytes(16), "h:1", "voter"]]
     applier = Applier(ArithmeticMachine())
-    assert applier.ground == NO_GROUND
+    assert applier.boundary == LOG_START
     applier.apply(frames.system({"type": "genesis", "members": rows}))
     frames.epoch = 4
     applier.apply(frames.system({"type": "epoch_start", "node_id": "n1"}))
     last = frames.records([["add", 1], ["add", 2]])
     applier.apply(last)
     tail = Tail(4, 4, last.header.timestamp, last.header.crc32c)
-    assert applier.ground == Ground(tail, 0, rows, ((0, 0), (4, 1)), applier.digest)
+    assert applier.boundary == Boundary(tail, 0, rows, ((0, 0), (4, 1)), applier.digest)
 
 
 def test_as_many_epochs_as_the_limit_are_kept_and_the_oldest_goes_first() -> None:
@@ -225,5 +226,5 @@ def test_as_many_epochs_as_the_limit_are_kept_and_the_oldest_goes_first() -> Non
     for epoch in range(MAX_EPOCHS + 1):
         frames.epoch = epoch
         applier.apply(frames.records([1]))
-    assert len(applier.ground.epochs) == MAX_EPOCHS
-    assert (applier.ground.epochs[0], applier.ground.epochs[-1]) == ((1, 1), (MAX_EPOCHS, MAX_EPOCHS))
+    assert len(applier.boundary.epochs) == MAX_EPOCHS
+    assert (applier.boundary.epochs[0], applier.boundary.epochs[-1]) == ((1, 1), (MAX_EPOCHS, MAX_EPOCHS))

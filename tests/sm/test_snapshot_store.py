@@ -54,7 +54,7 @@ class Machine:
         """Take one, whole; return its index."""
         index = self.applier.applied_index
         write_snapshot(
-            store.begin(index), store.owner, self.applier.ground, self.applier.content(), chunk_bytes=CHUNK_BYTES
+            store.begin(index), store.owner, self.applier.boundary, self.applier.content(), chunk_bytes=CHUNK_BYTES
         )
         store.complete(index)
         store.retain()
@@ -96,7 +96,7 @@ def test_a_pinned_snapshot_stays_until_it_is_not_pinned_any_more() -> None:
     for _ in range(3):
         machine.add()
         index = machine.applier.applied_index
-        write_snapshot(store.begin(index), OWNER, machine.applier.ground, machine.applier.content())
+        write_snapshot(store.begin(index), OWNER, machine.applier.boundary, machine.applier.content())
         store.complete(index)
         store.retain([first])
     assert indices(store) == [first, *indices(store)[-2:]]
@@ -273,7 +273,7 @@ def test_a_state_that_the_machine_refuses_is_no_damage() -> None:
     store = opened(disk)
     index = machine.applier.applied_index
     pieces = [*list(machine.applier.content())[:-1], b"no number"]
-    write_snapshot(store.begin(index), OWNER, machine.applier.ground, pieces)
+    write_snapshot(store.begin(index), OWNER, machine.applier.boundary, pieces)
     store.complete(index)
     with pytest.raises(SnapshotInvalid):
         restored(opened(disk))
@@ -289,7 +289,7 @@ def test_no_space_for_a_snapshot_is_an_error_of_its_own_and_nothing_is_lost() ->
     folder = store.begin(index)
     disk.full = True
     with pytest.raises(DiskFull):
-        write_snapshot(folder, OWNER, machine.applier.ground, machine.applier.content())
+        write_snapshot(folder, OWNER, machine.applier.boundary, machine.applier.content())
     disk.full = False
     store.give_up(index)
     assert indices(store) == taken[1:]
@@ -299,7 +299,7 @@ def test_no_space_for_a_snapshot_is_an_error_of_its_own_and_nothing_is_lost() ->
 
 def test_a_manifest_that_stands_elsewhere_does_not_count() -> None:
     store, machine = SnapshotStore.open(MemoryDirectory(), OWNER), Machine()
-    write_snapshot(store.begin(9), OWNER, machine.applier.ground, machine.applier.content())
+    write_snapshot(store.begin(9), OWNER, machine.applier.boundary, machine.applier.content())
     with pytest.raises(SnapshotDamaged, match="it stands at 2"):
         store.complete(9)
     assert indices(store) == []
@@ -311,7 +311,7 @@ def test_a_snapshot_is_the_same_however_it_is_cut_and_on_every_replica() -> None
         machine, folder = Machine(), MemoryDirectory()
         machine.add()
         applier = machine.applier
-        manifest = write_snapshot(folder, OWNER, applier.ground, applier.content(), chunk_bytes=chunk_bytes)
+        manifest = write_snapshot(folder, OWNER, applier.boundary, applier.content(), chunk_bytes=chunk_bytes)
         file = folder.open("manifest")
         assert decode_manifest(file.read_at(0, file.size), "x") == manifest
         sums.add(manifest.sha256)
