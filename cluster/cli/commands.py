@@ -13,7 +13,7 @@ import typer
 
 import quire
 
-from ..client import Client
+from ..client import Client, Consistency
 from ..errors import Malformed
 from ..values import DEPTH_LIMIT, decode_json
 from .asking import DEFAULT_TIMEOUT_S, Json, Server, Timeout, ask, fail_usage, servers_of
@@ -150,7 +150,10 @@ def read(
 @app.command()
 def state(
     consistency: Annotated[
-        str, typer.Option("--consistency", help="linearizable, leader, or local (of the first server, however old).")
+        Consistency,
+        typer.Option(
+            "--consistency", help="How fresh: linearizable, leader, or local (the first server's, however old)."
+        ),
     ] = "linearizable",
     server: Server = "",
     as_json: Json = False,

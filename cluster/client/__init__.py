@@ -1,7 +1,7 @@
-"""The client: `quire.connect("host:port,host:port")`, and `quire.connect_sync` without an event loop."""
+"""The Python client: `quire.connect` for asyncio, `quire.connect_sync` for programs without an event loop."""
 
 from .blocking import BlockingClient, connect_sync
-from .client import Client, State, connect
+from .client import Client, Consistency, State, connect
 from .errors import (
     BadRequest,
     ClientError,
@@ -16,9 +16,9 @@ from .errors import (
     SessionFenced,
     Unavailable,
 )
-from .reading import Record
-from .replies import BatchReply
-from .session import Session
+from .message import BatchReply
+from .records import Record
+from .stream import Session
 
 __all__ = [
     "BadRequest",
@@ -26,6 +26,7 @@ __all__ = [
     "BlockingClient",
     "Client",
     "ClientError",
+    "Consistency",
     "Halted",
     "NotFound",
     "OutcomeUnknown",

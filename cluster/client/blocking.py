@@ -1,25 +1,26 @@
-"""The client for programs without an event loop: the same calls, each of which returns when it is done.
-
-One thread runs an event loop for the client. Any thread may call; calls of several threads run at the same time.
-"""
+"""The blocking client, for programs without an event loop: the calls of `Client`, each returning when it is done."""
 
 import asyncio
 import threading
-from collections.abc import Coroutine, Iterator, Sequence
+from collections.abc import Coroutine, Generator, Sequence
 from concurrent.futures import CancelledError, Future
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
-from .client import DEFAULT_TIMEOUT_S, Client, State
-from .reading import Pages, Record
-from .replies import BatchReply
-from .session import Session
+from .client import DEFAULT_TIMEOUT_S, Client, Consistency, State
+from .message import BatchReply
+from .records import Pages, Record
+from .stream import Session
 
 Result = TypeVar("Result")
 
 
 class BlockingClient:
-    """`Client`, blocking. What each call gives and raises is described there."""
+    """`Client` for programs without an event loop. Each call blocks, and returns and raises what `Client`'s does.
+
+    A thread of its own runs an event loop for the client. Any thread may call; calls of several threads run
+    concurrently.
+    """
 
     def __init__(
         self,
@@ -49,7 +50,7 @@ class BlockingClient:
             return
         try:
             self._run(self._client.__aexit__(kind, error, traceback))
-            self._run(_end_what_runs())
+            self._run(_cancel_calls())
         finally:
             self._loop = self._thread = None
             loop.call_soon_threadsafe(loop.stop)
@@ -61,27 +62,27 @@ class BlockingClient:
         return self._run(self._client.apply(command))
 
     def apply_batch(self, commands: Sequence[Any]) -> BatchReply:
-        """Apply commands in their order, as one frame."""
+        """Apply commands in order, as one frame: all of them or none. Their results are in the reply."""
         return self._run(self._client.apply_batch(commands))
 
     def submit(self, command: Any) -> Future[Any]:
-        """Hand in one command; a future for its result. Waits for room in the window only."""
-        return self._run(_handed_over(self._client.submit(command)))
+        """Submit one command; return a future for its result. Waits only for space in the window."""
+        return self._run(_thread_future(self._client.submit(command)))
 
     def submit_batch(self, commands: Sequence[Any]) -> Future[BatchReply]:
-        """Hand in commands that become one frame; a future for their reply. Waits for room in the window only."""
-        return self._run(_handed_over(self._client.submit_batch(commands)))
+        """Submit commands as one frame; return a future for their reply. Waits only for space in the window."""
+        return self._run(_thread_future(self._client.submit_batch(commands)))
 
     def session(self) -> Session:
-        """The session of this client's commands, opened now if it was not."""
+        """The session that numbers this client's commands. Opens it if no command has done so yet."""
         return self._run(self._client.session())
 
     def resume_at(self, sequence: int) -> Session:
-        """Number the next command so, under a named session, whose record answers what was executed. See `Client`."""
+        """Give the next command this sequence; see `Client.resume_at`. Call it before the first command."""
         return self._run(self._client.resume_at(sequence))
 
     def append(self, value: Any) -> int:
-        """Append one record; return its index."""
+        """Append one record; return its index. It is then on a majority's disks."""
         return self._run(self._client.append(value))
 
     def append_batch(self, values: Sequence[Any]) -> int:
@@ -92,59 +93,59 @@ class BlockingClient:
         """The value of the record at an index."""
         return self._run(self._client.read(index))
 
-    def read_range(self, from_index: int | None = None, to_index: int | None = None) -> Iterator[Record]:
-        """The records [from_index, to_index) that are visible."""
+    def read_range(self, from_index: int | None = None, to_index: int | None = None) -> Generator[Record, None, None]:
+        """The visible records [from_index, to_index). None stands for the first and the last visible record."""
         return self._records(self._client.range_pages(from_index, to_index))
 
-    def tail(self, from_index: int | None = None) -> Iterator[Record]:
-        """Every record from an index on, for ever; `next` blocks until there is one."""
+    def tail(self, from_index: int | None = None) -> Generator[Record, None, None]:
+        """Every record from an index on, without end; `next` blocks until there is one. `close` ends it."""
         return self._records(self._client.tail_pages(from_index))
 
-    def query(self, request: Any, consistency: str = "linearizable", *, server: str | None = None) -> Any:
-        """The machine's answer to a request."""
+    def query(self, request: Any, consistency: Consistency = "linearizable", *, server: str | None = None) -> Any:
+        """The machine's answer to a request, by default linearizable."""
         return self._run(self._client.query(request, consistency, server=server))
 
-    def state(self, consistency: str = "linearizable", *, server: str | None = None) -> State:
-        """The machine's state."""
+    def state(self, consistency: Consistency = "linearizable", *, server: str | None = None) -> State:
+        """The machine's state, by default linearizable."""
         return self._run(self._client.state(consistency, server=server))
 
     def status(self, server: str | None = None) -> dict[str, Any]:
-        """What a server knows of itself."""
+        """The status of a node: of `server`, or else of the leader or the first server that answers."""
         return self._run(self._client.status(server))
 
     def transfer(self, target: str | None = None) -> str:
-        """Move leadership; return who leads then."""
+        """Move leadership to a node, or to the most up-to-date follower; return the new leader's id."""
         return self._run(self._client.transfer(target))
 
     def members(self) -> dict[str, Any]:
-        """Who the members are, as the leader has them."""
+        """The members, as the leader knows them; see `Client.members`."""
         return self._run(self._client.members())
 
     def promote(self, node_id: str) -> list[int]:
-        """Make a node a voter with the disk that it has; return where the records stand that say so."""
+        """Make a node a voter, with the disk it has now; return the indices of the membership records this wrote."""
         return self._run(self._client.promote(node_id))
 
     def take_snapshot(self, server: str) -> dict[str, Any]:
-        """Let a server take a snapshot: {"node_id", "index", "bytes", "sha256"}."""
+        """Have a node snapshot everything it has applied: {"node_id", "index", "bytes", "sha256"}."""
         return self._run(self._client.take_snapshot(server))
 
     def expire(self, server: str, *, dry_run: bool = False) -> dict[str, Any]:
-        """Let a server remove what may go of its log: {"node_id", "segments", "to_index", "bytes"}."""
+        """Have a node delete the expired segments of its log: {"node_id", "segments", "to_index", "bytes"}."""
         return self._run(self._client.expire(server, dry_run=dry_run))
 
     def session_status(self, session: int) -> dict[str, Any]:
-        """{"session", "name", "sequence"} of any open session."""
+        """Any open session: {"session", "name", "sequence"}; `sequence` is the last one executed."""
         return self._run(self._client.session_status(session))
 
     def close_session(self, session: int) -> dict[str, Any]:
-        """Close any session; {"session", "sequence"}, where it stood."""
+        """Close any session: {"session", "sequence"}. Its holder's next command fails with SessionExpired."""
         return self._run(self._client.close_session(session))
 
     def ready(self, server: str) -> bool:
-        """Whether a server says that it is ready."""
+        """True once a node reports that it is ready."""
         return self._run(self._client.ready(server))
 
-    def _records(self, pages: Pages) -> Iterator[Record]:
+    def _records(self, pages: Pages) -> Generator[Record, None, None]:
         async def next_page() -> list[Record] | None:
             return await anext(pages, None)
 
@@ -156,14 +157,14 @@ class BlockingClient:
                 self._run(pages.aclose())
 
     def _run(self, call: Coroutine[Any, Any, Result]) -> Result:
-        """The result of a call that runs on the loop; Ctrl-C here ends it there."""
+        """Run a call on the client's loop and return its result. Ctrl-C in this thread cancels the call."""
         loop = self._loop
         if loop is None:
             call.close()
             raise RuntimeError("the client is not open; use it as in: with quire.connect_sync(...) as cluster")
         if threading.current_thread() is self._thread:
             call.close()
-            raise RuntimeError("a blocking call on the client's own loop would never return")
+            raise RuntimeError("a blocking call on the client's own thread would never return")
         running = asyncio.run_coroutine_threadsafe(call, loop)
         try:
             return running.result()
@@ -172,30 +173,30 @@ class BlockingClient:
             raise
 
 
-async def _end_what_runs() -> None:
-    """Cancel what other threads still wait for, so that they do not wait for ever."""
+async def _cancel_calls() -> None:
+    """Cancel the calls of other threads, which would otherwise never return."""
     others = asyncio.all_tasks() - {asyncio.current_task()}
     for task in others:
         task.cancel()
     await asyncio.gather(*others, return_exceptions=True)
 
 
-async def _handed_over(submitting: Coroutine[Any, Any, asyncio.Future[Result]]) -> Future[Result]:
-    """A future for other threads that ends as the loop's own does; cancelling it cancels nothing on the loop."""
-    answer, handed = await submitting, Future[Result]()
+async def _thread_future(submitting: Coroutine[Any, Any, asyncio.Future[Result]]) -> Future[Result]:
+    """A future that other threads may wait for, with the result of the loop's own. Cancelling it cancels no command."""
+    answer, mirror = await submitting, Future[Result]()
 
-    def pass_on(answer: asyncio.Future[Result]) -> None:
-        if not handed.set_running_or_notify_cancel():
-            _ = answer.cancelled() or answer.exception()  # Looked at, so that nobody misses it.
+    def copy_result(answer: asyncio.Future[Result]) -> None:
+        if not mirror.set_running_or_notify_cancel():
+            _ = answer.cancelled() or answer.exception()  # Retrieved, so that asyncio does not report it as lost.
         elif answer.cancelled():
-            handed.set_exception(CancelledError())
+            mirror.set_exception(CancelledError())
         elif (error := answer.exception()) is not None:
-            handed.set_exception(error)
+            mirror.set_exception(error)
         else:
-            handed.set_result(answer.result())
+            mirror.set_result(answer.result())
 
-    answer.add_done_callback(pass_on)
-    return handed
+    answer.add_done_callback(copy_result)
+    return mirror
 
 
 def connect_sync(
@@ -205,5 +206,5 @@ def connect_sync(
     timeout_s: float = DEFAULT_TIMEOUT_S,
     halt_on_failure: bool = False,
 ) -> BlockingClient:
-    """A blocking client; see `connect`. Use it as `with quire.connect_sync("127.0.0.1:7001") as cluster:`."""
+    """A blocking client, used as `with quire.connect_sync("127.0.0.1:7001") as cluster:`. See `connect`."""
     return BlockingClient(servers, session=session, timeout_s=timeout_s, halt_on_failure=halt_on_failure)

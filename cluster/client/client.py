@@ -1,32 +1,39 @@
-"""The client's face: what `quire.connect` gives."""
+"""The asyncio client, as returned by `quire.connect`."""
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Literal, Self
 from urllib.parse import urlencode
 
 from quire.log import PayloadInvalid, pack
 from quire.log.packing import array_head
 
 from .errors import BadRequest
+from .message import BatchReply
 from .pipeline import Pipeline
-from .reading import Pages, Record, range_pages, tail_pages
-from .replies import BatchReply
-from .session import Session
-from .stream import CommandStream
+from .records import Pages, Record, range_pages, tail_pages
+from .stream import CommandStream, Session
 from .transport import MSGPACK, Reply, Transport, document_of, value_of
 
 OCTETS = "application/octet-stream"
 DEFAULT_TIMEOUT_S = 30.0
 NOT_OPEN = "the client is not open; use it as in: async with quire.connect(...) as cluster"
 
+Consistency = Literal["linearizable", "leader", "local"]
+"""How fresh a read is.
+
+- linearizable: it sees every command that was acknowledged before the read began
+- leader: as of the node that believes it leads; stale for at most an election timeout
+- local: as of the node that is asked, however old
+"""
+
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """A machine's whole state after it applied everything below `applied_index`; `digest` is in hex."""
+    """The machine's state after all records below `applied_index`, and its `digest` in hex."""
 
     state: Any
     applied_index: int
@@ -34,14 +41,16 @@ class State:
 
 
 class Client:
-    """One cluster, as seen from one event loop. Calls may run at the same time.
+    """A connection to a cluster, for one event loop. Calls may run concurrently.
 
-    Commands go, in the order of the calls, over one pipelined stream under a session, and each executes once: what a
-    lost connection or a leader that ends leaves unanswered is sent again until it is answered. They end in
-    OutcomeUnknown only if `timeout_s` passes meanwhile. Appended records have no session: theirs is unknown as soon as
-    a connection breaks before the answer.
+    Commands (`apply`, `submit` and their batches) go over one pipelined stream, in the order of the calls, numbered in
+    a session. Each executes exactly once: after a lost connection or a change of leader, the client resends what was
+    not answered until it is. A command fails with OutcomeUnknown only if `timeout_s` passes first.
 
-    Every call ends within `timeout_s`.
+    Appended records are not numbered in a session. An append fails with OutcomeUnknown as soon as its connection breaks
+    before the answer.
+
+    Every call returns or raises within `timeout_s`.
     """
 
     def __init__(
@@ -71,7 +80,7 @@ class Client:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        """Wait for the answers that are due, unless an error ends the block; then end the stream and the session."""
+        """Wait for outstanding answers, unless the block raised; then close the stream and an unnamed session."""
         transport, self._transport = self._transport, None
         stream, self._stream = self._stream, None
         if transport is None or stream is None:
@@ -82,96 +91,125 @@ class Client:
             await transport.close()
 
     async def session(self) -> Session:
-        """The session of this client's commands; it is opened now if no command has opened it yet."""
-        return await self._commands().session()
+        """The session that numbers this client's commands. Opens it if no command has done so yet.
+
+        Raises:
+            Unavailable: no server could open it within `timeout_s`.
+        """
+        return await self._open_stream().session()
 
     async def resume_at(self, sequence: int) -> Session:
-        """Number the next command so, instead of behind what the session had executed when it was opened.
+        """Give the next command this sequence, instead of the one after the session's last executed command.
 
-        For who kept what they sent under a named session, and how it was numbered: what was executed is answered as it
-        was then, as far as the session keeps replies (else ReplyGone), and the rest executes. Before the first command.
+        For callers that recorded what they sent under a named session, and under which sequences. Commands that were
+        already executed get the reply they got then (ReplyGone if the session no longer keeps it); the others execute.
+        Call it before the first command.
 
         Raises:
-            ValueError: the sequence would leave a gap, or commands were handed in already.
+            ValueError: the sequence would leave a gap, or commands were already submitted.
+            Unavailable: no server could open the session within `timeout_s`.
         """
-        return await self._commands().resume_at(sequence)
+        return await self._open_stream().resume_at(sequence)
 
     async def submit(self, command: Any) -> asyncio.Future[Any]:
-        """Hand in one command; a future for its result, or for what `apply` raises.
+        """Submit one command; return a future that resolves to its result, or fails with what `apply` raises.
 
-        Waits for room in the window, and not for the answer. What is handed in meanwhile leaves as one message. A
-        future that is cancelled drops its answer: the command is executed all the same.
+        Waits only for space in the session's window, not for the answer. Commands submitted while others are in flight
+        leave together, as one message. Cancelling the future drops the answer; the command is executed all the same.
 
         Raises:
-            Unavailable: there was no room within `timeout_s`.
-            SessionError, BadRequest: see `quire.cluster.client.errors`.
+            Unavailable: the window had no space within `timeout_s`.
+            BadRequest: the command cannot be packed, or exceeds a limit.
+            SessionError: the session is fenced or gone.
+            Halted: an earlier command failed, under `halt_on_failure`.
         """
-        packed, stream = _pack(command), self._commands()
+        packed, stream = _pack(command), self._open_stream()
         answer = stream.pipeline.submit(packed, 1, batch=False)
         if answer is None:
             return await stream.submit_later(packed, 1, batch=False)
-        if stream.pipeline.crowded:
-            await asyncio.sleep(0)  # A message is full: the loop gets its turn to send it.
+        if stream.pipeline.message_full:
+            await asyncio.sleep(0)  # Lets the loop send it.
         return answer
 
     async def submit_batch(self, commands: Sequence[Any]) -> asyncio.Future[BatchReply]:
-        """Hand in commands that become one frame; a future for their reply. As `submit` else."""
+        """Submit commands that become one frame; return a future for their reply. Otherwise like `submit`."""
         count = len(commands)
         if not count:
-            raise BadRequest({"status": 400, "detail": "there is no command in the batch; send at least one"})
-        packed, stream = _pack(list(commands))[len(array_head(count)) :], self._commands()
+            raise BadRequest({"status": 400, "detail": "the batch is empty; send at least one command"})
+        packed, stream = _pack(list(commands))[len(array_head(count)) :], self._open_stream()
         answer = stream.pipeline.submit(packed, count, batch=True)
         return await stream.submit_later(packed, count, batch=True) if answer is None else answer
 
     async def apply(self, command: Any) -> Any:
-        """Apply one command; return its result.
+        """Apply one command; return its result. It is then on a majority's disks, and applied on the leader.
 
         Raises:
-            Refused: by check (nothing was written, `index` is None) or by apply (`index` is its place in the log).
-            OutcomeUnknown, Unavailable, SessionError, BadRequest: see `quire.cluster.client.errors`.
+            Refused: by the machine's `check` (nothing was written, `index` is None) or by its `apply` (`index` is the
+                command's place in the log).
+            OutcomeUnknown: it was sent, and no answer came within `timeout_s`.
+            Unavailable, BadRequest, SessionError, ServerFault, Halted: it was not executed.
         """
         return await (await self.submit(command))
 
     async def apply_batch(self, commands: Sequence[Any]) -> BatchReply:
-        """Apply commands in their order, as one frame: all of them or none. Raises as `apply`, of checks only."""
+        """Apply commands in order, as one frame: all of them or none. Their results are in the reply.
+
+        Raises as `apply`, but Refused only if `check` refused a command. The reply lists what `apply` refused.
+        """
         return await (await self.submit_batch(commands))
 
     async def append(self, value: Any) -> int:
-        """Append one record; return its index. It is on a majority's disks then. Bytes above 1 MiB are a blob."""
+        """Append one record; return its index. It is then on a majority's disks.
+
+        Bytes are stored as they are, above 1 MiB as a blob; any other value is stored as msgpack.
+
+        Raises:
+            Refused: by the machine's `check`; nothing was written.
+            OutcomeUnknown: it was sent, and no answer came.
+            Unavailable, BadRequest, ServerFault: nothing was written.
+        """
         if not isinstance(value, bytes):
             return await self.append_batch([value])
         reply = await self._call("POST", "/records", writes=True, body=value, content_type=OCTETS)
         return int(document_of(reply)["write_index"])
 
     async def append_batch(self, values: Sequence[Any]) -> int:
-        """Append records as one frame; return the index of the first."""
+        """Append records as one frame; return the index of the first. Raises as `append`."""
         reply = await self._call("POST", "/records", writes=True, body=_pack(list(values)), content_type=MSGPACK)
         return int(document_of(reply)["write_index"])
 
     async def read(self, index: int) -> Any:
-        """The value of the record at an index. Raises NotFound."""
+        """The value of the record at an index.
+
+        Raises:
+            NotFound: the log has no such record, not yet or no longer.
+            Unavailable: no server answered within `timeout_s`.
+        """
         reply = await self._call("GET", f"/records/{index}")
         return value_of(reply)
 
-    async def read_range(self, from_index: int | None = None, to_index: int | None = None) -> AsyncIterator[Record]:
-        """The records [from_index, to_index) that are visible; from the first and to the last where None is given.
+    async def read_range(
+        self, from_index: int | None = None, to_index: int | None = None
+    ) -> AsyncGenerator[Record, None]:
+        """The visible records [from_index, to_index). None stands for the first and the last visible record.
 
         Raises:
-            Unavailable: the servers that are left have not heard of all of them yet.
+            NotFound: `from_index` has expired.
+            Unavailable: the servers that answer do not yet have all of the range.
         """
         async with aclosing(self.range_pages(from_index, to_index)) as pages:
             async for page in pages:
                 for record in page:
                     yield record
 
-    async def tail(self, from_index: int | None = None) -> AsyncIterator[Record]:
-        """Every record from an index on, each once and in order, for ever; from what comes next where None is given.
+    async def tail(self, from_index: int | None = None) -> AsyncGenerator[Record, None]:
+        """Every record from an index on, each once and in order, without end. None starts after the last visible one.
 
-        It goes on across lost connections and servers, for as long as one of them answers within `timeout_s`.
+        It survives lost connections and servers, as long as one of them answers within `timeout_s`.
 
         Raises:
-            Unavailable: nobody does.
-            NotFound: the index has expired, or is ahead of every server for that long.
+            Unavailable: no server answered within `timeout_s`.
+            NotFound: the index has expired, or no server reached it within `timeout_s`.
         """
         async with aclosing(self.tail_pages(from_index)) as pages:
             async for page in pages:
@@ -179,96 +217,112 @@ class Client:
                     yield record
 
     def range_pages(self, from_index: int | None, to_index: int | None) -> Pages:
-        """`read_range` in pages, as they come from a server: less work a record."""
-        return range_pages(self._get, value_of, from_index, to_index)
+        """`read_range` in pages, as the servers send them: cheaper per record."""
+        return range_pages(self._get, from_index, to_index)
 
     def tail_pages(self, from_index: int | None) -> Pages:
-        """`tail` in pages, as they come from a server."""
-        return tail_pages(self._get, value_of, from_index, self._timeout_s)
+        """`tail` in pages, as the servers send them: cheaper per record."""
+        return tail_pages(self._get, from_index, self._timeout_s)
 
-    async def query(self, request: Any, consistency: str = "linearizable", *, server: str | None = None) -> Any:
-        """The machine's answer to a request; of one server if it is named, with consistency `local`.
+    async def query(self, request: Any, consistency: Consistency = "linearizable", *, server: str | None = None) -> Any:
+        """The machine's answer to a request, by default linearizable. `server` names the node to ask, for `local`.
 
         Raises:
-            Refused: the machine does not answer this.
-            ServerFault: the machine's own code failed at it.
+            Refused: the machine does not answer this request.
+            ServerFault: the machine's `query` failed.
+            Unavailable: no server answered within `timeout_s`.
         """
         path, body = "/query?" + urlencode({"consistency": consistency}), _pack({"request": request})
         return document_of(await self._call("POST", path, body=body, content_type=MSGPACK, server=server))["answer"]
 
-    async def state(self, consistency: str = "linearizable", *, server: str | None = None) -> State:
-        """The machine's state; of one server if it is named, with consistency `local`."""
+    async def state(self, consistency: Consistency = "linearizable", *, server: str | None = None) -> State:
+        """The machine's state, by default linearizable. `server` names the node to ask, for `local`.
+
+        Raises:
+            BadRequest: the state is too large for one answer.
+            Unavailable: no server answered within `timeout_s`.
+        """
         reply = await self._call("GET", "/state?" + urlencode({"consistency": consistency}), server=server)
         return State(**document_of(reply))
 
     async def status(self, server: str | None = None) -> dict[str, Any]:
-        """What a server knows of itself; the leader, or the first that answers, where none is named."""
+        """The status of a node: of `server`, or else of the leader or the first server that answers."""
         return document_of(await self._call("GET", "/status", server=server))
 
     async def transfer(self, target: str | None = None) -> str:
-        """Move leadership to a node, or to the one that has most; return who leads then. No write is lost by it.
+        """Move leadership to a node, or to the most up-to-date follower; return the new leader's id. Loses no write.
 
         Raises:
-            Unavailable: it was not moved within `timeout_s`.
+            BadRequest: there is no such voter.
+            Unavailable: leadership did not move within `timeout_s`.
         """
         reply = await self._call("POST", "/admin/transfer", body=_pack({"target": target}), content_type=MSGPACK)
         return str(document_of(reply)["leader"])
 
     async def members(self) -> dict[str, Any]:
-        """{"leader", "epoch", "members_index", "commit_index", "members"}; a row is {"node_id", "disk_id", "address",
-        "role", "heard", "lag"}.
+        """The members, as the leader knows them: {"leader", "epoch", "members_index", "commit_index", "members"}.
+
+        Each row of "members" is {"node_id", "disk_id", "address", "role", "heard", "lag"}.
         """
         return document_of(await self._call("GET", "/admin/members"))
 
     async def promote(self, node_id: str) -> list[int]:
-        """Make a node a voter with the disk that it has; return where the records stand that say so, if any had to.
+        """Make a node a voter, with the disk it has now; return the indices of the membership records this wrote.
 
-        What passes by itself is waited for: a node that has not caught up, a leader that has just been elected.
+        The list is empty if the node already was a voter. The call waits until the node has caught up and the leader
+        serves. It is safe to repeat: it continues with the step that is missing.
 
         Raises:
             NotFound: there is no such node.
-            Unavailable: it is not a voter within `timeout_s`; said again, it goes on from where it was.
+            Unavailable: the node is not a voter within `timeout_s`.
         """
         body = _pack({"promote": node_id})
         return list(document_of(await self._call("POST", "/admin/members", body=body, content_type=MSGPACK))["changes"])
 
     async def take_snapshot(self, server: str) -> dict[str, Any]:
-        """Let a server take a snapshot of all that it has applied: {"node_id", "index", "bytes", "sha256"}.
+        """Have a node snapshot everything it has applied: {"node_id", "index", "bytes", "sha256"}.
 
         Raises:
-            Unavailable: there is none within `timeout_s`.
+            Unavailable: the snapshot was not complete within `timeout_s`.
         """
         return document_of(await self._call("POST", "/admin/snapshot", server=server))
 
     async def expire(self, server: str, *, dry_run: bool = False) -> dict[str, Any]:
-        """Let a server remove what may go of its log, or only say so: {"node_id", "segments", "to_index", "bytes"}."""
+        """Have a node delete the expired segments of its log: {"node_id", "segments", "to_index", "bytes"}.
+
+        With `dry_run`, delete nothing and return what would be deleted.
+        """
         body = _pack({"dry_run": dry_run})
         return document_of(await self._call("POST", "/admin/expire", body=body, content_type=MSGPACK, server=server))
 
     async def session_status(self, session: int) -> dict[str, Any]:
-        """{"session", "name", "sequence"} of any open session: its name if it has one, and the last it was answered.
+        """Any open session: {"session", "name", "sequence"}; `sequence` is the last one executed.
 
         Raises:
-            NotFound: it is not open.
+            NotFound: the session is not open.
         """
         return document_of(await self._call("GET", f"/sessions/{session}"))
 
     async def close_session(self, session: int) -> dict[str, Any]:
-        """Close any session: {"session", "sequence"}, where it stood. Whoever holds it is answered SessionExpired.
+        """Close any session: {"session", "sequence"}. Its holder's next command fails with SessionExpired.
 
         Raises:
-            NotFound: it is not open.
+            NotFound: the session is not open.
         """
         return document_of(await self._call("DELETE", f"/sessions/{session}", writes=True))
 
     async def ready(self, server: str) -> bool:
-        """Whether a server says that it is ready. Raises Unavailable if it is not before the deadline."""
+        """True once a node reports that it is ready.
+
+        Raises:
+            Unavailable: it was not ready within `timeout_s`.
+        """
         return bool(document_of(await self._call("GET", "/readyz", server=server))["ready"])
 
     async def _get(self, path: str) -> Reply:
         return await self._call("GET", path)
 
-    def _commands(self) -> CommandStream:
+    def _open_stream(self) -> CommandStream:
         if self._stream is None:
             raise RuntimeError(NOT_OPEN)
         return self._stream
@@ -298,15 +352,23 @@ def connect(
     timeout_s: float = DEFAULT_TIMEOUT_S,
     halt_on_failure: bool = False,
 ) -> Client:
-    """A client for the cluster that these servers (HOST:PORT, comma-separated or a sequence) belong to.
+    """A client for the cluster of these servers: HOST:PORT, comma-separated or as a sequence.
 
-    Use it as `async with quire.connect("127.0.0.1:7001,127.0.0.1:7002") as cluster:`. One server is enough to find the
-    leader; more keep working when that one is gone.
+    Use it as `async with quire.connect("127.0.0.1:7001,127.0.0.1:7002") as cluster:`. It connects on the first call.
+    One server is enough to find the leader; more keep the client working when that one is down.
 
-    `session` names the session of its commands: the client goes on where the last holder of that name stopped, who is
-    answered SessionFenced from then on. Without a name it has a session of its own, until it is closed. `timeout_s`
-    bounds every call. With `halt_on_failure` nothing is sent behind a command that the machine's check refused, or
-    that was not answered in time: what was handed in behind it, and all later, fails as Halted.
+    Args:
+        servers: the nodes to try, in this order.
+        session: a name for the session of the client's commands. The client continues after the last command executed
+            under that name, and fences the name's previous holder, whose calls then fail with SessionFenced. A named
+            session stays open when the client closes. Without a name, the client has a session of its own and closes
+            it.
+        timeout_s: the deadline of each call, in seconds.
+        halt_on_failure: send nothing after a command that `check` refused, or that was not answered in time. All
+            commands submitted after it fail with Halted.
+
+    Raises:
+        ValueError: no server is named.
     """
     return Client(servers, session=session, timeout_s=timeout_s, halt_on_failure=halt_on_failure)
 
@@ -316,5 +378,5 @@ def _pack(value: Any) -> bytes:
         return pack(value)
     except PayloadInvalid as error:
         raise BadRequest(
-            {"type": "about:blank", "status": 400, "detail": f"this cannot be sent: {error.reason}"}
+            {"type": "about:blank", "status": 400, "detail": f"the value cannot be sent: {error.reason}"}
         ) from None

@@ -1,13 +1,12 @@
-"""What a call of the client can end in, apart from its answer.
+"""Errors that a call of the client raises.
 
-- Refused: the machine said no; whether it stands in the log is told by `index`
+- Refused: the state machine refused the command; `index` says whether the command is in the log
 - BadRequest, NotFound: the cluster cannot do what was asked; nothing was written
-- Unavailable: nobody could be reached who could; nothing was written, try again later
-- OutcomeUnknown: the write may have happened, may happen yet, or not at all
-- SessionFenced, SessionExpired, ReplyGone: the client's session answers this no more
-- Halted: something before it failed, so it was not sent
-- ServerFault: a node failed at a read in a way that it should not, or its machine at a check or a query; nothing was
-  written
+- Unavailable: no server could do it before the deadline; nothing was written; try again later
+- OutcomeUnknown: the write may have happened, may still happen, or may never happen
+- SessionFenced, SessionExpired, ReplyGone: the client's session no longer answers this command
+- Halted: an earlier command failed, so this one was not sent
+- ServerFault: a node failed during a read, or its machine failed in `check` or `query`; nothing was written
 """
 
 from collections.abc import Mapping
@@ -15,19 +14,20 @@ from typing import Any
 
 
 class ClientError(Exception):
-    """The root of what the client raises."""
+    """Base class of all errors that the client raises."""
 
 
 class Refused(ClientError):
-    """The machine refused a command.
+    """The state machine refused a command, with a code and a text.
 
-    `index` is its place in the log where `apply` refused it; None where the check refused the whole request and nothing
-    was written. `refused` lists all refused commands of the request as [place, code, text].
+    `index` is the command's place in the log if `apply` refused it, and None if `check` refused the request before
+    anything was written. `place` is the position of the first refused command in the request. `refused` lists all
+    refused commands of the request as [place, code, text].
     """
 
     def __init__(self, refused: list[list[Any]], index: int | None = None) -> None:
         place, self.code, self.text = refused[0]
-        which = f"command {place} of {len(refused)} refused ones" if len(refused) > 1 else "the command"
+        which = f"command {place}, the first of {len(refused)} refused," if len(refused) > 1 else "the command"
         super().__init__(f"{which} was refused, {self.code}: {self.text}")
         self.place: int = place
         self.refused = refused
@@ -35,7 +35,10 @@ class Refused(ClientError):
 
 
 class BadRequest(ClientError):
-    """The request is malformed, too large, or not for this cluster. `problem` holds the server's words and numbers."""
+    """The request is malformed, too large, or not valid for this cluster; nothing was written.
+
+    `status` and `type` are those of the server's problem document, which is `problem`.
+    """
 
     def __init__(self, problem: Mapping[str, Any]) -> None:
         super().__init__(str(problem.get("detail") or problem.get("title") or problem))
@@ -45,11 +48,11 @@ class BadRequest(ClientError):
 
 
 class NotFound(BadRequest):
-    """There is no such record, not yet, or no more: `type` tells which."""
+    """The record, node or session does not exist, not yet or no longer; `type` says which."""
 
 
 class Unavailable(ClientError):
-    """No server could do it before the deadline; nothing was written."""
+    """No server could do it before the deadline; nothing was written. `reason` is the last failure."""
 
     def __init__(self, reason: str) -> None:
         super().__init__(f"the cluster is not available: {reason}")
@@ -57,7 +60,7 @@ class Unavailable(ClientError):
 
 
 class OutcomeUnknown(ClientError):
-    """The request went out and no answer says what became of it."""
+    """The request was sent, and no answer says whether it took effect. `reason` says why no answer came."""
 
     def __init__(self, reason: str) -> None:
         super().__init__(f"the outcome is unknown: {reason}")
@@ -65,7 +68,7 @@ class OutcomeUnknown(ClientError):
 
 
 class ServerFault(ClientError):
-    """A server answered with a fault of its own, or of its machine's code; nothing was written."""
+    """The server, or the machine's own code, failed with an internal error; nothing was written."""
 
     def __init__(self, reason: str) -> None:
         super().__init__(f"the server failed: {reason}")
@@ -73,7 +76,7 @@ class ServerFault(ClientError):
 
 
 class SessionError(ClientError):
-    """The session does not answer this command, which was not executed. `code` is the server's word for why."""
+    """The session does not answer this command, and did not execute it. `code` and `text` are the server's."""
 
     def __init__(self, code: str, text: str) -> None:
         super().__init__(f"{code}: {text}")
@@ -82,19 +85,19 @@ class SessionError(ClientError):
 
 
 class SessionFenced(SessionError):
-    """Somebody else opened the session's name and holds it now; connect again to take it back."""
+    """Another client opened a session under the same name and now holds it. Connect again to take it back."""
 
 
 class SessionExpired(SessionError):
-    """The session was closed, or forgotten for being idle too long."""
+    """The session was closed, or evicted because it was idle for too long."""
 
 
 class ReplyGone(SessionError):
-    """The command was executed, but too long ago: its reply is kept no more."""
+    """The command was executed, but so long ago that the session no longer keeps its reply."""
 
 
 class Halted(ClientError):
-    """Something before this failed, and the client was to send nothing behind that; nothing was written."""
+    """An earlier command failed, and the client was opened with `halt_on_failure`; nothing was written."""
 
     def __init__(self) -> None:
-        super().__init__("an earlier command failed; nothing of this was written")
+        super().__init__("an earlier command failed; this one was not sent")

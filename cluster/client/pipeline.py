@@ -1,34 +1,34 @@
-"""What a client's stream has to send and what of it awaits an answer: a window, sequences, deadlines. No I/O.
+"""What a client has to send and which of it awaits an answer: the window, sequences and deadlines. No I/O.
 
-    submitted ──► queue ──────────────► flight ──────────────► answered
-                  groups without a       numbered, in the order
+    submitted ──► queue ──────────────► in flight ───────────► answered
+                  messages without a     numbered, in the order
                   sequence               of their sequences
 
-A group gets its sequence when it is about to be sent. What a stream leaves unanswered when it breaks is *doubtful*: it
-keeps its sequences and its grouping and is sent again just so, until its session answers it. The doubtful ones are
-the first in flight, for all others were sent later.
+A message gets its sequence just before it is sent. A message whose stream breaks before the answer is *in doubt*: it
+keeps its sequence and its content, and is resent unchanged until its session answers it. Messages in doubt come first
+in flight, since all others were sent later.
 
-Sequences are given anew only to what provably is not in the log:
+A sequence is reused only if its command provably is not in the log:
 
-- A stream's problem proves that nothing from its sequence on was taken from *this* stream. What was never on another
-  one goes back to the queue.
-- A message that the cluster refuses for what it holds is refused on every stream and by every node: the check looks
-  at the command alone. No stream takes anything behind a refused message. So nothing from there on is doubtful.
-- A session that is gone never comes back and executes nothing: what was on this stream alone goes under another one.
+- A problem proves that *this* stream took nothing from the problem's sequence on. Messages that were never sent on
+  another stream return to the queue.
+- A message refused for its content is refused on every stream and by every node, because `check` looks at the command
+  alone. No stream takes anything after a refused message. So nothing from there on is in doubt.
+- A session that is gone never comes back and executes nothing more. What was sent on this stream alone is sent again
+  under the next session.
 
-Once its deadline has passed, what is in flight is reported as unknown, and stays: the sequences behind it need it.
-What is in the queue is withdrawn.
+When its deadline passes, a message in flight is reported as unknown but stays, because the sequences after it depend on
+it. A message in the queue is withdrawn.
 """
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from itertools import chain
 from typing import Any
 
 from .errors import (
     BadRequest,
-    ClientError,
     Halted,
     OutcomeUnknown,
     ReplyGone,
@@ -37,14 +37,13 @@ from .errors import (
     SessionFenced,
     Unavailable,
 )
-from .group import ARRAY_HEAD_BYTES, Answer, Group, Item, fail
-from .session import Session
+from .message import ARRAY_HEAD_BYTES, Answer, MakeError, Message, Submission, fail
 
-WINDOW_BYTES = 4 << 20  # Of commands that await their answers; as much as a node lets wait.
-MESSAGE_COMMANDS = 1024  # A group of single commands is full with so many: several messages fill a window.
+WINDOW_BYTES = 4 << 20  # Of commands that await their answers: what a node buffers for one session.
+MESSAGE_COMMANDS = 1024  # Single commands in a message, so that several messages fill a window.
 MESSAGE_BYTES = 512 << 10
-MESSAGES_UNANSWERED = 16  # Beyond it, what comes is gathered into one message until an answer is there.
-GATHERING_S = 0.1  # A group takes no more after so long: all of it shares the deadline of its first.
+MESSAGES_UNANSWERED = 16  # With more in flight, new commands gather in one message until an answer comes.
+GATHERING_S = 0.1  # How long a message takes submissions: all of them share the deadline of the first.
 
 LIMIT_EXCEEDED = "urn:quire:problem:limit-exceeded"
 SESSION_ERRORS: dict[str, type[SessionError]] = {
@@ -55,24 +54,22 @@ SESSION_ERRORS: dict[str, type[SessionError]] = {
     "SEQUENCE_REUSED": SessionError,
 }
 
-MakeError = Callable[[], ClientError]
 
-
-class OutOfPlace(Exception):
-    """A server said something that does not follow; only another stream helps."""
+class OutOfSequence(Exception):
+    """A server answered a sequence that was not next. Only a new stream helps."""
 
 
 class Pipeline:
-    """The commands of one client. For one event loop. Closed until a session is there: nothing has room."""
+    """The commands of one client, for one event loop. Until a session is open, the window is zero."""
 
     def __init__(self, timeout_s: float, *, halt_on_failure: bool) -> None:
         self._loop = asyncio.get_running_loop()
         self._timeout_s = timeout_s
         self._halts = halt_on_failure
-        self._queue: deque[Group] = deque()
-        self._flight: deque[Group] = deque()
-        self._open: Group | None = None  # The last one in the queue, while it takes more.
-        self._awaiting_room: deque[tuple[Item, float, asyncio.Future[Answer]]] = deque()
+        self._queue: deque[Message] = deque()
+        self._in_flight: deque[Message] = deque()
+        self._gathering: Message | None = None  # The last one in the queue, while it takes submissions.
+        self._awaiting_space: deque[tuple[Submission, float, asyncio.Future[Answer]]] = deque()
         self._wake = asyncio.Event()
         self._settled = asyncio.Event()
         self._timer: asyncio.TimerHandle | None = None
@@ -81,16 +78,16 @@ class Pipeline:
         self._message_limit = 0
         self._commands = 0
         self._bytes = 0
-        self.crowded = False  # A group became full: whoever goes on submitting should let the loop send it.
+        self.message_full = False  # The caller should yield to the loop, which then sends it.
         self.halted = False
-        self.trouble = "no server answers"  # Why the last attempt to get an answer failed.
+        self.last_failure = "no server answers"  # Why the last attempt to get an answer failed.
 
-    # Taking
+    # Submitting
 
-    def open(self, session: Session) -> None:
-        """Give room, and sequences from the session's next on. Nothing may be in flight."""
-        self._next_sequence = session.sequence + 1
-        self._window, self._message_limit = session.window, session.message_bytes
+    def open(self, next_sequence: int, window: int, message_bytes: int) -> None:
+        """Open the window of a new session. Nothing may be in flight."""
+        self._next_sequence = next_sequence
+        self._window, self._message_limit = window, message_bytes
         self._admit()
 
     def resume_at(self, sequence: int) -> None:
@@ -98,87 +95,91 @@ class Pipeline:
         self._next_sequence = sequence
 
     def submit(self, packed: bytes, commands: int, *, batch: bool) -> Answer | None:
-        """Take a call's commands; None if there is no room for them now, or others wait for it already.
+        """Queue the commands of a call; None if the window has no space, or earlier calls wait for it.
 
         Raises:
-            BadRequest: they do not fit any message.
+            BadRequest: they exceed the limits of a message.
         """
-        if self._awaiting_room or not self._has_room(packed, commands):
+        if self._awaiting_space or not self._has_space(packed, commands):
             return None
         answer: Answer = self._loop.create_future()
-        self._take(Item(packed, commands, batch, answer), self._loop.time())
+        self._take(Submission(packed, commands, batch, answer), self._loop.time())
         return answer
 
     async def submit_later(self, packed: bytes, commands: int, *, batch: bool) -> Answer:
-        """Take a call's commands once there is room. Raises as `submit`. Whoever cancels this has submitted nothing."""
+        """Queue the commands of a call once the window has space. If this call is cancelled, nothing was submitted.
+
+        Raises:
+            BadRequest: they exceed the limits of a message.
+            Unavailable: the window had no space within the timeout.
+        """
         admitted: asyncio.Future[Answer] = self._loop.create_future()
-        item = Item(packed, commands, batch, self._loop.create_future())
-        self._awaiting_room.append((item, self._loop.time(), admitted))
+        submission = Submission(packed, commands, batch, self._loop.create_future())
+        self._awaiting_space.append((submission, self._loop.time(), admitted))
         self._wake.set()
         try:
             async with asyncio.timeout(self._timeout_s):
                 self._admit()
                 return await admitted
         except TimeoutError:
-            # Without a session nothing has room, and what is wrong is only that.
-            full = f"nothing had room for {self._timeout_s:g} s; {self.trouble}"
-            none = f"{self.trouble}, for {self._timeout_s:g} s"
-            raise Unavailable(full if self._window else none) from None
+            full = f"the window was full for {self._timeout_s:g} s; {self.last_failure}"
+            no_session = f"{self.last_failure}, for {self._timeout_s:g} s"
+            raise Unavailable(full if self._window else no_session) from None
         finally:
             if admitted.cancelled():
                 self._admit()
 
-    def _has_room(self, packed: bytes, commands: int) -> bool:
+    def _has_space(self, packed: bytes, commands: int) -> bool:
         if self._commands + commands <= self._window and self._bytes + len(packed) <= WINDOW_BYTES:
             return True
         if self._window:
-            self._refuse_what_never_fits(packed, commands)
+            self._check_limits(packed, commands)
         return False
 
-    def _take(self, item: Item, submitted_at: float) -> None:
-        group, size = self._open, len(item.packed)
+    def _take(self, submission: Submission, submitted_at: float) -> None:
+        message, size = self._gathering, len(submission.packed)
         if (
-            group is None
-            or group.commands + item.commands > MESSAGE_COMMANDS
-            or group.size + size > MESSAGE_BYTES
-            or submitted_at > group.closes_at
+            message is None
+            or message.commands + submission.commands > MESSAGE_COMMANDS
+            or message.size + size > MESSAGE_BYTES
+            or submitted_at > message.closes_at
         ):
-            self._refuse_what_never_fits(item.packed, item.commands)
-            group = self._begin_group(submitted_at)
-        group.add(*item)
-        self._commands += item.commands
+            self._check_limits(submission.packed, submission.commands)
+            message = self._begin_message(submitted_at)
+        message.add(*submission)
+        self._commands += submission.commands
         self._bytes += size
 
-    def _refuse_what_never_fits(self, packed: bytes, commands: int) -> None:
+    def _check_limits(self, packed: bytes, commands: int) -> None:
         size = len(packed) + ARRAY_HEAD_BYTES
         for what, value, limit in (
             ("the number of commands in a batch", commands, self._window),
-            ("what is sent at once, as msgpack,", size, self._message_limit),
+            ("the size of the commands as msgpack", size, self._message_limit),
         ):
             if value > limit:
                 detail = f"{what} is {value}, above the limit of {limit}"
                 problem = {"type": LIMIT_EXCEEDED, "status": 413, "detail": detail}
                 raise BadRequest({**problem, "what": what, "size": value, "limit": limit})
 
-    def _begin_group(self, submitted_at: float) -> Group:
-        self.crowded = self._open is not None
-        group = self._open = Group(submitted_at + self._timeout_s, submitted_at + GATHERING_S)
-        self._queue.append(group)
+    def _begin_message(self, submitted_at: float) -> Message:
+        self.message_full = self._gathering is not None
+        message = self._gathering = Message(submitted_at + self._timeout_s, submitted_at + GATHERING_S)
+        self._queue.append(message)
         self._wake.set()
-        self._watch()
-        return group
+        self._set_timer()
+        return message
 
     def _admit(self) -> None:
-        """Take what waits for room, as far as there is some."""
-        awaiting = self._awaiting_room
+        """Queue waiting submissions while the window has space for them."""
+        awaiting = self._awaiting_space
         while awaiting:
-            item, submitted_at, admitted = awaiting[0]
+            submission, submitted_at, admitted = awaiting[0]
             if not admitted.done():
                 try:
-                    if not self._has_room(item.packed, item.commands):
+                    if not self._has_space(submission.packed, submission.commands):
                         return
-                    self._take(item, submitted_at)
-                    admitted.set_result(item.answer)
+                    self._take(submission, submitted_at)
+                    admitted.set_result(submission.answer)
                 except BadRequest as error:
                     admitted.set_exception(error)
             awaiting.popleft()
@@ -187,76 +188,76 @@ class Pipeline:
 
     @property
     def has_work(self) -> bool:
-        """Whether there is anything that an answer, or room, is awaited for."""
-        return bool(self._queue or self._flight or self._awaiting_room)
+        """Whether any call waits for an answer or for space."""
+        return bool(self._queue or self._in_flight or self._awaiting_space)
 
-    async def work(self) -> None:
-        """Return when there is any."""
+    async def wait_for_work(self) -> None:
+        """Return once there is work."""
         while not self.has_work:
             self._wake.clear()
             await self._wake.wait()
 
-    def unanswered(self) -> list[Group]:
-        """What a new stream begins with: all that is in flight, as it was."""
-        return list(self._flight)
+    def unanswered(self) -> list[Message]:
+        """The messages in flight, which a new stream resends first."""
+        return list(self._in_flight)
 
-    async def next_group(self) -> Group:
-        """The next group to send, in flight from now on."""
-        while not self._queue or len(self._flight) >= MESSAGES_UNANSWERED:
+    async def next_message(self) -> Message:
+        """Number the next queued message, put it in flight and return it."""
+        while not self._queue or len(self._in_flight) >= MESSAGES_UNANSWERED:
             self._wake.clear()
             await self._wake.wait()
-        group = self._queue.popleft()
-        if group is self._open:
-            self._open = None
-        group.sequence = self._next_sequence
-        self._next_sequence += group.commands
-        self._flight.append(group)
-        return group
+        message = self._queue.popleft()
+        if message is self._gathering:
+            self._gathering = None
+        message.sequence = self._next_sequence
+        self._next_sequence += message.commands
+        self._in_flight.append(message)
+        return message
 
     # Answers
 
     def answered(self, sequence: int, index: int, epoch: int, results: list[Any], refused: list[list[Any]]) -> None:
-        """Settle the first group in flight.
+        """Resolve the first message in flight.
 
         Raises:
-            OutOfPlace: this is not its answer.
-            SessionError: its session does not answer it; `end` is to follow.
+            OutOfSequence: the answer is to another sequence.
+            SessionError: the session refused it; the caller must `end` or `expire` the pipeline.
         """
-        group = self._flight[0] if self._flight else None
-        if group is None or group.sequence != sequence or len(results) != group.commands:
-            raise OutOfPlace(f"an answer to sequence {sequence}, which was not the next")
-        if len(refused) == group.commands and (error := SESSION_ERRORS.get(refused[0][1])):
+        message = self._in_flight[0] if self._in_flight else None
+        if message is None or message.sequence != sequence or len(results) != message.commands:
+            raise OutOfSequence(f"a server answered sequence {sequence}, which was not next")
+        if len(refused) == message.commands and (error := SESSION_ERRORS.get(refused[0][1])):
             raise error(*refused[0][1:])
-        self._flight.popleft()
-        group.answer(index, epoch, results, refused)
-        self._withdraw([group])
+        self._in_flight.popleft()
+        message.answer(index, epoch, results, refused)
+        self._withdraw([message])
 
     def interrupted(self) -> None:
-        """The stream ended without a word: all that is in flight may have come to something."""
-        for group in self._flight:
-            group.doubtful = True
+        """The stream ended without an answer: everything in flight may have been executed."""
+        for message in self._in_flight:
+            message.in_doubt = True
 
     def returned(self, sequence: int) -> None:
-        """The stream took nothing from a sequence on. Raises OutOfPlace."""
+        """The stream took nothing from a sequence on: requeue what is not in doubt. Raises OutOfSequence."""
         self._check_next(sequence)
-        doubtful = [group for group in self._flight if group.doubtful]
-        back = list(self._flight)[len(doubtful) :]
-        self._flight = deque(doubtful)
+        in_doubt = [message for message in self._in_flight if message.in_doubt]
+        back = list(self._in_flight)[len(in_doubt) :]
+        self._in_flight = deque(in_doubt)
         if back:
             self._requeue(back[0].sequence, back)
 
     def refused(self, sequence: int, problem: Mapping[str, Any]) -> None:
-        """The message at a sequence is refused for what it holds; the rest of it, and all behind it, goes again.
+        """The message at a sequence was refused for its content: requeue the rest of it and everything after it.
 
         Raises:
-            OutOfPlace: it was not the next, or nothing of it is refused.
+            OutOfSequence: the message was not next, or the problem refuses none of its commands.
         """
         self._check_next(sequence)
-        head, *others = self._flight
+        head, *others = self._in_flight
         before, failed, after = head.parts(problem)
         if not before and not failed:
-            raise OutOfPlace(f"a refusal of sequence {sequence} that names none of its commands")
-        self._flight.clear()
+            raise OutOfSequence(f"a server refused sequence {sequence} without naming one of its commands")
+        self._in_flight.clear()
         for part in (*before, *after):
             self._commands += part.commands
             self._bytes += part.size
@@ -266,77 +267,77 @@ class Pipeline:
             self._halt(len(before))
 
     def expired(self, unknown: str) -> None:
-        """The session is gone. It executed nothing that no earlier stream took: that goes again, under the next one."""
-        doubtful = [group for group in self._flight if group.doubtful]
-        back = list(self._flight)[len(doubtful) :]
-        self._flight.clear()
+        """The session is gone. What only this stream carried was not executed: requeue it for the next session."""
+        in_doubt = [message for message in self._in_flight if message.in_doubt]
+        back = list(self._in_flight)[len(in_doubt) :]
+        self._in_flight.clear()
         self._window = 0
-        for group in doubtful:
-            group.fail(lambda: OutcomeUnknown(unknown))
+        for message in in_doubt:
+            message.fail(lambda: OutcomeUnknown(unknown))
         self._requeue(1, back)
-        self._withdraw(doubtful)
-        if doubtful and self._halts:
+        self._withdraw(in_doubt)
+        if in_doubt and self._halts:
             self._halt(0)
 
     def _check_next(self, sequence: int) -> None:
-        # 0 stands for the first message of a stream that could not even be read.
-        if not self._flight or sequence not in (0, self._flight[0].sequence):
-            raise OutOfPlace(f"a problem with sequence {sequence}, which was not the next")
+        # Sequence 0 means that the server could not parse the first message.
+        if not self._in_flight or sequence not in (0, self._in_flight[0].sequence):
+            raise OutOfSequence(f"a server reported a problem with sequence {sequence}, which was not next")
 
-    def _requeue(self, sequence: int, groups: list[Group]) -> None:
-        """Put groups, provably not in the log, in front of the queue; their sequences are free.
+    def _requeue(self, sequence: int, messages: list[Message]) -> None:
+        """Put messages that provably are not in the log at the front of the queue, and reuse their sequences.
 
-        What was reported as unknown is dropped: it did not happen.
+        Messages already reported as unknown are dropped: they had no effect.
         """
         self._next_sequence = sequence
-        for group in reversed(groups):
-            group.doubtful = False
-            if group.live:
-                self._queue.appendleft(group)
-        self._withdraw([group for group in groups if not group.live])
+        for message in reversed(messages):
+            message.in_doubt = False
+            if message.pending:
+                self._queue.appendleft(message)
+        self._withdraw([message for message in messages if not message.pending])
 
-    def _withdraw(self, groups: list[Group]) -> None:
-        """Give back the room of groups that are neither queued nor in flight any more."""
-        for group in groups:
-            self._commands -= group.commands
-            self._bytes -= group.size
-        if self._awaiting_room:
+    def _withdraw(self, messages: list[Message]) -> None:
+        """Release the window space of messages that are no longer queued or in flight."""
+        for message in messages:
+            self._commands -= message.commands
+            self._bytes -= message.size
+        if self._awaiting_space:
             self._admit()
         if self._queue:
             self._wake.set()
-        elif not self._flight:
+        elif not self._in_flight:
             self._settled.set()
 
-    # Ends
+    # Deadlines and closing
 
-    def _watch(self) -> None:
-        """See to it that the oldest deadline is kept."""
+    def _set_timer(self) -> None:
+        """Set the timer for the earliest deadline."""
         if self._timer is None:
-            oldest = next((group for group in chain(self._flight, self._queue) if group.live), None)
+            oldest = next((message for message in chain(self._in_flight, self._queue) if message.pending), None)
             if oldest is not None:
-                self._timer = self._loop.call_at(oldest.deadline, self._expire)
+                self._timer = self._loop.call_at(oldest.deadline, self._on_deadline)
 
-    def _expire(self) -> None:
+    def _on_deadline(self) -> None:
         self._timer = None
         now, expired = self._loop.time(), False
-        for group in self._flight:
-            if group.live and group.deadline <= now:
-                group.fail(lambda: OutcomeUnknown(f"no answer within {self._timeout_s:g} s; {self.trouble}"))
+        for message in self._in_flight:
+            if message.pending and message.deadline <= now:
+                message.fail(lambda: OutcomeUnknown(f"no answer within {self._timeout_s:g} s; {self.last_failure}"))
                 expired = True
         unsent = []
         while self._queue and self._queue[0].deadline <= now:
             unsent.append(self._queue.popleft())
-            unsent[-1].fail(lambda: Unavailable(f"{self.trouble}, for {self._timeout_s:g} s"))
+            unsent[-1].fail(lambda: Unavailable(f"{self.last_failure}, for {self._timeout_s:g} s"))
         if not self._queue:
-            self._open = None
+            self._gathering = None
         self._withdraw(unsent)
         if self._halts and (expired or unsent):
             self._halt(0)
         self._settled.set()
-        self._watch()
+        self._set_timer()
 
     def _halt(self, kept: int) -> None:
-        """Send nothing of the queue but its first groups, and take nothing more."""
+        """Keep the first messages of the queue, fail the others as halted, and accept nothing more."""
         self.halted = True
         withdrawn = list(self._queue)[kept:]
         self._queue = deque(list(self._queue)[:kept])
@@ -344,11 +345,11 @@ class Pipeline:
         self._withdraw(withdrawn)
 
     def end(self, error: MakeError, unknown: str) -> None:
-        """Settle everything: what is doubtful as unknown, all else by the error; take nothing until `open`."""
-        for group in self._flight:
-            group.fail((lambda: OutcomeUnknown(unknown)) if group.doubtful else error)
-        withdrawn = [*self._flight, *self._queue]
-        self._flight.clear()
+        """Fail everything: messages in doubt as unknown, all others with the error. Accept nothing until `open`."""
+        for message in self._in_flight:
+            message.fail((lambda: OutcomeUnknown(unknown)) if message.in_doubt else error)
+        withdrawn = [*self._in_flight, *self._queue]
+        self._in_flight.clear()
         self._queue.clear()
         self._shut(withdrawn, error)
         self._withdraw(withdrawn)
@@ -357,19 +358,19 @@ class Pipeline:
             self._timer = None
 
     def reject_awaiting(self, error: MakeError) -> None:
-        """Tell those who wait for room."""
-        while self._awaiting_room:
-            fail(self._awaiting_room.popleft()[-1], error)
+        """Fail the calls that wait for space."""
+        while self._awaiting_space:
+            fail(self._awaiting_space.popleft()[-1], error)
 
-    def _shut(self, withdrawn: list[Group], error: MakeError) -> None:
-        self._open = None
+    def _shut(self, withdrawn: list[Message], error: MakeError) -> None:
+        self._gathering = None
         self._window = 0
-        for group in withdrawn:
-            group.fail(error)
+        for message in withdrawn:
+            message.fail(error)
         self.reject_awaiting(error)
 
     async def drained(self) -> None:
-        """Return when nobody waits for an answer any more; the latest deadline sees to that."""
-        while self._awaiting_room or any(group.live for group in chain(self._flight, self._queue)):
+        """Return once no call waits for an answer; at the latest when the last deadline passes."""
+        while self._awaiting_space or any(message.pending for message in chain(self._in_flight, self._queue)):
             self._settled.clear()
             await self._settled.wait()

@@ -1,55 +1,72 @@
-"""The stream of a client's commands: a session, a WebSocket to whoever leads, and another one whenever it breaks.
+"""The command stream of a client: a session, and a WebSocket to the leader, replaced by another whenever it breaks.
 
-What is sent, and what an answer or a lost connection means for it, is the pipeline's business. This module does the
-talking:
+The pipeline decides what is sent, and what an answer or a lost connection means. This module does the I/O:
 
-    session open ─► connected ─► what is in flight, again ─► what is in the queue
-         ▲              ▲              │ problem, silence, a lost connection
+    session open ─► connected ─► resend what is in flight ─► send the queue
+         ▲              ▲              │ problem, silence, lost connection
          │              └─ backoff ◄───┘
-         └─ SESSION_EXPIRED (of a session without a name)
+         └─ SESSION_EXPIRED (of an unnamed session)
 """
 
 import asyncio
 from contextlib import suppress
+from dataclasses import dataclass
+from operator import itemgetter
 from typing import Any, NamedTuple
 
 import aiohttp
 import stamina
 from aiohttp import WSMsgType
 
-from quire.log import PayloadInvalid
+from quire.log import PayloadInvalid, pack
 from quire.log.packing import ExtType, unpack_trusted
 
 from .errors import ClientError, Halted, NotFound, SessionError, SessionExpired, Unavailable
-from .group import Answer
-from .pipeline import OutOfPlace, Pipeline
-from .session import CLOSE_TIMEOUT_S, Session, close_session, open_session
-from .transport import BACKOFF_FIRST_S, BACKOFF_LONGEST_S, NothingWritten, Transport
+from .message import Answer
+from .pipeline import OutOfSequence, Pipeline
+from .transport import BACKOFF_FIRST_S, BACKOFF_LONGEST_S, MACHINE_FAILED, NothingWritten, Transport, document_of
 
+SESSION_FIELDS = ("session", "sequence", "session_window", "max_request_bytes")
 ANSWER_LENGTH = 5  # [sequence, index, epoch, results, refused]
 PROBLEM_LENGTH = 2  # [sequence, problem]
-MACHINE_FAILED = "urn:quire:problem:machine-failed"
-OF_ITS_CONTENT = frozenset({400, 413, 422})  # A message with such a status is refused by every node, and always.
-PASSING = frozenset({429, 503})  # It was not taken now, and may be later.
+CONTENT_REFUSED = frozenset({400, 413, 422})  # Every node refuses such a message, however often it is sent.
+NOT_TAKEN = frozenset({429, 503})  # The message was not taken; a later attempt may succeed.
+CLOSE_TIMEOUT_S = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Session:
+    """An open session.
+
+    `sequence` is the number of commands executed under the session's name when it was opened, 0 for a new session.
+    `window` is the number of commands that may await their answers. `message_bytes` is the limit for the commands of
+    one message, as msgpack.
+    """
+
+    id: int
+    name: str | None
+    sequence: int
+    window: int
+    message_bytes: int
 
 
 class StreamEnded(Exception):
-    """The stream came to nothing; another one may."""
+    """The stream ended; a new one may succeed."""
 
     def __init__(self, reason: str, retry_after_s: float | None = None) -> None:
         super().__init__(reason)
         self.retry_after_s = retry_after_s
 
 
-class LastWord(NamedTuple):
-    """What ended a stream: nothing from the sequence on was taken."""
+class StreamProblem(NamedTuple):
+    """The problem that ended a stream: the server took nothing from `sequence` on."""
 
     sequence: int
     problem: dict[str, Any]
 
 
 class CommandStream:
-    """A client's commands on their way, by one task, from the first command to `close`."""
+    """Sends the commands of a client's pipeline, in one task that lives from the first command to `close`."""
 
     def __init__(self, transport: Transport, pipeline: Pipeline, name: str | None) -> None:
         self.pipeline = pipeline
@@ -63,37 +80,40 @@ class CommandStream:
         self._task: asyncio.Task[None] | None = None
 
     async def submit_later(self, packed: bytes, commands: int, *, batch: bool) -> Answer:
-        """`Pipeline.submit_later`; a session is opened for it where there is none.
+        """`Pipeline.submit_later`, opening a session first if there is none.
 
         Raises:
-            SessionError, Halted: nothing is sent any more.
+            SessionError, Halted: the client sends nothing more.
         """
-        self._begin()
+        self._start()
         return await self.pipeline.submit_later(packed, commands, batch=batch)
 
     async def session(self) -> Session:
         """The session, opened now if it was not. Raises Unavailable, ClientError."""
-        self._begin()
+        self._start()
         try:
             async for attempt in _retrying(self._transport.timeout_s):
                 with attempt:
-                    return await self._opened()
+                    return await self._open_session()
         except NothingWritten as error:
             raise Unavailable(f"no session could be opened: {error}") from None
         raise Unavailable("no attempt was made")
 
     async def resume_at(self, sequence: int) -> Session:
-        """The session, opened now if it was not, whose next command is to have this sequence. Raises ValueError."""
+        """Give the next command this sequence; return the session, opened now if it was not. Raises ValueError."""
         session = await self.session()
-        if self.pipeline.has_work or not 1 <= sequence <= session.sequence + 1:
-            raise ValueError(
-                f"sequence {sequence}: the session stands at {session.sequence}, and nothing may be under way"
-            )
+        if self.pipeline.has_work:
+            raise ValueError(f"cannot resume at sequence {sequence} while commands are in flight")
+        if not 1 <= sequence <= session.sequence + 1:
+            raise ValueError(f"cannot resume at sequence {sequence}: the session is at sequence {session.sequence}")
         self.pipeline.resume_at(sequence)
         return session
 
     async def close(self, *, drain: bool) -> None:
-        """End it: first wait for all answers, if `drain`; what is left then was not sent, or is unknown."""
+        """Close the stream, and an unnamed session. With `drain`, wait for all answers first.
+
+        Commands left unanswered fail with Unavailable if they were not sent, and with OutcomeUnknown if they were.
+        """
         if drain:
             await self.pipeline.drained()
         self.pipeline.interrupted()
@@ -106,13 +126,13 @@ class CommandStream:
             task.cancel()
             await asyncio.wait((task,))
         if self._session is not None and self._name is None and self._failure is None:
-            await close_session(self._transport, self._session)
+            await self._close_session(self._session)
         if task is not None and not task.cancelled():
             task.result()
 
-    def _begin(self) -> None:
+    def _start(self) -> None:
         if self._failure is not None:
-            raise _another(self._failure)
+            raise _copy_of(self._failure)
         if self.pipeline.halted:
             raise Halted
         if self._task is None:
@@ -121,42 +141,61 @@ class CommandStream:
     async def _run(self) -> None:
         try:
             while True:
-                await self.pipeline.work()
+                await self.pipeline.wait_for_work()
                 async for attempt in _retrying(None):
                     with attempt:
                         await self._attempt()
         except Exception as error:
-            fault = f"a fault of the client: {error!r}"
+            fault = f"internal error of the client: {error!r}"
             self.pipeline.interrupted()
             self.pipeline.end(lambda: ClientError(fault), fault)
             raise
 
     async def _attempt(self) -> None:
-        """Talk until there is nothing to say, or something went wrong after an answer: then at once again.
+        """Serve one stream. After a failure return if the stream made progress, so that the next one opens at once.
 
         Raises:
-            StreamEnded, NothingWritten: something went wrong; after a while again.
+            StreamEnded, NothingWritten: it failed without progress; try again after a backoff.
         """
         if not self.pipeline.has_work:
             return
         self._progress = False
         try:
-            await self._serve(await self._opened())
+            await self._serve(await self._open_session())
         except (StreamEnded, NothingWritten) as error:
-            self.pipeline.trouble = str(error)
+            self.pipeline.last_failure = str(error)
             self._leader_lost = True
             if not self._progress:
                 raise
-        except ClientError as error:  # No session is to be had.
+        except ClientError as error:  # The cluster refused to open a session.
             refusal = error
             self.pipeline.reject_awaiting(lambda: refusal)
 
-    async def _opened(self) -> Session:
+    async def _open_session(self) -> Session:
+        """The open session, or a new one. Under a name in use, it continues that session and fences its holder.
+
+        It is safe to ask every server in turn: opening a session executes nothing, and of several sessions under one
+        name the last one holds it.
+        """
         async with self._opening:
             if self._session is None:
-                self._session = await open_session(self._transport, self._name)
-                self.pipeline.open(self._session)
+                body = pack({} if self._name is None else {"name": self._name})
+                document = document_of(await self._transport.call_once("POST", "/sessions", body))
+                try:
+                    number, sequence, window, message_bytes = itemgetter(*SESSION_FIELDS)(document)
+                except KeyError as missing:
+                    raise ClientError(
+                        f"a server opened a session without {missing}; does it run this version of quire?"
+                    ) from None
+                self._session = Session(number, self._name, sequence, window, message_bytes)
+                self.pipeline.open(sequence + 1, window, message_bytes)
             return self._session
+
+    async def _close_session(self, session: Session) -> None:
+        """Close the session if a server does so at once; otherwise the cluster evicts it later."""
+        with suppress(TimeoutError, NothingWritten, ClientError):
+            async with asyncio.timeout(CLOSE_TIMEOUT_S):
+                await self._transport.call_once("DELETE", f"/sessions/{session.id}")
 
     async def _serve(self, session: Session) -> None:
         if self._leader_lost:
@@ -165,9 +204,9 @@ class CommandStream:
         try:
             async with asyncio.TaskGroup() as tasks:
                 sender = tasks.create_task(self._send(socket))
-                end = await self._read(socket)
+                end = await self._receive(socket)
                 sender.cancel()
-            self._conclude(end)
+            self._handle_end(end)
         finally:
             self.pipeline.interrupted()
             with suppress(TimeoutError):
@@ -175,73 +214,73 @@ class CommandStream:
                     await socket.close()
 
     async def _find_leader(self, session: Session) -> None:
-        """Ask for what only a leader that serves can answer; whoever answers names it."""
+        """Send a request that only a serving leader answers; the answer names it."""
         try:
             await self._transport.call_once("GET", f"/sessions/{session.id}")
         except NotFound:
-            pass  # The stream will say why.
+            pass  # The stream will fail with the reason.
         except ClientError as error:
             raise StreamEnded(str(error)) from None
         self._leader_lost = False
 
     async def _send(self, socket: aiohttp.ClientWebSocketResponse) -> None:
-        with suppress(ConnectionError):  # The reader learns of it, too, behind the answers that have come.
-            for group in self.pipeline.unanswered():
-                await socket.send_bytes(group.message())
+        with suppress(ConnectionError):  # `_receive` sees it too, after the answers that did arrive.
+            for message in self.pipeline.unanswered():
+                await socket.send_bytes(message.encode())
             while True:
-                group = await self.pipeline.next_group()
-                await socket.send_bytes(group.message())
+                message = await self.pipeline.next_message()
+                await socket.send_bytes(message.encode())
 
-    async def _read(self, socket: aiohttp.ClientWebSocketResponse) -> LastWord | Exception:
-        """Pass answers on until the stream ends; how it did."""
+    async def _receive(self, socket: aiohttp.ClientWebSocketResponse) -> StreamProblem | Exception:
+        """Pass answers to the pipeline until the stream ends; return why it ended."""
         try:
             while True:
                 message = await socket.receive()
                 if message.type is not WSMsgType.BINARY:
                     return StreamEnded(f"the stream was closed ({socket.close_code or socket.exception()})")
-                said = unpack_trusted(message.data, ExtType)
-                if len(said) == ANSWER_LENGTH:
-                    self.pipeline.answered(*said)
+                content = unpack_trusted(message.data, ExtType)
+                if len(content) == ANSWER_LENGTH:
+                    self.pipeline.answered(*content)
                     self._progress = True
-                elif len(said) == PROBLEM_LENGTH:
-                    return LastWord(*said)
+                elif len(content) == PROBLEM_LENGTH:
+                    return StreamProblem(*content)
                 else:
-                    return StreamEnded(f"a server said {said!r:.100}, which is no answer")
-        except (OutOfPlace, SessionError) as error:
+                    return StreamEnded(f"a server sent {content!r:.100}, which is not an answer")
+        except (OutOfSequence, SessionError) as error:
             return error
         except (PayloadInvalid, TypeError) as error:
-            return StreamEnded(f"a server said what is no answer: {error}")
+            return StreamEnded(f"a server sent an answer that cannot be parsed: {error}")
 
-    def _conclude(self, end: LastWord | Exception) -> None:
-        """Draw the conclusion of a stream's end. Raises StreamEnded: another one is worth trying."""
+    def _handle_end(self, end: StreamProblem | Exception) -> None:
+        """Update the pipeline after a stream ended. Raises StreamEnded to open another after a backoff."""
         match end:
-            case LastWord(sequence, problem):
+            case StreamProblem(sequence, problem):
                 try:
-                    self._heed(sequence, problem)
-                except OutOfPlace as error:
+                    self._handle_problem(sequence, problem)
+                except OutOfSequence as error:
                     raise StreamEnded(str(error)) from None
             case SessionExpired() if self._name is None:
-                self._session = None  # The next attempt gets another.
+                self._session = None  # The next attempt opens another.
                 self.pipeline.expired(f"{end}; it may have been executed before")
             case SessionError():
-                self.pipeline.end(lambda: _another(end), f"{end}; it may have been executed before")
+                self.pipeline.end(lambda: _copy_of(end), f"{end}; it may have been executed before")
                 self._failure = end
             case _:
                 raise StreamEnded(str(end))
 
-    def _heed(self, sequence: int, problem: dict[str, Any]) -> None:
+    def _handle_problem(self, sequence: int, problem: dict[str, Any]) -> None:
         status, detail = problem.get("status"), str(problem.get("detail"))
-        if status in OF_ITS_CONTENT or problem.get("type") == MACHINE_FAILED:
+        if status in CONTENT_REFUSED or problem.get("type") == MACHINE_FAILED:
             self.pipeline.refused(sequence, problem)
             return
-        if status in PASSING:
+        if status in NOT_TAKEN:
             self.pipeline.returned(sequence)
         raise StreamEnded(detail, problem.get("retry_after_s"))
 
 
 def _retrying(timeout_s: float | None) -> Any:
     return stamina.retry_context(
-        on=_patience,
+        on=_backoff,
         attempts=None,
         timeout=timeout_s,
         wait_initial=BACKOFF_FIRST_S,
@@ -250,10 +289,10 @@ def _retrying(timeout_s: float | None) -> Any:
     )
 
 
-def _patience(error: Exception) -> bool | float:
+def _backoff(error: Exception) -> bool | float:
     return isinstance(error, StreamEnded | NothingWritten) and (error.retry_after_s or True)
 
 
-def _another(error: SessionError) -> SessionError:
-    """The same error once more, for somebody else."""
+def _copy_of(error: SessionError) -> SessionError:
+    """The same error for another caller."""
     return type(error)(error.code, error.text)

@@ -1,8 +1,8 @@
-"""Requests to whichever server can answer them: finds the leader, follows it, and sends again what is safe to.
+"""HTTP requests to the cluster: finds the leader, follows it, and retries what is safe to retry.
 
-A write is sent again only if the failure proves that nothing was written: the connection could not be made, or the
-server's own problem says so (503, 429). A connection that broke later, a timeout, or a 5xx of somebody else proves
-nothing and ends in OutcomeUnknown. Reads are tried again on every failure.
+A write is retried only if the failure proves that nothing was written: the connection could not be made, or a quire
+node answered with a problem that says so (503, 429). A connection that broke later, a timeout, or a 5xx of a proxy
+proves nothing, and the call fails with OutcomeUnknown. Reads are retried on every failure.
 """
 
 import asyncio
@@ -23,22 +23,24 @@ from quire.log.packing import ExtType, unpack_trusted
 from .errors import BadRequest, ClientError, NotFound, OutcomeUnknown, Refused, ServerFault, Unavailable
 
 CONNECT_TIMEOUT_S = 1.0
-READ_ATTEMPT_TIMEOUT_S = 5.0  # A read may be asked of another server; a write waits for its own answer.
+READ_ATTEMPT_TIMEOUT_S = 5.0  # Another server can answer a read; a write waits for its own answer.
 BACKOFF_FIRST_S = 0.02
 BACKOFF_LONGEST_S = 1.0
-LAST_SHARE = 0.1  # No attempt begins in the last tenth of a call's time: too short, it would only make a write unknown.
-UNREACHABLE_FOR_S = 30.0  # A leader's address that this client cannot reach, as from outside of its network.
+LAST_SHARE = (
+    0.1  # No attempt starts in the last tenth of a call's time: it would only turn a write into an unknown one.
+)
+UNREACHABLE_FOR_S = 30.0  # How long to avoid a leader's address that cannot be reached, as from another network.
 READ_BUFFER_BYTES = 1 << 18
-STREAM_CONNECT_TIMEOUT_S = 3.0  # A follower connects to the leader first.
-HEARTBEAT_S = 4.0  # A stream whose server is silent for one and a half of these is given up.
+STREAM_CONNECT_TIMEOUT_S = 3.0  # A follower first connects to the leader itself.
+HEARTBEAT_S = 4.0  # A ping after so long without data; half of it later the stream is closed.
 ANSWER_BYTES = 64 << 20
 MSGPACK = "application/msgpack"
 OWN_TYPE = "urn:quire:problem:"
-MACHINE_FAILED = OWN_TYPE + "machine-failed"  # The one 500 that proves that nothing was written.
+MACHINE_FAILED = OWN_TYPE + "machine-failed"  # The only 500 that proves that nothing was written.
 
 
 class Reply(NamedTuple):
-    """A good answer."""
+    """A response with status 200."""
 
     body: bytes
     content_type: str
@@ -46,15 +48,15 @@ class Reply(NamedTuple):
 
 
 def document_of(reply: Reply) -> dict[str, Any]:
-    """The map that an answer holds. Raises ClientError."""
+    """The map in a reply. Raises ClientError."""
     document = value_of(reply)
     if not isinstance(document, dict):
-        raise ClientError(f"a server answered {reply.content_type} that is no map; is it a quire node?")
+        raise ClientError(f"a server answered with {reply.content_type} that is not a map; is it a quire node?")
     return document
 
 
 def value_of(reply: Reply) -> Any:
-    """What an answer holds. Raises ClientError: it is of no kind that a quire node gives."""
+    """The value in a reply. Raises ClientError if its type is none that a quire node sends."""
     match reply.content_type:
         case "application/msgpack":
             return unpack_trusted(reply.body, ExtType)
@@ -63,11 +65,11 @@ def value_of(reply: Reply) -> Any:
         case "application/octet-stream":
             return reply.body
         case _:
-            raise ClientError(f"a server answered {reply.content_type}, which no quire node does; check the address")
+            raise ClientError(f"a server answered with {reply.content_type}; it is no quire node; check the address")
 
 
 class NothingWritten(Exception):
-    """An attempt failed, provably without effect."""
+    """An attempt failed and provably had no effect."""
 
     def __init__(self, reason: str, retry_after_s: float | None = None) -> None:
         super().__init__(reason)
@@ -75,7 +77,7 @@ class NothingWritten(Exception):
 
 
 class Transport:
-    """Connections to the cluster's servers, kept open. For one event loop; calls may run at the same time."""
+    """Pooled connections to the cluster's servers, for one event loop. Calls may run concurrently."""
 
     def __init__(self, servers: Sequence[str], timeout_s: float) -> None:
         self.servers = tuple(servers)
@@ -102,12 +104,11 @@ class Transport:
         headers: Mapping[str, str] | None = None,
         server: str | None = None,
     ) -> Reply:
-        """The answer of the leader, or of another server that will do; of `server` alone if one is named.
+        """The reply of the leader or of another server; of `server` only, if it is given.
 
         Raises:
-            Refused, BadRequest, NotFound, Unavailable: nothing was written.
-            OutcomeUnknown: of a write.
-            ServerFault: of a read.
+            Refused, BadRequest, NotFound, Unavailable, ServerFault: nothing was written.
+            OutcomeUnknown: a write was sent and not answered.
         """
         deadline = time.monotonic() + self.timeout_s
         attempt = _Attempt(method, path, writes, body, headers or {})
@@ -136,16 +137,17 @@ class Transport:
         raise Unavailable("no attempt was made")
 
     async def call_once(self, method: str, path: str, body: bytes | None = None) -> Reply:
-        """`call` in msgpack, of what may be asked of one server after the other, and of each once.
+        """`call` in msgpack, for idempotent requests: asks each server once.
 
-        Raises NothingWritten where `call` would ask again.
+        Raises:
+            NothingWritten: no server answered; the caller may retry.
         """
         headers = {"Accept": MSGPACK} if body is None else {"Accept": MSGPACK, "Content-Type": MSGPACK}
         attempt = _Attempt(method, path, False, body, headers)
         return await self._try_each(self._candidates(), attempt, time.monotonic() + self.timeout_s)
 
     async def connect(self, path: str) -> aiohttp.ClientWebSocketResponse:
-        """A WebSocket to the leader, or to another server, which carries it there. Raises NothingWritten."""
+        """A WebSocket to the leader, or to another server, which relays it to the leader. Raises NothingWritten."""
         failure = NothingWritten("no server is named")
         for server in self._candidates():
             try:
@@ -160,14 +162,14 @@ class Transport:
                 if error.headers is not None:
                     self._learn_leader(error.headers.get("Quire-Leader"))
             except aiohttp.InvalidURL:
-                failure = NothingWritten(f"{server} is no HOST:PORT")
+                failure = NothingWritten(f"{server} is not HOST:PORT")
             except (aiohttp.ClientError, OSError) as error:
                 self._forget(server)
                 failure = NothingWritten(f"{server} cannot be reached ({_reason(error)})")
         raise failure
 
     def _candidates(self) -> list[str]:
-        """The leader if it is known and can be reached, then the servers that were named."""
+        """The servers to try: the leader, if known and reachable, then those the caller named."""
         now = time.monotonic()
         leader = self._leader
         if leader is None or self._unreachable.get(leader, 0) > now:
@@ -182,7 +184,7 @@ class Transport:
             except NothingWritten as error:
                 failure = error
             except NotFound as error:
-                # A follower may not have heard yet what the leader has committed.
+                # A follower may not know yet what the leader has committed.
                 failure = error
                 leader = self._leader
                 if leader in (None, server):
@@ -207,7 +209,7 @@ class Transport:
             ) as answer:
                 content = await answer.read()
         except aiohttp.InvalidURL:
-            raise NothingWritten(f"{server} is no HOST:PORT") from None
+            raise NothingWritten(f"{server} is not HOST:PORT") from None
         except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as error:
             self._forget(server)
             raise NothingWritten(f"{server} cannot be reached ({_reason(error)})") from None
@@ -240,7 +242,7 @@ class _Attempt(NamedTuple):
     headers: Mapping[str, str]
 
     def sendable(self) -> bytes | BytesIO | None:
-        """The body as aiohttp takes it without a warning: it wants large ones as files."""
+        """The body in the form that aiohttp accepts without a warning: large bodies as files."""
         return self.body if self.body is None or len(self.body) <= TOO_LARGE_BYTES_BODY else BytesIO(self.body)
 
 
@@ -257,7 +259,7 @@ def _reason(error: Exception) -> str:
 
 
 def _failure_of(server: str, attempt: _Attempt, answer: aiohttp.ClientResponse, content: bytes) -> Exception:
-    """What an answer other than 200 means."""
+    """The error for a response with a status other than 200."""
     problem = _parse_problem(answer.status, content)
     own = str(problem.get("type", "")).startswith(OWN_TYPE)
     detail = f"{server} says {answer.status}: {problem.get('detail') or problem.get('title')}"

@@ -22,11 +22,11 @@ async def test_who_kept_what_was_sent_is_answered_from_the_record_and_executes_o
 async def test_a_sequence_that_leaves_a_gap_or_comes_behind_what_is_under_way_is_refused() -> None:
     async with streaming() as server, connect(server.address, session="billing") as cluster:
         for sequence in (0, 2):
-            with pytest.raises(ValueError, match="the session stands at 0"):
+            with pytest.raises(ValueError, match="the session is at sequence 0"):
                 await cluster.resume_at(sequence)
         server.answering.clear()
         future = await cluster.submit("a")
-        with pytest.raises(ValueError, match="nothing may be under way"):
+        with pytest.raises(ValueError, match="while commands are in flight"):
             await cluster.resume_at(1)
         server.answering.set()
 

@@ -247,7 +247,7 @@ async def test_a_stream_goes_to_the_next_server_where_one_is_silent(monkeypatch:
 
 
 async def test_a_client_ends_in_time_although_nobody_closes_its_session(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("quire.cluster.client.session.CLOSE_TIMEOUT_S", 0.1)
+    monkeypatch.setattr("quire.cluster.client.stream.CLOSE_TIMEOUT_S", 0.1)
     async with streaming() as server, asyncio.timeout(DEADLINE_S):
         async with connect(server.address) as cluster:
             await cluster.apply("x")
@@ -319,7 +319,7 @@ async def test_no_room_until_the_deadline_is_unavailable() -> None:
         await cluster.apply("first")
         server.answering.clear()
         stuck = await cluster.submit("stuck")
-        with pytest.raises(Unavailable, match=r"available: nothing had room for 1 s; "):
+        with pytest.raises(Unavailable, match=r"available: the window was full for 1 s; "):
             await cluster.submit("no room")
         assert isinstance((await answers_of(stuck))[0], OutcomeUnknown)
         server.answering.set()

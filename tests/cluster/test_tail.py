@@ -183,7 +183,7 @@ async def test_the_blocking_client_does_what_the_other_does(three: RunningCluste
             assert [record.value for record in cluster.read_range(index, index + 2)] == ["six", "seven"]
             tail = cluster.tail(index)
             assert [next(tail).value for _ in range(3)] == ["six", "seven", "eight"]
-            tail.close()  # type: ignore[attr-defined]
+            tail.close()
             assert cluster.query(["at", 0]) == "one"
             assert cluster.state().state[:2] == ["one", "two"]
             assert cluster.status()["role"] == "leader"

@@ -1,0 +1,95 @@
+"""Records of the log: reading a range, and following the log, in pages from whichever server answers.
+
+Visible records are committed, so every server holds the same record at an index, and any server may give the next page.
+The only state to keep is the index to continue from.
+"""
+
+import asyncio
+import time
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+from urllib.parse import urlencode
+
+from .errors import ClientError, NotFound, Unavailable
+from .transport import Reply, value_of
+
+TAIL_WAIT_MS = 3_000  # Shorter than a read's timeout for one server, which tells a silent server from a quiet log.
+PAUSE_S = 0.05  # Before asking again when a server did not wait as asked, for example because it is stopping.
+AHEAD = frozenset({"urn:quire:problem:out-of-bounds", "urn:quire:problem:not-committed"})
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """A committed record.
+
+    `timestamp` is in microseconds since 1970. `kind` is `records` or `blob`. `value` is the unpacked payload: what the
+    writer passed to `append`, or the command.
+    """
+
+    index: int
+    epoch: int
+    timestamp: int
+    kind: str
+    headers: Mapping[str, str]
+    value: Any
+
+
+Pages = AsyncGenerator[list[Record], None]
+Get = Callable[[str], Awaitable[Reply]]
+
+
+async def range_pages(get: Get, from_index: int | None, to_index: int | None) -> Pages:
+    """The visible records [from_index, to_index), in pages. None stands for the first and the last visible record.
+
+    Raises:
+        Unavailable: the servers that answer do not yet have all of the range.
+    """
+    bounds = value_of(await get("/index_bounds"))
+    index = bounds["lowest_index"] if from_index is None else from_index
+    end = bounds["highest_index"] if to_index is None else min(to_index, bounds["highest_index"])
+    while index < end:
+        page, next_index = await _page(get, index, {"from": index, "to": end})
+        if next_index == index:
+            raise Unavailable(f"index {index} was visible on one server, and is not yet on the one that answered")
+        index = next_index
+        if page:
+            yield page
+
+
+async def tail_pages(get: Get, from_index: int | None, timeout_s: float) -> Pages:
+    """Every record from an index on, in pages, without end. None starts after the last visible record.
+
+    Raises:
+        Unavailable: no server answered for `timeout_s`.
+        NotFound: the index has expired, or no server reached it within `timeout_s`.
+    """
+    index = value_of(await get("/index_bounds"))["highest_index"] if from_index is None else from_index
+    deadline = time.monotonic() + timeout_s
+    while True:
+        asked_at = time.monotonic()
+        try:
+            page, next_index = await _page(get, index, {"from": index, "wait_ms": TAIL_WAIT_MS})
+        except NotFound as error:
+            if error.type not in AHEAD or time.monotonic() > deadline:
+                raise
+            page, next_index = [], index  # This server lags behind the previous one; one of them will catch up.
+        else:
+            deadline = time.monotonic() + timeout_s
+        if page:
+            yield page
+        if next_index == index and time.monotonic() - asked_at < TAIL_WAIT_MS / 2000:
+            await asyncio.sleep(PAUSE_S)
+        index = next_index
+
+
+async def _page(get: Get, index: int, parameters: Mapping[str, int]) -> tuple[list[Record], int]:
+    """A server's records from `index` on, and the index to continue from."""
+    reply = await get("/records?" + urlencode(parameters))
+    page = [Record(**line) for line in value_of(reply)]
+    next_index = int(reply.headers["Quire-Next-Index"])
+    indices = [index - 1, *(record.index for record in page), next_index]
+    if any(later <= earlier for earlier, later in pairwise(indices)):
+        raise ClientError(f"asked for records from {index}, a server sent {indices[1:-1]} and next index {next_index}")
+    return page, next_index
