@@ -3,7 +3,7 @@
 from .coalesce import Write
 from .core import NODE_ID, Member, Members, Promise, Role
 from .disk import Disk, Placed, Reason
-from .durations import Durations
+from .driver import Durations
 from .promises import PromiseFile, PromiseLost
 from .replica import Replica, ReplicaOptions
 

@@ -5,12 +5,12 @@ session's consecutive sequences; of kind `runs`, with a run for each, where not.
 split, and its records are consecutive.
 """
 
-import struct
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from quire.log import Kind, pack
+from quire.log.packing import array_head
 
 RUN_BYTES = 32
 """What a write may add to a `runs` frame beside its records: its session, sequence and count, packed."""
@@ -56,15 +56,6 @@ class Sheet(NamedTuple):
     shares: Sequence[Share]
     session: int = 0
     sequence: int = 0
-
-
-def array_head(count: int) -> bytes:
-    """The smallest msgpack head of an array of `count`."""
-    if count < SHORT_ARRAY:
-        return bytes([0x90 | count])
-    if count < 1 << 16:
-        return struct.pack(">BH", 0xDC, count)
-    return struct.pack(">BI", 0xDD, count)
 
 
 def to_sheets(writes: Iterable[Write], next_index: int, misplaced: list[Write]) -> Iterator[Sheet]:

@@ -4,9 +4,11 @@ No asyncio, no thread and no clock of its own: `Device` has those, so the same d
 in the deterministic world of `tests/sim`. It decides nothing that a rule of DESIGN 5 decides.
 """
 
+from bisect import bisect_left
 from collections import deque
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
+from itertools import accumulate
 from typing import Protocol, assert_never
 
 from quire.log import DiskFull, Flush, LogClosed, LogError, LogReadOnly, Sync, Tail
@@ -17,8 +19,9 @@ from .core.changing import Outcome
 from .core.messages import Ack, CrcMismatch, HeartbeatEcho, Open, OpenAnswer, PeerMessage, PositionReport, Snapshot
 from .core.promise import Promise
 from .disk import Disk, Placed, Reason
-from .durations import Durations
-from .net.shipment import Positions, Shipment
+from .net.wire import Positions, Shipment
+
+BOUNDS_S = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0)
 
 
 class ReplicaOwner(Protocol):
@@ -141,6 +144,23 @@ class Device(Protocol):
 def _of_device(error: BaseException) -> OSError:
     """Whatever a block raised: nothing is proven, as after an error of the device."""
     return error if isinstance(error, OSError) else OSError(str(error))
+
+
+class Durations:
+    """A histogram of seconds."""
+
+    def __init__(self) -> None:
+        self._counts = [0] * (len(BOUNDS_S) + 1)
+        self.sum_s = 0.0
+
+    def observe(self, seconds: float) -> None:
+        """Count one."""
+        self._counts[bisect_left(BOUNDS_S, seconds)] += 1
+        self.sum_s += seconds
+
+    def buckets(self) -> Iterator[tuple[str, int]]:
+        """Each upper bound, inclusive, with how many took no longer; the last bound is +Inf."""
+        return zip([*map(str, BOUNDS_S), "+Inf"], accumulate(self._counts), strict=True)
 
 
 class Driver:

@@ -2,9 +2,11 @@
 
 import asyncio
 import contextvars
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
+from queue import SimpleQueue
 from typing import Protocol, assert_never
 
 from aiohttp import ClientSession
@@ -19,13 +21,10 @@ from .core.leading import Queues
 from .core.messages import ControlMessage, LagReport, PositionReport, Snapshot
 from .core.state import State
 from .disk import Disk, Reason
-from .disk_thread import DiskThread
-from .driver import Done, Driver, ReplicaOwner
-from .durations import Durations
+from .driver import Done, Driver, Durations, ReplicaOwner
 from .lag import MICROSECONDS, NO_LAG, Lag, Position, first_lacking, lacking_bytes, lag_of, own_lag
 from .net.hello import Who
 from .net.network import Network, NetworkOwner
-from .watched_task import watched_task
 
 MARK_SYNC_S = 1.0
 
@@ -40,6 +39,55 @@ class ReplicaOptions:
     core: CoreOptions
     max_frame_bytes: int
     secret: bytes | None = None
+
+
+def watched_task(
+    work: Coroutine[object, object, None], name: str, failed: Callable[[Exception], None]
+) -> asyncio.Task[None]:
+    """Run `work` as a task that nobody awaits; if it raises, call `failed` on the loop with the error.
+
+    It gets a context of its own, so that its log lines name no request.
+    """
+
+    def ended(task: asyncio.Task[None]) -> None:
+        if not task.cancelled() and isinstance(error := task.exception(), Exception):
+            failed(error)
+
+    task = asyncio.create_task(work, name=name, context=contextvars.Context())
+    task.add_done_callback(ended)
+    return task
+
+
+class DiskThread:
+    """Runs blocks that wait for the device (flushes, promises) in order, off the event loop.
+
+    An executor does the same for about 15 microseconds more a hand-over, which every command pays.
+    """
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, name: str) -> None:
+        self._loop = loop
+        self._waiting: SimpleQueue[tuple[Callable[[], None], Done] | None] = SimpleQueue()
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._thread.start()
+
+    def submit(self, block: Callable[[], None], done: Done) -> None:
+        """Run `block` in the thread, then `done` on the loop."""
+        self._waiting.put((block, done))
+
+    def stop(self) -> None:
+        """Blocking: return when all that was submitted has run. Nothing may be submitted any more."""
+        self._waiting.put(None)
+        self._thread.join()
+
+    def _run(self) -> None:
+        while (submitted := self._waiting.get()) is not None:
+            block, done = submitted
+            error: BaseException | None = None
+            try:
+                block()
+            except BaseException as raised:  # noqa: BLE001  # `done` gets it, whatever it is.
+                error = raised
+            self._loop.call_soon_threadsafe(done, error)
 
 
 class _Threads:

@@ -10,7 +10,7 @@ from aiohttp import ClientSession
 from quire.log import Expirable, FrameHeader, LogError
 from quire.replication import Disk, Replica
 from quire.replication.net.snapshots import SnapshotServer
-from quire.replication.watched_task import watched_task
+from quire.replication.replica import watched_task
 from quire.sm import Applier, Manifest, Sessions, SnapshotStore, SnapshotTooEarly, StateMachine
 
 from ..config.serve import ServeConfig

@@ -19,10 +19,9 @@ from quire.log import LogError
 from quire.replication import Replica
 from quire.replication.core import actions
 from quire.replication.core.messages import Snapshot
-from quire.replication.net.hello import Who
-from quire.replication.net.links import LINK_FAILURES
+from quire.replication.net.hello import LINK_FAILURES, Who
 from quire.replication.net.snapshots import SnapshotFetch, SnapshotRefused
-from quire.replication.watched_task import watched_task
+from quire.replication.replica import watched_task
 from quire.sm import (
     Applier,
     MachineError,

@@ -7,7 +7,7 @@ from typing import Any
 from aiohttp import web
 
 from quire.replication.net.forming import Forming
-from quire.replication.watched_task import watched_task
+from quire.replication.replica import watched_task
 
 from ..data_dir.genesis import Genesis, check_genesis, make_genesis, read_genesis
 from .opened import Opened

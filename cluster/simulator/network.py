@@ -21,9 +21,16 @@ from quire.replication.core.messages import (
     PeerMessage,
     PositionReport,
 )
-from quire.replication.net.assembler import FrameAssembler
-from quire.replication.net.shipment import Shipment, from_message, to_messages
-from quire.replication.net.wire import BadMessage, decode_peer, decode_stream, encode
+from quire.replication.net.wire import (
+    BadMessage,
+    FrameAssembler,
+    Shipment,
+    decode_peer,
+    decode_stream,
+    encode,
+    from_message,
+    to_messages,
+)
 
 from .schedule import MILLISECOND, Schedule
 

@@ -16,10 +16,9 @@ from quire.replication.core import Core, CoreOptions, Identity, Members, State, 
 from quire.replication.core.changing import Outcome
 from quire.replication.core.invariants import Point, check_point, check_step
 from quire.replication.core.messages import Ack, CrcMismatch, Open, OpenAnswer, PeerMessage, Snapshot
-from quire.replication.driver import Driver
-from quire.replication.durations import Durations
+from quire.replication.driver import Driver, Durations
 from quire.replication.lag import Position
-from quire.replication.net.shipment import Shipment
+from quire.replication.net.wire import Shipment
 from quire.sm import Applier, Boundary, Owner, Sessions, SnapshotPart, SnapshotStore, restore_newest, write_snapshot
 
 from ..compaction.retention import Limits, Retention

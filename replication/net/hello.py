@@ -15,7 +15,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any
 
-from aiohttp import ClientSession, ClientWebSocketResponse, ClientWSTimeout, WSMsgType, web
+from aiohttp import ClientError, ClientSession, ClientWebSocketResponse, ClientWSTimeout, WSMsgType, web
 
 from quire.log import PayloadInvalid, pack, unpack
 
@@ -63,6 +63,10 @@ class PeerRefused(Exception):
         super().__init__(f"{code}: {reason}")
         self.code = code
         self.reason = reason
+
+
+LINK_FAILURES = (ClientError, OSError, asyncio.TimeoutError, BadMessage, PeerRefused)
+"""What ends a peer connection without a fault of this program."""
 
 
 def _row(who: Who) -> list[Any]:

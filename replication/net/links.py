@@ -9,21 +9,19 @@ import os
 from collections import deque
 from typing import Protocol
 
-from aiohttp import ClientError, ClientSession, ClientWebSocketResponse, WSMsgType, web
+from aiohttp import ClientSession, ClientWebSocketResponse, WSMsgType, web
 
 from ..core.messages import PeerMessage, Probe, ProbeEcho
-from .hello import HELLO_TIMEOUT_S, NONCE_BYTES, PEER_PATH, TWIN, PeerRefused, Who, answer_hello, dial
-from .outbox import beside
+from .hello import HELLO_TIMEOUT_S, LINK_FAILURES, NONCE_BYTES, PEER_PATH, TWIN, PeerRefused, Who, answer_hello, dial
+from .streams import beside
 from .twins import Caller, Knock, Twins
-from .wire import MAX_MESSAGE_BYTES, BadMessage, decode_peer, encode
+from .wire import MAX_MESSAGE_BYTES, decode_peer, encode
 
 PING_S = 10.0
 REDIAL_S = 0.2
 REFUSED_REDIAL_S = 2.0
 PROBE_S = 1.0  # A process that does not answer for so long is replaced by another incarnation of its disk.
 MAX_WAITING_MESSAGES = 1_000
-
-LINK_FAILURES = (ClientError, OSError, asyncio.TimeoutError, BadMessage, PeerRefused)
 
 
 class LinkOwner(Protocol):

@@ -25,11 +25,10 @@ from ..core.messages import (
     Probe,
     ProbeEcho,
 )
-from .assembler import Assembled
 from .hello import FOREIGN_CLUSTER, PeerRefused, Who
 from .links import Link, LinkServer
-from .shipment import Positions, Shipment
 from .streams import DownstreamSocket, StreamServer, UpstreamSocket
+from .wire import Assembled, Positions, Shipment
 
 
 @dataclass(slots=True)

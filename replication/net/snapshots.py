@@ -18,8 +18,7 @@ from aiohttp import ClientSession, WSMsgType, web
 
 from quire.log import PayloadInvalid, pack, unpack
 
-from .hello import HELLO_TIMEOUT_S, NONCE_BYTES, SNAPSHOT_PATH, Admit, Socket, Who, answer_hello, dial
-from .links import LINK_FAILURES
+from .hello import HELLO_TIMEOUT_S, LINK_FAILURES, NONCE_BYTES, SNAPSHOT_PATH, Admit, Socket, Who, answer_hello, dial
 from .wire import MAX_REASON, MAX_U64, BadMessage
 
 PIECE_BYTES = 1 << 20

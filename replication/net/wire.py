@@ -1,15 +1,19 @@
-"""Bytes of the messages: one msgpack array a message, [type, field, ...], checked field by field.
+"""The bytes on links and streams. A message that does not decode is the peer's fault (`BadMessage`): its link closes.
 
-What does not decode is a peer's fault (`BadMessage`): the link is closed, nothing else happens. A stream's shipment
-is the one message that is no msgpack: three u64 (commit_index, durable_index, clock) and raw frame bytes.
+A message is one msgpack array, [type, field, ...]; each field is checked. What a leader says on a stream is framed by
+one byte more, since a shipment is raw frame bytes and not msgpack:
+
+    0 u8, an OpenAnswer | 1 u8, commit_index u64, durable_index u64, clock u64, frame bytes
+
+A shipment larger than a message is cut anywhere. `FrameAssembler` joins the messages: only whole frames count (rule 8).
 """
 
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from itertools import pairwise
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
-from quire.log import PayloadInvalid, pack, unpack
+from quire.log import HEADER_BYTES, FrameInvalid, PayloadInvalid, UnknownVersion, decode_header, pack, unpack
 
 from ..core.messages import (
     Ack,
@@ -44,6 +48,8 @@ MAX_CONTROL_BYTES = 1 << 14
 MAX_MESSAGE_BYTES = (1 << 20) + 4096
 
 SHIPMENT = struct.Struct("<QQQ")
+SHIPMENT_BYTES = 1 << 20
+ANSWER, FRAMES = b"\0", b"\1"
 
 M = TypeVar("M")
 
@@ -192,3 +198,107 @@ def _decode(data: bytes, table: dict[int, tuple[Callable[..., M], tuple[Callable
     build, checks = table[row[0]]
     fields = _row(row, len(checks) + 1)[1:]
     return build(*(check(field) for check, field in zip(checks, fields, strict=True)))
+
+
+# Shipments: a leader's frames on a stream
+
+
+class Positions(NamedTuple):
+    """What each shipment opens with: the leader's commit_index, durable_index and clock."""
+
+    commit_index: int
+    durable_index: int
+    clock: int
+
+
+class Shipment(NamedTuple):
+    """Whole frames to send, up to `next_index`."""
+
+    positions: Positions
+    raw: bytes
+    next_index: int
+
+
+class Piece(NamedTuple):
+    """One message of a shipment: frame bytes, not whole frames."""
+
+    positions: Positions
+    raw: memoryview
+
+
+def to_messages(said: OpenAnswer | Shipment, piece_bytes: int = SHIPMENT_BYTES) -> Iterator[bytes]:
+    """The messages that say it, each with at most `piece_bytes` of frames; one even where there are none."""
+    if isinstance(said, OpenAnswer):
+        yield ANSWER + encode(said)
+        return
+    head = FRAMES + SHIPMENT.pack(*said.positions)
+    raw = memoryview(said.raw)
+    for begin in range(0, max(1, len(raw)), piece_bytes):
+        yield b"".join((head, raw[begin : begin + piece_bytes]))
+
+
+def from_message(data: bytes) -> OpenAnswer | Piece:
+    """What a leader's message says.
+
+    Raises:
+        BadMessage: it is none.
+    """
+    kind, view = data[:1], memoryview(data)[1:]
+    if kind == ANSWER:
+        answer = decode_stream(bytes(view))
+        if not isinstance(answer, OpenAnswer):
+            raise BadMessage("an opening's answer was expected")
+        return answer
+    if kind == FRAMES and len(view) >= SHIPMENT.size:
+        return Piece(Positions._make(SHIPMENT.unpack_from(view)), view[SHIPMENT.size :])
+    raise BadMessage("neither an answer nor frames")
+
+
+class Assembled(NamedTuple):
+    """Whole frames back to back, and the epoch of the last of them (0 if none). Payloads are not verified here."""
+
+    raw: bytes
+    last_epoch: int
+
+
+class FrameAssembler:
+    """Collects a stream's bytes; gives whole frames. Holds less than one frame of `max_frame_bytes` between calls."""
+
+    def __init__(self, max_frame_bytes: int) -> None:
+        self._max_frame_bytes = max_frame_bytes
+        self._buffer = bytearray()
+        self._lacks = 0
+
+    def feed(self, data: memoryview) -> Assembled:
+        """Add a shipment's bytes; return what became whole.
+
+        Raises:
+            BadMessage: bytes that are no frame, or a frame above the limit.
+        """
+        if not self._buffer:
+            end, epoch = self._whole(data)
+            self._buffer += data[end:]
+            return Assembled(bytes(data[:end]), epoch)
+        self._buffer += data
+        if len(self._buffer) < self._lacks:
+            return Assembled(b"", 0)
+        end, epoch = self._whole(memoryview(self._buffer))
+        whole = bytes(memoryview(self._buffer)[:end])
+        del self._buffer[:end]
+        return Assembled(whole, epoch)
+
+    def _whole(self, view: memoryview) -> tuple[int, int]:
+        """Where the whole frames of `view` end, and the last one's epoch; notes how long the next one is."""
+        offset, epoch, self._lacks = 0, 0, 0
+        while len(view) - offset >= HEADER_BYTES:
+            try:
+                header = decode_header(view, offset)
+            except (FrameInvalid, UnknownVersion) as error:
+                raise BadMessage(f"no frame at byte {offset} of a shipment: {error}") from error
+            if header.size > self._max_frame_bytes:
+                raise BadMessage(f"a frame of {header.size} bytes, above the limit of {self._max_frame_bytes}")
+            if offset + header.size > len(view):
+                self._lacks = header.size
+                break
+            offset, epoch = offset + header.size, header.epoch
+        return offset, epoch

@@ -5,8 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from quire.log import HEADER_BYTES, Kind, encode_frame, encode_records
-from quire.replication.net.assembler import FrameAssembler
-from quire.replication.net.wire import BadMessage
+from quire.replication.net.wire import BadMessage, FrameAssembler
 
 LIMIT = 4096
 

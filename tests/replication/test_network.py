@@ -18,10 +18,8 @@ from quire.replication.core.messages import (
 )
 from quire.replication.net.hello import Who, answer_hello, dial_hello
 from quire.replication.net.links import LinkServer
-from quire.replication.net.outbox import Outbox
-from quire.replication.net.shipment import ANSWER, FRAMES, Positions, Shipment
-from quire.replication.net.streams import StreamServer, UpstreamSocket
-from quire.replication.net.wire import SHIPMENT, decode_stream, encode
+from quire.replication.net.streams import Outbox, StreamServer, UpstreamSocket
+from quire.replication.net.wire import ANSWER, FRAMES, SHIPMENT, Positions, Shipment, decode_stream, encode
 from tests.replication.loopback import DEADLINE_S, calling, listening, turns, until, who
 from tests.replication.running import Cluster
 from tests.replication.told import HEARTBEAT, MAX_FRAME_BYTES, NONCE, OPENING, Told, ended, failing

@@ -9,7 +9,7 @@ import pytest
 from aiohttp import ClientSession, ClientWebSocketResponse, web
 from aiohttp.test_utils import TestServer
 
-from quire.replication.net.outbox import Outbox
+from quire.replication.net.streams import Outbox
 
 DEADLINE_S = 30.0
 MESSAGE_BYTES = 1 << 16

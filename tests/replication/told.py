@@ -14,10 +14,9 @@ from quire.replication.core.messages import (
     OpenAnswer,
     PeerMessage,
 )
-from quire.replication.net.assembler import Assembled
 from quire.replication.net.hello import Who
-from quire.replication.net.shipment import Positions
 from quire.replication.net.streams import DownstreamSocket
+from quire.replication.net.wire import Assembled, Positions
 from tests.replication.loopback import DEADLINE_S
 
 NONCE = bytes(16)

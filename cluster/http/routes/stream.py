@@ -19,9 +19,9 @@ import orjson
 from aiohttp import ClientWSTimeout, WSMsgType, web
 
 from quire.log import pack
+from quire.log.packing import array_head
 from quire.replication import Write
-from quire.replication.coalesce import array_head
-from quire.replication.net.outbox import Outbox
+from quire.replication.net.streams import Outbox
 
 from ...errors import (
     ClusterError,
