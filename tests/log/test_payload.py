@@ -3,6 +3,7 @@
 import pytest
 
 from quire.log import Frame, Kind, encode_frame, frame_records, stored_records, walk_frames
+from quire.log.packing import array_head
 from quire.log.payload import Record, Run, encode_blob, encode_records, encode_runs, encode_system
 
 VALUES = ["a", Record("b", {"key": "text"}), 3, None, b"\x00"]
@@ -32,3 +33,11 @@ def test_some_records_of_a_frame_are_those_that_stand_there(kind: Kind, places: 
     whole = [(record.value, record.headers) for record in stored_records(frame(kind))]
 
     assert [tuple(record) for record in frame_records(frame(kind), places)] == whole[places]
+
+
+@pytest.mark.parametrize("count", [0, 1, 15, 16, 65_535, 65_536, 1 << 20])
+def test_an_array_head_is_the_one_that_msgpack_writes(count: int) -> None:
+    head = array_head(count)
+    if count:
+        assert encode_records([None] * count)[: len(head)] == head
+    assert len(head) == (1 if count < 16 else 3 if count < 65_536 else 5)

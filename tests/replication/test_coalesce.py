@@ -53,14 +53,6 @@ def test_any_counts_join_to_one_array_with_the_smallest_head(counts: list[int]) 
     assert sheet.count == sum(counts)
 
 
-@pytest.mark.parametrize("count", [0, 1, 15, 16, 65_535, 65_536, 1 << 20])
-def test_an_array_head_is_the_one_that_msgpack_writes(count: int) -> None:
-    head = array_head(count)
-    if count:
-        assert encode_records([None] * count)[: len(head)] == head
-    assert len(head) == (1 if count < 16 else 3 if count < 65_536 else 5)
-
-
 def test_a_blob_stands_alone_between_frames_of_records() -> None:
     writes = [records("a"), records("b"), blob(b"raw"), blob(b"more"), records("c")]
 
