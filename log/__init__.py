@@ -41,7 +41,7 @@ from .offline.inspection import (
 )
 from .offline.repair import NothingToKeep, Plan, Repaired, Side, plan_repair, repair
 from .offline.verification import CheckedSegment, Fault, Verdict, verify
-from .options import FLUSH_ALWAYS, FLUSH_NEVER, FlushPolicy, LogOptions, wall_clock
+from .options import FLUSH_ALWAYS, FLUSH_NEVER, FlushPolicy, IndexCachePolicy, LogOptions, wall_clock
 from .packing import check_value, pack, unpack
 from .payload import (
     Record,
@@ -88,6 +88,7 @@ __all__ = [
     "FrameHeader",
     "FrameInvalid",
     "GroupFlusher",
+    "IndexCachePolicy",
     "IndexExpired",
     "IndexOutOfBounds",
     "Kind",

@@ -124,7 +124,7 @@ class Log:
     @property
     def cached_indexes(self) -> Sequence[int]:
         """Base indices of the read segments whose index is in memory, ascending."""
-        return self._state.segments.cache.bases
+        return self._state.segments.cached_indexes
 
     @property
     def tail(self) -> Tail:
@@ -313,17 +313,12 @@ class Log:
                 raise ValueError(f"a record of epoch {epoch} cannot follow epoch {state.tail.epoch}")
             return put_spooled(state, spool, epoch, self._clock()).index
 
-    def read(self, index: int, *, warm: bool = False) -> StoredRecord:
+    def read(self, index: int) -> StoredRecord:
         """Return the readable record at `index`.
-
-        A plain read changes no cache. A `warm` one has the segment's index in memory for those that follow, as far as
-        `cached_indexes` and its policy allow.
 
         Raises:
             IndexOutOfBounds, IndexExpired, NotYetFlushed, FrameCorrupt: why there is none.
         """
-        if warm:
-            self._reader.warm(index)
         return stored_record(self._reader.frame(index), index)
 
     def kind_at(self, index: int) -> int:

@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import resource
 import time
-from collections.abc import Callable, MutableMapping
 from dataclasses import dataclass, field
-from typing import Any
-
-from cachetools import LRUCache
+from enum import Enum
 
 from .frames import HEADER_BYTES
 
@@ -53,6 +50,17 @@ FLUSH_NEVER = FlushPolicy(None, None)
 """The operating system decides; records are readable at once, and only rotation, stop and request make them durable."""
 
 
+class IndexCachePolicy(Enum):
+    """Which indexes of read segments stay in memory when there are more than `cached_indexes`."""
+
+    LRU = "lru"
+    """Those used last. A read loads the index that it needs."""
+    LFU = "lfu"
+    """Those used most often. A read loads the index that it needs."""
+    NEWEST = "newest"
+    """Those of the segments sealed last. Reads load nothing, so a scan of old records pushes no recent index out."""
+
+
 def _open_segments() -> int:
     soft_limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return MAX_OPEN_SEGMENTS if soft_limit < 0 else max(1, min(MAX_OPEN_SEGMENTS, soft_limit // 4))
@@ -77,9 +85,11 @@ class LogOptions:
     open_segments: int = field(default_factory=_open_segments)
     """How many read segments keep their files open, at most two each: 1,024, or a quarter of the process's limit."""
     cached_indexes: int | None = 64
-    """How many read segments' indexes are kept in memory (None: all, from opening on); 16 bytes for each entry."""
-    index_cache: Callable[[int], MutableMapping[int, Any]] = LRUCache
-    """Makes the cache of that many indexes and so says which one goes: cachetools' LRUCache, LFUCache, or alike."""
+    """How many read segments keep their index in memory, 16 bytes for each entry; None: all, from opening on.
+
+    0: none, each read searches the index file. The write segment's index is always in memory."""
+    index_cache_policy: IndexCachePolicy = IndexCachePolicy.LRU
+    """Which of them stay; without effect if `cached_indexes` is None or 0."""
     flush_policy: FlushPolicy = FLUSH_ALWAYS
     """What has not been flushed by it is not readable."""
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from aiohttp import ClientSession, ClientTimeout, DummyCookieJar, TCPConnector
 
-from quire.log import LogOptions
+from quire.log import IndexCachePolicy, LogOptions
 from quire.replication.core import Identity
 from quire.sm import Applier, StateMachine
 
@@ -38,6 +38,8 @@ class Opened:
             segment_bytes=config.segment_bytes,
             segment_overflow_bytes=max(config.segment_bytes // 2, config.max_frame_bytes),  # any frame fits any segment
             max_frame_bytes=config.max_frame_bytes,
+            # Replication and most reads need the newest records: a scan of old ones must not push their indexes out.
+            index_cache_policy=IndexCachePolicy.NEWEST,
         )
         data_dir = await asyncio.to_thread(DataDir.open, config.data_dir, config.node, options)
         http = ClientSession(

@@ -7,7 +7,7 @@ so that those that are in it go far.
 from dataclasses import dataclass, replace
 from random import Random
 
-from quire.log import LogOptions
+from quire.log import IndexCachePolicy, LogOptions
 from quire.replication.core import CoreOptions
 from quire.sm import MAX_SESSIONS
 
@@ -103,6 +103,7 @@ def settings_of(seed: int) -> Settings:
         max_frame_bytes=frame,
         write_buffer_bytes=random.choice((0, 300, 1 << 18)),
         open_segments=random.choice((1, 64)),
+        index_cache_policy=IndexCachePolicy.NEWEST,  # as a node's log
     )
     slowest = random.choice((1_000, 3_000, 10_000, 40_000))
     weather = Weather(

@@ -5,7 +5,7 @@ from typing import Literal, Self
 
 from pydantic import Field, model_validator
 
-from quire.log import FLUSH_ALWAYS, FLUSH_NEVER, HEADER_BYTES, FlushPolicy, LogOptions
+from quire.log import FLUSH_ALWAYS, FLUSH_NEVER, HEADER_BYTES, FlushPolicy, IndexCachePolicy, LogOptions
 
 from ..config.serve import FRAME_OVERHEAD_BYTES, MIB
 from ..config.settings import Address, LogFormat, LogLevel, Settings
@@ -47,7 +47,15 @@ class StandaloneConfig(Settings):
         description="Size at which a segment of the log is sealed. Expiry removes whole segments.",
     )
     cached_indexes: int = Field(
-        default=64, ge=0, description="How many sealed segments keep their index in memory, about 256 KiB each."
+        default=64,
+        ge=0,
+        description="How many sealed segments keep their index in memory: 256 KiB for one of 64 MiB. A read loads "
+        "the index that it needs. 0: none; each read searches the index file.",
+    )
+    index_cache_policy: Literal["lru", "lfu"] = Field(
+        default="lru",
+        description="Which indexes stay in memory when more segments are read than cached_indexes. lru: those used "
+        "last. lfu: those used most often.",
     )
     retention_bytes: int | None = Field(
         default=None, ge=0, description="The oldest segments are removed while the log is larger. None: never."
@@ -96,5 +104,6 @@ class StandaloneConfig(Settings):
             segment_overflow_bytes=max(self.segment_bytes // 2, largest),
             max_frame_bytes=largest,
             cached_indexes=self.cached_indexes,
+            index_cache_policy=IndexCachePolicy(self.index_cache_policy),
             flush_policy=policies[self.flush],
         )

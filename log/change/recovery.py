@@ -14,7 +14,6 @@ After a clean stop the mark says where the log ends. After any other stop:
 
 from __future__ import annotations
 
-from contextlib import suppress
 from dataclasses import dataclass
 
 from ..errors import ForeignStore, FrameInvalid, LogRotten
@@ -134,11 +133,7 @@ def _new_state(
         writer=writer,
     )
     state.read_segments_bytes = sum(segment.end - STORE_HEADER_BYTES for segment in segments[:-1])
-    if request.options.cached_indexes is None:
-        for segment in segments[:-1]:
-            # Where there was no room for an index file, the first read walks the segment.
-            with suppress(FileNotFoundError):
-                listed.warm_index(segment)
+    listed.load_all_indexes()
     return state
 
 

@@ -14,8 +14,8 @@ from __future__ import annotations
 
 from ..errors import DiskFull
 from ..options import STORE_HEADER_BYTES, LogOptions
-from ..segment.index import FrameIndex
-from ..segment.segments import Segment, save_index
+from ..segment.index import FrameIndex, save_index
+from ..segment.segments import Segment
 from ..segment.store import UNFINISHED_SUFFIX, StoreHeader, create_fresh, encode_store_header, store_name
 from ..segment.write_segment import WriteSegment
 from ..state import LogState
@@ -69,7 +69,7 @@ def rotate(state: LogState) -> None:
         _seal(state, old)
         state.writer = publish_store(state.files, header, store, state.options)
         state.segments.append(state.writer.segment)
-        state.segments.cache.put(old.segment.base_index, old.index)
+        state.segments.cache_index(old.segment.base_index, old.index)
         state.members = [] if members_index is None else [members_index]
         state.read_segments_bytes += old.segment.end - STORE_HEADER_BYTES
         state.retire(old.store)

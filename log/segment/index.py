@@ -11,11 +11,13 @@ from __future__ import annotations
 import struct
 from array import array
 from bisect import bisect_right
+from contextlib import suppress
 from typing import NamedTuple, Protocol
 
-from ..errors import UnknownVersion
+from ..errors import DiskFull, UnknownVersion
 from ..options import INDEX_ENTRY_BYTES, INDEX_MARKER_BYTES
-from ..storage import Storage
+from ..storage import Directory, Storage
+from .store import create_fresh, index_name
 
 INDEX_VERSION = 1
 
@@ -79,6 +81,30 @@ class FrameIndex:
     def encode(self) -> bytes:
         """Return the whole index file."""
         return bytes(self._entries)
+
+
+def save_index(files: Directory, index: FrameIndex) -> None:
+    """Write a segment's whole index file; it is never synced, for it can be rebuilt.
+
+    Raises:
+        DiskFull: no room; nothing is left behind.
+    """
+    name = index_name(index.base_index)
+    storage = create_fresh(files, name)
+    try:
+        storage.allocate(index.size)
+        storage.write_at(0, index.encode())
+    except DiskFull:
+        files.remove(name)
+        raise
+    finally:
+        storage.close()
+
+
+def rebuild_index(files: Directory, index: FrameIndex) -> None:
+    """Write an index file again, if the disk has room. Without one, each open walks the segment."""
+    with suppress(DiskFull):
+        save_index(files, index)
 
 
 class LoadedIndex:

@@ -17,8 +17,7 @@ from ..frames import HEADER_BYTES, Tail, decode_header
 from ..options import STORE_HEADER_BYTES
 from ..state import LogState
 from ..storage import Storage
-from .index import FrameIndex
-from .sealed import rebuild_index
+from .index import FrameIndex, rebuild_index
 from .segments import Segment
 from .store import decode_store_header, store_name
 from .survey import Survey
@@ -205,9 +204,6 @@ class Lookup:
         """Walk over a read segment and write its index file anew."""
         file = store_name(segment.base_index)
         store = self.store(segment)
-        segments = self._state.segments
-        was_cached = segment.base_index in segments.cache
-        segments.forget_index(segment)
         try:
             header = decode_store_header(store.read_at(0, STORE_HEADER_BYTES), file)
             survey = Survey(header, self._state.options.index_interval_bytes, None)
@@ -217,8 +213,7 @@ class Lookup:
         if self._state.failure is None:
             with self._state.failing("writing an index"):
                 rebuild_index(self._state.files, survey.index)
-        if was_cached or segments.cache.limit is None:
-            segments.cache.put(segment.base_index, survey.index)
+        self._state.segments.replace_index(segment, survey.index)
         return survey.index
 
     def corrupt(self, segment: Segment, position: int, reason: str) -> FrameCorrupt:

@@ -8,7 +8,6 @@ which files are open.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import suppress
 
 from crc32c import crc32c
 
@@ -46,15 +45,6 @@ class Reader:
         except FrameInvalid as error:
             raise self.lookup.corrupt(segment, position, error.reason) from error
         return Frame(header, payload)
-
-    def warm(self, index: int) -> None:
-        """Have the index of the segment that holds `index` in memory, as the cache's policy allows."""
-        self._refuse_unreadable(index)
-        segment = self._state.segments.holding(index)
-        if segment is not self._state.writer.segment:
-            # Without an index file the read that follows makes one; the next warm read finds it.
-            with suppress(FileNotFoundError):
-                self._state.segments.warm_index(segment)
 
     def value_stream(self, index: int) -> ValueStream:
         """Return the bytes of the value at `index` as a stream; a blob's payload is not read yet."""

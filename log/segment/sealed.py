@@ -8,12 +8,11 @@ from __future__ import annotations
 
 from bisect import bisect_left
 
-from ..errors import DiskFull, FrameInvalid, LogRotten
+from ..errors import FrameInvalid, LogRotten
 from ..frames import HEADER_BYTES, FrameHeader, Tail, decode_header
 from ..options import STORE_HEADER_BYTES, LogOptions
 from ..storage import Directory, Storage
-from .index import FrameIndex, IndexEntry, StoredIndex
-from .segments import save_index
+from .index import IndexEntry, StoredIndex, rebuild_index
 from .store import StoreHeader, index_name, store_name
 from .survey import Survey
 
@@ -152,12 +151,3 @@ def _open_index(files: Directory, base_index: int) -> StoredIndex | None:
         return index
     index.close()
     return None
-
-
-def rebuild_index(files: Directory, index: FrameIndex) -> bool:
-    """Write an index file anew; return whether there was room for it. Without one, each open walks the segment."""
-    try:
-        save_index(files, index)
-    except DiskFull:
-        return False
-    return True

@@ -8,16 +8,16 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections import OrderedDict
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import MutableMapping, Sequence
+from contextlib import closing, suppress
 
-from ..errors import DiskFull
+from cachetools import LFUCache, LRUCache
+
 from ..frames import Tail
-from ..options import LogOptions
+from ..options import IndexCachePolicy, LogOptions
 from ..storage import Directory, Storage
-from .caching import IndexCache
-from .index import FrameIndex, SegmentIndex, StoredIndex
-from .store import create_fresh, index_name, store_name
+from .index import SegmentIndex, StoredIndex
+from .store import index_name, store_name
 
 
 class Segment:
@@ -36,7 +36,12 @@ class Segments:
 
     def __init__(self, files: Directory, options: LogOptions) -> None:
         self.files = files
-        self.cache = IndexCache(options.cached_indexes, options.index_cache)
+        self._cache_limit = options.cached_indexes
+        self._cached = _empty_cache(options)
+        # Whether a read loads the index that it needs.
+        self._loads = self._cache_limit is None or (
+            self._cache_limit > 0 and options.index_cache_policy is not IndexCachePolicy.NEWEST
+        )
         self._open_limit = options.open_segments
         self._items: list[Segment] = []
         self._bases: list[int] = []
@@ -107,23 +112,51 @@ class Segments:
             self._stores.move_to_end(base)
         return store
 
+    @property
+    def cached_indexes(self) -> list[int]:
+        """Base indices of the read segments whose index is in memory, ascending."""
+        return sorted(self._cached)
+
     def index(self, segment: Segment) -> SegmentIndex:
-        """Return the index of a read segment: from memory if it is there, else as a file that is looked into.
+        """Return the index of a read segment: from memory, loaded if the policy says so; else as a file to search.
 
         Raises:
-            FileNotFoundError: it is in neither.
-        """
-        return self.cache.peek(segment.base_index) or self._stored_index(segment)
-
-    def warm_index(self, segment: Segment) -> None:
-        """Have the index of a read segment in memory, as far as the cache's policy lets it stay.
-
-        Raises:
-            FileNotFoundError: there is no index file.
+            FileNotFoundError: it is not in memory, and there is no file.
         """
         base = segment.base_index
-        if self.cache.limit != 0 and self.cache.use(base) is None:
-            self.cache.put(base, self._stored_index(segment).load())
+        cached = self._cached.get(base)
+        if cached is not None:
+            return cached
+        if not self._loads:
+            return self._stored_index(segment)
+        with closing(StoredIndex(self.files.open(index_name(base)))) as stored:
+            loaded = stored.load()
+        self.cache_index(base, loaded)
+        return loaded
+
+    def cache_index(self, base_index: int, index: SegmentIndex) -> None:
+        """Keep the index of a read segment in memory, in place of one that the policy gives up for it."""
+        if self._cache_limit == 0:
+            return
+        self._cached[base_index] = index
+        # cachetools evicts by itself; from a plain dict goes the index of the segment that was sealed first.
+        if self._cache_limit is not None and len(self._cached) > self._cache_limit:
+            del self._cached[min(self._cached)]
+
+    def load_all_indexes(self) -> None:
+        """Load the index of every read segment, if all are to be in memory. Blocks."""
+        if self._cache_limit is None:
+            for segment in self._items[:-1]:
+                # If the disk had no room for an index file, the first read walks the segment.
+                with suppress(FileNotFoundError):
+                    self.index(segment)
+
+    def replace_index(self, segment: Segment, index: SegmentIndex) -> None:
+        """Use `index`, made from the segment's frames, in place of a wrong or missing one."""
+        was_cached = segment.base_index in self._cached
+        self.forget_index(segment)
+        if was_cached or self._loads:
+            self.cache_index(segment.base_index, index)
 
     def _stored_index(self, segment: Segment) -> StoredIndex:
         base = segment.base_index
@@ -147,7 +180,7 @@ class Segments:
 
     def forget_index(self, segment: Segment) -> None:
         """Close the index file of a segment, if it is open, and forget what it said."""
-        self.cache.drop(segment.base_index)
+        self._cached.pop(segment.base_index, None)
         index = self._indexes.pop(segment.base_index, None)
         if index is not None:
             index.close()
@@ -158,22 +191,16 @@ class Segments:
             self.forget(segment)
 
 
-def save_index(files: Directory, index: FrameIndex) -> None:
-    """Write a segment's whole index file; it is never synced, for it can be rebuilt.
-
-    Raises:
-        DiskFull: no room; nothing is left behind.
-    """
-    name = index_name(index.base_index)
-    storage = create_fresh(files, name)
-    try:
-        storage.allocate(index.size)
-        storage.write_at(0, index.encode())
-    except DiskFull:
-        files.remove(name)
-        raise
-    finally:
-        storage.close()
+def _empty_cache(options: LogOptions) -> MutableMapping[int, SegmentIndex]:
+    if options.cached_indexes is not None:
+        match options.index_cache_policy:
+            case IndexCachePolicy.LRU:
+                return LRUCache(options.cached_indexes)
+            case IndexCachePolicy.LFU:
+                return LFUCache(options.cached_indexes)
+            case IndexCachePolicy.NEWEST:
+                pass
+    return {}
 
 
 def remove_segment(files: Directory, base_index: int) -> None:

@@ -55,6 +55,8 @@ class Device:
         self.runs.set()
         self.broken = False
         self.full = False
+        self.index_reads: list[str] = []
+        """Names of the index files that were read, one for each read."""
 
 
 class HeldStorage(FileStorage):
@@ -65,6 +67,11 @@ class HeldStorage(FileStorage):
     def __init__(self, path: str, flags: int, device: Device) -> None:
         super().__init__(path, flags)
         self._device = device
+
+    def read_at(self, position: int, length: int) -> bytes:
+        if self._path.endswith(".index"):
+            self._device.index_reads.append(os.path.basename(self._path))
+        return super().read_at(position, length)
 
     def sync(self) -> None:
         if not self._device.runs.wait(60):

@@ -9,11 +9,9 @@ import sys
 from pathlib import Path
 
 import pytest
-from cachetools import FIFOCache, LFUCache, LRUCache
 
-from quire.log import FileDirectory, IndexOutOfBounds, Log, LogOptions, MemoryDirectory
+from quire.log import FileDirectory, IndexCachePolicy, IndexOutOfBounds, Log, LogOptions, MemoryDirectory
 from quire.log.memory import MemoryStorage
-from quire.log.segment.caching import IndexCache
 from quire.log.segment.index import FrameIndex, LoadedIndex, StoredIndex
 from quire.log.simulated import Disk
 from tests.log.histories import CLUSTER_ID, Clock
@@ -28,8 +26,15 @@ def log_with(options: LogOptions, frames: int = 100, disk: Disk | None = None) -
     return log
 
 
-def options(cached: int | None, policy: object = LRUCache) -> LogOptions:
-    return LogOptions(segment_bytes=2048, index_interval_bytes=256, cached_indexes=cached, index_cache=policy)  # type: ignore[arg-type]
+def options(cached: int | None, policy: IndexCachePolicy = IndexCachePolicy.LRU) -> LogOptions:
+    return LogOptions(segment_bytes=2048, index_interval_bytes=256, cached_indexes=cached, index_cache_policy=policy)
+
+
+def reopened(options: LogOptions) -> Log:
+    """A log of many segments, opened anew: nothing of it was read yet."""
+    disk = Disk()
+    log_with(options, disk=disk).close()
+    return log_with(options, 0, disk)
 
 
 def cached(log: Log) -> list[int]:
@@ -47,52 +52,86 @@ def test_every_index_is_cached_from_opening_on() -> None:
     assert [log.read(k).value for k in range(100)] == [str(k) * 60 for k in range(100)]
 
 
-def test_no_index_is_cached_but_that_of_the_write_segment() -> None:
-    log = log_with(options(0))
-    assert [log.read(k, warm=True).value for k in range(100)] == [str(k) * 60 for k in range(100)]
-    assert cached(log) == []
+@pytest.mark.parametrize("policy", IndexCachePolicy)
+def test_no_index_is_cached_but_that_of_the_write_segment(policy: IndexCachePolicy) -> None:
+    for log in (log_with(options(0, policy)), reopened(options(0, policy))):
+        assert [log.read(k).value for k in range(100)] == [str(k) * 60 for k in range(100)]
+        assert cached(log) == []
 
 
+@pytest.mark.parametrize("policy", [IndexCachePolicy.LRU, IndexCachePolicy.LFU])
 @pytest.mark.parametrize("limit", [1, 3])
-def test_at_most_n_are_cached_and_plain_reads_change_nothing(limit: int) -> None:
-    disk = Disk()
-    log_with(options(limit), disk=disk).close()
-    log = log_with(options(limit), 0, disk)
+def test_reads_fill_a_cache_of_n_indexes_and_no_more(limit: int, policy: IndexCachePolicy) -> None:
+    log = reopened(options(limit, policy))
     assert cached(log) == []
-    for k in range(100):
-        log.read(k)
-    assert cached(log) == []
-    for k in range(100):
-        log.read(k, warm=True)
-        assert len(cached(log)) <= limit
-    assert cached(log) == list(log.segment_bases)[-1 - limit : -1]
-    before = cached(log)
     for k in range(100):
         assert log.read(k).value == str(k) * 60
-    assert cached(log) == before
+        assert len(cached(log)) <= limit
+        assert log.segment_bases[-1] <= k or max(base for base in log.segment_bases if base <= k) in cached(log)
+    assert len(cached(log)) == limit
 
 
-def test_lru_gives_up_what_was_not_used_for_longest_and_lfu_what_was_used_least() -> None:
-    for policy, kept in ((LRUCache, [1, 2]), (LFUCache, [0, 2]), (FIFOCache, [1, 2])):
-        disk = Disk()
-        log_with(options(2, policy), disk=disk).close()
-        log = log_with(options(2, policy), 0, disk)
-        bases = log.segment_bases
-        for place in (0, 0, 0, 1, 2):
-            log.read(bases[place], warm=True)
-        assert cached(log) == [bases[place] for place in kept], policy
-
-
-def test_plain_reads_are_no_use_to_the_policy() -> None:
-    disk = Disk()
-    log_with(options(2), disk=disk).close()
-    log = log_with(options(2), 0, disk)
+def test_every_way_of_reading_uses_and_fills_the_cache() -> None:
+    log = reopened(options(2))
     bases = log.segment_bases
-    log.read(bases[0], warm=True)
-    log.read(bases[1], warm=True)
-    log.read(bases[0])
-    log.read(bases[2], warm=True)
-    assert cached(log) == [bases[1], bases[2]]
+    log.read(bases[0] + 1)
+    log.kind_at(bases[1] + 1)
+    log.read_frame(bases[0] + 1)
+    log.read_frames(bases[2] + 1, 1)
+    assert cached(log) == [bases[0], bases[2]]
+
+
+@pytest.mark.parametrize(
+    ("policy", "kept"), [(IndexCachePolicy.LRU, [1, 2]), (IndexCachePolicy.LFU, [0, 2])], ids=["lru", "lfu"]
+)
+def test_lru_keeps_what_was_used_last_and_lfu_what_was_used_most(policy: IndexCachePolicy, kept: list[int]) -> None:
+    log = reopened(options(2, policy))
+    bases = log.segment_bases
+    for place in (0, 0, 0, 1, 2):
+        log.read(bases[place])
+    assert cached(log) == [bases[place] for place in kept]
+
+
+def test_the_newest_indexes_stay_whatever_is_read() -> None:
+    log = log_with(options(2, IndexCachePolicy.NEWEST))
+    newest = list(log.segment_bases)[-3:-1]
+    assert cached(log) == newest
+    for k in range(100):
+        assert log.read(k).value == str(k) * 60
+    assert cached(log) == newest
+    assert cached(reopened(options(2, IndexCachePolicy.NEWEST))) == []
+
+
+def test_a_cached_index_is_searched_without_its_file() -> None:
+    disk = Disk()
+    log_with(options(3), disk=disk).close()
+    log = log_with(options(3), 0, disk)
+    log.read(0)
+    reads: list[str] = []
+
+    def noted(operation: str, name: str) -> bool:
+        reads.extend([name] if operation == "read" else [])
+        return False
+
+    disk.failing = noted
+    log.read(1)
+    assert [name for name in reads if name.endswith(".index")] == []
+    log.read(log.segment_bases[1])
+    assert [name for name in reads if name.endswith(".index")] != []
+
+
+@pytest.mark.parametrize(
+    ("policy", "is_loaded"), [(IndexCachePolicy.LRU, True), (IndexCachePolicy.NEWEST, False)], ids=["lru", "newest"]
+)
+def test_a_missing_index_file_is_made_again_by_a_read(policy: IndexCachePolicy, is_loaded: bool) -> None:
+    disk = Disk()
+    log_with(options(3, policy), disk=disk).close()
+    log = log_with(options(3, policy), 0, disk)
+    name = next(name for name in disk.names("log") if name.endswith(".index"))
+    disk.delete(f"log/{name}")
+    assert log.read(1).value == "1" * 60
+    assert name in disk.names("log")
+    assert cached(log) == ([0] if is_loaded else [])
 
 
 def test_an_index_leaves_the_cache_with_its_segment() -> None:
@@ -116,15 +155,6 @@ def test_a_wrong_index_in_the_cache_is_rebuilt() -> None:
     assert log.read(0).value == "0" * 60
     assert disk.content(f"log/{name}") == right
     assert cached(log) == list(log.segment_bases)[:-1]
-
-
-def test_a_cache_holds_its_limit_and_not_one_more() -> None:
-    cache = IndexCache(3, LRUCache)
-    for base in range(3):
-        cache.put(base, FrameIndex(base, 0))
-    assert [base in cache for base in range(3)] == [True, True, True]
-    cache.put(3, FrameIndex(3, 0))
-    assert [base in cache for base in range(4)] == [False, True, True, True]
 
 
 def test_a_negative_number_of_indexes_is_refused() -> None:
@@ -223,7 +253,7 @@ assert log.size > 1023 * GB
 chosen = random.Random(1)
 for _ in range(20_000):
     place = chosen.randrange(SEGMENTS)
-    assert log.read(3 * place + chosen.randrange(2), warm=True).value == f"first of {place}"
+    assert log.read(3 * place + chosen.randrange(2)).value == f"first of {place}"
 print(peak_kib() >> 10)
 """
 
@@ -243,7 +273,8 @@ def test_a_terabyte_in_segments_of_a_gigabyte_is_served_within_150_mb(tmp_path: 
     assert int(done.stdout) < 150, f"{done.stdout} MiB resident"
 
 
-def test_an_index_outside_is_refused_warm_as_well() -> None:
-    log = log_with(options(3))
+def test_a_read_beyond_the_end_is_refused_and_loads_nothing() -> None:
+    log = reopened(options(3))
     with pytest.raises(IndexOutOfBounds):
-        log.read(100, warm=True)
+        log.read(100)
+    assert cached(log) == []
