@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from .change.expiry import Expirable
-from .change.removal import remove_log
+from .change.reset import remove_log
 from .change.spool import Spool
 from .errors import (
     ChainBroken,
@@ -61,11 +61,11 @@ from .payload import (
     frame_values,
     stored_records,
 )
-from .segment.flush import Flush, Sync
 from .segment.mark import Mark
 from .segment.slots import SlotFile
 from .segment.value_stream import ValueStream
-from .storage import Directory, Storage
+from .segment.write_segment import Flush
+from .storage import Directory, Storage, Sync
 
 __all__ = [
     "FLUSH_ALWAYS",

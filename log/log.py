@@ -11,8 +11,7 @@ from crc32c import crc32c
 from .change.append import append_raw, make_room, put_spooled
 from .change.expiry import Expirable, expirable, remove_expired
 from .change.recovery import OpenRequest, open_state
-from .change.removal import remove_log
-from .change.reset import follows, reset_to
+from .change.reset import follows, remove_log, reset_to
 from .change.rewrite import cut_frame, finish_rewrites, rewrite, set_aside
 from .change.spool import Spool
 from .change.truncation import truncate_at
@@ -20,12 +19,12 @@ from .errors import DiskFull, LogClosed, LogError, LogReadOnly, NotFrameBoundary
 from .frames import HEADER_BYTES, Frame, FrameHeader, Kind, Tail, seal_header
 from .options import FLUSH_ALWAYS, STORE_HEADER_BYTES, FlushPolicy, LogOptions
 from .payload import StoredRecord, encode_records, stored_record
-from .segment.flush import Flush, Sync
 from .segment.reader import Reader
 from .segment.survey import names_members
 from .segment.value_stream import ValueStream
+from .segment.write_segment import Flush
 from .state import LogState
-from .storage import Directory
+from .storage import Directory, Sync
 
 
 class Bounds(NamedTuple):

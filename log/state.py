@@ -15,11 +15,10 @@ from contextlib import contextmanager
 from .errors import LogClosed, LogError, LogReadOnly
 from .frames import Tail
 from .options import STORE_HEADER_BYTES, LogOptions
-from .segment.flush import Flush
 from .segment.mark import Mark, MarkFile
 from .segment.segments import Segment, Segments
 from .segment.survey import Survey
-from .segment.write_segment import WriteSegment
+from .segment.write_segment import Flush, WriteSegment
 from .storage import Directory, Storage
 
 

@@ -1,7 +1,9 @@
-"""Where bytes lie: two small protocols, so that files, memory and a faulty disk can stand behind a log."""
+"""Where a log keeps its bytes: two small protocols, which files, memory and a faulty disk implement, and a sync."""
 
 from __future__ import annotations
 
+import errno
+import threading
 from typing import Protocol
 
 
@@ -114,3 +116,34 @@ class Directory(Protocol):
     def unlock(self) -> None:
         """Give the folder free; nothing if it was not held."""
         ...
+
+
+class Sync:
+    """One sync of a file: `run` it in any thread, then hand it back to its owner on the owner's thread.
+
+    It runs at most once, and every caller learns how it ended: of two fsyncs at once on one descriptor, Linux may
+    report an error to one of them only (errseq).
+    """
+
+    def __init__(self, storage: Storage) -> None:
+        self._storage = storage
+        self._lock = threading.Lock()
+        self._done = False
+        self._error: OSError | None = OSError(errno.EINTR, "the sync was interrupted")
+
+    def run(self) -> None:
+        """Block until what was written before this object was made is durable. Later calls return at once.
+
+        Raises:
+            OSError: the device failed; nothing is proven, and a second attempt would prove nothing either.
+        """
+        with self._lock:
+            if not self._done:
+                self._done = True
+                try:
+                    self._storage.sync()
+                    self._error = None
+                except OSError as error:
+                    self._error = error
+        if self._error is not None:
+            raise self._error

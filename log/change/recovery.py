@@ -24,6 +24,7 @@ from ..segment.sealed import ReadSegmentCheck
 from ..segment.segments import Segment, Segments, remove_segment
 from ..segment.store import (
     INDEX_SUFFIX,
+    SEGMENTS_FOLDER,
     STORE_SUFFIX,
     UNFINISHED_SUFFIX,
     StoreHeader,
@@ -38,8 +39,6 @@ from ..storage import Directory
 from .rotation import prepare_store, publish_store
 from .spool import SPOOL_SUFFIX
 from .truncation import preallocate
-
-SEGMENTS_FOLDER = "log"
 
 
 @dataclass(frozen=True, slots=True)

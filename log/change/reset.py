@@ -17,10 +17,14 @@ from ..errors import NotFrameBoundary
 from ..frames import Tail
 from ..options import STORE_HEADER_BYTES
 from ..segment.lookup import Lookup
-from ..segment.mark import Mark
-from ..segment.store import StoreHeader
+from ..segment.mark import MARK_NAME, Mark, MarkFile
+from ..segment.segments import remove_segment
+from ..segment.store import SEGMENTS_FOLDER, STORE_SUFFIX, StoreHeader, base_of_name
 from ..state import LogState
+from ..storage import Directory
+from .rewrite import REWRITE_SUFFIX
 from .rotation import prepare_store, publish_store
+from .spool import SPOOL_SUFFIX
 
 
 def follows(state: LogState, lookup: Lookup, origin: Tail) -> bool:
@@ -74,3 +78,35 @@ def _begin(state: LogState, header: StoreHeader) -> None:
     state.members = [] if header.members_index is None else [header.members_index]
     state.read_segments_bytes = 0
     state.set_durable(header.origin, state.writer.segment, STORE_HEADER_BYTES)
+
+
+def remove_log(directory: Directory) -> None:
+    """Remove segments and mark from a data directory whose log is not open. Blocks.
+
+    The mark says first that nothing is durable: what is left by a crash is then no rot. Segments go last to first, the
+    mark goes when they are gone for good.
+    """
+    files = directory.child(SEGMENTS_FOLDER)
+    names = files.list()
+    bases = sorted(base for name in names if (base := base_of_name(name, STORE_SUFFIX)) is not None)
+    marked = MARK_NAME in directory.list()
+    if bases and marked:
+        storage = directory.open(MARK_NAME)
+        mark = MarkFile(storage)
+        try:
+            mark.write_synced(Mark(0, bases[0], bases[0], STORE_HEADER_BYTES, 0, 0, 0, clean=False))
+        finally:
+            mark.close()
+    for name in names:
+        if any(base_of_name(name, suffix) is not None for suffix in (SPOOL_SUFFIX, REWRITE_SUFFIX)):
+            files.remove(name)
+    for base in reversed(bases[1:]):
+        remove_segment(files, base)
+    # Without this sync a power loss could bring a later segment back and not the first one, which the mark names.
+    files.sync()
+    if bases:
+        remove_segment(files, bases[0])
+        files.sync()
+    if marked:
+        directory.remove(MARK_NAME)
+        directory.sync()

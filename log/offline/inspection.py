@@ -9,12 +9,19 @@ from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import dataclass
 
-from ..change.recovery import SEGMENTS_FOLDER
 from ..errors import FrameInvalid
 from ..frames import FrameHeader
 from ..options import STORE_HEADER_BYTES
 from ..segment.mark import MARK_NAME, Mark, MarkFile
-from ..segment.store import STORE_SUFFIX, StoreHeader, base_of_name, decode_store_header, index_name, store_name
+from ..segment.store import (
+    SEGMENTS_FOLDER,
+    STORE_SUFFIX,
+    StoreHeader,
+    base_of_name,
+    decode_store_header,
+    index_name,
+    store_name,
+)
 from ..segment.survey import CHUNK_BYTES, walk_store
 from ..storage import Directory, Storage
 

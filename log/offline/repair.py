@@ -18,13 +18,12 @@ from contextlib import closing
 from dataclasses import dataclass
 from typing import Literal
 
-from ..change.recovery import SEGMENTS_FOLDER
 from ..change.rewrite import REWRITE_SUFFIX
 from ..errors import LogError
 from ..options import STORE_HEADER_BYTES
 from ..segment.mark import MARK_NAME, Mark, MarkFile
 from ..segment.segments import remove_segment
-from ..segment.store import base_of_name, index_name, store_name
+from ..segment.store import SEGMENTS_FOLDER, base_of_name, index_name, store_name
 from ..segment.survey import CHUNK_BYTES
 from ..storage import Directory
 from .verification import Progress, Verdict

@@ -18,7 +18,6 @@ from contextlib import closing
 from dataclasses import dataclass, field
 from typing import Literal
 
-from ..change.recovery import SEGMENTS_FOLDER
 from ..change.rewrite import REWRITE_SUFFIX
 from ..change.spool import SPOOL_SUFFIX
 from ..errors import FrameInvalid
@@ -28,6 +27,7 @@ from ..segment.index import IndexEntry, StoredIndex
 from ..segment.mark import MARK_NAME, Mark
 from ..segment.store import (
     INDEX_SUFFIX,
+    SEGMENTS_FOLDER,
     STORE_SUFFIX,
     UNFINISHED_SUFFIX,
     StoreHeader,

@@ -13,8 +13,7 @@ from __future__ import annotations
 import struct
 from typing import NamedTuple
 
-from ..storage import Storage
-from .flush import Sync
+from ..storage import Storage, Sync
 from .slots import SLOT_BYTES, SLOT_POSITIONS, Slot, SlotFile
 
 MARK_NAME = "mark"

@@ -18,6 +18,7 @@ from ..options import STORE_HEADER_BYTES
 from ..storage import Directory, Storage
 
 STORE_VERSION = 1
+SEGMENTS_FOLDER = "log"
 STORE_SUFFIX = ".store"
 INDEX_SUFFIX = ".index"
 UNFINISHED_SUFFIX = ".new"

@@ -11,15 +11,26 @@ from collections.abc import Iterable
 from crc32c import crc32c
 
 from ..errors import FrameInvalid
-from ..frames import HEADER_BYTES, FrameHeader
+from ..frames import HEADER_BYTES, FrameHeader, Tail
 from ..options import STORE_HEADER_BYTES, LogOptions
-from ..storage import Storage
+from ..storage import Storage, Sync
 from .index import FrameIndex
 from .segments import Segment
 from .store import StoreHeader
 
 # Frames beyond `segment_bytes` are few and large, so the store grows by as much as they need, in steps of this.
 _GROWTH_BYTES = 1 << 20
+
+
+class Flush(Sync):
+    """A sync of the write segment, and what it covers: the frames that were in the file before it began."""
+
+    def __init__(self, storage: Storage, tail: Tail, segment: Segment, position: int, generation: int) -> None:
+        super().__init__(storage)
+        self.tail = tail
+        self.segment = segment
+        self.position = position
+        self.generation = generation
 
 
 class WriteSegment:

@@ -11,10 +11,10 @@ from collections.abc import Iterator
 from contextlib import closing
 
 from quire.log import ChainBroken, FrameInvalid, PayloadInvalid, ReadOnlyDirectory, Tail, store_bases, stored_mark
-from quire.log.change.recovery import SEGMENTS_FOLDER
 from quire.log.frames import HEADER_BYTES, decode_header, follow, walk_headers
 from quire.log.packing import Skimmer
 from quire.log.segment.mark import MARK_NAME
+from quire.log.segment.store import SEGMENTS_FOLDER
 
 from ..errors import NoLog, RecordsLost
 from ..source.rows import Gathering, Rows

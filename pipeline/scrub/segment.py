@@ -12,11 +12,10 @@ from contextlib import closing
 from crc32c import crc32c
 
 from quire.log import HEADER_BYTES, FrameCorrupt, FrameHeader, FrameInvalid, ReadOnlyDirectory
-from quire.log.change.recovery import SEGMENTS_FOLDER
 from quire.log.frames import decode_header
 from quire.log.options import STORE_HEADER_BYTES
 from quire.log.segment.index import StoredIndex
-from quire.log.segment.store import index_name
+from quire.log.segment.store import SEGMENTS_FOLDER, index_name
 from quire.log.segment.survey import walk_store
 
 from ..origin.segment import SegmentFile
