@@ -5,7 +5,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from quire.log import Kind, Log, LogOptions, decode_runs, decode_values, encode_blob, encode_records, frame_values
-from quire.log.packing import array_head
 from quire.log.simulated import faulty
 from quire.replication import Disk, PromiseFile, Write
 from quire.replication.coalesce import Sheet, to_sheets
