@@ -59,8 +59,8 @@ def test_every_limit_of_the_interface_stands_on_the_page() -> None:
     said = PAGE.read_text()
     folder = Path(next(iter(api.__path__)))
     constants = [
-        f"quire.cluster.http.{path.stem}.{name}"
-        for path in sorted(folder.glob("*.py"))
+        ".".join(["quire.cluster.http", *path.relative_to(folder).with_suffix("").parts, name])
+        for path in sorted(folder.rglob("*.py"))
         for name in re.findall(r"^([A-Z][A-Z0-9_]*)(?:: [^=]+)? = ", path.read_text(), re.MULTILINE)
         if IS_LIMIT.search(name)
     ]
