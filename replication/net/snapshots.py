@@ -85,7 +85,8 @@ class SnapshotServer:
         finally:
             self._open.discard(socket)
             self._serving.pop(socket, None)
-            await socket.close()
+            if socket.prepared:  # Otherwise the request was no WebSocket's, and already has its answer: 400.
+                await socket.close()
         return socket
 
     async def _give(self, socket: web.WebSocketResponse) -> None:

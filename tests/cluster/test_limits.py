@@ -240,6 +240,21 @@ async def test_past_the_limit_of_connections_only_peers_are_answered_and_past_th
 
 
 @EVERYWHERE
+async def test_past_the_limit_of_connections_every_path_of_the_peers_is_answered(
+    cluster: RunningCluster, at: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    paths = [route.path for route in cluster.nodes[at].node.routes()]
+    door = door_of(cluster, at)
+    with ExitStack() as opened:
+        monkeypatch.setattr(door, "limit", len(door))
+        for path in paths:
+            status, _, _ = await (await caller(cluster, at, opened)).ask(path)
+            assert (path, status) == (path, b"HTTP/1.1 400 Bad Request")  # Admitted; the request is no WebSocket's.
+
+    assert "/peer/snapshot" in paths
+
+
+@EVERYWHERE
 async def test_connections_that_come_at_once_are_counted_one_by_one(
     cluster: RunningCluster, at: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

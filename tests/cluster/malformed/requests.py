@@ -236,6 +236,7 @@ READS = [
     get("/commands", 405, "http"),
     get("/peer", 400, "http"),
     get("/peer/stream", 400, "http"),
+    get("/peer/snapshot", 400, "http"),
     other("POST", "/peer", b"{}", 405, "http"),
     other("DELETE", "/records", None, 405, "http"),
     other("PUT", "/state", b"1", 405, "http"),
