@@ -60,7 +60,7 @@ def quire_command(
 @app.command(add_help_option=False, context_settings={"ignore_unknown_options": True, "allow_extra_args": True})
 def serve(context: typer.Context) -> None:
     """Run one node of a cluster. `quire serve --help` lists its flags."""
-    from ..serve.serve_node import serve as run_node  # noqa: PLC0415  # The node's modules are needed for nothing else here.
+    from ..serve.node_service import serve as run_node  # noqa: PLC0415  # The node's modules are needed for nothing else here.
 
     raise typer.Exit(run_node(context.args))
 

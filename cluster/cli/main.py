@@ -9,7 +9,7 @@ def main() -> NoReturn:
     """Run the command that the process's arguments name, and end the process with its exit code."""
     if sys.argv[1:2] == ["serve"]:
         _import_structlog_without_rich()
-        from ..serve.serve_node import serve  # noqa: PLC0415
+        from ..serve.node_service import serve  # noqa: PLC0415
 
         sys.exit(serve(sys.argv[2:]))
     from .commands import run  # noqa: PLC0415

@@ -15,8 +15,7 @@ from quire.replication import PromiseFile, PromiseLost
 from quire.replication.promises import PROMISE_FILE
 from quire.sm import Applier, Owner, Sessions, SnapshotPart, SnapshotStore, StateMachine, restore_newest
 
-from .genesis import Genesis, read_genesis
-from .genesis_file import read_genesis_file, write_genesis_file
+from .genesis import Genesis, read_genesis, read_genesis_file, write_genesis_file
 from .identity import DataDirRefused, NodeIdentity, read_identity, write_identity
 
 DISK_ID_BYTES = 16

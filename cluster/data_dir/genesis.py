@@ -1,26 +1,44 @@
-"""The genesis record: what all nodes of a cluster must share, and whether this node does."""
+"""The genesis record: what all nodes of a cluster share. It is the log's first frame, and also a file of its own.
+
+The file is there because the log's first segment may expire.
+"""
 
 import os
 from collections.abc import Mapping
+from contextlib import closing
 from typing import Any, NamedTuple
 
-from quire.log import HEADER_BYTES, Kind, decode_system, encode_frame, encode_system, walk_frames, wall_clock
+from quire.log import (
+    HEADER_BYTES,
+    Directory,
+    FrameInvalid,
+    Kind,
+    UnknownVersion,
+    decode_system,
+    encode_frame,
+    encode_system,
+    walk_frames,
+    wall_clock,
+)
 from quire.replication import Members
 from quire.sm import MAX_SESSIONS, SESSION_BYTES, SESSION_WINDOW, SESSIONS_BYTES, Sessions
 
 from ..config.serve import ServeConfig
 from ..errors import ClusterError
+from .identity import DataDirRefused, write_whole_file
 
+GENESIS_FILE = "genesis"
+MAX_GENESIS_BYTES = 1 << 20
 CLUSTER_ID_BYTES = 16
-ARRAY_HEADS_BYTES = 8  # Of a write's records and of the runs that they may be coalesced with.
+ARRAY_HEADS_BYTES = 8  # The msgpack heads of a write's records, and of the runs they may be coalesced with.
 
 
 class GenesisRefused(ClusterError):
-    """The cluster's genesis and this node's configuration do not fit; the text names both values."""
+    """The cluster's genesis and this node's configuration differ; the text names both values."""
 
 
 class Genesis(NamedTuple):
-    """A genesis record, read."""
+    """A decoded genesis record."""
 
     cluster_id: bytes
     members: Members
@@ -30,17 +48,17 @@ class Genesis(NamedTuple):
 
     @property
     def payload_bytes(self) -> int:
-        """So much one write may have for its records."""
+        """The most bytes that the packed records of one write may have."""
         return self.limits["max_frame_bytes"] - HEADER_BYTES - ARRAY_HEADS_BYTES
 
     def new_sessions(self) -> Sessions:
-        """An empty session table with the limits that all nodes share; of one that an old genesis lacks the default."""
+        """An empty session table with the cluster's limits; a limit that an old genesis lacks has its default."""
         names = ("session_window", "max_sessions", "session_bytes", "sessions_bytes")
         return Sessions(**{name: self.limits[name] for name in names if name in self.limits})
 
 
 def make_genesis(members: Members, machine: tuple[str, int], initial: Any, config: ServeConfig) -> bytes:
-    """A genesis frame with a new cluster_id, as it will stand at index 0, epoch 0."""
+    """A genesis frame with a new cluster_id, for index 0 and epoch 0."""
     value = {
         "type": "genesis",
         "cluster_id": os.urandom(CLUSTER_ID_BYTES),
@@ -61,7 +79,7 @@ def make_genesis(members: Members, machine: tuple[str, int], initial: Any, confi
 
 
 def read_genesis(raw: bytes) -> Genesis:
-    """The genesis record in a frame that was verified before."""
+    """Decode the genesis record of a verified frame."""
     value = decode_system(next(walk_frames(raw)).payload)
     name, version = value["machine"]
     return Genesis(
@@ -70,17 +88,18 @@ def read_genesis(raw: bytes) -> Genesis:
 
 
 def check_genesis(genesis: Genesis, machine: tuple[str, int], config: ServeConfig) -> None:
-    """Refuse to run another machine, from another initial value, or with less room than the cluster agreed on.
+    """Check that this node is configured as the cluster is.
 
     Raises:
-        GenesisRefused: with both values.
+        GenesisRefused: another machine, another initial value, or too small a `max_frame_bytes`.
     """
     if genesis.machine != machine:
         ours, theirs = (" version ".join(map(str, pair)) for pair in (machine, genesis.machine))
         raise GenesisRefused(f"the cluster runs machine {theirs}, this node {ours}; start it with the cluster's")
     if config.initial is not None and config.initial != genesis.initial:
         raise GenesisRefused(
-            f"the cluster started from {genesis.initial!r}, this node is told {config.initial!r}; leave out --initial"
+            f"the cluster started from {genesis.initial!r}, this node is configured with {config.initial!r}; "
+            "leave out --initial"
         )
     limit = genesis.limits["max_frame_bytes"]
     if config.max_frame_bytes < limit:
@@ -88,3 +107,27 @@ def check_genesis(genesis: Genesis, machine: tuple[str, int], config: ServeConfi
             f"the cluster's frames have up to {limit} bytes, this node's max_frame_bytes is {config.max_frame_bytes}; "
             "raise it"
         )
+
+
+def write_genesis_file(directory: Directory, frame: bytes) -> None:
+    """Write the genesis file; see `write_whole_file`."""
+    write_whole_file(directory, GENESIS_FILE, frame)
+
+
+def read_genesis_file(directory: Directory) -> bytes | None:
+    """The genesis frame; None if there is no file.
+
+    Raises:
+        DataDirRefused: the file does not hold the log's first frame.
+    """
+    if GENESIS_FILE not in directory.list():
+        return None
+    with closing(directory.open(GENESIS_FILE)) as storage:
+        raw = storage.read_at(0, MAX_GENESIS_BYTES)
+    try:
+        frames = list(walk_frames(raw))
+    except (FrameInvalid, UnknownVersion) as error:
+        raise DataDirRefused(directory.path, f"its genesis file is corrupt ({error}); restore a backup") from error
+    if len(frames) != 1 or frames[0].header.index != 0:
+        raise DataDirRefused(directory.path, "its genesis file does not hold the log's first frame; restore a backup")
+    return raw

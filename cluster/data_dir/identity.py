@@ -1,7 +1,8 @@
-"""The identity file: whose data_dir this is. A JSON line and its crc32c in hex, written once, by rename."""
+"""The identity file: whose data directory this is. One JSON line and its crc32c in hex, written once, by rename."""
 
 import json
 from collections.abc import Mapping
+from contextlib import closing
 from dataclasses import asdict, dataclass
 from typing import Any, Self
 
@@ -10,7 +11,6 @@ from crc32c import crc32c
 from quire.log import Directory
 
 from ..errors import ClusterError
-from .whole_file import write_whole_file
 
 IDENTITY_FILE = "identity"
 IDENTITY_VERSION = 1
@@ -18,7 +18,7 @@ MAX_IDENTITY_BYTES = 1 << 20
 
 
 class DataDirRefused(ClusterError):
-    """This data_dir cannot be used by this node; `reason` names the next step."""
+    """This node cannot use this data directory; `reason` names the next step."""
 
     def __init__(self, path: str, reason: str) -> None:
         super().__init__(f"data_dir {path} cannot be used: {reason}")
@@ -28,7 +28,7 @@ class DataDirRefused(ClusterError):
 
 @dataclass(frozen=True, slots=True)
 class NodeIdentity:
-    """Who a data_dir belongs to. `machine` is (name, version); ids are 16 bytes."""
+    """Whose data directory it is. `machine` is (name, version); `cluster_id` and `disk_id` have 16 bytes."""
 
     cluster_id: bytes
     node_id: str
@@ -46,10 +46,10 @@ class NodeIdentity:
 
     @classmethod
     def from_line(cls, raw: bytes) -> Self:
-        """The identity that a file holds.
+        """Decode the file's content.
 
         Raises:
-            ValueError: torn, rotten, or of another version; the text says which.
+            ValueError: it is damaged, or of another version; the text says which.
         """
         line, _, check = raw.partition(b"\n")
         if check.strip() != f"{crc32c(line):08x}".encode():
@@ -71,23 +71,35 @@ class NodeIdentity:
 
 
 def read_identity(directory: Directory) -> NodeIdentity | None:
-    """The identity of a data_dir, None of one that is not formatted.
+    """The identity of a data directory; None if it is not formatted.
 
     Raises:
-        DataDirRefused: there is one and it cannot be trusted.
+        DataDirRefused: the identity file is damaged or of another version.
     """
     try:
         storage = directory.open(IDENTITY_FILE)
     except FileNotFoundError:
         return None
+    with closing(storage):
+        raw = storage.read_at(0, MAX_IDENTITY_BYTES)
     try:
-        return NodeIdentity.from_line(storage.read_at(0, MAX_IDENTITY_BYTES))
+        return NodeIdentity.from_line(raw)
     except (ValueError, KeyError, TypeError) as error:
         raise DataDirRefused(directory.path, f"{error}; restore a backup, or start with an empty one") from error
-    finally:
-        storage.close()
 
 
 def write_identity(directory: Directory, identity: NodeIdentity) -> None:
-    """Write it; durable and whole on return, or not there at all."""
+    """Write the identity file; see `write_whole_file`."""
     write_whole_file(directory, IDENTITY_FILE, identity.to_line())
+
+
+def write_whole_file(directory: Directory, name: str, data: bytes) -> None:
+    """Write a file under a temporary name, sync and rename it: durable on return, and after a crash whole or absent."""
+    temporary = name + ".tmp"
+    if temporary in directory.list():
+        directory.remove(temporary)
+    with closing(directory.create(temporary)) as storage:
+        storage.write_at(0, data)
+        storage.sync()
+    directory.rename(temporary, name)
+    directory.sync()

@@ -33,17 +33,19 @@ from quire.replication.promises import PROMISE_FILE
 from ..data_dir.data_dir import DISK_ID_BYTES, LOG_FOLDER
 from ..data_dir.identity import DataDirRefused, NodeIdentity, read_identity, write_identity
 from ..errors import (
+    CorruptHere,
+    DiskFullError,
     Expired,
     LimitExceeded,
     Malformed,
     NodeStopping,
+    NotCommitted,
     OutcomeUnknown,
     OutOfBounds,
     StateUnavailable,
     WrongIndex,
 )
 from .config import StandaloneConfig
-from .errors import DiskOfLogFull, NotFlushed, NotFlushedInTime, RecordCorrupt
 
 MODE = "standalone"
 MARK_INTERVAL_S = 1.0
@@ -51,6 +53,40 @@ EXPIRY_INTERVAL_S = 10.0
 CLUSTER_ID_BYTES = 16
 
 logger = structlog.get_logger(__name__)
+
+
+class NotFlushed(NotCommitted):
+    """The record is appended but not flushed yet, so it cannot be read."""
+
+    def __init__(self, index: int, readable: int) -> None:
+        Exception.__init__(self, f"index {index} is not flushed yet; records below {readable} are")
+        self.index = index
+        self.commit_index = readable
+
+
+class RecordCorrupt(CorruptHere):
+    """The record's bytes are damaged."""
+
+    def __init__(self, index: int, reason: str) -> None:
+        Exception.__init__(self, f"index {index} cannot be read: {reason}; check the log with `quire log verify`")
+        self.index = index
+        self.reason = reason
+
+
+class DiskOfLogFull(DiskFullError):
+    """No space is left; nothing was written."""
+
+    def __init__(self) -> None:
+        Exception.__init__(self, "the disk is full; nothing was written")
+
+
+class NotFlushedInTime(OutcomeUnknown):
+    """The record is appended; whether it survives a power loss is unknown."""
+
+    def __init__(self, index: int, count: int, reason: str) -> None:
+        super().__init__(f"appended at index {index}, but {reason}")
+        self.write_index = index
+        self.count = count
 
 
 class LogService:

@@ -15,8 +15,7 @@ from quire.cluster.data_dir.identity import DataDirRefused, read_identity
 from quire.cluster.serve.arguments import parse_standalone
 from quire.cluster.standalone import app
 from quire.cluster.standalone.config import StandaloneConfig
-from quire.cluster.standalone.errors import NotFlushedInTime
-from quire.cluster.standalone.service import LogService
+from quire.cluster.standalone.service import LogService, NotFlushedInTime
 from quire.log import FileDirectory, Kind, Log, LogOptions, LogRotten, pack, unpack
 from quire.replication import PromiseFile
 from tests.cluster.logs import Device, served

@@ -25,7 +25,7 @@ SWITCH_S = 0.0005  # How long a thread whose flush has ended waits at most for t
 def serve(arguments: Sequence[str]) -> int:
     """Run a node, or a standalone log, until SIGTERM or SIGINT; return the exit code."""
     if STANDALONE in arguments:
-        from .serve_log import serve_log  # noqa: PLC0415  # It needs none of a node's modules, and a node none of its.
+        from .log_service import serve_log  # noqa: PLC0415  # It needs none of a node's modules, and a node none of its.
 
         return serve_log(arguments)
     flags, config_file = parse_serve(arguments)
