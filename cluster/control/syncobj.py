@@ -4,33 +4,15 @@ What of it is used: elections. `Raft` has no replicated methods, no journal or d
 its own; whoever owns it ticks it, carries its messages and tells it who is connected.
 """
 
-import sys
-from collections.abc import Callable, Generator, Iterable, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
+from pysyncobj import SyncObj, SyncObjConf
+from pysyncobj.node import Node
+from pysyncobj.transport import Transport
+
 from .envelope import MAX_NO_OPS
-
-
-@contextmanager
-def _without(module: str) -> Generator[None]:
-    """Let nobody import a module meanwhile, unless it is there already."""
-    if module in sys.modules:
-        yield
-        return
-    sys.modules[module] = None  # type: ignore[assignment]  # Python's own word for "not to be found"
-    try:
-        yield
-    finally:
-        del sys.modules[module]
-
-
-# PySyncObj takes it where it finds it, for passwords that nobody gives it here. A node does not need it.
-with _without("cryptography"):
-    from pysyncobj import SyncObj, SyncObjConf
-    from pysyncobj.node import Node
-    from pysyncobj.transport import Transport
 
 LEADER = 2  # PySyncObj's raft state
 NEVER_S = 1e9
