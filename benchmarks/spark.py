@@ -27,10 +27,10 @@ from benchmarks.spent import TICKS
 from quire.log import FileDirectory, Log, LogOptions, walk_frames
 from quire.log.options import STORE_HEADER_BYTES
 from quire.log.payload import stored_records
-from quire.pipeline.origin.files import LogFiles
-from quire.pipeline.source.batch import LogReader
+from quire.pipeline.origin.data_dir import DataDirLog
 from quire.pipeline.source.options import SourceOptions
-from quire.pipeline.source.schema import full_schema
+from quire.pipeline.source.readers import LogReader
+from quire.pipeline.source.source import full_schema
 
 RECORDS = 5_000_000
 VALUE_BYTES = 100
@@ -155,7 +155,7 @@ def passed(frame: DataFrame, records: int) -> int:
 def bare_loop(path: Path) -> int:
     """What a program without Spark does: an object for each record, every crc checked, one thread."""
     count = 0
-    with closing(LogFiles(str(path))) as files:
+    with closing(DataDirLog(str(path))) as files:
         end = files.bounds().highest_index
     for store in sorted((path / "log").glob("*.store")):
         raw = memoryview(store.read_bytes())[STORE_HEADER_BYTES:]
@@ -229,10 +229,10 @@ def stream_lines(spark: SparkSession, top: Path, rate: int, seconds: int) -> lis
     lags: list[int] = []
     while writer.is_alive():
         writer.join(1.0)
-        with closing(LogFiles(str(path))) as files:
+        with closing(DataDirLog(str(path))) as files:
             lags.append(files.bounds().highest_index - _reached(query))
     ended = time.perf_counter()
-    with closing(LogFiles(str(path))) as files:
+    with closing(DataDirLog(str(path))) as files:
         count = files.bounds().highest_index
     _wait_for(query, count)
     behind = time.perf_counter() - ended

@@ -231,11 +231,11 @@ def _report_lines(made: Report) -> list[str]:
 
 def _servers(bootstrap: str) -> tuple[str, ...]:
     """All members that the named nodes know of."""
-    from .origin.cluster import Cluster  # noqa: PLC0415
+    from .origin.cluster import ClusterLog  # noqa: PLC0415
     from .source.options import SourceOptions  # noqa: PLC0415
 
     options = SourceOptions.parse({"bootstrap": bootstrap}, streaming=False)
-    cluster = Cluster(options.bootstrap, options.fetchTimeoutMs / 1000)
+    cluster = ClusterLog(options.bootstrap, options.fetchTimeoutMs / 1000)
     try:
         return cluster.servers
     finally:

@@ -15,12 +15,10 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from ..errors import ArchiveGap
-from ..jobs.pieces import absolute, refuse_ranges, whole_frames
-from ..jobs.progress import Progress, untold
-from ..jobs.spread import spread
+from ..pieces import Progress, absolute, no_progress, refuse_ranges, spread, whole_frames
 from ..source.options import SourceOptions
-from ..source.reading import StretchPartition, open_origin, origin_of
-from .keeper import ArchiveKeeper, open_archive
+from ..source.reading import LogPartition, open_origin, origin_of
+from .appender import ArchiveAppender, open_archive
 from .manifest import is_archive
 from .snapshots import copy_genesis, copy_snapshots
 from .writer import Written, write_stretch
@@ -51,7 +49,7 @@ class ArchiveSummary:
 
 
 def archive(
-    options: SourceOptions, path: str, *, spark: SparkSession | None = None, progress: Progress = untold
+    options: SourceOptions, path: str, *, spark: SparkSession | None = None, progress: Progress = no_progress
 ) -> ArchiveSummary:
     """Append to the archive at `path` all that the log has committed behind the archive's end.
 
@@ -97,7 +95,7 @@ def archive(
 
 
 def _in_order(
-    options: SourceOptions, path: str, pieces: list[StretchPartition], spark: SparkSession | None
+    options: SourceOptions, path: str, pieces: list[LogPartition], spark: SparkSession | None
 ) -> Iterator[Written]:
     """The files of all pieces, in the order of the log; what is written before its turn has come waits."""
     waiting: dict[int, list[Written]] = {}
@@ -109,12 +107,12 @@ def _in_order(
             turn += 1
 
 
-def _write(options: SourceOptions, path: str, piece: StretchPartition) -> list[Written]:
+def _write(options: SourceOptions, path: str, piece: LogPartition) -> list[Written]:
     with closing(origin_of(options, piece)) as origin:
         return write_stretch(origin, path, piece.stretch)
 
 
-def _copy_snapshots(options: SourceOptions, keeper: ArchiveKeeper, path: str) -> list[int]:
+def _copy_snapshots(options: SourceOptions, keeper: ArchiveAppender, path: str) -> list[int]:
     """Those of a data_dir, as far as the archive holds the log that they stand in; a cluster's nodes show none."""
     if options.path is None or is_archive(options.path) or keeper.tail is None:
         return []

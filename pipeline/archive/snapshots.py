@@ -31,14 +31,14 @@ class Found(NamedTuple):
     damaged: list[SnapshotDamaged]
 
 
-def snapshot_top(path: str) -> str:
+def snapshot_root(path: str) -> str:
     """The folder that `snapshots/` stands in: a data_dir itself, an archive's own folder."""
     return os.path.join(path, OWN_FOLDER) if is_archive(path) else path
 
 
 def stored_snapshots(path: str) -> Found:
     """What stands in a data_dir or an archive; chunks are not looked at."""
-    top, found = snapshot_top(path), Found([], [])
+    top, found = snapshot_root(path), Found([], [])
     if not os.path.isdir(os.path.join(top, SNAPSHOTS_FOLDER)):
         return found
     folder = ReadOnlyDirectory(os.path.join(top, SNAPSHOTS_FOLDER))
@@ -55,7 +55,7 @@ def stored_snapshots(path: str) -> Found:
 
 def reading_store(path: str, manifest: Manifest) -> SnapshotStore:
     """The store to read a snapshot's chunks from."""
-    return SnapshotStore(ReadOnlyDirectory(snapshot_top(path)), Owner(manifest.cluster_id, manifest.machine))
+    return SnapshotStore(ReadOnlyDirectory(snapshot_root(path)), Owner(manifest.cluster_id, manifest.machine))
 
 
 def copy_genesis(data_dir: str, archive: str) -> None:

@@ -18,10 +18,10 @@ import pyarrow.parquet as pq
 from quire.log import Tail
 from quire.log.packing import Skimmer
 
+from ..origin.columns import batches_of
 from ..origin.origin import Origin, Stretch
-from ..source.columns import batches_of
-from ..source.rows import Rows
-from .files import INDEX, LEAD
+from ..origin.rows import Rows
+from .log import INDEX, LEAD
 from .manifest import OWN_FOLDER, ArchiveFile, footer_crc32c
 
 NEW_FOLDER = f"{OWN_FOLDER}/new"

@@ -17,9 +17,9 @@ from quire.log.frames import follow, walk_headers
 from quire.log.packing import Skimmer
 
 from ..errors import ClusterUnavailable, ForeignLog, RecordsLost
-from ..source.rows import Gathering, Rows
 from .nodes import Answer, Gone, Nodes, TryNext, document_of
 from .origin import Bounds, Stretch
+from .rows import RowBuilder, Rows
 
 ROLES_FOR_S = 30.0
 """So long a driver believes who leads and who the members are."""
@@ -30,7 +30,7 @@ STRETCH_BYTES = 64 << 20
 """What one task reads, about: as much as a segment usually has."""
 
 
-class Cluster:
+class ClusterLog:
     """The log of a cluster; see `Origin`. Close it."""
 
     def __init__(
@@ -118,7 +118,7 @@ class Cluster:
         gathering, _ = self._page(stretch, index, None, Skimmer(), max_bytes=1)
         return gathering.frames[0][0]
 
-    def index_behind(self, from_index: int, to_index: int, max_bytes: int) -> int:
+    def index_within_bytes(self, from_index: int, to_index: int, max_bytes: int) -> int:
         return min(to_index, from_index + max(1, int(max_bytes / self._bytes_per_record())))
 
     def stretches(self, from_index: int, to_index: int) -> list[Stretch]:
@@ -147,10 +147,10 @@ class Cluster:
 
     def _page(
         self, stretch: Stretch, index: int, tail: Tail | None, skimmer: Skimmer, max_bytes: int
-    ) -> tuple[Gathering, Tail]:
+    ) -> tuple[RowBuilder, Tail]:
         """The frames from the one that holds `index` on, as many as a node gives; and the tail behind them."""
 
-        def parse(answer: Answer) -> tuple[Gathering, Tail]:
+        def parse(answer: Answer) -> tuple[RowBuilder, Tail]:
             self._check_server(answer.server)
             return _verified(answer, index, stretch.to_index, tail, skimmer)
 
@@ -175,10 +175,12 @@ class Cluster:
         self._checked.add(server)
 
 
-def _verified(answer: Answer, index: int, to_index: int, tail: Tail | None, skimmer: Skimmer) -> tuple[Gathering, Tail]:
+def _verified(
+    answer: Answer, index: int, to_index: int, tail: Tail | None, skimmer: Skimmer
+) -> tuple[RowBuilder, Tail]:
     """The frames of an answer, checked as on a disk, by crc and chain, and that the first one holds `index`."""
     raw = memoryview(answer.body)
-    gathering = Gathering(raw, skimmer)
+    gathering = RowBuilder(raw, skimmer)
     try:
         for offset, header in walk_headers(raw):
             if tail is None:

@@ -12,7 +12,7 @@ from typing import NamedTuple, Protocol
 
 from quire.log.packing import Skimmer
 
-from ..source.rows import Rows
+from .rows import Rows
 
 
 class Bounds(NamedTuple):
@@ -38,6 +38,11 @@ class Origin(Protocol):
         """What to call it in messages."""
         ...
 
+    @property
+    def servers(self) -> tuple[str, ...]:
+        """The nodes that hold the log, the leader last; none where it lies in files."""
+        ...
+
     def cluster_id(self) -> str:
         """The id of the cluster whose log it is, in hex.
 
@@ -54,7 +59,7 @@ class Origin(Protocol):
         """The first index within the bounds whose record is not older than a time in microseconds, or their end."""
         ...
 
-    def index_behind(self, from_index: int, to_index: int, max_bytes: int) -> int:
+    def index_within_bytes(self, from_index: int, to_index: int, max_bytes: int) -> int:
         """The farthest index up to `to_index` that so many bytes of frames reach, from `from_index` on; that behind one
         frame at least.
         """

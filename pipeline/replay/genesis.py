@@ -9,7 +9,7 @@ from quire.log import HEADER_BYTES, Kind, decode_system, walk_frames
 from quire.log.packing import Skimmer
 from quire.sm import Sessions, StateMachine, load_machine
 
-from ..archive.snapshots import GENESIS_FILE, snapshot_top
+from ..archive.snapshots import GENESIS_FILE, snapshot_root
 from ..errors import GenesisMissing, MachineDiffers
 from ..origin.origin import Origin, Stretch
 
@@ -46,7 +46,7 @@ def genesis_of(path: str, origin: Origin) -> Genesis:
     Raises:
         GenesisMissing: there is neither.
     """
-    file = os.path.join(snapshot_top(path), GENESIS_FILE)
+    file = os.path.join(snapshot_root(path), GENESIS_FILE)
     lowest = origin.bounds().lowest_index
     if os.path.isfile(file):
         with open(file, "rb") as opened:

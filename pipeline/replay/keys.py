@@ -59,7 +59,7 @@ class ReplayedKeys(NamedTuple):
     differences: list[KeyDifference]
 
 
-class _OwnKeys:
+class _KeyPartMachine:
     """The `kv` machine, executing the commands on some keys; the others' result is null."""
 
     def __init__(self, initial: tuple[StateMachine, int, int]) -> None:
@@ -108,11 +108,11 @@ def replay_keys(piece: KeyPiece) -> ReplayedKeys:
     stretch = piece.stretch
     if stretch.start is None:
         machine, sessions = stretch.genesis.new_machine(stretch.machine_spec), stretch.genesis.new_sessions()
-        own = _OwnKeys((machine, piece.part, piece.parts))
+        own = _KeyPartMachine((machine, piece.part, piece.parts))
         applier = Applier(own, sessions=sessions)
     else:
         machine, sessions = restored(stretch, stretch.start)
-        own = _OwnKeys((machine, piece.part, piece.parts))
+        own = _KeyPartMachine((machine, piece.part, piece.parts))
         applier = Applier(own, boundary=stretch.start.manifest.boundary, sessions=sessions)
     for frame in frames_of_piece(stretch):
         applier.apply(frame)

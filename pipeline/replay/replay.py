@@ -14,17 +14,15 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from ..archive.snapshots import StoredSnapshot, stored_snapshots
 from ..errors import ForeignLog, GroundMissing, MachineDiffers, OptionRefused
-from ..jobs.pieces import absolute, refuse_ranges, whole_frames
-from ..jobs.progress import Progress, untold
-from ..jobs.spread import spread
 from ..origin.origin import Bounds, Origin
+from ..pieces import Progress, absolute, no_progress, refuse_ranges, spread, whole_frames
 from ..source.options import SourceOptions
 from ..source.reading import open_origin
 from .answers import EQUAL, EQUAL_BY_DIGEST, NodeAnswer, ask, place_of
 from .difference import Difference
 from .genesis import Genesis, genesis_of
 from .keys import KeyDifference, KeyPiece, ReplayedKeys, is_by_key, replay_keys
-from .stretch import Replayed, ReplayPiece, Witness, replay_stretch
+from .stretch import RecordedDigest, Replayed, ReplayPiece, replay_stretch
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -94,7 +92,7 @@ def replay(
     servers: Sequence[str] = (),
     key_parts: int = 1,
     spark: SparkSession | None = None,
-    progress: Progress = untold,
+    progress: Progress = no_progress,
 ) -> ReplaySummary:
     """Apply the log at `path`, a data_dir or an archive, again, and compare digests at every snapshot.
 
@@ -232,14 +230,14 @@ def _piece(
     options: SourceOptions, origin: Origin, cut: _Cut, genesis: Genesis, machine: str | None, live: list[NodeAnswer]
 ) -> ReplayPiece:
     witnesses = [
-        Witness(node.index, node.digest, node.server, state=node.state)
+        RecordedDigest(node.index, node.digest, node.server, state=node.state)
         for node in live
         if cut.from_index < node.index <= cut.to_index
     ]
     if cut.end is not None:
         end, path = cut.end.manifest, cut.end.path
         source = f"the snapshot {end.index} of {path}"
-        witnesses.append(Witness(end.index, end.boundary.digest.hex(), source, end.sha256.hex()))
+        witnesses.append(RecordedDigest(end.index, end.boundary.digest.hex(), source, end.sha256.hex()))
     return ReplayPiece(
         options=options,
         partitions=whole_frames(origin, options, cut.from_index, cut.to_index),

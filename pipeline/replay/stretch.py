@@ -16,12 +16,12 @@ from quire.sm import Applier, Refused, Sessions, StateMachine, restore_content, 
 from ..archive.snapshots import StoredSnapshot, reading_store
 from ..origin.origin import Origin
 from ..source.options import SourceOptions
-from ..source.reading import StretchPartition, origin_of
+from ..source.reading import LogPartition, origin_of
 from .difference import Difference, first_difference
 from .genesis import Genesis
 
 
-class Witness(NamedTuple):
+class RecordedDigest(NamedTuple):
     """Somebody's word for what the digest is at an index."""
 
     index: int  # type: ignore[assignment]
@@ -37,7 +37,7 @@ class ReplayPiece(NamedTuple):
     """A stretch, and what it begins and ends with."""
 
     options: SourceOptions
-    partitions: list[StretchPartition]
+    partitions: list[LogPartition]
     from_index: int
     to_index: int
     genesis: Genesis
@@ -46,7 +46,7 @@ class ReplayPiece(NamedTuple):
     """The snapshot to begin from; None: the log's beginning."""
     end: StoredSnapshot | None
     """The one that it must come to."""
-    witnesses: list[Witness]
+    witnesses: list[RecordedDigest]
     """Of indices in (from_index, to_index], ascending."""
 
 
@@ -125,7 +125,7 @@ def frames_of_piece(piece: ReplayPiece) -> Iterator[Frame]:
             yield from _frames(origin, partition, skimmer)
 
 
-def _frames(origin: Origin, partition: StretchPartition, skimmer: Skimmer) -> Iterator[Frame]:
+def _frames(origin: Origin, partition: LogPartition, skimmer: Skimmer) -> Iterator[Frame]:
     for rows in origin.rows(partition.stretch, skimmer):
         for header, offset in rows.frames:
             if partition.stretch.from_index <= header.index < partition.stretch.to_index:
@@ -133,7 +133,7 @@ def _frames(origin: Origin, partition: StretchPartition, skimmer: Skimmer) -> It
                 yield Frame(header, bytes(rows.raw[body : body + header.length]))
 
 
-def _compare(piece: ReplayPiece, applier: Applier, witness: Witness) -> Difference | None:
+def _compare(piece: ReplayPiece, applier: Applier, witness: RecordedDigest) -> Difference | None:
     """What is wrong at a witness's index, None if nothing is."""
     found = applier.digest.hex()
     if applier.applied_index != witness.index:

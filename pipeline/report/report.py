@@ -17,11 +17,9 @@ from typing import TYPE_CHECKING, Any
 from quire.log.json_text import to_json
 from quire.log.packing import Skimmer
 
-from ..jobs.pieces import absolute, refuse_ranges, whole_frames
-from ..jobs.progress import Progress, untold
-from ..jobs.spread import spread
 from ..origin.nodes import Nodes, document_of
 from ..origin.origin import Bounds, Origin, Stretch
+from ..pieces import Progress, absolute, no_progress, refuse_ranges, spread, whole_frames
 from ..source.options import SourceOptions
 from ..source.reading import open_origin
 from .page import page_of
@@ -92,7 +90,7 @@ def report(
     *,
     servers: Sequence[str] = (),
     spark: SparkSession | None = None,
-    progress: Progress = untold,
+    progress: Progress = no_progress,
 ) -> Report:
     """Count the log that the options name; write report.html, report-light.png, report-dark.png and report.json.
 

@@ -16,9 +16,9 @@ from numpy.typing import NDArray
 from quire.log import HEADER_BYTES, FrameHeader, Kind, decode_system
 from quire.log.packing import Skimmer
 
+from ..origin.rows import Rows
 from ..source.options import SourceOptions
-from ..source.reading import StretchPartition, origin_of
-from ..source.rows import Rows
+from ..source.reading import LogPartition, origin_of
 
 NAME_BYTES = 16
 """Of an operation's name; longer ones are cut."""
@@ -44,7 +44,7 @@ class TallyPiece(NamedTuple):
     """A stretch to count, and the buckets to count it into."""
 
     options: SourceOptions
-    partition: StretchPartition
+    partition: LogPartition
     start: int
     """Of the first bucket; microseconds since 1970."""
     width: int

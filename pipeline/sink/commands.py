@@ -82,7 +82,7 @@ def _machine_told(answer: Answer) -> dict[str, Any]:
     return machine
 
 
-class Checking:
+class CommandChecker:
     """The commands of one partition, checked; the rows that are none are counted, and the first of them kept."""
 
     def __init__(self, machine: StateMachine, decode: Decode, partition: int, kept: int) -> None:

@@ -22,13 +22,13 @@ from pyspark.sql.types import StructType
 from quire.cluster.client import Client
 from quire.log import FileDirectory
 
-from ..origin.cluster import Cluster
-from .commands import Checking, check_columns, machine_of
+from ..origin.cluster import ClusterLog
+from .commands import CommandChecker, check_columns, machine_of
+from .commit import FIRST_ROWS, Part, Target, commit
 from .errors import WriteRefused
-from .folder import SPOOL, SinkFolder
 from .options import SinkOptions
-from .sending import FIRST_ROWS, Part, Target, commit
 from .spool import SpoolWriter
+from .state import SPOOL, SinkState
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -89,14 +89,14 @@ def _parts(messages: Sequence[WriterCommitMessage | None]) -> list[Part]:
 def _spooled(options: SinkOptions, schema: StructType, batches: Iterator[pa.RecordBatch]) -> Part:
     context = TaskContext.get()
     partition = context.partitionId() if context is not None else 0
-    checking: Checking | None = None
+    checking: CommandChecker | None = None
     largest, largest_row = 0, 0
     directory = FileDirectory(options.folder)
     with closing(SpoolWriter(directory, f"{SPOOL}{uuid4().hex}", partition)) as writer:
         for batch in batches:
             if checking is None and batch.num_rows:
                 machine = machine_of(options.bootstrap, options.sendTimeoutMs / 1000, options.machine)
-                checking = Checking(machine, check_columns(schema), partition, FIRST_ROWS)
+                checking = CommandChecker(machine, check_columns(schema), partition, FIRST_ROWS)
             for row, packed in checking.commands(batch) if checking is not None else ():
                 writer.add(packed)
                 if len(packed) > largest:
@@ -109,15 +109,15 @@ def _spooled(options: SinkOptions, schema: StructType, batches: Iterator[pa.Reco
 
 def _commit(options: SinkOptions, parts: Sequence[Part], batch: int | None, *, query: str | None) -> None:
     timeout_s = options.sendTimeoutMs / 1000
-    with closing(Cluster(options.bootstrap, timeout_s)) as cluster:
+    with closing(ClusterLog(options.bootstrap, timeout_s)) as cluster:
         target = Target(cluster.cluster_id(), options.session_name(), query)
         servers = cluster.servers
     connect = partial(Client, servers, session=target.session, timeout_s=timeout_s, halt_on_failure=True)
-    folder = SinkFolder(FileDirectory(options.folder))
+    folder = SinkState(FileDirectory(options.folder))
     done = asyncio.run(commit(folder, target, connect, parts, batch, fails=options.failOnRefused))
     _journal.info("batch %d: %d commands, %d refused", done.batch, done.commands, done.refused)
 
 
 def _abandon(options: SinkOptions, parts: Sequence[Part]) -> None:
-    folder = SinkFolder(FileDirectory(options.folder))
+    folder = SinkState(FileDirectory(options.folder))
     folder.abandon(part.spool for part in parts if part.spool is not None)

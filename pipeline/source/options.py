@@ -43,7 +43,7 @@ class SourceOptions:
     endingTimestamp: int | None = None  # noqa: N815
     """Milliseconds since the Unix epoch: end before the first record that is not older."""
     startingOffsetsByTimestampStrategy: str = "error"  # noqa: N815
-    """What to do where no record is as young as startingTimestamp: fail, or begin with what comes next."""
+    """What to do where no record is as recent as startingTimestamp: fail, or begin with what comes next."""
     failOnDataLoss: bool = True  # noqa: N815
     """Whether to fail where records have expired before they were read; otherwise go on behind them."""
     minPartitions: int = 0  # noqa: N815

@@ -1,4 +1,4 @@
-"""What both kinds of reading share: where a read begins and ends, and what a task does with its stretch."""
+"""What batch and streaming reads share: opening the log, where a read starts and ends, and a task's partition."""
 
 from __future__ import annotations
 
@@ -13,25 +13,24 @@ from pyspark.sql.types import StructType
 
 from quire.log.packing import Skimmer
 
-from ..archive.files import ArchiveFiles
+from ..archive.log import ArchiveLog, JoinedLog
 from ..archive.manifest import is_archive
 from ..errors import ForeignLog, OptionRefused, RecordsLost
-from ..origin.cluster import Cluster
-from ..origin.files import LogFiles
-from ..origin.joined import JoinedLog
+from ..origin.cluster import ClusterLog
+from ..origin.columns import batches_of
+from ..origin.data_dir import DataDirLog
 from ..origin.origin import Bounds, Origin, Stretch
-from .columns import batches_of
 from .offsets import EARLIEST, LATEST
 from .options import SourceOptions
 
 MICROSECONDS = 1000
-"""In one of the milliseconds that timestamps are given in, as to the Kafka connector."""
+"""Per millisecond, the unit of timestamp options, as in the Kafka connector."""
 
 _journal = logging.getLogger(__name__)
 
 
-class StretchPartition(InputPartition):
-    """What one task of Spark reads, of which cluster's log, and from which of its nodes."""
+class LogPartition(InputPartition):
+    """What one task of Spark reads: a stretch of the log of one cluster, and the nodes to ask for it."""
 
     def __init__(self, stretch: Stretch, cluster_id: str, servers: tuple[str, ...], turn: int) -> None:
         super().__init__((tuple(stretch), cluster_id, servers, turn))
@@ -39,7 +38,7 @@ class StretchPartition(InputPartition):
         self.cluster_id = cluster_id
         self.servers = servers
         self.turn = turn
-        """Tasks of different turns ask different nodes first."""
+        """The partition's number: tasks with different turns ask different nodes first."""
 
 
 def open_origin(options: SourceOptions) -> Origin:
@@ -49,42 +48,36 @@ def open_origin(options: SourceOptions) -> Origin:
         NoLog: there is none at the path.
     """
     if options.path is not None:
-        return _beside_archive(options, files_at(options.path))
-    return _beside_archive(options, Cluster(options.bootstrap, options.fetchTimeoutMs / 1000))
+        return _with_archive(options, log_at(options.path))
+    return _with_archive(options, ClusterLog(options.bootstrap, options.fetchTimeoutMs / 1000))
 
 
-def files_at(path: str) -> Origin:
+def log_at(path: str) -> Origin:
     """The log in a data_dir or in an archive.
 
     Raises:
-        NoLog: there is none of both.
-        ArchiveDamaged, ArchiveGap: it is an archive, and not whole.
+        NoLog: the path holds neither.
+        ArchiveDamaged, ArchiveGap: it is an archive whose manifest is damaged or has a gap.
     """
-    return ArchiveFiles(path) if is_archive(path) else LogFiles(path)
+    return ArchiveLog(path) if is_archive(path) else DataDirLog(path)
 
 
-def _beside_archive(options: SourceOptions, live: Origin) -> Origin:
-    return live if options.archive is None else JoinedLog(ArchiveFiles(options.archive), live)
+def _with_archive(options: SourceOptions, live: Origin) -> Origin:
+    return live if options.archive is None else JoinedLog(ArchiveLog(options.archive), live)
 
 
-def servers_of(origin: Origin) -> tuple[str, ...]:
-    """The nodes that a task may ask; none where it reads files."""
-    live = origin.live if isinstance(origin, JoinedLog) else origin
-    return live.servers if isinstance(live, Cluster) else ()
-
-
-def origin_of(options: SourceOptions, partition: StretchPartition) -> Origin:
+def origin_of(options: SourceOptions, partition: LogPartition) -> Origin:
     """The log that a task reads from.
 
     Raises:
-        NoLog: there is none at the path here.
-        ForeignLog: there is another one.
+        NoLog: there is none at the path on this machine.
+        ForeignLog: the path holds the log of another cluster.
     """
     if options.path is None:
         timeout_s = options.fetchTimeoutMs / 1000
-        live = Cluster(partition.servers, timeout_s, known=partition.cluster_id, turn=partition.turn)
-        return _beside_archive(options, live)
-    origin = _beside_archive(options, files_at(options.path))
+        live = ClusterLog(partition.servers, timeout_s, known=partition.cluster_id, turn=partition.turn)
+        return _with_archive(options, live)
+    origin = _with_archive(options, log_at(options.path))
     found = origin.cluster_id()
     if found != partition.cluster_id:
         raise ForeignLog(origin.name, found, partition.cluster_id)
@@ -92,18 +85,18 @@ def origin_of(options: SourceOptions, partition: StretchPartition) -> Origin:
 
 
 def starting_index(options: SourceOptions, origin: Origin, bounds: Bounds) -> int:
-    """Where the options say to begin.
+    """The first index to read.
 
     Raises:
-        OptionRefused: behind the end of the log, or at a time that it has not come to.
-        RecordsLost: what was asked for has expired.
+        OptionRefused: it is past the end of the log, or no record is as recent as the starting timestamp.
+        RecordsLost: the record has expired.
     """
     if options.startingTimestamp is not None:
         index = origin.index_at(options.startingTimestamp * MICROSECONDS, bounds)
         if index == bounds.highest_index and options.startingOffsetsByTimestampStrategy == "error":
             reason = (
-                f"no record is as young as {options.startingTimestamp} ms; the log ends at index {index}. "
-                "startingOffsetsByTimestampStrategy=latest begins with what comes next"
+                f"no record is as recent as {options.startingTimestamp} ms; the log ends at index {index}. "
+                "startingOffsetsByTimestampStrategy=latest starts with the next record"
             )
             raise OptionRefused("startingTimestamp", reason)
         return index
@@ -113,12 +106,12 @@ def starting_index(options: SourceOptions, origin: Origin, bounds: Bounds) -> in
     if place == LATEST:
         return bounds.highest_index
     if place > bounds.highest_index:
-        raise OptionRefused("startingOffsets", f"index {place} lies beyond the log's end, {bounds.highest_index}")
+        raise OptionRefused("startingOffsets", f"index {place} is past the end of the log, {bounds.highest_index}")
     return held_index(options, origin, bounds, place, bounds.highest_index)
 
 
 def ending_index(options: SourceOptions, origin: Origin, bounds: Bounds) -> int:
-    """Where the options say to end; it may lie beyond the log's end, if they name an index."""
+    """The index to stop before; if the options name an index, it may be past the end of the log."""
     if options.endingTimestamp is not None:
         return origin.index_at(options.endingTimestamp * MICROSECONDS, bounds)
     place = options.endingOffsets
@@ -126,7 +119,7 @@ def ending_index(options: SourceOptions, origin: Origin, bounds: Bounds) -> int:
 
 
 def held_index(options: SourceOptions, origin: Origin, bounds: Bounds, index: int, to_index: int) -> int:
-    """`index`, or the lowest one held where that has expired and data loss is no failure.
+    """`index`; or, if it has expired and failOnDataLoss is false, the lowest index that the log holds.
 
     Raises:
         RecordsLost: it has expired.
@@ -140,12 +133,12 @@ def held_index(options: SourceOptions, origin: Origin, bounds: Bounds, index: in
     return bounds.lowest_index
 
 
-def read_stretch(options: SourceOptions, schema: StructType, partition: StretchPartition) -> Iterator[pa.RecordBatch]:
-    """The rows of a task's stretch as Arrow batches.
+def read_partition(options: SourceOptions, schema: StructType, partition: LogPartition) -> Iterator[pa.RecordBatch]:
+    """The rows of a task's partition as Arrow batches.
 
     Raises:
-        RecordsLost: some have expired since the stretch was planned, and data loss is a failure.
-        FrameCorrupt, ForeignLog, ClusterUnavailable: as the origin finds it.
+        RecordsLost: some have expired since the read was planned, and failOnDataLoss is true.
+        FrameCorrupt, ForeignLog, ClusterUnavailable: from the origin.
     """
     arrow_schema = to_arrow_schema(schema, timezone="UTC")
     left = partition.stretch

@@ -14,7 +14,7 @@ IMPORT_TIMEOUT_S = 120.0
 """A busy machine's cold disk may take seconds to import Spark and Arrow."""
 
 # All that a task needs: a worker that has quire and no pyarrow would fail later, and say less.
-_IMPORT = "import quire.pipeline.source.batch"
+_IMPORT = "import quire.pipeline.source.readers"
 
 
 def register(spark: SparkSession) -> None:

@@ -17,8 +17,8 @@ from pyspark.sql.types import LongType, StructType
 
 from quire.log import LogLocked, LogOptions
 from quire.log.packing import Skimmer
-from quire.pipeline.archive.files import ArchiveFiles
-from quire.pipeline.archive.keeper import open_archive
+from quire.pipeline.archive.appender import open_archive
+from quire.pipeline.archive.log import ArchiveLog, JoinedLog
 from quire.pipeline.archive.manifest import MANIFEST_FILE, ArchiveManifest, encode_line, whole_lines
 from quire.pipeline.errors import (
     ArchiveDamaged,
@@ -31,13 +31,12 @@ from quire.pipeline.errors import (
     RecordsLost,
 )
 from quire.pipeline.jobs import archive
-from quire.pipeline.origin.files import LogFiles
-from quire.pipeline.origin.joined import JoinedLog
+from quire.pipeline.origin.columns import batches_of
+from quire.pipeline.origin.data_dir import DataDirLog
 from quire.pipeline.origin.origin import Bounds, Origin, Stretch, split
-from quire.pipeline.source.columns import batches_of
 from quire.pipeline.source.options import SourceOptions
-from quire.pipeline.source.schema import full_schema
-from quire.pipeline.source.stream import LogStreamReader
+from quire.pipeline.source.readers import LogStreamReader
+from quire.pipeline.source.source import full_schema
 from tests.pipeline.logs import SECOND, START, Clock, append_and_flush, every_kind, expected_rows, writing
 
 SCHEMA: Any = to_arrow_schema(full_schema(headers=True), timezone="UTC")
@@ -57,9 +56,9 @@ def rows_of(origin: Origin, stretches: list[Stretch] | None = None) -> list[dict
     return found
 
 
-def archived(log: Path, path: Path) -> ArchiveFiles:
+def archived(log: Path, path: Path) -> ArchiveLog:
     archive(SourceOptions(path=str(log)), str(path))
-    return ArchiveFiles(str(path))
+    return ArchiveLog(str(path))
 
 
 def listed(folder: Path) -> list[int]:
@@ -96,8 +95,8 @@ def test_an_archive_shows_what_the_log_shows_of_every_kind_of_record(history: Pa
     files = archived(history, tmp_path / "archive")
 
     assert rows_of(files) == expected_rows(history)
-    assert files.bounds() == LogFiles(str(history)).bounds()
-    assert files.cluster_id() == LogFiles(str(history)).cluster_id()
+    assert files.bounds() == DataDirLog(str(history)).bounds()
+    assert files.cluster_id() == DataDirLog(str(history)).cluster_id()
 
 
 def test_an_archive_is_read_from_any_index_to_any_other(history: Path, tmp_path: Path) -> None:
@@ -146,7 +145,7 @@ def test_a_run_goes_on_where_the_archive_ends(tmp_path: Path) -> None:
     assert (first.from_index, first.to_index, first.records) == (0, 150, 150)
     assert (nothing.records, nothing.files) == (0, 0)
     assert (second.from_index, second.to_index) == (150, 300)
-    assert rows_of(ArchiveFiles(str(path))) == expected_rows(log)
+    assert rows_of(ArchiveLog(str(path))) == expected_rows(log)
 
 
 class Killed(BaseException):
@@ -190,10 +189,10 @@ def test_an_archiver_killed_at_any_step_leaves_an_archive_that_goes_on_without_a
         if not killed_at(monkeypatch, step, partial(archive, options, str(path))):
             break
         if (path / MANIFEST_FILE).exists() and list(whole_lines(str(path), (path / MANIFEST_FILE).read_bytes())):
-            before = rows_of(ArchiveFiles(str(path)))
+            before = rows_of(ArchiveLog(str(path)))
             assert before == expected[: len(before)], step
         archive(options, str(path))
-        assert rows_of(ArchiveFiles(str(path))) == expected, step
+        assert rows_of(ArchiveLog(str(path))) == expected, step
         # Whoever lists folders sees each record once, too.
         assert listed(path) == list(range(40)), step
         step += 1
@@ -226,7 +225,7 @@ def test_a_folder_with_something_else_is_no_place_for_an_archive(tmp_path: Path)
 
 
 def test_an_archive_takes_no_part_of_a_log(tmp_path: Path) -> None:
-    with pytest.raises(OptionRefused, match="goes over the whole log"):
+    with pytest.raises(OptionRefused, match="covers the whole log"):
         archive(SourceOptions(path=str(tmp_path / "log"), endingOffsets=7), str(tmp_path / "archive"))
 
 
@@ -274,7 +273,7 @@ def test_archive_and_log_are_one_history_after_expiry_twice(tmp_path: Path) -> N
         archived(log, path)
         grow_more = 200 * turn + 200
         lowest = expire(log, grow_more - 20)
-        joined = JoinedLog(ArchiveFiles(str(path)), LogFiles(str(log)))
+        joined = JoinedLog(ArchiveLog(str(path)), DataDirLog(str(log)))
 
         assert lowest > 0
         assert joined.bounds() == (0, 200 * turn + 200)
@@ -290,7 +289,7 @@ def test_what_the_archive_lacks_is_read_from_the_log_behind_it(tmp_path: Path) -
     grow(log, 100, 100)
     expected = expected_rows(log)
     expire(log, 90)
-    joined = JoinedLog(files, LogFiles(str(log)))
+    joined = JoinedLog(files, DataDirLog(str(log)))
 
     assert rows_of(joined) == expected
     for start, end in ((0, 50), (50, 150), (99, 101), (100, 200), (150, 150)):
@@ -305,7 +304,7 @@ def test_a_log_that_begins_behind_the_archive_s_end_is_a_gap_with_its_range(tmp_
     lowest = expire(log, 150)
 
     with pytest.raises(ArchiveGap) as raised:
-        JoinedLog(files, LogFiles(str(log))).bounds()
+        JoinedLog(files, DataDirLog(str(log))).bounds()
     assert (raised.value.from_index, raised.value.to_index) == (40, lowest)
 
 
@@ -315,7 +314,7 @@ def test_a_log_with_another_history_behind_the_archive_is_no_part_of_it(tmp_path
     grow(tmp_path / "other", 1000, 90)
 
     with pytest.raises(ArchiveDiverges):
-        rows_of(JoinedLog(files, LogFiles(str(tmp_path / "other"))))
+        rows_of(JoinedLog(files, DataDirLog(str(tmp_path / "other"))))
 
 
 def test_a_time_is_found_in_archive_and_log(tmp_path: Path) -> None:
@@ -328,8 +327,8 @@ def test_a_time_is_found_in_archive_and_log(tmp_path: Path) -> None:
                 append_and_flush(writer, [number])
         if part == 0:
             archived(log, path)
-    whole = LogFiles(str(log))
-    joined = JoinedLog(ArchiveFiles(str(path)), LogFiles(str(log)))
+    whole = DataDirLog(str(log))
+    joined = JoinedLog(ArchiveLog(str(path)), DataDirLog(str(log)))
 
     for second in (0, 1, 30, 49, 50, 51, 99, 100, 200):
         moment = START + second * SECOND - 1
@@ -386,7 +385,7 @@ def test_a_stream_over_archive_and_log_goes_on_though_the_log_expires_behind_a_l
 def test_what_is_archived_and_expires_between_plan_and_reading_is_read_from_the_archive(tmp_path: Path) -> None:
     log, path = tmp_path / "log", tmp_path / "archive"
     grow(log, 0, 100)
-    joined = JoinedLog(archived(log, path), LogFiles(str(log)))
+    joined = JoinedLog(archived(log, path), DataDirLog(str(log)))
     grow(log, 100, 200)
     planned, expected = joined.stretches(*joined.bounds()), expected_rows(log)
     archived(log, path)
@@ -407,7 +406,7 @@ def test_a_log_that_is_archived_and_expires_between_two_looks_is_no_gap(tmp_path
     files = archived(log, path)
     grow(log, 100, 100)
 
-    class Expiring(LogFiles):
+    class Expiring(DataDirLog):
         def bounds(self) -> Bounds:
             archived(log, path)
             expire(log, 180)
@@ -418,11 +417,11 @@ def test_a_log_that_is_archived_and_expires_between_two_looks_is_no_gap(tmp_path
 
 @pytest.mark.parametrize("size", [1, 100, 3000, 1 << 30])
 def test_so_many_bytes_reach_as_far_in_an_archive_as_in_the_log(history: Path, tmp_path: Path, size: int) -> None:
-    files, log = archived(history, tmp_path / "archive"), LogFiles(str(history))
+    files, log = archived(history, tmp_path / "archive"), DataDirLog(str(history))
     low, high = log.bounds()
 
     for start in range(low, high, 5):
-        assert files.index_behind(start, high, size) == log.index_behind(start, high, size), start
+        assert files.index_within_bytes(start, high, size) == log.index_within_bytes(start, high, size), start
 
 
 # Harm
@@ -475,7 +474,7 @@ def test_a_gap_between_two_files_is_told_with_its_range(tmp_path: Path) -> None:
     manifest.write_bytes(b"".join(lines[:2] + lines[3:]))
 
     with pytest.raises(ArchiveGap) as raised:
-        ArchiveFiles(str(tmp_path / "archive"))
+        ArchiveLog(str(tmp_path / "archive"))
     held = files.manifest.files[1]
     assert (raised.value.from_index, raised.value.to_index) == (held.from_index, held.to_index)
 
@@ -496,12 +495,12 @@ def test_a_manifest_that_is_none_is_told(tmp_path: Path, harm: Callable[[bytes],
     manifest.write_bytes(harm(manifest.read_bytes()))
 
     with pytest.raises(PipelineError, match=says):
-        ArchiveFiles(str(tmp_path / "archive"))
+        ArchiveLog(str(tmp_path / "archive"))
 
 
 def test_a_folder_without_an_archive_is_refused(tmp_path: Path) -> None:
     with pytest.raises(NoLog, match="is no archive"):
-        ArchiveFiles(str(tmp_path))
+        ArchiveLog(str(tmp_path))
 
 
 def test_reading_an_archive_leaves_no_trace(history: Path, tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from quire.log.packing import Skimmer
-from quire.pipeline.archive.files import ArchiveFiles
+from quire.pipeline.archive.log import ArchiveLog
 from quire.pipeline.errors import ClusterUnavailable
 from quire.pipeline.jobs import archive
 from quire.pipeline.source.options import SourceOptions
@@ -53,7 +53,7 @@ def archived(path: Path, *nodes: Records) -> bytes:
         summary = archive(options, str(path))
     assert (summary.from_index, summary.to_index) == (0, HIGHEST)
     assert summary.files == HIGHEST // PIECE
-    with closing(ArchiveFiles(str(path))) as origin:
+    with closing(ArchiveLog(str(path))) as origin:
         raw = b""
         for stretch in origin.stretches(0, HIGHEST):
             for rows in origin.rows(stretch, Skimmer()):

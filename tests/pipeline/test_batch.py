@@ -109,7 +109,7 @@ def test_a_range_of_time_begins_with_what_is_not_older(
 def test_a_time_that_the_log_has_not_come_to_is_refused_or_is_its_end(spark: SparkSession, numbers: Path) -> None:
     late = START // 1000 + 1_000_000
 
-    with pytest.raises(PySparkException, match="no record is as young"):
+    with pytest.raises(PySparkException, match="no record is as recent"):
         load(spark, numbers, startingTimestamp=late).collect()
     assert load(spark, numbers, startingTimestamp=late, startingOffsetsByTimestampStrategy="latest").collect() == []
 
@@ -125,8 +125,8 @@ def test_an_empty_log_has_no_rows(spark: SparkSession, tmp_path: Path) -> None:
     ("options", "says"),
     [
         ({"startingOffset": "earliest"}, "startingoffset: is not known"),
-        ({"startingOffsets": '{"index": 301}'}, "beyond the log's end, 300"),
-        ({"endingOffsets": "301"}, "beyond the log's end, 300"),
+        ({"startingOffsets": '{"index": 301}'}, "past the end of the log, 300"),
+        ({"endingOffsets": "301"}, "past the end of the log, 300"),
         ({"startingOffsets": '{"index": '}, "must be earliest, latest or"),
         ({"bootstrap": "127.0.0.1:1"}, "give either it"),
     ],

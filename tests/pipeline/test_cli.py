@@ -38,3 +38,25 @@ def test_without_the_extra_it_says_what_to_install() -> None:
         "quire: quire spark needs pyspark, which is not installed; "
         "in quire's checkout, .venv/bin/pip install -e '.[spark]'"
     )
+
+
+def test_every_module_can_be_the_first_that_a_worker_of_spark_imports() -> None:
+    run = python(FIRST_IMPORTS)
+
+    assert (run.returncode, run.stderr) == (0, "")
+    assert int(run.stdout) > 30
+
+
+FIRST_IMPORTS = """
+import sys
+from importlib import import_module
+from pkgutil import walk_packages
+import quire.pipeline
+
+names = [module.name for module in walk_packages(quire.pipeline.__path__, "quire.pipeline.")]
+for name in names:
+    for loaded in [each for each in sys.modules if each.startswith("quire.pipeline")]:
+        del sys.modules[loaded]
+    import_module(name)
+print(len(names))
+"""

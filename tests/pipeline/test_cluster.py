@@ -23,8 +23,8 @@ from quire.log import pack, stored_records, walk_frames
 from quire.log.frames import walk_headers
 from quire.log.packing import Skimmer
 from quire.pipeline.errors import ClusterUnavailable, ForeignLog, RecordsLost
-from quire.pipeline.origin.cluster import Cluster as ClusterLog
-from quire.pipeline.origin.files import LogFiles
+from quire.pipeline.origin.cluster import ClusterLog
+from quire.pipeline.origin.data_dir import DataDirLog
 from quire.pipeline.origin.origin import Stretch, split
 from tests.pipeline.servers import answers_of, serving
 from tests.ports import free_port
@@ -176,7 +176,7 @@ def test_a_stream_equals_the_log_though_the_leader_is_killed_and_so_do_the_files
 
 
 def _has_all(data_dir: Path, count: int) -> bool:
-    return LogFiles(str(data_dir)).bounds().highest_index >= count
+    return DataDirLog(str(data_dir)).bounds().highest_index >= count
 
 
 def test_times_and_bytes_are_found_on_a_cluster_too(cluster: Cluster) -> None:
@@ -189,8 +189,8 @@ def test_times_and_bytes_are_found_on_a_cluster_too(cluster: Cluster) -> None:
             first = next(each for each in frames if each.timestamp >= header.timestamp)
             assert log.index_at(header.timestamp, bounds) == first.index
         assert log.index_at(frames[-1].timestamp + 1, bounds) == bounds.highest_index
-        assert log.index_behind(10, bounds.highest_index, 1) == 11
-        assert log.index_behind(10, 11, 1 << 40) == 11
+        assert log.index_within_bytes(10, bounds.highest_index, 1) == 11
+        assert log.index_within_bytes(10, 11, 1 << 40) == 11
         assert [stretch[:2] for stretch in split(log.stretches(0, 1), 4)] == [(0, 1)]
 
 

@@ -17,10 +17,10 @@ import pytest
 from pyspark.sql import SparkSession
 
 import quire
-from quire.pipeline.archive.files import ArchiveFiles
+from quire.pipeline.archive.log import ArchiveLog
 from quire.pipeline.errors import NoLog
 from quire.pipeline.jobs import archive, report, scrub
-from quire.pipeline.origin.files import LogFiles
+from quire.pipeline.origin.data_dir import DataDirLog
 from quire.pipeline.source.options import SourceOptions
 from tests.pipeline.sessions import TOP
 from tests.pipeline.test_jobs import history, quire_spark
@@ -57,7 +57,7 @@ def _filled(clusters: Clusters) -> Cluster:
 
 def _is_settled(node: Node, end: int) -> bool:
     kept = node.status()["snapshots"]["kept"]
-    return len(kept) == 1 and LogFiles(str(node.data_dir)).bounds().highest_index == end
+    return len(kept) == 1 and DataDirLog(str(node.data_dir)).bounds().highest_index == end
 
 
 @contextmanager
@@ -83,7 +83,7 @@ def archiving(cluster: Cluster, node: Node, *arguments: str) -> Generator[None]:
 def has_reached(archive_dir: Path, index: int) -> bool:
     """Whether the archive holds all below an index."""
     try:
-        return ArchiveFiles(str(archive_dir)).bounds().highest_index >= index
+        return ArchiveLog(str(archive_dir)).bounds().highest_index >= index
     except NoLog:
         return False
 

@@ -32,14 +32,14 @@ from quire.log.options import STORE_HEADER_BYTES
 from quire.log.packing import Skimmer
 from quire.log.payload import stored_records
 from quire.pipeline.errors import NoLog, RecordsLost
-from quire.pipeline.origin.files import CHUNK_BYTES, LogFiles
+from quire.pipeline.origin.columns import MAX_BATCH_ROWS, batches_of
+from quire.pipeline.origin.data_dir import CHUNK_BYTES, DataDirLog
 from quire.pipeline.origin.origin import Bounds, Stretch, split
-from quire.pipeline.source.batch import LogReader
-from quire.pipeline.source.columns import MAX_BATCH_ROWS, batches_of
+from quire.pipeline.origin.rows import RowBuilder, Rows
 from quire.pipeline.source.options import SourceOptions
-from quire.pipeline.source.reading import StretchPartition
-from quire.pipeline.source.rows import Gathering, Rows
-from quire.pipeline.source.schema import full_schema
+from quire.pipeline.source.readers import LogReader
+from quire.pipeline.source.reading import LogPartition
+from quire.pipeline.source.source import full_schema
 from tests.pipeline.logs import (
     CLUSTER,
     SECOND,
@@ -67,7 +67,7 @@ def shown(rows: Rows, segment: int | None) -> list[dict[str, Any]]:
     return found
 
 
-def read(files: LogFiles, stretches: Iterable[Stretch]) -> list[dict[str, Any]]:
+def read(files: DataDirLog, stretches: Iterable[Stretch]) -> list[dict[str, Any]]:
     return [
         row for stretch in stretches for rows in files.rows(stretch, Skimmer()) for row in shown(rows, stretch.segment)
     ]
@@ -83,7 +83,7 @@ def history(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize("least", [1, 2, 7, 1000])
 def test_stretches_of_any_number_show_every_record_once_and_as_it_is(history: Path, least: int) -> None:
-    files = LogFiles(str(history))
+    files = DataDirLog(str(history))
     stretches = split(files.stretches(*files.bounds()), least)
 
     assert len(stretches) >= min(least, len(expected_rows(history)))
@@ -91,7 +91,7 @@ def test_stretches_of_any_number_show_every_record_once_and_as_it_is(history: Pa
 
 
 def test_a_read_may_begin_and_end_at_any_index(history: Path) -> None:
-    files, expected = LogFiles(str(history)), expected_rows(history)
+    files, expected = DataDirLog(str(history)), expected_rows(history)
     low, high = files.bounds()
 
     for start in range(low, high + 1):
@@ -118,7 +118,7 @@ def test_an_index_file_is_not_believed(tmp_path: Path, harm: str) -> None:
             for position in range(16, len(raw), 16):
                 raw[position + 12] ^= 64
             name.write_bytes(raw)
-    files, expected = LogFiles(str(tmp_path)), expected_rows(tmp_path)
+    files, expected = DataDirLog(str(tmp_path)), expected_rows(tmp_path)
 
     for start in range(bases[1], bases[2]):
         assert read(files, files.stretches(start, start + 1)) == expected[start : start + 1]
@@ -135,7 +135,7 @@ def test_what_is_not_committed_is_not_there(tmp_path: Path) -> None:
     mark.run()
     log.end_mark_sync(mark)
 
-    files = LogFiles(str(tmp_path))
+    files = DataDirLog(str(tmp_path))
 
     assert files.bounds() == Bounds(0, 33)
     assert [row["index"] for row in read(files, files.stretches(0, 33))] == list(range(33))
@@ -148,17 +148,17 @@ def test_half_a_frame_above_the_commit_index_is_no_matter(tmp_path: Path) -> Non
         end = 64 + log.size
     store = tmp_path / "log" / f"{0:020d}.store"
     store.write_bytes(store.read_bytes()[:end] + b"\x07" * 500)
-    files = LogFiles(str(tmp_path))
+    files = DataDirLog(str(tmp_path))
 
     assert [row["command"] for row in read(files, files.stretches(*files.bounds()))] == ["1", "2", "3"]
     assert files.index_at(START + SECOND, files.bounds()) == 3
-    assert files.index_behind(0, 3, 1 << 30) == 3
+    assert files.index_within_bytes(0, 3, 1 << 30) == 3
 
 
 def test_a_log_that_grows_and_rotates_under_a_reader_is_read_on(tmp_path: Path) -> None:
     with writing(tmp_path) as log:
         append_and_flush(log, *[[number] for number in range(10)])
-        files = LogFiles(str(tmp_path))
+        files = DataDirLog(str(tmp_path))
         first = files.bounds()
         stretches = files.stretches(*first)
         append_and_flush(log, *[[number] for number in range(10, 200)])
@@ -173,7 +173,7 @@ def test_a_segment_that_expires_before_it_is_read_is_named_by_its_range(tmp_path
     clock = Clock()
     with writing(tmp_path, clock=clock) as log:
         append_and_flush(log, *[[number] for number in range(100)])
-        files = LogFiles(str(tmp_path))
+        files = DataDirLog(str(tmp_path))
         stretches = files.stretches(*files.bounds())
         reading = files.rows(stretches[0], Skimmer())
         begun = [next(reading)]
@@ -204,7 +204,7 @@ def test_a_time_is_found_in_any_segment(tmp_path: Path, timestamp: int, index: i
         for number in range(100):
             clock.now = START + number * SECOND
             log.append([number, b"", None])
-    files = LogFiles(str(tmp_path))
+    files = DataDirLog(str(tmp_path))
 
     assert files.index_at(timestamp, files.bounds()) == index
 
@@ -233,7 +233,7 @@ def test_a_range_of_indices_or_of_time_reads_the_frames_of_no_segment_beside_it(
         reader = LogReader(given, StructType().add("index", LongType()))
         parts = reader.partitions()
 
-        assert [part.stretch for part in parts if isinstance(part, StretchPartition)] == [Stretch(start, end, base)]
+        assert [part.stretch for part in parts if isinstance(part, LogPartition)] == [Stretch(start, end, base)]
         read = [index for part in parts for batch in reader.read(part) for index in batch[0].to_pylist()]
         assert read == expected[start:end]
 
@@ -251,16 +251,16 @@ def test_so_many_bytes_reach_to_the_last_frame_that_fits_and_past_one_at_least(
             raw, index = log.read_frames(index, 1 << 30)
             sizes += [header.size for _, header in walk_headers(raw)]
     ends = list(itertools.accumulate(sizes))
-    files = LogFiles(str(tmp_path))
+    files = DataDirLog(str(tmp_path))
     files.bounds()
 
     for first in (0, 7, 33):
         behind = ends[first - 1] if first else 0
         for frame in range(first, 60):
             size = ends[frame] - behind
-            assert files.index_behind(2 * first, 120, size) == 2 * (frame + 1)
-            assert files.index_behind(2 * first, 120, size - 1) == 2 * max(frame, first + 1)
-    assert files.index_behind(0, 11, 1 << 30) == 11
+            assert files.index_within_bytes(2 * first, 120, size) == 2 * (frame + 1)
+            assert files.index_within_bytes(2 * first, 120, size - 1) == 2 * max(frame, first + 1)
+    assert files.index_within_bytes(0, 11, 1 << 30) == 11
 
 
 @pytest.mark.parametrize("where", ["payload", "header", "chain", "store header", "segment"])
@@ -285,7 +285,7 @@ def test_rot_is_told_with_file_and_position(tmp_path: Path, where: str) -> None:
             position = 0
             raw = bytearray(_with_another_origin(store.read_bytes()))
     store.write_bytes(raw)
-    files = LogFiles(str(tmp_path))
+    files = DataDirLog(str(tmp_path))
 
     with pytest.raises(FrameCorrupt) as corrupt:
         read(files, files.stretches(bases[1], bases[2]))
@@ -304,15 +304,15 @@ def _with_another_origin(raw: bytes) -> bytes:
 def test_a_folder_without_segments_or_without_a_mark_is_no_log(tmp_path: Path) -> None:
     for path in (tmp_path / "nothing", tmp_path):
         with pytest.raises(NoLog, match="holds no log"):
-            LogFiles(str(path)).bounds()
+            DataDirLog(str(path)).bounds()
     (tmp_path / "log").mkdir()
     with pytest.raises(NoLog, match="no segment"):
-        LogFiles(str(tmp_path)).bounds()
+        DataDirLog(str(tmp_path)).bounds()
     with writing(tmp_path / "other"):
         pass
     (tmp_path / "other" / "mark").unlink()
     with pytest.raises(NoLog, match="mark"):
-        LogFiles(str(tmp_path / "other")).bounds()
+        DataDirLog(str(tmp_path / "other")).bounds()
 
 
 def test_reading_leaves_no_trace(history: Path) -> None:
@@ -320,7 +320,7 @@ def test_reading_leaves_no_trace(history: Path) -> None:
         return {str(path): (path.stat().st_mtime_ns, path.stat().st_size) for path in history.rglob("*")}
 
     before = state()
-    files = LogFiles(str(history))
+    files = DataDirLog(str(history))
     read(files, files.stretches(*files.bounds()))
 
     assert state() == before
@@ -331,7 +331,7 @@ def test_a_frame_larger_than_what_is_read_at_once_is_read_whole(tmp_path: Path) 
     options = LogOptions(segment_bytes=64 << 20, max_frame_bytes=32 << 20)
     with writing(tmp_path, options) as log:
         append_and_flush(log, [b"small"], [b"x" * (CHUNK_BYTES + 1)], [b"y" * CHUNK_BYTES, b"z"])
-    files = LogFiles(str(tmp_path))
+    files = DataDirLog(str(tmp_path))
 
     assert read(files, files.stretches(*files.bounds())) == expected_rows(tmp_path)
 
@@ -340,7 +340,7 @@ def test_a_frame_larger_than_what_is_read_at_once_is_read_whole(tmp_path: Path) 
 def test_a_batch_has_no_more_rows_than_its_limit(tmp_path: Path, count: int) -> None:
     with writing(tmp_path, LogOptions()) as log:
         append_and_flush(log, [1] * count)
-    files = LogFiles(str(tmp_path))
+    files = DataDirLog(str(tmp_path))
     [stretch] = files.stretches(*files.bounds())
     batches = [batch for rows in files.rows(stretch, Skimmer()) for batch in batches_of(rows, SCHEMA, 0)]
 
@@ -366,7 +366,7 @@ def test_rows_are_what_the_log_decodes_of_any_records(batches: list[tuple[list[R
         else:
             frames.records(*records, session=session, sequence=9 if session else 0)
     raw = memoryview(frames.raw)
-    gathering = Gathering(raw, Skimmer())
+    gathering = RowBuilder(raw, Skimmer())
     for offset, header in walk_headers(raw):
         gathering.add(header, offset)
 
@@ -403,18 +403,18 @@ def test_a_payload_that_is_not_as_its_kind_says_is_refused(payload: bytes, count
     [(offset, header)] = walk_headers(raw)
 
     with pytest.raises(PayloadInvalid):
-        Gathering(raw, Skimmer()).add(header, offset)
+        RowBuilder(raw, Skimmer()).add(header, offset)
 
 
 MEASURED = """
 import resource, sys
 from pyspark.sql.pandas.types import to_arrow_schema
 from quire.log.packing import Skimmer
-from quire.pipeline.source.columns import batches_of
-from quire.pipeline.origin.files import LogFiles
-from quire.pipeline.source.schema import full_schema
+from quire.pipeline.origin.columns import batches_of
+from quire.pipeline.origin.data_dir import DataDirLog
+from quire.pipeline.source.source import full_schema
 
-files = LogFiles(sys.argv[1])
+files = DataDirLog(sys.argv[1])
 schema = to_arrow_schema(full_schema(headers=False), timezone="UTC")
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 count = sum(

@@ -20,7 +20,7 @@ from typer.testing import CliRunner
 from quire.log import HEADER_BYTES, FrameCorrupt, LogOptions, pack
 from quire.pipeline.cli import app
 from quire.pipeline.jobs import archive, replay, scrub
-from quire.pipeline.jobs.spread import spread
+from quire.pipeline.pieces import spread
 from quire.pipeline.source.options import SourceOptions
 from quire.sm import SESSION_WINDOW
 from tests.pipeline.logs import SECOND, START, Clock, append_and_flush, writing

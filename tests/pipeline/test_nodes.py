@@ -15,14 +15,13 @@ import quire.pipeline.origin.cluster
 import quire.pipeline.origin.nodes
 from quire.log.packing import Skimmer
 from quire.pipeline.errors import ClusterUnavailable, ForeignLog, RecordsLost
-from quire.pipeline.origin.cluster import Cluster
+from quire.pipeline.origin.cluster import ClusterLog
 from quire.pipeline.origin.nodes import Nodes
 from quire.pipeline.origin.origin import Stretch
-from quire.pipeline.source.batch import LogReader
 from quire.pipeline.source.offsets import Offset
 from quire.pipeline.source.options import SourceOptions
-from quire.pipeline.source.reading import StretchPartition, read_stretch
-from quire.pipeline.source.stream import LogStreamReader
+from quire.pipeline.source.readers import LogReader, LogStreamReader
+from quire.pipeline.source.reading import LogPartition, read_partition
 from tests.pipeline.logs import CLUSTER, append_and_flush, writing
 from tests.pipeline.servers import SILENT, Told, answers_of, bounds, pages, serving
 
@@ -45,7 +44,7 @@ def raw_frames(path: Path, value: int = 0) -> bytes:
 
 def read(servers: list[str], timeout_s: float = 30.0) -> list[int]:
     """The indices that a task gets of them."""
-    log = Cluster(servers, timeout_s, known=CLUSTER.hex(), page_bytes=PAGE_BYTES)
+    log = ClusterLog(servers, timeout_s, known=CLUSTER.hex(), page_bytes=PAGE_BYTES)
     try:
         return [index for rows in log.rows(Stretch(3, 97, None), Skimmer()) for index in rows.index.tolist()]
     finally:
@@ -63,23 +62,23 @@ def test_a_read_goes_on_at_another_node_behind_the_last_row_that_it_has(tmp_path
 
 def test_each_task_begins_with_another_follower_and_the_leader_stands_last_for_all() -> None:
     servers = ["127.0.0.1:1", "127.0.0.1:2", "127.0.0.1:3"]
-    orders = [Cluster(servers, 1.0, known=CLUSTER.hex(), turn=turn).servers for turn in range(4)]
+    orders = [ClusterLog(servers, 1.0, known=CLUSTER.hex(), turn=turn).servers for turn in range(4)]
 
     assert [order[0] for order in orders] == [servers[0], servers[1], servers[0], servers[1]]
     assert {order[-1] for order in orders} == {servers[2]}
-    assert Cluster(servers[:1], 1.0, known=CLUSTER.hex(), turn=5).servers == tuple(servers[:1])
+    assert ClusterLog(servers[:1], 1.0, known=CLUSTER.hex(), turn=5).servers == tuple(servers[:1])
 
 
 def test_where_records_expired_before_a_task_came_to_them_it_fails_or_goes_on_behind_them(tmp_path: Path) -> None:
     raw = raw_frames(tmp_path)
     with serving(answers_of(records=pages(raw, lowest=40), lowest=40)) as server:
-        partition = StretchPartition(Stretch(3, 97, None), CLUSTER.hex(), (server,), 0)
+        partition = LogPartition(Stretch(3, 97, None), CLUSTER.hex(), (server,), 0)
 
         with pytest.raises(RecordsLost) as lost:
             shown(server, partition)
         assert (lost.value.from_index, lost.value.to_index) == (3, 40)
         assert shown(server, partition, failOnDataLoss="false") == list(range(40, 97))
-        before = StretchPartition(Stretch(3, 40, None), CLUSTER.hex(), (server,), 0)
+        before = LogPartition(Stretch(3, 40, None), CLUSTER.hex(), (server,), 0)
         assert shown(server, before, failOnDataLoss="false") == []
 
 
@@ -89,12 +88,12 @@ def test_a_node_that_holds_nothing_does_not_say_where_the_log_begins(tmp_path: P
     with (
         serving(answers_of(records=pages(raw, lowest=60), lowest=60)) as holder,
         serving(answers_of() | {"/index_bounds": bounds(at, at)}) as empty,
-        closing(Cluster([empty, holder], 1.0)) as log,
-        closing(Cluster([empty], 1.0)) as alone,
+        closing(ClusterLog([empty, holder], 1.0)) as log,
+        closing(ClusterLog([empty], 1.0)) as alone,
     ):
         assert log.bounds() == (60, 100)
         assert alone.bounds() == (at, at)
-        partition = StretchPartition(Stretch(3, 97, None), CLUSTER.hex(), (empty, holder), 0)
+        partition = LogPartition(Stretch(3, 97, None), CLUSTER.hex(), (empty, holder), 0)
         assert shown(holder, partition, failOnDataLoss="false", fetchTimeoutMs="300") == list(range(60, 97))
 
 
@@ -126,14 +125,14 @@ def test_a_stream_waits_for_nodes_that_are_behind_its_checkpoint_for_a_moment() 
 
 def test_what_a_node_says_to_hold_is_not_lost_though_none_gives_it(tmp_path: Path) -> None:
     with serving(answers_of(records=pages(raw_frames(tmp_path), lowest=40), lowest=0)) as server:
-        partition = StretchPartition(Stretch(3, 97, None), CLUSTER.hex(), (server,), 0)
+        partition = LogPartition(Stretch(3, 97, None), CLUSTER.hex(), (server,), 0)
         with pytest.raises(ClusterUnavailable, match=r"index 3 on .*it has expired, though .* begins at index 0"):
             shown(server, partition, failOnDataLoss="false")
 
 
-def shown(server: str, partition: StretchPartition, **options: str) -> list[int]:
+def shown(server: str, partition: LogPartition, **options: str) -> list[int]:
     given = SourceOptions.parse({"bootstrap": server, **options}, streaming=False)
-    batches = read_stretch(given, StructType().add("index", LongType()), partition)
+    batches = read_partition(given, StructType().add("index", LongType()), partition)
     return [index for batch in batches for index in batch[0].to_pylist()]
 
 
@@ -142,7 +141,7 @@ def test_a_driver_learns_again_who_leads_and_does_not_change_to_another_cluster(
 ) -> None:
     with serving(told := answers_of()) as server:
         told["/cluster"] = members(server, "127.0.0.1:1")
-        log = Cluster([server], 1.0)
+        log = ClusterLog([server], 1.0)
         assert log.servers == (server, "127.0.0.1:1")
         told["/cluster"] = members("127.0.0.1:1", server)
         log.bounds()

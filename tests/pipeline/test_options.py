@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-import quire.pipeline.source.columns
+import quire.pipeline.origin.columns
 from quire.pipeline.errors import BatchTooLarge, OptionRefused
 from quire.pipeline.source.options import (
     HIGHEST_INDEX,
@@ -93,7 +93,7 @@ def test_names_are_of_any_case_and_a_stream_begins_at_the_end() -> None:
 
 
 def test_values_of_one_batch_are_as_many_bytes_as_arrow_counts() -> None:
-    offsets = vars(quire.pipeline.source.columns)["_offsets"]
+    offsets = vars(quire.pipeline.origin.columns)["_offsets"]
 
     assert offsets(np.array([1, 2**31 - 2]))[-1] == 2**31 - 1
     with pytest.raises(BatchTooLarge):

@@ -11,18 +11,18 @@ import numpy as np
 import pytest
 
 import quire.pipeline.origin.cluster
-import quire.pipeline.origin.files
-import quire.pipeline.source.stream
+import quire.pipeline.origin.data_dir
+import quire.pipeline.source.readers
 from quire.log import FrameHeader, Log, LogError, Tail
 from quire.log.frames import HEADER_BYTES, decode_header
 from quire.pipeline.errors import PipelineError
-from quire.pipeline.origin.cluster import Cluster
-from quire.pipeline.origin.files import LogFiles
+from quire.pipeline.origin.cluster import ClusterLog
+from quire.pipeline.origin.data_dir import DataDirLog
 from quire.pipeline.origin.origin import Bounds, Stretch
+from quire.pipeline.origin.rows import RowBuilder
 from quire.pipeline.origin.segment import SegmentFile
 from quire.pipeline.source.offsets import Offset
-from quire.pipeline.source.rows import Gathering
-from quire.pipeline.source.stream import LogStreamReader
+from quire.pipeline.source.readers import LogStreamReader
 from tests.pipeline import test_files, test_nodes, test_stream
 from tests.pipeline.logs import SECOND, START, Clock, every_kind, writing
 
@@ -31,12 +31,12 @@ Check = Callable[[Path], None]
 
 
 def rows_twice_on_a_change_of_node(patch: Patch) -> None:
-    original: Callable[..., Any] = vars(Cluster)["_page"]
+    original: Callable[..., Any] = vars(ClusterLog)["_page"]
 
-    def planted(log: Cluster, stretch: Stretch, index: int, tail: Tail | None, *rest: Any, **more: Any) -> Any:
+    def planted(log: ClusterLog, stretch: Stretch, index: int, tail: Tail | None, *rest: Any, **more: Any) -> Any:
         return original(log, stretch, index if tail is None else index - 1, None, *rest, **more)
 
-    patch.setattr(Cluster, "_page", planted)
+    patch.setattr(ClusterLog, "_page", planted)
 
 
 def a_node_s_chain_not_checked(patch: Patch) -> None:
@@ -44,7 +44,7 @@ def a_node_s_chain_not_checked(patch: Patch) -> None:
 
 
 def a_file_s_chain_not_checked(patch: Patch) -> None:
-    patch.setattr(quire.pipeline.origin.files, "follow", unchecked)
+    patch.setattr(quire.pipeline.origin.data_dir, "follow", unchecked)
 
 
 def unchecked(_tail: Tail, header: FrameHeader) -> Tail:
@@ -61,38 +61,38 @@ def payloads_not_verified(patch: Patch) -> None:
             yield offset, header
             offset += header.size
 
-    patch.setattr(quire.pipeline.origin.files, "walk_headers", walk)
+    patch.setattr(quire.pipeline.origin.data_dir, "walk_headers", walk)
 
 
 def the_next_segment_not_compared(patch: Patch) -> None:
-    patch.setattr(LogFiles, "_check_next", lambda self, base, tail: None)
+    patch.setattr(DataDirLog, "_check_next", lambda self, base, tail: None)
 
 
 def above_the_commit_index(patch: Patch) -> None:
-    original = LogFiles.bounds
+    original = DataDirLog.bounds
 
-    def planted(files: LogFiles) -> Bounds:
+    def planted(files: DataDirLog) -> Bounds:
         low, high = original(files)
         return Bounds(low, high + 1)
 
-    patch.setattr(LogFiles, "bounds", planted)
+    patch.setattr(DataDirLog, "bounds", planted)
 
 
 def a_row_skipped_at_a_segment_s_boundary(patch: Patch) -> None:
-    original = LogFiles.stretches
+    original = DataDirLog.stretches
 
-    def planted(files: LogFiles, from_index: int, to_index: int) -> list[Stretch]:
+    def planted(files: DataDirLog, from_index: int, to_index: int) -> list[Stretch]:
         found = original(files, from_index, to_index)
         return [*(stretch._replace(to_index=stretch.to_index - 1) for stretch in found[:-1]), *found[-1:]]
 
-    patch.setattr(LogFiles, "stretches", planted)
+    patch.setattr(DataDirLog, "stretches", planted)
 
 
 def what_expired_is_passed_over_in_silence(patch: Patch) -> None:
     def planted(options: Any, origin: Any, bounds: Bounds, index: int, to_index: int) -> int:
         return max(index, bounds.lowest_index)
 
-    patch.setattr(quire.pipeline.source.stream, "held_index", planted)
+    patch.setattr(quire.pipeline.source.readers, "held_index", planted)
 
 
 def the_index_file_believed(patch: Patch) -> None:
@@ -104,13 +104,13 @@ def the_index_file_believed(patch: Patch) -> None:
 
 
 def one_sequence_for_a_whole_run(patch: Patch) -> None:
-    original: Callable[..., Any] = vars(Gathering)["_sessions"]
+    original: Callable[..., Any] = vars(RowBuilder)["_sessions"]
 
-    def planted(gathering: Gathering) -> Any:
+    def planted(gathering: RowBuilder) -> Any:
         session, sequence = original(gathering)
         return session, np.minimum(sequence, sequence[0])
 
-    patch.setattr(Gathering, "_sessions", planted)
+    patch.setattr(RowBuilder, "_sessions", planted)
 
 
 def the_limit_of_records_ignored(patch: Patch) -> None:
@@ -118,12 +118,12 @@ def the_limit_of_records_ignored(patch: Patch) -> None:
 
 
 def the_limit_of_bytes_one_frame_too_far(patch: Patch) -> None:
-    original = LogFiles.index_behind
+    original = DataDirLog.index_within_bytes
 
-    def planted(files: LogFiles, from_index: int, to_index: int, max_bytes: int) -> int:
+    def planted(files: DataDirLog, from_index: int, to_index: int, max_bytes: int) -> int:
         return min(to_index, original(files, from_index, to_index, max_bytes) + 1)
 
-    patch.setattr(LogFiles, "index_behind", planted)
+    patch.setattr(DataDirLog, "index_within_bytes", planted)
 
 
 def a_batch_that_begins_one_record_early(patch: Patch) -> None:

@@ -13,8 +13,8 @@ from quire.log import FileDirectory, Kind, Log, LogOptions, encode_records
 from quire.pipeline.archive.snapshots import StoredSnapshot, stored_snapshots
 from quire.pipeline.errors import ForeignLog, GenesisMissing, GroundMissing, MachineDiffers, OptionRefused
 from quire.pipeline.jobs import ReplaySummary, archive, replay
-from quire.pipeline.jobs.pieces import whole_frames
-from quire.pipeline.origin.files import LogFiles
+from quire.pipeline.origin.data_dir import DataDirLog
+from quire.pipeline.pieces import whole_frames
 from quire.pipeline.replay.genesis import genesis_of
 from quire.pipeline.replay.keys import MAX_DIFFERENCES, KeyPiece, replay_keys
 from quire.pipeline.replay.stretch import ReplayPiece
@@ -365,7 +365,7 @@ def test_of_one_part_so_many_keys_are_told(tmp_path: Path, keys: int, told: int)
 def first_stretch(path: Path) -> ReplayPiece:
     """From the log's beginning to its first snapshot."""
     options = SourceOptions(path=str(path))
-    origin, [manifest, *_] = LogFiles(str(path)), stored_snapshots(str(path)).manifests
+    origin, [manifest, *_] = DataDirLog(str(path)), stored_snapshots(str(path)).manifests
     return ReplayPiece(
         options=options,
         partitions=whole_frames(origin, options, 0, manifest.index),

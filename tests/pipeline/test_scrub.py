@@ -14,8 +14,8 @@ from quire.log.frames import walk_headers
 from quire.log.options import STORE_HEADER_BYTES
 from quire.pipeline.errors import ForeignLog, NoLog
 from quire.pipeline.jobs import Finding, ScrubSummary, archive, scrub
-from quire.pipeline.scrub.flipped_bit import MAX_BYTES, FlippedBit, flipped_bit
-from quire.pipeline.scrub.walked import BORDER_RECORDS
+from quire.pipeline.scrub.segment import MAX_BYTES, FlippedBit, flipped_bit
+from quire.pipeline.scrub.walk import BOUNDARY_RECORDS
 from quire.pipeline.source.options import SourceOptions
 from tests.pipeline.logs import append_and_flush, every_kind, writing
 from tests.pipeline.test_archive import expire
@@ -230,9 +230,9 @@ def test_split_brains_whose_frames_end_elsewhere_are_found(tmp_path: Path, ours:
         assert (finding.kind, finding.from_index) == ("differs", parted)
 
 
-@pytest.mark.parametrize("crossing", [1, BORDER_RECORDS, 2 * BORDER_RECORDS + 1])
+@pytest.mark.parametrize("crossing", [1, BOUNDARY_RECORDS, 2 * BOUNDARY_RECORDS + 1])
 def test_split_brains_are_found_behind_a_frame_that_crosses_many_boundaries(tmp_path: Path, crossing: int) -> None:
-    start = [BORDER_RECORDS - 1, crossing]
+    start = [BOUNDARY_RECORDS - 1, crossing]
     write_frames(tmp_path / "n1", *start, 100, 7)
     write_frames(tmp_path / "n2", *start, 101)
     write_frames(tmp_path / "n3", *start)

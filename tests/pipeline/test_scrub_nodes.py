@@ -21,7 +21,7 @@ PIECE = 25
 @pytest.fixture(autouse=True)
 def impatience(monkeypatch: pytest.MonkeyPatch) -> None:
     """Who is silent is given up soon, and pieces are of PIECE records: of 1,000 bytes for 100, as the servers say."""
-    monkeypatch.setattr(import_module("quire.pipeline.scrub.scrub"), "NODE_TIMEOUT_S", 0.2)
+    monkeypatch.setattr(import_module("quire.pipeline.scrub.comparison"), "NODE_TIMEOUT_S", 0.2)
     monkeypatch.setattr("quire.pipeline.origin.cluster.STRETCH_BYTES", 10 * PIECE)
 
 

@@ -23,8 +23,8 @@ from quire.log import LogOptions, stored_records, walk_frames
 from quire.pipeline.sink.options import FOLDER
 from quire.sm.machines.arithmetic import ArithmeticMachine
 from tests.pipeline import sink_driver
+from tests.pipeline.fake_cluster import FakeCluster
 from tests.pipeline.logs import append_and_flush, writing
-from tests.pipeline.outlets import FakeCluster
 from tests.pipeline.sessions import TOP
 from tests.ports import free_port
 from tests.processes.cluster import Cluster, ending_clusters

@@ -15,6 +15,7 @@ from quire.log import pack
 from quire.log.simulated.faulty import Disk, Keep, PowerLoss
 from quire.pipeline.errors import OptionRefused
 from quire.pipeline.sink import spool
+from quire.pipeline.sink.commit import Part, Target, commit
 from quire.pipeline.sink.errors import (
     BatchOvertaken,
     BatchUnfinished,
@@ -25,11 +26,10 @@ from quire.pipeline.sink.errors import (
     SessionMoved,
     SpoolDamaged,
 )
-from quire.pipeline.sink.folder import FIRST_REFUSALS, SPOOL, Done, SinkFolder
-from quire.pipeline.sink.sending import Part, Target, commit
 from quire.pipeline.sink.spool import SpoolWriter
+from quire.pipeline.sink.state import FIRST_REFUSALS, SPOOL, Done, SinkState
 from quire.sm.machines.arithmetic import ArithmeticMachine
-from tests.pipeline.outlets import Choosy, Cut, FakeCluster, Outlet
+from tests.pipeline.fake_cluster import Cut, FakeCluster, RefusingMachine, SessionClient
 
 TARGET = Target("c" * 32, "sink")
 BATCHES: list[list[list[Any]]] = [
@@ -69,10 +69,10 @@ class Spark:
         return parts
 
     async def commit(
-        self, batch: int | None, parts: list[Part], outlet: Outlet | None = None, fails: bool = True
+        self, batch: int | None, parts: list[Part], client: SessionClient | None = None, fails: bool = True
     ) -> Done:
-        folder = SinkFolder(self.disk.directory_of_life())
-        return await commit(folder, TARGET, lambda: outlet or self.cluster.connect(), parts, batch, fails=fails)
+        folder = SinkState(self.disk.directory_of_life())
+        return await commit(folder, TARGET, lambda: client or self.cluster.connect(), parts, batch, fails=fails)
 
     def write(self, batch: int, rows: Sequence[Sequence[Any]] | None = None) -> Done:
         done = asyncio.run(self.commit(batch, self.tasks(batch, rows)))
@@ -113,7 +113,7 @@ def leaves_nothing(spark: Spark) -> None:
     """Behind the next batch nothing is left of those before it, whatever was stopped."""
     number = len(BATCHES)
     spark.write(number, [[["add", 1]]])
-    session = SinkFolder(spark.disk.directory_of_life()).holder()
+    session = SinkState(spark.disk.directory_of_life()).holder()
     assert spark.disk.names() == [f"done-{number:020d}", "holder", "identity", f"plan-{number:020d}-{session:020d}"]
 
 
@@ -207,17 +207,17 @@ def test_a_repeated_batch_is_skipped_whole_and_opens_no_session() -> None:
     ends_as_a_clean_run(spark)
 
 
-def zombie(spark: Spark, moment: str, batches: Sequence[int]) -> Outlet:
+def zombie(spark: Spark, moment: str, batches: Sequence[int]) -> SessionClient:
     """A client at whose hook of that name another driver writes these batches."""
-    outlet = spark.cluster.connect()
+    client = spark.cluster.connect()
 
     async def others() -> None:
-        setattr(outlet, moment, _never_again)
+        setattr(client, moment, _never_again)
         for batch in batches:
             await spark.commit(batch, spark.tasks(batch))
 
-    setattr(outlet, moment, others)
-    return outlet
+    setattr(client, moment, others)
+    return client
 
 
 async def _never_again() -> None:
@@ -228,11 +228,11 @@ async def _never_again() -> None:
 @pytest.mark.parametrize("others", [[0], [0, 1], [0, 1, 2]])
 def test_a_zombie_driver_sends_nothing_once_another_has_opened_the_session(moment: str, others: list[int]) -> None:
     spark = Spark(SinkDisk(), FakeCluster())
-    outlet = zombie(spark, moment, others)
+    client = zombie(spark, moment, others)
     parts = spark.tasks(0)
 
     with suppress(SessionFenced):
-        asyncio.run(spark.commit(0, parts, outlet))  # It finds the batch done, or else is fenced.
+        asyncio.run(spark.commit(0, parts, client))  # It finds the batch done, or else is fenced.
         assert moment != "sending"
     spark.committed = others[-1]
     spark.write_all()
@@ -257,7 +257,7 @@ def test_a_late_driver_that_holds_the_session_uses_the_plan_of_the_one_before() 
 def test_an_abort_removes_what_was_spooled_in_vain_and_not_what_is_planned() -> None:
     disk, cluster = SinkDisk(), FakeCluster()
     spark = Spark(disk, cluster)
-    folder = SinkFolder(disk.directory_of_life())
+    folder = SinkState(disk.directory_of_life())
     for planned in (False, True):
         parts = spark.tasks(0)
         if planned:
@@ -301,7 +301,7 @@ def test_a_command_larger_than_the_cluster_takes_is_named_by_its_row(largest: in
 
 def refused_run(window: int, message: int) -> Spark:
     """Two refused commands; the driver dies once, with the answer to a message on its way."""
-    disk, cluster = SinkDisk(), FakeCluster(machine=Choosy(42), window=window)
+    disk, cluster = SinkDisk(), FakeCluster(machine=RefusingMachine(42), window=window)
     spark = Spark(disk, cluster)
     rows = [[["add", 13], ["add", 1], ["add", 2]], [["add", 3], ["add", 13], ["add", 4], ["add", 5], ["add", 6]]]
     cluster.cut_after = message
@@ -330,7 +330,7 @@ def test_what_the_machine_refuses_fails_the_batch_once_it_is_written_though_a_dr
 
 @pytest.mark.parametrize("count", [FIRST_REFUSALS, FIRST_REFUSALS + 1])
 def test_so_many_refusals_are_named_and_the_others_counted(count: int) -> None:
-    spark = Spark(SinkDisk(), FakeCluster(machine=Choosy(42)))
+    spark = Spark(SinkDisk(), FakeCluster(machine=RefusingMachine(42)))
     with pytest.raises(CommandsRefused) as refused:
         asyncio.run(spark.commit(0, spark.tasks(0, [[["add", 13]] * count])))
 
@@ -339,7 +339,7 @@ def test_so_many_refusals_are_named_and_the_others_counted(count: int) -> None:
 
 
 def test_replies_that_the_session_has_forgotten_are_counted() -> None:
-    disk, cluster = SinkDisk(), FakeCluster(machine=Choosy(42))
+    disk, cluster = SinkDisk(), FakeCluster(machine=RefusingMachine(42))
     spark = Spark(disk, cluster)
     rows = [[["add", 13], ["add", 1], ["add", 2]]]
     cluster.cut_after = 1
@@ -354,7 +354,7 @@ def test_replies_that_the_session_has_forgotten_are_counted() -> None:
 
 
 def test_what_one_driver_could_not_ask_for_the_next_does_not_count_again() -> None:
-    disk, cluster = SinkDisk(), FakeCluster(machine=Choosy(42), window=2)
+    disk, cluster = SinkDisk(), FakeCluster(machine=RefusingMachine(42), window=2)
     spark = Spark(disk, cluster)
     rows = [[["add", 13], ["add", 1], ["add", 2]]]
     for message in (2, 4):  # The third asks for a reply that is gone.
@@ -383,7 +383,7 @@ def test_a_session_that_was_closed_under_the_query_is_told_and_nothing_is_sent(b
             asyncio.run(spark.commit(batch, spark.tasks(batch)))
     elif not batch:
         return  # Nothing was sent: there was no session.
-    holder = SinkFolder(disk.directory_of_life()).holder()
+    holder = SinkState(disk.directory_of_life()).holder()
     assert holder is not None
     cluster.close(holder)
     executed = list(cluster.executed)
@@ -428,7 +428,7 @@ def test_another_cluster_or_session_than_the_checkpoints_is_refused() -> None:
 
 def spark_commit(spark: Spark, target: Target, batch: int | None) -> Done:
     """A commit that goes to somewhere of its own."""
-    folder, parts = SinkFolder(spark.disk.directory_of_life()), spark.tasks(0)
+    folder, parts = SinkState(spark.disk.directory_of_life()), spark.tasks(0)
     return asyncio.run(commit(folder, target, spark.cluster.connect, parts, batch, fails=True))
 
 
@@ -504,20 +504,20 @@ def test_a_write_without_a_number_does_not_end_another_s_in_its_own_s_place() ->
 
 def test_a_write_without_a_number_goes_on_under_its_number_where_replies_are_gone() -> None:
     spark = Spark(SinkDisk(), FakeCluster())
-    outlet, parts = spark.cluster.connect(), spark.tasks(0)
+    client, parts = spark.cluster.connect(), spark.tasks(0)
 
     async def sent_before() -> None:
         """The client sends again what the session has executed and forgotten."""
-        outlet.sending = _never_again
-        session = await outlet.session()
+        client.sending = _never_again
+        session = await client.session()
         spark.cluster.send(session.id, 1, BATCHES[0][0])
         for replies in spark.cluster.applier.sessions.replies.values():
             replies.forget()
 
-    outlet.sending = sent_before
-    outlets = iter([outlet, spark.cluster.connect()])
-    folder = SinkFolder(spark.disk.directory_of_life())
-    done = asyncio.run(commit(folder, TARGET, lambda: next(outlets), parts, None, fails=False))
+    client.sending = sent_before
+    clients = iter([client, spark.cluster.connect()])
+    folder = SinkState(spark.disk.directory_of_life())
+    done = asyncio.run(commit(folder, TARGET, lambda: next(clients), parts, None, fails=False))
     spark.committed = done.batch
     spark.write_all()
 

@@ -11,13 +11,13 @@ from pyspark.sql.types import BinaryType, DataType, IntegerType, StringType, Str
 
 from quire.log import pack
 from quire.pipeline.errors import ClusterUnavailable, OptionRefused
-from quire.pipeline.sink.commands import INVALID, Checking, check_columns, machine_of
+from quire.pipeline.sink.commands import INVALID, CommandChecker, check_columns, machine_of
 from quire.pipeline.sink.errors import ColumnsRefused
 from quire.pipeline.sink.options import HIGHEST_BATCH, SinkOptions
 from quire.pipeline.source.options import MAX_FETCH_TIMEOUT_MS
 from quire.sm.machines.arithmetic import ArithmeticMachine
 from quire.sm.machines.log import LogMachine
-from tests.pipeline.outlets import Choosy
+from tests.pipeline.fake_cluster import RefusingMachine
 from tests.pipeline.servers import serving
 
 GIVEN = {"bootstrap": "127.0.0.1:7001", "checkpointlocation": "/checkpoint"}
@@ -104,8 +104,8 @@ def test_a_schema_that_does_not_hold_one_column_of_commands_is_refused(ddl: str)
         check_columns(schema)
 
 
-def checked(ddl: str, values: list[Any], machine: Any = None, kept: int = 10) -> tuple[list[Any], Checking]:
-    checking = Checking(machine or ArithmeticMachine(42), check_columns(schema_of(ddl)), 4, kept)
+def checked(ddl: str, values: list[Any], machine: Any = None, kept: int = 10) -> tuple[list[Any], CommandChecker]:
+    checking = CommandChecker(machine or ArithmeticMachine(42), check_columns(schema_of(ddl)), 4, kept)
     batch = pa.RecordBatch.from_pydict({"value": values})
     return list(checking.commands(batch)), checking
 
@@ -157,7 +157,7 @@ def test_so_many_refused_rows_are_named_and_the_others_counted() -> None:
 def test_the_machine_is_the_clusters_and_ones_own_must_be_named_and_be_it() -> None:
     with serving(status("arithmetic")) as server:
         assert isinstance(machine_of((server,), 5.0, None), ArithmeticMachine)
-        assert isinstance(machine_of((server,), 5.0, f"{Choosy.__module__}:Choosy"), Choosy)
+        assert isinstance(machine_of((server,), 5.0, f"{RefusingMachine.__module__}:RefusingMachine"), RefusingMachine)
         with pytest.raises(OptionRefused, match="this is kv version 1, and the cluster's is arithmetic version 1"):
             machine_of((server,), 5.0, "kv")
     with serving(status("arithmetic", 9)) as server, pytest.raises(OptionRefused, match="version 9"):

@@ -17,8 +17,8 @@ from pyspark.sql.types import LongType, StructType
 from quire.pipeline.errors import CheckpointAhead, ForeignLog, OptionRefused, RecordsLost
 from quire.pipeline.source.offsets import Offset, OffsetInvalid
 from quire.pipeline.source.options import SourceOptions
-from quire.pipeline.source.reading import StretchPartition
-from quire.pipeline.source.stream import LogStreamReader
+from quire.pipeline.source.readers import LogStreamReader
+from quire.pipeline.source.reading import LogPartition
 from tests.pipeline.logs import CLUSTER, SECOND, START, Clock, append_and_flush, expected_rows, writing
 
 SCHEMA = StructType().add("index", LongType())
@@ -123,7 +123,7 @@ def test_a_stream_begins_at_the_end_unless_it_is_told_otherwise(numbers: Path) -
         options = {"path": str(numbers), **dict([given] if given else [])}
         stream = LogStreamReader(SourceOptions.parse(options, streaming=True), SCHEMA)
         assert stream.initialOffset() == at(index), given
-    with pytest.raises(OptionRefused, match="beyond the log's end, 100"):
+    with pytest.raises(OptionRefused, match="past the end of the log, 100"):
         reader(numbers, startingOffsets="101").initialOffset()
 
 
@@ -175,7 +175,7 @@ def test_what_expired_while_the_query_was_away_is_named_or_passed_over(numbers: 
     lenient = reader(numbers, failOnDataLoss="false", maxOffsetsPerTrigger=3)
     assert lenient.latestOffset(at(2), lenient.getDefaultReadLimit()) == at(lowest + 3)
     [first, *_] = lenient.partitions(at(2), at(lowest + 3))
-    assert isinstance(first, StretchPartition)
+    assert isinstance(first, LogPartition)
     assert first.stretch.from_index == lowest
     assert lenient.partitions(at(1), at(2)) == []
 

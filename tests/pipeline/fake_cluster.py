@@ -45,9 +45,9 @@ class FakeCluster:
         self.applier.apply(self._frames.system({"type": "epoch_start", "node_id": "n1"}))  # A session's id is above 0.
         self.empty_index = self.applier.applied_index
 
-    def connect(self) -> Outlet:
+    def connect(self) -> SessionClient:
         """A client that opens the session `sink`."""
-        return Outlet(self)
+        return SessionClient(self)
 
     def open(self) -> Session:
         """Open it."""
@@ -76,7 +76,7 @@ class FakeCluster:
         return applied
 
 
-class Outlet(AbstractAsyncContextManager["Outlet"]):
+class SessionClient(AbstractAsyncContextManager["SessionClient"]):
     """What `sending` uses of the client; its hooks stand around the session's opening, and before each message."""
 
     def __init__(self, cluster: FakeCluster) -> None:
@@ -127,7 +127,7 @@ class Outlet(AbstractAsyncContextManager["Outlet"]):
         return found._asdict()
 
 
-class Choosy(ArithmeticMachine):
+class RefusingMachine(ArithmeticMachine):
     """Refuses, as it applies it, to add 13."""
 
     def apply_batch(self, commands: Sequence[Any], contexts: Any) -> list[Any]:

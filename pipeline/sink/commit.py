@@ -30,8 +30,8 @@ from .errors import (
     SessionMoved,
     SpoolDamaged,
 )
-from .folder import FIRST_REFUSALS, Done, Plan, Refusals, SinkFolder
 from .spool import BLOCK_BYTES, Spool, check_spool, commands_of
+from .state import FIRST_REFUSALS, Done, Plan, Refusals, SinkState
 
 FIRST_ROWS = 10
 """So many refused rows are named."""
@@ -42,7 +42,7 @@ ARRAY_HEAD_BYTES = 5
 _GONE, _REUSED = "REPLY_GONE", "SEQUENCE_REUSED"
 
 
-class Outlet(Protocol):
+class SessionClient(Protocol):
     """What the sink needs of `quire.Client`: a named session and its stream."""
 
     async def session(self) -> Session: ...
@@ -51,7 +51,7 @@ class Outlet(Protocol):
     async def session_status(self, session: int, /) -> dict[str, Any]: ...
 
 
-Connect = Callable[[], AbstractAsyncContextManager[Outlet]]
+Connect = Callable[[], AbstractAsyncContextManager[SessionClient]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +78,7 @@ class Target:
 
 
 async def commit(
-    folder: SinkFolder, target: Target, connect: Connect, parts: Sequence[Part], batch: int | None, *, fails: bool
+    folder: SinkState, target: Target, connect: Connect, parts: Sequence[Part], batch: int | None, *, fails: bool
 ) -> Done:
     """Write a batch, once, however often this is called for it and wherever it was stopped before.
 
@@ -120,7 +120,7 @@ class _Opened(NamedTuple):
 
 
 async def _delivered(
-    folder: SinkFolder,
+    folder: SinkState,
     target: Target,
     connect: Connect,
     parts: Sequence[Part],
@@ -156,7 +156,7 @@ def _check_number(plan: Plan, batch: int, *, guessed: bool) -> None:
         raise BatchUnfinished(plan.batch, None if guessed else batch)
 
 
-async def _is_open(outlet: Outlet, session: int | None) -> bool:
+async def _is_open(outlet: SessionClient, session: int | None) -> bool:
     if session is None:
         return True
     try:
@@ -166,7 +166,7 @@ async def _is_open(outlet: Outlet, session: int | None) -> bool:
     return True
 
 
-def _check_parts(folder: SinkFolder, parts: Sequence[Part]) -> None:
+def _check_parts(folder: SinkState, parts: Sequence[Part]) -> None:
     """Refuse the batch for its rows, and for what does not stand on the disk as its tasks wrote it."""
     if refused := sum(part.refused for part in parts):
         rows = sorted(row for part in parts for row in part.first_refused)
@@ -177,7 +177,7 @@ def _check_parts(folder: SinkFolder, parts: Sequence[Part]) -> None:
 
 
 def _plan(
-    folder: SinkFolder, target: Target, parts: Sequence[Part], batch: int, opened: _Opened, last: Done | None
+    folder: SinkState, target: Target, parts: Sequence[Part], batch: int, opened: _Opened, last: Done | None
 ) -> Plan:
     """The batch's plan: the one that there is, if it is still possible, or a new one, durable."""
     session = opened.session
@@ -213,7 +213,7 @@ class _Sending:
     which may be a refusal that is not noted yet: so a driver that comes later can ask for all that it does not know.
     """
 
-    def __init__(self, folder: SinkFolder, plan: Plan, outlet: Outlet, session: Session) -> None:
+    def __init__(self, folder: SinkState, plan: Plan, outlet: SessionClient, session: Session) -> None:
         self._folder = folder
         self._plan = plan
         self._outlet = outlet

@@ -53,7 +53,7 @@ class Rows:
 
 
 @dataclass(slots=True)
-class Gathering:
+class RowBuilder:
     """Takes the frames of one piece of a log, verified, one after the other."""
 
     raw: memoryview

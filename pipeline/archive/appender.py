@@ -31,7 +31,7 @@ from .manifest import (
 from .writer import NEW_FOLDER, Written
 
 
-class ArchiveKeeper:
+class ArchiveAppender:
     """An archive that is open for growing; one at a time."""
 
     def __init__(self, path: str, manifest: ArchiveManifest | None) -> None:
@@ -99,7 +99,7 @@ class ArchiveKeeper:
 
 
 @contextmanager
-def open_archive(path: str) -> Generator[ArchiveKeeper]:
+def open_archive(path: str) -> Generator[ArchiveAppender]:
     """The archive at a path, which is made if there is nothing yet; what a run that was killed left there is gone.
 
     Raises:
@@ -114,7 +114,7 @@ def open_archive(path: str) -> Generator[ArchiveKeeper]:
     directory.lock()
     try:
         _cut_short_line(path)
-        keeper = ArchiveKeeper(path, ArchiveManifest.read(path) if read_manifest_bytes(path) else None)
+        keeper = ArchiveAppender(path, ArchiveManifest.read(path) if read_manifest_bytes(path) else None)
         keeper.clean()
         yield keeper
     finally:

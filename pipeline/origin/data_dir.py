@@ -17,16 +17,18 @@ from quire.log.segment.mark import MARK_NAME
 from quire.log.segment.store import SEGMENTS_FOLDER
 
 from ..errors import NoLog, RecordsLost
-from ..source.rows import Gathering, Rows
 from .origin import Bounds, Stretch
+from .rows import RowBuilder, Rows
 from .segment import SegmentFile
 
 CHUNK_BYTES = 1 << 20
 """Read and decoded at a time: it stays in the processor's cache."""
 
 
-class LogFiles:
+class DataDirLog:
     """The log in a data directory; see `Origin`."""
+
+    servers: tuple[str, ...] = ()
 
     def __init__(self, path: str) -> None:
         """Raises NoLog."""
@@ -66,7 +68,7 @@ class LogFiles:
         with closing(self._open(base, base, base)) as segment:
             return segment.header().timestamp
 
-    def index_behind(self, from_index: int, to_index: int, max_bytes: int) -> int:
+    def index_within_bytes(self, from_index: int, to_index: int, max_bytes: int) -> int:
         left, reached = max_bytes, from_index
         for stretch in self.stretches(from_index, to_index):
             with closing(self._open(_base_of(stretch), stretch.from_index, stretch.to_index)) as segment:
@@ -139,7 +141,7 @@ def _base_of(stretch: Stretch) -> int:
 
 def _piece(
     segment: SegmentFile, position: int, tail: Tail, to_index: int, skimmer: Skimmer
-) -> tuple[Gathering, Tail, int]:
+) -> tuple[RowBuilder, Tail, int]:
     """The frames of one piece of a store up to `to_index`, verified; the tail and the position behind them."""
     raw = memoryview(segment.store.read_at(position, CHUNK_BYTES))
     offset, behind = 0, position
@@ -149,7 +151,7 @@ def _piece(
             raw = memoryview(segment.store.read_at(position, size))
         if size > len(raw):
             raise FrameInvalid("the payload is cut short")
-        gathering = Gathering(raw, skimmer)
+        gathering = RowBuilder(raw, skimmer)
         for offset, header in walk_headers(raw, partial=True):
             tail = follow(tail, header)
             gathering.add(header, offset)

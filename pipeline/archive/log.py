@@ -19,19 +19,21 @@ from quire.log import ChainBroken, FrameHeader, FrameInvalid, PayloadInvalid, Ta
 from quire.log.frames import follow, walk_headers
 from quire.log.packing import Skimmer
 
-from ..errors import ArchiveDamaged
-from ..origin.origin import Bounds, Stretch
-from ..source.rows import Gathering, Integers, Rows
+from ..errors import ArchiveDamaged, ArchiveDiverges, ArchiveGap, ForeignLog, RecordsLost
+from ..origin.origin import Bounds, Origin, Stretch
+from ..origin.rows import Integers, RowBuilder, Rows
 from .manifest import ArchiveFile, ArchiveManifest, footer_crc32c, manifest_stamp
 
 LEAD = "lead"
 INDEX = "index"
 
 
-class ArchiveFiles:
+class ArchiveLog:
     """The log in an archive. It never changes but by growing at its end, which is seen by `bounds` alone: what is asked
     between two calls of it is answered from one manifest.
     """
+
+    servers: tuple[str, ...] = ()
 
     def __init__(self, path: str) -> None:
         """Raises NoLog, ArchiveDamaged, ArchiveGap."""
@@ -60,7 +62,7 @@ class ArchiveFiles:
                 return min(header.index, bounds.highest_index)
         return min(files[place].to_index, bounds.highest_index)
 
-    def index_behind(self, from_index: int, to_index: int, max_bytes: int) -> int:
+    def index_within_bytes(self, from_index: int, to_index: int, max_bytes: int) -> int:
         reached, left = from_index, max_bytes
         for place in range(self.manifest.place_of(from_index), len(self.manifest.files)):
             held = self.manifest.files[place]
@@ -123,7 +125,7 @@ class ArchiveFiles:
         tail: Tail | None = None
         try:
             for raw in self._raw_pieces(held, stretch.from_index, stretch.to_index):
-                gathering = Gathering(memoryview(raw), skimmer)
+                gathering = RowBuilder(memoryview(raw), skimmer)
                 for offset, header in walk_headers(raw):
                     if tail is None and header.index == held.from_index:
                         tail = self.manifest.before(place)
@@ -182,3 +184,75 @@ def _buffers(column: Any) -> tuple[Integers, memoryview]:
     _, offsets, data = array.buffers()
     ends = np.frombuffer(offsets, np.int32, len(array) + 1, 4 * array.offset).astype(np.int64)
     return ends, memoryview(b"" if data is None else data)
+
+
+class JoinedLog:
+    """The archive's records, and behind them the live log's."""
+
+    def __init__(self, archive: ArchiveLog, live: Origin) -> None:
+        self.archive, self.live = archive, live
+        self.name = f"{archive.name} and {live.name}"
+
+    @property
+    def servers(self) -> tuple[str, ...]:
+        return self.live.servers
+
+    @property
+    def _boundary(self) -> int:
+        """Where the live log is read from: the archive's end, as it was when bounds were asked for."""
+        return self.archive.manifest.tail.index
+
+    def cluster_id(self) -> str:
+        """Raises ForeignLog: they are of two clusters."""
+        archived, found = self.archive.cluster_id(), self.live.cluster_id()
+        if found != archived:
+            raise ForeignLog(self.live.name, found, archived)
+        return found
+
+    def bounds(self) -> Bounds:
+        """Raises ArchiveGap: the live log begins behind the archive's end."""
+        # The archive last: what has expired from the live log by then was archived before.
+        live, archived = self.live.bounds(), self.archive.bounds()
+        if live.lowest_index > archived.highest_index:
+            raise ArchiveGap(self.archive.name, archived.highest_index, live.lowest_index)
+        return Bounds(archived.lowest_index, max(archived.highest_index, live.highest_index))
+
+    def index_at(self, timestamp: int, bounds: Bounds) -> int:
+        found = self.archive.index_at(timestamp, Bounds(bounds.lowest_index, self._boundary))
+        if found < self._boundary or bounds.highest_index <= self._boundary:
+            return found
+        return max(self._boundary, self.live.index_at(timestamp, self.live.bounds()))
+
+    def index_within_bytes(self, from_index: int, to_index: int, max_bytes: int) -> int:
+        # A batch of a stream does not reach across the boundary: it is short once.
+        if from_index < self._boundary:
+            return self.archive.index_within_bytes(from_index, min(to_index, self._boundary), max_bytes)
+        return self.live.index_within_bytes(from_index, to_index, max_bytes)
+
+    def stretches(self, from_index: int, to_index: int) -> list[Stretch]:
+        archived = self.archive.stretches(from_index, min(to_index, self._boundary))
+        return [*archived, *self.live.stretches(max(from_index, self._boundary), to_index)]
+
+    def rows(self, stretch: Stretch, skimmer: Skimmer) -> Iterator[Rows]:
+        if stretch.from_index < self._boundary:
+            yield from self.archive.rows(stretch._replace(to_index=min(stretch.to_index, self._boundary)), skimmer)
+        if stretch.to_index > self._boundary:
+            first = max(stretch.from_index, self._boundary)
+            try:
+                for rows in self.live.rows(stretch._replace(from_index=first), skimmer):
+                    self._check_boundary(rows)
+                    yield rows
+            except RecordsLost as error:
+                if self.archive.bounds().highest_index <= error.from_index:
+                    raise
+                # It was archived since the stretch was planned, and expired then.
+                yield from self.rows(stretch._replace(from_index=error.from_index), skimmer)
+
+    def _check_boundary(self, rows: Rows) -> None:
+        tail = self.archive.manifest.tail
+        header = rows.frames[0][0]
+        if header.index == tail.index and header.prev_crc32c != tail.crc32c:
+            raise ArchiveDiverges(self.live.name, tail.index, header.prev_crc32c, tail.crc32c)
+
+    def close(self) -> None:
+        self.live.close()

@@ -1,14 +1,16 @@
-"""The stream: Spark asks how far the log has come, cuts batches to the limits, and keeps what it has done in a
-checkpoint. Restarted, it goes on from there.
+"""The batch and the streaming reader: what Spark calls on the driver to plan a read, and in tasks to run it.
+
+Spark keeps a stream's offsets in the query's checkpoint; a restarted query continues from there.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import closing
 from typing import TYPE_CHECKING, Any
 
-from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
+from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader, InputPartition
 from pyspark.sql.streaming.datasource import (
     ReadAllAvailable,
     ReadLimit,
@@ -18,30 +20,50 @@ from pyspark.sql.streaming.datasource import (
 )
 from pyspark.sql.types import StructType
 
-from ..errors import CheckpointAhead, ForeignLog
+from ..errors import CheckpointAhead, ForeignLog, OptionRefused
 from ..origin.origin import Bounds, Origin, split
 from .offsets import Offset
 from .options import SourceOptions
-from .reading import (
-    StretchPartition,
-    ending_index,
-    held_index,
-    open_origin,
-    read_stretch,
-    servers_of,
-    starting_index,
-)
+from .reading import LogPartition, ending_index, held_index, open_origin, read_partition, starting_index
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
+LOG_POLL_S = 0.05
+"""Between two looks at a log that ends before the stream's offset."""
 
-LOOK_AGAIN_S = 0.05
-"""At a log that has not come to where the stream stands."""
+
+class LogReader(DataSourceReader):
+    """A batch read. Spark plans with one instance and reads each partition with a copy in another process."""
+
+    def __init__(self, options: SourceOptions, schema: StructType) -> None:
+        self._options = options
+        self._schema = schema
+
+    def partitions(self) -> Sequence[InputPartition]:
+        """The tasks of the read. The records of each lie in one segment."""
+        with closing(open_origin(self._options)) as origin:
+            return self._planned(origin)
+
+    def _planned(self, origin: Origin) -> Sequence[InputPartition]:
+        options = self._options
+        cluster_id, bounds = origin.cluster_id(), origin.bounds()
+        start = starting_index(options, origin, bounds)
+        end = ending_index(options, origin, bounds)
+        if end > bounds.highest_index:
+            raise OptionRefused("endingOffsets", f"index {end} is past the end of the log, {bounds.highest_index}")
+        stretches = split(origin.stretches(start, end), options.minPartitions)
+        servers = origin.servers
+        return [LogPartition(stretch, cluster_id, servers, turn) for turn, stretch in enumerate(stretches)]
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """The rows of one partition. Spark replaces an empty list of partitions with one None, which has no rows."""
+        if isinstance(partition, LogPartition):
+            yield from read_partition(self._options, self._schema, partition)
 
 
 class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """Plans the batches of a stream, in one process for as long as it runs, and, in others, reads their parts."""
+    """A streaming read. One instance plans all batches of a query; copies in other processes read the partitions."""
 
     def __init__(self, options: SourceOptions, schema: StructType) -> None:
         self._options = options
@@ -50,13 +72,13 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._target: int | None = None
 
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802 - Spark's name
-        """Where a stream without a checkpoint begins."""
+        """Where a query without a checkpoint starts."""
         origin = self._opened()
         index = starting_index(self._options, origin, origin.bounds())
         return Offset(origin.cluster_id(), index).to_document()
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
-        """What the options limit a batch to. (Of two limits Spark carries one; the other is looked up here.)"""
+        """The limit of a batch. Spark carries only one; `_limited` applies the other."""
         options = self._options
         if options.maxOffsetsPerTrigger is not None:
             return ReadMaxRows(options.maxOffsetsPerTrigger)
@@ -65,11 +87,11 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return ReadAllAvailable()
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802
-        """Where the batch that begins at `start` is to end.
+        """The end of the batch that starts at `start`.
 
         Raises:
             ForeignLog, OffsetInvalid: the checkpoint is of another log.
-            RecordsLost: what comes next has expired.
+            RecordsLost: the next records have expired.
             CheckpointAhead: the log ends before `start`.
         """
         origin, offset = self._checked(start)
@@ -79,7 +101,7 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return Offset(offset.cluster, self._limited(origin, start_index, end, limit)).to_document()
 
     def _end(self, origin: Origin, bounds: Bounds) -> int:
-        """How far the stream may go at this moment."""
+        """How far the stream may read at this moment."""
         end = bounds.highest_index if self._target is None else min(bounds.highest_index, self._target)
         return min(end, ending_index(self._options, origin, bounds))
 
@@ -90,34 +112,34 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         elif isinstance(limit, ReadMaxBytes):
             max_bytes = limit.max_bytes
         if max_bytes is not None and start < end:
-            end = origin.index_behind(start, end, max_bytes)
+            end = origin.index_within_bytes(start, end, max_bytes)
         return end
 
     def reportLatestOffset(self) -> dict[str, Any]:  # noqa: N802
-        """How far the log has come, whatever the limits are: for the query's progress."""
+        """The end of the log, regardless of limits: Spark shows it in the query's progress."""
         origin = self._opened()
         return Offset(origin.cluster_id(), origin.bounds().highest_index).to_document()
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
-        """Note how far the log has come: this query reads no farther."""
+        """Fix the end of the log as the end of this query."""
         self._target = self._opened().bounds().highest_index
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
-        """The batch's parts."""
+        """The tasks of one batch."""
         origin, offset = self._checked(start)
         to_index = Offset.from_document(end).index
         from_index = held_index(self._options, origin, self._bounds_past(origin, to_index), offset.index, to_index)
         stretches = split(origin.stretches(from_index, to_index), self._options.minPartitions)
-        servers = servers_of(origin)
-        return [StretchPartition(stretch, offset.cluster, servers, turn) for turn, stretch in enumerate(stretches)]
+        servers = origin.servers
+        return [LogPartition(stretch, offset.cluster, servers, turn) for turn, stretch in enumerate(stretches)]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """The rows of one part."""
-        if isinstance(partition, StretchPartition):
-            yield from read_stretch(self._options, self._schema, partition)
+        """The rows of one partition."""
+        if isinstance(partition, LogPartition):
+            yield from read_partition(self._options, self._schema, partition)
 
     def stop(self) -> None:
-        """Hang up: the query has ended."""
+        """Close the log: the query has ended."""
         if self._origin is not None:
             self._origin.close()
 
@@ -127,19 +149,19 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return self._origin
 
     def _bounds_past(self, origin: Origin, index: int) -> Bounds:
-        """The log's bounds, once it has come to an index that the stream has seen.
+        """The log's bounds, once they include an index that the stream has already seen.
 
-        What one node has shown another may learn only a moment later that it is committed, where the first one died.
+        If the node that served the index has died, another node may learn only a moment later that it is committed.
         """
         deadline = time.monotonic() + self._options.fetchTimeoutMs / 1000
         while (bounds := origin.bounds()).highest_index < index:
             if time.monotonic() > deadline:
                 raise CheckpointAhead(origin.name, index, bounds.highest_index)
-            time.sleep(LOOK_AGAIN_S)
+            time.sleep(LOG_POLL_S)
         return bounds
 
     def _checked(self, start: dict[str, Any]) -> tuple[Origin, Offset]:
-        """The log, which must be the one that the stream has read so far."""
+        """The log and the offset, after checking that the offset is of this log."""
         origin, offset = self._opened(), Offset.from_document(start)
         found = origin.cluster_id()
         if found != offset.cluster:

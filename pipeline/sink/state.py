@@ -80,7 +80,7 @@ class Done:
     first_refused: tuple[tuple[int, str, str], ...] = ()
 
 
-class SinkFolder:
+class SinkState:
     """One folder. Of several processes that use it at a time, the holder of the session goes on."""
 
     def __init__(self, directory: Directory) -> None:

@@ -1,0 +1,22 @@
+"""Jobs over a whole log, for programs: archive it, scrub it, replay it, report on it. `cli` runs them as commands."""
+
+from .archive.archive import ArchiveSummary, archive
+from .replay.difference import Difference
+from .replay.replay import ReplaySummary, replay
+from .report.report import Report, report
+from .scrub.scrub import ScrubbedNode, ScrubSummary, scrub
+from .scrub.walk import Finding
+
+__all__ = [
+    "ArchiveSummary",
+    "Difference",
+    "Finding",
+    "ReplaySummary",
+    "Report",
+    "ScrubSummary",
+    "ScrubbedNode",
+    "archive",
+    "replay",
+    "report",
+    "scrub",
+]

@@ -1,0 +1,163 @@
+"""What every job shares: the log cut into pieces at frame boundaries, and the pieces run by Spark or in this process.
+
+With a Spark session, each piece is a Spark job of one task, and about as many run at a time as Spark has cores. So a
+result is available as soon as its piece is done, which progress and partial results need, and the first piece that
+fails ends the job. An error in a task is raised here as the task raised it, with its values.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from contextlib import closing
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
+
+from quire.log import LogError
+from quire.log.packing import Skimmer
+from quire.sm import MachineError
+
+from .errors import OptionRefused, PipelineError
+from .origin.cluster import ClusterLog
+from .origin.origin import Origin, Stretch
+from .source.options import SourceOptions
+from .source.reading import LogPartition
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+Piece = TypeVar("Piece")
+Result = TypeVar("Result")
+
+OWN_ERRORS = (PipelineError, LogError, MachineError)
+
+Progress = Callable[[int, int], None]
+"""Called with (done, total), in records."""
+
+
+def no_progress(_done: int, _total: int) -> None:
+    """The default of a job's `progress`: report nothing."""
+
+
+def refuse_ranges(options: SourceOptions) -> None:
+    """Raise OptionRefused if the options select a part of the log: a job covers all of it."""
+    for name in ("startingOffsets", "endingOffsets", "startingTimestamp", "endingTimestamp"):
+        if getattr(options, name) != getattr(SourceOptions(), name):
+            raise OptionRefused(name, "this job covers the whole log; leave it out")
+
+
+def absolute(options: SourceOptions) -> SourceOptions:
+    """The same options with absolute paths: tasks have another working directory."""
+    path, archive = (each and os.path.abspath(each) for each in (options.path, options.archive))
+    return replace(options, path=path, archive=archive)
+
+
+def whole_frames(origin: Origin, options: SourceOptions, from_index: int, to_index: int) -> list[LogPartition]:
+    """The records between two frame boundaries as partitions of whole frames.
+
+    A partition is a segment of a data_dir, a file of an archive, or about 64 MiB of a cluster's log.
+
+    Raises:
+        ClusterUnavailable, RecordsLost: from the origin.
+    """
+    stretches = origin.stretches(from_index, to_index)
+    cluster_id, servers = origin.cluster_id(), origin.servers
+    if servers:
+        stretches = _at_boundaries(stretches, servers, cluster_id, options.fetchTimeoutMs / 1000)
+    return [LogPartition(stretch, cluster_id, servers, turn) for turn, stretch in enumerate(stretches)]
+
+
+def _at_boundaries(
+    stretches: Sequence[Stretch], servers: tuple[str, ...], cluster_id: str, timeout_s: float
+) -> list[Stretch]:
+    """The stretches with each end moved to the end of its frame. Only the frame itself tells where that is."""
+    aligned: list[Stretch] = []
+    with closing(ClusterLog(servers, timeout_s, known=cluster_id, page_bytes=1)) as nodes:
+        for place, stretch in enumerate(stretches):
+            start = aligned[-1].to_index if aligned else stretch.from_index
+            end = stretch.to_index
+            if place + 1 < len(stretches) and stretch.segment is None:
+                rows = next(nodes.rows(Stretch(end - 1, end, None), Skimmer()))
+                end = rows.frames[-1][0].next_index
+            if start < end:
+                aligned.append(stretch._replace(from_index=start, to_index=end))
+    return aligned
+
+
+class Outcome(NamedTuple, Generic[Result]):
+    """The result of one piece."""
+
+    place: int
+    """The piece's position in the list of pieces."""
+    result: Result
+
+
+class _Raised(NamedTuple):
+    """An error on its way from an executor: pickle does not restore an exception that takes values."""
+
+    kind: type[Exception]
+    text: tuple[Any, ...]
+    values: dict[str, Any]
+
+    def error(self) -> Exception:
+        if issubclass(self.kind, OSError):
+            return self.kind(*self.text)
+        error = self.kind.__new__(self.kind)
+        error.args = self.text
+        error.__dict__.update(self.values)
+        return error
+
+
+def spread(
+    spark: SparkSession | None, work: Callable[[Piece], Result], pieces: Sequence[Piece]
+) -> Iterator[Outcome[Result]]:
+    """Run `work` on each piece; yield outcomes as they finish, not in order.
+
+    `work` and the pieces are pickled to executors. Without Spark, the pieces run here, one after another. If the caller
+    stops iterating, pieces that have started still finish; their outcomes are lost.
+
+    Raises:
+        Whatever `work` raises, as soon as it is known here.
+    """
+    if spark is None:
+        for place, piece in enumerate(pieces):
+            yield Outcome(place, work(piece))
+        return
+    context = spark.sparkContext
+    cores = max(1, context.defaultParallelism)
+
+    def run(piece: Piece) -> Any:
+        [result] = context.parallelize([piece], 1).map(lambda each: _guarded(work, each)).collect()
+        return result
+
+    waiting = iter(enumerate(pieces))
+    running: dict[Future[Any], int] = {}
+    with ThreadPoolExecutor(cores, thread_name_prefix="quire-job") as pool:
+        try:
+            while True:
+                # More than there are cores, so that no core waits for the driver; not all, since one may fail.
+                for place, piece in waiting:
+                    running[pool.submit(run, piece)] = place
+                    if len(running) >= 2 * cores:
+                        break
+                if not running:
+                    return
+                done, _ = wait(running, return_when=FIRST_COMPLETED)
+                for future in done:
+                    place, result = running.pop(future), future.result()
+                    if isinstance(result, _Raised):
+                        raise result.error()
+                    yield Outcome(place, result)
+        finally:
+            for future in running:
+                future.cancel()
+
+
+def _guarded(work: Callable[[Piece], Result], piece: Piece) -> Result | _Raised:
+    try:
+        return work(piece)
+    except OSError as error:
+        return _Raised(type(error), (error.errno, error.strerror, error.filename), {})
+    except OWN_ERRORS as error:
+        return _Raised(type(error), error.args, dict(error.__dict__))
