@@ -1,8 +1,9 @@
-"""Every command but `serve`'s own parsing: typer, with plain text for people and `--json` for programs."""
+"""The commands of `quire`, but for `serve`'s own flags: plain text for people, `--json` for programs."""
 
 import json
 import re
 import sys
+from contextlib import aclosing
 from dataclasses import asdict
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
@@ -13,33 +14,21 @@ import typer
 
 import quire
 
-from ..client import Client, Consistency
+from ..client import Client, Consistency, connect
 from ..errors import Malformed
 from ..values import DEPTH_LIMIT, decode_json
-from .asking import DEFAULT_TIMEOUT_S, Json, Server, Timeout, ask, fail_usage, servers_of
-from .follow import follow_log, watch_status
+from .admin import admin_app, members_app, session_app
+from .connection import DEFAULT_TIMEOUT_S, Json, Server, Timeout, ask, fail_usage, run_until_stopped, servers_of
 from .load import BATCH_COMMANDS, load_file
-from .members import members_app
 from .output import printable, to_json
-from .status import show_status
-from .upkeep import show_expiry, show_snapshots
+from .status import show_status, watch_status
 
-app = typer.Typer(
-    name="quire",
-    help="A replicated state-machine cluster: one log, and on every node the same answer.",
-    no_args_is_help=True,
-    rich_markup_mode=None,
-    pretty_exceptions_enable=False,
-)
+ABOUT = "A replicated state machine: one durable log, and the same state on every node."
 
-session_app = typer.Typer(
-    name="session", help="Sessions: under whose sequences commands execute once.", no_args_is_help=True
-)
-app.add_typer(session_app)
-app.add_typer(members_app)
+app = typer.Typer(name="quire", help=ABOUT, no_args_is_help=True, rich_markup_mode=None, pretty_exceptions_enable=False)
 
-COMMANDS_GROUP = "quire.commands"  # Of entry points: groups of commands that this and other packages bring.
-RAW_LIMIT_BYTES = 1 << 30  # No cluster takes a frame as large; an endless stdin must not fill the memory.
+COMMANDS_GROUP = "quire.commands"  # The entry points of command groups, of this and other packages.
+RAW_LIMIT_BYTES = 1 << 30  # More than any frame may hold. Keeps an endless stdin from filling the memory.
 
 
 def _print_version(asked: bool) -> None:
@@ -48,19 +37,19 @@ def _print_version(asked: bool) -> None:
         raise typer.Exit
 
 
-@app.callback()
+@app.callback(help=ABOUT)
 def quire_command(
     _version: Annotated[
-        bool, typer.Option("--version", is_eager=True, callback=_print_version, help="Print the version, and end.")
+        bool, typer.Option("--version", is_eager=True, callback=_print_version, help="Print the version and exit.")
     ] = False,
 ) -> None:
-    """A replicated state-machine cluster: one log, and on every node the same answer."""
+    """Hold the options that precede a command."""
 
 
 @app.command(add_help_option=False, context_settings={"ignore_unknown_options": True, "allow_extra_args": True})
 def serve(context: typer.Context) -> None:
-    """Run one node of a cluster. `quire serve --help` lists its flags."""
-    from ..serve.node_service import serve as run_node  # noqa: PLC0415  # The node's modules are needed for nothing else here.
+    """Run one node of a cluster, or a standalone log."""
+    from ..serve.node_service import serve as run_node  # noqa: PLC0415  # Only this command needs the node's modules.
 
     raise typer.Exit(run_node(context.args))
 
@@ -68,12 +57,12 @@ def serve(context: typer.Context) -> None:
 @app.command(context_settings={"ignore_unknown_options": True})
 def apply(
     operation: Annotated[str, typer.Argument(help="For the arithmetic machine: add, sub, mul or div.")],
-    operands: Annotated[list[str] | None, typer.Argument(help="An int, or anything else as a string.")] = None,
+    operands: Annotated[list[str] | None, typer.Argument(help="Integers; anything else is sent as a string.")] = None,
     server: Server = "",
     as_json: Json = False,
     timeout: Timeout = DEFAULT_TIMEOUT_S,
 ) -> None:
-    """Apply one command, as in `quire apply add 3`, and print its result."""
+    """Apply one command and print its result. Example: quire apply add 3"""
     command = [operation, *map(parse_operand, operands or [])]
     result = ask(server, timeout, lambda client: client.apply(command))
     typer.echo(json.dumps({"result": result}) if as_json else printable(result))
@@ -83,13 +72,13 @@ def apply(
 def append(
     value: Annotated[str | None, typer.Argument(help="The record as JSON, as in '[\"add\", 3]'.")] = None,
     raw: Annotated[
-        Path | None, typer.Option("--raw", metavar="FILE", help="Append the bytes of a file as they are; - is stdin.")
+        Path | None, typer.Option("--raw", metavar="FILE", help="Append the bytes of a file; - reads stdin.")
     ] = None,
     server: Server = "",
     as_json: Json = False,
     timeout: Timeout = DEFAULT_TIMEOUT_S,
 ) -> None:
-    """Append one record, a JSON value or raw bytes, and print its index."""
+    """Append one record and print its index. The record is a JSON value or raw bytes."""
     if (value is None) == (raw is None):
         fail_usage("give either a JSON value or --raw FILE")
     record = read_raw(raw) if raw is not None else parse_json(value or "")
@@ -99,39 +88,41 @@ def append(
 
 @app.command()
 def load(
-    file: Annotated[Path, typer.Argument(help="NDJSON: one command a line; - is stdin.")],
+    file: Annotated[Path, typer.Argument(help="NDJSON, one command per line; - reads stdin.")],
     batch: Annotated[
-        int, typer.Option("--batch", min=1, help="Commands in one frame, applied all or none.")
+        int, typer.Option("--batch", min=1, help="Commands per frame. A frame is applied as a whole or not at all.")
     ] = BATCH_COMMANDS,
     session: Annotated[
         str | None,
-        typer.Option("--session", metavar="NAME", help="Go on behind the lines that were loaded under this name."),
+        typer.Option("--session", metavar="NAME", help="Continue after the lines already loaded under this name."),
     ] = None,
     acknowledged: Annotated[
         Path | None,
-        typer.Option("--acknowledged", help="Append a JSON line for each acknowledged batch: lines [from, to), index."),
+        typer.Option(
+            "--acknowledged", metavar="FILE", help="Append a JSON line for each acknowledged batch to a file."
+        ),
     ] = None,
     server: Server = "",
     as_json: Json = False,
     timeout: Timeout = DEFAULT_TIMEOUT_S,
 ) -> None:
-    """Apply a file of commands in their order, each once, batch behind batch."""
-    named = servers_of(server)
+    """Apply a file of commands in order, each exactly once."""
+    servers = servers_of(server)
     raise typer.Exit(
-        load_file(named, file, batch, acknowledged, as_json=as_json, timeout_s=timeout, session=session or None)
+        load_file(servers, file, batch, acknowledged, as_json=as_json, timeout_s=timeout, session=session or None)
     )
 
 
 @app.command()
 def read(
-    index: Annotated[int | None, typer.Argument(min=0, help="Index of one record; a range by --from and --to.")] = None,
-    from_index: Annotated[int | None, typer.Option("--from", min=0, help="First index of a range.")] = None,
-    to_index: Annotated[int | None, typer.Option("--to", min=0, help="Index behind the last one of a range.")] = None,
+    index: Annotated[int | None, typer.Argument(min=0, help="The record's index. For a range: --from, --to.")] = None,
+    from_index: Annotated[int | None, typer.Option("--from", min=0, help="First index of the range.")] = None,
+    to_index: Annotated[int | None, typer.Option("--to", min=0, help="End of the range, exclusive.")] = None,
     server: Server = "",
     as_json: Json = False,
     timeout: Timeout = DEFAULT_TIMEOUT_S,
 ) -> None:
-    """Print a record, or the records of a range with their indices."""
+    """Print one record, or a range with indices."""
     if index is not None and (from_index is not None or to_index is not None):
         fail_usage("give either an index or a range, not both")
 
@@ -151,15 +142,13 @@ def read(
 def state(
     consistency: Annotated[
         Consistency,
-        typer.Option(
-            "--consistency", help="How fresh: linearizable, leader, or local (the first server's, however old)."
-        ),
+        typer.Option("--consistency", help="How fresh the state must be. local: the first server's, however old."),
     ] = "linearizable",
     server: Server = "",
     as_json: Json = False,
     timeout: Timeout = DEFAULT_TIMEOUT_S,
 ) -> None:
-    """Print the machine's state."""
+    """Print the machine's state, applied index and digest."""
     asked = servers_of(server).split(",")[0] if consistency == "local" else None
     answer = ask(server, timeout, lambda client: client.state(consistency, server=asked))
     if as_json:
@@ -171,137 +160,69 @@ def state(
 @app.command()
 def tail(
     from_index: Annotated[
-        int | None, typer.Option("--from", min=0, help="First index. Default: only what comes from now on.")
+        int | None, typer.Option("--from", min=0, help="First index. Default: new records only.")
     ] = None,
-    count: Annotated[int | None, typer.Option("--count", min=1, help="End after so many records.")] = None,
+    count: Annotated[int | None, typer.Option("--count", min=1, help="Exit after this many records.")] = None,
     server: Server = "",
-    as_json: Json = False,  # noqa: ARG001  # Its lines are JSON in any case; the flag is taken everywhere.
+    as_json: Json = False,  # noqa: ARG001  # Accepted as everywhere; the output is JSON in any case.
     timeout: Timeout = DEFAULT_TIMEOUT_S,
 ) -> None:
-    """Print records as they come, each as a line of JSON (with or without --json), until Ctrl-C."""
-    raise typer.Exit(follow_log(servers_of(server), from_index, count, timeout_s=timeout))
+    """Print new records as lines of JSON, until Ctrl-C."""
+    servers = servers_of(server)
+    raise typer.Exit(run_until_stopped(lambda: _print_records(servers, from_index, count, timeout)))
+
+
+async def _print_records(servers: str, from_index: int | None, count: int | None, timeout_s: float) -> None:
+    left = count
+    async with connect(servers, timeout_s=timeout_s) as client, aclosing(client.tail_pages(from_index)) as pages:
+        async for page in pages:
+            sys.stdout.writelines(to_json(asdict(record)) + "\n" for record in page[:left])
+            sys.stdout.flush()
+            if left is not None:
+                left -= len(page)
+                if left <= 0:
+                    return
 
 
 @app.command()
 def status(
-    watch: Annotated[bool, typer.Option("--watch", help="Show it again and again, until Ctrl-C.")] = False,
-    interval: Annotated[float, typer.Option("--interval", metavar="SECONDS", min=0.1, help="With --watch.")] = 1.0,
+    watch: Annotated[bool, typer.Option("--watch", help="Refresh until Ctrl-C.")] = False,
+    interval: Annotated[
+        float, typer.Option("--interval", metavar="SECONDS", min=0.1, help="Time between refreshes, with --watch.")
+    ] = 1.0,
     server: Server = "",
     as_json: Json = False,
     timeout: Timeout = 2.0,
 ) -> None:
-    """Show every node: role, indices, lag, answer, digest."""
+    """Show every node: role, indices, lag, state and digest."""
+    servers = servers_of(server)
     if watch:
-        raise typer.Exit(watch_status(servers_of(server), interval, as_json=as_json, timeout_s=timeout))
-    raise typer.Exit(show_status(servers_of(server), as_json=as_json, timeout_s=timeout))
+        raise typer.Exit(run_until_stopped(lambda: watch_status(servers, interval, as_json=as_json, timeout_s=timeout)))
+    raise typer.Exit(show_status(servers, as_json=as_json, timeout_s=timeout))
 
 
-@app.command()
-def transfer(
-    target: Annotated[
-        str | None, typer.Argument(help="The node that shall lead. Default: the one that has most.")
-    ] = None,
-    server: Server = "",
-    as_json: Json = False,
-    timeout: Timeout = DEFAULT_TIMEOUT_S,
-) -> None:
-    """Move leadership to another node, without a lost or unknown write, and print who leads."""
-    leader = ask(server, timeout, lambda client: client.transfer(target))
-    typer.echo(json.dumps({"leader": leader}) if as_json else f"{leader} leads")
-
-
-OneNode = Annotated[str | None, typer.Option("--node", metavar="ID", help="Only this one. Default: every member.")]
-
-
-@app.command()
-def snapshot(
-    node: OneNode = None, server: Server = "", as_json: Json = False, timeout: Timeout = DEFAULT_TIMEOUT_S
-) -> None:
-    """Let every node take a snapshot of all that it has applied now, and print where it stands."""
-    raise typer.Exit(show_snapshots(servers_of(server), node, as_json=as_json, timeout_s=timeout))
-
-
-@app.command()
-def expire(
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Remove nothing; say what would go, what is held, why.")
-    ] = False,
-    node: OneNode = None,
-    server: Server = "",
-    as_json: Json = False,
-    timeout: Timeout = DEFAULT_TIMEOUT_S,
-) -> None:
-    """Let every node remove now what its own limits let go of its log. (It does so by itself, every second.)"""
-    code = show_expiry(servers_of(server), node, dry_run=dry_run, as_json=as_json, timeout_s=timeout)
-    raise typer.Exit(code)
-
-
-Session = Annotated[int, typer.Argument(min=1, help="Its id, as POST /sessions or `quire session open` gave it.")]
-
-
-@session_app.command("open")
-def open_session(
-    name: Annotated[str, typer.Argument(help="Under a name that is open it goes on, and its holder is fenced.")],
-    server: Server = "",
-    as_json: Json = False,
-    timeout: Timeout = DEFAULT_TIMEOUT_S,
-) -> None:
-    """Open a session under a name, and print where it stands; it stays until it is closed."""
-    opened = ask(server, timeout, lambda client: client.session(), session=name)
-    show_session({"session": opened.id, "name": opened.name, "sequence": opened.sequence}, as_json=as_json)
-
-
-@session_app.command("show")
-def show_open_session(
-    session: Session, server: Server = "", as_json: Json = False, timeout: Timeout = DEFAULT_TIMEOUT_S
-) -> None:
-    """Print where a session stands: its name, and the last sequence that was answered."""
-    show_session(ask(server, timeout, lambda client: client.session_status(session)), as_json=as_json)
-
-
-@session_app.command("close")
-def close_session(
-    session: Annotated[int | None, typer.Argument(min=1, help="Its id; or give its --name.")] = None,
-    name: Annotated[str | None, typer.Option("--name", help="The session that is open under this name.")] = None,
-    server: Server = "",
-    as_json: Json = False,
-    timeout: Timeout = DEFAULT_TIMEOUT_S,
-) -> None:
-    """Close a session: its name and its replies are forgotten, and its holder is answered SESSION_EXPIRED."""
-    if (session is None) == (name is None):
-        fail_usage("give either a session's id or --name NAME")
-
-    async def close(client: Client) -> dict[str, Any]:
-        # A name is closed by whoever holds it, so this takes it over first.
-        known = (await client.session()).id if session is None else session
-        return await client.close_session(known)
-
-    show_session(ask(server, timeout, close, session=name), as_json=as_json)
-
-
-def show_session(document: dict[str, Any], *, as_json: bool) -> None:
-    """Print a session on one line."""
-    text = " ".join(f"{name} {printable(value)}" for name, value in document.items() if value is not None)
-    typer.echo(to_json(document) if as_json else text)
+app.add_typer(admin_app)
+app.add_typer(members_app)
+app.add_typer(session_app)
 
 
 def parse_operand(text: str) -> int | str:
-    """An int where the text spells one that fits 64 bits; else the text itself, as decimals are sent."""
+    """An int if the text is one that fits 64 bits; otherwise the text itself, which is how decimals are sent."""
     if re.fullmatch(r"-?[0-9]{1,20}", text) and -(2**63) <= int(text) < 2**64:
         return int(text)
     return text
 
 
 def parse_json(text: str) -> Any:
-    """The JSON value that an argument spells; ends the process where it spells none that can be sent as it is."""
+    """The JSON value of an argument. If it is not valid, print why and exit."""
     try:
         return decode_json(text.encode(), DEPTH_LIMIT)
     except Malformed as error:
-        fail_usage(f"the value cannot be sent: {error.reason}; text needs quotes of its own, as in '\"text\"'")
+        fail_usage(f"the value cannot be sent: {error.reason}; a string needs its own quotes, as in '\"text\"'")
 
 
 def read_raw(file: Path) -> bytes:
-    """The bytes of a file, or of stdin where it is -; ends the process where they cannot be read."""
+    """The bytes of a file, or of stdin for -. If they cannot be read, print why and exit."""
     try:
         return sys.stdin.buffer.read(RAW_LIMIT_BYTES) if str(file) == "-" else file.read_bytes()
     except OSError as error:
@@ -309,17 +230,17 @@ def read_raw(file: Path) -> bytes:
 
 
 def run() -> None:
-    """Run the command that the arguments name; ends the process with its exit code."""
-    stamina.instrumentation.set_on_retry_hooks([])  # A retry is no news for whoever waits for one answer.
+    """Run the command that the arguments name, and exit with its code."""
+    stamina.instrumentation.set_on_retry_hooks([])  # The client's retries are not worth a message.
     for group in _groups_of(sys.argv[1:]):
         app.add_typer(group.load(), name=group.name)
     app(prog_name="quire")
 
 
 def _groups_of(arguments: list[str]) -> list[EntryPoint]:
-    """The group that the arguments name, none for a command that is not in one; all where a list may be shown.
+    """The command group that the arguments name, if any; all groups if the help lists them.
 
-    What a command does not need takes longer to import than most of them take to run.
+    Importing all groups takes longer than most commands take to run.
     """
     groups = sorted(entry_points(group=COMMANDS_GROUP), key=lambda found: found.name)
     if not arguments or arguments[0].startswith("-"):

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from ..demo import Lesson, run_demo, run_expire, run_kill, run_lesson
-from .asking import Json
+from .connection import Json
 
 demo_app = typer.Typer(no_args_is_help=False)
 

@@ -1,7 +1,7 @@
-"""`quire load`: a file of commands, in order, each executed once, batch behind batch on one pipelined stream.
+"""`quire load`: applies a file of commands in order, each exactly once, in batches over one pipelined stream.
 
-A block of lines is parsed and packed at once; only of a block with a bad line is each looked at alone, to name it. A
-batch is one frame, applied whole or not at all. Nothing is sent behind a batch that was refused or not answered.
+The lines of a batch are parsed at once; only if that fails is each line parsed alone, to name the invalid one. A batch
+is one frame, applied as a whole or not at all. Nothing is sent after a batch that was refused or not answered.
 """
 
 import asyncio
@@ -20,12 +20,12 @@ import uvloop
 from ..client import BadRequest, BatchReply, Client, ClientError, OutcomeUnknown, Refused, Unavailable, connect
 from ..errors import Malformed
 from ..values import decode_ndjson
-from .asking import exit_of
-from .exits import Exit, complain
+from .connection import exit_of
+from .output import Exit, complain
 from .progress import Progress, shown_progress
 
-BATCH_COMMANDS = 2000  # Several fit into a session's window, so that there is always one on its way.
-BATCH_BYTES = 256 << 10  # A batch of long lines is cut here; as msgpack it then fits into any message.
+BATCH_COMMANDS = 2000  # Several fit into a session's window, so that one is always in flight.
+BATCH_BYTES = 256 << 10  # The limit for long lines. As msgpack, such a batch fits into any message.
 
 
 class Batch(NamedTuple):
@@ -37,23 +37,26 @@ class Batch(NamedTuple):
 
 
 class BadLine(ClientError):
-    """A line is no command that can be sent; neither it nor anything behind it was."""
+    """A line is not a valid command. Neither it nor anything after it was sent."""
 
     def __init__(self, line: int, reason: str) -> None:
         super().__init__(f"line {line} of the file {reason}")
 
 
-class Foreign(ClientError):
+class WrongFile(ClientError):
     """The session has executed more commands than the file has lines."""
 
 
 class Loaded:
-    """How far a load came: `skipped` lines were loaded before, `commands` now, more were `handed_in` than those."""
+    """The progress of a load.
+
+    An earlier load covered `skipped` lines; this one `submitted` lines, of which `commands` are acknowledged.
+    """
 
     def __init__(self) -> None:
         self.skipped = 0
         self.commands = 0
-        self.handed_in = 0
+        self.submitted = 0
         self.refused = 0
         self.answer: Any = None
         self.applied_index: int | None = None
@@ -61,7 +64,7 @@ class Loaded:
 
     @property
     def next_line(self) -> int:
-        """The first line that is not acknowledged."""
+        """The first line that is not yet acknowledged."""
         return self.skipped + self.commands + 1
 
     def add(self, batch: Batch, reply: BatchReply) -> None:
@@ -72,7 +75,7 @@ class Loaded:
         self.answer = next((result for result in reversed(reply.results) if result is not None), self.answer)
 
     def summary(self) -> dict[str, Any]:
-        """The numbers, for `--json` and for the last line."""
+        """The figures of the summary."""
         seconds = time.perf_counter() - self.started
         return {
             "commands": self.commands,
@@ -86,9 +89,9 @@ class Loaded:
 
 
 def batches(lines: IO[bytes], count: int, limit_bytes: int = BATCH_BYTES, line: int = 1) -> Iterator[Batch]:
-    """What is left of a file, from its line `line` on, in batches.
+    """The rest of a file in batches of at most `count` lines; `line` is the number of the first one.
 
-    Of at most `count` lines and, unless one line alone is longer, `limit_bytes`.
+    A batch has at most `limit_bytes`, unless a single line is longer.
     """
     waiting: deque[bytes] = deque()
     while True:
@@ -114,7 +117,7 @@ def commands_of(batch: Batch) -> list[Any]:
                 decode_ndjson(line)
             except Malformed as of_line:
                 raise BadLine(number, of_line.reason.removeprefix("line 1 ")) from None
-        raise BadLine(batch.from_line, f"or one behind it is wrong: {error.reason}") from None
+        raise BadLine(batch.from_line, f"or a later one is invalid: {error.reason}") from None
 
 
 async def load(
@@ -127,23 +130,23 @@ async def load(
     *,
     lines_may_block: bool = False,
 ) -> None:
-    """Send the file. Raises ClientError at the first batch that is not acknowledged; `loaded` says how far it came."""
+    """Send the file and record the progress in `loaded`. Raises ClientError at the first batch that fails."""
     answers: asyncio.Queue[tuple[Batch, asyncio.Future[BatchReply]] | None] = asyncio.Queue()  # The window bounds it.
     source = batches(lines, count, line=loaded.skipped + 1)
 
-    async def hand_in() -> None:
+    async def submit_all() -> None:
         try:
             while True:
-                batch = await take_aside(lambda: next(source, None)) if lines_may_block else next(source, None)
+                batch = await call_in_thread(lambda: next(source, None)) if lines_may_block else next(source, None)
                 if batch is None:
                     return
                 answer = await client.submit_batch(commands_of(batch))
-                loaded.handed_in += batch.to_line - batch.from_line
+                loaded.submitted += batch.to_line - batch.from_line
                 answers.put_nowait((batch, answer))
         finally:
             answers.put_nowait(None)
 
-    handing_in = asyncio.create_task(hand_in(), name="load")
+    submitting = asyncio.create_task(submit_all(), name="load")
     try:
         while (item := await answers.get()) is not None:
             batch, answer = item
@@ -155,15 +158,15 @@ async def load(
                 acknowledged.flush()
             if progress is not None:
                 progress.advance(batch.to_line - batch.from_line, len(batch.body))
-        await handing_in
+        await submitting
     finally:
-        handing_in.cancel()
-        await asyncio.wait((handing_in,))
-        _forget(answers)
+        submitting.cancel()
+        await asyncio.wait((submitting,))
+        _discard(answers)
 
 
-def _forget(answers: "asyncio.Queue[tuple[Batch, asyncio.Future[BatchReply]] | None]") -> None:
-    """Nobody asks for these answers any more; where they are errors, nobody is to be told."""
+def _discard(answers: "asyncio.Queue[tuple[Batch, asyncio.Future[BatchReply]] | None]") -> None:
+    """Drop the remaining answers, and retrieve their errors so that asyncio does not report them."""
     while not answers.empty():
         item = answers.get_nowait()
         if item is not None and not item[1].cancel():
@@ -171,21 +174,23 @@ def _forget(answers: "asyncio.Queue[tuple[Batch, asyncio.Future[BatchReply]] | N
 
 
 def skip(lines: IO[bytes], count: int) -> None:
-    """Pass over what a session has loaded before. Raises Foreign."""
+    """Skip the lines that the session has already executed. Raises WrongFile."""
     found = sum(1 for _ in islice(lines, count))
     if found < count:
-        raise Foreign(f"the session has executed {count} commands and the file has {found} lines: it is another one's")
+        raise WrongFile(
+            f"the session has executed {count} commands, and the file has {found} lines: it belongs to another file"
+        )
 
 
-async def take_aside(take: Callable[[], Batch | None]) -> Batch | None:
-    """What `take` gives, which may block for long, as a terminal or a pipe does.
+async def call_in_thread(take: Callable[[], Batch | None]) -> Batch | None:
+    """The result of `take`, which may block on a terminal or a pipe.
 
-    In a thread that nobody waits for: Ctrl-C must end the load while it blocks.
+    It runs in a daemon thread, so that Ctrl-C ends the load even while it blocks.
     """
     loop = asyncio.get_running_loop()
     taken: asyncio.Future[Batch | None] = loop.create_future()
 
-    def give(batch: Batch | None, error: Exception | None) -> None:
+    def resolve(batch: Batch | None, error: Exception | None) -> None:
         if not taken.done():
             if error is None:
                 taken.set_result(batch)
@@ -198,8 +203,8 @@ async def take_aside(take: Callable[[], Batch | None]) -> Batch | None:
             batch = take()
         except (OSError, ValueError) as failure:
             error = failure
-        with suppress(RuntimeError):  # The loop is closed: the load has ended.
-            loop.call_soon_threadsafe(give, batch, error)
+        with suppress(RuntimeError):  # The loop is closed, since the load has ended.
+            loop.call_soon_threadsafe(resolve, batch, error)
 
     threading.Thread(target=run, name="stdin", daemon=True).start()
     return await taken
@@ -217,7 +222,7 @@ def load_file(
 ) -> int:
     """Load a file, show progress on a terminal, print a summary; return the exit code.
 
-    Under a named session the load goes on behind what an earlier one has executed under that name.
+    Under a named session, the load continues after the lines already executed under that name.
     """
     loaded = Loaded()
     from_stdin = str(file) == "-"
@@ -240,7 +245,7 @@ def load_file(
         ):
             runner.run(run(lines, acknowledged))
     except ClientError as error:
-        code = _stopped(error, loaded)
+        code = _report_failure(error, loaded)
     except KeyboardInterrupt:
         complain(f"interrupted; {_acknowledged(loaded)}, {_in_doubt(loaded)}")
         code = Exit.INTERRUPTED
@@ -248,33 +253,31 @@ def load_file(
         complain(f"{error.filename or file} cannot be used: {(error.strerror or str(error)).lower()}; correct the path")
         return Exit.USAGE
     if loaded.refused and code is Exit.DONE:
-        complain(
-            f"{loaded.refused} commands were refused when they were applied; they stand in the log and changed nothing"
-        )
+        complain(f"{loaded.refused} commands were refused by the machine; they are in the log and changed nothing")
         code = Exit.FAILED
     summary = loaded.summary()
-    print(json.dumps(summary) if as_json else _in_words(summary))
+    print(json.dumps(summary) if as_json else _summary_line(summary))
     return code
 
 
-def _stopped(error: ClientError, loaded: Loaded) -> Exit:
-    """Say why the load stopped and, exactly, what of the file is in the log."""
+def _report_failure(error: ClientError, loaded: Loaded) -> Exit:
+    """Print why the load stopped and exactly which lines are in the log; return the exit code."""
     done = _acknowledged(loaded)
     match error:
         case OutcomeUnknown():
             complain(f"{error}; {done}, {_in_doubt(loaded)}")
             return Exit.OUTCOME_UNKNOWN
         case Unavailable():
-            rest = f"nothing from line {loaded.next_line} on is; load the rest when `quire status` is well"
+            rest = f"no line from {loaded.next_line} on was applied; load the rest once `quire status` shows a leader"
             complain(f"{error}; {done}, {rest}")
             return Exit.UNAVAILABLE
         case Refused():
             line = loaded.next_line + error.place
-            complain(f"line {line} was refused, {error.code}: {error.text}; {done}, nothing else is")
+            complain(f"line {line} was refused, {error.code}: {error.text}; {done}, no other line was applied")
         case BadLine():
-            complain(f"{error}; {done}, nothing else is")
+            complain(f"{error}; {done}, no other line was applied")
         case BadRequest():
-            complain(f"{error}; {done}, nothing else is; a smaller --batch may help")
+            complain(f"{error}; {done}, no other line was applied; a smaller --batch may help")
         case _:
             return exit_of(error)
     return Exit.FAILED
@@ -285,14 +288,14 @@ def _acknowledged(loaded: Loaded) -> str:
 
 
 def _in_doubt(loaded: Loaded) -> str:
-    last = loaded.skipped + loaded.handed_in
+    last = loaded.skipped + loaded.submitted
     if last < loaded.next_line:
-        return "nothing else is applied"
+        return "no other line was applied"
     return f"lines {loaded.next_line} to {last} may or may not be applied"
 
 
-def _in_words(summary: dict[str, Any]) -> str:
-    before = f" (after {summary['skipped']:,} that were loaded before)" if summary["skipped"] else ""
+def _summary_line(summary: dict[str, Any]) -> str:
+    before = f" (after {summary['skipped']:,} loaded earlier)" if summary["skipped"] else ""
     return (
         f"{summary['commands']:,} commands{before} in {summary['seconds']:g} s ({summary['rate']:,}/s), "
         f"answer {summary['answer']}, applied_index {summary['applied_index']}"

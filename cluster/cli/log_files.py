@@ -1,6 +1,6 @@
-"""`quire log`: a log's files, looked at and repaired while no process uses them.
+"""`quire log`: inspects the files of a log, and repairs a standalone one, while no process uses them.
 
-A cluster's directory is only looked at: a cut there would pretend that acknowledged frames never were.
+A cluster node's log is never repaired: removing acknowledged frames would make the node deny that it has had them.
 """
 
 from collections.abc import Generator
@@ -42,29 +42,28 @@ from quire.replication.promises import PROMISE_FILE
 from ..data_dir.data_dir import LOG_FOLDER
 from ..data_dir.identity import DataDirRefused, read_identity
 from ..http.routes.ranges import line_of
-from .asking import Json
-from .exits import Exit, complain
-from .output import to_json
+from .connection import Json
+from .output import Exit, complain, to_json
 from .progress import shown_bytes
 
 app = typer.Typer(
     name="log",
-    help="Look at the files of a log, and repair a standalone one, while no process uses them.",
+    help="Inspect or repair the files of a log. No process may be using it.",
     no_args_is_help=True,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
 )
 
-DataDir = Annotated[Path, typer.Argument(metavar="DATA_DIR", help="The directory that `log/` and `mark` stand in.")]
+DataDir = Annotated[Path, typer.Argument(metavar="DATA_DIR", help="The directory that contains log/ and mark.")]
 Keep = Annotated[
     Literal["before", "after"] | None,
-    typer.Option("--keep", help="Which part stays: what stands before the first rot, or after the last."),
+    typer.Option("--keep", help="Which part to keep: before the first corruption, or after the last."),
 ]
 
 
 @app.command()
 def segments(data_dir: DataDir, as_json: Json = False) -> None:
-    """List the segments with their bounds and sizes, and what the mark says."""
+    """List the segments, and what is durable and committed."""
     with _closed_log(data_dir) as directory:
         found, mark = list_segments(directory), stored_mark(directory)
     if as_json:
@@ -85,13 +84,13 @@ def segments(data_dir: DataDir, as_json: Json = False) -> None:
 def dump(
     data_dir: DataDir,
     from_index: Annotated[int, typer.Option("--from", min=0, help="First index.")] = 0,
-    to_index: Annotated[int | None, typer.Option("--to", min=0, help="Index behind the last one.")] = None,
-    frames: Annotated[bool, typer.Option("--frames", help="The frames' headers instead of their records.")] = False,
-    as_json: Json = False,  # noqa: ARG001  # Its lines are JSON in any case; the flag is taken everywhere.
+    to_index: Annotated[int | None, typer.Option("--to", min=0, help="End of the range, exclusive.")] = None,
+    frames: Annotated[bool, typer.Option("--frames", help="Print frame headers instead of records.")] = False,
+    as_json: Json = False,  # noqa: ARG001  # Accepted as everywhere; the output is JSON in any case.
 ) -> None:
-    """Print the records as lines of JSON. At rot: say where, and go on with the next segment."""
+    """Print the records as lines of JSON. After a corrupt frame, report it and continue with the next segment."""
     end = (1 << 64) - 1 if to_index is None else to_index
-    rotten = False
+    corrupt = False
     with _closed_log(data_dir) as directory:
         bases = store_bases(directory.child(LOG_FOLDER))
         for base, following in zip(bases, [*bases[1:], end], strict=True):
@@ -102,49 +101,53 @@ def dump(
                     if header.next_index > from_index and header.index < end:
                         _dump_frame(header, payload, from_index, end, frames=frames)
             except FrameInvalid as error:
-                rotten = True
+                corrupt = True
                 complain(f"segment {base} ends at byte {error.position}: {error.reason}; see `quire log verify`")
-    if rotten:
+    if corrupt:
         raise typer.Exit(Exit.FAILED)
 
 
 @app.command(name="verify")
 def verify_log(data_dir: DataDir, as_json: Json = False) -> None:
-    """Look at every byte, and say what is wrong; ends with 1 if durable bytes are not what was written."""
+    """Check every byte of the log, and print what is wrong. Exits with 1 if durable bytes are corrupt."""
     with _closed_log(data_dir) as directory:
         verdict = _verdict(directory, as_json=as_json)
     if as_json:
         typer.echo(to_json(_verdict_facts(verdict)))
     else:
         for fault in verdict.faults:
-            typer.echo(_sentence(fault))
+            typer.echo(_fault_text(fault))
         total = sum(each.records for each in verdict.segments)
-        typer.echo(f"{len(verdict.segments)} segments, {total:,} records: {'rotten' if verdict.is_rotten else 'whole'}")
+        typer.echo(
+            f"{len(verdict.segments)} segments, {total:,} records: {'corrupt' if verdict.is_rotten else 'intact'}"
+        )
     if verdict.is_rotten:
         raise typer.Exit(Exit.FAILED)
 
 
 @app.command(name="repair")
 def repair_log(data_dir: DataDir, keep: Keep = None, as_json: Json = False) -> None:
-    """Set what is rotten in a standalone log aside, into `quarantine/`; nothing is deleted."""
+    """Move the corrupt part of a standalone log to quarantine/. Deletes nothing."""
     with _closed_log(data_dir) as directory:
         verdict = _verdict(directory, as_json=as_json)
         if not verdict.is_rotten:
-            typer.echo(to_json({"repaired": False, "faults": []}) if as_json else "nothing is rotten, nothing was done")
+            typer.echo(
+                to_json({"repaired": False, "faults": []}) if as_json else "nothing is corrupt, nothing was done"
+            )
             return
-        if _is_clusters(directory):
+        if _belongs_to_cluster(directory):
             for fault in verdict.faults:
-                complain(_sentence(fault))
-            complain("this is a cluster's node: nothing was done; with an empty data_dir it comes back as a new member")
+                complain(_fault_text(fault))
+            complain("this is a cluster node's log: nothing was done; start the node with an empty data_dir instead")
             raise typer.Exit(Exit.FAILED)
         plan = _chosen_plan(verdict, keep)
-        with shown_bytes("set aside", log_bytes(directory), hidden=as_json) as progress:
+        with shown_bytes("repair", log_bytes(directory), hidden=as_json) as progress:
             done = repair(directory, plan, progress)
-    typer.echo(to_json(_repaired_facts(done)) if as_json else _told(done))
+    typer.echo(to_json(_repaired_facts(done)) if as_json else _repaired_text(done))
 
 
 def _chosen_plan(verdict: Verdict, keep: Literal["before", "after"] | None) -> Plan:
-    """The plan for that side; for the only one there is, where none was named. Ends the process otherwise."""
+    """The plan that keeps that side, or the only possible plan if none was named. Otherwise print why not, and exit."""
     plans: dict[str, Plan] = {}
     for side in ("before", "after"):
         try:
@@ -158,16 +161,18 @@ def _chosen_plan(verdict: Verdict, keep: Literal["before", "after"] | None) -> P
     if keep is not None:
         return plans[keep]
     for side, plan in plans.items():
-        complain(f"--keep {side}: records [{plan.kept_from}, {plan.kept_to}) stay, the others are set aside")
-    complain("a log has no holes: say which part is to stay" if plans else "no whole segment is left; nothing was done")
+        complain(f"--keep {side}: records [{plan.kept_from}, {plan.kept_to}) stay, the others move to quarantine/")
+    complain(
+        "a log cannot have a gap: choose which part to keep" if plans else "no whole segment is left; nothing was done"
+    )
     raise typer.Exit(Exit.USAGE if plans else Exit.FAILED)
 
 
 @contextmanager
 def _closed_log(data_dir: Path) -> Generator[Directory]:
-    """The directory, locked; ends the process with a sentence if there is no log, or a process uses it."""
+    """The directory, locked. If it has no log or a process uses it, print that and exit."""
     if not (data_dir / LOG_FOLDER).is_dir():
-        complain(f"{data_dir} holds no log; name the directory that {LOG_FOLDER}/ and mark stand in")
+        complain(f"{data_dir} has no log; name the directory that contains {LOG_FOLDER}/ and mark")
         raise typer.Exit(Exit.USAGE)
     try:
         directory = FileDirectory(data_dir)
@@ -177,7 +182,7 @@ def _closed_log(data_dir: Path) -> Generator[Directory]:
         finally:
             directory.unlock()
     except LogLocked:
-        complain(f"{data_dir} is in use; stop that process first, or look at a copy")
+        complain(f"{data_dir} is in use; stop that process first, or work on a copy")
         raise typer.Exit(Exit.FAILED) from None
     except LogError as error:
         complain(str(error))
@@ -187,7 +192,7 @@ def _closed_log(data_dir: Path) -> Generator[Directory]:
         raise typer.Exit(Exit.FAILED) from None
 
 
-def _is_clusters(directory: Directory) -> bool:
+def _belongs_to_cluster(directory: Directory) -> bool:
     if PROMISE_FILE in directory.list():
         return True
     try:
@@ -245,18 +250,18 @@ def _repaired_facts(done: Repaired) -> dict[str, Any]:
     }
 
 
-def _told(done: Repaired) -> str:
+def _repaired_text(done: Repaired) -> str:
     plan = done.plan
     lines = [f"records [{plan.kept_from}, {plan.kept_to}) stay"]
     if plan.lost[0] < plan.lost[1]:
-        lines.append(f"records [{plan.lost[0]}, {plan.lost[1]}) are in the log no more; their bytes are set aside:")
+        lines.append(f"records [{plan.lost[0]}, {plan.lost[1]}) are no longer in the log; their bytes are in:")
     lines += [f"{done.folder}/{name}" for name in done.files]
     return "\n".join(lines)
 
 
-def _sentence(fault: Fault) -> str:
+def _fault_text(fault: Fault) -> str:
     text = f"{fault.kind}: {fault.file} at byte {fault.position}: {fault.reason}"
     if fault.from_index is None:
         return text
-    behind = "" if fault.to_index is None else f" to {fault.to_index}"
-    return f"{text}; records from {fault.from_index}{behind} cannot be read"
+    to = "" if fault.to_index is None else f" to {fault.to_index}"
+    return f"{text}; records from {fault.from_index}{to} cannot be read"

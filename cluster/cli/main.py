@@ -1,4 +1,4 @@
-"""The entry point. `quire serve` goes its own way, past typer and rich, which a node never needs."""
+"""The entry point. `quire serve` bypasses typer and rich, which a node never needs."""
 
 import sys
 from importlib import import_module
@@ -6,7 +6,7 @@ from typing import NoReturn
 
 
 def main() -> NoReturn:
-    """Run the command that the process's arguments name, and end the process with its exit code."""
+    """Run the command that the process's arguments name, and exit with its code."""
     if sys.argv[1:2] == ["serve"]:
         _import_structlog_without_rich()
         from ..serve.node_service import serve  # noqa: PLC0415
@@ -19,7 +19,7 @@ def main() -> NoReturn:
 
 
 def _import_structlog_without_rich() -> None:
-    # structlog.dev imports rich wherever it finds it: 60 ms and several MB that a node has no use for.
+    # structlog.dev imports rich if it is installed: 60 ms and several MB that a node has no use for.
     sys.modules["rich"] = None  # type: ignore[assignment]
     import_module("structlog")
     del sys.modules["rich"]

@@ -1,4 +1,4 @@
-"""A progress bar on a terminal; nothing elsewhere."""
+"""Progress bars on stderr, if it is a terminal."""
 
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
@@ -11,10 +11,10 @@ from rich.text import Text
 
 
 class Progress(Protocol):
-    """Who is told how far a load is."""
+    """Receives the progress of a load."""
 
     def advance(self, commands: int, size: int) -> None:
-        """So many more commands, of so many bytes, are acknowledged."""
+        """This many more commands, of this many bytes, are acknowledged."""
         ...
 
 
@@ -24,7 +24,7 @@ class _Rate(ProgressColumn):
         return Text(f"{commands:,} commands, {commands / seconds if seconds else 0:,.0f}/s")
 
 
-class _Shown:
+class _CommandBar:
     def __init__(self, bar: Bar, name: str, total_bytes: int | None) -> None:
         self._bar = bar
         self._commands = 0
@@ -37,19 +37,19 @@ class _Shown:
 
 @contextmanager
 def shown_progress(name: str, total_bytes: int | None, *, hidden: bool) -> Generator[Progress | None, None, None]:
-    """A bar on stderr while the block runs; None where stderr is no terminal or it is to be hidden."""
+    """A bar of commands while the block runs; None if it is hidden or stderr is not a terminal."""
     console = Console(stderr=True)
     if hidden or not console.is_terminal:
         yield None
         return
     columns = (TextColumn("{task.description}"), BarColumn(), _Rate(), TimeRemainingColumn())
     with Bar(*columns, console=console, refresh_per_second=5) as bar:
-        yield _Shown(bar, name, total_bytes)
+        yield _CommandBar(bar, name, total_bytes)
 
 
 @contextmanager
 def shown_bytes(name: str, total_bytes: int, *, hidden: bool) -> Generator[Callable[[int], None], None, None]:
-    """A bar on stderr of so many bytes, to be told how many more are done; nothing where stderr is no terminal."""
+    """A bar of bytes while the block runs; call the result with the number of bytes that are done."""
     console = Console(stderr=True)
     if hidden or not console.is_terminal:
         yield lambda _: None

@@ -1,25 +1,27 @@
-"""`quire status`: what every node says of itself, side by side."""
+"""`quire status` and `quire status --watch`: the status of every node, side by side."""
 
 import asyncio
+import sys
+from contextlib import nullcontext
 from typing import Any, NamedTuple
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
+from rich.live import Live
 from rich.table import Table
 
 from ..client import Client, ClientError, Unavailable, connect
-from .exits import Exit, complain
-from .output import printable, to_json
+from .output import Exit, complain, printable, to_json
 
 SHOWN = ("role", "epoch", "highest_index", "durable_index", "commit_index", "applied_index", "lag")
 
-ANSWER_CHARACTERS = 200  # Of a state in the table: a machine's whole state may have megabytes.
+ANSWER_CHARACTERS = 200  # Of a state in the table; a whole state may take megabytes.
 
 Rows = dict[str, "NodeRow"]
 
 
 class NodeRow(NamedTuple):
-    """One node as it answered: its status, and the local state that goes with it; or why it did not."""
+    """A node's status and its local state, or why it did not answer."""
 
     address: str
     status: dict[str, Any] | None
@@ -28,10 +30,10 @@ class NodeRow(NamedTuple):
 
 
 async def ask_nodes(client: Client, addresses: dict[str, str]) -> Rows:
-    """A row for each node, by id, asked at the same time."""
+    """A row for each node, by id. The nodes are asked concurrently."""
 
     async def ask(address: str) -> NodeRow:
-        # The status last: what it says is durable covers what the state says is applied.
+        # The status last, so that its durable_index covers what the state has applied.
         state, failure = None, ""
         try:
             state = await client.state("local", server=address)
@@ -43,7 +45,7 @@ async def ask_nodes(client: Client, addresses: dict[str, str]) -> Rows:
             return NodeRow(address, None, failure=str(error))
         if state is None:
             return NodeRow(address, status, failure=failure)
-        # The status may be newer than the state, and these three belong together.
+        # The status may be newer than the state; these two must match the state.
         status |= {"applied_index": state.applied_index, "digest": state.digest}
         return NodeRow(address, status, state.state)
 
@@ -52,7 +54,7 @@ async def ask_nodes(client: Client, addresses: dict[str, str]) -> Rows:
 
 
 def node_table(rows: Rows) -> Table:
-    """A column for each node, so that three fit a terminal of 80: role, indices, lag, answer, digest."""
+    """A table with a column for each node, so that three fit into 80 characters."""
     table = Table("", *rows, box=SIMPLE_HEAD)
     for column in table.columns[1:]:
         column.overflow = "fold"
@@ -72,17 +74,17 @@ def node_table(rows: Rows) -> Table:
 
 
 def _differing(rows: Rows) -> dict[str, str]:
-    """Whose digest a leader found to differ from its own, by node id, and where."""
-    told: dict[str, str] = {}
+    """The nodes whose digest the leader found to differ from its own, and at which index."""
+    found: dict[str, str] = {}
     for row in rows.values():
         for node_id, seen in ((row.status or {}).get("nodes") or {}).items():
             if seen.get("differs"):
-                told[node_id] = f"from the leader, at {seen['differs']['index']:,}"
-    return told
+                found[node_id] = f"from the leader, at {seen['differs']['index']:,}"
+    return found
 
 
-def show_status(servers: str, *, as_json: bool, timeout_s: float) -> int:
-    """Ask all nodes that the named servers know of; print them; return the exit code."""
+def show_status(servers: str, *, as_json: bool, timeout_s: float) -> Exit:
+    """Print the status of all nodes that the servers know of; return the exit code."""
     try:
         rows = asyncio.run(all_nodes(servers, timeout_s))
     except Unavailable as error:
@@ -95,8 +97,35 @@ def show_status(servers: str, *, as_json: bool, timeout_s: float) -> int:
     return Exit.DONE
 
 
+async def watch_status(servers: str, interval_s: float, *, as_json: bool, timeout_s: float) -> None:
+    """Print the status of all nodes at every interval: in place on a terminal, one after the other elsewhere."""
+    console = Console()
+    in_place = console.is_terminal and not as_json
+    with Live(console=console, auto_refresh=False) if in_place else nullcontext() as live:
+        while True:
+            rows = await _rows_or_none(servers, timeout_s)
+            if rows is None:
+                pass  # Reported on stderr. The nodes may come back.
+            elif as_json:
+                print(to_json({node_id: row._asdict() for node_id, row in rows.items()}), flush=True)
+            elif live is not None:
+                live.update(node_table(rows), refresh=True)
+            else:
+                console.print(node_table(rows))
+                sys.stdout.flush()
+            await asyncio.sleep(interval_s)
+
+
+async def _rows_or_none(servers: str, timeout_s: float) -> Rows | None:
+    try:
+        return await all_nodes(servers, timeout_s)
+    except ClientError as error:
+        complain(str(error))
+        return None
+
+
 async def all_nodes(servers: str, timeout_s: float) -> Rows:
-    """A row for each node that the named servers know of. Raises Unavailable where none of those answers."""
+    """A row for each node that the servers know of. Raises Unavailable if no server answers."""
     async with connect(servers, timeout_s=timeout_s) as client:
         status = await client.status()
         members = {member["node_id"]: member["address"] for member in status.get("members", ())}
@@ -104,13 +133,13 @@ async def all_nodes(servers: str, timeout_s: float) -> Rows:
 
 
 def _newest_snapshot(row: NodeRow) -> str:
-    """Where it stands, and the begin of its sha256: equal on nodes that have one at the same index."""
+    """Its index and the start of its sha256, which is equal on all nodes that have a snapshot at that index."""
     kept = (row.status or {}).get("snapshots", {}).get("kept", ())
     return f"{kept[-1]['index']:,}\n{kept[-1]['sha256'][:8]}" if kept else ""
 
 
 def _held(row: NodeRow) -> str:
-    """What would expire and does not, and why."""
+    """What has expired but is held, and why."""
     expiry = (row.status or {}).get("expiry")
     if not expiry or not expiry["held"]["segments"]:
         return ""
@@ -125,6 +154,6 @@ def _shown(row: NodeRow, name: str) -> str:
     if row.status is None:
         return "no answer" if name == "role" else ""
     value = row.status.get(name)
-    if isinstance(value, dict):  # Lag is the one with parts.
+    if isinstance(value, dict):  # Only the lag is a map.
         return f"{value['records']:,} records\n{value['bytes']:,} bytes\n{value['seconds']:.2f} s"
     return f"{value:,}" if isinstance(value, int) else str(value or "")

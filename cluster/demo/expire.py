@@ -11,7 +11,7 @@ from rich.console import Console
 
 from quire.log import ReadOnlyDirectory, stored_mark
 
-from ..cli.exits import complain
+from ..cli.output import complain
 from ..cli.status import Rows, node_table
 from ..client import NotFound
 from .nodes import NODE_IDS, DemoFailed

@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 
 from rich.console import Console
 
-from ..cli.exits import complain
+from ..cli.output import complain
 from ..cli.status import Rows, node_table
 from ..client import Client
 from .nodes import DemoFailed, DemoNodes

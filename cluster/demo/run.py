@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from rich.console import Console
 
-from ..cli.exits import Exit, complain
+from ..cli.output import Exit, complain
 from ..cli.load import BATCH_COMMANDS, Loaded, load
 from ..cli.output import to_json
 from ..cli.progress import shown_progress

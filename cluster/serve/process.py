@@ -21,7 +21,7 @@ from aiohttp import web
 from quire.log import LogError
 
 from ..address import host_and_port
-from ..cli.exits import Exit
+from ..cli.output import Exit
 from ..config.settings import ConfigInvalid
 from ..http.admission.door import CONNECTIONS_LIMIT, PEER_RESERVE, Door
 from ..http.app import BACKLOG, serve_app

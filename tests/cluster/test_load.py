@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from quire.cluster.cli.exits import Exit
 from quire.cluster.cli.load import Batch, batches, load_file
+from quire.cluster.cli.output import Exit
 from tests.cluster.streaming import Fault, StreamServer, streaming
 
 BATCH = 1024
@@ -98,7 +98,7 @@ async def test_a_cluster_that_goes_away_stops_the_load_with_nothing_unknown(
         code = await loaded(server, file, BRIEFLY_S)
 
     assert code == Exit.UNAVAILABLE
-    assert f"lines 1 to {BATCH} are acknowledged, nothing from line {BATCH + 1} on is" in capsys.readouterr().err
+    assert f"lines 1 to {BATCH} are acknowledged, no line from {BATCH + 1} on was applied" in capsys.readouterr().err
     assert len(server.executed) == BATCH
 
 
@@ -121,7 +121,8 @@ async def test_nothing_is_sent_behind_a_refused_line(file: Path, capsys: pytest.
 
     [sentence] = capsys.readouterr().err.splitlines()
     assert (
-        f"line {BATCH + 6} was refused, BAD: it is bad; lines 1 to {BATCH} are acknowledged, nothing else" in sentence
+        f"line {BATCH + 6} was refused, BAD: it is bad; lines 1 to {BATCH} are acknowledged, no other line was applied"
+        in sentence
     )
 
 
@@ -139,7 +140,7 @@ async def test_a_load_under_a_name_goes_on_behind_what_was_executed(
 
         assert await loaded(server, file, session="file 7") == Exit.DONE
         assert await loaded(server, short, session="file 7") == Exit.FAILED
-        assert "another one" in capsys.readouterr().err
+        assert "another file" in capsys.readouterr().err
         assert len(server.executed) == 3 * BATCH
 
 
@@ -166,4 +167,4 @@ async def test_a_line_that_cannot_be_sent_is_named_and_nothing_from_it_on_is_sen
     [sentence] = capsys.readouterr().err.splitlines()
     assert f"line {BATCH + 8} " in sentence
     assert words in sentence
-    assert f"lines 1 to {BATCH} are acknowledged, nothing else is" in sentence
+    assert f"lines 1 to {BATCH} are acknowledged, no other line was applied" in sentence

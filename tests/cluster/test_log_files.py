@@ -99,7 +99,7 @@ def test_dump_goes_on_behind_rot_and_says_where_it_was(data_dir: Path) -> None:
 
 
 def test_verify_says_that_a_log_is_whole_or_what_is_rotten(data_dir: Path) -> None:
-    assert quire("verify", data_dir).stdout == f"{len(stores(data_dir))} segments, {VALUES} records: whole\n"
+    assert quire("verify", data_dir).stdout == f"{len(stores(data_dir))} segments, {VALUES} records: intact\n"
     assert answered("verify", data_dir)["faults"] == []
     second = stores(data_dir)[1]
     spoil(second)

@@ -10,7 +10,7 @@ import pytest
 import typer
 
 from quire import __version__ as version
-from quire.cluster.cli.asking import servers_of
+from quire.cluster.cli.connection import servers_of
 from tests.ports import HOST, free_port
 from tests.processes.cluster import QUIRE, Cluster, Ended, ending_clusters, environment, run_quire
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from quire.cluster.cli.exits import Exit
+from quire.cluster.cli.output import Exit
 from tests.ports import HOST, free_port
 from tests.processes.cluster import QUIRE, Cluster, ending_clusters, environment, run_quire
 

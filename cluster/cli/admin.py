@@ -1,0 +1,232 @@
+"""Administration of a cluster: `quire members`, `transfer`, `snapshot`, `expire` and `session`."""
+
+import asyncio
+import json
+from collections.abc import Awaitable, Callable
+from typing import Annotated, Any, NamedTuple
+
+import typer
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.table import Table
+
+from ..client import Client, ClientError, connect
+from .connection import DEFAULT_TIMEOUT_S, Json, Server, Timeout, ask, exit_of, fail_usage, servers_of
+from .output import Exit, complain, printable, to_json
+
+admin_app = typer.Typer()
+members_app = typer.Typer(name="members", help="Show the members, or make a node a voter.")
+session_app = typer.Typer(name="session", help="Open, show and close sessions.", no_args_is_help=True)
+
+DISK_CHARACTERS = 8
+"""Of a disk's id in the table: enough to tell a node's old disk from its new one."""
+
+OneNode = Annotated[str | None, typer.Option("--node", metavar="ID", help="Only this node. Default: every member.")]
+SessionId = Annotated[
+    int, typer.Argument(metavar="ID", min=1, help="The session's id, from POST /sessions or `quire session open`.")
+]
+
+# What to ask of one node; the answer is a row of a table.
+NodeCall = Callable[[Client, str], Awaitable[dict[str, Any]]]
+
+
+class NodeAnswer(NamedTuple):
+    """What a node answered, or why it did not."""
+
+    address: str
+    document: dict[str, Any] | None
+    failure: str = ""
+
+
+@admin_app.command()
+def transfer(
+    target: Annotated[
+        str | None, typer.Argument(help="The node that is to lead. Default: the most up-to-date follower.")
+    ] = None,
+    server: Server = "",
+    as_json: Json = False,
+    timeout: Timeout = DEFAULT_TIMEOUT_S,
+) -> None:
+    """Move leadership to another node. Loses no write."""
+    leader = ask(server, timeout, lambda client: client.transfer(target))
+    typer.echo(json.dumps({"leader": leader}) if as_json else f"{leader} leads")
+
+
+@admin_app.command()
+def snapshot(
+    node: OneNode = None, server: Server = "", as_json: Json = False, timeout: Timeout = DEFAULT_TIMEOUT_S
+) -> None:
+    """Take a snapshot on every node. Prints its index, size and checksum."""
+
+    async def take(client: Client, address: str) -> dict[str, Any]:
+        return await client.take_snapshot(address)
+
+    raise typer.Exit(_show_each(server, node, take, ("index", "bytes", "sha256"), as_json=as_json, timeout_s=timeout))
+
+
+@admin_app.command()
+def expire(
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Delete nothing. Show what would be deleted, what is held, and why.")
+    ] = False,
+    node: OneNode = None,
+    server: Server = "",
+    as_json: Json = False,
+    timeout: Timeout = DEFAULT_TIMEOUT_S,
+) -> None:
+    """Delete expired log segments on every node now. Nodes do so every second by themselves."""
+
+    async def expire_one(client: Client, address: str) -> dict[str, Any]:
+        row = await client.expire(address, dry_run=dry_run)
+        if dry_run:
+            expiry = (await client.status(address))["expiry"]
+            row |= {"held_bytes": expiry["held"]["bytes"], "held_by": expiry["holds"][0]["why"]}
+        return row
+
+    columns = ("segments", "to_index", "bytes", *(("held_bytes", "held_by") if dry_run else ()))
+    raise typer.Exit(_show_each(server, node, expire_one, columns, as_json=as_json, timeout_s=timeout))
+
+
+def _show_each(
+    server: str, node: str | None, call: NodeCall, columns: tuple[str, ...], *, as_json: bool, timeout_s: float
+) -> Exit:
+    """Call each member, or one, print a row for each, and return the exit code."""
+    try:
+        answers = asyncio.run(_ask_each(servers_of(server), node, call, timeout_s))
+    except ClientError as error:
+        return exit_of(error)
+    if as_json:
+        print(to_json({node_id: answer._asdict() for node_id, answer in answers.items()}))
+    else:
+        Console().print(_answer_table(answers, columns))
+    for node_id, answer in answers.items():
+        if answer.failure:
+            complain(f"{node_id}: {answer.failure}")
+    return Exit.FAILED if any(answer.failure for answer in answers.values()) else Exit.DONE
+
+
+async def _ask_each(servers: str, node: str | None, call: NodeCall, timeout_s: float) -> dict[str, NodeAnswer]:
+    async with connect(servers, timeout_s=timeout_s) as client:
+        status = await client.status()
+        addresses = {member["node_id"]: member["address"] for member in status.get("members", ())}
+        if node is not None and node not in addresses:
+            raise ClientError(f"{node} is not one of the members ({', '.join(addresses)})")
+
+        async def ask_one(address: str) -> NodeAnswer:
+            try:
+                return NodeAnswer(address, await call(client, address))
+            except ClientError as error:
+                return NodeAnswer(address, None, str(error))
+
+        asked = {node_id: address for node_id, address in addresses.items() if node in (None, node_id)}
+        answers = await asyncio.gather(*map(ask_one, asked.values()))
+        return dict(zip(asked, answers, strict=True))
+
+
+def _answer_table(answers: dict[str, NodeAnswer], columns: tuple[str, ...]) -> Table:
+    table = Table("node", *columns, box=SIMPLE_HEAD)
+    for node_id, answer in answers.items():
+        table.add_row(node_id, *(_cell((answer.document or {}).get(name, "")) for name in columns))
+    return table
+
+
+def _cell(value: Any) -> str:
+    return f"{value:,}" if isinstance(value, int) else str(value)
+
+
+@members_app.callback(invoke_without_command=True)
+def show_members(
+    context: typer.Context, server: Server = "", as_json: Json = False, timeout: Timeout = DEFAULT_TIMEOUT_S
+) -> None:
+    """Show the members in the log and the other connected nodes, as the leader knows them."""
+    if context.invoked_subcommand is not None:
+        return
+    document = ask(server, timeout, lambda client: client.members())
+    if as_json:
+        typer.echo(to_json(document))
+    else:
+        Console().print(_member_table(document))
+
+
+def _member_table(document: dict[str, Any]) -> Table:
+    table = Table("node", "disk", "address", "role", "heard", "lag", box=SIMPLE_HEAD)
+    for row in document["members"]:
+        lag = row["lag"]
+        table.add_row(
+            row["node_id"] + (" (leads)" if row["node_id"] == document["leader"] else ""),
+            row["disk_id"][:DISK_CHARACTERS],
+            row["address"],
+            row["role"],
+            "yes" if row["heard"] else "no",
+            "" if lag is None else f"{lag['records']:,} records, {lag['bytes']:,} bytes",
+        )
+    return table
+
+
+@members_app.command()
+def promote(
+    node: Annotated[str, typer.Argument(help="The node to make a voter, with the disk it has now.")],
+    server: Server = "",
+    as_json: Json = False,
+    timeout: Timeout = DEFAULT_TIMEOUT_S,
+) -> None:
+    """Make a node a voter. Prints the indices of the membership records.
+
+    If the node came back with an empty disk, its old disk loses its vote before the new disk gains one: two records.
+    Waits until the node has caught up. If interrupted, run it again.
+    """
+    changes = ask(server, timeout, lambda client: client.promote(node))
+    if as_json:
+        typer.echo(to_json({"node_id": node, "changes": changes}))
+    elif changes:
+        where = " and ".join(f"{index:,}" for index in changes)
+        typer.echo(f"{node} is a voter, by the membership records at {where}")
+    else:
+        typer.echo(f"{node} already is a voter")
+
+
+@session_app.command("open")
+def open_session(
+    name: Annotated[str, typer.Argument(help="The session's name. If it is in use, its holder is fenced.")],
+    server: Server = "",
+    as_json: Json = False,
+    timeout: Timeout = DEFAULT_TIMEOUT_S,
+) -> None:
+    """Open a named session. Prints its id and last sequence. It stays open until it is closed."""
+    opened = ask(server, timeout, lambda client: client.session(), session=name)
+    _show_session({"session": opened.id, "name": opened.name, "sequence": opened.sequence}, as_json=as_json)
+
+
+@session_app.command("show")
+def show_session(
+    session: SessionId, server: Server = "", as_json: Json = False, timeout: Timeout = DEFAULT_TIMEOUT_S
+) -> None:
+    """Print a session's name and its last executed sequence."""
+    _show_session(ask(server, timeout, lambda client: client.session_status(session)), as_json=as_json)
+
+
+@session_app.command("close")
+def close_session(
+    session: Annotated[
+        int | None, typer.Argument(metavar="ID", min=1, help="The session's id. Alternative: --name.")
+    ] = None,
+    name: Annotated[str | None, typer.Option("--name", help="The session that is open under this name.")] = None,
+    server: Server = "",
+    as_json: Json = False,
+    timeout: Timeout = DEFAULT_TIMEOUT_S,
+) -> None:
+    """Close a session. The cluster forgets its name and replies; its holder's next command fails."""
+    if (session is None) == (name is None):
+        fail_usage("give either a session's id or --name NAME")
+
+    async def close(client: Client) -> dict[str, Any]:
+        # Opening the session by name takes it over, which is how to learn its id.
+        number = (await client.session()).id if session is None else session
+        return await client.close_session(number)
+
+    _show_session(ask(server, timeout, close, session=name), as_json=as_json)
+
+
+def _show_session(document: dict[str, Any], *, as_json: bool) -> None:
+    text = " ".join(f"{name} {printable(value)}" for name, value in document.items() if value is not None)
+    typer.echo(to_json(document) if as_json else text)
