@@ -7,9 +7,8 @@ from typing import Any, NamedTuple
 
 from rich.console import Console
 
-from ..cli.output import Exit, complain
 from ..cli.load import BATCH_COMMANDS, Loaded, load
-from ..cli.output import to_json
+from ..cli.output import Exit, complain, to_json
 from ..cli.progress import shown_progress
 from ..cli.status import NodeRow, Rows, node_table
 from ..client import connect

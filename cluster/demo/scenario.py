@@ -12,8 +12,7 @@ from typing import Any, Protocol, TypeVar
 import uvloop
 from rich.console import Console
 
-from ..cli.output import Exit, complain
-from ..cli.output import to_json
+from ..cli.output import Exit, complain, to_json
 from ..cli.status import Rows, ask_nodes
 from ..client import Client, ClientError
 from .nodes import DemoFailed, DemoNodes
