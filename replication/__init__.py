@@ -1,8 +1,8 @@
 """Replication: the protocol core without I/O (`core`), and the aiohttp links and streams around it."""
 
 from .coalesce import Write
-from .core import NODE_ID, Member, Members, Promise, Role
-from .disk import Disk, Placed, Reason
+from .core import NODE_ID, Member, Members, Promise, Reason, Role
+from .disk import Disk, Placed
 from .driver import Durations
 from .promises import PromiseFile, PromiseLost
 from .replica import Replica, ReplicaOptions

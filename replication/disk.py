@@ -5,7 +5,6 @@ something to run in another thread, and finished on the caller's.
 """
 
 from collections.abc import Sequence
-from enum import StrEnum
 from typing import Any, NamedTuple, Protocol
 
 from quire.log import (
@@ -25,9 +24,9 @@ from quire.log import (
 )
 
 from .coalesce import Share, Sheet, Write, to_sheets
+from .core.events import Reason
 from .core.members import Members
-from .core.messages import Last, Snapshot
-from .core.promise import Promise
+from .core.messages import Last, Promise, Snapshot
 from .lag import lacking_bytes
 from .promises import PromiseFile
 
@@ -39,15 +38,6 @@ class Placed(NamedTuple):
     next_index: int
     epoch: int
     shares: Sequence[Share]
-
-
-class Reason(StrEnum):
-    """Why a write was not appended and never will be."""
-
-    NOT_LEADER = "not_leader"
-    OVERLOADED = "overloaded"
-    WRONG_INDEX = "wrong_index"
-    DISK_FULL = "disk_full"
 
 
 class Rejected(NamedTuple):

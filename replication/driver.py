@@ -9,16 +9,25 @@ from collections import deque
 from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
 from itertools import accumulate
-from typing import Protocol, assert_never
+from typing import Any, Protocol, assert_never
 
 from quire.log import DiskFull, Flush, LogClosed, LogError, LogReadOnly, Sync, Tail
 
 from .coalesce import Write
-from .core import Core, Members, actions, events
+from .core import Core, Members, Reason, actions, events
 from .core.changing import Outcome
-from .core.messages import Ack, CrcMismatch, HeartbeatEcho, Open, OpenAnswer, PeerMessage, PositionReport, Snapshot
-from .core.promise import Promise
-from .disk import Disk, Placed, Reason
+from .core.messages import (
+    Ack,
+    CrcMismatch,
+    HeartbeatEcho,
+    Open,
+    OpenAnswer,
+    PeerMessage,
+    PositionReport,
+    Promise,
+    Snapshot,
+)
+from .disk import Disk, Placed
 from .net.wire import Positions, Shipment
 
 BOUNDS_S = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0)
@@ -201,10 +210,10 @@ class Driver:
 
     def _remind_of_commit(self) -> None:
         """Let the core look again soon, where followers have still to hear what is committed."""
-        leading = self.core.leading
-        if leading is not None and leading.has_unannounced_commit and not self._reminded:
+        delay_us = self.core.announces_commit_after_us
+        if delay_us is not None and not self._reminded:
             self._reminded = True
-            self._device.remind(self.core.state.options.commit_announce_us, self._look_again)
+            self._device.remind(delay_us, self._look_again)
 
     def _look_again(self) -> None:
         self._reminded = False
@@ -230,7 +239,7 @@ class Driver:
         What waits is not given back, as `halt` does: nobody knows how far the step came, so every outcome is unknown.
         """
         self._events.clear()
-        self.core.state.halted = f"a fault of this program: {fault!r}"
+        self.core.abandon(f"a fault of this program: {fault!r}")
         self._owner.failed(fault)
 
     @contextmanager
@@ -259,12 +268,12 @@ class Driver:
             case actions.FetchSnapshot():
                 self._owner.fetch_snapshot(action)
             case actions.Apply(to_index):
-                self._disk.log.set_commit_index(self.core.state.commit_index)
+                self._disk.log.set_commit_index(self.core.commit_index)
                 self._owner.apply_to(to_index)
             case actions.RoleChanged():
                 self._owner.role_changed(action)
             case actions.RejectRequest(write, reason):
-                self._owner.rejected(write, Reason(reason))  # type: ignore[arg-type]
+                self._owner.rejected(write, reason)  # type: ignore[arg-type]
             case actions.ReadReady(read_id, index):
                 self._owner.read_ready(read_id, index)
             case actions.TransferEnded(reason):
@@ -351,9 +360,9 @@ class Driver:
             case actions.AppendRequests(epoch, writes):
                 self._append_writes(epoch, writes)  # type: ignore[arg-type]
             case actions.AppendSystem(epoch, value):
-                self._append(0, lambda: self._disk.append_system(epoch, value))
+                self._append_system(epoch, value)
             case actions.AppendFrames(stream_id, raw):
-                self._append(stream_id, lambda: self._disk.log.append_frames(raw))
+                self._append_frames(stream_id, raw)
             case actions.Truncate(stream_id, index):
                 self._disk.truncate(index)
                 self.step(events.Truncated(stream_id, index))
@@ -366,15 +375,21 @@ class Driver:
             case _:
                 assert_never(action)
 
-    def _append(self, stream_id: int, append: Callable[[], object]) -> None:
+    def _append_system(self, epoch: int, value: dict[str, Any]) -> None:
         try:
-            append()
+            self._disk.append_system(epoch, value)
         except DiskFull:
-            self.step(events.AppendRefused(stream_id, Reason.DISK_FULL))
+            self.step(events.AppendRefused(Reason.DISK_FULL))
+        else:
+            self.step(events.Appended(0))
+
+    def _append_frames(self, stream_id: int, raw: bytes) -> None:
+        try:
+            self._disk.log.append_frames(raw)
         except (LogReadOnly, LogClosed):
             raise
-        except LogError as error:  # a peer's fault: frames that are none, or do not follow
-            self.step(events.AppendRefused(stream_id, str(error)))
+        except LogError as error:  # A full disk; or a peer's fault: bytes that are no frames, or do not follow.
+            self.step(events.FramesRefused(stream_id, str(error)))
         else:
             self.step(events.Appended(stream_id))
 
@@ -386,7 +401,7 @@ class Driver:
             self._owner.rejected(write, reason)
         self.step(events.Appended(0))
         if appended.disk_full:
-            self.step(events.AppendRefused(0, Reason.DISK_FULL))
+            self.step(events.AppendRefused(Reason.DISK_FULL))
 
     def _flush(self) -> None:
         flush = self._disk.log.begin_flush()

@@ -11,7 +11,8 @@ import struct
 
 from quire.log import Directory, SlotFile
 
-from .core.promise import MAX_NODE_ID_BYTES, NO_PROMISE, Promise
+from .core.members import MAX_NODE_ID_BYTES
+from .core.messages import NO_PROMISE, Promise
 
 PROMISE_FILE = "promise"
 PROMISE_VERSION = 1

@@ -14,13 +14,12 @@ from aiohttp import ClientSession
 from quire.log import LogError, Sync, wall_clock
 
 from .coalesce import Write
-from .core import Core, CoreOptions, Identity, events
+from .core import Core, CoreOptions, Identity, Reason, events
 from .core.changing import NotLeading
-from .core.following import Step
-from .core.leading import Queues
 from .core.messages import ControlMessage, LagReport, PositionReport, Snapshot
 from .core.state import State
-from .disk import Disk, Reason
+from .core.status import Queues, Status
+from .disk import Disk
 from .driver import Done, Driver, Durations, ReplicaOwner
 from .lag import MICROSECONDS, NO_LAG, Lag, Position, first_lacking, lacking_bytes, lag_of, own_lag
 from .net.hello import Who
@@ -268,12 +267,16 @@ class Replica:
 
     @property
     def _has_ended(self) -> bool:
-        return self._stopped or self.core.state.halted is not None
+        return self._stopped or self.core.halted is not None
+
+    def status(self) -> Status:
+        """A copy of what the protocol core knows now."""
+        return self.core.status()
 
     @property
     def commit_index(self) -> int:
         """Every record below it is durable on a majority, as far as this node knows."""
-        return self.core.state.commit_index
+        return self.core.commit_index
 
     @property
     def flush_durations(self) -> Durations:
@@ -283,20 +286,18 @@ class Replica:
     @property
     def queues(self) -> Queues:
         """How much waits in this leader's write path; a node that does not lead holds nothing."""
-        leading = self.core.leading
-        return Queues(0, 0, 0) if leading is None else leading.queues
+        leader = self.core.status().leader
+        return Queues(0, 0, 0) if leader is None else leader.queues
 
     @property
     def disk_answers(self) -> bool:
         """False while the disk has been busy with one thing for an election timeout: such a node does not lead."""
-        core = self.core
-        return not core.writer.hangs(core.state.now, self._options.core.election_timeout_us)
+        return self.core.disk_answers
 
     @property
     def is_matched(self) -> bool:
         """Whether this node follows a leader whose log it matches."""
-        following = self.core.following
-        return following is not None and following.stream is not None and following.stream.step is Step.MATCHED
+        return self.core.status().is_matched
 
     # Time
 
@@ -327,7 +328,7 @@ class Replica:
                 self.positions[peer.node_id] = Position(durable_index, applied_index, digest, wall_clock())
                 self._owner.position_reported(peer.node_id, applied_index, digest)
             case LagReport():
-                if peer.node_id == self.core.live_leader:
+                if peer.node_id == self.core.leader_id:
                     self._lag_told, self._leader_heard_at = message, wall_clock()
             case _:
                 assert_never(message)
@@ -335,7 +336,7 @@ class Replica:
     def _tell_asides(self) -> None:
         for node_id in self.network.unformatted():
             self.network.show_genesis(node_id, self._options.genesis, committed=self.commit_index > 0)
-        if self.core.leading is None:
+        if not self.core.leads:
             return
         log = self._disk.log
         for node_id, position in self.positions.items():
@@ -350,7 +351,7 @@ class Replica:
 
     def _met_foreigners(self, foreign: set[str]) -> None:
         """Halt where a majority of the members that this log names turn out to be of another cluster: a wrong disk."""
-        members = self.core.state.members
+        members = self.core.status().members
         if members.is_majority(lambda member: member.node_id in foreign):
             reason = f"this data_dir is of another cluster than {', '.join(sorted(foreign))}; give this node its own"
             self._driver.halt(reason)
@@ -358,12 +359,11 @@ class Replica:
     @property
     def knows_its_lag(self) -> bool:
         """Whether a leader that is heard has told it; one that leads has none."""
-        leads = self.core.leading is not None
-        return leads or (self.core.live_leader is not None and self._lag_told is not None)
+        return self.core.leads or (self.core.leader_id is not None and self._lag_told is not None)
 
     def lag(self, clock: int) -> Lag:
         """This node's own lag at `clock`; a leader has none."""
-        if self.core.leading is not None:
+        if self.core.leads:
             return NO_LAG
         told = self._lag_told or LagReport(0, 0, 0)
         records = max(0, told.durable_index - self._disk.log.durable_index)

@@ -144,5 +144,5 @@ class Upkeep:
 
 def _being_installed(replica: Replica) -> list[int]:
     """Indices of the snapshots that followers of this leader were told to fetch."""
-    leading = replica.core.leading
-    return [] if leading is None else [install.snapshot_index for install in leading.installs.values()]
+    leader = replica.status().leader
+    return [] if leader is None else [install.snapshot_index for install in leader.installs]

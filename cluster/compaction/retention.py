@@ -18,7 +18,7 @@ from typing import Any, NamedTuple, Protocol
 
 from quire.log import Expirable, Log, wall_clock
 from quire.replication import Disk
-from quire.replication.core import Core
+from quire.replication.core import Status
 from quire.replication.lag import Position, lacking_bytes
 from quire.sm import KEPT_SNAPSHOTS, Manifest
 
@@ -55,9 +55,8 @@ class Hold(NamedTuple):
 class Followers(Protocol):
     """What a replica knows of other nodes, and does for them."""
 
-    @property
-    def core(self) -> Core:
-        """Its protocol state."""
+    def status(self) -> Status:
+        """What its protocol core knows now."""
         ...
 
     @property
@@ -103,15 +102,15 @@ class Retention:
         return Hold("snapshots", older, f"the older of the two newest snapshots stands at {older}")
 
     def _of_followers(self) -> list[Hold]:
-        leading = self._replica.core.leading
-        if leading is None:
+        leader = self._replica.status().leader
+        if leader is None:
             return []
         fetching = [
             Hold("install", install.snapshot_index, f"{install.node_id} fetches the snapshot there")
-            for install in leading.installs.values()
+            for install in leader.installs
         ]
         places = [
-            *(("stream", stream.next_index, f"{stream.node_id} was shipped") for stream in leading.streams.values()),
+            *(("stream", stream.next_index, f"{stream.node_id} was shipped") for stream in leader.streams),
             *(("follower", told.durable_index, f"{node_id} has") for node_id, told in self._replica.positions.items()),
         ]
         lowest, most = self._log.bounds.lowest_index, self._limits.follower_bytes

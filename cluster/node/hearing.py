@@ -7,7 +7,7 @@ import structlog
 
 from quire.log import FrameHeader, LogError
 from quire.replication import Members, Placed, Reason, Write
-from quire.replication.core import actions
+from quire.replication.core import NodeRole, actions
 from quire.replication.core.changing import Outcome
 from quire.replication.net.hello import Who
 from quire.sm import EMPTY_DIGEST, Applied, ApplyFailed, MachineError
@@ -80,12 +80,12 @@ class Hearing:
     @property
     def is_leader(self) -> bool:
         """Whether this node leads and may serve. Rule 11 is looked at first, where this process stood still."""
-        if self.leadership.role.role != "leader" or self.failure is not None:
+        if self.leadership.role.role is not NodeRole.LEADER or self.failure is not None:
             return False
         if self.parts is not None:
             self.parts.replica.catch_up()
         role = self.leadership.role
-        return role.role == "leader" and role.serving
+        return role.role is NodeRole.LEADER and role.serving
 
     @property
     def leader_id(self) -> str | None:
@@ -142,7 +142,7 @@ class Hearing:
     def role_changed(self, role: actions.RoleChanged) -> None:
         """Keep the history; what a lost leadership left uncommitted is unknown."""
         was = self.leadership.moved(role)
-        if was.role == "leader" and (role.role != "leader" or role.epoch != was.epoch):
+        if was.role is NodeRole.LEADER and (role.role is not NodeRole.LEADER or role.epoch != was.epoch):
             self.digests.forget()
             reason = role.reason or f"this node leads epoch {was.epoch} no longer"
             self._pending.lost(self.require().replica.commit_index, reason)
@@ -188,7 +188,7 @@ class Hearing:
 
     def position_reported(self, node_id: str, applied_index: int, digest: bytes) -> None:
         """A follower has applied so far, and stands at this digest; what comes late to a former leader is no news."""
-        if self.role.role == "leader":
+        if self.role.role is NodeRole.LEADER:
             self.digests.reported(node_id, applied_index, digest)
 
     def control_told(self, peer: Who, data: bytes) -> None:

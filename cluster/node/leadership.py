@@ -8,7 +8,7 @@ import structlog
 
 from quire.log import wall_clock
 from quire.replication import Members, Replica
-from quire.replication.core import actions
+from quire.replication.core import NodeRole, actions
 from quire.replication.net.hello import Who
 
 from ..control import Control, ControlTimes
@@ -35,7 +35,7 @@ class Leadership:
 
     def __init__(self, node_id: str, heartbeat_s: float, election_timeout_s: float) -> None:
         self.node_id = node_id
-        self.role = actions.RoleChanged("forming", 0, None, False, "")
+        self.role = actions.RoleChanged(NodeRole.FORMING, 0, None, False, "")
         self.history: deque[Change] = deque(maxlen=HISTORY_LENGTH)
         self.changes = 0
         self._led_by: str | None = None
@@ -52,9 +52,9 @@ class Leadership:
     def run(self, replica: Replica) -> bool:
         """Let the control plane suggest, if this node is a voter. True: it is the only one, and needs no suggestion."""
         self._replica = replica
-        state = replica.core.state
-        self._group(replica, state.members)
-        return self._is_alone(state.members)
+        members = replica.status().members
+        self._group(replica, members)
+        return self._is_alone(members)
 
     def members_changed(self, members: Members) -> None:
         """The log names other members: from now on the control plane is among its voters (rule 13)."""
@@ -70,7 +70,7 @@ class Leadership:
         return self._is_voter(members) and len(members.voters()) == 1
 
     def _is_voter(self, members: Members) -> bool:
-        return self._replica is not None and members.is_voter(self.node_id, self._replica.core.state.me.disk_id)
+        return self._replica is not None and members.is_voter(self.node_id, self._replica.status().me.disk_id)
 
     def _group(self, replica: Replica, members: Members) -> None:
         others = [voter.node_id for voter in members.voters() if voter.node_id != self.node_id]
@@ -87,14 +87,14 @@ class Leadership:
             self._control = Control(
                 self.node_id, others, times, replica.tell_control, self._nominate, lambda: replica.disk_answers
             )
-            for node_id in replica.core.state.links:
+            for node_id in replica.status().links:
                 self._control.peer_linked(node_id)
             self._control.start()
 
     async def _end(self, control: Control) -> None:
         await control.stop()
         if self._replica is not None and self._control is None:
-            self._nominate(self._is_alone(self._replica.core.state.members))
+            self._nominate(self._is_alone(self._replica.status().members))
 
     async def stop(self) -> None:
         """Take no part in the control plane any more."""
@@ -132,13 +132,13 @@ class Leadership:
         """The voters that could lead in this one's place: they are linked."""
         if self._replica is None:
             return []
-        state = self._replica.core.state
-        return [voter.node_id for voter in state.members.voters() if state.is_linked(voter)]
+        status = self._replica.status()
+        return [voter.node_id for voter in status.members.voters() if status.is_linked(voter)]
 
     def control_told(self, peer: Who, data: bytes) -> None:
         """Pass on what a voter's control plane said."""
         if self._control is not None and self._replica is not None:
-            if self._replica.core.state.members.is_voter(peer.node_id, peer.disk_id):
+            if self._replica.status().members.is_voter(peer.node_id, peer.disk_id):
                 self._control.told(peer.node_id, data)
 
     # What the core tells
@@ -153,7 +153,7 @@ class Leadership:
             journal.info("role", role=role.role, epoch=role.epoch, leader=role.leader_id, reason=role.reason)
         if role.leader_id not in (None, self.node_id) and self._transfer and not self._transfer.done():
             self._transfer.set_result(str(role.leader_id))
-        elif role.role == "leader" and was.role != "leader":
+        elif role.role is NodeRole.LEADER and was.role is not NodeRole.LEADER:
             self.transfer_ended("this node was elected again")
         return was
 
@@ -188,7 +188,7 @@ class Leadership:
     async def hand_over(self) -> None:
         """Before a stop: let another lead, if one can. Where all stop at once, the last to be left waits for nobody."""
         self._stopping = True
-        if self.role.role == "leader" and self._successors:
+        if self.role.role is NodeRole.LEADER and self._successors:
             try:
                 await self.transfer(None)
             except TransferFailed as error:

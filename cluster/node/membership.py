@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, assert_never
 
 from quire.log import wall_clock
 from quire.replication import Replica
-from quire.replication.core import Member, Role, changing
+from quire.replication.core import Member, Role, Status, changing
 
 from ..errors import (
     ChangeUnderWay,
@@ -50,7 +50,7 @@ class Promotions:
             match await self._ask(replica, node_id, address):
                 case changing.Changed(index):
                     changes.append(index)
-                    if replica.core.state.members.of_node(node_id) is not None:
+                    if replica.status().members.of_node(node_id) is not None:
                         break
                 case changing.AlreadyVoter():
                     break
@@ -118,39 +118,38 @@ def members_document(node: "Node") -> dict[str, Any]:
         NoLeader, NotLeader, StateUnavailable: it does not lead.
     """
     replica = node.replica
-    leading, state = replica.core.leading, replica.core.state
-    if leading is None:
+    status = replica.status()
+    if (leader := status.leader) is None:
         raise NoLeader
     others = [
         Member(node_id, disk_id, node.config.members.get(node_id, ""), Role.OBSERVER)
-        for node_id, disk_id in state.links.items()
-        if all((member.node_id, member.disk_id) != (node_id, disk_id) for member in state.members.members)
+        for node_id, disk_id in status.links.items()
+        if all((member.node_id, member.disk_id) != (node_id, disk_id) for member in status.members.members)
     ]
-    is_heard, clock = leading.who_is_heard(), wall_clock()
+    clock = wall_clock()
     rows = [
         {
             "node_id": member.node_id,
             "disk_id": member.disk_id.hex(),
             "address": member.address,
             "role": str(member.role),
-            "heard": is_heard(member),
-            "lag": _lag(replica, member, clock),
+            "heard": (member.node_id, member.disk_id) in leader.heard,
+            "lag": _lag(replica, status, member, clock),
         }
-        for member in sorted((*state.members.members, *others), key=lambda member: (member.node_id, member.role))
+        for member in sorted((*status.members.members, *others), key=lambda member: (member.node_id, member.role))
     ]
     return {
         "leader": node.node_id,
         "epoch": node.role.epoch,
-        "members_index": state.log.members_index,
-        "commit_index": state.commit_index,
+        "members_index": status.members_index,
+        "commit_index": status.commit_index,
         "members": rows,
     }
 
 
-def _lag(replica: Replica, member: Member, clock: int) -> dict[str, Any] | None:
+def _lag(replica: Replica, status: Status, member: Member, clock: int) -> dict[str, Any] | None:
     """What the leader knows; a position is told under a node id, so it is the disk's that is connected."""
-    state = replica.core.state
-    if state.is_me(member):
+    if status.is_me(member):
         return replica.lag(clock)._asdict()
     position = replica.positions.get(member.node_id)
-    return replica.lag_of(position, clock)._asdict() if position is not None and state.is_linked(member) else None
+    return replica.lag_of(position, clock)._asdict() if position is not None and status.is_linked(member) else None

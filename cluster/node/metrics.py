@@ -9,11 +9,12 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.registry import Collector
 
 from quire.replication import Durations, Placed, Write
+from quire.replication.core import NodeRole
 
 if TYPE_CHECKING:
     from .node import Node
 
-ROLES = ("leader", "follower", "observer", "forming")
+ROLES = tuple(NodeRole)
 INDICES = ("lowest_index", "highest_index", "durable_index", "commit_index", "applied_index")
 
 

@@ -28,9 +28,10 @@ def node_status(node: "Node") -> dict[str, Any]:
     if (parts := node.parts) is None:
         return document | {"link_failures": node.forming_failures()}
     replica, log, genesis = parts.replica, parts.log, parts.genesis
+    status = replica.status()
     document |= {
         "cluster_id": genesis.cluster_id.hex(),
-        "disk_id": replica.core.state.me.disk_id.hex(),
+        "disk_id": status.me.disk_id.hex(),
         "machine": {"name": genesis.machine[0], "version": genesis.machine[1], "initial": genesis.initial},
         "lowest_index": log.bounds.lowest_index,
         "highest_index": log.bounds.highest_index,
@@ -43,14 +44,14 @@ def node_status(node: "Node") -> dict[str, Any]:
         "lag": replica.lag(clock)._asdict(),
         "members": [
             {"node_id": member.node_id, "disk_id": member.disk_id.hex(), "address": member.address, "role": member.role}
-            for member in replica.core.state.members.members
+            for member in status.members.members
         ],
-        "links": sorted(replica.core.state.links),
+        "links": sorted(status.links),
         "link_failures": dict(replica.network.told.failures),
         **node.leadership.document(),
         "alarms": alarms(replica, node.digests),
     }
-    if replica.core.leading is not None:
+    if status.leader is not None:
         document["nodes"] = _nodes(replica, node.digests, clock)
     elif (upstream := replica.network.told.upstream) is not None:
         document["stream"] = {"from_index": upstream.from_index, "received_bytes": upstream.received_bytes}

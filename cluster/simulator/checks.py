@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
 from quire.log import Frame
-from quire.replication.core import events
+from quire.replication.core import Promise, events
 from quire.replication.core.messages import Ack, Heartbeat, HeartbeatEcho, PeerMessage, VoteAnswer
 from quire.sm import Applied, Manifest
 
@@ -88,7 +88,7 @@ class Seen:
     applied_place: int = -1
     snapshot_index: int = 0
     """Of the newest snapshot that counted."""
-    leading: object = None
+    leading: Promise | None = None
     cuts: int = 0
     runs: bool = False
     operations: int = -1
@@ -216,12 +216,12 @@ class Checks:
     def needed(self, node: "Node") -> int:
         """Rule 16: where a node's log has to begin at most: what its installs need, and its streams, within a limit."""
         life, most = node.it, node.form.retention_follower_bytes
-        leading, end = life.core.leading, life.log.durable_index
-        if leading is None:
+        leader, end = life.status().leader, life.log.durable_index
+        if leader is None:
             return end
-        shipped = [stream.next_index for stream in leading.streams.values()]
+        shipped = [stream.next_index for stream in leader.streams]
         kept = [at for at in shipped if at >= end or life.log.bytes_between(at, end) <= most]
-        return min([end, *kept, *(install.snapshot_index for install in leading.installs.values())])
+        return min([end, *kept, *(install.snapshot_index for install in leader.installs)])
 
     def expired(self, node: "Node", before: int, needed: int) -> None:
         """Rule 16: below the older of two snapshots; below what streams and installs need."""
@@ -240,7 +240,8 @@ class Checks:
         """Rules 1 and 16: under its leader's promise; neither durable_index nor commit_index goes back."""
         seen, core = self.of(node), node.it.core
         self.counts.installs += 1
-        if core.following is None or core.following.leader.epoch != seen.promised_epoch:
+        following = core.status().following
+        if following is None or following.epoch != seen.promised_epoch:
             raise Violation("rule 2: an install under its leader's promise alone", node.node_id, index)
         if index < seen.durable_index or index < seen.told_commit_index:
             raise Violation("rule 16: an install lowers nothing", node.node_id, index, seen.durable_index)
@@ -275,15 +276,15 @@ class Checks:
         life, seen = node.it, self.of(node)
         core = life.core
         self._trace.append(
-            f"{node.schedule.now} {node.node_id} {type(event).__name__} {core.state.promise.epoch} "
-            f"{life.log.tail.index} {core.state.commit_index}"
+            f"{node.schedule.now} {node.node_id} {type(event).__name__} {core.promise.epoch} "
+            f"{life.log.tail.index} {core.commit_index}"
         )
         self.looked(node)
-        leading = core.leading
-        if leading is not seen.leading:
+        leading = core.leading_promise
+        if leading != seen.leading:
             seen.leading = leading
             if leading is not None:
-                self._leads(node, leading.promise.epoch, leading.promise.incarnation)
+                self._leads(node, leading.epoch, leading.incarnation)
         if life.log.durable_index != seen.durable_index:
             self._durable(node, seen)
         self.commits(node)
@@ -291,12 +292,12 @@ class Checks:
             seen.has_cut = True
         if isinstance(event, events.Tick | events.Truncated | events.Installed):
             self._members(node)
-        seen.promised_epoch = core.state.promise.epoch
+        seen.promised_epoch = core.promise.epoch
 
     def commits(self, node: "Node") -> None:
         """Look at what a node takes for committed, as far as it stands in its files."""
         seen, life = self.of(node), node.it
-        commit_index = life.core.state.commit_index
+        commit_index = life.core.commit_index
         if commit_index < seen.told_commit_index:
             raise Violation("commit_index never falls", node.node_id, seen.told_commit_index, commit_index)
         seen.told_commit_index = commit_index
@@ -348,8 +349,8 @@ class Checks:
 
     def _members(self, node: "Node") -> None:
         """Rule 15: from when it is appended until it is cut, the last record in the log says who counts."""
-        state = node.it.core.state
-        known = frozenset((voter.node_id, voter.disk_id) for voter in state.members.voters())
+        members = node.it.status().members
+        known = frozenset((voter.node_id, voter.disk_id) for voter in members.voters())
         named = node.shadow.members_below(node.shadow.end)
         if known != named.voters:
             raise Violation("rule 15: who counts is who the log names", node.node_id, sorted(known), named)
@@ -457,7 +458,7 @@ class Checks:
             case Heartbeat(promise) if promise.epoch not in self.elections:
                 # It crashes before the step is over in which it was elected: whoever hears it follows all the same.
                 self._leads(node, promise.epoch, promise.incarnation)
-                self.of(node).leading = node.it.core.leading
+                self.of(node).leading = node.it.core.leading_promise
             case _:
                 pass
 
@@ -476,7 +477,7 @@ class Checks:
             raise Violation("rule 2: an ack after the flush", node.node_id, index, lost)
         leader = stream.leader
         if leader.life == stream.leader_life and isinstance(leader, type(node)) and leader.leads:
-            if leader.it.core.state.promise.epoch == epoch:
+            if leader.it.core.promise.epoch == epoch:
                 place = node.shadow.place_of_end(index)
                 theirs = leader.shadow.place_of_end(index)
                 if place is None or place != theirs:
@@ -509,7 +510,7 @@ class Checks:
 
     def _commit(self, node: "Node", seen: Seen) -> None:
         """Rule 7, and that index -> command never changes once it is committed."""
-        index = min(node.it.core.state.commit_index, node.shadow.end)
+        index = min(node.it.core.commit_index, node.shadow.end)
         place = node.shadow.place_of_end(index)
         if place is None:
             raise Violation("commit_index is a boundary of what this node holds", node.node_id, index, node.shadow.end)
@@ -524,9 +525,9 @@ class Checks:
 
     def _extend(self, node: "Node", frames: list[Held]) -> None:
         core, index = node.it.core, frames[-1].end
-        if core.leading is None:
+        if core.leading_promise is None:
             raise Violation("a leader commits first", node.node_id, index)
-        epoch = core.leading.promise.epoch
+        epoch = core.leading_promise.epoch
         if frames[-1].epoch != epoch:
             raise Violation("rule 7: commit by a record of the leader's own epoch", node.node_id, epoch, frames[-1])
         if self.of(node).promised_epoch != epoch:

@@ -164,7 +164,7 @@ class History:
         tail = lives[0].log.tail
         return all(
             life.log.tail == tail
-            and life.log.durable_index == life.core.state.commit_index == life.applier.applied_index == tail.index
+            and life.log.durable_index == life.core.commit_index == life.applier.applied_index == tail.index
             and life.applier.digest == lives[0].applier.digest
             for life in lives
         )
@@ -172,12 +172,11 @@ class History:
     def _describe(self, node: Node) -> str:
         if node.lived is None:
             return f"{node.node_id}: down"
-        state = node.lived.core.state
-        following = node.lived.core.following
+        status = node.lived.status()
         return (
-            f"{node.node_id}: {node.lived.role.role} {state.promise} tail {node.lived.log.tail[:2]} durable "
-            f"{node.lived.log.durable_index} commit {state.commit_index} applied {node.lived.applier.applied_index} "
-            f"stream {following.stream if following else None} nominated {node.nominated}"
+            f"{node.node_id}: {node.lived.role.role} {status.promise} tail {node.lived.log.tail[:2]} durable "
+            f"{node.lived.log.durable_index} commit {status.commit_index} applied {node.lived.applier.applied_index} "
+            f"follows {status.following} matched {status.is_matched} nominated {node.nominated}"
         )
 
 

@@ -12,7 +12,7 @@ from typing import Any
 from quire.log import Directory, DiskFull, FrameHeader, Log, LogError, LogOptions, walk_frames
 from quire.log.simulated import faulty
 from quire.replication import Disk, Placed, PromiseFile, Reason, Write
-from quire.replication.core import Core, CoreOptions, Identity, Members, State, actions, events
+from quire.replication.core import Core, CoreOptions, Identity, Members, NodeRole, State, Status, actions, events
 from quire.replication.core.changing import Outcome
 from quire.replication.core.invariants import Point, check_point, check_step
 from quire.replication.core.messages import Ack, CrcMismatch, Open, OpenAnswer, PeerMessage, Snapshot
@@ -87,7 +87,13 @@ class Life:
     applying: bool = False
     point: Point | None = None
     last_read: int = 0
-    role: actions.RoleChanged = field(default_factory=lambda: actions.RoleChanged("follower", 0, None, False, ""))
+    role: actions.RoleChanged = field(
+        default_factory=lambda: actions.RoleChanged(NodeRole.FOLLOWER, 0, None, False, "")
+    )
+
+    def status(self) -> Status:
+        """What its core knows now."""
+        return self.core.status()
 
     def expired(self) -> None:
         """End the streams that lack what is gone."""
@@ -178,13 +184,13 @@ class Node:
     @property
     def leads(self) -> bool:
         """Whether it believes that it leads."""
-        return self.lived is not None and self.lived.core.leading is not None
+        return self.lived is not None and self.lived.core.leads
 
     @property
     def counts(self) -> bool:
         """Whether it is a voter, as far as it knows, or knew when it ran last."""
         if self.lived is not None:
-            self._counted = self.lived.core.state.is_voter
+            self._counted = self.lived.status().is_voter
         return self._counted
 
     def _sessions(self) -> Sessions:
@@ -311,7 +317,7 @@ class Node:
     def propose(self, write: Write) -> None:
         """A client's write: taken, or its owner is told."""
         role = self.it.role
-        if role.role != "leader" or not role.serving or self.halt_reason:
+        if role.role is not NodeRole.LEADER or not role.serving or self.halt_reason:
             write.owner.rejected(Reason.NOT_LEADER)
             return
         self.step(events.Proposed((write,)))
@@ -388,8 +394,8 @@ class Node:
         try:
             manifest = life.snapshots.complete(index)
             self.checks.snapshot_taken(self, manifest)
-            leading = life.core.leading
-            life.snapshots.retain(install.snapshot_index for install in (leading.installs if leading else {}).values())
+            leader = life.status().leader
+            life.snapshots.retain(install.snapshot_index for install in (leader.installs if leader else ()))
         except OSError:
             if not self.disk_failing:
                 raise
@@ -493,8 +499,8 @@ class Node:
     def role_changed(self, role: actions.RoleChanged) -> None:
         life = self.it
         was, life.role = life.role, role
-        if was.role == "leader" and (role.role != "leader" or role.epoch != was.epoch):
-            life.pending.lost(life.core.state.commit_index, role.reason)
+        if was.role is NodeRole.LEADER and (role.role is not NodeRole.LEADER or role.epoch != was.epoch):
+            life.pending.lost(life.core.commit_index, role.reason)
 
     def members_changed(self, members: Members) -> None:
         """No control plane is rebuilt here: the histories nominate."""
@@ -525,7 +531,7 @@ class Node:
         """A fault is raised, too, and is the history's outcome; so is the loss of power, which is none."""
 
     def next_stream_id(self) -> int:
-        return self.it.core.state.next_stream_id()
+        return self.it.core.next_stream_id()
 
     # Sockets
 

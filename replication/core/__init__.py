@@ -3,18 +3,19 @@
 No module below reads a clock, a socket, a file or a source of randomness; a test says so. Whoever drives the core
 (the asyncio `Replica`, or a simulator) hands it `Event`s with the time and carries out the `Action`s in their order.
 
-The rules are numbered; DESIGN.md beside this folder says each in words, and each module opens with those it holds.
-Reading order: the words (`promise`, `members`, `messages`, `events`, `actions`, `state`), `core` down to its events,
-which shows what calls what, then the rules (`writer`, `election`, `opening`, `leading`, `changing`, `following`), the
-rest of `core`, and `invariants`, which says what holds after each step. `genesis` stands alone: it ends before a core
-begins.
+The rules are numbered; `docs/protocol.md` has each in words, with its reasons, and each module opens with those it
+holds. Reading order: the words (`members`, `messages`, `events`, `actions`, `state`); `core` down to its events, which
+shows what calls what; the rules (`writer`, `election`, `leading`, `downstreams`, `changing`, `following`); the rest of
+`core`; `status`, which is all that others may know; and `invariants`, which hold after each step.
 """
 
 from . import actions, events
 from .core import Core
-from .members import MAX_MEMBERS, Member, Members, Role
-from .promise import NODE_ID, Promise
-from .state import CoreOptions, Identity, LogView, State
+from .events import Reason
+from .members import MAX_MEMBERS, NODE_ID, Identity, Member, Members, Role
+from .messages import Promise
+from .state import CoreOptions, LogView, State
+from .status import NodeRole, Status
 
 __all__ = [
     "MAX_MEMBERS",
@@ -25,9 +26,12 @@ __all__ = [
     "LogView",
     "Member",
     "Members",
+    "NodeRole",
     "Promise",
+    "Reason",
     "Role",
     "State",
+    "Status",
     "actions",
     "events",
 ]

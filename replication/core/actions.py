@@ -4,10 +4,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from .changing import Outcome
-from .events import Request
+from .events import Reason, Request
 from .members import Members
-from .messages import Ack, CoreMessage, CrcMismatch, Open, OpenAnswer, Snapshot
-from .promise import Promise
+from .messages import Ack, CoreMessage, CrcMismatch, Open, OpenAnswer, Promise, Snapshot
+from .status import NodeRole
 
 # Disk: carried out one at a time, in the order asked; only appends go on beside a flush (rule 2). The rules rest on the
 # order: an append that was asked before a promise or a truncation is in the file before that one begins.
@@ -38,7 +38,7 @@ class AppendSystem:
 
 @dataclass(frozen=True, slots=True)
 class AppendFrames:
-    """Verify and append a leader's frames, then `Appended` or `AppendRefused`."""
+    """Verify and append a leader's frames, then `Appended` or `FramesRefused`."""
 
     stream_id: int
     raw: bytes
@@ -166,7 +166,7 @@ class Apply:
 class RoleChanged:
     """The node's role, epoch or leader changed. `serving`: a leader whose `epoch_start` is committed (rule 6)."""
 
-    role: str
+    role: NodeRole
     epoch: int
     leader_id: str | None
     serving: bool
@@ -197,13 +197,10 @@ class TransferEnded:
 
 @dataclass(frozen=True, slots=True)
 class RejectRequest:
-    """A proposed request was not appended and never will be.
-
-    `reason`: "not_leader", "overloaded", or what an `AppendRefused` said ("disk_full").
-    """
+    """A proposed request was not appended and never will be."""
 
     request: Request
-    reason: str
+    reason: Reason
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,52 +15,11 @@ job, but only the head of the queue promises, truncates or writes a leader's fra
 
 from typing import assert_never
 
-from .actions import (
-    Action,
-    AnswerOpen,
-    ChangeEnded,
-    Flush,
-    MembersChanged,
-    ReadReady,
-    RejectRequest,
-    Send,
-    StorePromise,
-    TransferEnded,
-)
+from . import actions, events
 from .changing import NotLeading
 from .election import Candidate, answer_pre_vote, refusal
-from .events import (
-    AckArrived,
-    Appended,
-    AppendRefused,
-    CrcMismatchArrived,
-    DiskFailed,
-    Event,
-    Expired,
-    FetchFailed,
-    Flushed,
-    FramesArrived,
-    Installed,
-    LinkDown,
-    LinkUp,
-    Nominated,
-    OpenAnswered,
-    PromiseStored,
-    PromoteRequested,
-    Proposed,
-    ReadRequested,
-    Received,
-    Shipped,
-    SnapshotFetched,
-    Stopped,
-    StreamClosed,
-    StreamConnected,
-    StreamOpened,
-    Tick,
-    TransferRequested,
-    Truncated,
-)
-from .following import Following
+from .events import Reason
+from .following import Following, Step
 from .leading import Leading
 from .messages import (
     Campaign,
@@ -70,23 +29,13 @@ from .messages import (
     OpenVerb,
     PreVote,
     PreVoteAnswer,
+    Promise,
     VoteAnswer,
     VoteRequest,
 )
-from .promise import Promise
 from .state import State
+from .status import NodeRole, Status
 from .writer import FollowLeader, HandleVote, InstallSnapshot, TruncateLog, WriteFrames, Writer
-
-LeadersEvent = (
-    AckArrived
-    | CrcMismatchArrived
-    | Shipped
-    | StreamOpened
-    | Proposed
-    | ReadRequested
-    | TransferRequested
-    | PromoteRequested
-)
 
 
 class Core:
@@ -104,7 +53,7 @@ class Core:
         if state.log.last_epoch > state.promise.epoch:
             state.promise = Promise(state.log.last_epoch, "", 0)
 
-    def handle(self, event: Event, now: int, clock: int) -> list[Action]:
+    def handle(self, event: events.Event, now: int, clock: int) -> list[actions.Action]:
         """Take one step; return what to do, in order.
 
         `now` is monotonic and `clock` the wall clock, both in microseconds.
@@ -113,12 +62,12 @@ class Core:
         if state.halted is not None:
             return []
         state.now, state.clock = now, clock
-        if not isinstance(event, Stopped):  # It may be because they cannot be read.
+        if not isinstance(event, events.Stopped):  # It may be because they cannot be read.
             self._take_members()
         if self.leading and now - self._ticked_at > state.options.election_timeout_us:
             self._tick()  # This process stood still: rule 11 comes before whatever waited meanwhile.
         self._dispatch(event)
-        if isinstance(event, Shipped):
+        if isinstance(event, events.Shipped):
             self._ship()  # It has freed a stream, and nothing else.
         else:
             self._advance()
@@ -133,54 +82,59 @@ class Core:
             return
         state.members = members
         self.candidate.give_up()  # It keeps answers by node id: they may be another disk's now.
-        state.act(MembersChanged(members))
+        state.act(actions.MembersChanged(members))
 
     # Events
 
-    def _dispatch(self, event: Event) -> None:
+    def _dispatch(self, event: events.Event) -> None:
+        if isinstance(event, events.LeaderEvent):
+            self._to_leading(event)
+        elif isinstance(event, events.FollowerEvent):
+            self._to_following(event)
+        elif isinstance(event, events.DiskEvent):
+            self._disk_done(event)
+        else:
+            self._dispatch_other(event)
+
+    def _dispatch_other(
+        self,
+        event: events.Received
+        | events.StreamClosed
+        | events.Expired
+        | events.LinkUp
+        | events.LinkDown
+        | events.Nominated
+        | events.Stopped
+        | events.Tick,
+    ) -> None:
         match event:
-            case (
-                AckArrived()
-                | CrcMismatchArrived()
-                | Shipped()
-                | StreamOpened()
-                | Proposed()
-                | ReadRequested()
-                | TransferRequested()
-                | PromoteRequested()
-            ):
-                self._to_leading(event)
-            case FramesArrived() | OpenAnswered() | StreamConnected() | SnapshotFetched() | FetchFailed():
-                self._to_following(event)
-            case Received():
+            case events.Received():
                 self._received(event)
-            case Appended() | Flushed() | PromiseStored() | Truncated() | Installed() | AppendRefused() | DiskFailed():
-                self._disk_done(event)
-            case StreamClosed(stream_id):
+            case events.StreamClosed(stream_id):
                 self._stream_closed(stream_id)
-            case Expired():
+            case events.Expired():
                 if self.leading:
-                    self.leading.expired()
-            case LinkUp() | LinkDown():
+                    self.leading.downstreams.expired()
+            case events.LinkUp() | events.LinkDown():
                 self._link_changed(event)
-            case Nominated(nominated):
+            case events.Nominated(nominated):
                 self.candidate.nominated = nominated
-            case Stopped(reason):
+            case events.Stopped(reason):
                 self._step_down(reason)
                 self.state.halted = reason
-            case Tick():
+            case events.Tick():
                 self._tick()
             case _:
                 assert_never(event)
 
     def _stream_closed(self, stream_id: int) -> None:
         if self.leading:
-            self.leading.forget_stream(stream_id)
+            self.leading.downstreams.forget(stream_id)
         if self.following:
             self.following.stream_closed(stream_id)
 
-    def _link_changed(self, event: LinkUp | LinkDown) -> None:
-        if isinstance(event, LinkDown):
+    def _link_changed(self, event: events.LinkUp | events.LinkDown) -> None:
+        if isinstance(event, events.LinkDown):
             self.state.links.pop(event.node_id, None)
             if self.following and self.following.leader.candidate == event.node_id:
                 self.following.link_lost()
@@ -236,71 +190,71 @@ class Core:
             self.leading = Leading(self.state, promise)
             self.leading.start()
 
-    def _to_leading(self, event: LeadersEvent) -> None:
+    def _to_leading(self, event: events.LeaderEvent) -> None:
         leading = self.leading
         if leading is None:
             self._refuse_not_leading(event)
             return
         match event:
-            case AckArrived():
+            case events.AckArrived():
                 leading.acknowledged(event)
-            case CrcMismatchArrived():
-                leading.crc_mismatch(event)
-            case Shipped():
-                leading.shipped(event)
-            case StreamOpened():
-                leading.open_stream(event)
-            case Proposed(requests):
+            case events.CrcMismatchArrived():
+                leading.downstreams.crc_mismatch(event)
+            case events.Shipped():
+                leading.downstreams.shipped(event)
+            case events.StreamOpened():
+                leading.downstreams.open(event)
+            case events.Proposed(requests):
                 leading.propose(requests)
-            case ReadRequested(read_id):
+            case events.ReadRequested(read_id):
                 leading.read(read_id)
-            case TransferRequested(target):
+            case events.TransferRequested(target):
                 leading.transfer(target)
-            case PromoteRequested():
+            case events.PromoteRequested():
                 leading.promote(event)
             case _:
                 assert_never(event)
 
-    def _refuse_not_leading(self, event: LeadersEvent) -> None:
+    def _refuse_not_leading(self, event: events.LeaderEvent) -> None:
         """Tell who asks that this node does not lead; what belongs to a leadership that is over counts for nothing."""
         match event:
-            case StreamOpened(stream_id):
-                self.state.act(AnswerOpen(stream_id, OpenAnswer(OpenVerb.REFUSE, 0, 0, "this node does not lead")))
-            case Proposed(requests):
+            case events.StreamOpened(stream_id):
+                self.state.act(
+                    actions.AnswerOpen(stream_id, OpenAnswer(OpenVerb.REFUSE, 0, 0, "this node does not lead"))
+                )
+            case events.Proposed(requests):
                 for request in requests:
-                    self.state.act(RejectRequest(request, "not_leader"))
-            case ReadRequested(read_id):
-                self.state.act(ReadReady(read_id, None))
-            case TransferRequested():
-                self.state.act(TransferEnded("this node does not lead"))
-            case PromoteRequested(ask_id):
-                self.state.act(ChangeEnded(ask_id, NotLeading()))
-            case AckArrived() | CrcMismatchArrived() | Shipped():
+                    self.state.act(actions.RejectRequest(request, Reason.NOT_LEADER))
+            case events.ReadRequested(read_id):
+                self.state.act(actions.ReadReady(read_id, None))
+            case events.TransferRequested():
+                self.state.act(actions.TransferEnded("this node does not lead"))
+            case events.PromoteRequested(ask_id):
+                self.state.act(actions.ChangeEnded(ask_id, NotLeading()))
+            case events.AckArrived() | events.CrcMismatchArrived() | events.Shipped():
                 pass
             case _:
                 assert_never(event)
 
-    def _to_following(
-        self, event: FramesArrived | OpenAnswered | StreamConnected | SnapshotFetched | FetchFailed
-    ) -> None:
+    def _to_following(self, event: events.FollowerEvent) -> None:
         following = self.following
         if following is None:
             return
         match event:
-            case FramesArrived():
+            case events.FramesArrived():
                 following.frames_arrived(event)
-            case OpenAnswered():
+            case events.OpenAnswered():
                 following.answered(event)
-            case StreamConnected(stream_id):
+            case events.StreamConnected(stream_id):
                 following.connected(stream_id)
-            case SnapshotFetched():
+            case events.SnapshotFetched():
                 following.fetched(event)
-            case FetchFailed():
+            case events.FetchFailed():
                 following.fetch_failed(event)
             case _:
                 assert_never(event)
 
-    def _received(self, event: Received) -> None:
+    def _received(self, event: events.Received) -> None:
         state, sender, message = self.state, event.node_id, event.message
         match message:
             case Heartbeat():
@@ -370,61 +324,63 @@ class Core:
         # Rule 1: only what is on disk is echoed as followed. One that leads no more is told so (rule 10).
         if (leader == state.stored_promise and following) or leader.epoch < state.promise.epoch:
             echo = HeartbeatEcho(leader.epoch, message.sequence, state.promise.epoch)
-            state.act(Send(sender, echo))
+            state.act(actions.Send(sender, echo))
         elif not self.writer.is_queued(FollowLeader(leader)):
             # Rule 1: following raises the promise; only an elected leader sends heartbeats.
             self.writer.submit(FollowLeader(leader))
 
-    def _disk_done(
-        self, event: Appended | Flushed | PromiseStored | Truncated | Installed | AppendRefused | DiskFailed
-    ) -> None:
+    def _disk_done(self, event: events.DiskEvent) -> None:
         following = self.following
         match event:
-            case Appended(stream_id):
-                self.writer.appended()
-                if following and stream_id:
-                    following.appended(stream_id)
-                if self.leading and not stream_id:
-                    self.leading.appended()
-            case Flushed():
+            case events.Appended(stream_id):
+                self._appended(stream_id)
+            case events.Flushed():
                 self.writer.end_flush()
                 if self.leading:
                     self.leading.advance_commit()
                 if following:
                     following.acknowledge()
-            case PromiseStored(promise):
+            case events.PromiseStored(promise):
                 self.writer.end_exclusive()
                 self._promise_stored(promise)
-            case Truncated() | Installed():
+            case events.Truncated() | events.Installed():
                 self.writer.end_exclusive()
                 self._log_moved(event)
-            case AppendRefused(stream_id, reason):
-                self._append_refused(stream_id, reason)
-            case DiskFailed(reason):
+            case events.AppendRefused(reason):
+                self._append_refused(reason)
+            case events.FramesRefused(stream_id, error):
+                if following:
+                    following.frames_refused(stream_id, error)
+            case events.DiskFailed(reason):
                 self._step_down(reason)
                 self.state.halt(reason)
             case _:
                 assert_never(event)
 
-    def _log_moved(self, event: Truncated | Installed) -> None:
+    def _log_moved(self, event: events.Truncated | events.Installed) -> None:
         """The log ends, or begins, elsewhere."""
-        if isinstance(event, Installed):
+        if isinstance(event, events.Installed):
             self.state.commit(event.index)  # A snapshot holds nothing else (rule 7).
             if self.following:
                 self.following.installed(event.stream_id)
         elif self.following:
             self.following.truncated(event.stream_id, event.index)
 
-    def _append_refused(self, stream_id: int, reason: str) -> None:
-        following = self.following
-        if following and following.stream and following.stream.stream_id == stream_id:
-            following.close_stream(reason)
-        if self.leading and stream_id == 0:
-            self.leading.change_refused()
-            if self.leading.serving:
-                self.leading.refuse_waiting(reason)
-            else:
-                self._step_down(reason)  # Without its epoch_start it never serves.
+    def _appended(self, stream_id: int) -> None:
+        self.writer.appended()
+        if self.following and stream_id:
+            self.following.appended(stream_id)
+        if self.leading and not stream_id:
+            self.leading.appended()
+
+    def _append_refused(self, reason: Reason) -> None:
+        if self.leading is None:
+            return
+        self.leading.change_refused()
+        if self.leading.serving:
+            self.leading.refuse_waiting(reason)
+        else:
+            self._step_down(reason)  # Without its epoch_start it never serves.
 
     # Promises (rule 1)
 
@@ -442,7 +398,7 @@ class Core:
         state = self.state
         if asked.node_id != state.me.node_id:
             answer = VoteAnswer(asked.request.promise, granted, state.promise.epoch, state.clock)
-            state.act(Send(asked.node_id, answer))
+            state.act(actions.Send(asked.node_id, answer))
 
     def _handle_vote(self, job: HandleVote) -> None:
         """Rules 1 and 5, at the head of the queue: refuse, grant once more, or store the promise and grant then."""
@@ -490,7 +446,7 @@ class Core:
         state.promise = promise
         self._report_role(reason)
         self.writer.begin_exclusive(self.state.now)
-        state.act(StorePromise(promise))
+        state.act(actions.StorePromise(promise))
 
     # Every step's end
 
@@ -505,7 +461,7 @@ class Core:
 
     def _ship(self) -> None:
         if self.leading:
-            self.leading.ship(quiet=self.writer.is_quiet and not self.leading.has_waiting)
+            self.leading.ship(writer_is_quiet=self.writer.is_quiet)
 
     def _run_jobs(self) -> None:
         while (job := self.writer.take()) is not None:
@@ -528,7 +484,7 @@ class Core:
         if self.leading and self.writer.may_append:
             self.leading.append_waiting()
         if self.writer.take_flush(self.state.now):
-            self.state.act(Flush())
+            self.state.act(actions.Flush())
 
     def _step_down(self, reason: str) -> None:
         if self.leading is not None:
@@ -540,29 +496,99 @@ class Core:
         if self.state.halted is not None:
             self._step_down(self.state.halted)
 
-    # What it is
+    def _report_role(self, reason: str = "") -> None:
+        """Tell the node above if its role moved; `reason` is then why, and for a leader it is why it stood."""
+        state = self.state
+        if self.leading:
+            leading = self.leading
+            state.report_role(
+                self._role, leading.promise.epoch, state.me.node_id, leading.serving, self.candidate.reason
+            )
+        else:
+            state.report_role(self._role, state.promise.epoch, self.leader_id, False, reason)
+
+    @property
+    def _role(self) -> NodeRole:
+        if self.leading:
+            return NodeRole.LEADER
+        return NodeRole.FOLLOWER if self.state.is_voter else NodeRole.OBSERVER
 
     @property
     def live_promise(self) -> Promise | None:
-        """What the leader that this node hears, itself included, was elected under."""
+        """The promise under which the leader that this node hears, itself included, was elected."""
         if self.leading:
             return self.leading.promise
         if self.following and self.following.hears_leader:
             return self.following.leader
         return None
 
+    # What others may know of it
+
+    def status(self) -> Status:
+        """A copy of this node's replication as it is now. Made when asked for: it costs the steps nothing."""
+        state, following = self.state, self.following
+        return Status(
+            me=state.me,
+            role=self._role,
+            promise=state.promise,
+            commit_index=state.commit_index,
+            leader_id=self.leader_id,
+            leader=None if self.leading is None else self.leading.status(),
+            following=None if following is None else following.leader,
+            is_matched=bool(following and following.stream and following.stream.step is Step.MATCHED),
+            members=state.members,
+            members_index=state.log.members_index,
+            links=dict(state.links),
+            disk_answers=self.disk_answers,
+            halted=state.halted,
+        )
+
     @property
-    def live_leader(self) -> str | None:
+    def commit_index(self) -> int:
+        """Every record below it is durable on a majority, as far as this node knows."""
+        return self.state.commit_index
+
+    @property
+    def halted(self) -> str | None:
+        """Why this core has stopped for good; None while it runs."""
+        return self.state.halted
+
+    @property
+    def promise(self) -> Promise:
+        """The promise that counts, which may still be on its way to disk."""
+        return self.state.promise
+
+    @property
+    def leading_promise(self) -> Promise | None:
+        """The promise under which this node leads; None if it does not lead."""
+        return None if self.leading is None else self.leading.promise
+
+    @property
+    def leads(self) -> bool:
+        """Whether this node leads, serving or not."""
+        return self.leading is not None
+
+    @property
+    def disk_answers(self) -> bool:
+        """False while the disk has been busy with one thing for an election timeout: such a node does not lead."""
+        return not self._disk_hangs
+
+    @property
+    def leader_id(self) -> str | None:
         """The leader that this node hears, itself included."""
         live = self.live_promise
         return None if live is None else live.candidate
 
-    def _report_role(self, reason: str = "") -> None:
-        """Tell the node above if its role moved; `reason` is then why, and for a leader it is why it stood."""
-        state = self.state
-        if self.leading:
-            leading = self.leading
-            state.report_role("leader", leading.promise.epoch, state.me.node_id, leading.serving, self.candidate.reason)
-        else:
-            role = "follower" if state.is_voter else "observer"
-            state.report_role(role, state.promise.epoch, self.live_leader, False, reason)
+    @property
+    def announces_commit_after_us(self) -> int | None:
+        """In how many microseconds a tick is wanted, to tell followers what is committed; None if none is needed."""
+        waits = self.leading is not None and self.leading.downstreams.has_unannounced_commit
+        return self.state.options.commit_announce_us if waits else None
+
+    def abandon(self, reason: str) -> None:
+        """Stop for good and answer nothing: this program has a fault, so the outcome of whatever waits is unknown."""
+        self.state.halted = reason
+
+    def next_stream_id(self) -> int:
+        """A number that no stream of this node had in this run."""
+        return self.state.next_stream_id()

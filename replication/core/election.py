@@ -22,8 +22,7 @@ from enum import Enum, auto
 from hashlib import blake2b
 
 from .actions import Send
-from .messages import Campaign, PreVote, PreVoteAnswer, VoteAnswer, VoteRequest
-from .promise import Promise
+from .messages import Campaign, PreVote, PreVoteAnswer, Promise, VoteAnswer, VoteRequest
 from .state import State
 
 FALLBACK_TIMEOUTS = 3  # Rule 13: any voter may after three election timeouts without a leader.

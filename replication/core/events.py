@@ -1,10 +1,19 @@
 """What happens to a core. `Core.handle` takes one event at a time, with the time at which it happened."""
 
 from dataclasses import dataclass
+from enum import StrEnum
 from typing import Protocol
 
-from .messages import Ack, CoreMessage, CrcMismatch, Open, OpenAnswer, Snapshot
-from .promise import Promise
+from .messages import Ack, CoreMessage, CrcMismatch, Open, OpenAnswer, Promise, Snapshot
+
+
+class Reason(StrEnum):
+    """Why a write was not appended and never will be."""
+
+    NOT_LEADER = "not_leader"
+    OVERLOADED = "overloaded"
+    WRONG_INDEX = "wrong_index"
+    DISK_FULL = "disk_full"
 
 
 class Request(Protocol):
@@ -181,13 +190,20 @@ class Appended:
 
 @dataclass(frozen=True, slots=True)
 class AppendRefused:
-    """An append was not made: a peer's frames failed their checks, or the disk is full (`disk_full`).
+    """A leader's own append was not made, or only in part.
 
-    Of a leader's own requests, those that found room are in the file: `Appended` comes first, and counts them.
+    Requests for which there was room are in the file: `Appended` comes first, and counts them.
     """
 
+    reason: Reason
+
+
+@dataclass(frozen=True, slots=True)
+class FramesRefused:
+    """An `AppendFrames` was not carried out: the frames failed their checks, or the disk is full."""
+
     stream_id: int
-    reason: str
+    error: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -234,33 +250,34 @@ class DiskFailed:
     reason: str
 
 
-Event = (
-    Tick
-    | Nominated
-    | TransferRequested
-    | PromoteRequested
-    | Stopped
-    | Proposed
-    | ReadRequested
-    | LinkUp
-    | LinkDown
-    | Received
-    | StreamConnected
-    | StreamOpened
-    | OpenAnswered
-    | FramesArrived
-    | AckArrived
+LeaderEvent = (
+    AckArrived
     | CrcMismatchArrived
     | Shipped
+    | StreamOpened
+    | Proposed
+    | ReadRequested
+    | TransferRequested
+    | PromoteRequested
+)
+"""What a leadership handles; a node that does not lead refuses it."""
+
+FollowerEvent = FramesArrived | OpenAnswered | StreamConnected | SnapshotFetched | FetchFailed
+"""What happens on the stream to a leader."""
+
+DiskEvent = Appended | Flushed | PromiseStored | Truncated | Installed | AppendRefused | FramesRefused | DiskFailed
+"""What a disk action came to."""
+
+Event = (
+    LeaderEvent
+    | FollowerEvent
+    | DiskEvent
+    | Received
     | StreamClosed
     | Expired
-    | PromiseStored
-    | Appended
-    | AppendRefused
-    | Truncated
-    | SnapshotFetched
-    | FetchFailed
-    | Installed
-    | Flushed
-    | DiskFailed
+    | LinkUp
+    | LinkDown
+    | Nominated
+    | Stopped
+    | Tick
 )

@@ -26,8 +26,7 @@ from .actions import (
     Truncate,
 )
 from .events import FetchFailed, FramesArrived, OpenAnswered, SnapshotFetched
-from .messages import CrcMismatch, Open, OpenAnswer, OpenVerb
-from .promise import Promise
+from .messages import CrcMismatch, Open, OpenAnswer, OpenVerb, Promise
 from .state import State
 from .writer import InstallSnapshot, TruncateLog, WriteFrames, Writer
 
@@ -251,6 +250,11 @@ class Following:
         if stream is not None:
             stream.matched = self.state.log.highest_index
             self._commit(stream)
+
+    def frames_refused(self, stream_id: int, error: str) -> None:
+        """The frames did not reach the file: begin again on another stream."""
+        if self.stream is not None and self.stream.stream_id == stream_id:
+            self.close_stream(error)
 
     def _commit(self, stream: Upstream) -> None:
         # Rule 7: a follower's commit_index = min(the leader's, what this stream has matched).

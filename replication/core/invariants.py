@@ -7,7 +7,7 @@ program; it names its values and is never caught.
 from typing import NamedTuple
 
 from .core import Core
-from .promise import Promise
+from .messages import Promise
 
 
 class InvariantBroken(Exception):
@@ -45,7 +45,7 @@ def check_point(core: Core) -> Point:
             state.is_voter, "rule 15: a leader is a voter of its own log", state.me.node_id, state.log.members_index
         )
         _require(state.commit_index <= state.log.durable.index, "rule 7: never above its own", state.commit_index)
-        for stream in leading.streams.values():
+        for stream in leading.downstreams.streams.values():
             _require(stream.match_index <= stream.next_index <= highest, "rule 6: ships what it wrote", stream)
             _require(state.log.lowest_index <= stream.next_index, "rule 16: ships what is there", stream)
     if following:

@@ -1,14 +1,23 @@
-"""Who belongs to the cluster, and what a majority of them is."""
+"""Who belongs to the cluster: how it forms (rule 0), and what a majority of its voters is."""
 
+import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any
+from typing import Any, NamedTuple
 
-from .promise import MAX_NODE_ID_BYTES
-
+MAX_NODE_ID_BYTES = 24
+NODE_ID = re.compile(rf"[a-z0-9-]{{1,{MAX_NODE_ID_BYTES}}}")
 DISK_ID_BYTES = 16
 MAX_MEMBERS = 64
+
+
+class Identity(NamedTuple):
+    """This process: the node, its disk, and a number that is random at each start."""
+
+    node_id: str
+    disk_id: bytes
+    incarnation: int
 
 
 class Role(StrEnum):
@@ -88,3 +97,45 @@ class Members:
     def held_by_majority(self, value_of: Callable[[Member], int]) -> int:
         """The greatest value that more than half of the voters have reached."""
         return sorted(map(value_of, self._voters), reverse=True)[self.majority() - 1]
+
+
+class Formation:
+    """What an unformatted node knows of the others, until there is a genesis (rule 0).
+
+    The cluster forms when *all* initial members are connected and all are unformatted; then the lowest id makes the
+    genesis frame. A majority is not enough: a wiped majority would form an empty cluster next to the disks that hold
+    the data.
+    """
+
+    def __init__(self, me: Identity, address: str, initial: Sequence[str]) -> None:
+        self._me = Member(me.node_id, me.disk_id, address, Role.VOTER)
+        self._initial = sorted(initial)
+        self._linked: dict[str, Member] = {}
+
+    def linked(self, node_id: str, disk_id: bytes, address: str, *, formatted: bool) -> None:
+        """The link that this node dialled to a peer is up."""
+        if formatted:
+            self._linked.pop(node_id, None)
+        else:
+            self._linked[node_id] = Member(node_id, disk_id, address, Role.VOTER)
+
+    def unlinked(self, node_id: str) -> None:
+        """The link is down."""
+        self._linked.pop(node_id, None)
+
+    def awaited(self) -> list[str]:
+        """The initial members that are not connected, or are connected and formatted."""
+        return [node for node in self._initial if node != self._me.node_id and node not in self._linked]
+
+    def members(self) -> Members | None:
+        """The members to form the cluster of, if that is this node's task now."""
+        if self._me.node_id != self._initial[0] or self.awaited():
+            return None
+        return Members(tuple(self._linked.get(node, self._me) for node in self._initial))
+
+    def accepts(self, offered: Members, *, committed: bool) -> bool:
+        """Whether this node takes a genesis that a member offers.
+
+        Yes if its own disk is among the members, committed or not; else only a committed one, as an observer.
+        """
+        return committed or any(member.disk_id == self._me.disk_id for member in offered.members)

@@ -11,7 +11,21 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import NamedTuple
 
-from .promise import Promise
+
+@dataclass(frozen=True, slots=True)
+class Promise:
+    """A node's durable vote: it follows no lower epoch, and in this one nobody but `candidate` (rule 1).
+
+    Raft's (currentTerm, votedFor) with the candidate's incarnation added. A candidate that crashed after it collected
+    promises and before it led has forgotten them, so a promise to it must not count for its next process.
+    """
+
+    epoch: int
+    candidate: str
+    incarnation: int
+
+
+NO_PROMISE = Promise(0, "", 0)
 
 
 class Last(NamedTuple):

@@ -2,12 +2,12 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 from .actions import Action, Apply, Halt, RoleChanged
-from .members import Member, Members
-from .messages import Last
-from .promise import Promise
+from .members import Identity, Member, Members
+from .messages import Last, Promise
+from .status import NodeRole
 
 
 class LogView(Protocol):
@@ -73,14 +73,6 @@ class LogView(Protocol):
     def verifies_before(self, index: int) -> bool:
         """Whether the frame that ends at this frame boundary verifies. It is read for that: not for the usual path."""
         ...
-
-
-class Identity(NamedTuple):
-    """This process: the node, its disk, and a number that is random at each start."""
-
-    node_id: str
-    disk_id: bytes
-    incarnation: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,7 +164,7 @@ class State:
             self.reported_apply = to_index
             self.act(Apply(to_index))
 
-    def report_role(self, role: str, epoch: int, leader_id: str | None, serving: bool, reason: str) -> None:
+    def report_role(self, role: NodeRole, epoch: int, leader_id: str | None, serving: bool, reason: str) -> None:
         """Tell the node above what it is now, once a change."""
         told = self.reported_role
         if (

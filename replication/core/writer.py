@@ -21,8 +21,7 @@ from collections import deque
 from dataclasses import dataclass
 from enum import Enum, auto
 
-from .messages import Snapshot, VoteRequest
-from .promise import Promise
+from .messages import Promise, Snapshot, VoteRequest
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,10 +7,8 @@ from aiohttp import ClientSession, web
 
 from quire.log import FrameInvalid, Kind, PayloadInvalid, UnknownVersion, decode_system, walk_frames
 
-from ..core.genesis import Formation
-from ..core.members import Members
+from ..core.members import Formation, Identity, Members
 from ..core.messages import GenesisOffer, PeerMessage
-from ..core.state import Identity
 from .hello import NO_CLUSTER, Who
 from .links import Link, LinkServer
 from .wire import BadMessage

@@ -19,7 +19,7 @@ from aiohttp import ClientError, ClientSession, ClientWebSocketResponse, ClientW
 
 from quire.log import PayloadInvalid, pack, unpack
 
-from ..core.promise import NODE_ID
+from ..core.members import NODE_ID
 from .wire import MAX_MESSAGE_BYTES, MAX_U64, BadMessage
 
 PROTOCOL = 1

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from quire.log import HEADER_BYTES, FrameInvalid, PayloadInvalid, UnknownVersion, decode_header, pack, unpack
 
+from ..core.members import NODE_ID
 from ..core.messages import (
     Ack,
     Campaign,
@@ -34,11 +35,11 @@ from ..core.messages import (
     PreVoteAnswer,
     Probe,
     ProbeEcho,
+    Promise,
     StreamMessage,
     VoteAnswer,
     VoteRequest,
 )
-from ..core.promise import NODE_ID, Promise
 
 MAX_U64 = 2**64 - 1
 MAX_EPOCHS = 10_000

@@ -1,8 +1,8 @@
 """What KIP-101, KIP-279 and KIP-320 ask of a follower's truncation, in this log's words (offset is index)."""
 
 from quire.replication.core import Promise, actions, events
+from quire.replication.core.downstreams import match_boundary
 from quire.replication.core.messages import Heartbeat, Open, OpenVerb
-from quire.replication.core.opening import match_boundary
 from tests.paper.scenes import divided, hear, led, settled, suggested
 from tests.replication.world import disk_id, values
 

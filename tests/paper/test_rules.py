@@ -2,9 +2,8 @@
 
 from quire.replication.core import Identity, Promise, actions, events
 from quire.replication.core.election import FALLBACK_TIMEOUTS
-from quire.replication.core.genesis import Formation
-from quire.replication.core.messages import Ack, Heartbeat, Last, Open, OpenAnswer, OpenVerb, PreVoteAnswer
-from quire.replication.core.promise import NO_PROMISE
+from quire.replication.core.members import Formation
+from quire.replication.core.messages import NO_PROMISE, Ack, Heartbeat, Last, Open, OpenAnswer, OpenVerb, PreVoteAnswer
 from quire.replication.net.twins import Caller, Twins
 from tests.paper.scenes import FAR, ask, divided, hear, led, settled, started, suggested
 from tests.replication.world import World, disk_id, values
@@ -239,11 +238,11 @@ def test_an_ack_beyond_what_was_shipped_is_a_peers_fault() -> None:
     """Rules 7 and 8 count what peers say: within what can be true."""
     world = led()
     leader = world["n1"]
-    stream = next(iter(leader.leading.streams))
+    stream = next(iter(leader.leading.downstreams.streams))
 
     leader.step(events.AckArrived(stream, Ack(10**6, 10**6, 0, bytes(16))))
 
-    assert stream not in leader.leading.streams
+    assert stream not in leader.leading.downstreams.streams
     assert leader.state.commit_index <= leader.log.tail.index
 
 

@@ -6,10 +6,9 @@ from hypothesis import strategies as st
 
 from quire.log import Kind, Log, LogOptions, decode_runs, decode_values, encode_blob, encode_records, frame_values
 from quire.log.simulated import faulty
-from quire.replication import Disk, PromiseFile, Write
+from quire.replication import Disk, PromiseFile, Reason, Write
 from quire.replication.coalesce import Sheet, to_sheets
 from quire.replication.core import CoreOptions
-from quire.replication.disk import Reason
 from tests.replication.world import CLUSTER_ID, World
 
 

@@ -68,12 +68,12 @@ def test_a_follower_behind_the_leader_s_log_installs_a_snapshot_and_follows_on()
     node, fetch = fetching(world)
     leader = world["n1"]
     assert (fetch.leader_id, fetch.index) == ("n1", leader.snapshots.indices[-1])
-    assert [install.snapshot_index for install in leader.leading.installs.values()] == [fetch.index]
+    assert [install.snapshot_index for install in leader.leading.downstreams.installs.values()] == [fetch.index]
     fetched(node, fetch)
     leader.write("after")
     world.run_until(lambda: node.log.tail == leader.log.tail and node.state.commit_index == leader.state.commit_index)
     assert node.log.bounds.lowest_index == fetch.index
-    assert not leader.leading.installs
+    assert not leader.leading.downstreams.installs
     # Its own epochs are all that the log ever had, so the next opening finds where the logs part.
     assert list(node.running.epochs) == list(leader.running.epochs)
 
@@ -246,19 +246,19 @@ def test_a_stream_that_lacks_what_expired_ends_and_the_next_one_gets_a_snapshot(
     world.start()
     world.elect("n1")
     leader, slow = world["n1"], world["n3"]
-    world.run_until(lambda: len(leader.leading.streams) == 2)
+    world.run_until(lambda: len(leader.leading.downstreams.streams) == 2)
     slow.hold_flush = True  # It acknowledges nothing, so the leader ships it no more than the window.
     for number in range(DEEP):
         leader.write(f"{number}" * 4_000)
         world.run_for(0.05)
-    behind = {stream.node_id: stream_id for stream_id, stream in leader.leading.streams.items()}
+    behind = {stream.node_id: stream_id for stream_id, stream in leader.leading.downstreams.streams.items()}
     expire(leader)
-    assert list(leader.leading.streams) == [behind["n2"]]
+    assert list(leader.leading.downstreams.streams) == [behind["n2"]]
     slow.release()
     world.run_until(lambda: bool(slow.fetches))
     fetched(slow, slow.fetches[-1])
     world.run_until(lambda: slow.log.tail == leader.log.tail)
-    assert behind["n3"] not in leader.leading.streams
+    assert behind["n3"] not in leader.leading.downstreams.streams
     assert not slow.halted
 
 
@@ -266,21 +266,21 @@ def test_the_end_of_a_leadership_ends_its_installs() -> None:
     world = behind()
     fetching(world)
     leader = world["n1"]
-    assert leader.leading.installs
+    assert leader.leading.downstreams.installs
     assert leader.core is not None
-    [stream_id] = leader.leading.installs
+    [stream_id] = leader.leading.downstreams.installs
     leading = leader.leading
     told = leader.core.handle(events.Stopped("says the test"), world.now, world.clock())
     assert stream_id in [action.stream_id for action in told if isinstance(action, actions.CloseStream)]
-    assert not leading.installs
+    assert not leading.downstreams.installs
 
 
 def test_a_newer_opening_of_the_same_follower_takes_the_place_of_its_install() -> None:
     world = behind()
     node, _ = fetching(world)
     leader = world["n1"]
-    [earlier] = leader.leading.installs
+    [earlier] = leader.leading.downstreams.installs
     opening = Open(leader.state.promise, tuple(node.running.epochs), node.log.tail.index, node.log.durable_index)
     leader.step(events.StreamOpened(777, "n3", disk_id("n3"), opening))
-    assert list(leader.leading.installs) == [777]
+    assert list(leader.leading.downstreams.installs) == [777]
     assert earlier != 777

@@ -34,7 +34,7 @@ def test_writes_that_the_log_did_not_take_do_not_count_as_uncommitted() -> None:
     for number in range(100):
         leader.step(events.Proposed((Write(encode_records([number]), 1, expected_index=1_000_000),)))
         world.run_for(0.01)
-    assert leader.leading.queues.uncommitted_bytes == 0
+    assert leader.leading.status().queues.uncommitted_bytes == 0
 
     leader.write("taken")
 
@@ -292,7 +292,11 @@ def test_what_is_appended_and_not_committed_is_bounded() -> None:
     assert leader.log.size - before < 3_000
     for follower in ("n2", "n3"):
         world[follower].release()
-    world.run_until(lambda: leader.state.commit_index == leader.log.tail.index and not leader.leading.has_waiting)
+    world.run_until(
+        lambda: (
+            leader.state.commit_index == leader.log.tail.index and not leader.leading.status().queues.waiting_requests
+        )
+    )
     assert leader.log.size - before > 5_000
 
 

@@ -4,7 +4,7 @@ from functools import partial
 
 import pytest
 
-from quire.replication.core import MAX_MEMBERS, Member, Members, Role, actions, events
+from quire.replication.core import MAX_MEMBERS, Member, Members, Reason, Role, actions, events
 from quire.replication.core.changing import (
     AlreadyVoter,
     Behind,
@@ -20,7 +20,7 @@ from quire.replication.core.changing import (
     TransferUnderWay,
     Unheard,
 )
-from quire.replication.core.leading import Downstream
+from quire.replication.core.downstreams import Downstream
 from quire.replication.core.messages import Ack, Snapshot
 from tests.replication.world import SimNode, World, disk_id
 
@@ -70,7 +70,7 @@ def voters_of(node: SimNode) -> list[str]:
 def acknowledged(leader: SimNode, node_id: str) -> int:
     """How far a node's own disk has acknowledged on its stream."""
     disk = (node_id, disk_id(node_id))
-    return next(s.match_index for s in leader.leading.streams.values() if (s.node_id, s.disk_id) == disk)
+    return next(s.match_index for s in leader.leading.downstreams.streams.values() if (s.node_id, s.disk_id) == disk)
 
 
 # The changes
@@ -250,7 +250,7 @@ def beside() -> World:
     world = led("n1", "n2", "n3")
     leader, end = world["n1"], world["n1"].log.tail.index
     leader.step(events.LinkUp("n3", NEW_DISK))
-    leader.leading.streams[7] = Downstream("n3", NEW_DISK, next_index=end)
+    leader.leading.downstreams.streams[7] = Downstream("n3", NEW_DISK, next_index=end)
     leader.step(events.AckArrived(7, Ack(end, end, 0, bytes(16))))
     return world
 
@@ -367,7 +367,7 @@ def test_a_node_that_is_not_connected_is_refused_with_those_that_are() -> None:
 def test_a_node_without_a_stream_is_refused() -> None:
     world = led("n1", "n2", observers=("n3",))
     leader = world["n1"]
-    (stream_id,) = [at for at, stream in leader.leading.streams.items() if stream.node_id == "n3"]
+    (stream_id,) = [at for at, stream in leader.leading.downstreams.streams.items() if stream.node_id == "n3"]
     leader.step(events.StreamClosed(stream_id))
     assert outcome_of(leader, "n3") == NotFollowing()
 
@@ -439,7 +439,7 @@ def test_a_change_that_finds_no_room_is_not_made() -> None:
     told = core.handle(events.PromoteRequested(7, "n3", "n3:1"), world.now, world.clock())
     assert [type(action) for action in told if isinstance(action, actions.AppendSystem)] == [actions.AppendSystem]
 
-    told = core.handle(events.AppendRefused(0, "disk_full"), world.now, world.clock())
+    told = core.handle(events.AppendRefused(Reason.DISK_FULL), world.now, world.clock())
 
     assert [action.outcome for action in told if isinstance(action, actions.ChangeEnded)] == [Full()]
     assert voters_of(world["n1"]) == ["n1", "n2"]

@@ -172,8 +172,8 @@ def test_a_leader_that_speaks_after_its_link_broke_is_heard_again() -> None:
 
     follower.step(events.LinkDown("n1"))
     assert follower.core is not None
-    assert follower.core.live_leader is None
-    world.run_until(lambda: follower.core is not None and follower.core.live_leader == "n1", within_s=0.2)
+    assert follower.core.leader_id is None
+    world.run_until(lambda: follower.core is not None and follower.core.leader_id == "n1", within_s=0.2)
 
     assert world["n1"].leads
 

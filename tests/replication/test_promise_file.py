@@ -9,7 +9,7 @@ from crc32c import crc32c
 from quire.log import MemoryDirectory, UnknownVersion
 from quire.log.simulated import faulty
 from quire.replication import Promise, PromiseFile, PromiseLost
-from quire.replication.core.promise import NO_PROMISE
+from quire.replication.core.messages import NO_PROMISE
 from tests.golden.make_promise import DISK_ID, GOLDEN, PROMISE, write_promise
 
 FIRST, SECOND = Promise(4, "n1", 11), Promise(7, "n2", 2**64 - 1)

@@ -32,7 +32,7 @@ def serving() -> World:
 
 def stream_of(leader: SimNode, node_id: str) -> int:
     """The number that the leader gave a follower's stream."""
-    return next(number for number, stream in leader.leading.streams.items() if stream.node_id == node_id)
+    return next(number for number, stream in leader.leading.downstreams.streams.items() if stream.node_id == node_id)
 
 
 def ack(index: int) -> Ack:
@@ -101,7 +101,7 @@ def test_a_newer_stream_of_a_follower_ends_the_earlier_one_and_its_acks() -> Non
     leader.step(events.AckArrived(earlier, ack(leader.log.tail.index)))
 
     assert [action.stream_id for action in told if isinstance(action, actions.CloseStream)] == [earlier]
-    assert earlier not in leader.leading.streams
+    assert earlier not in leader.leading.downstreams.streams
     assert leader.state.commit_index == commit
 
 
@@ -114,7 +114,7 @@ def test_an_ack_of_a_voter_with_another_disk_does_not_count() -> None:
     leader.step(events.StreamOpened(777, "n2", b"another disk id.", opening))
     leader.step(events.AckArrived(777, ack(end)))
 
-    assert leader.leading.streams[777].match_index == end
+    assert leader.leading.downstreams.streams[777].match_index == end
     assert leader.state.commit_index == commit
 
 
@@ -133,7 +133,7 @@ def test_records_of_an_older_epoch_are_not_committed_by_counting_them() -> None:
     world.run_until(lambda: world["n3"].log.tail.index == world["n2"].log.durable_index)
     world.run_for(0.1)
     leader = world["n2"]
-    matched = leader.leading.streams[stream_of(leader, "n3")].match_index
+    matched = leader.leading.downstreams.streams[stream_of(leader, "n3")].match_index
     assert matched == leader.start_index == before + 1
     assert leader.state.commit_index == before
 
@@ -293,7 +293,7 @@ def test_an_opening_under_another_promise_is_refused() -> None:
         told = leader.core.handle(opened, world.now, world.clock())
         answers = [action.answer.verb for action in told if isinstance(action, actions.AnswerOpen)]
         assert answers == [OpenVerb.REFUSE]
-        assert 770 + place not in leader.leading.streams
+        assert 770 + place not in leader.leading.downstreams.streams
 
 
 def test_an_opening_that_parts_at_no_boundary_of_the_leaders_log_is_refused_and_harms_nobody() -> None:
@@ -312,7 +312,7 @@ def test_an_opening_that_parts_at_no_boundary_of_the_leaders_log_is_refused_and_
         told = leader.core.handle(opened, world.now, world.clock())
         verbs = [action.answer.verb for action in told if isinstance(action, actions.AnswerOpen)]
         assert verbs == [OpenVerb.REFUSE], theirs
-        assert 780 + place not in leader.leading.streams
+        assert 780 + place not in leader.leading.downstreams.streams
     assert leader.leads
 
 
@@ -433,7 +433,9 @@ def test_a_disk_that_lost_what_it_acknowledged_is_told_so_and_votes_no_more() ->
     world.run_for(0.3)
     image = node.storage.fork()
     leader.write("acknowledged")
-    world.run_until(lambda: leader.leading.streams != {} and node.log.durable_index == leader.log.durable_index)
+    world.run_until(
+        lambda: leader.leading.downstreams.streams != {} and node.log.durable_index == leader.log.durable_index
+    )
     world.run_for(0.3)
     had = node.log.durable_index
 
@@ -444,7 +446,7 @@ def test_a_disk_that_lost_what_it_acknowledged_is_told_so_and_votes_no_more() ->
     world.run_until(lambda: node.halted is not None)
 
     assert f"this disk acknowledged {had} to n1, and has {had - 1}" in str(node.halted)
-    assert "n3" not in [stream.node_id for stream in leader.leading.streams.values()]
+    assert "n3" not in [stream.node_id for stream in leader.leading.downstreams.streams.values()]
 
 
 def test_a_disk_that_has_what_it_acknowledged_is_taken_up_again_however_it_stopped() -> None:

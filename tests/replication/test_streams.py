@@ -5,9 +5,9 @@ from hypothesis import strategies as st
 
 from quire.log import Kind, encode_frame, encode_records
 from quire.replication.core import CoreOptions, Promise, actions, events
+from quire.replication.core.downstreams import match_boundary
 from quire.replication.core.following import Step
 from quire.replication.core.messages import Ack, Open, OpenAnswer, OpenVerb
-from quire.replication.core.opening import match_boundary
 from tests.replication.world import SimNode, World, values
 
 
@@ -210,12 +210,12 @@ def test_frames_of_a_stream_that_is_gone_are_not_appended() -> None:
 def test_an_ack_beyond_what_was_shipped_closes_the_stream() -> None:
     world = serving("n1", "n2", "n3")
     world.run_for(0.2)
-    stream_id = next(iter(world["n1"].leading.streams))
+    stream_id = next(iter(world["n1"].leading.downstreams.streams))
     commit = world["n1"].state.commit_index
 
     world["n1"].step(events.AckArrived(stream_id, Ack(10**6, 10**6, 0, bytes(16))))
 
-    assert stream_id not in world["n1"].leading.streams
+    assert stream_id not in world["n1"].leading.downstreams.streams
     assert world["n1"].state.commit_index == commit
 
 
@@ -229,7 +229,7 @@ def test_shipping_stops_at_the_window_and_goes_on_with_the_acks() -> None:
     for number in range(50):
         world["n1"].write(f"{number:0100}")
         world.run_for(0.002)
-    n2 = next(s for s in world["n1"].leading.streams.values() if s.node_id == "n2")
+    n2 = next(s for s in world["n1"].leading.downstreams.streams.values() if s.node_id == "n2")
     assert n2.in_flight_bytes <= 1_000 + 400
     assert shipped < world["n1"].shipped_bytes
 
@@ -302,4 +302,4 @@ def test_an_opening_that_names_no_boundary_of_the_leaders_log_is_refused_and_har
     world["n1"].step(events.StreamOpened(77, "n2", b"n2".ljust(16, b"\0"), opening))
 
     assert world["n1"].halted is None
-    assert 77 not in world["n1"].leading.streams
+    assert 77 not in world["n1"].leading.downstreams.streams

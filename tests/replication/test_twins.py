@@ -7,8 +7,7 @@ from contextlib import asynccontextmanager
 import pytest
 from aiohttp import ClientSession, ClientWebSocketResponse, WSMsgType
 
-from quire.replication.core.messages import HeartbeatEcho, Open, Probe
-from quire.replication.core.promise import Promise
+from quire.replication.core.messages import HeartbeatEcho, Open, Probe, Promise
 from quire.replication.net.hello import PeerRefused, Who, dial_hello
 from quire.replication.net.links import Link, LinkServer
 from quire.replication.net.streams import StreamServer

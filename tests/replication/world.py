@@ -24,7 +24,7 @@ from quire.log import (
 )
 from quire.log.simulated import faulty
 from quire.replication import Member, Members, PromiseFile, Role, Write
-from quire.replication.core import Core, CoreOptions, Identity, State, actions, events
+from quire.replication.core import Core, CoreOptions, Identity, Reason, State, actions, events
 from quire.replication.core.changing import Outcome
 from quire.replication.core.following import Following, Upstream
 from quire.replication.core.invariants import Point, check_point, check_step
@@ -109,7 +109,7 @@ class SimNode:
     streams: dict[int, tuple[str, int]] = field(default_factory=dict)
     truncations: list[int] = field(default_factory=list)
     shipped_bytes: int = 0
-    rejected: list[tuple[Write, str]] = field(default_factory=list)
+    rejected: list[tuple[Write, Reason]] = field(default_factory=list)
     reads: dict[int, int | None] = field(default_factory=dict)
     nominated: bool = False
     transfers_ended: list[str] = field(default_factory=list)
@@ -273,7 +273,7 @@ class SimNode:
                 try:
                     self.log.append_frames(raw)
                 except FrameInvalid as error:
-                    self._soon(0, events.AppendRefused(stream_id, str(error)))
+                    self._soon(0, events.FramesRefused(stream_id, str(error)))
                 else:
                     self._soon(0, events.Appended(stream_id))
             case actions.Truncate(stream_id, index):

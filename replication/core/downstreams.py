@@ -1,0 +1,246 @@
+"""Rules 8 and 16 at the leader's end: what each follower's stream is sent, and what its disk holds.
+
+A follower opens a stream by naming the (epoch, first index) pairs of its log. One leader per epoch (rule 1) writes one
+sequence of frames, so two logs that share an epoch share all of its frames up to the shorter end, and everything before
+(Raft 5.3, Log Matching). Going back from the follower's newest epoch, the first that the leader also has gives the
+boundary at which the two logs part:
+
+    follower  | e1      | e2   | e4 ...            boundary = min(end of e2 there, end of e2 here)
+    leader    | e1      | e2       | e3 | e5 ...
+
+This is the epoch comparison of KIP-101 and KIP-279, with all of the follower's epochs in one message instead of a round
+trip each. The boundary is a frame boundary in both logs: the log in which the epoch ends first holds whole frames only.
+"""
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from .actions import AnswerOpen, CloseStream, Ship
+from .events import AckArrived, CrcMismatchArrived, Shipped, StreamOpened
+from .members import Member
+from .messages import OpenAnswer, OpenVerb, Promise
+from .state import State
+
+
+def epoch_ends(epochs: Sequence[tuple[int, int]], highest_index: int) -> dict[int, int]:
+    """Epoch -> the index after its last record, for ascending (epoch, first index) pairs."""
+    return {
+        epoch: epochs[place + 1][1] if place + 1 < len(epochs) else highest_index
+        for place, (epoch, _) in enumerate(epochs)
+    }
+
+
+def match_boundary(
+    leader: Sequence[tuple[int, int]],
+    leader_highest: int,
+    follower: Sequence[tuple[int, int]],
+    follower_highest: int,
+) -> int | None:
+    """The greatest index up to which the follower's log is a prefix of the leader's; None: no epoch is shared.
+
+    Nodes of one cluster share epoch 0, the genesis. So None means more divergent epochs than one opening can name.
+    """
+    leader_ends = epoch_ends(leader, leader_highest)
+    for epoch, follower_end in reversed(epoch_ends(follower, follower_highest).items()):
+        if epoch in leader_ends:
+            return min(follower_end, leader_ends[epoch])
+    return None if follower else 0
+
+
+@dataclass(slots=True)
+class Downstream:
+    """One follower's stream: what was shipped, and what of that is in flight (shipped, not yet acknowledged).
+
+    `next_index` ends what was shipped, `match_index` what was acknowledged. `in_flight` holds (end, size) pairs.
+    """
+
+    node_id: str
+    disk_id: bytes
+    next_index: int
+    match_index: int = 0
+    announced_commit: int = 0
+    shipping: bool = False
+    in_flight_bytes: int = 0
+    in_flight: deque[tuple[int, int]] = field(default_factory=deque)
+
+
+class Installing(NamedTuple):
+    """A stream whose follower fetches a snapshot. The snapshot and the log after it are kept while the stream lasts."""
+
+    node_id: str
+    snapshot_index: int
+
+
+class Downstreams:
+    """All streams of one leadership."""
+
+    def __init__(self, state: State, promise: Promise) -> None:
+        self.state = state
+        self.promise = promise
+        self.streams: dict[int, Downstream] = {}
+        self.installs: dict[int, Installing] = {}
+        self.has_unannounced_commit = False
+        # By (node_id, disk_id). What a disk acknowledged outlives its stream: the disk holds this leader's frames up to
+        # there, and no later stream of this leadership truncates them.
+        self._matched: dict[tuple[str, bytes], int] = {}
+
+    # What the followers hold
+
+    def durable_on(self, member: Member) -> int:
+        """Everything below this index is durable on the member's disk, as far as this leadership knows."""
+        if self.state.is_me(member):
+            return self.state.log.durable.index
+        return self._matched.get((member.node_id, member.disk_id), 0)
+
+    def match_index(self, node_id: str, disk_id: bytes | None) -> int | None:
+        """What this disk acknowledged; None if it has no stream now."""
+        if not any((stream.node_id, stream.disk_id) == (node_id, disk_id) for stream in self.streams.values()):
+            return None
+        return self._matched.get((node_id, disk_id or b""), 0)
+
+    def has_acknowledged(self, node_id: str, index: int) -> bool:
+        """Whether a node's present stream acknowledged exactly up to `index`."""
+        return any(s.node_id == node_id and s.match_index == index for s in self.streams.values())
+
+    # Opening (rule 8)
+
+    def open(self, event: StreamOpened) -> None:
+        """Answer where to continue from. A node's newest stream replaces its earlier one."""
+        state, log = self.state, self.state.log
+        if event.open.promise != self.promise:
+            self._refuse(event.stream_id, f"this node leads epoch {self.promise.epoch}")
+            return
+        had = self._matched.get((event.node_id, event.disk_id), 0)
+        if event.open.durable_index < had:
+            # Rule 15: this disk's votes no longer protect what it has lost.
+            reason = f"this disk acknowledged {had} to {state.me.node_id}, and has {event.open.durable_index}"
+            state.act(AnswerOpen(event.stream_id, OpenAnswer(OpenVerb.LOST_DATA, had, 0, reason)))
+            return
+        boundary = match_boundary(log.epochs, log.highest_index, event.open.epochs, event.open.highest_index)
+        if boundary is not None and boundary < log.lowest_index:
+            self._offer_snapshot(event, boundary)
+            return
+        if boundary is None or not log.is_boundary(boundary):
+            self._refuse(event.stream_id, f"the logs do not part at a boundary of this one: {boundary}")
+            return
+        self._replace(event.node_id)
+        verb = OpenVerb.RESUME if boundary == event.open.highest_index else OpenVerb.TRUNCATE
+        self.streams[event.stream_id] = Downstream(event.node_id, event.disk_id, next_index=boundary)
+        state.act(AnswerOpen(event.stream_id, OpenAnswer(verb, boundary, log.crc32c_before(boundary), "")))
+
+    def _offer_snapshot(self, event: StreamOpened, boundary: int) -> None:
+        """Rule 16: what the follower lacks has expired here. A snapshot and the log after it are pinned for the stream.
+
+        If the follower already has a part of a snapshot that is still usable, that one is offered again.
+        """
+        log = self.state.log
+        usable = [index for index in log.snapshot_indices if index >= log.lowest_index and index > boundary]
+        if not usable:
+            self._refuse(event.stream_id, f"the log begins at {log.lowest_index}, and there is no snapshot for it")
+            return
+        index = event.open.fetching if event.open.fetching in usable else usable[-1]
+        self._replace(event.node_id)
+        self.installs[event.stream_id] = Installing(event.node_id, index)
+        self.state.act(AnswerOpen(event.stream_id, OpenAnswer(OpenVerb.INSTALL, boundary, 0, "", index)))
+
+    def _replace(self, node_id: str) -> None:
+        for stream_id in [*self.streams, *self.installs]:
+            known = self.streams.get(stream_id) or self.installs[stream_id]
+            if known.node_id == node_id:
+                self._close(stream_id, "a newer stream of this node was opened")
+
+    def _refuse(self, stream_id: int, reason: str) -> None:
+        self.state.act(AnswerOpen(stream_id, OpenAnswer(OpenVerb.REFUSE, 0, 0, reason)))
+
+    def crc_mismatch(self, event: CrcMismatchArrived) -> None:
+        """Rule 8: a follower's frame verifies and is not this leader's. A frame that fails its own crc is rot.
+
+        If this leader's frame fails, only this leader halts; if it verifies, both halt.
+        """
+        state, (index, crc32c) = self.state, (event.mismatch.index, event.mismatch.crc32c)
+        stream = self.streams.get(event.stream_id)
+        if stream is None or not state.log.is_boundary(index) or state.log.crc32c_before(index) == crc32c:
+            return
+        values = f"the frame before {index} has crc32c {state.log.crc32c_before(index):#x} here"
+        values = f"{values} and {crc32c:#x} at {stream.node_id}"
+        if state.log.verifies_before(index):
+            state.halt(f"{values}; both verify")
+            return
+        self._refuse(event.stream_id, "the leader's own frame there is rotten")
+        self.forget(event.stream_id)
+        state.halt(f"{values}; the one here fails its own: rot")
+
+    # The end of a stream
+
+    def forget(self, stream_id: int) -> None:
+        """The stream is gone: whatever still arrives from it counts for nothing."""
+        self.streams.pop(stream_id, None)
+        self.installs.pop(stream_id, None)
+
+    def _close(self, stream_id: int, reason: str) -> None:
+        self.forget(stream_id)
+        self.state.act(CloseStream(stream_id, reason))
+
+    def close_all(self, reason: str) -> None:
+        """The leadership is over."""
+        for stream_id in [*self.streams, *self.installs]:
+            self._close(stream_id, reason)
+
+    def expired(self) -> None:
+        """Rule 16: close the streams that would need what has expired; they open again, for a snapshot."""
+        lowest = self.state.log.lowest_index
+        for stream_id, stream in list(self.streams.items()):
+            if stream.next_index < lowest:
+                self._close(stream_id, f"shipped up to {stream.next_index}, the log begins at {lowest}")
+
+    # Shipping
+
+    def acknowledged(self, event: AckArrived) -> bool:
+        """Note an open stream's ack; return whether it counts. A claim beyond what was shipped is the peer's fault."""
+        stream = self.streams.get(event.stream_id)
+        if stream is None:
+            return False
+        index = event.ack.durable_index
+        if index > stream.next_index:
+            self._close(event.stream_id, f"acknowledged {index}, shipped up to {stream.next_index}")
+            return False
+        stream.match_index = max(stream.match_index, index)
+        while stream.in_flight and stream.in_flight[0][0] <= index:
+            stream.in_flight_bytes -= stream.in_flight.popleft()[1]
+        disk = (stream.node_id, stream.disk_id)
+        self._matched[disk] = max(self._matched.get(disk, 0), index)
+        return True
+
+    def shipped(self, event: Shipped) -> None:
+        """A shipment was handed to the socket; the next may follow."""
+        stream = self.streams.get(event.stream_id)
+        if stream is None:
+            return
+        stream.shipping = False
+        if event.next_index > stream.next_index:
+            stream.next_index = event.next_index
+            stream.in_flight.append((event.next_index, event.size))
+            stream.in_flight_bytes += event.size
+
+    def ship(self, *, announce: bool) -> None:
+        """Ship what each stream lacks, as far as its window admits.
+
+        A new commit_index alone is worth a message only if `announce`; otherwise frames are expected soon, and carry
+        it. `has_unannounced_commit` says that a later step should look again.
+        """
+        state, options = self.state, self.state.options
+        self.has_unannounced_commit = False
+        for stream_id, stream in self.streams.items():
+            if stream.shipping:
+                continue
+            lacks = stream.next_index < state.log.highest_index and stream.in_flight_bytes < options.window_bytes
+            news = stream.announced_commit < state.commit_index
+            if not lacks and not (news and announce):
+                self.has_unannounced_commit |= news
+                continue
+            stream.shipping = True
+            stream.announced_commit = state.commit_index
+            room = min(options.shipment_bytes, options.window_bytes - stream.in_flight_bytes) if lacks else 0
+            state.act(Ship(stream_id, stream.next_index, room, state.commit_index, state.log.durable.index))

@@ -1,0 +1,90 @@
+"""What a core shows of itself: a copy, which later steps do not change. Nothing outside the core reads its state."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import NamedTuple
+
+from .members import Identity, Member, Members
+from .messages import Promise
+
+
+class NodeRole(StrEnum):
+    """What a node is at the moment. A core is never `FORMING`: it begins where the cluster has formed."""
+
+    LEADER = "leader"
+    FOLLOWER = "follower"
+    OBSERVER = "observer"
+    FORMING = "forming"
+
+
+class Queues(NamedTuple):
+    """What waits at a leader: requests for the writer, their bytes, and bytes appended but not committed."""
+
+    waiting_requests: int
+    waiting_bytes: int
+    uncommitted_bytes: int
+
+
+class StreamStatus(NamedTuple):
+    """A follower's stream: everything below `next_index` was shipped on it."""
+
+    node_id: str
+    next_index: int
+
+
+class InstallStatus(NamedTuple):
+    """A follower that was told to fetch the snapshot at `snapshot_index`."""
+
+    node_id: str
+    snapshot_index: int
+
+
+@dataclass(frozen=True, slots=True)
+class LeaderStatus:
+    """A leadership. `heard` are the (node_id, disk_id) that echoed a heartbeat of the last election timeout."""
+
+    start_index: int | None
+    serving: bool
+    queues: Queues
+    heard: frozenset[tuple[str, bytes]]
+    streams: tuple[StreamStatus, ...]
+    installs: tuple[InstallStatus, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Status:
+    """One node's replication at one moment.
+
+    `promise` is the one that counts, which may still be on its way to disk. `leader_id` is the leader that this node
+    hears, itself included. `links` are the peers to which a link that this node dialled stands, with their disks.
+    `following` is the promise of the leader that this node follows, heard or not. `is_matched`: its log matches that
+    leader's. `disk_answers` is False while the disk has been busy with one thing for an election timeout.
+    """
+
+    me: Identity
+    role: NodeRole
+    promise: Promise
+    commit_index: int
+    leader_id: str | None
+    leader: LeaderStatus | None
+    following: Promise | None
+    is_matched: bool
+    members: Members
+    members_index: int | None
+    links: Mapping[str, bytes]
+    disk_answers: bool
+    halted: str | None
+
+    def is_me(self, member: Member) -> bool:
+        """Whether a member is this node, on this disk."""
+        return (member.node_id, member.disk_id) == (self.me.node_id, self.me.disk_id)
+
+    def is_linked(self, member: Member) -> bool:
+        """Whether what is sent to a member can arrive, and at its own disk."""
+        return self.links.get(member.node_id) == member.disk_id
+
+    @property
+    def is_voter(self) -> bool:
+        """Whether this node counts and answers votes."""
+        return self.members.is_voter(self.me.node_id, self.me.disk_id)
