@@ -17,6 +17,7 @@ import uvloop
 
 from quire.cluster.config.serve import ServeConfig
 from quire.cluster.node.node import Node
+from quire.cluster.node.pending import FutureWaiter
 from quire.cluster.serve.process import collect_less_often
 from quire.log import encode_records, pack, unpack
 from quire.replication import Write
@@ -97,7 +98,7 @@ async def started(directory: Path) -> tuple[Node, float]:
     node = Node(config_of(directory))
     await node.start()
     async with asyncio.timeout(60):
-        while node.not_ready_reasons() or node.applied_index < (node.parts.replica.commit_index if node.parts else 1):
+        while node.not_ready_reasons() or node.applied_index < (node.formed.replica.commit_index if node.formed else 1):
             await asyncio.to_thread(time.sleep, 0.001)
     return node, time.monotonic() - began
 
@@ -108,7 +109,7 @@ async def longest_commit(node: Node, until: asyncio.Event) -> tuple[float, int]:
     while not until.is_set():
         began = time.monotonic()
         payload = encode_records([["put", f"key-{count % KEYS:09d}", "changed"]])
-        await node.write(Write(payload, 1), applied=True)
+        await node.write(Write(payload, 1, owner=FutureWaiter(applied=True)))
         longest, count = max(longest, time.monotonic() - began), count + 1
     return longest * 1000, count
 
@@ -117,7 +118,7 @@ async def measure(directory: Path) -> None:
     """Print what it took."""
     collecting = asyncio.create_task(collect_less_often())
     node, _ = await started(directory)
-    await node.write(Write(encode_records([["fill", KEYS]]), 1), applied=True)
+    await node.write(Write(encode_records([["fill", KEYS]]), 1, owner=FutureWaiter(applied=True)))
     await asyncio.sleep(1)
     for number in range(SNAPSHOTS):
         idle, busy = asyncio.Event(), asyncio.Event()
@@ -125,7 +126,7 @@ async def measure(directory: Path) -> None:
         without, _ = await longest_commit(node, idle)
         writing = asyncio.create_task(longest_commit(node, busy))
         began = time.monotonic()
-        manifest = await node.upkeep.take_snapshot()
+        manifest = await node.components.compaction.snapshotting.take()
         took = time.monotonic() - began
         busy.set()
         beside, count = await writing

@@ -4,6 +4,7 @@ from .coalesce import Write
 from .core import NODE_ID, Member, Members, Promise, Reason, Role
 from .disk import Disk, Placed
 from .driver import Durations
+from .owner import Owner
 from .promises import PromiseFile, PromiseLost
 from .replica import Replica, ReplicaOptions
 
@@ -13,6 +14,7 @@ __all__ = [
     "Durations",
     "Member",
     "Members",
+    "Owner",
     "Placed",
     "Promise",
     "PromiseFile",

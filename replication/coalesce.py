@@ -7,7 +7,7 @@ split, and its records are consecutive.
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Generic, NamedTuple, TypeVar
 
 from quire.log import Kind, pack
 from quire.log.packing import array_head
@@ -18,8 +18,12 @@ RUN_BYTES = 32
 SHORT_ARRAY = 16  # An array of fewer has a head of one byte.
 
 
+OwnerT = TypeVar("OwnerT")
+OwnerT_co = TypeVar("OwnerT_co", covariant=True)
+
+
 @dataclass(eq=False, slots=True)
-class Write:
+class Write(Generic[OwnerT_co]):
     """A client's write: a payload as DESIGN 3 has it for its kind, with the smallest array head.
 
     `owner` is whatever the node above wants to find again. `expected_index`: refused unless it would stand there.
@@ -32,7 +36,7 @@ class Write:
     expected_index: int | None = None
     session: int = 0
     sequence: int = 0
-    owner: Any = field(default=None, repr=False)
+    owner: OwnerT_co = field(kw_only=True, repr=False)
 
     @property
     def size(self) -> int:
@@ -40,30 +44,32 @@ class Write:
         return len(self.payload) + RUN_BYTES
 
 
-class Share(NamedTuple):
+class Share(NamedTuple, Generic[OwnerT_co]):
     """A write's share of a frame: its records begin `offset` records after the frame's first."""
 
-    write: Write
+    write: Write[OwnerT_co]
     offset: int
 
 
-class Sheet(NamedTuple):
+class Sheet(NamedTuple, Generic[OwnerT_co]):
     """One frame to append: a ready payload, and whose records it holds."""
 
     kind: Kind
     count: int  # type: ignore[assignment]  # It hides tuple.count, which nobody needs here.
     payload: bytes
-    shares: Sequence[Share]
+    shares: Sequence[Share[OwnerT_co]]
     session: int = 0
     sequence: int = 0
 
 
-def to_sheets(writes: Iterable[Write], next_index: int, misplaced: list[Write]) -> Iterator[Sheet]:
+def to_sheets(
+    writes: Iterable[Write[OwnerT]], next_index: int, misplaced: list[Write[OwnerT]]
+) -> Iterator[Sheet[OwnerT]]:
     """Yield the frames that hold `writes`, in order; those with another `expected_index` go to `misplaced` instead.
 
     `next_index` is the log's highest_index before the first; all frames but the last are taken to be appended.
     """
-    shares: list[Share] = []
+    shares: list[Share[OwnerT]] = []
     count = 0
     for write in writes:
         if write.expected_index not in (None, next_index + count):
@@ -81,7 +87,7 @@ def to_sheets(writes: Iterable[Write], next_index: int, misplaced: list[Write]) 
         yield _sheet(shares, count)
 
 
-def _sheet(shares: list[Share], count: int) -> Sheet:
+def _sheet(shares: list[Share[OwnerT]], count: int) -> Sheet[OwnerT]:
     first = shares[0].write
     if len(shares) == 1:
         return Sheet(Kind.RECORDS, count, first.payload, shares, first.session, first.sequence)
@@ -93,14 +99,14 @@ def _sheet(shares: list[Share], count: int) -> Sheet:
     return Sheet(Kind.RUNS, count, b"".join([array_head(2), runs, *records]), shares)
 
 
-def _records(write: Write) -> bytes | memoryview:
+def _records(write: Write[object]) -> bytes | memoryview:
     """The payload without its array's head. A short one is copied: a view costs more, and work for the collector."""
     if write.count < SHORT_ARRAY:
         return write.payload[1:]
     return memoryview(write.payload)[len(array_head(write.count)) :]
 
 
-def _is_one_run(shares: list[Share]) -> bool:
+def _is_one_run(shares: Sequence[Share[object]]) -> bool:
     """Whether the header alone can say whose records these are."""
     first = shares[0].write
     if first.session == 0:

@@ -5,7 +5,7 @@ something to run in another thread, and finished on the caller's.
 """
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Generic, NamedTuple, Protocol
 
 from quire.log import (
     DiskFull,
@@ -23,7 +23,7 @@ from quire.log import (
     walk_frames,
 )
 
-from .coalesce import Share, Sheet, Write, to_sheets
+from .coalesce import OwnerT, OwnerT_co, Share, Sheet, Write, to_sheets
 from .core.events import Reason
 from .core.members import Members
 from .core.messages import Last, Promise, Snapshot
@@ -31,27 +31,27 @@ from .lag import lacking_bytes
 from .promises import PromiseFile
 
 
-class Placed(NamedTuple):
+class Placed(NamedTuple, Generic[OwnerT_co]):
     """A frame of clients' writes as it stands in the log: [index, next_index), and whose records it holds."""
 
     index: int  # type: ignore[assignment]  # It hides tuple.index, which nobody needs here.
     next_index: int
     epoch: int
-    shares: Sequence[Share]
+    shares: Sequence[Share[OwnerT_co]]
 
 
-class Rejected(NamedTuple):
+class Rejected(NamedTuple, Generic[OwnerT_co]):
     """A write of which nothing is in the log."""
 
-    write: Write
+    write: Write[OwnerT_co]
     reason: Reason
 
 
-class Appended(NamedTuple):
+class Appended(NamedTuple, Generic[OwnerT_co]):
     """What became of some writes."""
 
-    placed: list[Placed]
-    rejected: list[Rejected]
+    placed: Sequence[Placed[OwnerT_co]]
+    rejected: Sequence[Rejected[OwnerT_co]]
     disk_full: bool
 
 
@@ -198,11 +198,11 @@ class Disk:
 
     # Actions
 
-    def append_writes(self, epoch: int, writes: Sequence[Write]) -> Appended:
+    def append_writes(self, epoch: int, writes: Sequence[Write[OwnerT]]) -> Appended[OwnerT]:
         """Append clients' writes, as few frames as may be; say what of them is in the file now, and what is not."""
-        placed: list[Placed] = []
-        rejected: list[Rejected] = []
-        misplaced: list[Write] = []
+        placed: list[Placed[OwnerT]] = []
+        rejected: list[Rejected[OwnerT]] = []
+        misplaced: list[Write[OwnerT]] = []
         full = False
         for sheet in to_sheets(writes, self.log.tail.index, misplaced):
             try:
@@ -216,7 +216,7 @@ class Disk:
         rejected += (Rejected(write, Reason.WRONG_INDEX) for write in misplaced)
         return Appended(placed, rejected, full)
 
-    def _append(self, epoch: int, sheet: Sheet) -> FrameHeader:
+    def _append(self, epoch: int, sheet: Sheet[object]) -> FrameHeader:
         return self.log.append_payload(
             sheet.payload,
             count=sheet.count,

@@ -9,13 +9,12 @@ from collections import deque
 from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
 from itertools import accumulate
-from typing import Any, Protocol, assert_never
+from typing import Any, Generic, Protocol, assert_never, cast
 
 from quire.log import DiskFull, Flush, LogClosed, LogError, LogReadOnly, Sync, Tail
 
-from .coalesce import Write
-from .core import Core, Members, Reason, actions, events
-from .core.changing import Outcome
+from .coalesce import OwnerT, Write
+from .core import Core, Reason, actions, events
 from .core.messages import (
     Ack,
     CrcMismatch,
@@ -27,76 +26,11 @@ from .core.messages import (
     Promise,
     Snapshot,
 )
-from .disk import Disk, Placed
+from .disk import Disk
 from .net.wire import Positions, Shipment
+from .owner import Owner
 
 BOUNDS_S = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0)
-
-
-class ReplicaOwner(Protocol):
-    """What a replica tells the node above; none of these may block."""
-
-    @property
-    def applied_index(self) -> int:
-        """Every record below it has been applied."""
-        ...
-
-    @property
-    def digest(self) -> bytes:
-        """The digest at applied_index."""
-        ...
-
-    def apply_to(self, index: int) -> None:
-        """Every record below `index` is committed, and durable here."""
-        ...
-
-    def placed(self, placed: Placed) -> None:
-        """A frame of writes was appended to this leader's file."""
-        ...
-
-    def rejected(self, write: Write, reason: Reason) -> None:
-        """A write was not appended and never will be."""
-        ...
-
-    def role_changed(self, role: actions.RoleChanged) -> None:
-        """The role, epoch or leader changed."""
-        ...
-
-    def fetch_snapshot(self, action: actions.FetchSnapshot) -> None:
-        """Begin to fetch a leader's snapshot; `events.SnapshotFetched` or `FetchFailed` is to follow."""
-        ...
-
-    def place_snapshot(self, index: int) -> None:
-        """Blocking, in the writer's thread: let the snapshot that was fetched count, durably."""
-        ...
-
-    def snapshot_installed(self, index: int) -> None:
-        """The log begins behind the snapshot that was fetched: so does the machine, from now on."""
-        ...
-
-    def members_changed(self, members: Members) -> None:
-        """The log names other members, from now on."""
-        ...
-
-    def change_ended(self, ask_id: int, outcome: Outcome) -> None:
-        """What became of a `promote`."""
-        ...
-
-    def transfer_ended(self, reason: str) -> None:
-        """A `transfer` came to nothing."""
-        ...
-
-    def read_ready(self, read_id: int, index: int | None) -> None:
-        """A linearizable read may be answered at `index`; None: not by this node."""
-        ...
-
-    def halted(self, reason: str) -> None:
-        """The node must stop."""
-        ...
-
-    def failed(self, error: Exception) -> None:
-        """This program has a fault: the node must stop."""
-        ...
 
 
 class Sockets(Protocol):
@@ -172,10 +106,10 @@ class Durations:
         return zip([*map(str, BOUNDS_S), "+Inf"], accumulate(self._counts), strict=True)
 
 
-class Driver:
+class Driver(Generic[OwnerT]):
     """Hands events to a core and carries out its actions. One thread; events that these cause follow in order."""
 
-    def __init__(self, core: Core, disk: Disk, owner: ReplicaOwner, sockets: Sockets, device: Device) -> None:
+    def __init__(self, core: Core, disk: Disk, owner: Owner[OwnerT], sockets: Sockets, device: Device) -> None:
         self.core = core
         self.flush_durations = Durations()
         self._disk = disk
@@ -273,7 +207,7 @@ class Driver:
             case actions.RoleChanged():
                 self._owner.role_changed(action)
             case actions.RejectRequest(write, reason):
-                self._owner.rejected(write, reason)  # type: ignore[arg-type]
+                self._owner.rejected(cast("Write[OwnerT]", write), reason)
             case actions.ReadReady(read_id, index):
                 self._owner.read_ready(read_id, index)
             case actions.TransferEnded(reason):
@@ -358,7 +292,7 @@ class Driver:
     ) -> None:
         match action:
             case actions.AppendRequests(epoch, writes):
-                self._append_writes(epoch, writes)  # type: ignore[arg-type]
+                self._append_writes(epoch, cast("tuple[Write[OwnerT], ...]", writes))
             case actions.AppendSystem(epoch, value):
                 self._append_system(epoch, value)
             case actions.AppendFrames(stream_id, raw):
@@ -393,7 +327,7 @@ class Driver:
         else:
             self.step(events.Appended(stream_id))
 
-    def _append_writes(self, epoch: int, writes: tuple[Write, ...]) -> None:
+    def _append_writes(self, epoch: int, writes: tuple[Write[OwnerT], ...]) -> None:
         appended = self._disk.append_writes(epoch, writes)
         for placed in appended.placed:
             self._owner.placed(placed)

@@ -7,23 +7,24 @@ import time
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from queue import SimpleQueue
-from typing import Protocol, assert_never
+from typing import Generic, assert_never
 
 from aiohttp import ClientSession
 
 from quire.log import LogError, Sync, wall_clock
 
-from .coalesce import Write
+from .coalesce import OwnerT, Write
 from .core import Core, CoreOptions, Identity, Reason, events
 from .core.changing import NotLeading
 from .core.messages import ControlMessage, LagReport, PositionReport, Snapshot
 from .core.state import State
 from .core.status import Queues, Status
 from .disk import Disk
-from .driver import Done, Driver, Durations, ReplicaOwner
+from .driver import Done, Driver, Durations
 from .lag import MICROSECONDS, NO_LAG, Lag, Position, first_lacking, lacking_bytes, lag_of, own_lag
 from .net.hello import Who
-from .net.network import Network, NetworkOwner
+from .net.network import Network
+from .owner import Owner
 
 MARK_SYNC_S = 1.0
 
@@ -119,15 +120,7 @@ class _Threads:
         await asyncio.sleep(0)
 
 
-class NodeAbove(ReplicaOwner, NetworkOwner, Protocol):
-    """What a replica tells the node above."""
-
-    def position_reported(self, node_id: str, applied_index: int, digest: bytes) -> None:
-        """A node that follows this one says how far it has applied, and the digest there."""
-        ...
-
-
-class Replica:
+class Replica(Generic[OwnerT]):
     """Runs on one event loop; every method is called there."""
 
     def __init__(
@@ -135,7 +128,7 @@ class Replica:
         me: Identity,
         cluster_id: bytes,
         disk: Disk,
-        owner: NodeAbove,
+        owner: Owner[OwnerT],
         options: ReplicaOptions,
     ) -> None:
         state = State(
@@ -151,7 +144,7 @@ class Replica:
         self._disk = disk
         self._owner = owner
         self._options = options
-        self._proposed: list[Write] = []
+        self._proposed: list[Write[OwnerT]] = []
         self._ticked_at = 0
         self._stopped = False
         self._lag_told: LagReport | None = None
@@ -201,7 +194,7 @@ class Replica:
 
     # What the node above asks
 
-    def propose(self, write: Write) -> None:
+    def propose(self, write: Write[OwnerT]) -> None:
         """Let a write wait for the writer. All that is proposed in one turn of the loop is one event."""
         if not self._proposed:
             self._loop.call_soon(self._propose_all, context=self._context)

@@ -7,15 +7,16 @@ from typing import Any, NamedTuple
 import structlog
 from aiohttp import ClientSession
 
-from quire.log import Expirable, FrameHeader, LogError
+from quire.log import Expirable, LogError
 from quire.replication import Disk, Replica
 from quire.replication.net.snapshots import SnapshotServer
 from quire.replication.replica import watched_task
-from quire.sm import Applier, Manifest, Sessions, SnapshotStore, SnapshotTooEarly, StateMachine
+from quire.sm import Applier, Sessions, SnapshotStore, StateMachine
 
 from ..config.serve import ServeConfig
 from ..errors import StateUnavailable
 from ..node.applying import Applying
+from ..node.pending import Waiter
 from .installing import Installing, StoreSource
 from .retention import EXPIRY_PAUSE_S, Limits, Retention
 from .snapshotting import SnapshotOptions, Snapshotting
@@ -30,14 +31,14 @@ class Makers(NamedTuple):
     sessions: Callable[[], Sessions]
 
 
-class Upkeep:
+class Compaction:
     """Everything is called on the event loop. `failed` is told what ends the node."""
 
     def __init__(
         self,
         store: SnapshotStore,
         disk: Disk,
-        replica: Replica,
+        replica: Replica[Waiter],
         applying: Applying,
         makers: Makers,
         dial: tuple[ClientSession, bytes | None],
@@ -54,6 +55,7 @@ class Upkeep:
             SnapshotOptions(config.snapshot_records, config.snapshot_log_bytes, config.snapshot_interval_ms),
             lambda: min(replica.commit_index, disk.log.durable_index),
             lambda: [*_being_installed(replica), *self.server.served],
+            failed,
         )
         self.server = SnapshotServer(who, StoreSource(store), secret, replica.network.link_server.admit)
         self.installing = Installing(
@@ -79,21 +81,6 @@ class Upkeep:
         await self.snapshotting.stop()
         if self._removing is not None:
             await asyncio.gather(self._removing, return_exceptions=True)
-
-    def at_boundary(self, header: FrameHeader) -> None:
-        """A frame was applied: take a snapshot if one is due."""
-        try:
-            self.snapshotting.at_boundary(header)
-        except SnapshotTooEarly as broken:
-            self._failed(broken)
-
-    async def take_snapshot(self) -> Manifest:
-        """A snapshot of all that was applied when it was asked for; raises as `Snapshotting.take`."""
-        try:
-            return await self.snapshotting.take()
-        except SnapshotTooEarly as broken:
-            self._failed(broken)
-            raise StateUnavailable(str(broken)) from broken
 
     def expire(self, *, dry_run: bool) -> Expirable:
         """Remove now what may go of this node's log, or only say what that is.
@@ -122,7 +109,7 @@ class Upkeep:
     def installed(self, index: int) -> Applier:
         """The log begins behind the snapshot that was fetched: so does the machine. What is older joins no log now."""
         applier = self.installing.installed(index)
-        self._applying.go_on_from(applier)
+        self._applying.continue_from(applier)
         older = [kept for kept in self.store.indices if kept < index]
         self._removing = watched_task(self._remove(older), f"removal of snapshots below {index}", self._failed)
         return applier
@@ -142,7 +129,7 @@ class Upkeep:
         }
 
 
-def _being_installed(replica: Replica) -> list[int]:
+def _being_installed(replica: Replica[Waiter]) -> list[int]:
     """Indices of the snapshots that followers of this leader were told to fetch."""
     leader = replica.status().leader
     return [] if leader is None else [install.snapshot_index for install in leader.installs]

@@ -33,6 +33,8 @@ from quire.sm import (
     snapshot_name,
 )
 
+from ..node.pending import Waiter
+
 journal = structlog.get_logger(__name__)
 
 AGAIN_AFTER_S = 1.0
@@ -92,7 +94,7 @@ class Installing:
     def __init__(
         self,
         store: SnapshotStore,
-        replica: Replica,
+        replica: Replica[Waiter],
         new_machine: Callable[[], StateMachine],
         new_sessions: Callable[[], Sessions],
         dial: tuple[ClientSession, Callable[[], Who], bytes | None],

@@ -45,13 +45,18 @@ class Snapshotting:
         options: SnapshotOptions,
         limit: Callable[[], int],
         pinned: Callable[[], Iterable[int]],
+        failed: Callable[[Exception], None],
     ) -> None:
-        """`limit` gives the index below which all is committed, and durable here; `pinned`, what must stay."""
+        """`limit` gives the index below which all is committed, and durable here; `pinned`, the snapshots to keep.
+
+        `failed` is called if a snapshot would hold what is not committed: the node must stop.
+        """
         self._store = store
         self._applying = applying
         self._options = options
         self._limit = limit
         self._pinned = pinned
+        self._on_broken = failed
         self._log_bytes = 0
         self._taken_at = time.monotonic()
         self._taking: asyncio.Task[Manifest] | None = None
@@ -72,7 +77,10 @@ class Snapshotting:
         """A frame was applied: take a snapshot if one is due."""
         self._log_bytes += header.size
         if self._taking is None and self._is_due(header):
-            self._begin()
+            try:
+                self._begin()
+            except SnapshotTooEarly as broken:
+                self._on_broken(broken)
 
     def _is_due(self, header: FrameHeader) -> bool:
         records, log_bytes, interval_ms = self._options.records, self._options.log_bytes, self._options.interval_ms
@@ -97,7 +105,11 @@ class Snapshotting:
             if (failure := self._applying.applier.failure) is not None:
                 raise StateUnavailable(f"no snapshot can be taken: {failure}")
             if self._taking is None:
-                self._begin()
+                try:
+                    self._begin()
+                except SnapshotTooEarly as broken:
+                    self._on_broken(broken)
+                    raise StateUnavailable(str(broken)) from broken
             if self._taking is None:
                 raise SnapshotFailed(self.failure)
             try:

@@ -3,8 +3,8 @@
 import asyncio
 import heapq
 import time
-from collections.abc import Callable
 from itertools import count
+from typing import Protocol
 
 from quire.log import FrameHeader, Log, LogError, walk_frames
 from quire.sm import Applied, Applier, ApplyFailed
@@ -13,29 +13,33 @@ APPLY_BYTES = 1 << 20
 SLICE_S = 0.01
 
 
+class ApplyEvents(Protocol):
+    """What applying reports to its node. Called on the loop; none may block."""
+
+    def applied(self, applied: Applied) -> None:
+        """A frame was applied."""
+        ...
+
+    def at_boundary(self, header: FrameHeader) -> None:
+        """The frame with this header was applied, and its writes were answered."""
+        ...
+
+    def apply_failed(self, failure: ApplyFailed) -> None:
+        """The machine can apply no more; the log continues."""
+        ...
+
+    def failed(self, error: Exception) -> None:
+        """The node must stop: the log failed, or this program has a bug."""
+        ...
+
+
 class Applying:
-    """Runs an applier up to what it was told. One loop; `on_applied` is called after each frame."""
+    """Applies committed frames up to the index that it was given. One event loop."""
 
-    def __init__(
-        self,
-        log: Log,
-        applier: Applier,
-        on_applied: Callable[[Applied], None],
-        on_failed: Callable[[ApplyFailed], None],
-        on_ended: Callable[[Exception], None],
-        at_boundary: Callable[[FrameHeader], None],
-    ) -> None:
-        """`at_boundary` is called after a frame was applied and answered, with its header.
-
-        `on_failed` is told when the machine can apply no more, `on_ended` what ends the node: an error of the log, or a
-        fault of this program.
-        """
+    def __init__(self, log: Log, applier: Applier, node: ApplyEvents) -> None:
         self.applier = applier
-        self._at_boundary = at_boundary
         self._log = log
-        self._on_applied = on_applied
-        self._on_failed = on_failed
-        self._on_ended = on_ended
+        self._node = node
         self._to_index = applier.applied_index
         self._scheduled = False
         self._stopped = False
@@ -48,8 +52,8 @@ class Applying:
         if not self._scheduled:
             self._apply_slice()
 
-    def go_on_from(self, applier: Applier) -> None:
-        """Another machine, behind a snapshot that was installed, takes the place of this one."""
+    def continue_from(self, applier: Applier) -> None:
+        """Replace the machine by the one of an installed snapshot."""
         self.applier = applier
         self._to_index = max(self._to_index, applier.applied_index)
         self._wake()
@@ -84,16 +88,16 @@ class Applying:
                     break
                 raw, _ = self._log.read_frames(applier.applied_index, APPLY_BYTES, to_index=self._to_index)
                 for frame in walk_frames(raw):
-                    self._on_applied(applier.apply(frame))
-                    self._at_boundary(frame.header)
+                    self._node.applied(applier.apply(frame))
+                    self._node.at_boundary(frame.header)
         except ApplyFailed as failure:
-            self._on_failed(failure)
+            self._node.apply_failed(failure)
         except LogError as failure:  # a committed frame that cannot be read here: this node cannot go on
             self._stopped = True
-            self._on_ended(failure)
+            self._node.failed(failure)
         except Exception as fault:  # in a slice of its own nobody else would hear of it
             self._stopped = True
-            self._on_ended(fault)
+            self._node.failed(fault)
             raise
         self._wake()
 

@@ -13,6 +13,7 @@ from quire.replication.net.hello import Who
 
 from ..control import Control, ControlTimes
 from ..errors import TransferFailed
+from .pending import Waiter
 
 HISTORY_LENGTH = 100
 TRANSFER_TIMEOUTS = 4  # A hand-over ends within three election timeouts; the new leader is heard soon after.
@@ -41,7 +42,7 @@ class Leadership:
         self._led_by: str | None = None
         self._heartbeat_s = heartbeat_s
         self._election_timeout_s = election_timeout_s
-        self._replica: Replica | None = None
+        self._replica: Replica[Waiter] | None = None
         self._control: Control | None = None
         self._ending: set[asyncio.Task[None]] = set()
         self._transfer: asyncio.Future[str] | None = None
@@ -49,7 +50,7 @@ class Leadership:
 
     # Life
 
-    def run(self, replica: Replica) -> bool:
+    def run(self, replica: Replica[Waiter]) -> bool:
         """Let the control plane suggest, if this node is a voter. True: it is the only one, and needs no suggestion."""
         self._replica = replica
         members = replica.status().members
@@ -72,7 +73,7 @@ class Leadership:
     def _is_voter(self, members: Members) -> bool:
         return self._replica is not None and members.is_voter(self.node_id, self._replica.status().me.disk_id)
 
-    def _group(self, replica: Replica, members: Members) -> None:
+    def _group(self, replica: Replica[Waiter], members: Members) -> None:
         others = [voter.node_id for voter in members.voters() if voter.node_id != self.node_id]
         if not others or not self._is_voter(members):
             control, self._control = self._control, None
@@ -135,7 +136,7 @@ class Leadership:
         status = self._replica.status()
         return [voter.node_id for voter in status.members.voters() if status.is_linked(voter)]
 
-    def control_told(self, peer: Who, data: bytes) -> None:
+    def control_received(self, peer: Who, data: bytes) -> None:
         """Pass on what a voter's control plane said."""
         if self._control is not None and self._replica is not None:
             if self._replica.status().members.is_voter(peer.node_id, peer.disk_id):

@@ -26,6 +26,7 @@ from ..errors import (
     OutcomeUnknown,
     VotersUnheard,
 )
+from .pending import Waiter
 
 if TYPE_CHECKING:
     from .node import Node
@@ -42,7 +43,7 @@ class Promotions:
         self._waiting: dict[int, asyncio.Future[changing.Outcome]] = {}
 
     async def promote(
-        self, replica: Replica, node_id: str, address: str, not_leader: Callable[[], ClusterError | None]
+        self, replica: Replica[Waiter], node_id: str, address: str, not_leader: Callable[[], ClusterError | None]
     ) -> list[int]:
         """The indices of the changes that it took. Raises as `Node.promote`."""
         changes: list[int] = []
@@ -61,7 +62,7 @@ class Promotions:
                     raise OutcomeUnknown(f"the old disk's vote is removed, by record {changes[0]}, and then: {error}")
         return changes
 
-    async def _ask(self, replica: Replica, node_id: str, address: str) -> changing.Outcome:
+    async def _ask(self, replica: Replica[Waiter], node_id: str, address: str) -> changing.Outcome:
         ask_id = next(self._asks)
         answer: asyncio.Future[changing.Outcome] = asyncio.get_running_loop().create_future()
         self._waiting[ask_id] = answer
@@ -106,7 +107,7 @@ def error_of(
         case changing.Full():
             return DiskFullError()
         case changing.Lost():
-            return OutcomeUnknown("this node lost its leadership before the change was committed; say it again")
+            return OutcomeUnknown("this node lost its leadership before the change was committed; ask again")
         case _:
             assert_never(outcome)
 
@@ -117,7 +118,7 @@ def members_document(node: "Node") -> dict[str, Any]:
     Raises:
         NoLeader, NotLeader, StateUnavailable: it does not lead.
     """
-    replica = node.replica
+    replica = node.components.replica
     status = replica.status()
     if (leader := status.leader) is None:
         raise NoLeader
@@ -147,7 +148,7 @@ def members_document(node: "Node") -> dict[str, Any]:
     }
 
 
-def _lag(replica: Replica, status: Status, member: Member, clock: int) -> dict[str, Any] | None:
+def _lag(replica: Replica[Waiter], status: Status, member: Member, clock: int) -> dict[str, Any] | None:
     """What the leader knows; a position is told under a node id, so it is the disk's that is connected."""
     if status.is_me(member):
         return replica.lag(clock)._asdict()

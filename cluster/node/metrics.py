@@ -8,7 +8,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from quire.replication import Durations, Placed, Write
+from quire.replication import Durations
 from quire.replication.core import NodeRole
 
 if TYPE_CHECKING:
@@ -16,27 +16,6 @@ if TYPE_CHECKING:
 
 ROLES = tuple(NodeRole)
 INDICES = ("lowest_index", "highest_index", "durable_index", "commit_index", "applied_index")
-
-
-class WriteCounts:
-    """What went through this node's write path, while it led: plain numbers, so that a write pays next to nothing."""
-
-    def __init__(self) -> None:
-        self.requests = 0
-        self.commands = 0
-        self.frames = 0
-        self.payload_bytes = 0
-        self.frame_durations = Durations()
-
-    def proposed(self, write: Write) -> None:
-        """A request was handed to the writer."""
-        self.requests += 1
-        self.commands += write.count
-
-    def placed(self, placed: Placed) -> None:
-        """A frame was appended."""
-        self.frames += 1
-        self.payload_bytes += sum(share.write.size for share in placed.shares)
 
 
 class Gauge(NamedTuple):
@@ -90,7 +69,7 @@ class _NodeCollector(Collector):
                 yield GaugeMetricFamily(f"quire_{name}", f"{name} of the node's log or machine", value=status[name])
         if "log_bytes" in status:
             yield GaugeMetricFamily("quire_log_bytes", "Bytes that the log's files hold", value=status["log_bytes"])
-            yield from _upkeep(status["snapshots"], status["expiry"])
+            yield from _compaction(status["snapshots"], status["expiry"])
         for unit, value in status.get("lag", {}).items():
             yield GaugeMetricFamily(f"quire_lag_{unit}", f"How many {unit} the node is behind its leader", value=value)
         if "nodes" in status:
@@ -119,11 +98,11 @@ class _NodeCollector(Collector):
         """How long its steps take on this node, and what waits for them."""
         durations = self._node.write_counts.frame_durations
         yield _histogram("quire_write_frame_seconds", "From a frame's append until it was applied here", durations)
-        if (parts := self._node.parts) is None:
+        if (components := self._node.formed) is None:
             return
-        durations = parts.replica.flush_durations
+        durations = components.replica.flush_durations
         yield _histogram("quire_flush_seconds", "From a flush's begin until the node heard of its end", durations)
-        queues = parts.replica.queues
+        queues = components.replica.queues
         for name, text, value in (
             ("waiting_requests", "Writes that wait for this leader's writer", queues.waiting_requests),
             ("waiting_bytes", "Bytes of the writes that wait for this leader's writer", queues.waiting_bytes),
@@ -140,7 +119,7 @@ def _histogram(name: str, text: str, durations: Durations) -> Metric:
     return HistogramMetricFamily(name, text, buckets=list(durations.buckets()), sum_value=durations.sum_s)
 
 
-def _upkeep(snapshots: dict[str, Any], expiry: dict[str, Any]) -> Iterator[Metric]:
+def _compaction(snapshots: dict[str, Any], expiry: dict[str, Any]) -> Iterator[Metric]:
     """Snapshots, and what becomes of the log below them."""
     newest = snapshots["kept"][-1] if snapshots["kept"] else {"index": 0, "bytes": 0}
     for name, text, value in (

@@ -1,40 +1,63 @@
-"""A node: its life, the write path through its parts, and what the API reads of it."""
+"""A node: its life, the write path, and the events of its components."""
 
 import asyncio
-from functools import partial
-from typing import Any
+from typing import Any, assert_never
 
 import structlog
 from aiohttp import web
 
-from quire.log import Bounds, StoredRecord
-from quire.replication import Replica, Write
-from quire.replication.core import actions
-from quire.replication.net.hello import PEER_PATH, SNAPSHOT_PATH, STREAM_PATH
-from quire.sm import ApplyFailed, CheckFailed, SessionStatus, StateMachine, check_batch, default_initial, load_machine
+from quire.log import Bounds, FrameHeader, LogError
+from quire.replication import Members, Placed, Reason, Write
+from quire.replication.core import NodeRole, actions
+from quire.replication.core.changing import Outcome
+from quire.replication.net.forming import Forming
+from quire.replication.net.hello import PEER_PATH, SNAPSHOT_PATH, STREAM_PATH, Who
+from quire.replication.replica import watched_task
+from quire.sm import (
+    EMPTY_DIGEST,
+    Applied,
+    ApplyFailed,
+    CheckFailed,
+    MachineError,
+    SessionStatus,
+    StateMachine,
+    check_batch,
+    default_initial,
+    load_machine,
+)
 
-from ..compaction.compaction import Upkeep
 from ..config.serve import ServeConfig
 from ..data_dir.genesis import Genesis, read_genesis
-from ..errors import LimitExceeded, MachineFailed, OutcomeUnknown, StateUnavailable
-from .digests import Digests
-from .formation import Formation
-from .hearing import Hearing
+from ..errors import (
+    ClusterError,
+    DiskFullError,
+    LimitExceeded,
+    MachineFailed,
+    NodeStopping,
+    NoLeader,
+    NotLeader,
+    OutcomeUnknown,
+    Overloaded,
+    StateUnavailable,
+    WrongIndex,
+)
+from .components import Components, NodeResources
+from .digests import Difference, Digests
 from .leadership import Leadership
 from .membership import Promotions
-from .metrics import WriteCounts
-from .opened import Opened
-from .parts import Parts, put_together
-from .pending import FutureWaiter, WriteReply
-from .reading import StateAnswer
+from .pending import FutureWaiter, Pending, Visibility, Waiter, WriteCounts, WriteReply
 from .status import node_status, not_ready_reasons
-from .visibility import Visibility
 
 journal = structlog.get_logger(__name__)
 
+OVERLOADED_RETRY_S = 1.0
+
 
 class Node:
-    """One node of a cluster. Everything is called on one event loop."""
+    """One node of a cluster. It is the `Owner` of its replica and the `ApplyEvents` of its machine.
+
+    Every method but `place_snapshot` is called on one event loop.
+    """
 
     def __init__(self, config: ServeConfig) -> None:
         """Load the machine; nothing is opened yet.
@@ -47,81 +70,85 @@ class Node:
         self.node_id = config.node
         self.machine_name = machine.name
         self.leadership = Leadership(self.node_id, config.heartbeat_ms / 1000, config.election_timeout_ms / 1000)
-        self.hearing = Hearing(self.leadership)
+        self.formed: Components | None = None
+        """What the node consists of; None while the cluster is not formed."""
+        self.forming: Forming | None = None
+        """The formation of the cluster, while it is under way."""
+        self.failure: str | None = None
+        """Why the node has halted, if it has."""
+        self.ended = asyncio.Event()
+        """Set when the node has halted."""
+        self.stopping = False
+        self.visibility = Visibility()
+        self.digests = Digests(self._digest_compared)
+        self.promotions = Promotions()
+        self.write_counts = WriteCounts()
+        self._pending = Pending(self.write_counts.frame_durations)
         self._machine_type = machine
         self._initial = default_initial(machine) if config.initial is None else config.initial
         self._checker: StateMachine = machine(self._initial)
-        self._opened: Opened | None = None
-        self._formation: Formation | None = None
+        self._resources: NodeResources | None = None
+        self._formation: asyncio.Task[None] | None = None
 
     # Life
 
     async def start(self) -> None:
-        """Open the data_dir, recover, and run; a node that is not formatted yet begins to form the cluster.
+        """Open the data_dir, recover, and run; an unformatted node begins to form the cluster instead.
 
         Raises:
             DataDirRefused, GenesisRefused, LogError: it cannot run here; nothing was changed.
         """
-        self._opened = opened = await Opened.open(self.config, self._machine_type)
+        self._resources = resources = await NodeResources.open(self.config, self._machine_type)
         try:
-            if opened.data_dir.identity is not None:
-                await self._run(opened, read_genesis(opened.data_dir.genesis_frame()))
+            if resources.data_dir.identity is not None:
+                await self._run(resources, read_genesis(resources.data_dir.genesis_frame()))
             else:
-                run = partial(self._run, opened)
-                self._formation = Formation(opened, self._initial, run, self.hearing.failed)
+                self.forming = resources.forming(self._initial)
+                self._formation = watched_task(self._form(resources, self.forming), "formation", self.failed)
         except BaseException:
             await self.stop()
             raise
 
-    async def _run(self, opened: Opened, genesis: Genesis) -> None:
-        applier = await opened.restored(genesis)
-        self._checker = self._machine_type(genesis.initial)  # Not the applier's: an install replaces that one.
-        parts = put_together(opened, genesis, applier, self.hearing, self.hearing.not_leader)
-        self.hearing.attach(parts)  # Before anything of it begins: it tells at once.
-        nominated = self.leadership.run(parts.replica)
-        parts.replica.start(opened.http, nominated=nominated)
-        parts.upkeep.start()
-        journal.info("running", cluster_id=genesis.cluster_id.hex(), bounds=tuple(parts.log.bounds))
-
-    async def promote(self, node_id: str) -> list[int]:
-        """Have a node count as a voter with the disk that it has now; return where the records stand that say so.
-
-        Of a node that is a voter under an older disk that disk's vote is removed first; interrupted between the two, it
-        is asked again. Empty: it is a voter already.
-
-        Raises:
-            LeaderNotServing, ChangeUnderWay, NodeNotConnected, NodeBehind, VotersUnheard, MembersFull, DiskFullError,
-            NotLeader, NoLeader: nothing was changed.
-            OutcomeUnknown: one of two changes was made, this node lost its leadership, or `request_timeout_ms` passed;
-            asking again goes on.
-        """
-        address, timeout_ms = self.config.members[node_id], self.config.request_timeout_ms
+    async def _form(self, resources: NodeResources, forming: Forming) -> None:
+        """Rule 0: wait for a genesis, store it, run."""
         try:
-            async with asyncio.timeout(timeout_ms / 1000):
-                return await self.promotions.promote(self.replica, node_id, address, self.hearing.not_leader)
-        except TimeoutError:
-            raise OutcomeUnknown(f"the change was not committed within {timeout_ms} ms; say it again") from None
+            await self._run(resources, await resources.format(forming))
+        finally:
+            self.forming = None
+
+    async def _run(self, resources: NodeResources, genesis: Genesis) -> None:
+        applier = await resources.restored(genesis)
+        self._checker = self._machine_type(genesis.initial)  # Not the applier's: an install replaces that one.
+        components = Components.build(resources, genesis, applier, self)
+        self.formed = components  # Before any of them starts: they send events at once.
+        self.digests.applied(self.applied_index, self.digest)
+        nominated = self.leadership.run(components.replica)
+        components.replica.start(resources.http, nominated=nominated)
+        components.compaction.start()
+        journal.info("running", cluster_id=genesis.cluster_id.hex(), bounds=tuple(components.log.bounds))
 
     async def hand_over(self) -> None:
-        """Before a stop: let another node lead, if this one does. Where nobody can, it stops as a leader."""
+        """Before a stop: hand over to another node if this one leads. If none can lead, it stops as the leader."""
         await self.leadership.hand_over()
 
     async def stop(self) -> None:
-        """Stop cleanly: what is acknowledged is durable already; what was appended has an unknown outcome."""
-        self.hearing.stop()
+        """Stop cleanly: acknowledged writes are durable already; appended, unanswered ones have an unknown outcome."""
+        self.stopping = True
+        self.visibility.end()
         if self._formation is not None:
-            await self._formation.stop()
-        if self.parts is not None:
+            self._formation.cancel()
+            await asyncio.gather(self._formation, return_exceptions=True)
+        if self.formed is not None:
             await self.leadership.stop()
-            await self.parts.replica.stop()
-            self.parts.applying.stop()
-            await self.parts.upkeep.stop()
-            self.hearing.stopped()
-        if self._opened is not None:
-            await self._opened.close()
+            await self.formed.replica.stop()
+            self.formed.applying.stop()
+            await self.formed.compaction.stop()
+            self._pending.end("this node is stopping")
+        if self._resources is not None:
+            await self._resources.close()
 
     def routes(self) -> list[web.RouteDef]:
-        """The peers' routes, on the same port as the clients'."""
+        """The routes for peers, on the same port as the clients'."""
         return [
             web.get(PEER_PATH, self._serve_peer),
             web.get(STREAM_PATH, self._serve_stream),
@@ -129,21 +156,21 @@ class Node:
         ]
 
     async def _serve_snapshot(self, request: web.Request) -> web.StreamResponse:
-        if self.parts is None:
+        if self.formed is None:
             raise web.HTTPServiceUnavailable
-        return await self.parts.upkeep.server.serve(request)
+        return await self.formed.compaction.server.serve(request)
 
     async def _serve_peer(self, request: web.Request) -> web.StreamResponse:
-        if self.parts is not None:
-            return await self.parts.replica.network.link_server.serve(request)
-        if self._formation is not None:
-            return await self._formation.serve(request)
+        if self.formed is not None:
+            return await self.formed.replica.network.link_server.serve(request)
+        if self.forming is not None:
+            return await self.forming.serve(request)
         raise web.HTTPServiceUnavailable
 
     async def _serve_stream(self, request: web.Request) -> web.StreamResponse:
-        if self.parts is None:
+        if self.formed is None:
             raise web.HTTPServiceUnavailable
-        return await self.parts.replica.network.stream_server.serve(request)
+        return await self.formed.replica.network.stream_server.serve(request)
 
     # The write path
 
@@ -159,164 +186,268 @@ class Node:
             where = "" if error.place is None else f" on command {error.place}"
             raise MachineFailed(f"check{where}", error.reason) from error
 
-    async def write(self, write: Write, *, applied: bool) -> WriteReply:
-        """Write checked records as a part of one frame; answer when they are committed (and, if asked, applied).
+    async def write(self, write: Write[FutureWaiter]) -> WriteReply:
+        """Write checked records as part of one frame; return once they are committed (or applied: the waiter says).
 
-        check    the caller has: `check`, before it packed them
-        append   the replica hands all that waits to its core, which appends it as one frame: `placed`
+        check    by the caller, with `check`, before it packs the records
+        append   the replica gives all that waits to its core, which appends it as one frame: `placed`
         ship     the frame goes from the file to every follower, while
         flush    the leader's own fdatasync runs in its thread
-        acks     followers answer when it is durable there
-        commit   a majority has it, this leader too: `apply_to`
+        acks     followers answer once it is durable there
+        commit   a majority has it, this leader included: `apply_to`
         apply    frame by frame, to the machine
-        reply    this write's share of the results: `Pending.applied`
+        reply    this write's share of the results: `applied`
 
         Raises:
             NotLeader, NoLeader, NodeStopping, StateUnavailable: not by this node; nothing was written.
             Overloaded, LimitExceeded, WrongIndex, DiskFullError: nothing was written.
             OutcomeUnknown: this node lost its leadership first.
         """
-        waiter = FutureWaiter(applied=applied)
-        write.owner = waiter
         self.propose(write)
-        return await waiter.reply
+        return await write.owner.reply
 
-    def propose(self, write: Write) -> None:
-        """Begin a write whose owner, a `Waiter`, is told what becomes of it.
+    def propose(self, write: Write[Waiter]) -> None:
+        """Begin a write; its waiter gets the outcome.
 
         Raises:
-            As `write`, for what is known at once; then the owner is told nothing.
+            As `write`, for what is known at once; the waiter then gets nothing.
         """
-        if (error := self.hearing.not_leader()) is not None:
+        if (error := self.not_leader()) is not None:
             raise error
-        parts = self.hearing.require()
-        if (stopped := parts.applying.applier.failure) is not None:
+        components = self.components
+        if (stopped := components.applying.applier.failure) is not None:
             raise StateUnavailable(f"nothing can be answered here: {stopped}")
-        limit = parts.genesis.payload_bytes
+        limit = components.genesis.payload_bytes
         if write.size > limit:
             raise LimitExceeded("the frame's payload", write.size, limit)
-        parts.replica.propose(write)
+        components.replica.propose(write)
         self.write_counts.proposed(write)
 
-    @property
-    def replica(self) -> Replica:
-        """Its replication. Raises StateUnavailable while the cluster is not formed."""
-        return self.hearing.require().replica
+    async def promote(self, node_id: str) -> list[int]:
+        """Make a node a voter with its present disk; return the indices of the records that say so.
+
+        A node that is a voter under an older disk loses that disk's vote first; if the promotion is interrupted
+        between the two records, ask again. Empty: the node is a voter already.
+
+        Raises:
+            LeaderNotServing, ChangeUnderWay, NodeNotConnected, NodeBehind, VotersUnheard, MembersFull, DiskFullError,
+            NotLeader, NoLeader: nothing was changed.
+            OutcomeUnknown: one of two changes was made, this node lost its leadership, or `request_timeout_ms` passed;
+            ask again.
+        """
+        address, timeout_ms = self.config.members[node_id], self.config.request_timeout_ms
+        replica = self.components.replica
+        try:
+            async with asyncio.timeout(timeout_ms / 1000):
+                return await self.promotions.promote(replica, node_id, address, self.not_leader)
+        except TimeoutError:
+            raise OutcomeUnknown(f"the change was not committed within {timeout_ms} ms; ask again") from None
+
+    # State
 
     @property
-    def upkeep(self) -> Upkeep:
-        """Its snapshots, expiry and installs. Raises StateUnavailable while the cluster is not formed."""
-        return self.hearing.require().upkeep
-
-    # What it knows
-
-    @property
-    def parts(self) -> Parts | None:
-        """What it consists of; None while the cluster is not formed."""
-        return self.hearing.parts
-
-    @property
-    def failure(self) -> str | None:
-        """Why it has halted, if it has."""
-        return self.hearing.failure
-
-    @property
-    def ended(self) -> asyncio.Event:
-        """Set when it has halted: it can go on no longer."""
-        return self.hearing.ended
-
-    @property
-    def visibility(self) -> Visibility:
-        """Wakes who waits for the visible bounds to grow."""
-        return self.hearing.visibility
-
-    @property
-    def digests(self) -> Digests:
-        """What others reported of theirs, compared with this node's own."""
-        return self.hearing.digests
-
-    @property
-    def promotions(self) -> Promotions:
-        """The changes of members that were asked of this node."""
-        return self.hearing.promotions
-
-    @property
-    def write_counts(self) -> WriteCounts:
-        """Counts of the write path."""
-        return self.hearing.write_counts
-
-    @property
-    def applied_index(self) -> int:
-        """Every record below it has been applied here."""
-        return self.hearing.applied_index
-
-    @property
-    def digest(self) -> bytes:
-        """The digest at applied_index."""
-        return self.hearing.digest
+    def components(self) -> Components:
+        """What the node consists of. Raises StateUnavailable while the cluster is not formed."""
+        if self.formed is None:
+            raise StateUnavailable("the cluster is not formed yet")
+        return self.formed
 
     @property
     def role(self) -> actions.RoleChanged:
-        """What this node is, as its core told last."""
+        """The role that the core reported last."""
         return self.leadership.role
 
     @property
     def is_leader(self) -> bool:
-        """Whether this node leads and may serve."""
-        return self.hearing.is_leader
+        """Whether this node leads and may serve. If this process was frozen, rule 11 is checked first."""
+        if self.leadership.role.role is not NodeRole.LEADER or self.failure is not None:
+            return False
+        if self.formed is not None:
+            self.formed.replica.catch_up()
+        role = self.leadership.role
+        return role.role is NodeRole.LEADER and role.serving
 
     @property
     def leader_id(self) -> str | None:
         """The leader that this node hears, itself included."""
-        return self.hearing.leader_id
+        return self.role.leader_id
 
-    # Reading
+    def not_leader(self) -> ClusterError | None:
+        """Why this node may not answer as the leader; None if it may."""
+        if self.stopping:
+            return NodeStopping()
+        if self.is_leader:
+            return None
+        return NotLeader(self.leader_id) if self.leader_id not in (None, self.node_id) else NoLeader()
+
+    @property
+    def applied_index(self) -> int:
+        """Every record below it has been applied here."""
+        return self.formed.applying.applier.applied_index if self.formed else 0
+
+    @property
+    def digest(self) -> bytes:
+        """The digest at `applied_index`."""
+        return self.formed.applying.applier.digest if self.formed else EMPTY_DIGEST
 
     @property
     def visible_bounds(self) -> Bounds:
         """[lowest_index, highest_index) of what may be read here."""
-        return self.parts.reading.bounds if self.parts else Bounds(0, 0)
-
-    def read(self, index: int) -> StoredRecord:
-        """A committed record; raises as `Reading.read`."""
-        return self.hearing.require().reading.read(index)
-
-    def read_frames(self, from_index: int, max_bytes: int) -> tuple[bytes, int]:
-        """Committed raw frames; raises as `Reading.read_frames`."""
-        return self.hearing.require().reading.read_frames(from_index, max_bytes)
+        return self.formed.reading.bounds if self.formed else Bounds(0, 0)
 
     @property
     def session_window(self) -> int:
-        """How many commands of a session may be under way, and be tried again."""
-        return self.hearing.require().applying.applier.sessions.session_window
+        """How many commands of a session may be in flight, and be tried again."""
+        return self.components.applying.applier.sessions.session_window
 
     async def session(self, session: int) -> SessionStatus | None:
-        """Where a session stands, linearizable; None of one that is not open. Raises as `Reading.query`."""
-        parts = self.hearing.require()
-        if (error := self.hearing.not_leader()) is not None:
+        """The status of a session, linearizable; None if it is not open. Raises as `Reading.query`."""
+        components = self.components
+        if (error := self.not_leader()) is not None:
             raise error
         try:
-            await parts.reading.linearize()
+            await components.reading.linearize()
         except ApplyFailed as failure:
             raise StateUnavailable(str(failure)) from failure
-        return parts.applying.applier.sessions.find(session)
-
-    async def query(self, request: Any, consistency: str, max_lag: int | None) -> StateAnswer:
-        """The machine's answer, None asking for its whole state; raises as `Reading.query`."""
-        return await self.hearing.require().reading.query(request, consistency, max_lag)
+        return components.applying.applier.sessions.find(session)
 
     def status(self) -> dict[str, Any]:
-        """What this node knows of itself, and a leader of the others."""
+        """The document of `GET /status`."""
         return node_status(self)
-
-    def forming_failures(self) -> dict[str, str]:
-        """Why an unformatted node does not reach others, by node id."""
-        return self._formation.failures() if self._formation else {}
-
-    def awaited(self) -> str:
-        """Whom the forming of the cluster waits for, as text."""
-        return self._formation.awaited() if self._formation else ""
 
     def not_ready_reasons(self) -> list[str]:
         """Why this node should get no traffic; empty if it should."""
         return not_ready_reasons(self)
+
+    # Owner: the replica's events
+
+    def placed(self, placed: Placed[Waiter]) -> None:
+        """A frame of writes is in this leader's file."""
+        self._pending.placed(placed)
+        self.write_counts.placed(placed)
+
+    def rejected(self, write: Write[Waiter], reason: Reason) -> None:
+        """Nothing of the write was appended."""
+        waiter = write.owner
+        match reason:
+            case Reason.OVERLOADED:
+                waiter.fail(Overloaded(OVERLOADED_RETRY_S))
+            case Reason.DISK_FULL:
+                waiter.fail(DiskFullError())
+            case Reason.WRONG_INDEX:
+                waiter.fail(WrongIndex(write.expected_index or 0, self.components.log.tail.index))
+            case Reason.NOT_LEADER:
+                waiter.fail(self.not_leader() or NoLeader())
+            case _:
+                assert_never(reason)
+
+    def apply_to(self, index: int) -> None:
+        """Answer the writes that wait for the commit; apply."""
+        self._pending.committed(index)
+        if self.formed is not None:
+            self.formed.applying.apply_to(index)
+        self.visibility.grew()
+
+    def read_ready(self, read_id: int, index: int | None) -> None:
+        """A read barrier was passed, or cannot be."""
+        if self.formed is not None:
+            self.formed.reading.barrier_passed(read_id, index)
+
+    def role_changed(self, role: actions.RoleChanged) -> None:
+        """Keep the history; a write that a lost leadership left uncommitted has an unknown outcome."""
+        was = self.leadership.moved(role)
+        if was.role is NodeRole.LEADER and (role.role is not NodeRole.LEADER or role.epoch != was.epoch):
+            self.digests.forget()
+            reason = role.reason or f"this node leads epoch {was.epoch} no longer"
+            self._pending.lost(self.components.replica.commit_index, reason)
+
+    def members_changed(self, members: Members) -> None:
+        """The log names other members."""
+        self.leadership.members_changed(members)
+
+    def change_ended(self, ask_id: int, outcome: Outcome) -> None:
+        """One step of a promotion ended."""
+        self.promotions.ended(ask_id, outcome)
+
+    def transfer_ended(self, reason: str) -> None:
+        """A hand-over failed."""
+        self.leadership.transfer_ended(reason)
+
+    def fetch_snapshot(self, action: actions.FetchSnapshot) -> None:
+        """The next record that this follower needs has expired at the leader."""
+        self.components.compaction.installing.fetch(action)
+
+    def place_snapshot(self, index: int) -> None:
+        """In the writer's thread: make the fetched snapshot count."""
+        self.components.compaction.installing.place(index)
+
+    def snapshot_installed(self, index: int) -> None:
+        """The log begins at the snapshot: so does the machine."""
+        applier = self.components.compaction.installed(index)
+        self.digests.applied(applier.applied_index, applier.digest)
+        self.visibility.grew()
+
+    def peer_linked(self, node_id: str) -> None:
+        """Messages to a peer arrive."""
+        self.leadership.peer_linked(node_id)
+
+    def peer_unlinked(self, node_id: str) -> None:
+        """Messages to a peer are lost."""
+        self.leadership.peer_unlinked(node_id)
+
+    def control_received(self, peer: Who, data: bytes) -> None:
+        """A message of a peer's control plane arrived."""
+        self.leadership.control_received(peer, data)
+
+    def position_reported(self, node_id: str, applied_index: int, digest: bytes) -> None:
+        """A follower has applied up to here, with this digest. A late report to a former leader is ignored."""
+        if self.role.role is NodeRole.LEADER:
+            self.digests.reported(node_id, applied_index, digest)
+
+    def alarmed(self, text: str) -> None:
+        """Log it for the operator; `/status` shows it too (`status.alarms`)."""
+        journal.error("alarm", text=text)
+
+    def halted(self, reason: str) -> None:
+        """Stop serving for good; whoever runs the node sees `ended`."""
+        if self.failure is None:
+            self.failure = reason
+            journal.error("halted", reason=reason)
+            self._pending.end(reason)
+            self.visibility.end()
+            self.ended.set()
+
+    def failed(self, error: Exception) -> None:
+        """Stop serving for good: the node cannot continue, or this program has a bug, whose traceback is logged."""
+        match error:
+            case LogError() | OSError():
+                self.halted(f"{type(error).__name__}: {error}")
+            case ClusterError() | MachineError():
+                self.halted(str(error))
+            case _:
+                if self.failure is None:
+                    journal.error("a fault of this program", exc_info=error)
+                self.halted(f"a fault of this program: {error!r}")
+
+    # ApplyEvents: the machine's events
+
+    def applied(self, applied: Applied) -> None:
+        """Answer the writes of an applied frame."""
+        self._pending.applied(applied)
+        self.digests.applied(applied.next_index, self.digest)
+
+    def at_boundary(self, header: FrameHeader) -> None:
+        """A frame was applied and answered."""
+        if self.formed is not None:
+            self.formed.compaction.snapshotting.at_boundary(header)
+
+    def apply_failed(self, failure: ApplyFailed) -> None:
+        """Nothing can be answered here any more; the log continues."""
+        journal.error("applying stopped", reason=str(failure))
+        self._pending.end(str(failure))
+
+    def _digest_compared(self, node_id: str, difference: Difference | None) -> None:
+        if difference is None:
+            journal.info("digests are equal again", peer=node_id)
+        else:
+            self.alarmed(difference.alarm(node_id))

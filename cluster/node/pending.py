@@ -1,4 +1,4 @@
-"""Writes that wait for their answer, in log order."""
+"""Who waits on this node: writes for their answer, in log order, and readers for more to read."""
 
 import asyncio
 import time
@@ -65,13 +65,13 @@ class Pending:
     def __init__(self, durations: Durations) -> None:
         """`durations` is told how long each frame took from its append until it was applied here."""
         self._durations = durations
-        self._frames: deque[tuple[Placed, float]] = deque()
+        self._frames: deque[tuple[Placed[Waiter], float]] = deque()
         self._committed = 0
 
     def __len__(self) -> int:
         return len(self._frames)
 
-    def placed(self, placed: Placed) -> None:
+    def placed(self, placed: Placed[Waiter]) -> None:
         """A frame was appended."""
         self._frames.append((placed, time.monotonic()))
 
@@ -82,7 +82,7 @@ class Pending:
                 break
             if placed.next_index > self._committed:
                 for write, offset in placed.shares:
-                    waiter = waiter_of(write)
+                    waiter = write.owner
                     if not waiter.applied:
                         waiter.answer(WriteReply(placed.index + offset, placed.epoch, write.count, [], []))
         self._committed = max(self._committed, commit_index)
@@ -102,24 +102,18 @@ class Pending:
         """This node leads no longer: what is not known to be committed has an unknown outcome."""
         while self._frames and self._frames[-1][0].next_index > commit_index:
             for write, _ in self._frames.pop()[0].shares:
-                waiter_of(write).fail(OutcomeUnknown(reason))
+                write.owner.fail(OutcomeUnknown(reason))
 
     def end(self, reason: str) -> None:
         """Nothing is applied here any more: every outcome is unknown."""
         self.lost(0, reason)
 
 
-def waiter_of(write: Write) -> Waiter:
-    """Who waits for a write."""
-    waiter: Waiter = write.owner
-    return waiter
-
-
-def _answer_applied(placed: Placed, applied: Applied) -> None:
+def _answer_applied(placed: Placed[Waiter], applied: Applied) -> None:
     """Give each write of a frame its share of the frame's results."""
     if len(placed.shares) == 1:
         write = placed.shares[0].write
-        if (waiter := waiter_of(write)).applied:
+        if (waiter := write.owner).applied:
             waiter.answer(WriteReply(placed.index, applied.epoch, write.count, applied.results, applied.refused))
         return
     refusals = deque(applied.refused)  # in the order of their places, as the shares are
@@ -129,6 +123,58 @@ def _answer_applied(placed: Placed, applied: Applied) -> None:
         while refusals and refusals[0][0] < end:
             place, code, text = refusals.popleft()
             refused.append([place - offset, code, text])
-        if (waiter := waiter_of(write)).applied:
+        if (waiter := write.owner).applied:
             results = applied.results[offset:end]
             waiter.answer(WriteReply(placed.index + offset, applied.epoch, write.count, results, refused))
+
+
+class WriteCounts:
+    """Counts of this node's write path while it led. Plain numbers: a write pays next to nothing for them."""
+
+    def __init__(self) -> None:
+        self.requests = 0
+        self.commands = 0
+        self.frames = 0
+        self.payload_bytes = 0
+        self.frame_durations = Durations()
+
+    def proposed(self, write: Write[Waiter]) -> None:
+        """A request was handed to the writer."""
+        self.requests += 1
+        self.commands += write.count
+
+    def placed(self, placed: Placed[Waiter]) -> None:
+        """A frame was appended."""
+        self.frames += 1
+        self.payload_bytes += sum(share.write.size for share in placed.shares)
+
+
+class Visibility:
+    """Tells who waits that the visible bounds grew. One event loop; nothing is kept while nobody waits."""
+
+    def __init__(self) -> None:
+        self._growth: asyncio.Future[None] | None = None
+        self._ended = False
+
+    def grew(self) -> None:
+        """The visible bounds grew: wake everyone who waits for that."""
+        if self._growth is not None:
+            growth, self._growth = self._growth, None
+            growth.set_result(None)
+
+    def end(self) -> None:
+        """Nothing will become visible here any more: wake everyone, and let nobody wait again."""
+        self._ended = True
+        self.grew()
+
+    async def next_growth(self, timeout_s: float) -> bool:
+        """Whether the bounds grew within the time. They are as they were where it is False.
+
+        Look at the bounds and call this without awaiting in between: no growth is missed then.
+        """
+        if self._ended:
+            return False
+        if self._growth is None:
+            self._growth = asyncio.get_running_loop().create_future()
+        done, _ = await asyncio.wait([self._growth], timeout=timeout_s)
+        return bool(done) and not self._ended

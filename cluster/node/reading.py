@@ -20,6 +20,7 @@ from ..errors import (
     StateUnavailable,
 )
 from .applying import Applying
+from .pending import Waiter
 
 
 class StateAnswer(NamedTuple):
@@ -34,7 +35,7 @@ class Reading:
     """What may be read here: nothing that is not committed, and durable on this node."""
 
     def __init__(
-        self, log: Log, replica: Replica, applying: Applying, not_leader: Callable[[], ClusterError | None]
+        self, log: Log, replica: Replica[Waiter], applying: Applying, not_leader: Callable[[], ClusterError | None]
     ) -> None:
         """`not_leader` gives the error of a node that may not answer as a leader, None of one that may."""
         self._log = log

@@ -6,6 +6,7 @@ from quire.log import wall_clock
 from quire.replication import Replica
 
 from .digests import Difference, Digests
+from .pending import Waiter
 
 if TYPE_CHECKING:
     from .node import Node
@@ -25,9 +26,9 @@ def node_status(node: "Node") -> dict[str, Any]:
         "reasons": reasons,
         "machine": {"name": node.machine_name},
     }
-    if (parts := node.parts) is None:
-        return document | {"link_failures": node.forming_failures()}
-    replica, log, genesis = parts.replica, parts.log, parts.genesis
+    if (components := node.formed) is None:
+        return document | {"link_failures": dict(node.forming.failures) if node.forming else {}}
+    replica, log, genesis = components.replica, components.log, components.genesis
     status = replica.status()
     document |= {
         "cluster_id": genesis.cluster_id.hex(),
@@ -40,20 +41,20 @@ def node_status(node: "Node") -> dict[str, Any]:
         "applied_index": node.applied_index,
         "digest": node.digest.hex(),
         "log_bytes": log.size,
-        **parts.upkeep.document(),
+        **components.compaction.document(),
         "lag": replica.lag(clock)._asdict(),
         "members": [
             {"node_id": member.node_id, "disk_id": member.disk_id.hex(), "address": member.address, "role": member.role}
             for member in status.members.members
         ],
         "links": sorted(status.links),
-        "link_failures": dict(replica.network.told.failures),
+        "link_failures": dict(replica.network.reports.failures),
         **node.leadership.document(),
         "alarms": alarms(replica, node.digests),
     }
     if status.leader is not None:
         document["nodes"] = _nodes(replica, node.digests, clock)
-    elif (upstream := replica.network.told.upstream) is not None:
+    elif (upstream := replica.network.reports.upstream) is not None:
         document["stream"] = {"from_index": upstream.from_index, "received_bytes": upstream.received_bytes}
     return document
 
@@ -62,27 +63,28 @@ def not_ready_reasons(node: "Node") -> list[str]:
     """Why this node should get no traffic; empty if it should."""
     if node.failure is not None:
         return [f"the node has halted: {node.failure}"]
-    if node.parts is None:
-        return [f"the cluster is not formed yet; waiting for {node.awaited() or 'its genesis'}"]
+    if node.formed is None:
+        awaited = node.forming.awaited() if node.forming else ""
+        return [f"the cluster is not formed yet; waiting for {awaited or 'its genesis'}"]
     reasons: list[str] = []
-    if (failure := node.parts.applying.applier.failure) is not None:
+    if (failure := node.formed.applying.applier.failure) is not None:
         reasons.append(f"applying has stopped: {failure}")
     if node.leader_id is None:
         reasons.append("no leader is heard")
     elif node.leader_id == node.node_id and not node.is_leader:
         reasons.append("this leader's first record is not committed yet")
-    elif node.leader_id != node.node_id and not node.parts.replica.is_matched:
+    elif node.leader_id != node.node_id and not node.formed.replica.is_matched:
         reasons.append(f"the stream from {node.leader_id} is not open yet")
     return reasons
 
 
-def alarms(replica: Replica, digests: Digests) -> list[str]:
+def alarms(replica: Replica[Waiter], digests: Digests) -> list[str]:
     """What an operator should know: of which nodes copies came, and, of a leader, which replicas differ."""
     differing = [difference.alarm(node_id) for node_id, difference in digests.differing.items()]
-    return sorted([*replica.network.told.alarms.values(), *differing])
+    return sorted([*replica.network.reports.alarms.values(), *differing])
 
 
-def _nodes(replica: Replica, digests: Digests, clock: int) -> dict[str, Any]:
+def _nodes(replica: Replica[Waiter], digests: Digests, clock: int) -> dict[str, Any]:
     rows: dict[str, Any] = {}
     for node_id, position in sorted(replica.positions.items()):
         rows[node_id] = {

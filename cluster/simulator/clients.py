@@ -189,7 +189,7 @@ class Client:
             return
         node.propose(self._write_of(operation, attempt))
 
-    def _write_of(self, operation: Operation, attempt: Attempt) -> Write:
+    def _write_of(self, operation: Operation, attempt: Attempt) -> Write[Attempt]:
         commands = operation.commands
         if operation.kind == "open":
             payload = encode_system({"type": "open_session", "name": self._name()})

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
 from random import Random
-from typing import Any
+from typing import Any, Protocol
 
 from quire.log import Directory, DiskFull, FrameHeader, Log, LogError, LogOptions, walk_frames
 from quire.log.simulated import faulty
@@ -18,11 +18,12 @@ from quire.replication.core.invariants import Point, check_point, check_step
 from quire.replication.core.messages import Ack, CrcMismatch, Open, OpenAnswer, PeerMessage, Snapshot
 from quire.replication.driver import Driver, Durations
 from quire.replication.lag import Position
+from quire.replication.net.hello import Who
 from quire.replication.net.wire import Shipment
 from quire.sm import Applier, Boundary, Owner, Sessions, SnapshotPart, SnapshotStore, restore_newest, write_snapshot
 
 from ..compaction.retention import Limits, Retention
-from ..node.pending import Pending
+from ..node.pending import Pending, Waiter
 from .checks import Checks, Violation
 from .disks import Clocks, Latency, SimDevice, SimDisk
 from .machine import Tally
@@ -100,7 +101,15 @@ class Life:
         self.driver.step(events.Expired())
 
 
-class WatchedDriver(Driver):
+class Proposer(Waiter, Protocol):
+    """The owner of a write: a client, which also hears why a write was not appended."""
+
+    def rejected(self, reason: Reason) -> None:
+        """Nothing of the write was appended."""
+        ...
+
+
+class WatchedDriver(Driver[Proposer]):
     """The driver; after each step of the core the checks look at its node."""
 
     watch: Callable[[events.Event], None]
@@ -116,7 +125,7 @@ class WatchedDriver(Driver):
 
 
 class Node:
-    """A machine on which a node runs, crashes and starts again. Implements `ReplicaOwner`, `Sockets` and `End`."""
+    """A machine on which a node runs, crashes and starts again. Implements `Owner`, `Sockets` and `End`."""
 
     def __init__(self, node_id: str, form: Form, schedule: Schedule, network: Network, seed: str) -> None:
         self.node_id = node_id
@@ -314,7 +323,7 @@ class Node:
 
     # What clients ask
 
-    def propose(self, write: Write) -> None:
+    def propose(self, write: Write[Proposer]) -> None:
         """A client's write: taken, or its owner is told."""
         role = self.it.role
         if role.role is not NodeRole.LEADER or not role.serving or self.halt_reason:
@@ -329,7 +338,7 @@ class Node:
         life.readers[life.last_read] = reader
         self.step(events.ReadRequested(life.last_read))
 
-    # ReplicaOwner
+    # Owner
 
     @property
     def applied_index(self) -> int:
@@ -490,10 +499,10 @@ class Node:
         life.snapshots.remove_all([kept for kept in life.snapshots.indices if kept < index])
         self.checks.installed(self, index)
 
-    def placed(self, placed: Placed) -> None:
+    def placed(self, placed: Placed[Proposer]) -> None:
         self.it.pending.placed(placed)
 
-    def rejected(self, write: Write, reason: Reason) -> None:
+    def rejected(self, write: Write[Proposer], reason: Reason) -> None:
         write.owner.rejected(reason)
 
     def role_changed(self, role: actions.RoleChanged) -> None:
@@ -510,6 +519,18 @@ class Node:
 
     def transfer_ended(self, reason: str) -> None:
         """Nobody waits for it here: the histories go on either way."""
+
+    def peer_linked(self, node_id: str) -> None:
+        """No control plane runs here."""
+
+    def peer_unlinked(self, node_id: str) -> None:
+        """No control plane runs here."""
+
+    def control_received(self, peer: Who, data: bytes) -> None:
+        """No control plane runs here."""
+
+    def position_reported(self, node_id: str, applied_index: int, digest: bytes) -> None:
+        """The checks compare the digests of all nodes."""
 
     def alarmed(self, text: str) -> None:
         raise Violation("nothing here should alarm an operator", self.node_id, text)

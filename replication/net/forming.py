@@ -70,9 +70,12 @@ class Forming:
         """Handle a `/peer` connection."""
         return await self._server.serve(request)
 
-    def awaited(self) -> list[str]:
-        """The initial members that are not there yet."""
-        return self._formation.awaited()
+    def awaited(self) -> str:
+        """The initial members that are not connected yet, each with the reason where it is known."""
+        failures = self.failures
+        return ", ".join(
+            f"{node} ({failures[node]})" if node in failures else node for node in self._formation.awaited()
+        )
 
     def _form_if_due(self) -> None:
         members = self._formation.members()

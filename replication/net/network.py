@@ -6,7 +6,7 @@ It keeps no protocol state: only which socket has which number.
 import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Never
 
 from aiohttp import ClientSession
 
@@ -25,6 +25,7 @@ from ..core.messages import (
     Probe,
     ProbeEcho,
 )
+from ..owner import Owner
 from .hello import FOREIGN_CLUSTER, PeerRefused, Who
 from .links import Link, LinkServer
 from .streams import DownstreamSocket, StreamServer, UpstreamSocket
@@ -32,7 +33,7 @@ from .wire import Assembled, Positions, Shipment
 
 
 @dataclass(slots=True)
-class UpstreamTold:
+class UpstreamProgress:
     """The stream that this node follows, for status: where it began, what came since."""
 
     stream_id: int
@@ -41,33 +42,13 @@ class UpstreamTold:
 
 
 @dataclass(slots=True)
-class Told:
+class PeerReports:
     """What peers said that no rule reads."""
 
     failures: dict[str, str] = field(default_factory=dict)
     foreign: set[str] = field(default_factory=set)
     alarms: dict[str, str] = field(default_factory=dict)
-    upstream: UpstreamTold | None = None
-
-
-class NetworkOwner(Protocol):
-    """What a network tells the node above, past the core: alarms, and what concerns the control plane."""
-
-    def alarmed(self, text: str) -> None:
-        """An operator should know this; the node goes on."""
-        ...
-
-    def peer_linked(self, node_id: str) -> None:
-        """What is sent to it now can arrive."""
-        ...
-
-    def peer_unlinked(self, node_id: str) -> None:
-        """What is sent to it is lost."""
-        ...
-
-    def control_told(self, peer: Who, data: bytes) -> None:
-        """A peer's control plane said something."""
-        ...
+    upstream: UpstreamProgress | None = None
 
 
 class Network:
@@ -79,7 +60,7 @@ class Network:
         handle: Callable[[events.Event], None],
         on_aside: Callable[[Who, PositionReport | LagReport], None],
         on_foreign: Callable[[set[str]], None],
-        owner: NetworkOwner,
+        owner: Owner[Never],
         stream_id: Callable[[], int],
         secret: bytes | None,
         max_frame_bytes: int,
@@ -99,7 +80,7 @@ class Network:
         self._downstreams: dict[int, DownstreamSocket] = {}
         self.link_server = LinkServer(self, secret)
         self.stream_server = StreamServer(self, secret, self.link_server.admit)
-        self.told = Told()
+        self.reports = PeerReports()
 
     def start(self, session: ClientSession, urls: dict[str, str]) -> None:
         """Dial every peer; `urls` are HOST:PORT by node id."""
@@ -176,24 +157,24 @@ class Network:
 
     def link_up(self, peer: Who) -> None:
         """What is sent to it now can arrive."""
-        self.told.failures.pop(peer.node_id, None)
-        self.told.foreign.discard(peer.node_id)
+        self.reports.failures.pop(peer.node_id, None)
+        self.reports.foreign.discard(peer.node_id)
         self._handle(events.LinkUp(peer.node_id, peer.disk_id))
         self._owner.peer_linked(peer.node_id)
 
     def link_down(self, node_id: str, reason: str) -> None:
         """What is sent to it is lost."""
-        self.told.failures[node_id] = reason
+        self.reports.failures[node_id] = reason
         self._handle(events.LinkDown(node_id))
         self._owner.peer_unlinked(node_id)
 
     def link_failed(self, node_id: str, error: Exception) -> None:
         """Note why; it is dialled again."""
-        self.told.failures[node_id] = str(error) or type(error).__name__
+        self.reports.failures[node_id] = str(error) or type(error).__name__
         foreign = isinstance(error, PeerRefused) and error.code == FOREIGN_CLUSTER
-        (self.told.foreign.add if foreign else self.told.foreign.discard)(node_id)
+        (self.reports.foreign.add if foreign else self.reports.foreign.discard)(node_id)
         if foreign:
-            self._on_foreign(self.told.foreign)
+            self._on_foreign(self.reports.foreign)
 
     def peer_came(self, peer: Who) -> None:
         """Dial back whoever is not known yet: an observer that no configuration names."""
@@ -202,7 +183,7 @@ class Network:
     def twin_came(self, peer: Who) -> None:
         """Rule 10: a copy of a running node's data_dir runs, too. It was refused; the alarm stays."""
         text = f"a second process of {peer.node_id} ({peer.address}) runs with the same disk: stop it, it is a copy"
-        self.told.alarms[peer.node_id] = text
+        self.reports.alarms[peer.node_id] = text
         self._owner.alarmed(text)
 
     def peer_replaced(self, peer: Who) -> None:
@@ -215,7 +196,7 @@ class Network:
             case PositionReport() | LagReport():
                 self._on_aside(peer, message)
             case ControlMessage(data):
-                self._owner.control_told(peer, data)
+                self._owner.control_received(peer, data)
             case GenesisOffer() | Probe() | ProbeEcho():
                 pass  # this node has a genesis; the link server has taken the others
             case _:
@@ -226,20 +207,20 @@ class Network:
 
     def stream_connected(self, stream_id: int) -> None:
         """The stream that this node dialled stands."""
-        self.told.upstream = UpstreamTold(stream_id)
-        self.told.failures.pop(f"stream with {self._upstreams[stream_id].peer_id}", None)
+        self.reports.upstream = UpstreamProgress(stream_id)
+        self.reports.failures.pop(f"stream with {self._upstreams[stream_id].peer_id}", None)
         self._handle(events.StreamConnected(stream_id))
 
     def open_answered(self, stream_id: int, answer: OpenAnswer) -> None:
         """The leader answered the opening."""
-        if self.told.upstream is not None and self.told.upstream.stream_id == stream_id:
-            self.told.upstream.from_index = answer.index
+        if self.reports.upstream is not None and self.reports.upstream.stream_id == stream_id:
+            self.reports.upstream.from_index = answer.index
         self._handle(events.OpenAnswered(stream_id, answer))
 
     def frames_arrived(self, stream_id: int, frames: Assembled, positions: Positions, received_bytes: int) -> None:
         """A shipment arrived."""
-        if self.told.upstream is not None and self.told.upstream.stream_id == stream_id:
-            self.told.upstream.received_bytes += received_bytes
+        if self.reports.upstream is not None and self.reports.upstream.stream_id == stream_id:
+            self.reports.upstream.received_bytes += received_bytes
         self._handle(
             events.FramesArrived(
                 stream_id, frames.raw, frames.last_epoch, positions.commit_index, positions.durable_index
@@ -252,7 +233,7 @@ class Network:
         downstream.stream_id = stream_id
         self._downstreams[stream_id] = downstream
         peer = downstream.peer
-        self.told.failures.pop(f"stream with {peer.node_id}", None)
+        self.reports.failures.pop(f"stream with {peer.node_id}", None)
         self._handle(events.StreamOpened(stream_id, peer.node_id, peer.disk_id, opening))
 
     def ack_arrived(self, stream_id: int, ack: Ack) -> None:
@@ -275,5 +256,5 @@ class Network:
         """A stream ended."""
         known = self._upstreams.pop(stream_id, None) or self._downstreams.pop(stream_id, None)
         if known is not None:
-            self.told.failures[f"stream with {known.peer_id}"] = reason
+            self.reports.failures[f"stream with {known.peer_id}"] = reason
             self._handle(events.StreamClosed(stream_id))

@@ -4,14 +4,15 @@ from collections.abc import Generator
 from contextlib import contextmanager
 from dataclasses import replace
 
+from quire.cluster.node.pending import Waiter
 from quire.replication import Replica
 from tests.cluster.running import RunningCluster
 
 
-def replica_of(cluster: RunningCluster, at: str = "n1") -> Replica:
-    parts = cluster.nodes[at].node.parts
-    assert parts is not None
-    return parts.replica
+def replica_of(cluster: RunningCluster, at: str = "n1") -> Replica[Waiter]:
+    components = cluster.nodes[at].node.formed
+    assert components is not None
+    return components.replica
 
 
 @contextmanager

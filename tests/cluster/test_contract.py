@@ -67,7 +67,7 @@ async def asked(cluster: RunningCluster, at: str, ask: Ask, gives: frozenset[str
 
 def written(cluster: RunningCluster) -> int:
     """Where the log of the leader ends, or of a node that has lost it."""
-    parts = next(iter(cluster.nodes.values())).node.parts
+    parts = next(iter(cluster.nodes.values())).node.formed
     return 0 if parts is None else parts.log.bounds.highest_index
 
 

@@ -114,7 +114,7 @@ async def test_a_replica_that_differs_is_shown_until_it_has_replayed_the_log(clu
     await cluster.commands("n1", ["add", 1])
     await differs_of(cluster, "n3", wanted=False)
     assert "differs" not in await shown(cluster)
-    parts = cluster.nodes["n3"].node.parts
+    parts = cluster.nodes["n3"].node.formed
     assert parts is not None
     parts.applying.applier.machine.restore([b"7"])  # Memory that went wrong on one node.
 
@@ -140,7 +140,7 @@ async def test_a_replica_that_differs_is_shown_until_it_has_replayed_the_log(clu
 
 async def test_a_leader_that_differs_is_seen_to_differ_from_both_others(cluster: RunningCluster) -> None:
     await cluster.commands("n1", ["add", 1])
-    parts = cluster.nodes["n1"].node.parts
+    parts = cluster.nodes["n1"].node.formed
     assert parts is not None
     parts.applying.applier.machine.restore([b"7"])
 

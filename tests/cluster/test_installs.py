@@ -64,13 +64,13 @@ async def test_a_node_that_missed_expiries_gets_a_snapshot_and_follows_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     replaced: list[weakref.ref[StateMachine]] = []
-    go_on_from = Applying.go_on_from
+    continue_from = Applying.continue_from
 
     def noted(applying: Applying, applier: Applier) -> None:
         replaced.append(weakref.ref(applying.applier.machine))
-        go_on_from(applying, applier)
+        continue_from(applying, applier)
 
-    monkeypatch.setattr(Applying, "go_on_from", noted)
+    monkeypatch.setattr(Applying, "continue_from", noted)
     async with running_cluster(tmp_path, 3, **SETTINGS) as cluster:
         config = cluster.nodes["n3"].config
         await cluster.commands("n1", "first")
@@ -126,10 +126,10 @@ async def test_a_fetch_that_breaks_off_goes_on_with_the_chunks_that_came(
         config = cluster.nodes["n3"].config
         await cluster.stop("n3")
         await gone_on(cluster)
-        parts = cluster.nodes["n1"].node.parts
+        parts = cluster.nodes["n1"].node.formed
         assert parts is not None
         asked: list[int] = []
-        source = parts.upkeep.server.source
+        source = parts.compaction.server.source
         chunk = source.chunk
 
         def stingy(index: int, number: int) -> bytes:
@@ -170,9 +170,9 @@ async def test_a_chunk_that_changes_on_its_way_is_refused_and_fetched_again(
         config = cluster.nodes["n3"].config
         await cluster.stop("n3")
         await gone_on(cluster)
-        parts = cluster.nodes["n1"].node.parts
+        parts = cluster.nodes["n1"].node.formed
         assert parts is not None
-        source = parts.upkeep.server.source
+        source = parts.compaction.server.source
         chunk, given = source.chunk, []
 
         def torn_once(index: int, number: int) -> bytes:
@@ -227,7 +227,8 @@ async def test_what_cannot_be_read_is_told_and_asked_for_again(
         with monkeypatch.context() as patched:
             patched.setattr(fails, _raises(error))
             await until(
-                cluster, lambda: node.parts is not None and "says the test" in node.parts.upkeep.installing.failure
+                cluster,
+                lambda: node.formed is not None and "says the test" in node.formed.compaction.installing.failure,
             )
         await until(cluster, caught_up(cluster, "n3"))
         assert [name for name in os.listdir(tmp_path / "n3" / "snapshots") if name.endswith(".part")] == []

@@ -15,6 +15,7 @@ from quire.cluster.errors import LimitExceeded
 from quire.cluster.http.admission.door import Door
 from quire.cluster.http.keys import DOOR
 from quire.cluster.http.routes.sessions import BODY_BYTES, NAME_CHARACTERS
+from quire.cluster.node.pending import FutureWaiter
 from quire.log import Kind, encode_blob
 from quire.replication import Write
 from quire.replication.coalesce import RUN_BYTES
@@ -86,13 +87,14 @@ async def test_raw_bytes_may_be_as_long_as_a_frame_and_no_longer(small_cluster: 
 async def test_a_write_may_be_as_long_as_a_frame_s_payload_and_no_longer(small_cluster: RunningCluster) -> None:
     # What calls refuse before is a little less; this is what holds whoever proposes.
     node = small_cluster.nodes["n1"].node
-    assert node.parts is not None
-    limit = node.parts.genesis.payload_bytes
+    assert node.formed is not None
+    limit = node.formed.genesis.payload_bytes
     head = len(encode_blob(b"")) + RUN_BYTES
 
-    written = await node.write(Write(encode_blob(bytes(limit - head)), 1, Kind.BLOB), applied=True)
+    written = await node.write(Write(encode_blob(bytes(limit - head)), 1, Kind.BLOB, owner=FutureWaiter(applied=True)))
+    too_long = Write(encode_blob(bytes(limit - head + 1)), 1, Kind.BLOB, owner=FutureWaiter(applied=True))
     with pytest.raises(LimitExceeded) as longer:
-        await node.write(Write(encode_blob(bytes(limit - head + 1)), 1, Kind.BLOB), applied=True)
+        await node.write(too_long)
 
     assert written.count == 1
     assert (longer.value.size, longer.value.limit) == (limit + 1, limit)

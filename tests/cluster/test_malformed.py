@@ -41,7 +41,7 @@ async def cluster(tmp_path_factory: pytest.TempPathFactory) -> AsyncGenerator[Ru
 
 def tail(cluster: RunningCluster) -> int:
     """Where the leader's log ends."""
-    parts = cluster.nodes["n1"].node.parts
+    parts = cluster.nodes["n1"].node.formed
     assert parts is not None
     return parts.log.bounds.highest_index
 

@@ -90,7 +90,7 @@ async def test_members_survive_a_restart_of_all(tmp_path: Path) -> None:
 async def test_a_node_that_is_behind_is_refused_with_its_numbers(tmp_path: Path) -> None:
     async with running_cluster(tmp_path, election_timeout_ms=30_000) as cluster:
         await wiped(cluster, "n3")
-        replica = cluster.nodes["n1"].node.replica
+        replica = cluster.nodes["n1"].node.components.replica
         object.__setattr__(replica.core.state.options, "promotable_bytes", -1)
 
         reply = await cluster.ask("n2", "POST", "/admin/members", orjson.dumps({"promote": "n3"}), JSON)
@@ -107,7 +107,10 @@ async def test_what_stops_between_the_two_changes_is_unknown_and_said_again_goes
     async with running_cluster(tmp_path, election_timeout_ms=30_000) as cluster:
         await wiped(cluster, "n3")
         node = cluster.nodes["n1"].node
-        options, limit = node.replica.core.state.options, node.replica.core.state.options.promotable_bytes
+        options, limit = (
+            node.components.replica.core.state.options,
+            node.components.replica.core.state.options.promotable_bytes,
+        )
 
         def falls_behind(members: Members) -> None:
             object.__setattr__(options, "promotable_bytes", -1)
@@ -155,6 +158,8 @@ async def test_a_cluster_of_one_grows_and_the_control_plane_with_it(tmp_path: Pa
         await cluster.lead("n2")
         await cluster.lead("n1")
         async with asyncio.timeout(DEADLINE_S):  # One of the two is nominated, and no longer n1 for good.
-            while sum(running.node.replica.core.candidate.nominated for running in cluster.nodes.values()) != 1:
+            while (
+                sum(running.node.components.replica.core.candidate.nominated for running in cluster.nodes.values()) != 1
+            ):
                 await cluster.ask("n1", "GET", "/healthz")
         assert (await cluster.commands("n2", ["add", 1]))["results"] == ["43"]

@@ -38,7 +38,7 @@ async def test_all_that_pysyncobj_knew_may_be_lost_everywhere_and_no_leader_is(t
         before = epochs(cluster)
 
         for running in cluster.nodes.values():
-            parts = running.node.parts
+            parts = running.node.formed
             assert parts is not None
             await running.node.leadership.stop()
             running.node.leadership.run(parts.replica)
@@ -53,7 +53,7 @@ async def test_two_nodes_that_are_both_suggested_take_nothing_from_a_leader_that
     async with running_cluster(tmp_path, election_timeout_ms=1000) as cluster:
         before = epochs(cluster)
         await silence(cluster)
-        replicas = [cluster.nodes[node_id].node.parts for node_id in ("n2", "n3")]
+        replicas = [cluster.nodes[node_id].node.formed for node_id in ("n2", "n3")]
 
         for parts in replicas:
             assert parts is not None

@@ -11,7 +11,7 @@ from structlog.testing import capture_logs
 from structlog.typing import EventDict
 
 from quire.cluster.config.serve import ServeConfig
-from quire.cluster.node import formation
+from quire.cluster.node import components
 from quire.cluster.node.node import Node
 from quire.replication.core import actions
 from tests.cluster.running import RunningCluster, free_addresses, running_cluster, started
@@ -40,39 +40,39 @@ async def ended(node: Node, journal: list[EventDict]) -> None:
 
 
 def plant_in_a_tick(node: Node, patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(node.replica.core, "_tick", raises)
+    patch.setattr(node.components.replica.core, "_tick", raises)
 
 
 def plant_in_what_is_told_aside(node: Node, patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(node.replica.network, "unformatted", raises)
+    patch.setattr(node.components.replica.network, "unformatted", raises)
 
 
 def plant_in_the_mark(node: Node, patch: pytest.MonkeyPatch) -> None:
-    assert node.parts is not None
-    patch.setattr(node.parts.log, "begin_mark_sync", raises)
+    assert node.formed is not None
+    patch.setattr(node.formed.log, "begin_mark_sync", raises)
 
 
 def plant_in_the_expiry(node: Node, patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(node.upkeep.retention, "expire", raises)
+    patch.setattr(node.components.compaction.retention, "expire", raises)
 
 
 def plant_in_the_removal_behind_an_install(node: Node, patch: pytest.MonkeyPatch) -> None:
-    assert node.parts is not None
-    applier = node.parts.applying.applier
-    patch.setattr(node.upkeep.installing, "installed", lambda index: applier)
-    patch.setattr(node.upkeep.store, "remove_all", raises)
-    node.upkeep.installed(applier.applied_index)
+    assert node.formed is not None
+    applier = node.formed.applying.applier
+    patch.setattr(node.components.compaction.installing, "installed", lambda index: applier)
+    patch.setattr(node.components.compaction.store, "remove_all", raises)
+    node.components.compaction.installed(applier.applied_index)
 
 
 def plant_in_a_fetch(node: Node, patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(node.upkeep.installing, "_fetch", raises)
-    node.upkeep.installing.fetch(actions.FetchSnapshot(1, "n2", 1))
+    patch.setattr(node.components.compaction.installing, "_fetch", raises)
+    node.components.compaction.installing.fetch(actions.FetchSnapshot(1, "n2", 1))
 
 
 def plant_in_a_slice_of_applying(node: Node, patch: pytest.MonkeyPatch) -> None:
-    assert node.parts is not None
-    applying = node.parts.applying
-    patch.setattr(node.parts.log, "read_frames", raises)
+    assert node.formed is not None
+    applying = node.formed.applying
+    patch.setattr(node.formed.log, "read_frames", raises)
     asyncio.get_running_loop().call_soon(applying.apply_to, applying.applier.applied_index + 1)
 
 
@@ -109,12 +109,12 @@ async def test_snapshots_that_cannot_be_removed_behind_an_install_are_told_and_n
         raise OSError("planted")
 
     node = cluster.nodes["n1"].node
-    assert node.parts is not None
-    applier = node.parts.applying.applier
-    monkeypatch.setattr(node.upkeep.installing, "installed", lambda index: applier)
-    monkeypatch.setattr(node.upkeep.store, "remove_all", fails)
+    assert node.formed is not None
+    applier = node.formed.applying.applier
+    monkeypatch.setattr(node.components.compaction.installing, "installed", lambda index: applier)
+    monkeypatch.setattr(node.components.compaction.store, "remove_all", fails)
     with capture_logs() as journal:
-        node.upkeep.installed(applier.applied_index)
+        node.components.compaction.installed(applier.applied_index)
         await until(lambda: any(line["event"] == "older snapshots were not removed" for line in journal))
     assert node.failure is None
 
@@ -123,7 +123,7 @@ async def test_a_fault_while_the_cluster_is_formed_ends_the_node(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     members: dict[str, str] = dict(zip(("n1", "n2"), free_addresses(2), strict=True))
-    monkeypatch.setattr(formation, "make_genesis", raises)
+    monkeypatch.setattr(components, "make_genesis", raises)
     configs = [
         ServeConfig(node=node_id, listen=address, members=members, data_dir=tmp_path / node_id)
         for node_id, address in members.items()

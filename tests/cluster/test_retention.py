@@ -69,7 +69,7 @@ async def test_a_node_s_log_stays_within_its_bytes_while_it_is_written(tmp_path:
             reply = await cluster.ask("n1", "GET", path)
             assert (reply.status, reply.problem) == (410, "expired"), path
         with pytest.raises(Expired):  # Whoever has asked for the bounds, and reads when they have moved.
-            node.read_frames(1, SEGMENT_BYTES)
+            node.components.reading.read_frames(1, SEGMENT_BYTES)
         assert (await cluster.ask("n1", "GET", f"/records?from={lowest}")).status == 200
         await cluster.restart("n1")
         await cluster.ready()

@@ -78,7 +78,7 @@ async def test_a_restart_begins_at_the_newest_snapshot(tmp_path: Path) -> None:
         await filled(cluster, 2)
         digest = cluster.nodes["n1"].node.digest
         await cluster.restart("n3")
-        applier = cluster.nodes["n3"].node.parts
+        applier = cluster.nodes["n3"].node.formed
         assert applier is not None
         assert applier.applying.applier.applied_index >= taken["index"]
         await until(cluster, lambda: cluster.nodes["n3"].node.digest == digest)
@@ -147,8 +147,8 @@ async def test_a_child_that_is_killed_leaves_no_snapshot_and_the_next_one_is_tak
     async with running_cluster(tmp_path, 1, snapshot_records=0, snapshot_log_bytes=0) as cluster:
         node = cluster.nodes["n1"].node
         await filled(cluster, 1)
-        assert node.parts is not None
-        machine = node.parts.applying.applier.machine
+        assert node.formed is not None
+        machine = node.formed.applying.applier.machine
         monkeypatch.setattr(machine, "snapshot", lambda: iter((_kill_this_process(),)), raising=False)
         refused = await cluster.ask("n1", "POST", "/admin/snapshot")
         assert (refused.status, refused.problem) == (503, "snapshot-failed")
@@ -172,8 +172,8 @@ async def test_a_disk_without_room_is_an_error_of_its_own_and_nothing_is_lost(
         node = cluster.nodes["n1"].node
         kept = (await cluster.ask("n1", "POST", "/admin/snapshot")).document
         await filled(cluster, 1)
-        assert node.parts is not None
-        machine = node.parts.applying.applier.machine
+        assert node.formed is not None
+        machine = node.formed.applying.applier.machine
         monkeypatch.setattr(machine, "snapshot", _no_room, raising=False)
         refused = await cluster.ask("n1", "POST", "/admin/snapshot")
         assert (refused.status, refused.problem) == (503, "snapshot-failed")
@@ -192,8 +192,8 @@ async def test_a_fault_of_the_program_is_told_where_a_snapshot_fails_of_it(
 
     async with running_cluster(tmp_path, 1, snapshot_records=0, snapshot_log_bytes=0) as cluster:
         node = cluster.nodes["n1"].node
-        assert node.parts is not None
-        monkeypatch.setattr(node.parts.upkeep.store, "retain", faulty)
+        assert node.formed is not None
+        monkeypatch.setattr(node.formed.compaction.store, "retain", faulty)
         assert (await cluster.ask("n1", "POST", "/admin/snapshot")).status == 500
         assert "a fault of this program: KeyError" in snapshots(cluster, "n1")["failure"]
     assert 'raise KeyError("says the test")' in capsys.readouterr().out
@@ -241,12 +241,12 @@ async def test_a_child_holds_nothing_of_its_parent_s_open() -> None:
 async def test_a_stop_gives_a_snapshot_up_that_is_on_its_way(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async with running_cluster(tmp_path, 1, snapshot_records=0, snapshot_log_bytes=0) as cluster:
         node = cluster.nodes["n1"].node
-        assert node.parts is not None
-        machine = node.parts.applying.applier.machine
+        assert node.formed is not None
+        machine = node.formed.applying.applier.machine
         monkeypatch.setattr(machine, "snapshot", _stands_still, raising=False)
         asked = asyncio.create_task(cluster.ask("n1", "POST", "/admin/snapshot"))
         await until(cluster, lambda: snapshots(cluster, "n1")["taking"] is not None)
-        await cluster.nodes["n1"].node.parts.upkeep.snapshotting.stop()  # type: ignore[union-attr]
+        await cluster.nodes["n1"].node.formed.compaction.snapshotting.stop()  # type: ignore[union-attr]
         assert (await asked).problem == "snapshot-failed"
         assert os.listdir(tmp_path / "n1" / "snapshots") == []
 
@@ -262,9 +262,9 @@ async def test_a_snapshot_above_what_is_committed_is_a_broken_invariant_and_halt
 ) -> None:
     async with running_cluster(tmp_path, 1, snapshot_records=0, snapshot_log_bytes=0) as cluster:
         node = cluster.nodes["n1"].node
-        assert node.parts is not None
+        assert node.formed is not None
         applied = node.applied_index
-        monkeypatch.setattr(node.parts.upkeep.snapshotting, "_limit", lambda: applied - 1)
+        monkeypatch.setattr(node.formed.compaction.snapshotting, "_limit", lambda: applied - 1)
         refused = await cluster.ask("n1", "POST", "/admin/snapshot")
         assert (refused.status, refused.problem) == (503, "state-unavailable")
         assert node.failure is not None
@@ -276,7 +276,7 @@ async def test_a_snapshot_above_what_is_committed_is_a_broken_invariant_and_halt
 async def test_a_snapshot_of_all_that_is_committed_is_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async with running_cluster(tmp_path, 1, snapshot_records=0, snapshot_log_bytes=0) as cluster:
         node = cluster.nodes["n1"].node
-        assert node.parts is not None
+        assert node.formed is not None
         applied = node.applied_index
-        monkeypatch.setattr(node.parts.upkeep.snapshotting, "_limit", lambda: applied)
+        monkeypatch.setattr(node.formed.compaction.snapshotting, "_limit", lambda: applied)
         assert (await cluster.ask("n1", "POST", "/admin/snapshot")).document["index"] == applied

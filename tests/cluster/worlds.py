@@ -207,7 +207,7 @@ async def stopping(cluster: RunningCluster, at: str) -> AsyncGenerator[Values, N
     """The leader is about to stop."""
     async with a_session(cluster, at) as values:
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(cluster.nodes["n1"].node.hearing, "stopping", True)
+            patch.setattr(cluster.nodes["n1"].node, "stopping", True)
             yield values
 
 

@@ -28,8 +28,8 @@ class Owner:
 
     applied_index: int = 0
     digest: bytes = bytes(16)
-    placements: list[Placed] = field(default_factory=list)
-    rejections: list[tuple[Write, Reason]] = field(default_factory=list)
+    placements: list[Placed[None]] = field(default_factory=list)
+    rejections: list[tuple[Write[None], Reason]] = field(default_factory=list)
     roles: list[actions.RoleChanged] = field(default_factory=list)
     reads: dict[int, int | None] = field(default_factory=dict)
     halts: list[str] = field(default_factory=list)
@@ -49,10 +49,10 @@ class Owner:
     def change_ended(self, ask_id: int, outcome: Outcome) -> None:
         self.changes[ask_id] = outcome
 
-    def placed(self, placed: Placed) -> None:
+    def placed(self, placed: Placed[None]) -> None:
         self.placements.append(placed)
 
-    def rejected(self, write: Write, reason: Reason) -> None:
+    def rejected(self, write: Write[None], reason: Reason) -> None:
         self.rejections.append((write, reason))
 
     def peer_linked(self, node_id: str) -> None:
@@ -64,7 +64,7 @@ class Owner:
     def position_reported(self, node_id: str, applied_index: int, digest: bytes) -> None:
         self.positions[node_id] = (applied_index, digest)
 
-    def control_told(self, peer: Who, data: bytes) -> None:
+    def control_received(self, peer: Who, data: bytes) -> None:
         self.control.append((peer.node_id, data))
 
     def alarmed(self, text: str) -> None:
@@ -95,9 +95,9 @@ class Owner:
         self.halts.append(repr(error))
 
 
-def records(*values: object) -> Write:
+def records(*values: object) -> Write[None]:
     """A write of these values."""
-    return Write(encode_records(list(values)), len(values))
+    return Write(encode_records(list(values)), len(values), owner=None)
 
 
 @dataclass
@@ -106,7 +106,7 @@ class Running:
 
     device: faulty.Disk
     disk: Disk
-    replica: Replica
+    replica: Replica[None]
     owner: Owner
 
     @property
@@ -118,7 +118,7 @@ class Running:
         leading = self.replica.core.leading
         return leading is not None and leading.serving
 
-    def write(self, *values: object) -> Write:
+    def write(self, *values: object) -> Write[None]:
         write = records(*values)
         self.replica.propose(write)
         return write

@@ -12,16 +12,16 @@ from quire.replication.core import CoreOptions
 from tests.replication.world import CLUSTER_ID, World
 
 
-def records(*values: object, at: int | None = None) -> Write:
-    return Write(encode_records(list(values)), len(values), expected_index=at)
+def records(*values: object, at: int | None = None) -> Write[None]:
+    return Write(encode_records(list(values)), len(values), expected_index=at, owner=None)
 
 
-def blob(data: bytes, at: int | None = None) -> Write:
-    return Write(encode_blob(data), 1, Kind.BLOB, expected_index=at)
+def blob(data: bytes, at: int | None = None) -> Write[None]:
+    return Write(encode_blob(data), 1, Kind.BLOB, expected_index=at, owner=None)
 
 
-def sheets(writes: list[Write], next_index: int = 10) -> tuple[list[Sheet], list[Write]]:
-    rejected: list[Write] = []
+def sheets(writes: list[Write[None]], next_index: int = 10) -> tuple[list[Sheet[None]], list[Write[None]]]:
+    rejected: list[Write[None]] = []
     return list(to_sheets(writes, next_index, rejected)), rejected
 
 
@@ -192,8 +192,8 @@ def test_a_write_behind_one_for_which_the_disk_is_full_stands_where_it_was_expec
 # Sessions
 
 
-def of_session(session: int, sequence: int, *values: object) -> Write:
-    return Write(encode_records(list(values)), len(values), session=session, sequence=sequence)
+def of_session(session: int, sequence: int, *values: object) -> Write[None]:
+    return Write(encode_records(list(values)), len(values), session=session, sequence=sequence, owner=None)
 
 
 def test_one_sessions_consecutive_sequences_share_a_frame_whose_header_says_so() -> None:
@@ -213,7 +213,7 @@ def test_one_sessions_consecutive_sequences_share_a_frame_whose_header_says_so()
         [of_session(7, 1, "a", "b"), of_session(7, 1, "c")],
     ],
 )
-def test_writes_of_several_sessions_or_with_a_gap_share_a_frame_with_a_run_for_each(writes: list[Write]) -> None:
+def test_writes_of_several_sessions_or_with_a_gap_share_a_frame_with_a_run_for_each(writes: list[Write[None]]) -> None:
     (sheet,), _ = sheets(writes)
 
     assert (sheet.kind, sheet.session, sheet.sequence, sheet.count) == (Kind.RUNS, 0, 0, 3)

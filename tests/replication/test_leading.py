@@ -32,7 +32,7 @@ def test_writes_that_the_log_did_not_take_do_not_count_as_uncommitted() -> None:
     world = serving("n1", "n2", "n3", options=CoreOptions(uncommitted_bytes=1_000))
     leader = world["n1"]
     for number in range(100):
-        leader.step(events.Proposed((Write(encode_records([number]), 1, expected_index=1_000_000),)))
+        leader.step(events.Proposed((Write(encode_records([number]), 1, expected_index=1_000_000, owner=None),)))
         world.run_for(0.01)
     assert leader.leading.status().queues.uncommitted_bytes == 0
 
@@ -214,7 +214,7 @@ def test_one_write_too_many_is_refused_as_overload() -> None:
 
 
 def test_bytes_too_many_are_refused_as_overload() -> None:
-    write = Write(encode_records(["x" * 100]), 1)
+    write = Write(encode_records(["x" * 100]), 1, owner=None)
     world = serving("n1", options=CoreOptions(waiting_bytes=3 * write.size))
     leader = world["n1"]
     leader.hold_flush = True

@@ -168,7 +168,7 @@ def fill_with(node: Running, payload: bytes) -> None:
         node.log.append_payload(payload, count=1, kind=Kind.BLOB, epoch=node.log.tail.epoch)
 
 
-async def answered(node: Running, write: Write) -> None:
+async def answered(node: Running, write: Write[None]) -> None:
     """Wait until a write was placed or given back."""
     await until(
         lambda: (

@@ -183,4 +183,4 @@ async def test_a_running_cluster_tells_of_a_twin_in_its_alarms() -> None:
 
         assert len(cluster["n1"].owner.alarms) == 1
         assert "n2" in cluster["n1"].owner.alarms[0]
-        assert list(cluster["n1"].replica.network.told.alarms) == ["n2"]
+        assert list(cluster["n1"].replica.network.reports.alarms) == ["n2"]

@@ -109,7 +109,7 @@ class SimNode:
     streams: dict[int, tuple[str, int]] = field(default_factory=dict)
     truncations: list[int] = field(default_factory=list)
     shipped_bytes: int = 0
-    rejected: list[tuple[Write, Reason]] = field(default_factory=list)
+    rejected: list[tuple[Write[None], Reason]] = field(default_factory=list)
     reads: dict[int, int | None] = field(default_factory=dict)
     nominated: bool = False
     transfers_ended: list[str] = field(default_factory=list)
@@ -233,9 +233,9 @@ class SimNode:
         self.step(events.PromoteRequested(ask_id, node_id, f"{node_id}:1"))
         return ask_id
 
-    def write(self, *values: object) -> Write:
+    def write(self, *values: object) -> Write[None]:
         """A client's write to this node."""
-        write = Write(encode_records(list(values)), len(values))
+        write = Write(encode_records(list(values)), len(values), owner=None)
         self.step(events.Proposed((write,)))
         return write
 

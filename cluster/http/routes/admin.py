@@ -74,7 +74,7 @@ async def post_snapshot(request: web.Request) -> web.StreamResponse:
     node = request.app[NODE]
     parameters_of(request)
     await read_body(request, 0)
-    manifest = await node.upkeep.take_snapshot()
+    manifest = await node.components.compaction.snapshotting.take()
     taken = {"index": manifest.index, "bytes": manifest.size, "sha256": manifest.sha256.hex()}
     return answer(request, {"node_id": node.node_id, **taken})
 
@@ -84,7 +84,7 @@ async def post_expire(request: web.Request) -> web.StreamResponse:
     node = request.app[NODE]
     parameters_of(request)
     body = await read_body(request, BODY_BYTES)
-    gone = node.upkeep.expire(dry_run=bool(_field_of(request, body, "dry_run", bool)))
+    gone = node.components.compaction.expire(dry_run=bool(_field_of(request, body, "dry_run", bool)))
     return answer(request, {"node_id": node.node_id, **shown(gone)})
 
 

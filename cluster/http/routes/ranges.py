@@ -151,7 +151,7 @@ def _read(node: "Node", asked: Range, from_index: int) -> _Chunk:
     to_index = highest if asked.to_index is None else min(asked.to_index, highest)
     raw, next_index = b"", from_index
     if from_index < to_index:
-        raw, next_index = node.read_frames(from_index, asked.max_bytes)
+        raw, next_index = node.components.reading.read_frames(from_index, asked.max_bytes)
     if asked.content_type == RAW_FRAMES:
         if next_index > to_index:
             raw, next_index = _frames_below(raw, to_index)

@@ -9,6 +9,7 @@ from quire.replication import Write
 
 from ...config.serve import FRAME_OVERHEAD_BYTES
 from ...errors import NotInThisMode
+from ...node.pending import FutureWaiter
 from ..decoding import JSON, MSGPACK, NDJSON, OCTETS, content_type_of, decode_records, read_body
 from ..encoding import answer
 from ..forwarding import forward
@@ -38,7 +39,7 @@ async def post_records(request: web.Request) -> web.StreamResponse:
     if forwarded is not None:
         return forwarded
     if raw and len(body) > BIN_LIMIT_BYTES:
-        reply = await write_within_deadline(request.app, _blob(node, body, expected_index, place), applied=False)
+        reply = await write_within_deadline(request.app, _blob(node, body, expected_index, place))
     else:
         values = [body] if raw else decode_records(content_type, body)
         room = limit + FRAME_OVERHEAD_BYTES if raw else limit
@@ -46,13 +47,14 @@ async def post_records(request: web.Request) -> web.StreamResponse:
     return answer(request, {"write_index": reply.index, "count": reply.count})
 
 
-def _blob(node: "Node", body: bytes, expected_index: int | None, place: Place) -> Write:
+def _blob(node: "Node", body: bytes, expected_index: int | None, place: Place) -> Write[FutureWaiter]:
     if node.machine_name != "log":
         raise NotInThisMode(
             f"raw bytes above {BIN_LIMIT_BYTES} are a blob; the machine {node.machine_name} takes none, only log does"
         )
     session, sequence = place
-    return Write(encode_blob(body), 1, Kind.BLOB, expected_index, session, sequence)
+    waiter = FutureWaiter(applied=False)
+    return Write(encode_blob(body), 1, Kind.BLOB, expected_index, session, sequence, owner=waiter)
 
 
 async def get_index_bounds(request: web.Request) -> web.Response:
@@ -72,7 +74,7 @@ async def get_record(request: web.Request) -> web.Response:
     """The bytes of a bin or blob; any other value as JSON or msgpack."""
     parameters_of(request)
     index = parse_integer(request.match_info["index"], "the index")
-    record = request.app[NODE].read(index)
+    record = request.app[NODE].components.reading.read(index)
     headers = {"Quire-Kind": KIND_NAMES[Kind(record.kind)]}
     if isinstance(record.value, bytes):
         return web.Response(body=record.value, content_type=OCTETS, headers=headers)

@@ -8,6 +8,7 @@ from quire.log import Kind, encode_system
 from quire.replication import Write
 
 from ...errors import Malformed, SessionsFull, SessionUnknown
+from ...node.pending import FutureWaiter
 from ...values import DEPTH_LIMIT, decode_json, decode_msgpack
 from ..decoding import JSON, MSGPACK, content_type_of, read_body
 from ..encoding import answer
@@ -51,8 +52,9 @@ async def post_sessions(request: web.Request) -> web.StreamResponse:
     forwarded = await forward(request, body, writes=True)
     if forwarded is not None:
         return forwarded
-    write = Write(encode_system({"type": "open_session", "name": name}), 1, kind=Kind.SYSTEM)
-    reply = await write_within_deadline(request.app, write, applied=True)
+    waiter = FutureWaiter(applied=True)
+    write = Write(encode_system({"type": "open_session", "name": name}), 1, kind=Kind.SYSTEM, owner=waiter)
+    reply = await write_within_deadline(request.app, write)
     if reply.refused:
         raise SessionsFull(reply.refused[0][2])
     limits = {"session_window": node.session_window, "max_request_bytes": node.config.max_request_bytes}
@@ -93,8 +95,9 @@ async def delete_session(request: web.Request) -> web.StreamResponse:
     forwarded = await forward(request, None, writes=True)
     if forwarded is not None:
         return forwarded
-    write = Write(encode_system({"type": "close_session", "session": session}), 1, kind=Kind.SYSTEM)
-    reply = await write_within_deadline(request.app, write, applied=True)
+    waiter = FutureWaiter(applied=True)
+    write = Write(encode_system({"type": "close_session", "session": session}), 1, kind=Kind.SYSTEM, owner=waiter)
+    reply = await write_within_deadline(request.app, write)
     if reply.refused:
         raise SessionUnknown(session)
     return answer(request, reply.results[0])

@@ -60,7 +60,7 @@ def _consistency_of(request: web.Request) -> tuple[str, int | None]:
 async def _asked(node: "Node", question: Any, consistency: str, max_lag: int | None) -> "StateAnswer":
     try:
         async with asyncio.timeout(node.config.request_timeout_ms / 1000):
-            return await node.query(question, consistency, max_lag)
+            return await node.components.reading.query(question, consistency, max_lag)
     except TimeoutError:
         raise StateUnavailable(f"no {consistency} read was possible in {node.config.request_timeout_ms} ms") from None
 

@@ -8,6 +8,7 @@ from aiohttp import web
 from quire.replication import Write
 
 from ...errors import CommandsRefused, LimitExceeded, OutcomeUnknown, SessionRefused
+from ...node.pending import FutureWaiter
 from ..decoding import pack_records
 from ..keys import NODE, WINDOWS
 
@@ -43,10 +44,11 @@ async def write_values(
         raise CommandsRefused(refused)
     payload = pack_records(values, limit)
     session, sequence = place
-    write = Write(payload, len(values), expected_index=expected_index, session=session, sequence=sequence)
+    waiter = FutureWaiter(applied=applied or session != 0)
+    write = Write(payload, len(values), expected_index=expected_index, session=session, sequence=sequence, owner=waiter)
     if session and len(values) > node.session_window:
         raise LimitExceeded("the number of records under a session", len(values), node.session_window)
-    reply = await write_within_deadline(app, write, applied=applied or session != 0)
+    reply = await write_within_deadline(app, write)
     _refuse_by_session(reply)
     return reply
 
@@ -59,7 +61,7 @@ def _refuse_by_session(reply: "WriteReply") -> None:
             raise SessionRefused(code, text, reply.refused)
 
 
-async def write_within_deadline(app: web.Application, write: Write, *, applied: bool) -> "WriteReply":
+async def write_within_deadline(app: web.Application, write: Write[FutureWaiter]) -> "WriteReply":
     """`Node.write`, given up as unknown after `request_timeout_ms`.
 
     Raises:
@@ -67,14 +69,14 @@ async def write_within_deadline(app: web.Application, write: Write, *, applied: 
     """
     node = app[NODE]
     if not write.session:
-        return await _write(node, write, applied=applied)
+        return await _write(node, write)
     with app[WINDOWS].room_for(write.session, write.count, node.session_window):
-        return await _write(node, write, applied=applied)
+        return await _write(node, write)
 
 
-async def _write(node: "Node", write: Write, *, applied: bool) -> "WriteReply":
+async def _write(node: "Node", write: Write[FutureWaiter]) -> "WriteReply":
     try:
         async with asyncio.timeout(node.config.request_timeout_ms / 1000):
-            return await node.write(write, applied=applied)
+            return await node.write(write)
     except TimeoutError:
         raise OutcomeUnknown(f"no majority held the write within {node.config.request_timeout_ms} ms") from None

@@ -1,0 +1,151 @@
+"""What a node opens at its start, `NodeResources`, and what it consists of once its cluster is formed, `Components`."""
+
+import asyncio
+import os
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from aiohttp import ClientSession, ClientTimeout, DummyCookieJar, TCPConnector
+
+from quire.log import Log, LogOptions
+from quire.replication import Disk, Replica, ReplicaOptions
+from quire.replication.core import CoreOptions, Identity
+from quire.replication.net.forming import Forming
+from quire.sm import Applier, StateMachine
+
+from ..compaction.compaction import Compaction, Makers
+from ..config.serve import ServeConfig
+from ..data_dir.data_dir import DataDir
+from ..data_dir.genesis import Genesis, check_genesis, make_genesis, read_genesis
+from ..errors import NodeStopping
+from .applying import Applying
+from .pending import Waiter
+from .reading import Reading
+
+if TYPE_CHECKING:
+    from .node import Node
+
+COALESCED_BYTES = 1 << 20  # All waiting writes go into one frame, up to this size.
+
+
+@dataclass(frozen=True, slots=True)
+class NodeResources:
+    """The locked data_dir, the HTTP session for dialling peers, the peer secret, and this process's incarnation."""
+
+    config: ServeConfig
+    machine_type: type[StateMachine]
+    data_dir: DataDir
+    http: ClientSession
+    secret: bytes | None
+    incarnation: int
+
+    @classmethod
+    async def open(cls, config: ServeConfig, machine_type: type[StateMachine]) -> "NodeResources":
+        """Lock and open the data_dir.
+
+        Raises:
+            DataDirRefused, LogError, OSError: the node cannot run here; nothing was changed.
+        """
+        secret = config.peer_secret_file.read_bytes().strip() if config.peer_secret_file else None
+        options = LogOptions(
+            segment_bytes=config.segment_bytes,
+            segment_overflow_bytes=max(config.segment_bytes // 2, config.max_frame_bytes),  # any frame fits any segment
+            max_frame_bytes=config.max_frame_bytes,
+        )
+        data_dir = await asyncio.to_thread(DataDir.open, config.data_dir, config.node, options)
+        http = ClientSession(
+            connector=TCPConnector(limit=0), timeout=ClientTimeout(total=None), cookie_jar=DummyCookieJar()
+        )
+        return cls(config, machine_type, data_dir, http, secret, int.from_bytes(os.urandom(8), "little"))
+
+    @property
+    def identity(self) -> Identity:
+        """This node's identity among its peers."""
+        return Identity(self.config.node, self.data_dir.promises.disk_id, self.incarnation)
+
+    @property
+    def machine(self) -> tuple[str, int]:
+        """Name and version of the machine, as in genesis."""
+        return self.machine_type.name, self.machine_type.version
+
+    @property
+    def urls(self) -> dict[str, str]:
+        """HOST:PORT at which this node reaches each other member, by node id."""
+        members, links = self.config.members, self.config.link
+        return {node: links.get(node, address) for node, address in members.items() if node != self.config.node}
+
+    def forming(self, initial: Any) -> Forming:
+        """The formation of the cluster; `initial` is the machine's value if this node makes the genesis."""
+        config = self.config
+        return Forming(
+            self.identity,
+            config.members[config.node],
+            list(config.initial_members),
+            self.secret,
+            lambda members: make_genesis(members, self.machine, initial, config),
+        )
+
+    async def format(self, forming: Forming) -> Genesis:
+        """Wait until the cluster is formed; store its genesis frame, durably.
+
+        Raises:
+            GenesisRefused: the cluster is not the one that this node is configured for.
+        """
+        frame = await forming.run(self.http, self.urls)
+        check_genesis(read_genesis(frame), self.machine, self.config)
+        return await asyncio.to_thread(self.data_dir.format, self.config.node, frame)
+
+    async def restored(self, genesis: Genesis) -> Applier:
+        """The machine and the sessions, from the newest snapshot or as they began.
+
+        Raises:
+            GenesisRefused: the cluster is not the one that this node is configured for.
+            DataDirRefused, LogError, MachineError: as `DataDir.restore`.
+        """
+        check_genesis(genesis, self.machine, self.config)
+        machine_type, initial = self.machine_type, genesis.initial
+        return await asyncio.to_thread(self.data_dir.restore, lambda: machine_type(initial), genesis.new_sessions)
+
+    async def close(self) -> None:
+        """Mark a clean stop and unlock."""
+        await self.http.close()
+        await asyncio.to_thread(self.data_dir.close)
+
+
+@dataclass(frozen=True, slots=True)
+class Components:
+    """The parts of a node whose cluster is formed."""
+
+    genesis: Genesis
+    log: Log
+    replica: Replica[Waiter]
+    applying: Applying
+    reading: Reading
+    compaction: Compaction
+
+    @classmethod
+    def build(cls, resources: NodeResources, genesis: Genesis, applier: Applier, node: "Node") -> "Components":
+        """Put them together; none is started. `applier` is what `NodeResources.restored` returned."""
+        config, data_dir, log = resources.config, resources.data_dir, resources.data_dir.log
+        if log is None:
+            raise NodeStopping
+        options = ReplicaOptions(
+            address=config.members[config.node],
+            genesis=data_dir.genesis_frame(),
+            urls=resources.urls,
+            core=CoreOptions(
+                heartbeat_us=config.heartbeat_ms * 1000,
+                election_timeout_us=config.election_timeout_ms * 1000,
+                window_bytes=config.stream_window_bytes,
+                frame_bytes=min(COALESCED_BYTES, genesis.payload_bytes),
+            ),
+            max_frame_bytes=genesis.limits["max_frame_bytes"],
+            secret=resources.secret,
+        )
+        disk = Disk(log, data_dir.promises, snapshots=data_dir.snapshots, older_epochs=applier.boundary.epochs)
+        replica = Replica[Waiter](resources.identity, genesis.cluster_id, disk, node, options)
+        applying = Applying(log, applier, node)
+        makers = Makers(lambda: resources.machine_type(genesis.initial), genesis.new_sessions)
+        dial = resources.http, resources.secret
+        compaction = Compaction(data_dir.snapshots, disk, replica, applying, makers, dial, config, node.failed)
+        return cls(genesis, log, replica, applying, Reading(log, replica, applying, node.not_leader), compaction)
