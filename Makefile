@@ -1,36 +1,52 @@
-# Every target does its own set-up: a virtual environment in .venv, what it needs from PyPI, and for the tests a
-# toxiproxy server in .cache and a Java for Spark. Python 3.11 or newer, make and git are all that must be there before.
+# Every target does its own set-up: a virtual environment in .venv with packages from PyPI, and for the tests a toxiproxy
+# server in .cache and a Java for Spark. Install only Python 3.11 or newer, make and git beforehand.
 
 .DEFAULT_GOAL := help
-.PHONY: help demo compose-demo test soak soak-log soak-planted soak-retriers soak-lasting soak-pipeline soak-faults soak-histories lint lint-ruff lint-format lint-mypy lint-pyright clean distclean run-environment dev-environment toxiproxy java
+.PHONY: help demo compose-demo check test test-all test-rest soak soak-log soak-planted soak-retriers soak-lasting soak-pipeline soak-faults soak-histories lint lint-ruff lint-format lint-mypy lint-pyright clean distclean run-environment dev-environment toxiproxy java
 
 BIN := .venv/bin
 
-# Tests that start no cluster and mind no neighbour; all others run one at a time.
-SIDE_BY_SIDE := $(addprefix tests/,tidy log sm sim paper golden linear)
+# The folders that hold tests for `make check`: to collect the others as well would take seconds.
+QUICK := $(addprefix tests/,tidy log sm sim paper golden linear replication cluster control)
 
-help: ## this list
-	@sed -n 's/^\([a-z-]*\):[^#]*## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 18
+# Run the tests whose marks fit $(1), side by side first, then those that run alone. A selection without a test fails.
+define run-tests
+	@status=0; \
+	$(BIN)/python -m pytest -n 2 -m "not alone and $(1)" || status=$$?; \
+	$(BIN)/python -m pytest -m "alone and $(1)" || status=$$?; \
+	exit $$status
+endef
 
-demo: run-environment ## three nodes, one log, one answer (CHECK=1: check the answers and exit; ARGS=...: more flags)
+help: ## show this list
+	@sed -n 's/^\([a-z-]*\):[^#]*## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 21
+
+demo: run-environment ## run three nodes with one log (CHECK=1: check their answers and exit; ARGS=...: more flags)
 	@check=$(if $(filter-out 0,$(CHECK)),--check); \
 	if [ ! -t 0 ] || [ ! -t 1 ]; then check=--check; fi; \
 	exec $(BIN)/quire demo $$check $(ARGS)
 
-compose-demo: ## three containers under load; one is killed, one cut off, all answer the same (needs docker, docker-compose)
+compose-demo: ## run containers under load, kill one, cut one off (needs docker and docker-compose)
 	@deploy/demo.py
 
-test: dev-environment toxiproxy java ## all tests (ARGS=...: what to pass to pytest)
+check: dev-environment ## in a minute: lint, tidy tests, synchronous unit tests, ten simulated histories
+	$(BIN)/ruff check --quiet
+	$(BIN)/ruff format --check --quiet
+	$(BIN)/python -m pytest -q -n 2 --durations=0 --durations-min=2 -m "not alone and not slow and not full" $(QUICK)
+
+test: dev-environment toxiproxy java ## before a commit is pushed: every package, one test of each kind (ARGS=...: what to pass to pytest)
 ifdef ARGS
 	$(BIN)/python -m pytest $(ARGS)
 else
-	@status=0; \
-	$(BIN)/python -m pytest -n 2 $(SIDE_BY_SIDE) || status=$$?; \
-	$(BIN)/python -m pytest $(SIDE_BY_SIDE:%=--ignore=%) || status=$$?; \
-	exit $$status
+	$(call run-tests,not full)
 endif
 
-soak: soak-log soak-planted soak-retriers soak-lasting soak-pipeline soak-faults soak-histories ## the long forms of the tests; the last runs until a rule breaks (FROM=seed, JOBS=processes)
+test-all: dev-environment toxiproxy java ## every test there is
+	$(call run-tests,(full or not full))
+
+test-rest: dev-environment toxiproxy java ## what test-all runs and test does not
+	$(call run-tests,full)
+
+soak: soak-log soak-planted soak-retriers soak-lasting soak-pipeline soak-faults soak-histories ## long runs of the tests; the last goes on until a rule breaks (FROM=seed, JOBS=processes)
 
 soak-log: dev-environment
 	$(BIN)/python -m tests.log $(ARGS)
@@ -55,7 +71,7 @@ soak-faults: dev-environment toxiproxy
 soak-histories: dev-environment
 	$(BIN)/python -m quire.cluster.simulator --soak $(or $(FROM),1000000) --jobs $(or $(JOBS),2)
 
-lint: lint-ruff lint-format lint-mypy lint-pyright ## ruff, mypy, pyright
+lint: lint-ruff lint-format lint-mypy lint-pyright ## run ruff, mypy and pyright
 
 lint-ruff: dev-environment
 	$(BIN)/ruff check
@@ -69,11 +85,11 @@ lint-mypy: dev-environment
 lint-pyright: dev-environment
 	$(BIN)/pyright
 
-clean: ## remove what builds, tests and linters left
+clean: ## remove the output of builds, tests and linters
 	rm -rf build dist src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -path ./.venv -prune -o -name __pycache__ -type d -exec rm -rf {} +
 
-distclean: clean ## that, and the virtual environment and the cache of tools
+distclean: clean ## remove the virtual environment and the cached tools, too
 	rm -rf .venv .cache
 
 run-environment:

@@ -1,6 +1,17 @@
-"""What all tests share: the order they run in, and how hypothesis behaves."""
+"""What all tests share: the order they run in, which of them run alone, and how hypothesis behaves.
 
+Three rings, each a target of make, choose tests by their marks:
+
+- `make check` runs the side-by-side tests without `slow` or `full`;
+- `make test` runs all tests without `full`;
+- `make test-all` runs all tests.
+
+`slow` and `full` are set where a test is defined. `alone` is set here.
+"""
+
+import inspect
 import os
+from collections import defaultdict
 from pathlib import Path
 
 import pytest
@@ -9,30 +20,52 @@ from hypothesis import settings
 
 TESTS = Path(__file__).resolve().parent
 
-# Cheap and telling first; then, one at a time, what starts processes. Folders that are not named here stand between.
+# Cheap and telling first, those that start processes last. Folders that are not named run in between.
 FIRST = ["tidy", "log", "sm", "replication", "cluster"]
 LAST = ["processes", "faults"]
+
+# These start processes or Spark, and measure or wait for time: one runs at a time.
+ALONE = frozenset({"processes", "faults", "pipeline"})
+# Modules with coroutines here start nodes with sockets and timeouts; the others run side by side.
+ALONE_IF_ASYNC = frozenset({"cluster", "replication", "control", "deploy"})
 
 # No deadline: the machine may be busy with other things. CI always tries the same examples; a developer, new ones.
 settings.register_profile("house", deadline=None, print_blob=True)
 settings.register_profile("ci", settings.get_profile("house"), derandomize=True)
 settings.load_profile("ci" if os.environ.get("CI") else "house")
 
-# As a node's own console has them. The default draws a frame around each local variable: a second on a busy machine, in
-# which a node in this process hears nobody, and an election timeout passes.
+# Tracebacks as on a node's own console. The default renderer prints every local variable in a box, which takes a second
+# on a busy machine: long enough for a node in this process to miss an election timeout.
 PLAIN = structlog.dev.ConsoleRenderer(colors=False, exception_formatter=structlog.dev.plain_traceback)
 structlog.configure(processors=[*structlog.get_config()["processors"][:-1], PLAIN])
 
 
+@pytest.hookimpl(tryfirst=True)  # Before pytest chooses by marks.
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Order the tests by folder: FIRST, the others, LAST."""
-    items.sort(key=lambda item: _turn(item.path))
+    """Order the tests by folder (FIRST, the others, LAST), and mark those that run alone."""
+    items.sort(key=lambda item: _turn(_folder(item.path)))
+    modules: defaultdict[Path, list[pytest.Item]] = defaultdict(list)
+    for item in items:
+        modules[item.path].append(item)
+    for path, its_items in modules.items():
+        folder = _folder(path)
+        if folder in ALONE or (folder in ALONE_IF_ASYNC and any(map(_is_coroutine, its_items))):
+            for item in its_items:
+                item.add_marker(pytest.mark.alone)
 
 
-def _turn(path: Path) -> int:
-    folder = path.relative_to(TESTS).parts[0] if path.is_relative_to(TESTS) else ""
+def _folder(path: Path) -> str:
+    """The folder of `tests` that a test is in; empty for one that is elsewhere."""
+    return path.relative_to(TESTS).parts[0] if path.is_relative_to(TESTS) else ""
+
+
+def _turn(folder: str) -> int:
     if folder in FIRST:
         return FIRST.index(folder)
     if folder in LAST:
         return len(FIRST) + 1 + LAST.index(folder)
     return len(FIRST)
+
+
+def _is_coroutine(item: pytest.Item) -> bool:
+    return isinstance(item, pytest.Function) and inspect.iscoroutinefunction(item.function)

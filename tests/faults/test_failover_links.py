@@ -8,6 +8,8 @@ import time
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+import pytest
+
 from tests.faults.toxiproxy import Link, ToxiproxyServer
 from tests.processes.cluster import Cluster, Clusters
 from tests.processes.history import recording
@@ -51,6 +53,7 @@ async def test_a_leader_that_is_heard_by_nobody_is_replaced_although_their_data_
     await check_that_n1_is_replaced_while(under_test, under_test.from_n1)
 
 
+@pytest.mark.full
 async def test_a_leader_that_hears_nobody_is_replaced_although_its_heartbeats_are_heard(
     clusters: Clusters, toxiproxy: ToxiproxyServer
 ) -> None:
@@ -73,6 +76,7 @@ async def check_that_n1_is_replaced_while(under_test: Linked, cut: list[Link]) -
         clients.check(cluster)
 
 
+@pytest.mark.full
 async def test_a_leader_that_was_paused_and_hears_nobody_afterwards_does_not_answer_from_the_past(
     clusters: Clusters, toxiproxy: ToxiproxyServer
 ) -> None:

@@ -62,7 +62,14 @@ def large_frame(number: int, commands: int = FRAME_COMMANDS) -> list[Command]:
     return [["add", f"0.{number * FRAME_COMMANDS + place:034}"] for place in range(commands)]
 
 
-@pytest.mark.parametrize("which", ["both", "heartbeats", "stream"])
+@pytest.mark.parametrize(
+    "which",
+    [
+        pytest.param("both", marks=pytest.mark.full),
+        pytest.param("heartbeats", marks=pytest.mark.full),
+        "stream",
+    ],
+)
 async def test_a_link_cut_and_healed_in_the_middle_of_a_load_loses_nothing_and_the_follower_catches_up(
     clusters: Clusters, toxiproxy: ToxiproxyServer, which: str
 ) -> None:
@@ -86,6 +93,7 @@ async def test_a_link_cut_and_healed_in_the_middle_of_a_load_loses_nothing_and_t
         check_received(cluster, cluster["n2"], before)
 
 
+@pytest.mark.full
 async def test_a_cut_follower_lags_until_the_link_is_healed_and_says_that_it_is_not_ready(
     clusters: Clusters, toxiproxy: ToxiproxyServer
 ) -> None:
@@ -111,6 +119,7 @@ async def test_a_cut_follower_lags_until_the_link_is_healed_and_says_that_it_is_
     cluster.wait_until("the link stands", lambda: "n2" not in cluster.leader.status()["link_failures"])
 
 
+@pytest.mark.full
 async def test_a_flapping_link_loses_nothing_and_the_follower_catches_up(
     clusters: Clusters, toxiproxy: ToxiproxyServer
 ) -> None:
@@ -129,6 +138,7 @@ async def test_a_flapping_link_loses_nothing_and_the_follower_catches_up(
     assert load.unknown == load.not_written == []
 
 
+@pytest.mark.full
 async def test_a_link_that_breaks_inside_a_frame_gives_the_follower_no_part_of_it_and_all_once_it_is_whole(
     clusters: Clusters, toxiproxy: ToxiproxyServer
 ) -> None:
@@ -161,6 +171,7 @@ async def test_a_link_that_breaks_inside_a_frame_gives_the_follower_no_part_of_i
     assert follower.raw_frames() == cluster.leader.raw_frames()
 
 
+@pytest.mark.full
 async def test_a_follower_gets_on_over_a_link_that_breaks_again_and_again_inside_frames(
     clusters: Clusters, toxiproxy: ToxiproxyServer
 ) -> None:

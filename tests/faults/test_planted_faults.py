@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.faults.scenarios import named
-from tests.planted.mistake import Mistake, copy_of_the_tree, plant, read
+from tests.planted.mistake import Copy, Mistake, copy_of_the_tree, read
 
 FOLDER = Path(__file__).parent / "planted"
 CACHE = Path(__file__).resolve().parents[2] / ".cache"
@@ -34,13 +34,15 @@ def faults() -> list[Mistake]:
     return [read(path) for path in sorted(FOLDER.glob("*.patch"))]
 
 
-def run_in(copy: Path, name: str) -> "subprocess.CompletedProcess[str]":
+def run_in(copy: Copy, name: str) -> "subprocess.CompletedProcess[str]":
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("PYTEST_", "QUIRE_"))}
-    kept |= {"PYTHONPATH": f"{copy / 'src'}{os.pathsep}{copy}", "PYTHONDONTWRITEBYTECODE": "1"}
+    kept |= {"PYTHONPATH": f"{copy.top / 'src'}{os.pathsep}{copy.top}", "PYTHONDONTWRITEBYTECODE": "1"}
     # Whom its links left leads on for an election timeout: a long one, so that there is time to be found out.
     flags = ["--tries", str(TRIES), "--election-timeout-ms", str(ELECTION_TIMEOUT_MS)]
     command = [sys.executable, "-m", "tests.faults", *flags, name]
-    return subprocess.run(command, cwd=copy, env=kept, capture_output=True, text=True, check=False, timeout=DEADLINE_S)
+    return subprocess.run(
+        command, cwd=copy.top, env=kept, capture_output=True, text=True, check=False, timeout=DEADLINE_S
+    )
 
 
 def test_every_planted_fault_has_its_words_and_two_scenarios() -> None:
@@ -49,12 +51,12 @@ def test_every_planted_fault_has_its_words_and_two_scenarios() -> None:
         assert len({named(name).name for name in fault.finder.split("; ")}) == 2
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("fault", faults(), ids=lambda fault: fault.name)
 def test_two_scenarios_find_a_planted_fault(fault: Mistake) -> None:
     names = fault.finder.split("; ")
-    with copy_of_the_tree() as copy:
-        plant(fault, copy)
-        (copy / ".cache").symlink_to(CACHE)  # toxiproxy's server
+    with copy_of_the_tree() as copy, copy.planted(fault):
+        (copy.top / ".cache").symlink_to(CACHE)  # toxiproxy's server
         with ThreadPoolExecutor(len(names)) as side_by_side:  # They wait most of the time.
             runs = dict(zip(names, side_by_side.map(partial(run_in, copy), names), strict=True))
 

@@ -1,8 +1,8 @@
-"""Forty scenarios once, on clusters of real processes whose every link goes through toxiproxy; one verdict for all.
+"""Scenarios on clusters of real processes whose every link goes through toxiproxy; one verdict judges them all.
 
-Scenarios of one shape share a cluster. `make soak-faults` runs all of them.
+Scenarios of one shape share a cluster. `make test` runs ten, `make test-all` more than forty, `make soak-faults` all.
 
-One of them by hand: `python -m tests.faults "the leader is cut off"`.
+Run one by hand: `python -m tests.faults "the leader is cut off"`.
 """
 
 import random
@@ -17,7 +17,7 @@ from tests.faults.drawing import drawn
 from tests.faults.page import PAGE, names_on
 from tests.faults.running import Grounds
 from tests.faults.scenario import Scenario
-from tests.faults.scenarios import LEFT_TO_THE_SOAK, OF_EACH_RUN, SCENARIOS
+from tests.faults.scenarios import LEFT_TO_THE_SOAK, OF_EACH_TEST, OF_TEST_ALL, SCENARIOS
 from tests.faults.slow import LEADER_GROWTH_BYTES, slow_follower
 
 AT_LEAST = 40
@@ -35,7 +35,13 @@ def grounds(tmp_path_factory: pytest.TempPathFactory) -> Generator[Grounds]:
         stamina.instrumentation.set_on_retry_hooks(hooks)
 
 
-@pytest.mark.parametrize("scenario", OF_EACH_RUN, ids=lambda scenario: scenario.name)
+@pytest.mark.parametrize(
+    "scenario",
+    [
+        pytest.param(each, id=each.name, marks=[] if each.name in OF_EACH_TEST else [pytest.mark.full])
+        for each in OF_TEST_ALL
+    ],
+)
 def test_nothing_acknowledged_is_lost_or_executed_twice_and_all_agree_after(
     scenario: Scenario, grounds: Grounds
 ) -> None:
@@ -49,13 +55,15 @@ def test_there_are_enough_scenarios_and_each_has_a_name_of_its_own() -> None:
 
     assert len(names) == len(SCENARIOS)
     assert names > LEFT_TO_THE_SOAK
-    assert len(OF_EACH_RUN) >= AT_LEAST
+    assert len(OF_TEST_ALL) >= AT_LEAST
+    assert {scenario.name for scenario in OF_TEST_ALL} >= OF_EACH_TEST
 
 
 def test_the_page_has_the_scenarios_that_there_are() -> None:
     assert names_on(PAGE.read_text()) == [scenario.name for scenario in SCENARIOS], "make soak-faults"
 
 
+@pytest.mark.full
 def test_a_slow_follower_costs_the_others_nothing_and_catches_up(tmp_path: Path) -> None:
     slowed = slow_follower(tmp_path, minutes=0.1, before_s=3.0, kept_rate=0.4)  # Of seconds; other tests run beside.
 

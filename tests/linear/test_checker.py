@@ -149,11 +149,13 @@ def test_such_a_history_with_one_write_less_or_one_read_too_old_is_not(seed: int
         check_linearizable([*history, stale._replace(ended=stale.began + 1)], 0, step_sum)
 
 
+@pytest.mark.slow
 def test_a_search_that_takes_too_long_says_so_and_does_not_call_it_good() -> None:
     unknown = [(add(1 << bit), UNKNOWN, bit / 100, NEVER) for bit in range(40)]
     with pytest.raises(Undecided):
         check(*unknown, (READ, (1 << 40) - 1, 1, 2))
 
 
+@pytest.mark.slow
 def test_ten_thousand_operations_are_checked_in_seconds() -> None:
     check_linearizable(made(7, 10_000), 0, step_sum)

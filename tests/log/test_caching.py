@@ -258,6 +258,7 @@ print(peak_kib() >> 10)
 """
 
 
+@pytest.mark.full
 def test_a_terabyte_in_segments_of_a_gigabyte_is_served_within_150_mb(tmp_path: Path) -> None:
     folder = tmp_path / "log"
     done = subprocess.run(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import pytest
 
 from quire.log import Kind, encode_records
@@ -225,14 +227,23 @@ TRUNCATIONS = [
 EXPLORATIONS = CHANGES + TRUNCATIONS
 
 
-@pytest.mark.parametrize(("prepare", "steps"), CHANGES, ids=lambda steps: steps.__name__)
+def explorations(of: Sequence[tuple[Steps, Steps]], *, quick: Steps) -> pytest.MarkDecorator:
+    """Parameters of a test; `make check` runs those that are prepared by `quick`."""
+    return pytest.mark.parametrize(
+        ("prepare", "steps"),
+        [pytest.param(*each, marks=[] if each[0] is quick else [pytest.mark.slow]) for each in of],
+        ids=lambda steps: steps.__name__,
+    )
+
+
+@explorations(CHANGES, quick=nothing)
 def test_a_crash_at_any_operation_leaves_every_durable_frame_and_none_that_was_cut(
     prepare: Steps, steps: Steps
 ) -> None:
     assert explore(prepare, steps) >= 5
 
 
-@pytest.mark.parametrize(("prepare", "steps"), TRUNCATIONS, ids=lambda steps: steps.__name__)
+@explorations(TRUNCATIONS, quick=two_segments_flushed)
 def test_a_crash_at_any_operation_of_a_truncation_leaves_a_log_between_before_and_after(
     prepare: Steps, steps: Steps
 ) -> None:

@@ -15,6 +15,7 @@ from tests.log import fuzz, fuzzing
 RUNS = 20_000
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("target", sorted(fuzz.TARGETS))
 def test_no_bytes_make_a_decoder_raise_anything_but_its_own_errors(target: str, tmp_path: Path) -> None:
     program = [sys.executable, "-m", "tests.log.fuzzing", target]

@@ -139,6 +139,7 @@ PLANTED = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("plant", "check"), PLANTED, ids=[plant.__name__ for plant, _ in PLANTED])
 def test_a_planted_bug_is_caught(plant: Callable[[Patch], None], check: Callable[[], None]) -> None:
     with Patch.context() as patch:

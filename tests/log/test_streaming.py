@@ -345,6 +345,7 @@ print((peak_kib() - before) >> 10)
 """
 
 
+@pytest.mark.full
 def test_memory_is_flat_for_a_record_of_a_gibibyte_appended_read_and_recovered(tmp_path: Path) -> None:
     folder = tmp_path / "log"
     done = subprocess.run(

@@ -1,32 +1,40 @@
-"""Looks for the planted mistakes: `python -m tests.planted`, `python -m tests.planted NAME ... --seeds 1000`."""
+"""Look for the planted mistakes: `python -m tests.planted`, `python -m tests.planted NAME ... --seeds 1000`."""
 
 import argparse
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from queue import Queue
 
 from tests.planted.finding import Finding, NotFound, find
-from tests.planted.mistake import Mistake, NotPlanted, mistakes
+from tests.planted.mistake import Copy, Mistake, NotPlanted, copy_of_the_tree, mistakes
 from tests.planted.page import PAGE, page_of, record, recorded
 
 SEEDS = 1_000
-"""As far as a mistake is looked for; all that stand in the record were found long before."""
+"""How many histories to look for a mistake in; all recorded ones are found in far fewer."""
 
 
-def look(mistake: Mistake, seeds: int) -> Finding | str:
-    """Who found a mistake, or why nobody did."""
+def look(mistake: Mistake, copies: "Queue[Copy]", seeds: int) -> Finding | str:
+    """What found a mistake in a copy that is free, or why nothing did."""
+    copy = copies.get()
     try:
-        return find(mistake, seeds)
+        return find(mistake, copy, seeds)
     except (NotFound, NotPlanted) as error:
         return str(error)
+    finally:
+        copies.put(copy)
 
 
 def look_for(wanted: list[Mistake], seeds: int, jobs: int) -> tuple[dict[str, Finding], list[str]]:
-    """Look for mistakes, some at a time; print what is found. Returns who found them, and why others were not."""
+    """Look for mistakes, `jobs` at a time; print each finding. Returns findings by name, and why others have none."""
     found: dict[str, Finding] = {}
     missed: list[str] = []
-    with ThreadPoolExecutor(jobs) as pool:
-        for mistake, answer in zip(wanted, pool.map(lambda each: look(each, seeds), wanted), strict=True):
+    copies: Queue[Copy] = Queue()
+    with ExitStack() as made, ThreadPoolExecutor(jobs) as pool:
+        for _ in range(jobs):
+            copies.put(made.enter_context(copy_of_the_tree()))
+        for mistake, answer in zip(wanted, pool.map(lambda each: look(each, copies, seeds), wanted), strict=True):
             if isinstance(answer, str):
                 missed.append(answer)
                 print(f"NOT FOUND {answer}", flush=True)
@@ -40,15 +48,15 @@ def look_for(wanted: list[Mistake], seeds: int, jobs: int) -> tuple[dict[str, Fi
 def main() -> int:
     """Parse the command line."""
     parser = argparse.ArgumentParser(prog="python -m tests.planted", description=__doc__)
-    parser.add_argument("names", nargs="*", metavar="NAME", help="of patches in tests/planted; without one, all")
-    parser.add_argument("--seeds", type=int, default=SEEDS, help="histories to look for each in")
+    parser.add_argument("names", nargs="*", metavar="NAME", help="patches in tests/planted; default: all")
+    parser.add_argument("--seeds", type=int, default=SEEDS, help="histories to look for each mistake in")
     parser.add_argument("--jobs", type=int, default=2, help="processes")
-    parser.add_argument("--record", action="store_true", help="keep what is found, and make the page of it")
-    parser.add_argument("--page", action="store_true", help="look for nothing; make the page of what was recorded")
+    parser.add_argument("--record", action="store_true", help="record what is found, and write the page's table")
+    parser.add_argument("--page", action="store_true", help="look for nothing; write the page's table from the record")
     arguments = parser.parse_args()
     planted = {mistake.name: mistake for mistake in mistakes()}
     if unknown := set(arguments.names) - planted.keys():
-        parser.error(f"no such patch: {', '.join(sorted(unknown))}")
+        parser.error(f"unknown patch: {', '.join(sorted(unknown))}")
     known = {name: found for name, found in recorded().items() if name in planted}
     missed: list[str] = []
     if not arguments.page:

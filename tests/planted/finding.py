@@ -5,9 +5,8 @@ import os
 import subprocess
 import sys
 from dataclasses import dataclass
-from pathlib import Path
 
-from tests.planted.mistake import BY_SIMULATOR, Mistake, copy_of_the_tree, plant
+from tests.planted.mistake import BY_SIMULATOR, Copy, Mistake
 
 DEADLINE_S = 1_800
 TESTS_FAILED = 1
@@ -26,25 +25,25 @@ class NotFound(Exception):
     """Nobody noticed; or the mistake broke the program so that no rule was looked at."""
 
 
-def find(mistake: Mistake, seeds: int) -> Finding:
-    """Plant a mistake in a copy and look for it. Raises `NotFound`, `NotPlanted`."""
-    with copy_of_the_tree() as copy:
-        plant(mistake, copy)
+def find(mistake: Mistake, copy: Copy, seeds: int) -> Finding:
+    """Plant a mistake in a copy, look for it, and take it out again. Raises `NotFound`, `NotPlanted`."""
+    with copy.planted(mistake):
         if mistake.finder == BY_SIMULATOR:
             return _by_simulator(mistake, copy, seeds)
         return _by_test(mistake, copy)
 
 
-def _run(copy: Path, *arguments: str) -> "subprocess.CompletedProcess[str]":
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
-    environment |= {"PYTHONPATH": f"{copy / 'src'}{os.pathsep}{copy}", "PYTHONDONTWRITEBYTECODE": "1"}
+def _run(copy: Copy, *arguments: str) -> "subprocess.CompletedProcess[str]":
+    left_out = ("PYTEST_", "PYTHONDONTWRITEBYTECODE")
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(left_out)}
+    environment |= {"PYTHONPATH": f"{copy.top / 'src'}{os.pathsep}{copy.top}"}
     command = [sys.executable, *arguments]
     return subprocess.run(
-        command, cwd=copy, env=environment, capture_output=True, text=True, check=False, timeout=DEADLINE_S
+        command, cwd=copy.top, env=environment, capture_output=True, text=True, check=False, timeout=DEADLINE_S
     )
 
 
-def _by_simulator(mistake: Mistake, copy: Path, seeds: int) -> Finding:
+def _by_simulator(mistake: Mistake, copy: Copy, seeds: int) -> Finding:
     ran = _run(copy, "-m", "tests.planted.seek", str(seeds))
     if ran.returncode:
         raise NotFound(f"{mistake.name}: the simulator did not run: {ran.stderr[-500:]}")
@@ -56,8 +55,8 @@ def _by_simulator(mistake: Mistake, copy: Path, seeds: int) -> Finding:
     return Finding(found["rule"], found["seed"] + 1)
 
 
-def _by_test(mistake: Mistake, copy: Path) -> Finding:
-    ran = _run(copy, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", mistake.finder)
+def _by_test(mistake: Mistake, copy: Copy) -> Finding:
+    ran = _run(copy, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "-p", "no:xdist", mistake.finder)
     if ran.returncode != TESTS_FAILED or f"FAILED {mistake.finder}" not in ran.stdout:
         raise NotFound(f"{mistake.name}: {mistake.finder} ended with {ran.returncode}: {ran.stdout[-500:]}")
     return Finding(mistake.finder, 0)

@@ -61,32 +61,57 @@ def read(path: Path) -> Mistake:
     return Mistake(path, head["bug"], head["rule"], head["finder"])
 
 
-@contextmanager
-def copy_of_the_tree() -> Generator[Path]:
-    """What is needed to run tests, in a folder of its own."""
-    with TemporaryDirectory(prefix="planted-") as name:
-        copy = Path(name)
+class Copy:
+    """What is needed to run tests, in a folder of its own. Mistakes are planted in it, one at a time.
+
+    Programs that run in it may leave compiled modules, which spare the next one most of its start. Python judges by the
+    time and size of the source whether those are current, so each change of a file gives it a time that it never had.
+    """
+
+    def __init__(self, top: Path) -> None:
+        self.top = top
+        self._changes = 0
         for part in COPIED:
             source = TOP / part
             if source.is_dir():
                 ignored = shutil.ignore_patterns("__pycache__")
-                shutil.copytree(source, copy / part, symlinks=True, ignore=ignored)
+                shutil.copytree(source, top / part, symlinks=True, ignore=ignored)
             else:
-                shutil.copy2(source, copy / part)
-        yield copy
+                shutil.copy2(source, top / part)
+
+    @contextmanager
+    def planted(self, mistake: Mistake) -> Generator[None]:
+        """The mistake is in the copy as long as the context lasts. Raises `NotPlanted`."""
+        self._apply(mistake)
+        try:
+            yield
+        finally:
+            self._apply(mistake, "--reverse")
+
+    def _apply(self, mistake: Mistake, *flags: str) -> None:
+        # In a folder of another repository git would skip files that do not belong to that one.
+        environment = {**os.environ, "GIT_CEILING_DIRECTORIES": str(self.top.parent)}
+        before = self._contents(mistake)
+        ran = subprocess.run(
+            ["git", "apply", *flags, str(mistake.patch)],
+            cwd=self.top,
+            env=environment,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        if ran.returncode or self._contents(mistake) == before:
+            raise NotPlanted(f"{mistake.name} does not apply any more: {ran.stderr.strip() or 'nothing changed'}")
+        self._changes += 1
+        for path in mistake.files:
+            os.utime(self.top / path, (self._changes, self._changes))
+
+    def _contents(self, mistake: Mistake) -> list[bytes]:
+        return [(self.top / path).read_bytes() for path in mistake.files if (self.top / path).exists()]
 
 
-def plant(mistake: Mistake, copy: Path, *, take_out: bool = False) -> None:
-    """Apply a patch to a copy, or take it out again. Raises `NotPlanted`."""
-    command = ["git", "apply", *(["--reverse"] if take_out else []), str(mistake.patch)]
-    # In a folder of another repository git would pass over files that are not that one's.
-    environment = {**os.environ, "GIT_CEILING_DIRECTORIES": str(copy.parent)}
-    before = contents(copy)
-    ran = subprocess.run(command, cwd=copy, env=environment, capture_output=True, text=True, check=False)
-    if ran.returncode or contents(copy) == before:
-        raise NotPlanted(f"{mistake.name} does not apply any more: {ran.stderr.strip() or 'nothing changed'}")
-
-
-def contents(copy: Path) -> dict[Path, bytes]:
-    """The modules of a copy that a mistake may be in."""
-    return {path: path.read_bytes() for part in COPIED[:-2] for path in (copy / part).rglob("*.py")}
+@contextmanager
+def copy_of_the_tree() -> Generator[Copy]:
+    """A copy, removed afterwards."""
+    with TemporaryDirectory(prefix="planted-") as name:
+        yield Copy(Path(name))

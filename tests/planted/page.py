@@ -1,4 +1,4 @@
-"""What was found, recorded, and `docs/reliability.md` made of it."""
+"""The record of what found each planted mistake, and its table in `docs/reliability.md`."""
 
 import json
 from collections.abc import Iterable, Mapping
@@ -15,22 +15,22 @@ END = "<!-- end of planted mistakes -->\n"
 
 
 def recorded(path: Path = RECORD) -> dict[str, Finding]:
-    """Who found each mistake when that was last looked at, by the mistake's name."""
+    """What found each mistake when they were last looked for, by the mistake's name."""
     return {name: Finding(**found) for name, found in json.loads(path.read_text()).items()} if path.exists() else {}
 
 
 def record(found: Mapping[str, Finding], path: Path = RECORD) -> None:
-    """Keep it."""
+    """Write the record."""
     path.write_text(json.dumps({name: asdict(found[name]) for name in sorted(found)}, indent=1) + "\n")
 
 
 def page_of(page: str, planted: Iterable[Mistake], found: Mapping[str, Finding]) -> str:
-    """The page with its table made anew; what stands around the table stays."""
+    """The page with a new table; the text around the table stays."""
     before, _, rest = page.partition(BEGIN)
-    _, _, behind = rest.partition(END)
+    _, _, after = rest.partition(END)
     rows = "".join(_row(mistake, found[mistake.name]) for mistake in planted if mistake.name in found)
     table = f"| mistake | rule | found by | after seeds |\n|---|---|---|---|\n{rows}"
-    return f"{before}{BEGIN}\n{table}\n{END}{behind}"
+    return f"{before}{BEGIN}\n{table}\n{END}{after}"
 
 
 def _row(mistake: Mistake, found: Finding) -> str:

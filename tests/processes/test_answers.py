@@ -3,6 +3,8 @@
 import json
 from pathlib import Path
 
+import pytest
+
 from tests.processes.cluster import Clusters, run_quire
 from tests.processes.load import COMMANDS, classroom, classroom_check
 from tests.processes.verdict import commands_in
@@ -25,6 +27,7 @@ def test_42_add_3_div_5_gives_9_on_every_node_through_leader_and_follower_alike(
         assert [record.index for record in held] == [through_leader["index"], through_follower["index"]]
 
 
+@pytest.mark.full
 def test_a_classroom_loaded_through_a_follower_is_answered_alike_everywhere_and_as_by_the_independent_script(
     clusters: Clusters, tmp_path: Path
 ) -> None:

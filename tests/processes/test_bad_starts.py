@@ -59,6 +59,7 @@ def test_a_port_in_use_is_named_and_no_data_dir_is_made(cluster: Cluster, tmp_pa
     assert not (tmp_path / "fresh").exists()
 
 
+@pytest.mark.full
 def test_a_data_dir_that_a_running_node_uses_is_refused_and_left_as_it_is(cluster: Cluster) -> None:
     node = cluster["n3"]
     before = settled_contents(cluster, node)
@@ -85,6 +86,7 @@ def settled_contents(cluster: Cluster, node: Node) -> dict[str, str]:
     return seen[-1]
 
 
+@pytest.mark.full
 def test_the_data_dir_of_another_node_is_refused_and_left_as_it_is(cluster: Cluster, stopped: Node) -> None:
     before = contents(stopped.data_dir)
 
@@ -103,12 +105,14 @@ def test_another_machine_than_the_genesis_is_refused_by_both_names(stopped: Node
     assert contents(stopped.data_dir / "log") == before
 
 
+@pytest.mark.full
 def test_another_initial_value_than_the_genesis_is_refused_by_both_values(stopped: Node) -> None:
     ended = stopped.run_to_end("--initial", "7")
 
     check_refused(ended, FAILED, "started from 42", "told 7")
 
 
+@pytest.mark.full
 def test_a_machine_that_is_none_is_refused_by_name(stopped: Node) -> None:
     before = contents(stopped.data_dir)
 
@@ -118,6 +122,7 @@ def test_a_machine_that_is_none_is_refused_by_name(stopped: Node) -> None:
     assert contents(stopped.data_dir) == before
 
 
+@pytest.mark.full
 def test_a_smaller_frame_limit_than_the_genesis_is_refused_by_both_numbers(stopped: Node) -> None:
     ended = stopped.run_to_end("--max-frame-bytes", str(4 << 20))
 
@@ -135,6 +140,7 @@ def test_an_unknown_configuration_key_is_named_with_its_file(stopped: Node, tmp_
     assert contents(stopped.data_dir) == before
 
 
+@pytest.mark.full
 def test_an_unknown_variable_is_named(stopped: Node) -> None:
     before = contents(stopped.data_dir)
 
@@ -144,6 +150,7 @@ def test_an_unknown_variable_is_named(stopped: Node) -> None:
     assert contents(stopped.data_dir) == before
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("flags", "words"),
     [
@@ -172,6 +179,7 @@ def test_a_flag_that_is_missing_is_named_with_all_the_places_where_it_can_be_giv
     check_refused(ended, USAGE, "data_dir is missing", "--data-dir", "QUIRE_DATA_DIR")
 
 
+@pytest.mark.full
 def test_a_data_dir_that_cannot_be_made_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("in the way")
     address = f"{HOST}:{free_port()}"
@@ -183,6 +191,7 @@ def test_a_data_dir_that_cannot_be_made_is_named(tmp_path: Path) -> None:
     assert (tmp_path / "file").read_text() == "in the way"
 
 
+@pytest.mark.full
 def test_a_damaged_identity_is_refused_and_left_as_it_is(stopped: Node) -> None:
     identity = stopped.data_dir / "identity"
     whole = identity.read_bytes()

@@ -48,6 +48,7 @@ def test_apply_prints_the_result(cluster: Cluster) -> None:
     assert quire(cluster, "apply", "div", "2.0", "--json") == (DONE, '{"result": "25"}\n', "")
 
 
+@pytest.mark.full
 def test_a_server_may_be_named_by_flag(cluster: Cluster) -> None:
     reset(cluster)
 
@@ -63,6 +64,7 @@ def test_a_refused_command_is_one_sentence_and_exit_1(cluster: Cluster) -> None:
     assert quire(cluster, "state").stdout.splitlines()[0] == "42"
 
 
+@pytest.mark.full
 def test_no_server_is_a_usage_error_and_one_that_is_not_there_unavailable() -> None:
     check_one_sentence(run_quire("apply", "add", "3"), USAGE, "--server", "QUIRE_SERVER")
     nobody = f"{HOST}:{free_port()}"
@@ -70,6 +72,7 @@ def test_no_server_is_a_usage_error_and_one_that_is_not_there_unavailable() -> N
     check_one_sentence(ended, UNAVAILABLE, nobody, "connection refused", "quire status")
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("named", ["n1", "localhost", "127.0.0.1:7001,n2", "n1:", "n1:65536", "http://n1:7001"])
 def test_a_server_without_a_port_is_a_usage_error_at_once(named: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(typer.Exit) as ended:
@@ -106,6 +109,7 @@ def test_read_prints_a_record_or_a_range(cluster: Cluster) -> None:
     assert json.loads(as_json.stdout)["value"] == ["add", 1]
 
 
+@pytest.mark.full
 def test_a_record_that_is_not_there_is_one_sentence_and_exit_1(cluster: Cluster) -> None:
     check_one_sentence(quire(cluster, "read", "99999999"), FAILED, "99999999")
 
@@ -147,6 +151,7 @@ def test_load_sends_a_file_in_order_and_records_what_is_acknowledged(cluster: Cl
     assert [json.loads(line.split("\t")[1]) for line in read.stdout.splitlines()] == commands
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("bad", "words"),
     [('["div", 0]', "DIVISION_BY_ZERO"), ('["add", 3', "not JSON"), ("", "empty"), ("[1,2] [3]", "not JSON")],
@@ -169,6 +174,7 @@ def test_load_stops_at_a_wrong_line_and_says_exactly_what_is_acknowledged(
     assert cluster.leader.get("/state")["state"] == "62"
 
 
+@pytest.mark.full
 def test_load_counts_what_apply_refuses_and_goes_on(cluster: Cluster, tmp_path: Path) -> None:
     reset(cluster)
     file = tmp_path / "commands.ndjson"
@@ -181,6 +187,7 @@ def test_load_counts_what_apply_refuses_and_goes_on(cluster: Cluster, tmp_path: 
     assert json.loads(ended.stdout)["answer"] == "44"
 
 
+@pytest.mark.full
 def test_an_interrupted_load_says_exactly_what_is_acknowledged(cluster: Cluster, tmp_path: Path) -> None:
     file, acknowledged = tmp_path / "commands.ndjson", tmp_path / "acknowledged.ndjson"
     file.write_text('["add", 1]\n' * 300_000)
@@ -203,6 +210,7 @@ def test_an_interrupted_load_says_exactly_what_is_acknowledged(cluster: Cluster,
     assert json.loads(output)["commands"] == done
 
 
+@pytest.mark.full
 def test_load_of_an_empty_file_loads_nothing(cluster: Cluster, tmp_path: Path) -> None:
     file = tmp_path / "empty.ndjson"
     file.touch()
@@ -212,10 +220,12 @@ def test_load_of_an_empty_file_loads_nothing(cluster: Cluster, tmp_path: Path) -
     assert (ended.code, json.loads(ended.stdout)["commands"]) == (DONE, 0)
 
 
+@pytest.mark.full
 def test_load_of_a_file_that_is_not_there_is_a_usage_error(cluster: Cluster) -> None:
     check_one_sentence(quire(cluster, "load", "nowhere.ndjson"), USAGE, "nowhere.ndjson", "no such file")
 
 
+@pytest.mark.full
 def test_an_unknown_command_is_a_usage_error() -> None:
     assert run_quire("aply", "add", "3").code == USAGE
 
@@ -227,10 +237,12 @@ def test_help_lists_every_command() -> None:
         assert f"  {command} " in shown
 
 
+@pytest.mark.full
 def test_the_version_is_printed_without_a_cluster() -> None:
     assert run_quire("--version") == (DONE, f"quire {version}\n", "")
 
 
+@pytest.mark.full
 def test_a_session_is_opened_shown_and_closed_by_name_and_by_id(cluster: Cluster) -> None:
     opened = json.loads(quire(cluster, "session", "open", "billing", "--json").stdout)
     number = str(opened["session"])

@@ -4,6 +4,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from quire.cluster.config.serve import ServeConfig
 from quire.cluster.config.settings import flag_of, unit_of
 from tests.ports import HOST, free_port
@@ -12,6 +14,7 @@ from tests.processes.cluster import QUIRE, Clusters, environment, run_quire
 USAGE = 2
 
 
+@pytest.mark.full
 def test_a_node_says_on_stdout_where_it_listens(clusters: Clusters) -> None:
     cluster = clusters.make(["n1"])
     cluster.start()
@@ -39,6 +42,7 @@ def test_every_configuration_error_is_a_sentence_of_its_own(tmp_path: Path) -> N
     assert sorted(line.split()[3] for line in ended.stderr.splitlines()) == ["election_timeout_ms", "heartbeat"]
 
 
+@pytest.mark.full
 def test_an_abbreviated_flag_is_a_usage_error() -> None:
     ended = run_quire("serve", "--nod", "n1")
 
@@ -81,6 +85,7 @@ def test_serve_imports_neither_typer_nor_rich_and_needs_no_cryptography(tmp_path
     assert ended.returncode == 0, ended.stderr
 
 
+@pytest.mark.full
 def test_a_machine_may_stand_in_the_current_directory(tmp_path: Path) -> None:
     (tmp_path / "here.py").write_text(
         "from quire.sm import LogMachine\n\n\nclass Here(LogMachine):\n    name = 'here'\n"

@@ -70,6 +70,7 @@ def test_append_appends_a_json_value_and_prints_its_index(log_cluster: Cluster) 
     assert read.stdout == f'{index}\t{{"a":[1,null,"x"]}}\n{index + 1}\t-5\n'
 
 
+@pytest.mark.full
 def test_append_appends_a_file_or_stdin_as_they_are(log_cluster: Cluster, tmp_path: Path) -> None:
     body, index = bytes(range(256)) * 5000, highest_index(log_cluster)
     (tmp_path / "raw").write_bytes(body)
@@ -89,6 +90,7 @@ def test_append_appends_a_file_or_stdin_as_they_are(log_cluster: Cluster, tmp_pa
     assert log_cluster.leader.call("GET", f"/records/{int(piped.stdout)}").body == b"\x00\xff"
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
@@ -106,6 +108,7 @@ def test_append_of_nothing_that_can_be_sent_is_a_usage_error(arguments: list[str
     assert words in ended.stderr
 
 
+@pytest.mark.full
 def test_a_record_that_the_machine_refuses_is_not_appended(cluster: Cluster) -> None:
     index = highest_index(cluster)
 
@@ -115,6 +118,7 @@ def test_a_record_that_the_machine_refuses_is_not_appended(cluster: Cluster) -> 
     assert "DIVISION_BY_ZERO" in ended.stderr
 
 
+@pytest.mark.full
 def test_tail_prints_as_many_records_as_it_is_told_to_as_lines_of_json(cluster: Cluster) -> None:
     index = cluster.leader.apply(["add", 1], ["add", 2], ["add", 3])["index"]
 
@@ -138,6 +142,7 @@ def test_tail_prints_what_comes_and_ends_cleanly_at_ctrl_c(cluster: Cluster) -> 
     assert (process.returncode, errors) == (Exit.DONE, "")
 
 
+@pytest.mark.full
 def test_tail_ends_quietly_when_its_reader_has_seen_enough(cluster: Cluster) -> None:
     index = cluster.leader.apply(*[["add", 1]] * 3)["index"]
     with running(cluster, "tail", "--from", str(index)) as process:
@@ -151,6 +156,7 @@ def test_tail_ends_quietly_when_its_reader_has_seen_enough(cluster: Cluster) -> 
         assert process.stderr.read() == ""
 
 
+@pytest.mark.full
 def test_tail_of_nobody_is_unavailable() -> None:
     ended = run_quire("tail", "--server", f"{HOST}:{free_port()}", "--timeout", "0.2")
 
@@ -187,6 +193,7 @@ def test_load_reads_commands_from_stdin(cluster: Cluster) -> None:
     assert json.loads(ended.stdout)["commands"] == 10
 
 
+@pytest.mark.full
 def test_load_from_a_pipe_sends_a_full_batch_at_once_and_ends_at_ctrl_c(cluster: Cluster, tmp_path: Path) -> None:
     acknowledged = tmp_path / "acknowledged"
     with running(cluster, "load", "-", "--batch", "2", "--json", "--acknowledged", str(acknowledged)) as process:
@@ -208,6 +215,7 @@ def test_the_documented_exit_codes_are_those_that_there_are() -> None:
     assert [int(row) for row in rows] == [int(code) for code in Exit]
 
 
+@pytest.mark.full
 def test_completion_is_offered_to_the_shell_that_asks() -> None:
     asked = f"{shlex.join([*QUIRE, '--show-completion'])}; exit $?"  # One command alone bash would become itself.
     ended = subprocess.run(

@@ -79,6 +79,7 @@ def spoken_of(shown: str) -> list[str]:
     return [re.sub(r"[-\d.,]*\d", "_", re.split(" {2}| ?$", line)[0]) for line in lines]
 
 
+@pytest.mark.full
 def test_the_same_directory_may_be_used_again_and_goes_on_where_it_was(tmp_path: Path) -> None:
     answers: list[str] = []
     for _ in range(2):
@@ -94,6 +95,7 @@ def test_the_same_directory_may_be_used_again_and_goes_on_where_it_was(tmp_path:
     assert answers[0] != answers[1]
 
 
+@pytest.mark.full
 def test_without_check_it_stays_up_says_what_to_try_and_ctrl_c_stops_it_cleanly(tmp_path: Path) -> None:
     with running_demo(tmp_path, "--commands", "1000") as process:
         shown = read_until(process, "quire read")
@@ -109,6 +111,7 @@ def test_without_check_it_stays_up_says_what_to_try_and_ctrl_c_stops_it_cleanly(
         assert "Traceback" not in (tmp_path / f"{node_id}.log").read_text()
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("node_id", ["n1", "n3"])
 def test_a_node_that_dies_is_named_with_the_last_lines_of_its_log(tmp_path: Path, node_id: str) -> None:
     with running_demo(tmp_path, "--commands", "1000") as process:
@@ -129,6 +132,7 @@ def test_a_node_that_dies_is_named_with_the_last_lines_of_its_log(tmp_path: Path
         assert node_pids(tmp_path) == []
 
 
+@pytest.mark.full
 def test_a_node_that_cannot_start_is_named_with_its_reason(tmp_path: Path) -> None:
     (tmp_path / "n2").write_text("a file, where a directory must be")
 
@@ -155,6 +159,7 @@ def test_a_killed_leader_is_followed_by_another_and_nothing_acknowledged_is_lost
     assert {row["status"]["role"] for row in document["nodes"].values()} == {"leader", "follower"}
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("lesson", ["pause", "cut", "absent", "diverge"])
 def test_a_node_that_was_behind_comes_level_and_what_it_lacked_is_told(lesson: str) -> None:
     ended = run_quire("demo", lesson, "--json", timeout_s=TIMEOUT_S)
@@ -174,6 +179,7 @@ def test_a_node_that_was_behind_comes_level_and_what_it_lacked_is_told(lesson: s
     assert "Traceback" not in ended.stderr
 
 
+@pytest.mark.full
 def test_logs_expire_by_limits_of_their_own_and_who_comes_back_too_late_is_sent_a_snapshot() -> None:
     ended = run_quire("demo", "expire", "--json", timeout_s=TIMEOUT_S)
 
@@ -200,6 +206,7 @@ def shape_of(line: str) -> str:
     return re.sub(r"epoch \d+ \([^)]*\)|/\S+|\bn\d\b|[\d.,]*\d", "_", line.strip())
 
 
+@pytest.mark.full
 def test_the_leadership_page_shows_the_demo_as_it_is() -> None:
     page = (Path(__file__).resolve().parents[2] / "docs" / "leadership.md").read_text()
     [block] = re.findall(r"    \$ quire demo kill leader\n((?:    .+\n)+)", page)
@@ -211,6 +218,7 @@ def test_the_leadership_page_shows_the_demo_as_it_is() -> None:
         assert shape_of(line) in shown, ended.stdout
 
 
+@pytest.mark.full
 def test_whom_to_kill_must_be_said() -> None:
     assert run_quire("demo", "kill").code == 2
     assert run_quire("demo", "kill", "n1").code == 2

@@ -66,6 +66,7 @@ def test_a_leader_that_is_killed_is_followed_by_another(clusters: Clusters) -> N
         clients.check(cluster)
 
 
+@pytest.mark.full
 def test_a_candidate_that_is_killed_between_its_promise_and_its_leadership_holds_nobody_up(clusters: Clusters) -> None:
     cluster = formed(clusters)
     with recording(cluster) as clients:
@@ -96,6 +97,7 @@ def candidate_above(cluster: Cluster, epoch: int) -> Node:
     raise AssertionError(f"nobody promised itself an epoch above {epoch}")
 
 
+@pytest.mark.full
 def test_two_leaders_one_after_the_other_are_killed_before_the_first_is_back(clusters: Clusters) -> None:
     cluster = formed(clusters)
     with recording(cluster) as clients:
@@ -114,6 +116,7 @@ def test_two_leaders_one_after_the_other_are_killed_before_the_first_is_back(clu
         clients.check(cluster)
 
 
+@pytest.mark.full
 def test_a_leader_that_is_left_alone_acknowledges_nothing_that_is_lost_with_it(clusters: Clusters) -> None:
     cluster = formed(clusters)
     with recording(cluster) as clients:
@@ -133,6 +136,7 @@ def test_a_leader_that_is_left_alone_acknowledges_nothing_that_is_lost_with_it(c
         clients.check(cluster)
 
 
+@pytest.mark.full
 def test_all_nodes_are_killed_with_all_that_the_control_plane_knew(clusters: Clusters) -> None:
     cluster = formed(clusters)
     with recording(cluster) as clients:
@@ -145,6 +149,7 @@ def test_all_nodes_are_killed_with_all_that_the_control_plane_knew(clusters: Clu
         clients.check(cluster)
 
 
+@pytest.mark.full
 def test_a_rolling_restart_leaves_no_outcome_unknown(clusters: Clusters) -> None:
     cluster = formed(clusters)
     with recording(cluster) as clients:
@@ -173,6 +178,7 @@ def test_leadership_that_is_transferred_again_and_again_leaves_no_outcome_unknow
 # The control plane
 
 
+@pytest.mark.full
 def test_pysyncobj_forgets_everything_everywhere_and_no_leader_is_lost(clusters: Clusters, tmp_path: Path) -> None:
     cluster = running_as(unruly_control, clusters, tmp_path)
     with recording(cluster) as clients:
@@ -194,6 +200,7 @@ def test_pysyncobj_forgets_everything_everywhere_and_no_leader_is_lost(clusters:
         assert clients.not_executed == 0
 
 
+@pytest.mark.full
 def test_two_that_pysyncobj_calls_leaders_depose_nobody_and_one_of_them_leads_when_it_may(
     clusters: Clusters, tmp_path: Path
 ) -> None:
@@ -279,6 +286,7 @@ def answer_on(connection: socket.socket) -> tuple[int, dict[str, Any]]:
     return int(head.split()[1]), document
 
 
+@pytest.mark.full
 def test_followers_that_are_paused_one_after_the_other_cost_nobody_a_leader(clusters: Clusters) -> None:
     cluster = formed(clusters)
     with recording(cluster) as clients:
@@ -330,6 +338,7 @@ def test_a_leader_whose_disk_hangs_is_followed_by_another_and_comes_back_when_it
         clients.check(cluster)
 
 
+@pytest.mark.full
 def test_a_leader_whose_disk_fails_ends_and_another_leads(clusters: Clusters, tmp_path: Path) -> None:
     cluster = running_as(faulty_disk, clusters, tmp_path)
     with recording(cluster) as clients:
@@ -347,6 +356,7 @@ def test_a_leader_whose_disk_fails_ends_and_another_leads(clusters: Clusters, tm
         clients.check(cluster)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("fault", ["hang", "fail"])
 def test_a_follower_whose_disk_does_not_do_its_work_costs_nobody_a_leader(
     clusters: Clusters, tmp_path: Path, fault: str

@@ -5,6 +5,8 @@ Issue 3, "Bad input".
 
 import shutil
 
+import pytest
+
 from tests.processes.cluster import Clusters
 from tests.processes.data_files import contents
 from tests.processes.refusals import FAILED, check_refused, last_sentence
@@ -12,6 +14,7 @@ from tests.processes.refusals import FAILED, check_refused, last_sentence
 ENDS_WITHIN_S = 20.0  # Only its peers can tell it, once it has reached one.
 
 
+@pytest.mark.full
 def test_a_data_dir_of_another_cluster_is_refused_and_left_as_it_is(clusters: Clusters) -> None:
     other = clusters.formed()
     other.leader.apply(["add", 100])

@@ -55,6 +55,7 @@ STAGES: dict[str, Reached] = {
 }
 
 
+@pytest.mark.full
 def test_a_follower_that_is_killed_at_each_stage_of_an_install_ends_equal(clusters: Clusters) -> None:
     cluster = clusters.formed(flags=FLAGS)
     node = next(iter(cluster.followers))

@@ -1,5 +1,7 @@
 """All nodes killed at once, in the middle of a load: nothing acknowledged is lost (issue 3, acceptance 3)."""
 
+import pytest
+
 from tests.processes.cluster import Clusters
 from tests.processes.load import COMMANDS, running_load, unique_commands
 from tests.processes.verdict import check_cluster, check_logs, check_results, system_records
@@ -9,6 +11,7 @@ CLIENTS = 4
 SMALL_BATCH = 25  # Many frames: a kill finds some in every state.
 
 
+@pytest.mark.full
 def test_every_acknowledged_command_survives_a_kill_of_all_nodes_in_order(clusters: Clusters) -> None:
     cluster = clusters.formed()
     with running_load(cluster, clients=CLIENTS, commands_of=unique_commands, batch=SMALL_BATCH) as load:

@@ -5,6 +5,8 @@ import re
 import shlex
 from pathlib import Path
 
+import pytest
+
 import quire
 from tests.processes.cluster import Clusters, run_quire
 
@@ -12,6 +14,7 @@ PAGE = Path(__file__).parents[2] / "docs" / "kv.md"
 SHOWN = re.compile(r"^    \$ quire (.*)\n((?:    (?!\$).*\n)*)", re.MULTILINE)
 
 
+@pytest.mark.full
 def test_the_page_on_kv_shows_what_happens(clusters: Clusters) -> None:
     cluster = clusters.formed(flags=["--machine", "kv"])
     shown = SHOWN.findall(PAGE.read_text())

@@ -67,6 +67,7 @@ def test_the_lag_of_a_paused_follower_is_the_glossary_s_formula_number_for_numbe
     cluster.wait_until("n3 lags no more", lambda: cluster.leader.status()["nodes"]["n3"]["lag"] == NO_LAG)
 
 
+@pytest.mark.full
 def test_the_lag_of_a_killed_follower_counts_from_its_last_known_position(cluster: Cluster) -> None:
     cluster.leader.apply(["add", 1])
     cluster.wait_for_equal()
@@ -85,6 +86,7 @@ def test_the_lag_of_a_killed_follower_counts_from_its_last_known_position(cluste
     cluster.wait_for_equal()
 
 
+@pytest.mark.full
 def test_a_follower_says_itself_how_far_it_was_behind_when_it_is_heard_again(cluster: Cluster) -> None:
     cluster["n3"].pause()
     cluster.leader.apply(["add", 1])
@@ -98,6 +100,7 @@ def test_a_follower_says_itself_how_far_it_was_behind_when_it_is_heard_again(clu
     assert (lag["records"], lag["bytes"]) == (0, 0)
 
 
+@pytest.mark.full
 def test_a_follower_counts_at_least_the_seconds_since_it_last_heard_its_leader(cluster: Cluster) -> None:
     cluster.leader.apply(["add", 1])
     cluster.wait_for_equal()

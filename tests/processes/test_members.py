@@ -4,6 +4,8 @@ import json
 import shutil
 import subprocess
 
+import pytest
+
 from tests.processes.cluster import QUIRE, Cluster, Clusters, Node, environment, run_quire
 from tests.processes.retriers import FLAGS, Retriers, check, check_counted
 
@@ -34,6 +36,7 @@ def disks(node: Node) -> list[str]:
     return [member["disk_id"] for member in node.status()["members"]]
 
 
+@pytest.mark.full
 def test_a_wiped_node_gets_a_snapshot_is_promoted_and_counts_when_another_is_killed(clusters: Clusters) -> None:
     cluster = clusters.formed(flags=[*FLAGS, *SNAPSHOTS])
     cluster.lead("n1")

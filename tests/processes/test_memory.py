@@ -53,6 +53,7 @@ async def all_posted(node: Node, body: bytes, count: int) -> Counter[tuple[int, 
         return Counter(await asyncio.gather(*(posted(node, body) for _ in range(count))))
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(("asked", "paused"), [("n1", ("n2", "n3")), ("n3", ("n1",))], ids=["leader", "follower"])
 def test_who_comes_on_top_of_an_overload_is_told_to_come_back_and_memory_stays_bounded(
     clusters: Clusters, asked: str, paused: tuple[str, ...]
@@ -76,6 +77,7 @@ def test_who_comes_on_top_of_an_overload_is_told_to_come_back_and_memory_stays_b
     cluster.wait_until("writes are taken again", lambda: node.call("POST", "/records", b"1").status == 200)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("asked", ["n1", "n3"], ids=["leader", "follower"])
 def test_stuck_tails_cost_a_bounded_memory_and_nobody_else_anything(clusters: Clusters, asked: str) -> None:
     cluster = clusters.formed(flags=PATIENT)

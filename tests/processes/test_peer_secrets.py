@@ -3,6 +3,8 @@
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from tests.processes.cluster import Cluster, Clusters, Node
 
 ELECTION_TIMEOUT_US = 1_000_000
@@ -37,6 +39,7 @@ def test_nodes_that_share_a_secret_form_a_cluster_and_survive_restarts(clusters:
         assert set(status["link_failures"]).isdisjoint(cluster.nodes), status["link_failures"]
 
 
+@pytest.mark.full
 def test_a_member_with_another_secret_or_none_is_refused_says_so_and_is_not_heard(
     clusters: Clusters, tmp_path: Path
 ) -> None:
@@ -68,6 +71,7 @@ def test_a_member_with_another_secret_or_none_is_refused_says_so_and_is_not_hear
     cluster.wait_for_equal()
 
 
+@pytest.mark.full
 def test_a_new_node_with_another_secret_or_none_gets_no_genesis_and_says_why(
     clusters: Clusters, tmp_path: Path
 ) -> None:

@@ -1,11 +1,14 @@
 """Exactly once: clients that retry blindly, through failovers of real processes. In full: `make soak-retriers`."""
 
+import pytest
+
 from quire.log import Run
 from tests.processes.cluster import Clusters
 from tests.processes.retriers import CLIENTS, FAILOVERS, FLAGS, run, sequences_in
 from tests.sm.frames import Frames
 
 
+@pytest.mark.full
 def test_what_blind_retries_count_up_through_failovers_is_counted_once(clusters: Clusters) -> None:
     figures = run(clusters.formed(flags=FLAGS), CLIENTS, FAILOVERS, commands=100)
 

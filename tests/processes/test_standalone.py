@@ -63,6 +63,7 @@ def serving(data_dir: Path, *flags: str) -> Generator[Server]:
         server.process.communicate(timeout=START_S)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("flush", ["always", "never"])
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT], ids=["SIGTERM", "SIGINT"])
 def test_a_signal_stops_the_server_cleanly_with_everything_flushed(
@@ -115,6 +116,7 @@ def test_memory_is_flat_for_a_large_record_that_is_uploaded_and_read_back(tmp_pa
         assert not list((tmp_path / "log").glob("*.spool"))
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("flags", "words"),
     [
@@ -139,6 +141,7 @@ def test_the_help_names_every_flag_and_the_node_s_help_names_the_mode() -> None:
     assert "--standalone" in run_quire("serve", "--help").stdout
 
 
+@pytest.mark.full
 def test_a_directory_of_one_mode_is_refused_in_the_other(clusters: Clusters, tmp_path: Path) -> None:
     with serving(tmp_path / "log") as server:
         server.end(signal.SIGTERM)

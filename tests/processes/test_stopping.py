@@ -10,7 +10,13 @@ from tests.processes.load import COMMANDS, running_load
 from tests.processes.verdict import check_cluster, system_records
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT], ids=["SIGTERM", "SIGINT"])
+@pytest.mark.parametrize(
+    "number",
+    [
+        pytest.param(signal.SIGTERM, id="SIGTERM"),
+        pytest.param(signal.SIGINT, id="SIGINT", marks=pytest.mark.full),
+    ],
+)
 def test_a_signal_stops_each_node_cleanly_with_exit_code_0(clusters: Clusters, number: signal.Signals) -> None:
     cluster = clusters.formed()
     cluster.leader.apply(["add", 3], ["div", 5])
@@ -39,6 +45,7 @@ def test_a_node_that_runs_or_was_killed_is_not_marked_clean(clusters: Clusters) 
         assert not read_mark(node.data_dir).clean
 
 
+@pytest.mark.full
 def test_a_stop_in_the_middle_of_a_load_loses_nothing_acknowledged(clusters: Clusters) -> None:
     cluster = clusters.formed()
     with running_load(cluster, clients=2) as load:
@@ -52,6 +59,7 @@ def test_a_stop_in_the_middle_of_a_load_loses_nothing_acknowledged(clusters: Clu
     check_cluster(cluster, load)
 
 
+@pytest.mark.full
 def test_a_restarted_node_serves_at_once_the_state_that_it_had(clusters: Clusters) -> None:
     cluster = clusters.formed()
     with running_load(cluster) as load:
@@ -81,6 +89,7 @@ def first_answer(node: Node) -> dict[str, object]:
         return {}
 
 
+@pytest.mark.full
 def test_a_leader_takes_a_new_epoch_at_each_start_however_it_ended(clusters: Clusters) -> None:
     cluster = clusters.formed()
     epochs = [cluster.leader.status()["epoch"]]
@@ -99,6 +108,7 @@ def test_a_leader_takes_a_new_epoch_at_each_start_however_it_ended(clusters: Clu
         assert {epoch for epoch, record in begun if record["node_id"] == "n1"} >= set(epochs)
 
 
+@pytest.mark.full
 def test_a_restart_of_a_follower_begins_no_new_epoch(clusters: Clusters) -> None:
     cluster = clusters.formed()
     epoch = cluster.leader.status()["epoch"]

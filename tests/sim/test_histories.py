@@ -1,6 +1,6 @@
-"""The simulator's share of every test run.
+"""Simulated histories: 10 in `make check`, 60 in `make test`, 150 in `make test-all`.
 
-More: `make soak`, or `python -m quire.cluster.simulator --seeds 0:20000 --jobs 2`.
+More: `make soak-histories`, or `python -m quire.cluster.simulator --seeds 0:20000 --jobs 2`.
 """
 
 import os
@@ -17,13 +17,20 @@ from quire.cluster.simulator.plan import Fault, Plan, plan_of
 from quire.cluster.simulator.shrinking import shrink, transcript
 
 TOP = Path(__file__).resolve().parents[2]
-SHARE = range(150)
 DEADLINE_S = 120
 
 
-def test_the_histories_of_this_share_break_no_rule() -> None:
+@pytest.mark.parametrize(
+    "seeds",
+    [
+        pytest.param(range(10), id="10 histories"),
+        pytest.param(range(10, 60), id="50 more", marks=pytest.mark.slow),
+        pytest.param(range(60, 150), id="90 more", marks=pytest.mark.full),
+    ],
+)
+def test_no_history_breaks_a_rule(seeds: range) -> None:
     report = Report()
-    for outcome in outcomes(SHARE, jobs=2):
+    for outcome in outcomes(seeds, jobs=2):
         report.add(outcome)
     findings = [f"python -m quire.cluster.simulator --seed {found.seed}: {found.failure}" for found in report.findings]
     assert not findings, "\n".join(findings)

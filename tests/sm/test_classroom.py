@@ -212,6 +212,7 @@ def array(packed: Sequence[bytes]) -> bytes:
     return b"\xdc" + len(packed).to_bytes(2, "big") + b"".join(packed)
 
 
+@pytest.mark.full
 def test_a_dropped_a_doubled_and_a_swapped_line_each_give_another_digest() -> None:
     # What counts is the final digest. Each digest is a hash over the one before it, so two that differ after the
     # changed lines stay different but for a collision of 128 bits. (That the digest before counts has its own test,

@@ -9,6 +9,7 @@ from decimal import Decimal
 from fractions import Fraction
 from typing import Any, NamedTuple
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -138,18 +139,21 @@ def histories(commands: st.SearchStrategy[Any]) -> Callable[[Callable[..., None]
     return given(st.lists(st.lists(commands, min_size=1, max_size=12), min_size=1, max_size=8), st.integers(0, 7))
 
 
+@pytest.mark.slow
 @settings(max_examples=150, deadline=None)
 @histories(arithmetic.commands)
 def test_arithmetic_answers_as_exact_fractions_rounded_once(batches: list[list[Any]], cut: int) -> None:
     check_history(ArithmeticMachine, ArithmeticModel(), batches, cut)
 
 
+@pytest.mark.slow
 @settings(max_examples=300, deadline=None)
 @histories(pairs.commands)
 def test_kv_answers_as_a_dict_of_packed_values(batches: list[list[Any]], cut: int) -> None:
     check_history(KvMachine, KvModel(), batches, cut)
 
 
+@pytest.mark.slow
 @settings(max_examples=100, deadline=None)
 @given(st.lists(pairs.commands), pairs.keys, st.integers(1, 10))
 def test_the_pages_of_a_scan_are_the_sorted_pairs_of_the_prefix(commands: list[Any], prefix: str, count: int) -> None:

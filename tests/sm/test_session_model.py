@@ -5,6 +5,7 @@ The model is DESIGN 6 word for word, a record at a time, without window, blocks 
 
 from typing import Any
 
+import pytest
 from hypothesis import note, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
@@ -179,4 +180,4 @@ def command_of(number: int, sequence: int, other: bool) -> list[Any]:
 
 
 SessionsAgainstModel.TestCase.settings = settings(max_examples=150, stateful_step_count=30, deadline=None)
-test_sessions_agree_with_a_model_that_remembers_everything = SessionsAgainstModel.TestCase
+test_sessions_agree_with_a_model_that_remembers_everything = pytest.mark.slow(SessionsAgainstModel.TestCase)
