@@ -1,6 +1,6 @@
-"""The applier: committed frames in, results and the digest out. It never goes on after a failure.
+"""The applier: committed frames in, results and the digest out. After a failure it never continues.
 
-A frame's records execute in one batch, in record order; those that a session answers (retries.py) are left out of it.
+A frame's records execute in one batch, in record order, without those that a session answers (sessions/retries.py).
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -31,13 +31,13 @@ Runs = Sequence[tuple[int, int, int]]
 
 
 class Applied(NamedTuple):
-    """One applied frame: its range [index, next_index), and for each record its result.
+    """An applied frame: its range [index, next_index), and the result of each record.
 
-    A refused record's result is None and `refused` holds its [place, code, text]. Of the system frames, those that open
-    or close a session have a result, {"session": id, "sequence": the last that was answered}; the others have none.
+    The result of a refused record is None, and `refused` holds its [place, code, text]. A system frame that opens or
+    closes a session has the result {"session": id, "sequence": last answered one}; other system frames have none.
     """
 
-    index: int  # type: ignore[assignment]  # It hides tuple.index, which nobody needs here.
+    index: int  # type: ignore[assignment]  # Hides tuple.index, which is unused.
     next_index: int
     epoch: int
     results: list[Any]
@@ -45,10 +45,10 @@ class Applied(NamedTuple):
 
 
 class Applier:
-    """Feeds frames, in order and each once, to a machine; keeps sessions, applied_index and digest. One thread.
+    """Feeds frames to a machine, in order and each once; keeps sessions, applied_index and digest. One thread.
 
-    After a failure (`failure` is set) the machine may stand in the middle of a frame: applied_index and digest stay
-    at the last whole one, and state is no longer served.
+    After a failure (`failure` is set) the machine may have applied a part of a frame: applied_index and digest stay
+    at the last whole frame, and the state is no longer served.
     """
 
     def __init__(
@@ -58,7 +58,7 @@ class Applier:
         boundary: Boundary = LOG_START,
         sessions: Sessions | None = None,
     ) -> None:
-        """`boundary` is where a snapshot stands whose machine and sessions these are."""
+        """`machine` and `sessions` are as of `boundary`: that of a restored snapshot, or the log's start."""
         self.machine = machine
         self.sessions = Sessions() if sessions is None else sessions
         self.applied_index = boundary.tail.index
@@ -72,12 +72,12 @@ class Applier:
         self._takes_blobs = bool(getattr(machine, "takes_blobs", False))
 
     def apply(self, frame: Frame) -> Applied:
-        """Apply the next frame, whole; move applied_index and, unless it is a system frame, the digest.
+        """Apply the next frame as a whole; advance applied_index and, except for system frames, the digest.
 
         Raises:
-            ApplyFailed: the machine raised something else than Refused, or the frame cannot be applied; the same
-                again at every later call.
-            FrameOutOfPlace: it is not the frame at applied_index; nothing was changed.
+            ApplyFailed: the machine raised something other than Refused, or the frame cannot be applied; every later
+                call raises it again.
+            FrameOutOfPlace: the frame does not start at applied_index; nothing was changed.
         """
         if self.failure is not None:
             raise self.failure.with_traceback(None)
@@ -93,7 +93,7 @@ class Applier:
         except ApplyFailed as failure:
             self.failure = failure
             raise
-        except BaseException as error:  # KeyboardInterrupt, MemoryError: the machine may have moved, so no second try.
+        except BaseException as error:  # KeyboardInterrupt, MemoryError: the state may have changed, so never retry.
             self.failure = _failed(header, f"interrupted ({reason_of(error)})")
             raise
         self.applied_index = header.next_index
@@ -105,23 +105,23 @@ class Applier:
 
     @property
     def boundary(self) -> Boundary:
-        """What a snapshot taken now has to say of the log below it."""
+        """Where the applier is: the boundary of a snapshot taken now."""
         return Boundary(self._tail, self._members_index, self._members, tuple(self._epochs), self.digest)
 
     def content(self) -> Iterator[bytes]:
-        """What a snapshot taken now holds; to be read before the next `apply`. Raises ApplyFailed once that failed."""
+        """The content of a snapshot taken now; read it before the next `apply`. Raises ApplyFailed after a failure."""
         if self.failure is not None:
             raise self.failure.with_traceback(None)
         return content_of(self.machine, self.sessions)
 
     def state(self) -> Any:
-        """The machine's whole state, `query(None)`. Raises ApplyFailed once applying has failed."""
+        """The machine's whole state, `query(None)`. Raises ApplyFailed after a failure."""
         if self.failure is not None:
             raise self.failure.with_traceback(None)
         return self.machine.query(None)
 
     def _apply_system(self, frame: Frame) -> tuple[list[Any], list[list[Any]]]:
-        """Open or close a session; pass over everything else. Raises ApplyFailed."""
+        """Open or close a session, note the members; ignore all other types. Raises ApplyFailed."""
         try:
             fields = decode_system(frame.payload)
             match fields["type"]:
@@ -141,7 +141,7 @@ class Applier:
         return [{"session": status.session, "sequence": status.sequence}], []
 
     def _apply_commands(self, frame: Frame) -> tuple[list[Any], list[list[Any]], bytes]:
-        """Results, refused, and both as msgpack. Raises ApplyFailed."""
+        """The results, the refusals, and both packed as msgpack. Raises ApplyFailed."""
         header = frame.header
         runs, commands = self._runs_and_commands(frame)
         if not runs:
@@ -157,10 +157,10 @@ class Applier:
         return results, refused, packed
 
     def _runs_and_commands(self, frame: Frame) -> tuple[Runs, list[Any]]:
-        """The frame's runs, none where nothing of it has a session, and its values. Raises ApplyFailed."""
+        """The frame's runs (empty if no record has a session) and its values. Raises ApplyFailed."""
         header, payload = frame
         if header.kind == Kind.BLOB and not self._takes_blobs:
-            raise _failed(header, f"a blob, and machine {self.machine.name!r} takes none")
+            raise _failed(header, f"it is a blob, and machine {self.machine.name!r} takes none")
         only_run = ((header.session, header.sequence, header.count),) if header.session else ()
         try:
             match header.kind:
@@ -172,11 +172,11 @@ class Applier:
                     return only_run, [decode_blob(payload)[1]]
                 case kind:
                     raise ValueError(f"frames of kind {kind} hold no commands")
-        except Exception as error:  # Whatever is wrong with the bytes, this frame cannot be applied.
+        except Exception as error:  # Whatever is wrong with the bytes: the frame cannot be applied.
             raise _failed(header, f"the payload cannot be read ({reason_of(error)})") from error
 
     def _execute(self, header: FrameHeader, commands: list[Any], places: list[int] | None) -> list[Any]:
-        """The results and Refuseds of the commands at `places` of the frame, None: of all. Raises ApplyFailed."""
+        """The result or Refused of each command at `places` of the frame (None: of all). Raises ApplyFailed."""
         contexts: Sequence[Context] = Contexts(header.index, header.count, header.epoch, header.timestamp)
         if places is not None:
             if not places:
@@ -196,7 +196,7 @@ class Applier:
         return results
 
     def _apply_one_by_one(self, commands: Sequence[Any], contexts: Sequence[Context]) -> list[Any]:
-        """`apply_batch` for a machine without its own."""
+        """`apply_batch` for a machine that has none."""
         results: list[Any] = []
         apply = self.machine.apply
         for command, context in zip(commands, contexts, strict=True):
@@ -210,7 +210,7 @@ class Applier:
 
 
 def _name(fields: dict[str, Any]) -> str | None:
-    """The name under which a session is opened; none and an empty one are no name. Raises TypeError."""
+    """The name to open the session under, None if absent or empty. Raises TypeError."""
     name = fields.get("name")
     if name is not None and type(name) is not str:
         raise TypeError(f"a session's name is text, not {type(name).__name__}")
@@ -218,9 +218,9 @@ def _name(fields: dict[str, Any]) -> str | None:
 
 
 def _reply(header: FrameHeader, results: list[Any]) -> tuple[list[Any], list[list[Any]], bytes]:
-    """The results with None for the refused ones, the refused ones, and both as msgpack. Raises ApplyFailed."""
+    """The results (None for refused records), the refusals, and both packed as msgpack. Raises ApplyFailed."""
     try:
-        # Nearly always nothing is refused, and msgpack itself, which cannot pack a Refused, is the quickest to say so.
+        # Usually nothing is refused, and packing, which fails on a Refused, is the fastest way to find out.
         return results, [], pack([results, []])
     except PayloadInvalid:
         refused = [[place, it.code, it.text] for place, it in enumerate(results) if isinstance(it, Refused)]

@@ -1,4 +1,4 @@
-"""What can go wrong around a machine. `Refused` is not here: it is a reply, and stands in machine.py."""
+"""The errors of this package. `Refused` is in machine.py: it is a reply, not an error."""
 
 from typing import Any
 
@@ -8,7 +8,7 @@ class MachineError(Exception):
 
 
 class MachineUnknown(MachineError):
-    """The caller named a machine that is not built in and cannot be loaded."""
+    """The named machine is neither built in nor loadable."""
 
     def __init__(self, *, spec: str, reason: str) -> None:
         super().__init__(f"machine {spec!r}: {reason}")
@@ -27,7 +27,7 @@ class InitialInvalid(MachineError):
 
 
 class SnapshotInvalid(MachineError):
-    """The bytes given to `restore` are no snapshot of this machine; its state is as it was."""
+    """The bytes given to `restore` are not a snapshot of this machine; its state is unchanged."""
 
     def __init__(self, *, machine: str, reason: str) -> None:
         super().__init__(f"not a snapshot of machine {machine!r}: {reason}")
@@ -36,7 +36,7 @@ class SnapshotInvalid(MachineError):
 
 
 class SnapshotDamaged(MachineError):
-    """A snapshot's bytes are not what was written: it is set aside, and an older one used."""
+    """A snapshot's bytes are not what was written: it is quarantined, and an older one is used."""
 
     def __init__(self, *, snapshot: str, reason: str) -> None:
         super().__init__(f"snapshot {snapshot} is damaged: {reason}")
@@ -45,7 +45,7 @@ class SnapshotDamaged(MachineError):
 
 
 class SnapshotForeign(MachineError):
-    """A whole snapshot of another cluster, machine or machine's version; it is not touched."""
+    """A whole snapshot of another cluster, machine or machine version; it is left as it is."""
 
     def __init__(self, *, snapshot: str, what: str, found: str, expected: str) -> None:
         super().__init__(f"snapshot {snapshot} is of {what} {found}, not {expected}")
@@ -56,16 +56,18 @@ class SnapshotForeign(MachineError):
 
 
 class SnapshotTooEarly(MachineError):
-    """A snapshot may hold only what is committed, and durable here: a broken invariant of the caller."""
+    """A snapshot may hold only records that are committed and durable here: the caller broke that invariant."""
 
     def __init__(self, *, index: int, limit: int) -> None:
-        super().__init__(f"a snapshot at {index} would hold what is not committed and durable: that ends at {limit}")
+        super().__init__(
+            f"a snapshot at {index} would hold records that are not committed and durable; the limit is {limit}"
+        )
         self.index = index
         self.limit = limit
 
 
 class CheckFailed(MachineError):
-    """A machine's `check` raised something else than Refused: a fault of the machine, not of the caller."""
+    """A machine's `check` raised something other than Refused: the machine's fault, not the caller's."""
 
     def __init__(self, *, place: int | None, reason: str) -> None:
         where = "" if place is None else f" on command {place}"
@@ -75,7 +77,7 @@ class CheckFailed(MachineError):
 
 
 class PlaceFailed(MachineError):
-    """How an `apply_batch` tells at which place of the batch an exception rose; the cause is `__cause__`."""
+    """Raised by an `apply_batch` to say at which place of the batch an exception occurred (its `__cause__`)."""
 
     def __init__(self, *, place: int, reason: str) -> None:
         super().__init__(f"command {place} of the batch: {reason}")
@@ -84,7 +86,7 @@ class PlaceFailed(MachineError):
 
 
 class ApplyFailed(MachineError):
-    """Applying stopped at this index for good: the machine (or the frame) is at fault, on every replica alike."""
+    """Applying stopped permanently at this index: the fault is in the machine or the frame, equal on all replicas."""
 
     def __init__(self, *, index: int, text: str) -> None:
         super().__init__(f"applying stopped at index {index}: {text}")
@@ -93,15 +95,15 @@ class ApplyFailed(MachineError):
 
 
 class FrameOutOfPlace(MachineError):
-    """A frame was handed to the applier that is not the next one: a broken invariant of the caller."""
+    """The frame given to the applier is not the next one: the caller broke that invariant."""
 
     def __init__(self, *, index: int, applied_index: int) -> None:
-        super().__init__(f"frame {index} given to an applier that has applied up to {applied_index}")
+        super().__init__(f"got the frame at {index}, but applied_index is {applied_index}")
         self.index = index
         self.applied_index = applied_index
 
 
 def reason_of(error: BaseException) -> str:
-    """The error's type and message in one line."""
+    """The error's type and message, in one line."""
     message = str(error)
     return f"{type(error).__name__}: {message}" if message else type(error).__name__

@@ -1,8 +1,8 @@
-"""What a state machine is: the protocol, its context, and the refusal that is a reply.
+"""What a state machine is: the protocol, a command's context, refusals, and the check of a request's commands.
 
-A machine is deterministic: two that started from the same initial value and applied the same commands at
-the same indices hold equal states and have given equal results. So it reads no clock (the context has the
-leader's time), no random numbers, no environment, and lets nothing depend on set order, locale or hash seed.
+A machine is deterministic: two machines that start from the same initial value and apply the same commands at the
+same indices have equal states and give equal results. So a machine reads no clock (the context has the leader's
+time), no random numbers and no environment, and nothing depends on the order of a set, the locale or the hash seed.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -12,15 +12,15 @@ from .errors import CheckFailed, reason_of
 
 
 class Context(NamedTuple):
-    """Where a command stands in the log: its index, its frame's epoch and timestamp (microseconds since 1970)."""
+    """Where a command is in the log: its index, and its frame's epoch and timestamp (microseconds since 1970)."""
 
-    index: int  # type: ignore[assignment]  # It hides tuple.index, which nobody needs here.
+    index: int  # type: ignore[assignment]  # Hides tuple.index, which is unused.
     epoch: int
     timestamp: int
 
 
 class Contexts(Sequence[Context]):
-    """The contexts of one frame's commands, each made only when it is asked for."""
+    """The contexts of a frame's commands, each created on access."""
 
     __slots__ = ("_count", "_epoch", "_first", "_timestamp")
 
@@ -50,10 +50,10 @@ class Contexts(Sequence[Context]):
 
 
 class Refused(Exception):
-    """A command's refusal, with a stable code and a text for people.
+    """A refused command, with a stable code and a text for people.
 
-    Raised by `check` it keeps the request out of the log. Raised by `apply`, before anything is changed, it is
-    the command's reply: code and text go into the digest, so they hold nothing that could differ on a replica.
+    Raised by `check`, it keeps the request out of the log. Raised by `apply`, before any change, it is the command's
+    reply: code and text go into the digest, so they must be equal on all replicas.
     """
 
     def __init__(self, code: str, text: str) -> None:
@@ -67,49 +67,49 @@ class Refused(Exception):
 
 @runtime_checkable
 class StateMachine(Protocol):
-    """A deterministic machine. Everything is called from one thread.
+    """A deterministic machine. All methods are called from one thread.
 
-    Two methods are optional, for speed; they must do what the plain ones do, command by command:
-    `apply_batch(commands, contexts: Sequence[Context]) -> list[Any]` gives for each command its result, or the
-    Refused in its place; `check_batch(commands) -> list[[place, code, text]]` gives the refused ones.
+    Two methods are optional, for speed. They must do what `apply` and `check` do, command by command:
+    `apply_batch(commands, contexts: Sequence[Context]) -> list[Any]` returns the result or the Refused of each
+    command; `check_batch(commands) -> list[[place, code, text]]` returns the refused ones.
     """
 
     name: str
     version: int
 
     def __init__(self, initial: Any) -> None:
-        """Start from the initial value that stands in genesis. Raises InitialInvalid."""
+        """Start from the initial value in the genesis record. Raises InitialInvalid."""
         ...
 
     def check(self, command: Any) -> None:
-        """Raise Refused for a command that must not reach the log. Stateless: looks at the command alone."""
+        """Raise Refused for a command that must not reach the log. Depends on the command alone, not on the state."""
         ...
 
     def apply(self, command: Any, context: Context) -> Any:
-        """Apply a checked command and return its result: a msgpack value that nobody changes afterwards.
+        """Apply a checked command and return its result: a msgpack value that is never modified afterwards.
 
-        Raise Refused before anything is changed. Any other exception stops this replica's applier for good.
+        Raise Refused only before any change. Any other exception stops this replica's applier permanently.
         """
         ...
 
     def query(self, request: Any) -> Any:
-        """Answer from the state, without changing it; None asks for the whole state. Raises Refused."""
+        """Answer from the state without changing it; the request None means the whole state. Raises Refused."""
         ...
 
     def snapshot(self) -> Iterator[bytes]:
-        """Yield the state, and the state alone, as bytes. Called between two applies; may run in a forked child."""
+        """Yield the state, and nothing else, as bytes. Called between two applies; may run in a forked child."""
         ...
 
     def restore(self, chunks: Iterable[bytes]) -> None:
-        """Replace the state by a snapshot's, however its bytes are cut. Raises SnapshotInvalid, changing nothing."""
+        """Replace the state by a snapshot's, whatever the chunk sizes. Raises SnapshotInvalid, changing nothing."""
         ...
 
 
 def check_batch(machine: StateMachine, commands: Sequence[Any]) -> list[list[Any]]:
-    """The refused ones as [[place, code, text], ...], places counted from 0; [] when all of them pass.
+    """The refused commands as [[place, code, text], ...], places counted from 0; [] if all pass.
 
     Raises:
-        CheckFailed: the machine's check raised something else than Refused.
+        CheckFailed: the machine's check raised something other than Refused.
     """
     faster = getattr(machine, "check_batch", None)
     if faster is not None:
@@ -122,7 +122,7 @@ def check_batch(machine: StateMachine, commands: Sequence[Any]) -> list[list[Any
 
 
 def check_one_by_one(machine: StateMachine, commands: Sequence[Any]) -> list[list[Any]]:
-    """What `check_batch` gives, by the machine's plain `check`."""
+    """`check_batch` by the machine's `check` alone."""
     refused: list[list[Any]] = []
     for place, command in enumerate(commands):
         try:

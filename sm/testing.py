@@ -1,13 +1,13 @@
-"""A kit for those who write a machine of their own: what every replica relies on, looked at from the outside.
+"""A test kit for your own machine: it checks, from the outside, what every replica relies on.
 
     from quire.sm.testing import check_machine
 
     def test_stock_is_a_machine():
         check_machine("stock:Stock", commands=[["put", "nails", 3], ["take", "nails", 5]], refused=[["steal", "nails"]])
 
-`commands` are what a log may hold; the more of the machine they reach, the more is looked at. Each check stands alone,
-too. A finding is a MachineFaulty, which pytest shows as a failed assertion: its text says what differs, where, and what
-usually is the reason.
+`commands` are commands that a log may hold; the more of the machine they reach, the more is checked. Each check can
+also be called alone. A finding is a MachineFaulty, which pytest shows as a failed assertion: its text says what
+differs, where, and what the usual reasons are.
 """
 
 import json
@@ -24,18 +24,18 @@ from .applier import Applier
 from .machine import Context, Refused, StateMachine, check_batch, check_one_by_one
 from .machines.registry import default_initial, load_machine
 
-RESULT_BYTES = 64 << 10  # A session keeps thousands of results; a machine that answers with more should say so.
-CHUNK_BYTES = 16 << 20  # Of a snapshot: a node holds a chunk in memory while it writes it.
+RESULT_BYTES = 64 << 10  # A session keeps thousands of results; a machine with longer results must say so.
+CHUNK_BYTES = 16 << 20  # Of a snapshot: a node has a whole chunk in memory while it writes it.
 BATCH_COMMANDS = 10
 SURROUNDINGS = (("0", "UTC0"), ("1", "XYZ-9"), ("4242", "ABC+7"))
-"""Each process's PYTHONHASHSEED and its time zone."""
+"""PYTHONHASHSEED and time zone of each process."""
 CHILD_DEADLINE_S = 120
 TIMESTAMP = 1_700_000_000_000_000
 SHOWN_CHARACTERS = 200
 
 
 class MachineFaulty(AssertionError):
-    """The machine does not do what replicas rely on."""
+    """The machine violates what replicas rely on."""
 
 
 def check_machine(
@@ -47,14 +47,14 @@ def check_machine(
     initial: Any = None,
     result_bytes: int = RESULT_BYTES,
 ) -> None:
-    """Every check below, for the machine that `spec` names as `quire serve --machine` does.
+    """Run all checks below; `spec` names the machine as `quire serve --machine` does.
 
-    `refused`: what its `check` must refuse. `queries`: requests besides None that it answers. `initial`: as in genesis;
-    the machine's own where it is None. `result_bytes`: the longest result, as msgpack, that you mean it to give.
+    `refused`: commands that its `check` must refuse. `queries`: requests that it answers, besides None. `initial`: the
+    initial value; None means the machine's default. `result_bytes`: the longest result it may give, as msgpack.
 
     Raises:
-        MachineFaulty: what is wrong, at which command.
-        MachineUnknown, InitialInvalid: the machine cannot be loaded or made.
+        MachineFaulty: what is wrong, and at which command.
+        MachineUnknown, InitialInvalid: the machine cannot be loaded or created.
     """
     check_commands(spec, commands, refused=refused, initial=initial)
     check_results(spec, commands, initial=initial, result_bytes=result_bytes)
@@ -65,31 +65,33 @@ def check_machine(
 
 
 def check_commands(spec: str, commands: Sequence[Any], *, refused: Sequence[Any] = (), initial: Any = None) -> None:
-    """`check` passes the commands, refuses `refused`, changes nothing, and says the same whatever was applied."""
+    """`check` passes `commands`, refuses `refused`, changes nothing, and does not depend on the state."""
     machine, every = _made(spec, initial), _as_logged([*commands, *refused])
     before = _snapshot(machine)
     verdicts = check_one_by_one(machine, every)
     if _snapshot(machine) != before:
-        raise MachineFaulty("check changed the state; it may only look at the command")
+        raise MachineFaulty("check changed the state; it may only read the command")
     known = {place: (code, text) for place, code, text in verdicts}
     for place, (code, text) in known.items():
         if place < len(commands):
-            raise MachineFaulty(f"check refused {_at(place, every)}: {code}: {text}; it stands among the commands")
+            raise MachineFaulty(f"check refused {_at(place, every)}: {code}: {text}; but it is one of the commands")
         if not (isinstance(code, str) and code and isinstance(text, str)):
-            raise MachineFaulty(f"check refused {_at(place, every)} with {code!r}, {text!r}; both are texts")
+            raise MachineFaulty(
+                f"check refused {_at(place, every)} with {code!r}, {text!r}; code and text must be strings"
+            )
     for place in range(len(commands), len(every)):
         if place not in known:
-            raise MachineFaulty(f"check passed {_shown(every[place])}, which it was to refuse")
+            raise MachineFaulty(f"check passed {_shown(every[place])}, which it should refuse")
     if [list(verdict) for verdict in check_batch(machine, every)] != verdicts:
         raise MachineFaulty("check_batch does not refuse what check refuses, command by command")
     for place, command in enumerate(every[: len(commands)]):
         _apply(machine, command, place)
     if check_one_by_one(machine, every) != verdicts:
-        raise MachineFaulty("check depends on what was applied; what the state forbids is for apply to refuse")
+        raise MachineFaulty("check depends on the state; a command that the state forbids must be refused by apply")
 
 
 def check_results(spec: str, commands: Sequence[Any], *, initial: Any = None, result_bytes: int = RESULT_BYTES) -> None:
-    """Results are msgpack values of bounded size that nothing changes later; a refusal by `apply` changes nothing."""
+    """Results are bounded msgpack values that no later command changes; a refusal by `apply` changes nothing."""
     machine, logged = _made(spec, initial), _as_logged(commands)
     results: list[tuple[Any, bytes]] = []
     for place, command in enumerate(logged):
@@ -99,23 +101,23 @@ def check_results(spec: str, commands: Sequence[Any], *, initial: Any = None, re
             raise MachineFaulty(f"apply changed the command it was given: {_at(place, logged)}")
         if isinstance(result, Refused):
             if _snapshot(machine) != before:
-                text = "refused a command behind a change of the state; Refused comes first"
+                text = "refused a command after it changed the state; raise Refused before any change"
                 raise MachineFaulty(f"apply {text}: {_at(place, logged)}")
             result = [result.code, result.text]
         packed = _packed(result, f"the result of {_at(place, logged)}")
         if len(packed) > result_bytes:
             size = f"{len(packed)} bytes as msgpack, above {result_bytes}"
-            raise MachineFaulty(f"the result of {_at(place, logged)} has {size}; sessions keep results: answer less")
+            raise MachineFaulty(f"the result of {_at(place, logged)} has {size}; sessions keep results: return less")
         results.append((result, packed))
     for place, (result, packed) in enumerate(results):
         if pack(result) != packed:
             raise MachineFaulty(
-                f"the result of {_at(place, logged)} was changed by a later command; answer with a copy of the state"
+                f"the result of {_at(place, logged)} was changed by a later command; return a copy of the state"
             )
 
 
 def check_batches(spec: str, commands: Sequence[Any], *, initial: Any = None) -> None:
-    """`apply_batch`, where the machine has one, does what `apply` does command by command."""
+    """`apply_batch`, if the machine has one, does what `apply` does command by command."""
     logged = _as_logged(commands)
     for size in (1, 3, max(1, len(logged))):
         plain, batching = _made(spec, initial), _made(spec, initial)
@@ -135,7 +137,7 @@ def check_batches(spec: str, commands: Sequence[Any], *, initial: Any = None) ->
                     raise MachineFaulty(f"apply_batch answered {_at(at, logged)} with {said}")
             if _snapshot(plain) != _snapshot(batching):
                 last = start + len(batch) - 1
-                raise MachineFaulty(f"apply_batch left another state than apply, behind {_at(last, logged)}")
+                raise MachineFaulty(f"apply_batch left another state than apply, after {_at(last, logged)}")
 
 
 def check_queries(spec: str, commands: Sequence[Any], queries: Sequence[Any], *, initial: Any = None) -> None:
@@ -151,7 +153,7 @@ def check_queries(spec: str, commands: Sequence[Any], queries: Sequence[Any], *,
 
 
 def check_snapshots(spec: str, commands: Sequence[Any], *, initial: Any = None) -> None:
-    """A machine restored from a snapshot, however its bytes are cut, goes on like the one that it was taken of."""
+    """A machine restored from a snapshot, whatever the chunk sizes, continues like the original."""
     logged = _as_logged(commands)
     used = _made(spec, initial)
     for place, command in enumerate(logged):
@@ -164,7 +166,7 @@ def check_snapshots(spec: str, commands: Sequence[Any], *, initial: Any = None) 
         for machine, size in ((restored, 7), (used, max(1, len(snapshot)))):
             machine.restore(snapshot[start : start + size] for start in range(0, len(snapshot), size))
             if _snapshot(machine) != snapshot:
-                raise MachineFaulty(f"{where} gives another snapshot; is all of the state in it, and in one order?")
+                raise MachineFaulty(f"{where} gives another snapshot; is the whole state in it, in a fixed order?")
         for place, command in enumerate(logged[cut:], cut):
             one, other = (_reply(_apply(machine, command, place)) for machine in (restored, original))
             if one != other:
@@ -173,7 +175,7 @@ def check_snapshots(spec: str, commands: Sequence[Any], *, initial: Any = None) 
 
 
 def check_determinism(spec: str, commands: Sequence[Any], *, initial: Any = None) -> None:
-    """Processes with other hash seeds and time zones, a moment apart, reach the same results, digests and snapshot."""
+    """Processes with different hash seeds and time zones give the same results, digests and snapshot."""
     logged = _as_logged(commands)
     runs = [_run_child(spec, logged, initial, *surroundings) for surroundings in SURROUNDINGS]
     for other in runs[1:]:
@@ -206,14 +208,14 @@ def _run_child(spec: str, commands: list[Any], initial: Any, hash_seed: str, tim
         check=False,
     )
     if ran.returncode:
-        last_words = (ran.stderr.strip() or "it said nothing").splitlines()[-1]
-        raise MachineFaulty(f"a process of its own could not run {spec}: {last_words}")
+        last_words = (ran.stderr.strip() or "it wrote nothing to stderr").splitlines()[-1]
+        raise MachineFaulty(f"a child process could not run {spec}: {last_words}")
     document: dict[str, Any] = json.loads(ran.stdout.splitlines()[-1])
     return document
 
 
 def run_child() -> None:
-    """What a process of `check_determinism` does: standard input's commands through an applier, to standard output."""
+    """The child process of `check_determinism`: apply the commands from stdin, write what came of it to stdout."""
     spec, commands, initial = unpack(bytes.fromhex(sys.stdin.read()), ext=True)
     machine = _made(spec, initial)
     applier = Applier(machine)
@@ -253,15 +255,13 @@ def _made(spec: str, initial: Any) -> StateMachine:
 
 
 def _as_logged(commands: Sequence[Any]) -> list[Any]:
-    """The commands as a node reads them from its log: what was a tuple is a list, and nobody else has them."""
+    """The commands as a node reads them from its log: tuples become lists, and nothing is shared."""
     logged: list[Any] = []
     for place, command in enumerate(commands):
         try:
             logged.append(unpack(pack(command), ext=True))
         except PayloadInvalid as error:
-            raise MachineFaulty(
-                f"command {place} cannot stand in a log, it {error.reason}: {_shown(command)}"
-            ) from error
+            raise MachineFaulty(f"command {place} cannot be in a log, it {error.reason}: {_shown(command)}") from error
     return logged
 
 
@@ -270,14 +270,16 @@ def _context(place: int) -> Context:
 
 
 def _apply(machine: StateMachine, command: Any, place: int) -> Any:
-    """The result, or the Refused. Raises MachineFaulty."""
+    """The result or the Refused. Raises MachineFaulty."""
     try:
         return machine.apply(command, _context(place))
     except Refused as refusal:
         return refusal
     except Exception as error:
         what = f"apply raised {type(error).__name__}: {error} at command {place}, {_shown(command)}"
-        raise MachineFaulty(f"{what}; a replica would stop there for good: refuse it, in check if possible") from error
+        raise MachineFaulty(
+            f"{what}; a replica would stop here permanently: refuse the command, in check if possible"
+        ) from error
 
 
 def _reply(result: Any) -> Any:
@@ -288,10 +290,10 @@ def _snapshot(machine: StateMachine) -> bytes:
     chunks = list(machine.snapshot())
     for at, chunk in enumerate(chunks):
         if not isinstance(chunk, bytes):
-            raise MachineFaulty(f"snapshot yields bytes; its chunk {at} is a {type(chunk).__name__}")
+            raise MachineFaulty(f"snapshot must yield bytes; its chunk {at} is a {type(chunk).__name__}")
         if len(chunk) > CHUNK_BYTES:
             raise MachineFaulty(
-                f"the snapshot's chunk {at} has {len(chunk)} bytes, above {CHUNK_BYTES}; yield less at once"
+                f"the snapshot's chunk {at} has {len(chunk)} bytes, above {CHUNK_BYTES}; yield smaller chunks"
             )
     return b"".join(chunks)
 
@@ -301,7 +303,7 @@ def _packed(value: Any, what: str) -> bytes:
         packed = pack(value)
         unpack(packed, ext=True)
     except PayloadInvalid as error:
-        raise MachineFaulty(f"{what} is no msgpack value, it {error.reason}: {_shown(value)}") from error
+        raise MachineFaulty(f"{what} is not a msgpack value, it {error.reason}: {_shown(value)}") from error
     return packed
 
 

@@ -129,7 +129,7 @@ class Snapshotting:
         boundary, content = applier.boundary, applier.content()
 
         def work(go_on: Callable[[], None]) -> bytes:
-            write_snapshot(store.begin(index), store.owner, boundary, content, go_on=go_on)
+            write_snapshot(store.begin(index), store.owner, boundary, content, before_chunk=go_on)
             return b""
 
         began = time.monotonic()

@@ -1,1 +1,1 @@
-"""The built-in state machines, and the registry that finds one by name."""
+"""The built-in state machines, and the registry that finds a machine by name."""

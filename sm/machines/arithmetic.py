@@ -1,17 +1,17 @@
 r"""The `arithmetic` machine: one decimal number, and the commands `["add"|"sub"|"mul"|"div", x]`.
 
-The rules, all of which an independent program can follow (examples/classroom_check.py does):
+The rules, complete enough for an independent program (examples/classroom_check.py is one):
 
-- x is an int (no bool) from -2^63 to 2^64-1, or an ASCII string
-  `-?\d{1,34}(\.\d{1,34})?([eE][+-]?\d{1,4})?`. It means exactly the number it spells.
+- x is an int (not a bool) from -2^63 to 2^64-1, or an ASCII string
+  `-?\d{1,34}(\.\d{1,34})?([eE][+-]?\d{1,4})?`. It stands for exactly the number that it spells.
 - A result is rounded to 34 digits, half to even, exponents from -6143 to 6144, clamped (IEEE 754 decimal128,
   with subnormal numbers). Only results are rounded, never operands.
-- Dividing by zero, however it is spelled, is refused by `check`. A result that overflows is refused by `apply`,
-  and the number stays what it was.
-- Results and the state are strings, as Python's `str(Decimal)` writes them.
+- `check` refuses division by zero, however the zero is spelled. `apply` refuses a command whose result overflows; the
+  number stays as it was.
+- Results and the state are strings in the format of Python's `str(Decimal)`.
 
-Nothing depends on the thread's ambient decimal context: even writing a number would (`capitals`), so the
-machine's own context writes them.
+Nothing depends on the thread's ambient decimal context. Even `str(Decimal)` does (`capitals`), so the machine writes
+numbers with its own context.
 """
 
 import re
@@ -26,18 +26,18 @@ from ..machine import Context, Refused
 
 INT_LOWEST = -(2**63)
 INT_HIGHEST = 2**64 - 1
-KNOWN_OPERANDS = 65_536  # About 12 MB; a full cache is emptied, which costs less than keeping an order.
-SNAPSHOT_LIMIT_BYTES = 128  # The longest state is below 90: an initial value of 68 digits and six zeros before them.
+KNOWN_OPERANDS = 65_536  # About 12 MB. A full cache is emptied, which is cheaper than an LRU order.
+SNAPSHOT_LIMIT_BYTES = 128  # The longest state is below 90: an initial value of 68 digits after six zeros.
 
 OPERATIONS = frozenset(("add", "sub", "mul", "div"))
 
-# Not possessive, though that were faster: Python 3.11.2's matches wrongly, and nodes must not differ by their Python.
+# No possessive quantifiers, although faster: those of Python 3.11.2 match wrongly, and all nodes must agree.
 _OPERAND = re.compile(r"-?[0-9]{1,34}(?:\.[0-9]{1,34})?(?:[eE][+-]?[0-9]{1,4})?")
 _STATE = re.compile(rb"-?[0-9]{1,68}(?:\.[0-9]{1,74})?(?:E[+-][0-9]{1,4})?")
 
 
 def decimal_context() -> DecimalContext:
-    """A decimal context of the machine's own; every field is given, so no default of the process matters."""
+    """The machine's own decimal context; every field is given, so it depends on no default of the process."""
     return DecimalContext(
         prec=34,
         rounding=ROUND_HALF_EVEN,
@@ -51,7 +51,7 @@ def decimal_context() -> DecimalContext:
 
 
 class ArithmeticMachine:
-    """One decimal number under add, sub, mul and div; 42 unless genesis says otherwise."""
+    """One decimal number under add, sub, mul and div; initially 42 unless the genesis record says otherwise."""
 
     name = "arithmetic"
     version = 1
@@ -67,13 +67,12 @@ class ArithmeticMachine:
             "mul": context.multiply,
             "div": context.divide,
         }
-        # Operands seen lately, each the number it spells. Zeros stay out: the fast check takes what is here as
-        # safe to divide by.
+        # Recent string operands and their numbers. Never zeros: the fast check divides by anything in here.
         self.known: dict[str, Decimal] = {}
         self._value = self._initial_value(initial)
 
     def check(self, command: Any) -> None:
-        """Refuse what is not exactly an operation and an operand, and division by zero."""
+        """Refuse everything but an operation with a valid operand, and refuse division by zero."""
         if not isinstance(command, (list, tuple)):
             raise Refused("COMMAND_INVALID", f"a command is [operation, operand], not {short_repr(command)}")
         if len(command) != 2:
@@ -95,7 +94,7 @@ class ArithmeticMachine:
             raise Refused("DIVISION_BY_ZERO", f"cannot divide by {short_repr(operand)}")
 
     def check_batch(self, commands: Sequence[Any]) -> list[list[Any]]:
-        """[[place, code, text], ...] of the refused. What is plainly right passes here; `check` sees the rest."""
+        """The refused as [[place, code, text], ...]. Obviously valid commands pass here; the rest goes to `check`."""
         refused: list[list[Any]] = []
         known, operations = self.known, OPERATIONS
         for place, command in enumerate(commands):
@@ -114,20 +113,19 @@ class ArithmeticMachine:
         return refused
 
     def apply(self, command: Any, context: Context) -> str:
-        """The new value as a string. Raises Refused with OVERFLOW; the value then stays."""
+        """The new value as a string. Raises Refused (OVERFLOW), leaving the value as it was."""
         [result] = self.apply_batch((command,), (context,))
         if isinstance(result, Refused):
             raise result
         return str(result)
 
     def apply_batch(self, commands: Sequence[Any], contexts: Sequence[Context]) -> list[Any]:
-        """For each command the new value as a string, or its Refused. On an exception nothing was changed.
+        """The new value as a string, or the Refused, of each command. On an exception nothing is changed.
 
-        No contexts are looked at. This loop is what bounds a node's apply rate: it makes no object but the
-        numbers and the results.
+        The contexts are not used. This loop bounds a node's apply rate: it allocates only numbers and results.
 
         Raises:
-            PlaceFailed: a command that `check` would have refused.
+            PlaceFailed: at a command that `check` would have refused.
         """
         value, known, operations, write = self._value, self.known, self._operations, self._write
         number: Decimal | int | None
@@ -161,25 +159,25 @@ class ArithmeticMachine:
         return self._write(self._value)
 
     def snapshot(self) -> Iterator[bytes]:
-        """The value as ASCII, which spells it exactly: digits, exponent and sign of zero."""
+        """The value in ASCII, exactly: digits, exponent and the sign of a zero."""
         return iter((self._write(self._value).encode("ascii"),))
 
     def restore(self, chunks: Iterable[bytes]) -> None:
-        """Take the value of a snapshot. Raises SnapshotInvalid."""
+        """Restore the value from a snapshot. Raises SnapshotInvalid."""
         state = b""
         for chunk in chunks:
             state += chunk
             if len(state) > SNAPSHOT_LIMIT_BYTES:
                 raise SnapshotInvalid(machine=self.name, reason=f"above {SNAPSHOT_LIMIT_BYTES} bytes")
         if _STATE.fullmatch(state) is None:
-            raise SnapshotInvalid(machine=self.name, reason=f"{short_repr(state)} is no number")
+            raise SnapshotInvalid(machine=self.name, reason=f"{short_repr(state)} is not a number")
         value = Decimal(state.decode("ascii"))
         if not self._fits(value):
-            raise SnapshotInvalid(machine=self.name, reason=f"{short_repr(state)} is outside of decimal128")
+            raise SnapshotInvalid(machine=self.name, reason=f"{short_repr(state)} is outside decimal128")
         self._value = value
 
     def _number(self, operand: str) -> Decimal:
-        """The number that the string spells, exactly. Raises Refused."""
+        """The exact number that the string spells. Raises Refused."""
         if _OPERAND.fullmatch(operand) is None:
             what = "-?digits(.digits)?(e[+-]?digits)?, of at most 34, 34 and 4 digits 0-9"
             raise Refused("OPERAND_INVALID", f"a string operand is {what}, not {short_repr(operand)}")
@@ -201,7 +199,7 @@ class ArithmeticMachine:
         return value
 
     def _fits(self, value: Decimal) -> bool:
-        """Whether the context holds the value without rounding it away from what it is."""
+        """Whether the context represents the value without rounding."""
         try:
             return self._plus(value) == value
         except Overflow:

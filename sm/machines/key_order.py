@@ -1,17 +1,17 @@
-"""Keys in their order, for scans: a list of short sorted lists, so that one more key costs microseconds at any size.
+"""Keys in order, for scans: a list of short sorted lists, so that an insertion takes microseconds at any size.
 
-One sorted list of a million keys would move megabytes at each insertion; a tree of Python objects would cost more than
-the values themselves. Nothing of this is state: it follows from the set of keys alone.
+A single sorted list of a million keys would move megabytes at each insertion; a tree of Python objects would take more
+memory than the values. The order is not state: it follows from the set of keys alone.
 """
 
 from bisect import bisect_left, bisect_right, insort
 from collections.abc import Iterable, Iterator
 
-STRETCH_KEYS = 512  # A stretch is cut in two at twice as many.
+STRETCH_KEYS = 512  # A stretch of twice as many is split.
 
 
 class KeyOrder:
-    """A set of texts, in the order of their code points, which is also that of their UTF-8 bytes."""
+    """A set of strings in code point order, which is also the order of their UTF-8 bytes."""
 
     __slots__ = ("_highest", "_stretches")
 
@@ -22,7 +22,7 @@ class KeyOrder:
         self._highest: list[str] = [stretch[-1] for stretch in self._stretches]
 
     def add(self, key: str) -> None:
-        """Take in a key that is not there."""
+        """Add a key that is not in the set."""
         stretches, highest = self._stretches, self._highest
         if not stretches:
             stretches.append([key])
@@ -40,7 +40,7 @@ class KeyOrder:
             highest.insert(place, stretch[-1])
 
     def remove(self, key: str) -> None:
-        """Take out a key that is there."""
+        """Remove a key that is in the set."""
         place = bisect_left(self._highest, key)
         stretch = self._stretches[place]
         del stretch[bisect_left(stretch, key)]
@@ -50,7 +50,7 @@ class KeyOrder:
             del self._stretches[place], self._highest[place]
 
     def beginning_with(self, prefix: str, after: str | None) -> Iterator[str]:
-        """The keys that begin with `prefix` and come after `after`, in order."""
+        """The keys that start with `prefix` and come after `after`, in order."""
         behind = after is not None and after >= prefix
         edge = after if after is not None and behind else prefix
         cut = bisect_right if behind else bisect_left

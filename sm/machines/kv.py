@@ -1,20 +1,20 @@
 """The `kv` machine: values by key, and commands that read and change them one key at a time.
 
-    ["put", key, value]             true where the key is new, false where it had a value
-    ["get", key]                    its value, null where there is none; of values up to ANSWER_BYTES
-    ["delete", key]                 whether it had a value
-    ["cas", key, expected, value]   whether its value was `expected`, and is `value` now; null stands for no value
-    ["incr", key]  ["incr", key, n] the sum: an int, counted from 0 where there is no value
+    ["put", key, value]             true if the key is new, false if it had a value
+    ["get", key]                    the value, null if there is none; only values up to ANSWER_BYTES
+    ["delete", key]                 whether the key had a value
+    ["cas", key, expected, value]   true if the value was `expected` and is now `value`, else false; null means no value
+    ["incr", key]  ["incr", key, n] the new sum, an int; a key without a value counts from 0
 
-Two values are one if their msgpack bytes are equal: 1, 1.0 and true are three, a map in another order is another. null
-is no value. A command's answer is short: it is kept for retries and hashed by every node, so a few bytes that ask must
-not bring megabytes; long values are read by `query`, which leaves nothing behind.
+Two values are equal if their msgpack bytes are equal: 1, 1.0 and true differ, as do maps in different orders. null is
+not a value. Results are short, because they are kept for retries and hashed by every node: a command of a few bytes
+must not return megabytes. Read long values by `query`, which leaves no trace. The queries are
 
     null                            the whole state
-    ["get", key]                    its value, null where there is none
-    ["scan", prefix]                {"values": [[key, value], ...], "next": key or null}, in the order of the keys
-    ["scan", prefix, after]         the same behind the key `after`, the `next` of a page; it need not be there any more
-    ["scan", prefix, after, count]  so many at most, PAGE_KEYS at most
+    ["get", key]                    the value, null if there is none
+    ["scan", prefix]                {"values": [[key, value], ...], "next": key or null}, in key order
+    ["scan", prefix, after]         the same from after the key `after`, which need not exist any more
+    ["scan", prefix, after, count]  at most `count` pairs; PAGE_KEYS at most
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -32,19 +32,19 @@ from .kv_snapshot import read_pairs, write_pairs
 
 KEY_BYTES = 1024  # As UTF-8.
 VALUE_BYTES = 64 << 10  # As msgpack.
-ANSWER_BYTES = 1024  # Of a value that the command `get` answers, as msgpack.
-KEYS_LIMIT = 10_000_000  # Some 2 GB of short ones; a machine without a limit ends with the process.
-WHOLE_KEYS = 100_000  # Of a whole state: packing it holds up everything else that a node does.
+ANSWER_BYTES = 1024  # The longest value that the command `get` returns, as msgpack.
+KEYS_LIMIT = 10_000_000  # About 2 GB of short keys; without a limit the process would run out of memory.
+WHOLE_KEYS = 100_000  # The largest whole state in keys: packing it blocks everything else on the node.
 PAGE_KEYS = 1000
 PAGE_BYTES = 1 << 20  # A page ends with the pair that reaches it.
 
-_HEAD_BYTES = 5  # msgpack puts at most so many before a text or bytes of these lengths.
+_HEAD_BYTES = 5  # The longest msgpack head of a string or bytes of these lengths.
 _LENGTHS = {"put": (3,), "get": (2,), "delete": (2,), "cas": (4,), "incr": (2, 3)}
 _ABSENT = object()
 
 
 class KvMachine:
-    """Values by key; empty at first."""
+    """Values by key; initially empty."""
 
     name = "kv"
     version = 1
@@ -65,7 +65,7 @@ class KvMachine:
         }
 
     def check(self, command: Any) -> None:
-        """Refuse what is not exactly one of the commands, and keys and values above their limits."""
+        """Refuse everything but a well-formed command whose key and values are within their limits."""
         if not isinstance(command, (list, tuple)) or not command:
             raise Refused("COMMAND_INVALID", f"a command is [operation, key, ...], not {short_repr(command)}")
         operation, operands = command[0], command[1:]
@@ -90,7 +90,7 @@ class KvMachine:
                 pass
 
     def check_batch(self, commands: Sequence[Any]) -> list[list[Any]]:
-        """[[place, code, text], ...] of the refused. What is plainly right passes here; `check` sees the rest."""
+        """The refused as [[place, code, text], ...]. Obviously valid commands pass here; the rest goes to `check`."""
         refused: list[list[Any]] = []
         lengths, short = _LENGTHS, VALUE_BYTES - _HEAD_BYTES
         for place, command in enumerate(commands):
@@ -114,14 +114,14 @@ class KvMachine:
         return refused
 
     def apply(self, command: Any, context: Context) -> Any:
-        """The command's answer. Raises Refused, changing nothing."""
+        """The command's result. Raises Refused, changing nothing."""
         return self._operations[command[0]](*command[1:])
 
     def apply_batch(self, commands: Sequence[Any], contexts: Sequence[Context]) -> list[Any]:
-        """For each command its answer, or its Refused. No contexts are looked at.
+        """The result or the Refused of each command. The contexts are not used.
 
         Raises:
-            PlaceFailed: a command that `check` would have refused; those before it are applied.
+            PlaceFailed: at a command that `check` would have refused; the commands before it are applied.
         """
         operations = self._operations
         results: list[Any] = []
@@ -137,7 +137,7 @@ class KvMachine:
         return results
 
     def query(self, request: Any) -> Any:
-        """The value of a key, a page of a scan, or for the request None all values by their keys."""
+        """The value of a key, a page of a scan, or, for the request None, all values by key."""
         match request:
             case None if len(self._values) <= WHOLE_KEYS:
                 return self._values
@@ -154,11 +154,11 @@ class KvMachine:
                 raise Refused("QUERY_UNKNOWN", f"the kv machine knows {known}, not {short_repr(request)}")
 
     def snapshot(self) -> Iterator[bytes]:
-        """The pairs, in the order in which their keys came: a format of its own, see kv_snapshot.py."""
+        """The pairs, in the order in which their keys were added; kv_snapshot.py has the format."""
         return write_pairs(self._values)
 
     def restore(self, chunks: Iterable[bytes]) -> None:
-        """Take the pairs of a snapshot. Raises SnapshotInvalid."""
+        """Restore the pairs of a snapshot. Raises SnapshotInvalid."""
         values = read_pairs(chunks, self._check_pair, self.keys_limit)
         self._values, self._order = values, KeyOrder(values)
 
@@ -249,7 +249,7 @@ def _check_key(key: Any) -> None:
     try:
         size = len(key.encode())
     except UnicodeEncodeError:
-        raise Refused("KEY_INVALID", f"a key is text that UTF-8 can write, not {short_repr(key)}") from None
+        raise Refused("KEY_INVALID", f"a key is text that UTF-8 can encode, not {short_repr(key)}") from None
     if not 0 < size <= KEY_BYTES:
         raise Refused("KEY_INVALID", f"a key has 1 to {KEY_BYTES} bytes of UTF-8, not {size}")
 

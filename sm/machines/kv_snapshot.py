@@ -1,11 +1,11 @@
-"""The `kv` machine's snapshot: a stream of blocks, each a few pairs, with their number at its end.
+"""The `kv` machine's snapshot: blocks of a few pairs each, and the number of pairs at the end.
 
     block:  length u32 | msgpack [key, value, key, value, ...]         1 to BLOCK_PAIRS pairs
     end:    0 u32      | number of pairs u64                           little-endian
 
-Pairs stand in the order in which their keys came into the machine, which is the log's and the same after a restore: so
-equal states that the same log made have equal bytes. Written without a copy of the state, a chunk at a time; how the
-bytes are cut has no meaning, so a reader may get them in any pieces.
+Pairs are in the order in which their keys were added. That order follows from the log and survives a restore, so equal
+logs give equal bytes. The snapshot is written chunk by chunk without a copy of the state; chunk boundaries have no
+meaning, so a reader takes the bytes in pieces of any size.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -20,15 +20,15 @@ from ..errors import SnapshotInvalid
 from ..machine import Refused
 
 BLOCK_PAIRS = 64
-CHUNK_BYTES = 256 << 10  # A chunk ends with the block that reaches it.
-BLOCK_BYTES_LIMIT = 8 << 20  # Above 64 pairs of the longest keys and values: what a reader keeps in memory.
+CHUNK_BYTES = 256 << 10  # A chunk ends with the block that reaches this size.
+BLOCK_BYTES_LIMIT = 8 << 20  # Above 64 pairs of the longest keys and values; bounds a reader's memory.
 
 _LENGTH = Struct("<I")
 _END = Struct("<IQ")
 
 
 def write_pairs(values: dict[str, Any]) -> Iterator[bytes]:
-    """The snapshot of `values`, which nobody changes meanwhile, in chunks of bounded size."""
+    """The snapshot of `values` in chunks of bounded size; `values` must not change meanwhile."""
     pairs = iter(values.items())
     parts: list[bytes] = []
     size = 0
@@ -44,10 +44,10 @@ def write_pairs(values: dict[str, Any]) -> Iterator[bytes]:
 
 
 def read_pairs(chunks: Iterable[bytes], check: Callable[[Any, Any], None], pairs_limit: int) -> dict[str, Any]:
-    """The values that a snapshot holds, each pair looked at by `check`.
+    """The pairs of a snapshot, each passed to `check`.
 
     Raises:
-        SnapshotInvalid: it is cut, or holds what no machine has written.
+        SnapshotInvalid: it is truncated, or no kv machine can have written it.
     """
     reader = _Reader(chunks)
     values: dict[str, Any] = {}
@@ -65,12 +65,12 @@ def read_pairs(chunks: Iterable[bytes], check: Callable[[Any, Any], None], pairs
             values[key] = value
         count += len(keys)
         if len(values) != count:
-            raise _invalid("a key stands in it twice")
+            raise _invalid("a key is in it twice")
         if count > pairs_limit:
             raise _invalid(f"more than {pairs_limit} keys")
-    [said] = Struct("<Q").unpack(reader.take(_END.size - _LENGTH.size))
-    if said != count:
-        raise _invalid(f"it says {said} keys and holds {count}")
+    [stated] = Struct("<Q").unpack(reader.take(_END.size - _LENGTH.size))
+    if stated != count:
+        raise _invalid(f"it states {stated} keys and holds {count}")
     if reader.has_more():
         raise _invalid("bytes follow its end")
     return values
@@ -82,12 +82,12 @@ def _pairs_of(payload: bytes) -> list[Any]:
     except PayloadInvalid as error:
         raise _invalid(f"a block {error.reason}") from error
     if not isinstance(pairs, list) or not pairs or len(pairs) % 2 or len(pairs) > 2 * BLOCK_PAIRS:
-        raise _invalid(f"a block is no array of 1 to {BLOCK_PAIRS} pairs")
+        raise _invalid(f"a block is not an array of 1 to {BLOCK_PAIRS} pairs")
     return pairs
 
 
 class _Reader:
-    """Bytes in the pieces that are asked for, out of chunks that are cut anyhow."""
+    """Reads exact numbers of bytes from chunks of any size."""
 
     def __init__(self, chunks: Iterable[bytes]) -> None:
         self._chunks = iter(chunks)

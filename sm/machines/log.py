@@ -8,7 +8,7 @@ from ..machine import Context, Refused
 
 
 class LogMachine:
-    """The machine of a cluster (or standalone log) that only keeps records: every result is None."""
+    """The machine of a cluster (or standalone log) that only stores records: every result is None."""
 
     name = "log"
     version = 1
@@ -20,30 +20,30 @@ class LogMachine:
             raise InitialInvalid(machine=self.name, initial=initial, reason="it has no state, so no initial value")
 
     def check(self, command: Any) -> None:
-        """Any value is a record."""
+        """Accept any value."""
 
     def check_batch(self, commands: Sequence[Any]) -> list[list[Any]]:
-        """Nothing is refused."""
+        """Refuse nothing."""
         return []
 
     def apply(self, command: Any, context: Context) -> None:
-        """Nothing to do; a record's result is None."""
+        """Do nothing; the result is None."""
         return
 
     def apply_batch(self, commands: Sequence[Any], contexts: Sequence[Context]) -> list[Any]:
-        """None for each."""
+        """None for each command."""
         return [None] * len(commands)
 
     def query(self, request: Any) -> None:
-        """None, the state that there is not, for the request None."""
+        """None for the request None: there is no state."""
         if request is not None:
             raise Refused("QUERY_UNKNOWN", "the log machine has no state: only the request null is known")
 
     def snapshot(self) -> Iterator[bytes]:
-        """No bytes."""
+        """An empty snapshot."""
         return iter(())
 
     def restore(self, chunks: Iterable[bytes]) -> None:
-        """Take a snapshot without bytes. Raises SnapshotInvalid."""
+        """Accept an empty snapshot. Raises SnapshotInvalid."""
         if any(chunks):
             raise SnapshotInvalid(machine=self.name, reason="it has no state, so its snapshot is empty")

@@ -1,1 +1,1 @@
-"""Client sessions: the session table, recorded replies, and retries that execute once."""
+"""Client sessions: the session table, recorded replies, and retries, which execute once."""

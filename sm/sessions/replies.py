@@ -1,24 +1,23 @@
-"""The replies of one session: what its latest commands were answered, so that a retry executes nothing.
+"""The replies of one session: the answers to its latest commands, so that a retry executes nothing.
 
     sequence   1 ..    | block_starts[0] ..  .. | tail_start .. | recorded_end ..  .. next_sequence
                dropped | blocks, packed         | tail          | pending: in the frame being applied
 
-Lists of Python objects cost some 300 bytes a command and work for the garbage collector, msgpack a tenth of that and
-none; so all but a session's last few commands stand in blocks, which only a retry unpacks. A block is a stretch of a
-sheet, and a sheet one of two:
+Python objects take some 300 bytes a command and burden the garbage collector; msgpack takes a tenth and does not. So
+all but the last few commands of a session are in blocks, which only a retry unpacks. A block is a part of a sheet, and
+there are two kinds of sheet:
 
-    of a frame       msgpack [payload, [results, refused]]     shared by the sessions that had much of the frame
-    of a session     msgpack [commands, [results, refused]]    what was its tail
+    of a frame       msgpack [payload, [results, refused]]     shared by the sessions with many commands in the frame
+    of a session     msgpack [commands, [results, refused]]    a former tail
 
-refused: [[place in the sheet, code, text], ...]. The first is a frame's payload and its reply, both packed already: no
-command is looked at again. A long command is kept as ext type 0 of a digest of its msgpack bytes, for it is only ever
-compared. (No client's command is of ext types 0 to 15.)
+refused: [[place in the sheet, code, text], ...]. A frame's sheet consists of its payload and its reply, both packed
+already, so no command is packed again. A long command is kept as ext type 0 with a digest of its msgpack bytes, because
+it is only compared. (No client's command has an ext type of 0 to 15.)
 
-A session holds at most `session_bytes` in blocks: beyond it the oldest go, as those do that lie outside of the window;
-also the last one, where it is longer by itself. Of a shared sheet a session holds as much as it has of its commands.
+The blocks of a session take at most `session_bytes`: above that the oldest are dropped, even the only one, as are those
+wholly outside the window. A session's share of a shared sheet is proportional to its commands there.
 
-Where blocks begin, and their sizes, follow from the log alone, and all of this is plain data, so it can stand in a
-snapshot.
+Block boundaries and sizes follow from the log alone, and all of it is plain data, so a snapshot can hold it as it is.
 """
 
 from bisect import bisect_right
@@ -33,12 +32,12 @@ from quire.log.payload import HEADERS_EXT_TYPE
 
 from ..machine import Refused
 
-TAIL_COMMANDS = 64  # A tail that reaches this becomes a block,
-TAIL_BYTES = 64 << 10  # or this.
-STRETCH_COMMANDS = 512  # So many at most join the tail at once, so that what one retry unpacks is short.
-SHEET_COMMANDS = 16_384  # A longer frame is no sheet, for the same reason.
-SHARED_COMMANDS = 16  # With fewer of a frame, a session packs its own.
-SHARED_BYTES = 512  # A session may hold so many bytes of a shared sheet for each of its commands there.
+TAIL_COMMANDS = 64  # A tail of this many commands becomes a block,
+TAIL_BYTES = 64 << 10  # and so does one of this many bytes.
+STRETCH_COMMANDS = 512  # At most this many join the tail at once; bounds what one retry unpacks.
+SHEET_COMMANDS = 16_384  # A frame with more commands is not used as a sheet, for the same reason.
+SHARED_COMMANDS = 16  # With fewer commands in a frame, a session packs a sheet of its own.
+SHARED_BYTES = 512  # A session may keep a shared sheet alive with at most this many bytes a command.
 
 COMMAND_DIGEST_BYTES = 16
 _COMMAND_DIGEST_EXT_TYPE = 0
@@ -46,13 +45,13 @@ _ARRAY_OF_TWO = b"\x92"
 
 
 class Recorded(NamedTuple):
-    """A command that was answered, or its digest, with its result or its Refused."""
+    """An answered command, or its digest, with its result or Refused."""
 
     command: Any
     reply: Any
 
     def is_of(self, command: Any) -> bool:
-        """Whether `command` is the one that was answered."""
+        """Whether `command` equals the answered one."""
         known = self.command
         if type(known) is ExtType and known.code == _COMMAND_DIGEST_EXT_TYPE:
             return bool(known == command_digest(command))
@@ -60,23 +59,23 @@ class Recorded(NamedTuple):
 
 
 class Block(NamedTuple):
-    """A stretch of a sheet, which begins at `place`."""
+    """The part of a sheet that starts at `place`."""
 
     sheet: bytes
     place: int
-    of_runs: bool  # The sheet's first part is the payload of a frame of kind `runs`.
+    of_runs: bool  # The sheet is of a frame of kind `runs`.
     size: int  # The session's share of the sheet, in bytes.
 
 
 class Bounds(NamedTuple):
-    """How much of it a session keeps: its latest commands, and bytes of blocks."""
+    """How much a session keeps: the number of latest commands, and the bytes of its blocks."""
 
     window: int
     bytes: int
 
 
 class Replies:
-    """One session's sequence and its latest replies. Changed by one thread."""
+    """One session's sequence and its latest replies. One thread changes it."""
 
     __slots__ = (
         "block_starts",
@@ -93,17 +92,17 @@ class Replies:
     )
 
     def __init__(self) -> None:
-        self.next_sequence = 1  # behind the pending ones, too
-        self.pending: list[tuple[int, int]] = []  # (place, count) in the frame being applied: those have no result yet
+        self.next_sequence = 1  # After the pending ones.
+        self.pending: list[tuple[int, int]] = []  # (place, count) in the frame being applied; no results yet.
         self.pending_count = 0
-        self.block_starts: list[int] = []  # each block's first sequence
+        self.block_starts: list[int] = []  # Each block's first sequence.
         self.blocks: list[Block] = []
         self.tail_start = 1
-        self.commands: list[Any] = []  # the tail, in the three parts of a sheet
+        self.commands: list[Any] = []  # The tail, in the three parts of a sheet.
         self.results: list[Any] = []
         self.refused: list[list[Any]] = []
-        self.tail_size = 0  # at least what the tail holds, as msgpack
-        self.size = 0  # of blocks and tail
+        self.tail_size = 0  # At least the bytes of the tail as msgpack.
+        self.size = 0  # Of blocks and tail.
 
     @property
     def kept_from(self) -> int:
@@ -112,17 +111,17 @@ class Replies:
 
     @property
     def recorded_end(self) -> int:
-        """The sequence behind the last command whose reply is recorded."""
+        """The sequence after the last recorded reply."""
         return self.next_sequence - self.pending_count
 
     def reserve(self, place: int, count: int) -> None:
-        """Give the next `count` sequences to the commands at `place` of the frame; a `record` brings their replies."""
+        """Give the next `count` sequences to the commands from `place` on; `record` adds their replies."""
         self.pending.append((place, count))
         self.pending_count += count
         self.next_sequence += count
 
     def pending_place(self, sequence: int) -> int:
-        """The place in the frame being applied of a command that is pending."""
+        """The place of a pending command in the frame being applied."""
         at = sequence - self.recorded_end
         for place, count in self.pending:
             if at < count:
@@ -138,10 +137,10 @@ class Replies:
         bounds: Bounds,
         size_of: Callable[[int, int], int],
     ) -> None:
-        """Keep the replies of what is pending.
+        """Keep the replies of the pending commands.
 
-        Commands and results are those of the whole frame, the refused by place in it; `size_of` tells what those of
-        the places [start, end) hold, as msgpack.
+        `commands` and `results` are those of the whole frame, `refused` is by place in it. `size_of(start, end)` gives
+        the msgpack bytes of the places [start, end).
         """
         for place, count in self.pending:
             if count == 1:
@@ -161,7 +160,7 @@ class Replies:
         self.pending_count = 0
 
     def record_sheet(self, sheet: bytes, bounds: Bounds, *, of_runs: bool, commands: int) -> None:
-        """Keep the replies of what is pending by the sheet of its frame, which has so many commands."""
+        """Keep the replies of the pending commands as blocks of their frame's sheet; it has `commands` commands."""
         self._pack_tail(bounds)
         for place, count in self.pending:
             share = -(-len(sheet) * count // commands)
@@ -170,7 +169,7 @@ class Replies:
         self.pending_count = 0
 
     def forget(self) -> int:
-        """Drop every reply, and no sequence; the bytes that they held. Nothing may be pending."""
+        """Drop all replies but keep the sequence; return the freed bytes. Nothing may be pending."""
         size, self.size, self.tail_size = self.size, 0, 0
         self.block_starts, self.blocks = [], []
         self.commands, self.results, self.refused = [], [], []
@@ -178,7 +177,7 @@ class Replies:
         return size
 
     def read(self, sequence: int, end: int) -> Iterator[Recorded]:
-        """What was answered to [sequence, end), all of it recorded and none of it dropped."""
+        """The recorded replies of [sequence, end), none of which may be dropped."""
         while sequence < end:
             if sequence >= self.tail_start:
                 place, stop = sequence - self.tail_start, end
@@ -196,17 +195,17 @@ class Replies:
             sequence = stop
 
     def to_row(self, number_of: Callable[[bytes], int]) -> list[Any]:
-        """All of it as plain data, with a number for each sheet. Between two frames: nothing is pending."""
+        """Everything as plain data, with a number for each sheet. Nothing may be pending."""
         blocks = [[number_of(block.sheet), block.place, block.of_runs, block.size] for block in self.blocks]
         tail = pack([self.commands, self.results, self.refused])
         return [self.next_sequence, self.tail_start, self.block_starts, blocks, self.tail_size, tail]
 
     @classmethod
     def from_row(cls, row: Sequence[Any], sheets: Sequence[bytes]) -> "Replies":
-        """What `to_row` told.
+        """The inverse of `to_row`.
 
         Raises:
-            PayloadInvalid, ValueError, TypeError, IndexError: it is no such row.
+            PayloadInvalid, ValueError, TypeError, IndexError: `to_row` did not write this row.
         """
         replies = cls()
         replies.next_sequence, replies.tail_start, starts, blocks, replies.tail_size, tail = row
@@ -215,7 +214,7 @@ class Replies:
         replies.size = replies.tail_size + sum(block.size for block in replies.blocks)
         try:
             replies.commands, replies.results, replies.refused = unpack_trusted(tail, ExtType)
-        except PayloadInvalid:  # A map in a machine's result has an array as its key: as tuples, it is read back.
+        except PayloadInvalid:  # A map in a result has an array as a key: only tuples can be unpacked as keys.
             parts = unpack_trusted(tail, ExtType, use_list=False)
             replies.commands, replies.results, replies.refused = map(list, parts)
         return replies
@@ -247,7 +246,7 @@ class Replies:
             self._append_block(Block(sheet, 0, False, len(sheet)), count, bounds)
 
     def _append_block(self, block: Block, count: int, bounds: Bounds) -> None:
-        """Append a block, and drop those that lie wholly outside of the window, or hold too much."""
+        """Append a block; drop blocks wholly outside the window, and the oldest ones while there are too many bytes."""
         starts, blocks = self.block_starts, self.blocks
         starts.append(self.tail_start)
         blocks.append(block)
@@ -261,21 +260,21 @@ class Replies:
 
 
 def sheet_of_frame(frame: Frame, packed_reply: bytes) -> bytes:
-    """The sheet that sessions can share."""
+    """The sheet of a frame, which sessions can share."""
     return b"".join((_ARRAY_OF_TWO, frame.payload, packed_reply))
 
 
 def same_command(one: Any, other: Any) -> bool:
-    """Whether two commands are one: equal msgpack bytes, so 1, 1.0 and true are three."""
+    """Whether two commands have equal msgpack bytes; so 1, 1.0 and true differ."""
     return pack(one) == pack(other)
 
 
 def command_digest(command: Any) -> Any:
-    """What is kept of a long command: equal for equal ones."""
+    """The digest kept in place of a long command."""
     return ExtType(_COMMAND_DIGEST_EXT_TYPE, blake2b(pack(command), digest_size=COMMAND_DIGEST_BYTES).digest())
 
 
-@lru_cache(maxsize=1)  # Who retries goes through a sheet from one end to the other.
+@lru_cache(maxsize=1)  # A client that retries goes through a sheet from end to end.
 def _sheet_of(sheet: bytes, of_runs: bool) -> tuple[list[Any], list[Any], list[list[Any]]]:
     """Commands, results and refused. Raises PayloadInvalid."""
     first, (results, refused) = unpack_trusted(sheet, _value_of_ext)
@@ -283,5 +282,5 @@ def _sheet_of(sheet: bytes, of_runs: bool) -> tuple[list[Any], list[Any], list[l
 
 
 def _value_of_ext(code: int, data: bytes) -> Any:
-    """A record's value without its headers, which a frame's payload may hold; any other ext as it is."""
+    """The value of a record with headers; any other ext type as it is."""
     return unpack_trusted(data, ExtType)[1] if code == HEADERS_EXT_TYPE else ExtType(code, data)

@@ -1,15 +1,15 @@
 """Which records of a frame execute, and which are retries or mistakes that their session answers.
 
-Decided before anything executes, for it depends on sequences and commands alone, never on a result. So what executes
-is one batch, in record order, whatever else stands in the frame. Sequences rise by one within a run, so it falls into
-at most four parts, in this order; a run that begins above the next sequence is all gap.
+This is decided before anything executes, because it depends on sequences and commands alone, never on a result. So the
+records that execute form one batch, in record order. Sequences rise by one within a run, so a run consists of at most
+four parts, in this order; a run that starts above the next sequence is a SEQUENCE_GAP as a whole.
 
-    gone       below the window, or too much       REPLY_GONE
-    recorded   answered in an earlier frame        the recorded reply, or SEQUENCE_REUSED
-    pending    executes in this frame, before      the reply of that place, or SEQUENCE_REUSED
-    new                                            executes
+    gone       below the window, or dropped            REPLY_GONE
+    recorded   answered in an earlier frame            the recorded reply, or SEQUENCE_REUSED
+    pending    executes at an earlier place here       the reply of that place, or SEQUENCE_REUSED
+    new                                                executes
 
-None of the refusals uses a sequence.
+A refusal uses up no sequence.
 """
 
 from collections.abc import Callable, Sequence
@@ -30,30 +30,30 @@ from .replies import (
 )
 from .table import Sessions
 
-SHORT_REPLY_BYTES = 4096  # In a frame whose whole reply is shorter, no result is measured by itself.
-LONG_COMMAND_BYTES = 128  # A frame whose commands are longer than this, on the average, leaves digests of them.
+SHORT_REPLY_BYTES = 4096  # If a frame's whole reply is shorter, its results are not measured one by one.
+LONG_COMMAND_BYTES = 128  # Above this average length, digests are kept in place of a frame's commands.
 
 
 class Verdicts:
-    """What becomes of each record of one frame. Made by `judge`; `replies`, then `record`, once executed."""
+    """What happens to each record of a frame. Call `judge`; after execution call `replies`, then `record`."""
 
     __slots__ = ("_answered", "_commands", "_copied", "_executing", "_sessions")
 
     def __init__(self, sessions: Sessions, commands: list[Any]) -> None:
         self._sessions = sessions
         self._commands = commands
-        self._answered: dict[int, Any] = {}  # places that a session answers: a result or a Refused
-        self._copied: dict[int, int] = {}  # places answered like an earlier place of this frame
-        self._executing: list[Replies] = []  # of the sessions that have commands pending
+        self._answered: dict[int, Any] = {}  # The result or Refused of places that a session answers.
+        self._copied: dict[int, int] = {}  # Places that get the reply of an earlier place of this frame.
+        self._executing: list[Replies] = []  # Of the sessions with pending commands.
 
     def judge(self, runs: Sequence[tuple[int, int, int]]) -> None:
-        """Decide every run, (session, sequence, count), and move the sequences of what will execute."""
+        """Judge each run (session, sequence, count), and advance the sequences of what will execute."""
         table, executing = self._sessions.replies, self._executing
         place = 0
         for session, sequence, count in runs:
             if session:
                 replies = table.get(session)
-                if replies is not None and replies.next_sequence == sequence:  # The normal case: all of it is new.
+                if replies is not None and replies.next_sequence == sequence:  # The normal case: all new.
                     if not replies.pending_count:
                         executing.append(replies)
                     replies.reserve(place, count)
@@ -67,13 +67,13 @@ class Verdicts:
             place += count
 
     def places(self) -> list[int] | None:
-        """The places that execute, in order; None where all of them do."""
+        """The places that execute, in order; None if all do."""
         if self._all_execute:
             return None
         return [at for at in range(len(self._commands)) if at not in self._answered and at not in self._copied]
 
     def replies(self, executed: list[Any]) -> list[Any]:
-        """A result or Refused for every record, given those of the records that executed."""
+        """The result or Refused of every record, given those of the executed records."""
         if self._all_execute:
             return executed
         answered, executed_next = self._answered, iter(executed)
@@ -88,7 +88,7 @@ class Verdicts:
         return replies
 
     def record(self, frame: Frame, results: list[Any], refused: list[list[Any]], packed_reply: bytes) -> None:
-        """Record the replies of what has executed with its sessions."""
+        """Record the replies of the executed commands with their sessions."""
         executing = self._executing
         if not executing:
             return
@@ -107,7 +107,7 @@ class Verdicts:
         sessions.grew(sum(replies.size for replies in executing) - before)
 
     def _share(self, frame: Frame, packed_reply: bytes, bounds: Bounds) -> list[Replies]:
-        """Record by the frame's own bytes with the sessions that had enough of it; give the other sessions."""
+        """Record the frame's own bytes with the sessions that have enough of its commands; return the others."""
         count = len(self._commands)
         if count > SHEET_COMMANDS or frame.header.kind == Kind.BLOB:
             return self._executing
@@ -128,7 +128,7 @@ class Verdicts:
         return not self._answered and not self._copied
 
     def _judge_run(self, replies: Replies, session: int, sequence: int, places: range) -> None:
-        """Decide the records of a run that is not wholly new."""
+        """Judge the records of a run that is not all new."""
         window = self._sessions.session_window
         next_sequence, recorded_end = replies.next_sequence, replies.recorded_end
         run = range(sequence, sequence + len(places))
@@ -158,7 +158,7 @@ class Verdicts:
             replies.reserve(places[next_sequence - sequence], run.stop - next_sequence)
 
     def _shortened(self) -> list[Any]:
-        """The commands; of those that execute under a session, the digests."""
+        """The commands, with those that execute under a session replaced by their digests."""
         commands = list(self._commands)
         for replies in self._executing:
             for first, count in replies.pending:
@@ -170,7 +170,7 @@ class Verdicts:
 def _sizes(
     frame: Frame, results: list[Any], refused: dict[int, list[str]], packed_reply: bytes
 ) -> Callable[[int, int], int]:
-    """What the commands and replies of places [start, end) hold: by their number where all replies are short."""
+    """A function that gives the bytes of the commands and replies of places [start, end)."""
     command = min(LONG_COMMAND_BYTES, len(frame.payload))
     if len(packed_reply) <= SHORT_REPLY_BYTES:
         each = command + len(packed_reply) // len(results) + 1

@@ -1,18 +1,20 @@
-"""The session table: who may use a sequence, and where each stands.
+"""The session table: which sessions are open, and which sequence each has reached.
 
-A session is opened by a system record; the record's index is its id. A name opened again gets a new id that goes on
-with the old one's sequence and replies, and the old id is fenced: two holders of a name never share a sequence.
+A session is opened by a system record, whose index is the session's id. Opening a name again moves the session to a new
+id, with its sequence and replies, and fences the old id: two holders of a name never share a sequence.
 
-The ids of a name's former holders are remembered up to a limit, the oldest forgotten first, so that a client that
-opens its name at every start does not grow the table. A forgotten one is unknown, which executes nothing either.
+Fenced ids are remembered up to a limit, the oldest forgotten first, so that a client that opens its name at every start
+does not grow the table. A forgotten id counts as unknown, and an unknown session executes nothing either.
 
-At `max_sessions` the unnamed session goes that was used longest ago, by the order of the log: opened, or any record of
-it applied, a retry, too. Whoever comes back to it is answered SESSION_EXPIRED, and nothing of it executes again. Named
-ones never go. What replies hold in memory is bounded for each session and for all of them together: beyond the first a
-session forgets its oldest replies, beyond the second unnamed sessions go, and where none is left, named ones forget
-their replies. They keep their sequence, so a retry is answered REPLY_GONE.
+At `max_sessions` a new session evicts the least recently used unnamed one. Use means, in the order of the log: it was
+opened, or one of its records was applied, retries included. A client that returns to an evicted session gets
+SESSION_EXPIRED, and nothing of it executes again. Named sessions are never evicted.
 
-Everything is plain, and `replies` stands in the order of use, which a snapshot has to keep.
+The memory of replies is bounded per session and in total. Above the first limit a session drops its oldest replies.
+Above the second, unnamed sessions are evicted; if none is left, named ones drop their replies but keep their sequence,
+so that a retry gets REPLY_GONE.
+
+All of it is plain data. `replies` is in order of use, which a snapshot must preserve.
 """
 
 from collections import OrderedDict
@@ -24,12 +26,12 @@ from .replies import Replies
 
 SESSION_WINDOW = 8192
 MAX_SESSIONS = 100_000
-SESSION_BYTES = 8 << 20  # A full window of commands with answers of a kilobyte.
-SESSIONS_BYTES = 512 << 20  # 500 sessions with full windows of short commands hold 200 MB.
+SESSION_BYTES = 8 << 20  # A full window of commands with results of 1 KiB.
+SESSIONS_BYTES = 512 << 20  # 500 sessions with full windows of short commands take 200 MB.
 
 
 class SessionStatus(NamedTuple):
-    """An open session: its id, its name if it has one, and the last sequence that was answered (0: none yet)."""
+    """An open session: its id, its name or None, and the last answered sequence (0: none yet)."""
 
     session: int
     name: str | None
@@ -37,11 +39,11 @@ class SessionStatus(NamedTuple):
 
 
 class Sessions:
-    """The open sessions of one replica, and the fenced ones. Changed by the applier alone, in the log's order.
+    """One replica's open sessions and fenced ids. Only the applier changes them, in the order of the log.
 
-    `session_window` commands of each can be retried; `max_sessions` are open at most, and as many fenced ids are
-    remembered. The replies of one session hold at most `session_bytes` (and its tail, TAIL_BYTES), those of all
-    together `sessions_bytes`. All four are the same on every replica: they stand in genesis.
+    The last `session_window` commands of a session can be retried. At most `max_sessions` are open, and as many fenced
+    ids remembered. The replies of one session take at most `session_bytes` (plus its tail, TAIL_BYTES), those of all
+    sessions `sessions_bytes`. All four limits are in the genesis record, so they are equal on all replicas.
     """
 
     def __init__(
@@ -56,17 +58,17 @@ class Sessions:
         self.max_sessions = max_sessions
         self.session_bytes = session_bytes
         self.sessions_bytes = sessions_bytes
-        self.size = 0  # Bytes that all replies hold.
-        self.replies: OrderedDict[int, Replies] = OrderedDict()  # by id, the one that was used longest ago first
-        self._names: dict[int, str] = {}  # by id, of the named ones
+        self.size = 0  # Bytes of all replies.
+        self.replies: OrderedDict[int, Replies] = OrderedDict()  # By id, the least recently used first.
+        self._names: dict[int, str] = {}  # By id; named sessions only.
         self._by_name: dict[str, int] = {}
-        self._fenced: OrderedDict[int, int] = OrderedDict()  # the id that took over, by the old id
+        self._fenced: OrderedDict[int, int] = OrderedDict()  # Old id to the id that took over.
 
     def open(self, index: int, name: str | None) -> SessionStatus:
-        """Open a session whose id is `index`; under a name that is open, the new id takes over from the old one.
+        """Open a session with the id `index`; if its name is open already, the new id takes over from the old one.
 
         Raises:
-            Refused: SESSIONS_FULL, where all that are open have names. (Each of those can be opened again even then.)
+            Refused: SESSIONS_FULL, if all open sessions have names. (An open name can be opened again even then.)
         """
         old = None if name is None else self._by_name.get(name)
         if old is not None:
@@ -85,7 +87,7 @@ class Sessions:
         return SessionStatus(index, name, replies.recorded_end - 1)
 
     def close(self, session: int) -> SessionStatus:
-        """Forget an open session, its replies and its name; give where it stood.
+        """Forget an open session, its replies and its name; return its last status.
 
         Raises:
             Refused: SESSION_EXPIRED or SESSION_FENCED.
@@ -100,26 +102,26 @@ class Sessions:
         return status
 
     def find(self, session: int) -> SessionStatus | None:
-        """Where the session stands, or None if it is not open."""
+        """The status of a session, or None if it is not open."""
         replies = self.replies.get(session)
         if replies is None:
             return None
         return SessionStatus(session, self._names.get(session), replies.recorded_end - 1)
 
     def refusal(self, session: int) -> Refused:
-        """What a session that is not open is answered."""
+        """The reply to a record of a session that is not open."""
         successor = self._fenced.get(session)
         if successor is not None:
             return Refused("SESSION_FENCED", f"session {session} was taken over by session {successor} of its name")
         return Refused("SESSION_EXPIRED", f"session {session} is not open: closed, expired or never opened")
 
     def all_open(self) -> Iterator[tuple[int, str | None, Replies]]:
-        """Id, name and replies of each open session, the one that was used longest ago first."""
+        """Id, name and replies of each open session, the least recently used first."""
         for session, replies in self.replies.items():
             yield session, self._names.get(session), replies
 
     def all_fenced(self) -> list[tuple[int, int]]:
-        """(old id, the id that took over), the oldest first."""
+        """Pairs (old id, id that took over), the oldest first."""
         return list(self._fenced.items())
 
     def put(self, session: int, name: str | None, replies: Replies) -> None:
@@ -135,7 +137,7 @@ class Sessions:
         self._fenced.update(pairs)
 
     def grew(self, size: int) -> None:
-        """Count what replies hold more now, and make room where it is too much."""
+        """Account for `size` more bytes of replies; make room if there are too many."""
         self.size += size
         while self.size > self.sessions_bytes and self._evict(holding=1):
             pass
@@ -146,7 +148,7 @@ class Sessions:
                     return
 
     def _evict(self, *, holding: int = 0) -> bool:
-        """Forget, of the unnamed sessions that hold so many bytes, the one that was used longest ago; False if none."""
+        """Forget the least recently used unnamed session with at least `holding` bytes; False if there is none."""
         names, table = self._names, self.replies
         session = next((each for each, held in table.items() if held.size >= holding and each not in names), None)
         if session is None:

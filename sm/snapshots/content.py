@@ -1,14 +1,14 @@
-"""What a snapshot's chunks hold, joined: the session table as rows, then the machine's state to the end.
+"""The content of a snapshot's chunks, joined: the session table as rows, then the machine's state to the end.
 
     row     length u32, one msgpack array; a length of 0 ends the rows
 
-    [1, sheet]                                           a sheet that replies share; they are counted from 0
+    [1, sheet]                                           a sheet of replies; sheets are numbered from 0
     [2, id, name or nil, next_sequence, tail_start, block_starts, blocks, tail_size, tail]
-            an open session, the one that was used longest ago first
-            blocks: [[sheet, place, of_runs, size], ...]    tail: msgpack [commands, results, refused], packed once more
+            an open session, the least recently used first
+            blocks: [[sheet, place, of_runs, size], ...]    tail: msgpack [commands, results, refused], packed as bytes
     [3, [[old id, id that took over], ...]]              fenced ids, oldest first
 
-A sheet comes before the first session that refers to it, and each once, so what sessions share they share again.
+Each sheet occurs once, before the first session that refers to it; sessions that shared it share it after a restore.
 """
 
 from collections.abc import Iterable, Iterator
@@ -30,7 +30,7 @@ _END = bytes(_LENGTH_BYTES)
 
 
 def content_of(machine: StateMachine, sessions: Sessions) -> Iterator[bytes]:
-    """The content, in pieces of any length. Between two applies."""
+    """The content, in pieces of any length. Call and read it between two applies."""
     sheets: dict[int, int] = {}
     for session, name, replies in sessions.all_open():
         for block in replies.blocks:
@@ -52,12 +52,13 @@ def _row(fields: list[Any]) -> Iterator[bytes]:
 
 
 def restore_content(pieces: Iterable[bytes], machine: StateMachine, sessions: Sessions, name: str) -> None:
-    """Fill an empty session table and a machine with a snapshot's content; `name` is the snapshot's, for messages.
+    """Fill a machine and an empty session table from a snapshot's content; `name` is for messages.
+
+    Whatever is raised, including by `pieces`: discard the machine and the table.
 
     Raises:
-        SnapshotDamaged: the content is not as it is written.
-        SnapshotInvalid: the machine refuses its state, or fails on it in whatever way.
-        Whatever `pieces` raises. The machine and the table are not to be used then.
+        SnapshotDamaged: the content does not have its format.
+        SnapshotInvalid: the machine refuses its state, or fails on it.
     """
     reader = _Reader(pieces, name)
     sheets: list[bytes] = []
@@ -80,12 +81,12 @@ def restore_content(pieces: Iterable[bytes], machine: StateMachine, sessions: Se
         raise
     except Exception as fault:
         raise SnapshotInvalid(machine=machine.name, reason=f"its restore raised {fault!r}") from fault
-    for _ in reader.rest():  # A machine that stops reading early must not hide a damaged chunk.
+    for _ in reader.rest():  # Read on to the end: a machine that stops early must not hide a damaged chunk.
         pass
 
 
 class _Reader:
-    """Rows, then the rest, out of pieces of any length."""
+    """Reads rows, then the rest, from pieces of any length."""
 
     def __init__(self, pieces: Iterable[bytes], name: str) -> None:
         self._pieces = iter(pieces)
@@ -94,7 +95,7 @@ class _Reader:
         self._place = 0
 
     def row(self) -> list[Any] | None:
-        """The next row, None at their end."""
+        """The next row, or None after the last one."""
         length = int.from_bytes(self._take(_LENGTH_BYTES), "little")
         if not length:
             return None
@@ -102,7 +103,7 @@ class _Reader:
         return row
 
     def rest(self) -> Iterator[bytes]:
-        """All that follows."""
+        """Everything after the rows."""
         if self._place < len(self._buffer):
             rest, self._place = bytes(self._buffer[self._place :]), len(self._buffer)
             yield rest

@@ -1,15 +1,15 @@
-"""A snapshot's manifest: what its chunks hold, of which cluster and machine, and where in the log it stands.
+"""A snapshot's manifest: its cluster and machine, its place in the log, and its chunks.
 
     manifest    0 4 crc32c of the rest    4 .. one msgpack map, keys in this order:
 
     version 1            cluster_id bin 16      machine [name, version]
-    index, epoch, crc32c, timestamp             the chain's end: next index, and of the frame that ends there
-    members_index        index of the last `members` or `genesis` record below
+    index, epoch, crc32c, timestamp             the next index, and the fields of the frame that ends there
+    members_index        index of the last `members` or `genesis` record below `index`
     members              its rows [node_id, disk_id, address, role]
     epochs               [[epoch, first index], ...] below `index`, the newest MAX_EPOCHS
-    digest bin 16        chunks [[bytes, crc32c], ...]        sha256 bin 32: of all chunks, joined
+    digest bin 16        chunks [[bytes, crc32c], ...]        sha256 bin 32: of the joined chunks
 
-All of it follows from the log alone, so two nodes' snapshots at one index have one sha256.
+All of it follows from the log alone, so the snapshots of two nodes at one index have the same sha256.
 """
 
 from collections.abc import Iterable, Mapping
@@ -32,14 +32,14 @@ _CRC_BYTES = 4
 
 
 class Chunk(NamedTuple):
-    """One chunk file: its length and the crc32c of its bytes."""
+    """A chunk file: its length, and the crc32c of its bytes."""
 
     size: int
     crc32c: int
 
 
 class Manifest(NamedTuple):
-    """A snapshot: where it stands and what it consists of."""
+    """A snapshot: whose it is, its boundary in the log, and its chunks."""
 
     cluster_id: bytes
     machine: tuple[str, int]
@@ -48,17 +48,17 @@ class Manifest(NamedTuple):
     sha256: bytes
 
     @property
-    def index(self) -> int:  # type: ignore[override]  # It hides tuple.index, which nobody needs here.
-        """Every record below it is in the snapshot."""
+    def index(self) -> int:  # type: ignore[override]  # Hides tuple.index, which is unused.
+        """Where the snapshot ends: all records below it are included."""
         return self.boundary.tail.index
 
     @property
     def size(self) -> int:
-        """Bytes of all chunks."""
+        """The bytes of all chunks."""
         return sum(chunk.size for chunk in self.chunks)
 
     def encode(self) -> bytes:
-        """The file's bytes."""
+        """The bytes of the manifest file."""
         tail, boundary = self.boundary.tail, self.boundary
         body = pack(
             {
@@ -81,11 +81,11 @@ class Manifest(NamedTuple):
 
 
 def decode_manifest(raw: bytes, name: str) -> Manifest:
-    """The manifest in a file's bytes; `name` is the snapshot's, for messages.
+    """Decode a manifest file; `name` is the snapshot's, for messages.
 
     Raises:
         SnapshotDamaged: the bytes are not what was written.
-        UnknownVersion: another version's manifest.
+        UnknownVersion: it has another format version.
     """
     body = raw[_CRC_BYTES:]
     if len(raw) <= _CRC_BYTES or crc32c(body) != int.from_bytes(raw[:_CRC_BYTES], "little"):
@@ -100,7 +100,7 @@ def decode_manifest(raw: bytes, name: str) -> Manifest:
     try:
         return _manifest(fields)
     except (TypeError, KeyError, ValueError) as error:
-        raise SnapshotDamaged(snapshot=name, reason=f"its manifest lacks a part ({error!r})") from error
+        raise SnapshotDamaged(snapshot=name, reason=f"its manifest lacks a field ({error!r})") from error
 
 
 def _manifest(fields: Mapping[str, Any]) -> Manifest:
@@ -128,7 +128,7 @@ def _pairs(rows: Iterable[Any]) -> Iterable[tuple[int, int]]:
 
 def _number(value: Any) -> int:
     if type(value) is not int or value < 0:
-        raise ValueError(f"{value!r:.40} is no number")
+        raise ValueError(f"{value!r:.40} is not a number")
     return value
 
 

@@ -1,12 +1,13 @@
-"""A snapshot that is being fetched from another node, chunk by chunk; what was fetched survives a restart.
+"""A snapshot that is being fetched from another node, chunk by chunk; fetched chunks survive a restart.
 
     snapshots/<index>.part/     the manifest first, then chunks, in any order
 
-Each is written as `<name>.tmp`, synced, and only then renamed: what has its name is durable. Without it a chunk that a
-killed process left in the page cache, or whose sync failed, would read back as whole, count, and be gone with the
-power, when the log in whose place it stands is gone, too. Only one part is kept: that of the snapshot which was
-asked for last. Whole, it is read by a machine before it counts: what this node could not use must not take its log's
-place.
+Each file is written as `<name>.tmp`, synced, and only then renamed, so a file under its final name is durable.
+Otherwise a chunk that a killed process left in the page cache, or whose sync failed, would be read back as whole and
+counted, then be lost with the power, when the log that the snapshot replaces is gone as well.
+
+Only one part is kept: that of the snapshot requested last. When complete, it is restored into a machine before it
+counts: a snapshot that this node cannot use must not replace its log.
 """
 
 from collections.abc import Callable
@@ -29,10 +30,10 @@ _TMP = ".tmp"
 
 
 class SnapshotPart:
-    """What is there of one snapshot that is fetched. All methods block; one caller at a time."""
+    """The fetched part of one snapshot. All methods block; one caller at a time."""
 
     def __init__(self, store: SnapshotStore, manifest: Manifest) -> None:
-        """Use `begin` or `resume`."""
+        """Use `begin`."""
         self.manifest = manifest
         self._store = store
         self._name = snapshot_name(manifest.index) + _PART
@@ -41,12 +42,12 @@ class SnapshotPart:
 
     @classmethod
     def begin(cls, store: SnapshotStore, raw: bytes) -> "SnapshotPart":
-        """Take up the part of the snapshot whose manifest this is, or begin one; any other is removed.
+        """Continue the part of the snapshot with this manifest, or begin one; any other part is removed.
 
         Raises:
-            SnapshotDamaged: it is no manifest.
-            SnapshotForeign, UnknownVersion: nothing that this node can use.
-            DiskFull, OSError: it cannot be written.
+            SnapshotDamaged: `raw` is not a manifest.
+            SnapshotForeign, UnknownVersion: this node cannot use the snapshot.
+            DiskFull, OSError: the part cannot be written.
         """
         manifest = decode_manifest(raw, "of a peer")
         refuse_foreign(manifest, store.owner)
@@ -60,19 +61,19 @@ class SnapshotPart:
 
     @classmethod
     def resume(cls, store: SnapshotStore) -> None:
-        """Let the store know at a start of what part there is; one that cannot be used is removed. Raises OSError."""
+        """Tell the store, at a start, about an existing part; an unusable one is removed. Raises OSError."""
         for name in [name for name in store.folder.list() if name.endswith(_PART)]:
             manifest = cls._read(store, name)
             if manifest is None or store.fetching or manifest.index in store.indices:
-                store.empty(name)
+                store.delete_folder(name)
             else:
                 store.fetching = manifest.index
 
     @staticmethod
     def forget(store: SnapshotStore) -> None:
-        """Remove whatever part there is."""
+        """Remove any part."""
         for name in [name for name in store.folder.list() if name.endswith(_PART)]:
-            store.empty(name)
+            store.delete_folder(name)
         store.fetching = 0
 
     @staticmethod
@@ -84,7 +85,7 @@ class SnapshotPart:
             return None
 
     def missing(self) -> list[int]:
-        """The numbers of the chunks that are still to be fetched; what is there and torn, or without its name, goes."""
+        """The numbers of the chunks still to fetch; damaged chunks and temporary files are removed."""
         there = set(self._folder.list())
         for name in there:
             if name.endswith(_TMP):
@@ -101,24 +102,24 @@ class SnapshotPart:
         return missing
 
     def put(self, number: int, data: bytes) -> None:
-        """Take a chunk; durable, but for its name, on return.
+        """Store a chunk; its bytes are durable on return, its name is not.
 
         Raises:
-            SnapshotDamaged: it is not what the manifest says; nothing was written.
+            SnapshotDamaged: it does not match the manifest; nothing was written.
             DiskFull, OSError: it cannot be written.
         """
         chunk = self.manifest.chunks[number]
         if len(data) != chunk.size or crc32c(data) != chunk.crc32c:
             name = snapshot_name(self.manifest.index)
-            raise SnapshotDamaged(snapshot=name, reason=f"{chunk_name(number)} failed its crc32c on its way")
+            raise SnapshotDamaged(snapshot=name, reason=f"{chunk_name(number)} failed its crc32c in transit")
         _write_durably(self._folder, chunk_name(number), data)
 
     def restore(self, new_machine: Callable[[], StateMachine], new_sessions: Callable[[], Sessions]) -> Applier:
-        """An applier behind the snapshot, whose chunks are all there. What is there is synced on return.
+        """An applier at the snapshot's boundary. All chunks must be present; their names are durable on return.
 
         Raises:
-            SnapshotDamaged: a chunk, or the sum of all, is not what the manifest says.
-            SnapshotInvalid: the machine refuses it.
+            SnapshotDamaged: a chunk, or the sha256 of all, does not match the manifest.
+            SnapshotInvalid: the machine refuses its state.
         """
         self._folder.sync()
         machine, sessions = new_machine(), new_sessions()
@@ -127,12 +128,12 @@ class SnapshotPart:
         return Applier(machine, boundary=self.manifest.boundary, sessions=sessions)
 
     def complete(self) -> None:
-        """Let it count; durable on return. Raises OSError."""
+        """Turn the part into a whole snapshot; durable on return. Raises OSError."""
         self._store.adopt(self._name, self.manifest.index)
         self._store.fetching = 0
 
 
 def _write_durably(folder: Directory, name: str, data: bytes) -> None:
-    """A file that has its name only when its bytes are synced; raises as `write_file`."""
+    """Write a file that gets its name only when its bytes are synced; raises as `write_file`."""
     write_file(folder, name + _TMP, data)
     folder.rename(name + _TMP, name)

@@ -1,17 +1,17 @@
-"""Snapshots in a data directory: written, read, kept, set aside.
+"""The snapshots in a data directory: writing, reading, retaining, quarantining.
 
-    snapshots/00000000000000042000.new/      on its way
+    snapshots/00000000000000042000.new/      being written
     snapshots/00000000000000042000/          whole: manifest, 00000000.chunk, 00000001.chunk, ...
-    snapshots/00000000000000042000.gone/     on its way out
-    snapshots/00000000000000042000.part/     what was fetched of another node's (snapshot_part)
-    quarantine/snapshot-1-00000000000000042000/      damaged; never removed by the program
+    snapshots/00000000000000042000.gone/     being removed
+    snapshots/00000000000000042000.part/     being fetched from another node (part.py)
+    quarantine/snapshot-1-00000000000000042000/      damaged; the program never removes it
 
-The steps, and why in this order:
+The steps, and why they are in this order:
 
-1. Every chunk is written and synced, then the manifest, then the `.new` folder: whatever has its name later is whole.
-2. The folder is renamed, and `snapshots/` synced: from here on the snapshot counts.
-3. What is older than the two newest is renamed to `.gone`, `snapshots/` synced, and only then emptied: a folder
-   without suffix is never half a snapshot.
+1. Each chunk is written and synced, then the manifest, then the `.new` folder: when it gets its name, it is whole.
+2. The folder is renamed and `snapshots/` is synced: from here on the snapshot counts.
+3. A snapshot older than the two newest is renamed to `.gone`, `snapshots/` is synced, and only then is the folder
+   emptied: a folder without a suffix is never a partial snapshot.
 
 A crash leaves `.new` and `.gone` folders, which `open` removes.
 """
@@ -39,7 +39,7 @@ SNAPSHOTS_FOLDER = "snapshots"
 QUARANTINE_FOLDER = "quarantine"
 CHUNK_BYTES = 4 << 20
 WRITE_BYTES = 1 << 20
-"""Measured: one write of 4 MiB to a new file costs Linux three to twelve times as much as four of 1 MiB."""
+"""Measured on Linux: one write of 4 MiB to a new file costs three to twelve times as much as four of 1 MiB."""
 KEPT_SNAPSHOTS = 2
 
 NAME_DIGITS = 20
@@ -48,48 +48,48 @@ _FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
 
 
 class Owner(NamedTuple):
-    """Whose snapshots a store takes: a cluster's, of one machine and version."""
+    """The cluster and the machine (name, version) whose snapshots a store accepts."""
 
     cluster_id: bytes
     machine: tuple[str, int]
 
 
 def snapshot_name(index: int) -> str:
-    """A snapshot's folder."""
+    """The folder name of the snapshot at `index`."""
     return f"{index:0{NAME_DIGITS}d}"
 
 
 def chunk_name(number: int) -> str:
-    """A chunk's file."""
+    """The file name of a chunk."""
     return f"{number:08d}.chunk"
 
 
 class SnapshotStore:
-    """The snapshots of one data directory, oldest first. All methods block; one caller of each at a time."""
+    """The snapshots of one data directory. All methods block; one caller of each at a time."""
 
     def __init__(self, directory: Directory, owner: Owner) -> None:
         self.owner = owner
         self.damaged: list[SnapshotDamaged] = []
-        """What was set aside since this store was opened, and why."""
+        """The snapshots quarantined since this store was opened, and why."""
         self._directory = directory
         self._folder = directory.child(SNAPSHOTS_FOLDER)
         self._manifests: dict[int, Manifest] = {}
         self._lock = Lock()
         self.fetching = 0
-        """The index of a snapshot of which a part was fetched, 0 if there is none."""
+        """The index of the snapshot of which a part is fetched, 0 if there is none."""
 
     @classmethod
     def open(cls, directory: Directory, owner: Owner) -> "SnapshotStore":
-        """Remove what is half done, set aside what is damaged, read the manifests of the rest.
+        """Read all manifests, quarantine damaged snapshots, remove unfinished ones.
 
         Raises:
-            SnapshotForeign: one of another cluster, machine or version; nothing was changed.
-            UnknownVersion: one that another program wrote; nothing was changed.
+            SnapshotForeign: a snapshot is of another cluster, machine or machine version; nothing was changed.
+            UnknownVersion: a snapshot has another format version; nothing was changed.
             OSError: the device failed.
         """
         store = cls(directory, owner)
         directory.sync()
-        store._folder.sync()  # After a kill a name may stand in memory only; what counts must not go with the power.
+        store._folder.sync()  # After a kill a name may be in memory only; a snapshot must survive a power loss.
         names = store._folder.list()
         for name in sorted(name for name in names if name.isdigit()):
             try:
@@ -98,96 +98,96 @@ class SnapshotStore:
                 store.set_aside(int(name), damage)
         for name in names:
             if name.endswith((_NEW, _GONE)):
-                store.empty(name)
+                store.delete_folder(name)
         return store
 
     @property
     def folder(self) -> Directory:
-        """Where they stand."""
+        """The folder `snapshots/`."""
         return self._folder
 
     @property
     def indices(self) -> list[int]:
-        """Of the whole snapshots, ascending."""
+        """The indices of the whole snapshots, ascending."""
         return sorted(self._manifests)
 
     @property
     def manifests(self) -> list[Manifest]:
-        """Of the whole snapshots, the oldest first."""
-        held = self._manifests  # Taken once: others put another in its place meanwhile, in their threads.
+        """The manifests of the whole snapshots, the oldest first."""
+        held = self._manifests  # Read once: other threads replace it.
         return [held[index] for index in sorted(held)]
 
     def members_of(self, members_index: int) -> list[list[Any]] | None:
-        """The members that the record at that index names, if a whole snapshot has it as the last one below itself."""
+        """The members of the record at `members_index`, if it is the last one below some whole snapshot; else None."""
         boundaries = (manifest.boundary for manifest in self.manifests)
         return next((boundary.members for boundary in boundaries if boundary.members_index == members_index), None)
 
     # Writing
 
     def begin(self, index: int) -> Directory:
-        """An empty folder for a snapshot at `index`.
+        """An empty folder for a new snapshot at `index`.
 
         Raises:
-            DiskFull, OSError: there is none.
+            DiskFull, OSError: it cannot be created.
         """
         name = snapshot_name(index) + _NEW
         if name in self._folder.list():
-            self.empty(name)
+            self.delete_folder(name)
         return self._folder.child(name)
 
     def complete(self, index: int) -> Manifest:
-        """Let the snapshot that was written into `begin`'s folder count; durable on return.
+        """Make the snapshot written into the folder of `begin` count; durable on return.
 
         Raises:
-            SnapshotDamaged: its manifest is not whole; it does not count.
+            SnapshotDamaged: its manifest is damaged; it does not count.
             OSError: the device failed.
         """
         return self.adopt(snapshot_name(index) + _NEW, index)
 
     def adopt(self, written: str, index: int) -> Manifest:
-        """Let the whole snapshot in the folder `written` count; raises as `complete`."""
+        """Make the whole snapshot in the folder `written` count; raises as `complete`."""
         name = snapshot_name(index)
         manifest = self._read_manifest(written)
         if manifest.index != index:
-            raise SnapshotDamaged(snapshot=name, reason=f"it stands at {manifest.index}")
+            raise SnapshotDamaged(snapshot=name, reason=f"its manifest has index {manifest.index}")
         with self._lock:
             if index not in self._manifests:
                 self._folder.rename(written, name)
                 self._folder.sync()
-            self._manifests = {**self._manifests, index: manifest}  # Others read it meanwhile, in another thread.
+            self._manifests = {**self._manifests, index: manifest}  # Replaced, not changed: other threads read it.
         return manifest
 
     def give_up(self, index: int) -> None:
-        """Remove what was written of a snapshot that is not to be."""
+        """Remove what was written of an abandoned snapshot."""
         name = snapshot_name(index) + _NEW
         if name in self._folder.list():
-            self.empty(name)
+            self.delete_folder(name)
 
     # Keeping
 
     def retain(self, pinned: Iterable[int] = ()) -> None:
-        """Remove all but the two newest and those at the pinned indices."""
+        """Remove all snapshots but the two newest and those at the pinned indices."""
         with self._lock:
             kept = {*self.indices[-KEPT_SNAPSHOTS:], *pinned}
             for index in [index for index in self._manifests if index not in kept]:
                 self.remove(index)
 
     def remove_all(self, indices: Iterable[int]) -> None:
-        """Remove these."""
+        """Remove the snapshots at these indices."""
         with self._lock:
             for index in indices:
                 self.remove(index)
 
     def remove(self, index: int) -> None:
-        """Remove one snapshot; it does not count any more from the first durable step on."""
+        """Remove a snapshot; after the first durable step it no longer counts."""
         self._forget(index)
         gone = snapshot_name(index) + _GONE
         self._folder.rename(snapshot_name(index), gone)
         self._folder.sync()
-        self.empty(gone)
+        self.delete_folder(gone)
 
     def set_aside(self, index: int, damage: SnapshotDamaged) -> None:
-        """Move a damaged snapshot to the quarantine, where nothing is ever removed."""
+        """Move a damaged snapshot to the quarantine, from which nothing is ever removed."""
         self.damaged.append(damage)
         self._forget(index)
         quarantine = self._directory.child(QUARANTINE_FOLDER)
@@ -201,8 +201,8 @@ class SnapshotStore:
     def _forget(self, index: int) -> None:
         self._manifests = {kept: manifest for kept, manifest in self._manifests.items() if kept != index}
 
-    def empty(self, name: str) -> None:
-        """Remove a folder and what is in it."""
+    def delete_folder(self, name: str) -> None:
+        """Remove a folder and the files in it."""
         folder = self._folder.child(name)
         for file in folder.list():
             folder.remove(file)
@@ -213,10 +213,10 @@ class SnapshotStore:
     # Reading
 
     def pieces(self, manifest: Manifest, folder: str = "") -> Iterator[bytes]:
-        """The chunks, each verified before it is given; at the end their sha256 is. From another folder, if named.
+        """The chunks in order, each verified, and at the end the sha256 of all; from `folder` if it is given.
 
         Raises:
-            SnapshotDamaged: a chunk is missing or not what was written.
+            SnapshotDamaged: a chunk is missing or does not match the manifest.
             OSError: the device failed.
         """
         check = sha256()
@@ -228,10 +228,10 @@ class SnapshotStore:
             raise SnapshotDamaged(snapshot=snapshot_name(manifest.index), reason="its sha256 differs")
 
     def chunk(self, manifest: Manifest, number: int, folder: str = "") -> bytes:
-        """One chunk, verified.
+        """Read and verify a chunk; from `folder` if it is given.
 
         Raises:
-            SnapshotDamaged: it is missing or not what was written.
+            SnapshotDamaged: it is missing or does not match the manifest.
             OSError: the device failed.
         """
         name, chunk = snapshot_name(manifest.index), manifest.chunks[number]
@@ -256,7 +256,7 @@ class SnapshotStore:
 
 
 def refuse_foreign(manifest: Manifest, owner: Owner) -> None:
-    """Raise SnapshotForeign for what is of another cluster, machine or version."""
+    """Raise SnapshotForeign if the snapshot is of another cluster, machine or machine version."""
     name = snapshot_name(manifest.index)
     if manifest.cluster_id != owner.cluster_id:
         found, expected = manifest.cluster_id.hex(), owner.cluster_id.hex()
@@ -269,16 +269,16 @@ def refuse_foreign(manifest: Manifest, owner: Owner) -> None:
 def restore_newest(
     store: SnapshotStore, new_machine: Callable[[], StateMachine], new_sessions: Callable[[], Sessions]
 ) -> Applier:
-    """An applier behind the newest whole snapshot, or one that begins at 0. Blocks.
+    """An applier at the boundary of the newest whole snapshot, or at the log's start. Blocks.
 
-    A damaged snapshot is set aside, and the one before is taken, with more of the log to apply behind it.
+    A damaged snapshot is quarantined, and the next older one is used, with more of the log to apply.
 
     Raises:
-        SnapshotInvalid: the machine refuses a state that is as it was written: it is not the machine that wrote it.
+        SnapshotInvalid: the machine refuses an undamaged state: its code changed, but not its version.
         OSError: the device failed.
     """
     for manifest in reversed(store.manifests):
-        # New ones for each: a machine that met a damaged chunk may stand half-way.
+        # New ones for each: a machine that met a damaged chunk may be half restored.
         machine, sessions = new_machine(), new_sessions()
         try:
             restore_content(store.pieces(manifest), machine, sessions, snapshot_name(manifest.index))
@@ -296,19 +296,19 @@ def write_snapshot(
     content: Iterable[bytes],
     *,
     chunk_bytes: int = CHUNK_BYTES,
-    go_on: Callable[[], None] = lambda: None,
+    before_chunk: Callable[[], None] = lambda: None,
 ) -> Manifest:
-    """Write content as chunks, then the manifest; all of it durable on return, and without a name of its own yet.
+    """Write the content as chunks, then the manifest; all durable on return, but the folder still has to be renamed.
 
-    `go_on` is called before each chunk, and raises to stop.
+    `before_chunk` is called before each chunk; it may raise to stop.
 
     Raises:
-        DiskFull: no room; the folder holds a part.
+        DiskFull: no space; the folder holds a part.
         OSError: the device failed.
     """
     check, chunks = sha256(), list[Chunk]()
     for data in _cut(content, chunk_bytes):
-        go_on()
+        before_chunk()
         check.update(data)
         write_file(folder, chunk_name(len(chunks)), data)
         chunks.append(Chunk(len(data), crc32c(data)))
@@ -319,10 +319,10 @@ def write_snapshot(
 
 
 def write_file(folder: Directory, name: str, data: bytes) -> None:
-    """A new file with this content, synced.
+    """Create a file with this content and sync it.
 
     Raises:
-        DiskFull: no room.
+        DiskFull: no space.
         OSError: the device failed.
     """
     whole = memoryview(data)
@@ -333,13 +333,13 @@ def write_file(folder: Directory, name: str, data: bytes) -> None:
                 file.write_at(start, whole[start : start + WRITE_BYTES])
             file.sync()
         except OSError as error:
-            if error.errno in _FULL:  # Some file systems promise room and have none.
+            if error.errno in _FULL:  # Some file systems accept the allocation and then have no space.
                 raise DiskFull(name, len(data)) from error
             raise
 
 
 def _cut(pieces: Iterable[bytes], size: int) -> Iterator[bytes]:
-    """The same bytes in chunks of `size`, the last one shorter; none if there are none."""
+    """The same bytes in chunks of `size`, the last one shorter; no chunk if there are no bytes."""
     buffer = bytearray()
     for piece in pieces:
         buffer += piece

@@ -62,7 +62,7 @@ class FailingInBatches(Moody):
 
 
 def digest_by_hand(digest: bytes, frame: Frame, reply: list[Any]) -> bytes:
-    """DESIGN 1, digest, written out."""
+    """The digest's formula in sm/boundary.py, written out."""
     text = digest + struct.pack("<Q", frame.header.index) + struct.pack("<I", frame.header.crc32c) + pack(reply)
     return blake2b(text, digest_size=16).digest()
 

@@ -1,4 +1,4 @@
-"""The arithmetic machine against DESIGN 6, sentence by sentence."""
+"""The arithmetic machine against the rules at the top of its module, sentence by sentence."""
 
 import _pydecimal
 import decimal

@@ -61,7 +61,7 @@ def test_the_initial_value_is_the_class_s_own_where_none_is_given() -> None:
         ("..relative:Machine", "cannot import ..relative"),
         ("machines_that_raise:Machine", "cannot import machines_that_raise (ZeroDivisionError"),
         ("machines_for_this_test:Absent", "has no Absent"),
-        ("machines_for_this_test:number", "number is no class"),
+        ("machines_for_this_test:number", "number is not a class"),
         ("machines_for_this_test:NoApply", "NoApply lacks apply"),
         ("machines_for_this_test:Nameless", "Nameless.name must be"),
         ("machines_for_this_test:Versionless", "Versionless.version must be"),

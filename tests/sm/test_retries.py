@@ -1,4 +1,4 @@
-"""Retries: decided record by record, however they are grouped; nothing executes twice (DESIGN 6)."""
+"""Retries: decided record by record, however they are grouped; nothing executes twice."""
 
 import struct
 from hashlib import blake2b

@@ -1,6 +1,6 @@
 """Sessions against a model that remembers everything: random opens, closes, retries in any grouping, mistakes.
 
-The model is DESIGN 6 word for word, a record at a time, without window, blocks or batches to get wrong.
+The model follows the table in sm/DESIGN.md, a record at a time, without window, blocks or batches to get wrong.
 """
 
 from typing import Any

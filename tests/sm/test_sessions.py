@@ -1,4 +1,4 @@
-"""The session table: open, name, fence, close, and its limits (DESIGN 6)."""
+"""The session table: open, name, fence, close, and its limits."""
 
 import pytest
 

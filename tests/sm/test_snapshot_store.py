@@ -300,7 +300,7 @@ def test_no_space_for_a_snapshot_is_an_error_of_its_own_and_nothing_is_lost() ->
 def test_a_manifest_that_stands_elsewhere_does_not_count() -> None:
     store, machine = SnapshotStore.open(MemoryDirectory(), OWNER), Machine()
     write_snapshot(store.begin(9), OWNER, machine.applier.boundary, machine.applier.content())
-    with pytest.raises(SnapshotDamaged, match="it stands at 2"):
+    with pytest.raises(SnapshotDamaged, match="its manifest has index 2"):
         store.complete(9)
     assert indices(store) == []
 
