@@ -1,4 +1,4 @@
-"""Storage that fails as disks do, for every test that needs it."""
+"""Storage that fails as disks do, for tests and simulations. No node runs on it."""
 
 from __future__ import annotations
 

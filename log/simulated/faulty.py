@@ -1,13 +1,20 @@
-"""A disk in memory that loses what was not synced.
+"""A disk in memory that loses what was not synced: `Storage` and `Directory` for tests and simulations.
 
-What a power loss does, and what it may do at most:
+What a power loss may take, and nothing more:
 
-- every 512-byte sector written since the file's last sync is old or new, each by itself, in any order
-- every change of a file's size since then happened or not
-- every creation, renaming and removal since the folder's last sync happened or not, a renaming as one
-- a failed sync leaves the page cache looking clean: what it did not bring to the disk no later sync will
+- of the 512-byte sectors written since the file's last sync, any subset, in any order
+- of the changes of a file's size since then, any subset
+- of the names created, renamed and removed since the folder's last sync, any subset; a renaming is atomic
 
-`Disk.stop_before` loses the power before a given operation, so that a test can stop a change at each of its steps.
+A failed sync leaves the page cache looking clean: what it did not bring to the disk, no later sync will.
+
+`Disk.stop_before` loses the power before a given operation, so that a test can stop a change at each of its steps:
+
+    disk = Disk(seed=1)
+    disk.stop_before = 7
+    with pytest.raises(PowerLoss):
+        write_something(disk.directory())
+    recover(disk.directory())  # as the next process finds it
 """
 
 from __future__ import annotations
@@ -23,34 +30,38 @@ from ..errors import DiskFull
 from ..storage import Directory
 
 SECTOR_BYTES = 512
-
+HELD_SYNC_TIMEOUT_S = 30.0
+"""How long a sync waits for `Disk.holding_syncs`; a test that never sets it fails instead of hanging."""
 
 Kept = Callable[[str], bool]
-"""Told a file's or folder's name for each thing that was not synced, in turn: whether it survives."""
+"""Called with the name of the file or folder for each change that was not synced, in order: whether it survives."""
 
 
 class PowerLoss(Exception):
-    """The power went away; or a handle from before it is used."""
+    """The power went away, or a handle from before a power loss or restart was used."""
 
 
 class Keep(Enum):
-    """What survives of what was not synced."""
+    """How much of what was not synced survives a power loss."""
 
     NOTHING = "nothing"
     EVERYTHING = "everything"
     SOME = "some"
+    """Each change with a chance of one half, drawn from the disk's seed."""
 
 
-class _File:
-    """A file as the page cache shows it, as the disk has it, and the steps from one to the other."""
+class DiskFile:
+    """A file as the page cache shows it, as the disk holds it, and the changes between the two."""
 
     def __init__(self, name: str) -> None:
         self.name = name
         self.cached = bytearray()
         self.durable = bytearray()
         self.pending: list[tuple[int, bytes] | int] = []
+        """Writes as (position, bytes), one for each sector, and changes of the size as the new size."""
 
     def write(self, position: int, data: bytes) -> None:
+        """Write to the page cache."""
         _overlay(self.cached, position, data)
         start = position
         while start < position + len(data):
@@ -59,42 +70,49 @@ class _File:
             start = end
 
     def resize(self, length: int) -> None:
+        """Change the size in the page cache."""
         _resize(self.cached, length)
         self.pending.append(length)
 
     def settle(self, kept: Kept) -> None:
-        """Bring those pending steps to the disk that `kept` says."""
-        for step in self.pending:
+        """Bring the pending changes that `kept` accepts to the disk; the others are lost to it."""
+        for change in self.pending:
             if kept(self.name):
-                if isinstance(step, int):
-                    _resize(self.durable, step)
+                if isinstance(change, int):
+                    _resize(self.durable, change)
                 else:
-                    _overlay(self.durable, *step)
+                    _overlay(self.durable, *change)
         self.pending.clear()
 
 
-class _Folder:
+class DiskFolder:
+    """A folder's names as the page cache shows them, as the disk holds them, and the changes between the two."""
+
     def __init__(self, name: str) -> None:
         self.name = name
-        self.cached: dict[str, _File | _Folder] = {}
-        self.durable: dict[str, _File | _Folder] = {}
-        self.pending: list[dict[str, _File | _Folder | None]] = []
+        self.cached: dict[str, DiskFile | DiskFolder] = {}
+        self.durable: dict[str, DiskFile | DiskFolder] = {}
+        self.pending: list[dict[str, DiskFile | DiskFolder | None]] = []
+        """Changes that are atomic, each as name -> what it names then, None for a name that goes."""
 
-    def change(self, names: dict[str, _File | _Folder | None]) -> None:
+    def change(self, names: dict[str, DiskFile | DiskFolder | None]) -> None:
+        """Change names in the page cache."""
         _rename(self.cached, names)
         self.pending.append(names)
 
     def settle(self, kept: Kept) -> None:
+        """Bring the pending changes that `kept` accepts to the disk; the others are lost to it."""
         for names in self.pending:
             if kept(self.name):
                 _rename(self.durable, names)
         self.pending.clear()
 
     def lose_power(self, kept: Kept) -> None:
+        """Settle this folder and all in it as `kept` says; the page cache then shows what the disk holds."""
         self.settle(kept)
         self.cached = dict(self.durable)
         for node in self.cached.values():
-            if isinstance(node, _Folder):
+            if isinstance(node, DiskFolder):
                 node.lose_power(kept)
             else:
                 node.settle(kept)
@@ -114,7 +132,7 @@ def _resize(content: bytearray, length: int) -> None:
         content += bytes(length - len(content))
 
 
-def _rename(known: dict[str, _File | _Folder], names: dict[str, _File | _Folder | None]) -> None:
+def _rename(known: dict[str, DiskFile | DiskFolder], names: dict[str, DiskFile | DiskFolder | None]) -> None:
     for name, node in names.items():
         if node is None:
             known.pop(name, None)
@@ -123,48 +141,56 @@ def _rename(known: dict[str, _File | _Folder], names: dict[str, _File | _Folder 
 
 
 class Disk:
-    """The device behind all handles of one test; `directory()` gives the handle of a new process."""
+    """A simulated device. Each process that a test simulates uses it through a `directory()` of its own.
+
+    One thread uses it, except that a sync may wait for `holding_syncs` in another. All chances are drawn from `seed`.
+    """
 
     def __init__(self, seed: int = 0) -> None:
         self.random = random.Random(seed)
         self.operations = 0
         """Changing operations so far: writes, resizes, syncs, creations, renames, removals."""
         self.stop_before: int | None = None
-        """Lose the power before the operation of this number."""
+        """Lose the power before the operation of this number; the first is 1."""
         self.on_power_loss = Keep.SOME
+        """What survives if `lose_power` is not told."""
         self.full = False
-        """Whether nothing more can be allocated."""
+        """Whether nothing more can be created or allocated: `DiskFull`."""
         self.failing: Callable[[str, str], bool] | None = None
-        """Told operation and file name; True: that operation fails with EIO."""
+        """Called with operation and file name before each operation; if it returns True, that one fails with EIO."""
         self.holding_syncs: threading.Event | None = None
-        """If set, a sync of a file hangs until the event is."""
+        """If set, a sync of a file waits for this event."""
         self.open_files = 0
-        """Handles of files that were opened or created and not closed, by whatever process."""
+        """File handles that were opened or created and not closed, by any process."""
         self.journal: list[tuple[str, str]] = []
         """(operation, file name) of every changing operation, in order."""
-        self._root = _Folder("disk")
+        self._root = DiskFolder("disk")
         self._life = 0
 
     def directory(self) -> FaultyDirectory:
-        """Return the data directory as a new process finds it; handles from before are dead."""
+        """Return the disk's root folder for a new process; handles of earlier ones raise `PowerLoss`."""
         self._life += 1
         return FaultyDirectory(self, self._root, "disk")
 
     def lose_power(self, keep: Keep | Kept | None = None) -> None:
-        """Lose what was not synced, or some of it at random or as `keep` says, or, with luck, nothing."""
+        """Lose what was not synced, or a part of it as `keep`, else `on_power_loss`, says; end the process."""
         how = self.on_power_loss if keep is None else keep
         self.stop_before = None
         self._life += 1
         self._root.lose_power(self._kept(how) if isinstance(how, Keep) else how)
 
     def fork(self, into: Disk | None = None) -> Disk:
-        """Return a disk, or `into`, that stands as this one does, unsynced things included; handles stay with this."""
+        """Return a disk, or `into`, with the content of this one, unsynced changes included; handles stay with this."""
         fork = Disk() if into is None else into
-        fork._root = copy.deepcopy(self._root)
+        fork.mount(copy.deepcopy(self._root))
         return fork
 
+    def mount(self, root: DiskFolder) -> None:
+        """Replace all content by `root`."""
+        self._root = root
+
     def unsynced(self) -> list[str]:
-        """Return the name of the file or folder of each thing that a power loss may lose now."""
+        """Return the file or folder name of each change that a power loss could take now."""
         asked: list[str] = []
 
         def kept(name: str) -> bool:
@@ -176,7 +202,7 @@ class Disk:
         return asked
 
     def flip_bit(self, path: str, position: int, bit: int = 0) -> None:
-        """Rot: change one bit of a file, on the disk and in the page cache."""
+        """Let a file rot: change one bit of it, on the disk and in the page cache."""
         file = self._file(path)
         file.cached[position] ^= 1 << bit
         if position < len(file.durable):
@@ -187,19 +213,19 @@ class Disk:
         return bytes(self._file(path).cached)
 
     def durable_content(self, path: str) -> bytes:
-        """Return a file's bytes as they would be after a power loss that keeps nothing unsynced."""
+        """Return a file's bytes as a power loss leaves them that keeps nothing unsynced."""
         return bytes(self._file(path).durable)
 
     def unsynced_from(self, path: str) -> int | None:
-        """Return the lowest position of a file that was written or cut since its last sync; None: there is none."""
+        """Return the lowest position of a file that was written or cut since its last sync; None if there is none."""
         pending = self._file(path).pending
-        return min((step if isinstance(step, int) else step[0] for step in pending), default=None)
+        return min((change if isinstance(change, int) else change[0] for change in pending), default=None)
 
     def replace(self, path: str, content: bytes) -> None:
-        """Put durable content into a file, made if there is none."""
+        """Put durable content into a file, which is created if it does not exist."""
         *folders, name = path.split("/")
         folder = self._folder(folders)
-        file = _File(name)
+        file = DiskFile(name)
         file.cached, file.durable = bytearray(content), bytearray(content)
         folder.cached[name] = folder.durable[name] = file
 
@@ -211,11 +237,15 @@ class Disk:
         folder.durable.pop(name, None)
 
     def names(self, folder: str = "") -> list[str]:
-        """Return the sorted names in a folder."""
+        """Return the names in a folder, sorted."""
         return sorted(self._folder(folder.split("/") if folder else []).cached)
 
     def step(self, operation: str, name: str, life: int) -> None:
-        """Count a changing operation; lose the power or fail if its turn has come."""
+        """Count a changing operation of a handle; lose the power before it if it is the one to stop before.
+
+        Raises:
+            PowerLoss: the power went away now, or the handle is of an earlier process.
+        """
         self.check(life)
         self.operations += 1
         if self.stop_before is not None and self.operations >= self.stop_before:
@@ -224,11 +254,11 @@ class Disk:
         self.journal.append((operation, name))
 
     def fails(self, operation: str, name: str) -> bool:
-        """Return whether the test wants this operation to fail."""
+        """Return whether `failing` wants this operation to fail."""
         return self.failing is not None and self.failing(operation, name)
 
     def check(self, life: int) -> None:
-        """Refuse a handle of a process that died."""
+        """Raise `PowerLoss` for a handle of an earlier process."""
         if life != self._life:
             raise PowerLoss("a handle from before the power loss or restart")
 
@@ -238,7 +268,7 @@ class Disk:
         return self._life
 
     def chance(self, _name: str = "") -> bool:
-        """Return a seeded coin."""
+        """Return True with a chance of one half, drawn from the seed."""
         return self.random.random() < 0.5
 
     def _kept(self, how: Keep) -> Kept:
@@ -250,27 +280,27 @@ class Disk:
             case Keep.SOME:
                 return self.chance
 
-    def _folder(self, path: list[str]) -> _Folder:
+    def _folder(self, path: list[str]) -> DiskFolder:
         folder = self._root
         for part in path:
             node = folder.cached[part]
-            if not isinstance(node, _Folder):
+            if not isinstance(node, DiskFolder):
                 raise NotADirectoryError(part)
             folder = node
         return folder
 
-    def _file(self, path: str) -> _File:
+    def _file(self, path: str) -> DiskFile:
         *folders, name = path.split("/")
         node = self._folder(folders).cached[name]
-        if not isinstance(node, _File):
+        if not isinstance(node, DiskFile):
             raise IsADirectoryError(path)
         return node
 
 
 class FaultyStorage:
-    """A `Storage` on a `Disk`."""
+    """An open file on a `Disk`: a `Storage`. Made by a `FaultyDirectory`."""
 
-    def __init__(self, disk: Disk, file: _File) -> None:
+    def __init__(self, disk: Disk, file: DiskFile) -> None:
         self._disk, self._file, self._life = disk, file, disk.life
         self._closed = False
         disk.open_files += 1
@@ -302,8 +332,8 @@ class FaultyStorage:
             self._file.resize(length)
 
     def sync(self) -> None:
-        if self._disk.holding_syncs is not None and not self._disk.holding_syncs.wait(30):
-            raise TimeoutError("the test never let the sync go")
+        if self._disk.holding_syncs is not None and not self._disk.holding_syncs.wait(HELD_SYNC_TIMEOUT_S):
+            raise TimeoutError("holding_syncs was never set: the sync still waits")
         try:
             self._step("sync")
         except OSError:
@@ -323,9 +353,9 @@ class FaultyStorage:
 
 
 class FaultyDirectory:
-    """A `Directory` on a `Disk`."""
+    """A folder on a `Disk`: a `Directory`. Made by `Disk.directory`."""
 
-    def __init__(self, disk: Disk, folder: _Folder, path: str) -> None:
+    def __init__(self, disk: Disk, folder: DiskFolder, path: str) -> None:
         self.disk, self._folder, self._path, self._life = disk, folder, path, disk.life
         self._locked = False
 
@@ -343,14 +373,14 @@ class FaultyDirectory:
             raise FileExistsError(name)
         if self.disk.full:
             raise DiskFull(name, 0)
-        file = _File(name)
+        file = DiskFile(name)
         self._folder.change({name: file})
         return FaultyStorage(self.disk, file)
 
     def open(self, name: str) -> FaultyStorage:
         self.disk.check(self._life)
         node = self._folder.cached.get(name)
-        if not isinstance(node, _File):
+        if not isinstance(node, DiskFile):
             raise FileNotFoundError(name)
         return FaultyStorage(self.disk, node)
 
@@ -359,7 +389,7 @@ class FaultyDirectory:
         if source not in self._folder.cached:
             raise FileNotFoundError(source)
         node = self._folder.cached[source]
-        if isinstance(node, _File):
+        if isinstance(node, DiskFile):
             node.name = target
         self._folder.change({source: None, target: node})
 
@@ -367,15 +397,19 @@ class FaultyDirectory:
         self._step("move", source)
         if not isinstance(folder, FaultyDirectory) or source not in self._folder.cached:
             raise FileNotFoundError(source)
-        # One step for a file system's journal: what moves is never in neither place. Here it may be in both.
-        folder._folder.change({target: self._folder.cached[source]})
-        folder._folder.settle(lambda _: True)
+        # A file system's journal moves a name in one step, so it is never in neither folder. Here it may be in both.
+        folder.receive(target, self._folder.cached[source])
         self._folder.change({source: None})
+
+    def receive(self, name: str, node: DiskFile | DiskFolder) -> None:
+        """Give a file or folder that moves here its name, durably."""
+        self._folder.change({name: node})
+        self._folder.settle(lambda _: True)
 
     def remove_child(self, name: str) -> None:
         self._step("remove folder", name)
         node = self._folder.cached.get(name)
-        if not isinstance(node, _Folder):
+        if not isinstance(node, DiskFolder):
             raise FileNotFoundError(name)
         if node.cached:
             raise OSError(errno.ENOTEMPTY, "not empty", name)
@@ -399,14 +433,15 @@ class FaultyDirectory:
         node = self._folder.cached.get(name)
         if node is None:
             self._step("create folder", name)
-            node = _Folder(name)
+            node = DiskFolder(name)
             self._folder.change({name: node})
-        if not isinstance(node, _Folder):
+        if not isinstance(node, DiskFolder):
             raise NotADirectoryError(name)
         return FaultyDirectory(self.disk, node, f"{self._path}/{name}")
 
     def lock(self) -> bool:
-        taken, self._locked = not self._locked, True  # One handle is one process's, and there is no other.
+        # No other process can hold it: `Disk.directory` ended the one before.
+        taken, self._locked = not self._locked, True
         return taken
 
     def unlock(self) -> None:
