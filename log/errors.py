@@ -1,15 +1,15 @@
-"""What can go wrong in a log, with its values.
+"""The errors of a log, each with its values and by whose fault it is.
 
 The caller's fault: `IndexOutOfBounds`, `IndexExpired`, `NotYetFlushed`, `NotFrameBoundary`, `UnexpectedIndex`,
 `RecordTooLarge`, `PayloadInvalid`, `LogLocked`, `ForeignStore`. A peer's fault: `FrameInvalid`, `ChainBroken`. The
-disk's fault: `FrameCorrupt`, `LogRotten`, `LogReadOnly`, `DiskFull`. Another program's: `UnknownVersion`.
+disk's fault: `FrameCorrupt`, `LogRotten`, `LogReadOnly`, `DiskFull`. A later program's files: `UnknownVersion`.
 """
 
 from __future__ import annotations
 
 
 class LogError(Exception):
-    """The root of every error that `quire.log` raises on purpose."""
+    """The base of every error that `quire.log` defines."""
 
 
 class IndexOutOfBounds(LogError):
@@ -21,7 +21,7 @@ class IndexOutOfBounds(LogError):
 
 
 class IndexExpired(LogError):
-    """The index was in the log once; its segment has been removed."""
+    """The record was in the log; its segment has expired."""
 
     def __init__(self, index: int, lowest: int) -> None:
         super().__init__(f"index {index} has expired: the log begins at {lowest}")
@@ -29,7 +29,7 @@ class IndexExpired(LogError):
 
 
 class NotYetFlushed(LogError):
-    """The record was appended but is not durable yet, and so not readable."""
+    """The record is appended but not durable yet, so it cannot be read."""
 
     def __init__(self, index: int, durable: int) -> None:
         super().__init__(f"index {index} is not flushed yet: the log is durable below {durable}")
@@ -37,7 +37,7 @@ class NotYetFlushed(LogError):
 
 
 class NotFrameBoundary(LogError):
-    """The index lies inside a frame: frames are atomic."""
+    """The index lies inside a frame, and frames are atomic."""
 
     def __init__(self, index: int, frame_index: int, next_index: int) -> None:
         super().__init__(f"index {index} lies inside the frame [{frame_index}, {next_index})")
@@ -45,7 +45,7 @@ class NotFrameBoundary(LogError):
 
 
 class UnexpectedIndex(LogError):
-    """The caller expected to append at another index; nothing was appended."""
+    """The next index is not the one that the caller expected; nothing was appended."""
 
     def __init__(self, expected: int, highest: int) -> None:
         super().__init__(f"expected to append at {expected}, but the next index is {highest}")
@@ -53,15 +53,15 @@ class UnexpectedIndex(LogError):
 
 
 class RecordTooLarge(LogError):
-    """A frame of this size fits in no segment or is above `max_frame_bytes`; nothing was appended."""
+    """The frame fits in no segment, or exceeds `max_frame_bytes`; nothing was appended."""
 
     def __init__(self, size: int, limit: int) -> None:
-        super().__init__(f"a frame of {size} bytes is above the limit of {limit} bytes")
+        super().__init__(f"a frame of {size} bytes exceeds the limit of {limit} bytes")
         self.size, self.limit = size, limit
 
 
 class PayloadInvalid(LogError):
-    """A payload or a value in it is not as the format says."""
+    """A payload, or a value in it, breaks the format."""
 
     def __init__(self, reason: str) -> None:
         super().__init__(f"the payload is invalid: {reason}")
@@ -69,7 +69,7 @@ class PayloadInvalid(LogError):
 
 
 class FrameInvalid(LogError):
-    """Bytes that should be a frame are none; `position` counts from the start of the bytes given."""
+    """The bytes at `position`, counted from the start of those given, are not a valid frame."""
 
     def __init__(self, reason: str, position: int = 0) -> None:
         super().__init__(f"no valid frame at byte {position}: {reason}")
@@ -77,7 +77,7 @@ class FrameInvalid(LogError):
 
 
 class ChainBroken(LogError):
-    """A frame, valid by itself, does not follow the frame before it."""
+    """The frame is valid by itself but does not follow the previous one."""
 
     def __init__(self, index: int, field: str, expected: int, found: int) -> None:
         super().__init__(f"the frame at index {index} does not follow: {field} is {found}, expected {expected}")
@@ -85,7 +85,7 @@ class ChainBroken(LogError):
 
 
 class FrameCorrupt(LogError):
-    """A stored frame failed its check when it was read."""
+    """A stored frame failed its checksum when it was read."""
 
     def __init__(self, file: str, position: int, reason: str) -> None:
         super().__init__(f"{file} is corrupt at byte {position}: {reason}")
@@ -93,18 +93,18 @@ class FrameCorrupt(LogError):
 
 
 class LogRotten(LogError):
-    """The log refuses to open: bytes that were durable are not what was written."""
+    """Durable bytes are not what was written, so the log does not open."""
 
     def __init__(self, file: str, position: int, reason: str) -> None:
         super().__init__(
             f"{file} is rotten at byte {position}: {reason}; the log does not open. "
-            "Look with `quire log verify`, set the bad bytes aside with `quire log repair`"
+            "Inspect it with `quire log verify`; set the bad bytes aside with `quire log repair`"
         )
         self.file, self.position, self.reason = file, position, reason
 
 
 class LogReadOnly(LogError):
-    """An earlier write or flush failed; only a restart recovers what is durable."""
+    """A write or sync failed. Only a restart tells what is durable."""
 
     def __init__(self, reason: str) -> None:
         super().__init__(f"the log is read-only until a restart: {reason}")
@@ -119,7 +119,7 @@ class LogClosed(LogError):
 
 
 class DiskFull(LogError):
-    """No space could be allocated; nothing was appended and the log goes on."""
+    """The disk has no room; nothing was appended, and the log stays usable."""
 
     def __init__(self, file: str, size: int) -> None:
         super().__init__(f"the disk is full: {file} cannot grow to {size} bytes")
@@ -127,7 +127,7 @@ class DiskFull(LogError):
 
 
 class LogLocked(LogError):
-    """Another process holds the directory."""
+    """Another process has locked the directory."""
 
     def __init__(self, directory: str) -> None:
         super().__init__(f"{directory} is in use by another process")
@@ -143,7 +143,7 @@ class ForeignStore(LogError):
 
 
 class UnknownVersion(LogError):
-    """A file or frame was written in a version of the format that this program does not know."""
+    """A file or frame has a format version that this program does not know."""
 
     def __init__(self, file: str, version: int) -> None:
         super().__init__(f"{file} has format version {version}; this program knows version 1")

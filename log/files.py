@@ -1,4 +1,4 @@
-"""Storage and Directory on a file system."""
+"""`Storage` and `Directory` on a file system."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
 
 
 class FileStorage:
-    """A file by its descriptor."""
+    """An open file of a file system."""
 
     __slots__ = ("_descriptor", "_path")
 
@@ -32,7 +32,7 @@ class FileStorage:
         data = os.pread(self._descriptor, length, position)
         if len(data) == length or not data:
             return data
-        # The kernel returns at most 2 GiB at once, and less at a signal.
+        # The kernel returns at most 2 GiB at once, and less if a signal interrupts it.
         pieces = [data]
         got = len(data)
         while got < length and (data := os.pread(self._descriptor, length - got, position + got)):
@@ -66,7 +66,7 @@ class FileStorage:
 
 
 class FileDirectory:
-    """A folder of a file system, made if there is none."""
+    """A folder of a file system, created if it does not exist."""
 
     __slots__ = ("_lock_descriptor", "_path")
 
@@ -75,7 +75,7 @@ class FileDirectory:
         self._lock_descriptor = -1
         missing = [folder for folder in (Path(self._path), *Path(self._path).parents) if not folder.exists()]
         os.makedirs(self._path, mode=0o750, exist_ok=True)
-        # The new folders' names must outlive a power loss as the files in them do.
+        # The names of the new folders must survive a power loss, as the files in them do.
         for folder in missing:
             _sync_folder(folder.parent)
 
@@ -129,19 +129,19 @@ class FileDirectory:
         return True
 
     def unlock(self) -> None:
-        # The file stays: removing it would let two processes lock two files of one name.
+        # The file stays: if it were removed, two processes could each lock a file of this name.
         if self._lock_descriptor >= 0:
             os.close(self._lock_descriptor)
             self._lock_descriptor = -1
 
 
 class ReadOnlyDirectory(FileDirectory):
-    """A folder that is there, whose files are opened for reading alone: of a log that another process writes."""
+    """An existing folder whose files are opened read-only: for a log that another process writes."""
 
     __slots__ = ()
 
     def __init__(self, path: str | Path) -> None:
-        """Raises FileNotFoundError or NotADirectoryError: there is no such folder."""
+        """Raises FileNotFoundError or NotADirectoryError if there is no such folder."""
         self._path = os.fspath(path)
         self._lock_descriptor = -1
         os.scandir(self._path).close()
@@ -153,16 +153,16 @@ class ReadOnlyDirectory(FileDirectory):
         return ReadOnlyDirectory(f"{self._path}/{name}")
 
     def create(self, name: str) -> FileStorage:
-        raise PermissionError(errno.EROFS, "opened for reading alone", f"{self._path}/{name}")
+        raise PermissionError(errno.EROFS, "opened read-only", f"{self._path}/{name}")
 
     def rename(self, source: str, target: str) -> None:
-        raise PermissionError(errno.EROFS, "opened for reading alone", f"{self._path}/{source}")
+        raise PermissionError(errno.EROFS, "opened read-only", f"{self._path}/{source}")
 
     def remove(self, name: str) -> None:
-        raise PermissionError(errno.EROFS, "opened for reading alone", f"{self._path}/{name}")
+        raise PermissionError(errno.EROFS, "opened read-only", f"{self._path}/{name}")
 
     def lock(self) -> bool:
-        raise PermissionError(errno.EROFS, "opened for reading alone", self._path)
+        raise PermissionError(errno.EROFS, "opened read-only", self._path)
 
 
 def _sync_folder(path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Group flush for asyncio: one sync for all that waited, off the event loop."""
+"""Group flush for asyncio: one sync, outside the event loop, for every record that waits."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from .options import FLUSH_ALWAYS
 
 
 class GroupFlusher:
-    """Flushes a log as its policy says and whenever somebody waits. For logs that one event loop owns alone.
+    """Flushes a log as its policy asks, and whenever a caller waits. For a log that one event loop alone uses.
 
-    Tell it of appends by `settled` or `appended`, and have it sync the mark once a second.
+    Call `settled` or `appended` after each append, and `sync_mark` once a second.
     """
 
     def __init__(self, log: Log) -> None:
@@ -28,7 +28,7 @@ class GroupFlusher:
         self._due = False
 
     async def settled(self, index: int) -> None:
-        """Return when the records below `index` are as durable as the policy asks before they are acknowledged.
+        """Wait until the records below `index` may be acknowledged: under FLUSH_ALWAYS, until they are durable.
 
         Raises:
             LogReadOnly, IndexOutOfBounds: as `flushed`.
@@ -39,7 +39,7 @@ class GroupFlusher:
             self.appended()
 
     def appended(self) -> None:
-        """Begin the flush that the policy asks for by now, or see to it that it begins in time."""
+        """Begin the flush that the policy asks for, or set the timer for it."""
         policy, waiting = self._policy, self._log.bounds.highest_index - self._log.durable_index
         if not waiting or self._log.failure is not None:
             return
@@ -53,11 +53,11 @@ class GroupFlusher:
         self._wake()
 
     async def flushed(self, index: int) -> None:
-        """Return when every record below `index` is durable.
+        """Wait until every record below `index` is durable.
 
         Raises:
-            LogReadOnly: a flush failed; whether these records survive is known after a restart.
-            IndexOutOfBounds: they were truncated meanwhile; the log goes on.
+            LogReadOnly: a flush failed; only a restart tells whether these records survive.
+            IndexOutOfBounds: they were truncated while this waited; the log stays usable.
         """
         if self._log.durable_index >= index:
             return
@@ -72,7 +72,7 @@ class GroupFlusher:
         await future
 
     async def sync_mark(self) -> None:
-        """Sync the mark if it moved; to be called once a second."""
+        """Sync the mark if it has moved. Call it once a second."""
         sync = self._log.begin_mark_sync()
         if sync is None:
             return
@@ -84,7 +84,7 @@ class GroupFlusher:
         self._log.end_mark_sync(sync, error)
 
     async def close(self) -> None:
-        """Wait until nobody waits any more, and end the thread. The log stays open; its `close` flushes the rest."""
+        """Answer all who wait, and end the thread. The log stays open; its `close` flushes the rest."""
         if self._timer is not None:
             self._timer.cancel()
         if self._task is not None:
@@ -106,7 +106,7 @@ class GroupFlusher:
                 await self._flush_once()
             except LogReadOnly as refusal:
                 self._refuse_all(refusal)
-            except Exception as error:  # Whatever it is, nobody may wait for ever.
+            except Exception as error:  # Whatever it is, no caller may wait forever.
                 self._refuse_all(error)
                 raise
             self._answer()

@@ -1,12 +1,12 @@
-"""Frames: what is appended, shipped and applied as one.
+"""Frames: the unit that is appended, shipped and applied. The diagram is in `log/DESIGN.md`.
 
     0 4 crc32c of 4..64          4 4 length: payload bytes      8 8 index of the first record
     16 8 epoch                   24 8 timestamp, microseconds   32 4 count: records
     36 4 prev_crc32c             40 8 session, 0 = none         48 8 sequence of the first record
     56 1 kind   57 1 version=1   58 2 zero                      60 4 payload_crc32c
 
-All little-endian, the payload behind it. `prev_crc32c` is the crc32c field of the frame before: frames form a chain,
-across segments, and 0 stands only in the log's first frame.
+Each field as: position, size, name. All little-endian; the payload follows. `prev_crc32c` is the crc32c field of the
+previous frame: frames form a chain across segments. Only the log's first frame has 0.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _VERSION_AND_ZEROS = bytes([FRAME_VERSION, 0, 0])
 
 
 class Kind(IntEnum):
-    """What a frame's payload holds."""
+    """What a frame's payload holds; `payload.py` has the formats."""
 
     RECORDS = 0
     BLOB = 1
@@ -44,7 +44,7 @@ _SINGLE_KINDS = (Kind.BLOB, Kind.SYSTEM)
 
 
 class FrameHeader(NamedTuple):
-    """The 64 bytes before a payload. (`index` and `count` hide the tuple's methods; mypy is told that it may.)"""
+    """The 64 bytes before a payload. (`index` and `count` hide the tuple's methods, which nothing here needs.)"""
 
     crc32c: int
     length: int
@@ -65,19 +65,19 @@ class FrameHeader(NamedTuple):
 
     @property
     def next_index(self) -> int:
-        """Index of the first record behind this frame."""
+        """Index of the first record after this frame."""
         return self.index + self.count
 
 
 class Frame(NamedTuple):
-    """A header and its payload, both verified."""
+    """A header and its payload, both verified by checksum."""
 
     header: FrameHeader
     payload: bytes
 
 
 class Tail(NamedTuple):
-    """Where a chain of frames ends: the next index, and epoch, timestamp and crc32c of the last frame (0 if none)."""
+    """The end of a chain of frames: the next index, and epoch, timestamp and crc32c of the last frame (0 if none)."""
 
     index: int  # type: ignore[assignment]
     epoch: int
@@ -97,7 +97,7 @@ def seal_header(
     sequence: int,
     kind: int,
 ) -> tuple[FrameHeader, bytes]:
-    """Return the header for a payload of that length and crc32c, as fields and as its 64 bytes."""
+    """Return the header for a payload of this length and crc32c, as fields and as its 64 bytes."""
     body = _BODY.pack(
         length, index, epoch, timestamp, count, prev_crc32c, session, sequence, kind, _VERSION_AND_ZEROS, payload_crc
     )
@@ -118,7 +118,7 @@ def encode_frame(
     session: int = 0,
     sequence: int = 0,
 ) -> bytes:
-    """Return one whole frame as bytes."""
+    """Return the bytes of a whole frame."""
     _, head = seal_header(
         len(payload), crc32c(payload), index, epoch, timestamp, count, prev_crc32c, session, sequence, kind
     )
@@ -126,11 +126,11 @@ def encode_frame(
 
 
 def decode_header(buffer: bytes | bytearray | memoryview, offset: int = 0) -> FrameHeader:
-    """Return the frame header at `offset`, verified by its own crc.
+    """Return the frame header at `offset`, verified by its checksum. The payload is not looked at.
 
     Raises:
-        FrameInvalid: too short, wrong crc, zeros that are none, an unknown kind, an impossible count.
-        UnknownVersion: a valid header of a version that this program does not know.
+        FrameInvalid: it is cut short, its crc32c differs, or a field has an impossible value.
+        UnknownVersion: the header is valid, in a version that this program does not know.
     """
     if len(buffer) - offset < HEADER_BYTES:
         raise FrameInvalid("the header is cut short", offset)
@@ -146,7 +146,7 @@ def decode_header(buffer: bytes | bytearray | memoryview, offset: int = 0) -> Fr
 
 
 def _check_count(header: FrameHeader, offset: int) -> None:
-    # A record takes at least one byte, so a count above the length is a lie that would overflow relative indices.
+    # A record takes at least one byte. A count above the length is false, and would overflow relative indices.
     kind, count = header.kind, header.count
     if kind > _HIGHEST_KIND:
         raise FrameInvalid(f"kind {kind} is unknown", offset)
@@ -155,12 +155,12 @@ def _check_count(header: FrameHeader, offset: int) -> None:
 
 
 def walk_headers(raw: bytes | memoryview, *, partial: bool = False) -> Iterator[tuple[int, FrameHeader]]:
-    """Yield (offset, header) of the frames that stand back to back in `raw`, headers and payloads verified by crc.
+    """Yield (offset, header) of the frames in `raw`, headers and payloads verified by checksum. The chain is not.
 
-    With `partial`, a last frame that is not whole ends the walk; without, it is an error.
+    With `partial`, an incomplete last frame ends the walk; without, it is an error.
 
     Raises:
-        FrameInvalid: bytes that are no frame, with their offset in `raw`.
+        FrameInvalid: the bytes at its position in `raw` are not a frame.
         UnknownVersion: as `decode_header`.
     """
     view = memoryview(raw)
@@ -195,10 +195,10 @@ def walk_headers(raw: bytes | memoryview, *, partial: bool = False) -> Iterator[
 
 
 def walk_frames(raw: bytes | memoryview) -> Iterator[Frame]:
-    """Yield the whole frames that stand back to back in `raw`, crcs verified (the chain is not).
+    """Yield the frames in `raw`, verified by checksum. The chain is not.
 
     Raises:
-        FrameInvalid: bytes that are no frame; the frames before it have been yielded.
+        FrameInvalid: the bytes at its position are not a frame; the frames before it have been yielded.
     """
     view = memoryview(raw)
     for offset, header in walk_headers(view):
@@ -207,7 +207,7 @@ def walk_frames(raw: bytes | memoryview) -> Iterator[Frame]:
 
 
 def follow(tail: Tail, header: FrameHeader) -> Tail:
-    """Return the tail behind `header`, having checked that it follows `tail`: index, chain, epoch, timestamp.
+    """Return the tail after `header`, having checked that it follows `tail` in index, chain, epoch and timestamp.
 
     Raises:
         ChainBroken: it does not follow.

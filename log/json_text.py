@@ -1,8 +1,7 @@
 """Values as JSON text.
 
-JSON shows what it has no word for as a map with one key: bytes are {"$bin": base64}, ext types
-{"$ext": [type, base64]}; keys that are no strings are written as strings. A program that must tell everything apart
-asks for msgpack.
+A value without a JSON form becomes a map with one key: bytes {"$bin": base64}, ext types {"$ext": [type, base64]}.
+Keys that are not strings become strings. A program that must tell all of these apart asks for msgpack.
 """
 
 from __future__ import annotations
@@ -17,19 +16,19 @@ from .packing import ExtType, Timestamp
 
 
 def to_json(value: Any) -> bytes:
-    """Return the value as JSON, as the module's text says.
+    """Return the value as JSON.
 
     Raises:
-        TypeError: a type that msgpack does not hold either.
+        TypeError: it holds a type that msgpack cannot hold either.
     """
     try:
-        return orjson.dumps(value, default=_in_words)
+        return orjson.dumps(value, default=_with_json_form)
     except TypeError:
-        return orjson.dumps(_with_string_keys(value), default=_in_words)
+        return orjson.dumps(_with_string_keys(value), default=_with_json_form)
 
 
 def to_json_each(values: Sequence[Any]) -> list[bytes]:
-    """Return each of many values as JSON; fast where JSON has a word for all that is in them.
+    """Return each value as JSON; fastest if JSON has a form for everything in them.
 
     Raises:
         TypeError: as `to_json`.
@@ -40,8 +39,8 @@ def to_json_each(values: Sequence[Any]) -> list[bytes]:
         return list(map(to_json, values))
 
 
-def _in_words(value: Any) -> Any:
-    """What orjson cannot write."""
+def _with_json_form(value: Any) -> Any:
+    """Return a form that orjson can write of a value that it cannot."""
     if isinstance(value, bytes | bytearray | memoryview):
         return {"$bin": b64encode(value).decode()}
     if isinstance(value, ExtType):

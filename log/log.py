@@ -1,4 +1,7 @@
-"""The segmented log: what a node appends, ships, and reads again."""
+"""The segmented log: its interface, and the synchronous path of an append and of a flush.
+
+Each change of several steps is a module of `change/`. `log/DESIGN.md` has the formats, the invariants and the crashes.
+"""
 
 from __future__ import annotations
 
@@ -28,16 +31,16 @@ from .storage import Directory, Sync
 
 
 class Bounds(NamedTuple):
-    """What a log holds: [lowest_index, highest_index)."""
+    """The records that a log holds: [lowest_index, highest_index)."""
 
     lowest_index: int
     highest_index: int
 
 
 class Log:
-    """A log in a data directory: `mark`, and the segments in `log/`.
+    """A log in a data directory: the file `mark`, and the segments in `log/`.
 
-    One writer: all is called on one thread, but for `Flush.run`, `Sync.run`, `Spool.write`, which block: those in any.
+    Call all methods on one thread. `Flush.run`, `Sync.run` and `Spool.write` block, and may run in any thread.
     """
 
     def __init__(self, directory: Directory, state: LogState, clock: Callable[[], int], locked: bool) -> None:
@@ -61,20 +64,22 @@ class Log:
         clock: Callable[[], int],
         standalone: bool,
     ) -> Log:
-        """Open the log in a data directory, or make one that begins at `initial_index`. Blocks.
+        """Open the log in a data directory, or create one that begins at `initial_index`. Blocks.
 
-        All that the returned log holds is durable. `clock` tells microseconds since the Unix epoch. A standalone log's
-        commit_index is its durable_index. Takes the directory's lock unless the caller has it.
+        Everything in the returned log is durable. `clock` returns microseconds since the Unix epoch. A standalone log's
+        commit_index is its durable_index. Locks the directory unless the caller has done so.
 
         Raises:
-            LogRotten: bytes that were durable are not what was written.
-            LogLocked, ForeignStore, UnknownVersion: it is not this process's, cluster's, program's to open.
-            DiskFull: no room for a first segment.
+            LogRotten: durable bytes are not what was written.
+            LogLocked, ForeignStore, UnknownVersion: another process uses it, or another cluster or program wrote it.
+            DiskFull: there is no room for a first segment.
         """
-        if len(cluster_id) != 16 or not 0 <= initial_index < 1 << 63:
-            raise ValueError(f"a cluster_id of {len(cluster_id)} bytes or initial_index {initial_index} cannot be")
+        if len(cluster_id) != 16:
+            raise ValueError(f"cluster_id has {len(cluster_id)} bytes, not 16")
+        if not 0 <= initial_index < 1 << 63:
+            raise ValueError(f"initial_index {initial_index} is outside [0, 2^63)")
         if not standalone and options.flush_policy != FLUSH_ALWAYS:
-            raise ValueError("a cluster acknowledges what is durable: its flush policy is FLUSH_ALWAYS")
+            raise ValueError("a cluster acknowledges only durable records: its flush policy must be FLUSH_ALWAYS")
         locked = directory.lock()
         try:
             state = open_state(OpenRequest(directory, options, cluster_id, initial_index, standalone))
@@ -92,7 +97,7 @@ class Log:
 
     @property
     def bounds(self) -> Bounds:
-        """First index held, next index to be written."""
+        """Lowest index held, and the next index to be written."""
         return Bounds(self._state.origin.index, self._state.tail.index)
 
     @property
@@ -102,12 +107,12 @@ class Log:
 
     @property
     def readable_index(self) -> int:
-        """Every record below can be read: durable_index, or highest_index where the policy is never to flush."""
+        """Every record below can be read: durable_index, or highest_index if the policy is never to flush."""
         return self._state.readable_index
 
     @property
     def flush_policy(self) -> FlushPolicy:
-        """When its records are to be flushed."""
+        """When its records are flushed without a request."""
         return self._state.options.flush_policy
 
     @property
@@ -117,7 +122,7 @@ class Log:
 
     @property
     def segment_bases(self) -> Sequence[int]:
-        """First index of each segment, ascending; the last one is the write segment's."""
+        """First index of each segment, ascending; the last is the write segment's."""
         return self._state.segments.bases
 
     @property
@@ -127,7 +132,7 @@ class Log:
 
     @property
     def tail(self) -> Tail:
-        """The end of the chain: next index, and epoch, timestamp, crc32c of the last frame (zeros if none ever was)."""
+        """The end of the chain: next index, and epoch, timestamp and crc32c of the last frame (0 if there was none)."""
         return self._state.tail
 
     @property
@@ -137,12 +142,12 @@ class Log:
 
     @property
     def origin(self) -> Tail:
-        """The chain's end before `bounds.lowest_index`; zeros at the log's first frame."""
+        """The end of the chain before `bounds.lowest_index`; zeros if that is the log's first frame."""
         return self._state.origin
 
     @property
     def epochs(self) -> Sequence[tuple[int, int]]:
-        """(epoch, first index) of the epochs in the log, ascending."""
+        """(epoch, first index held) of the epochs in the log, ascending."""
         return self._state.epochs
 
     @property
@@ -152,12 +157,12 @@ class Log:
 
     @property
     def mark_commit_index(self) -> int:
-        """What the mark said of commit_index when the log was opened."""
+        """The commit_index in the mark when the log was opened."""
         return self._mark_commit_index
 
     @property
     def failure(self) -> str | None:
-        """Why the log is read-only, None if it is not."""
+        """Why the log is read-only; None if it is not."""
         return self._state.failure
 
     def epoch_at(self, index: int) -> int:
@@ -181,13 +186,13 @@ class Log:
     ) -> int:
         """Buffer values and `Record`s as one frame after the tail; return the index of the first.
 
-        Not durable on return: flush, or await `GroupFlusher.flushed(index)`.
+        Not durable on return: call `flush`, or await `GroupFlusher.flushed(highest_index)`.
 
         Raises:
-            UnexpectedIndex: `expected_index` is not the next one.
-            PayloadInvalid: a value that cannot be stored.
+            UnexpectedIndex: `expected_index` is not the next index.
+            PayloadInvalid: a value cannot be stored.
             RecordTooLarge, DiskFull: as `append_payload`; nothing was appended.
-            LogReadOnly: an earlier write or flush failed; restart to recover.
+            LogReadOnly: an earlier write or sync failed; restart to recover.
         """
         if expected_index is not None and expected_index != self._state.tail.index:
             raise UnexpectedIndex(expected_index, self._state.tail.index)
@@ -199,13 +204,13 @@ class Log:
     def append_payload(
         self, payload: bytes, *, count: int, kind: int, epoch: int, session: int = 0, sequence: int = 0
     ) -> FrameHeader:
-        """Buffer one frame of ready payload bytes; its timestamp is now, or the last frame's if that is later.
+        """Buffer one frame with an encoded payload. Its timestamp is now, or the last frame's if that is later.
 
         Raises:
-            RecordTooLarge: it fits in no segment, or is above `max_frame_bytes`; nothing was appended.
-            DiskFull: no room; nothing was appended, and the log goes on.
-            LogReadOnly: an earlier write or flush failed; restart to recover.
-            PayloadInvalid: of kind `system` and no system record.
+            RecordTooLarge: it fits in no segment, or exceeds `max_frame_bytes`; nothing was appended.
+            DiskFull: there is no room; nothing was appended, and the log stays usable.
+            LogReadOnly: an earlier write or sync failed; restart to recover.
+            PayloadInvalid: it is of kind `system` but not a system record.
         """
         state = self._state
         if state.failure is not None or state.closed:
@@ -222,7 +227,7 @@ class Log:
             length, crc32c(payload), index, epoch, timestamp, count, prev_crc32c, session, sequence, kind
         )
         size = HEADER_BYTES + length
-        if size > state.frame_limit or size > state.writer.easy_end - state.writer.segment.end:
+        if size > state.frame_limit or size > state.writer.free_end - state.writer.segment.end:
             make_room(state, size)
         try:
             state.writer.put(header, head, payload)
@@ -232,18 +237,18 @@ class Log:
             if members:
                 state.members.append(index)
         except BaseException:
-            # Whatever breaks in, KeyboardInterrupt too, may leave a frame that the tail does not count.
+            # Any exception here, KeyboardInterrupt included, may leave a frame that the tail does not count.
             with state.failing("writing out"):
                 raise
         return header
 
     def append_frames(self, raw: bytes | bytearray | memoryview) -> int:
-        """Buffer a peer's whole frames as they are; return highest_index. All of them, or none.
+        """Buffer a peer's frames unchanged, all or none; return highest_index.
 
         Raises:
-            FrameInvalid, UnknownVersion: bytes that are no frame.
-            ChainBroken: index, chain, epoch or timestamp do not follow.
-            PayloadInvalid: a `system` frame without a system record.
+            FrameInvalid, UnknownVersion: the bytes are not whole frames of a known version.
+            ChainBroken: index, chain, epoch or timestamp do not follow the tail.
+            PayloadInvalid: a `system` frame holds no system record.
             RecordTooLarge, DiskFull, LogReadOnly: as `append_payload`.
         """
         state = self._state
@@ -266,14 +271,13 @@ class Log:
         expected_index: int | None = None,
         epoch: int = 0,
     ) -> int:
-        """Append a value that comes in chunks as one blob, however large; return its index.
+        """Append a value that arrives in chunks as one blob; return its index. Memory use does not grow with its size.
 
-        Nothing of it is in the log until the last chunk is here: others may append meanwhile, and nothing is left if
-        `chunks` raises. Memory is flat. `threshold` limits the frame's bytes in the store, header included; the log's
-        own limit holds, too.
+        The log holds nothing of it until the last chunk has arrived: others may append in between, and nothing is left
+        if `chunks` raises. `threshold` limits the bytes of the frame, header included, below the log's own limit.
 
         Raises:
-            RecordTooLarge: the frame would be above the threshold, which the error names.
+            RecordTooLarge: the frame would exceed the limit, which the error names.
             UnexpectedIndex, DiskFull, LogReadOnly: as `append`.
         """
         with self.begin_spool(threshold, metadata=metadata) as spool:
@@ -282,11 +286,11 @@ class Log:
             return self.append_spool(spool, expected_index=expected_index, epoch=epoch)
 
     def begin_spool(self, threshold: int | None = None, *, metadata: Mapping[str, str] | None = None) -> Spool:
-        """Return a spool for a value whose chunks come one by one, e.g. from a socket; then call `append_spool`.
+        """Return a spool for a value that arrives in chunks, e.g. from a socket; then call `append_spool`.
 
         Raises:
-            RecordTooLarge: not even `metadata` fit.
-            LogReadOnly, LogClosed: the log takes nothing.
+            RecordTooLarge: `metadata` alone exceeds the limit.
+            LogReadOnly, LogClosed: the log takes no appends.
         """
         state = self._state
         state.refuse_if_unwritable()
@@ -295,10 +299,10 @@ class Log:
         return Spool(state, state.spools, limit, metadata)
 
     def append_spool(self, spool: Spool, *, expected_index: int | None = None, epoch: int = 0) -> int:
-        """Append what was spooled as one blob, buffered as `append` does, and close the spool; return its index.
+        """Append the spooled value as one blob and close the spool; return its index. Not durable on return.
 
         Raises:
-            LogClosed: the spool was closed, by an error or by hand.
+            LogClosed: the spool was closed before.
             UnexpectedIndex, RecordTooLarge, DiskFull, LogReadOnly: as `append`; nothing was appended.
         """
         state = self._state
@@ -316,61 +320,61 @@ class Log:
         """Return the readable record at `index`.
 
         Raises:
-            IndexOutOfBounds, IndexExpired, NotYetFlushed, FrameCorrupt: why there is none.
+            IndexOutOfBounds, IndexExpired, NotYetFlushed: the record cannot be read.
+            FrameCorrupt: its bytes are not what was written.
         """
         return stored_record(self._reader.frame(index), index)
 
     def kind_at(self, index: int) -> int:
-        """Return the kind of the frame that holds the readable record at `index`, unread; raises as `read`."""
+        """Return the kind of the frame that holds the readable record at `index`. Raises as `read`."""
         return self._reader.header(index).kind
 
     def read_stream(self, index: int) -> ValueStream:
-        """Return the bytes of the blob, or of the record that is bytes, at `index`, in chunks and flat memory.
+        """Return a stream of the bytes of the blob, or of the bytes value, at `index`. Memory use is one chunk.
 
-        Close it. It goes on while the log expires, in any one thread.
+        Close it. Any one thread may use it, also while the log expires its segment.
 
         Raises:
-            IndexOutOfBounds, IndexExpired, NotYetFlushed, FrameCorrupt: why there is none.
-            PayloadInvalid: the record is no bytes.
+            IndexOutOfBounds, IndexExpired, NotYetFlushed, FrameCorrupt: as `read`.
+            PayloadInvalid: the record is not bytes.
         """
         return self._reader.value_stream(index)
 
     def read_frame(self, index: int) -> Frame:
-        """Return the readable frame that holds `index`; raises as `read`."""
+        """Return the readable frame that holds `index`. Raises as `read`."""
         return self._reader.frame(index)
 
     def read_frames(
         self, from_index: int, max_bytes: int, *, to_index: int | None = None, unflushed: bool = False
     ) -> tuple[bytes, int]:
-        """Return raw whole frames from the boundary `from_index` on, verified, and the index behind them.
+        """Return whole frames from the boundary `from_index` on as raw bytes, verified, and the index after them.
 
-        At most `max_bytes`, but at least one frame if there is one; of one segment; never past `to_index`, nor past
-        durable_index unless `unflushed`. Nothing and `from_index` where there is none.
+        They are of one segment and end at or before `to_index`, and at or before readable_index unless `unflushed`.
+        They have at most `max_bytes`; but if there is a frame, one at least. If there is none: b"" and `from_index`.
 
         Raises:
             NotFrameBoundary: `from_index` lies inside a frame.
-            IndexOutOfBounds, IndexExpired, FrameCorrupt: why there is none.
+            IndexOutOfBounds, IndexExpired, FrameCorrupt: the log does not hold the frames, or not what was written.
         """
         return self._reader.frames(from_index, max_bytes, to_index, unflushed)
 
     def stream(self, from_index: int, to_index: int) -> Iterator[Frame]:
-        """Yield the readable frames that hold [from_index, to_index), from segment to segment without a lookup each.
+        """Yield the readable frames that hold [from_index, to_index). There is one lookup, at the start.
 
-        What expires meanwhile is `IndexExpired`, unless it was read before; where what it gave last is cut off, it ends
-        in `ChainBroken` or `IndexOutOfBounds`. It never gives what was cut off before it was asked for.
+        The log may change between two frames. The stream never yields a frame after its truncation, and never leaves a
+        gap: it raises instead.
 
         Raises:
-            IndexOutOfBounds, IndexExpired, NotYetFlushed, FrameCorrupt: why one is missing; never a silent gap.
+            IndexOutOfBounds, NotYetFlushed, FrameCorrupt: a frame of the range cannot be read.
+            IndexExpired: the next frame expired before it was read.
+            ChainBroken: the frame yielded last was truncated, and the next one does not follow it.
         """
         return self._reader.stream(from_index, to_index)
 
     def stream_unbounded(self, from_index: int | None = None) -> Iterator[Frame]:
         """Yield the readable frames from the one that holds `from_index`, or the lowest, to the end.
 
-        The end is where the log ends when it is reached: what is appended and flushed meanwhile comes, too.
-
-        Raises:
-            IndexOutOfBounds, IndexExpired, NotYetFlushed, FrameCorrupt, ChainBroken: as `stream`.
+        Frames that become readable while it runs are yielded as well. Raises as `stream`.
         """
         return self._reader.stream_unbounded(self._state.origin.index if from_index is None else from_index)
 
@@ -378,12 +382,12 @@ class Log:
         """Return the frame bytes between two frame boundaries.
 
         Raises:
-            NotFrameBoundary, IndexOutOfBounds, IndexExpired: an index is no boundary in this log.
+            NotFrameBoundary, IndexOutOfBounds, IndexExpired: an index is not a boundary in this log.
         """
         return self._lookup.bytes_between(from_index, to_index)
 
     def boundary_at_or_below(self, index: int) -> int:
-        """Return the greatest frame boundary that is not above `index`.
+        """Return the highest frame boundary at or below `index`.
 
         Raises:
             IndexOutOfBounds, IndexExpired: `index` is below the log.
@@ -391,17 +395,17 @@ class Log:
         return self._lookup.boundary_at_or_below(index)
 
     def truncate(self, index: int) -> None:
-        """Remove every record from `index` on. Blocks; what is left is durable on return.
+        """Remove every record from `index` on. Blocks; the records that stay are durable on return.
 
-        `index` is a frame boundary; or, in a standalone log, inside a frame, whose records below it then become one
-        frame. highest_index removes nothing.
+        `index` is a frame boundary. In a standalone log it may lie inside a frame: the frame's records below it then
+        become a frame of their own. highest_index removes nothing.
 
         Raises:
             NotFrameBoundary: `index` lies inside a frame of a cluster's log; nothing was removed.
             IndexOutOfBounds, IndexExpired: it is not in the log.
             LogReadOnly: the device failed; restart to recover.
-            DiskFull: no room to cut a frame in two; its records and all before it are there.
-            RecordTooLarge: so are they, for what would stay of the frame is above a limit that was lowered.
+            DiskFull: there is no room to split the frame; it and all records before it are still there.
+            RecordTooLarge: the same, because the new frame would exceed a limit that was lowered.
         """
         state = self._state
         state.refuse_if_unwritable()
@@ -416,33 +420,36 @@ class Log:
             self._cut_frame(inside)
 
     def _cut(self, boundary: int) -> None:
-        tail, segment, position = self._lookup.place_behind(boundary)
+        tail, segment, position = self._lookup.end_before(boundary)
         self._lookup.forget_boundaries()
         truncate_at(self._state, tail, segment, position)
 
     def _cut_frame(self, inside: NotFrameBoundary) -> None:
         state = self._state
-        # What a restart may have to put in the frame's place needs all before it durable.
+        # A restart may have to replace the frame: everything before it must be durable.
         self._cut(inside.next_index)
         raw = cut_frame(self._reader.frame(inside.frame_index), inside.index - inside.frame_index)
         if len(raw) > state.frame_limit:
             raise RecordTooLarge(len(raw), state.frame_limit)
-        with state.failing("cutting a frame in two"):
+        with state.failing("splitting a frame"):
             set_aside(state.files, raw, inside.frame_index)
             try:
                 rewrite(self, state.files, raw, inside.frame_index)
             except LogError as error:
-                # The old frame may be cut already, so nothing must follow before a restart puts the new one there.
-                raise self._failed("cutting a frame in two", error) from error
+                # The old frame may be gone already: nothing may be appended before a restart puts the new one there.
+                raise self._failed("splitting a frame", error) from error
 
     def remove_expired(
         self, now: int, *, age: int | None = None, max_bytes: int | None = None, floor: int | None = None
     ) -> int:
-        """Remove whole read segments, oldest first, that are too old or too much; return how many. Blocks.
+        """Remove whole read segments, the oldest first; return how many. Blocks.
 
-        `age`: microseconds from a segment's last frame to `now`. `max_bytes`: the log's `size` after it. `floor`: no
-        record from that index on goes. The write segment stays, and the newest read segment until a frame of the write
-        segment is durable. Raises LogReadOnly: the device failed; what is still there is known after a restart.
+        A segment goes if its last frame is more than `age` microseconds older than `now`, or while the log's `size`
+        exceeds `max_bytes`; but none that holds a record at or above `floor`. The write segment stays, and so does the
+        newest read segment until a frame of the write segment is durable.
+
+        Raises:
+            LogReadOnly: the device failed; only a restart tells which segments are left.
         """
         self._state.refuse_if_unwritable()
         return remove_expired(self._state, now, age, max_bytes, floor)
@@ -450,20 +457,20 @@ class Log:
     def expirable(
         self, now: int, *, age: int | None = None, max_bytes: int | None = None, floor: int | None = None
     ) -> Expirable:
-        """What `remove_expired` would remove now."""
+        """Return what `remove_expired` would remove now."""
         return expirable(self._state, now, age, max_bytes, floor)
 
     def reset(self, origin: Tail, *, members_index: int | None = None) -> bool:
-        """Have a log that goes on from `origin`, the chain's end of a snapshot; return whether it was emptied for that.
+        """Make the log continue from `origin`, the end of a snapshot's chain; return whether it was emptied for that.
 
-        A log that has the frame which ends at `origin`, or begins there, keeps all it holds. Any other is removed and
-        begins anew, empty, at `origin.index`; `members_index` is that of the last members record below. Blocks; durable
-        on return. The snapshot must be durable before: a crash on the way leaves a part of the old log, or an empty
-        one, which the next `reset` removes.
+        A log that begins at `origin`, or holds the frame that ends there, stays as it is. Any other is emptied and
+        begins at `origin.index`; `members_index` is the index of the last members record below. Blocks; durable on
+        return. The snapshot must be durable before: a crash leaves a beginning of the old log, or an empty one, which
+        the next `reset` removes.
 
         Raises:
             LogReadOnly: the device failed.
-            DiskFull: no room for a segment; the log is read-only until a restart, and then empty.
+            DiskFull: there is no room for a segment; the log is read-only until a restart, and empty after it.
         """
         state = self._state
         state.refuse_if_unwritable()
@@ -474,9 +481,9 @@ class Log:
         return True
 
     def begin_flush(self) -> Flush | None:
-        """Write out what is buffered and return a flush that covers it; None if nothing waits or one is on its way.
+        """Write buffered frames to the file; return a flush of them, None if all is durable or a flush is in progress.
 
-        Run it in any thread, then call `end_flush`.
+        Call `run` of it in any thread, then `end_flush`.
 
         Raises:
             LogReadOnly: the device failed, now or earlier.
@@ -492,13 +499,14 @@ class Log:
         return state.flush
 
     def end_flush(self, flush: Flush, error: OSError | None = None) -> None:
-        """Take note of how a flush ended: what it covered is durable, or the log is read-only for ever.
+        """Note how a flush ended: the frames it covers are durable, or the log is read-only for good.
 
-        Raises LogReadOnly where the mark could not be written.
+        Raises:
+            LogReadOnly: the mark could not be written.
         """
         state = self._state
         if flush is not state.flush:
-            raise ValueError("this flush was ended before, or is another log's")
+            raise ValueError("this flush has ended before, or is of another log")
         state.flush = None
         state.close_retired()
         if error is not None:
@@ -512,7 +520,7 @@ class Log:
                 state.mark.write(state.next_mark())
 
     def flush(self) -> None:
-        """Make everything that was appended durable; return when it is. Blocks. Raises LogReadOnly."""
+        """Make every appended record durable. Blocks. Raises LogReadOnly."""
         state = self._state
         state.refuse_if_unwritable()
         if state.durable.index == state.tail.index:
@@ -523,20 +531,20 @@ class Log:
 
     def _sync_all(self) -> None:
         state, writer = self._state, self._state.writer
-        # Another thread may have a flush on its way: of two syncs at once, one could take the other's error.
+        # Another thread may run a flush: of two syncs at once, only one may get the device's error.
         state.settle_flush()
         writer.write_out()
         writer.store.sync()
         state.set_durable(state.tail, writer.segment, writer.segment.end)
 
     def set_commit_index(self, index: int) -> None:
-        """Tell the log what is committed, for the mark; it writes no more than what is durable."""
+        """Set the commit_index for the next mark, which is written as at most durable_index."""
         self._state.commit_index = index
 
     def begin_mark_sync(self) -> Sync | None:
-        """Return a sync of the mark; None if it has not moved or one is on its way. To be called once a second.
+        """Return a sync of the mark; None if it has not moved or a sync is in progress. Call this once a second.
 
-        Run it in any thread, then call `end_mark_sync`.
+        Call `run` of the sync in any thread, then `end_mark_sync`.
         """
         state = self._state
         state.refuse_if_unwritable()
@@ -547,7 +555,7 @@ class Log:
         return state.mark.begin_sync()
 
     def end_mark_sync(self, sync: Sync, error: OSError | None = None) -> None:
-        """Take note of how a sync of the mark ended."""
+        """Note how a sync of the mark ended."""
         if error is not None:
             self._state.fail(f"syncing the mark: {error}")
         elif not self._state.closed:
@@ -555,12 +563,12 @@ class Log:
                 self._state.mark.end_sync(sync)
 
     def close(self) -> None:
-        """Flush, say in the mark that the log stopped cleanly, and give the files and the lock back. Blocks.
+        """Flush, mark a clean stop, close the files and unlock the directory. Blocks.
 
-        After a failure nothing is written: the next open recovers.
+        After a failure nothing is written; the next open recovers.
 
         Raises:
-            LogReadOnly: the device failed now.
+            LogReadOnly: the device failed during this call.
         """
         state = self._state
         if state.closed:
@@ -569,7 +577,7 @@ class Log:
             if state.failure is None:
                 with state.failing("closing"):
                     self._sync_all()
-                    # Who has met rot must not call the stop clean: the next open then looks at each frame.
+                    # After rot was found, the next open must check every frame.
                     state.mark.write_synced(state.next_mark(clean=not state.is_rotten))
         finally:
             state.close_files()
@@ -579,7 +587,7 @@ class Log:
     def remove(self) -> None:
         """Close the log and remove all its files. Blocks.
 
-        A crash on the way leaves a log that opens, with the first segments that were not removed yet, or an empty one.
+        A crash leaves a log that opens: with the first segments, or empty.
         """
         self.close()
         remove_log(self._directory)

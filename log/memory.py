@@ -1,4 +1,4 @@
-"""Storage and Directory in memory, for tests and simulations: nothing is lost as long as the object lives."""
+"""`Storage` and `Directory` in memory, for tests and simulations. They lose nothing while the objects live."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from .storage import Directory
 
 
 class MemoryStorage:
-    """A file as bytes; space that was only allocated takes none."""
+    """A file in memory. Allocated space that was not written takes no memory."""
 
     __slots__ = ("_data", "_size")
 
@@ -40,10 +40,10 @@ class MemoryStorage:
         self._size = max(self._size, length)
 
     def sync(self) -> None:
-        """Memory is as durable as it gets."""
+        """Do nothing: every write is as durable as the object."""
 
     def close(self) -> None:
-        """A file in memory has no handle to give back."""
+        """Do nothing: there is no handle."""
 
 
 class MemoryDirectory:
@@ -87,7 +87,7 @@ class MemoryDirectory:
         folder.take(target, self._files.pop(source) if source in self._files else self._children.pop(source))
 
     def take(self, name: str, node: MemoryStorage | MemoryDirectory) -> None:
-        """Let a file or folder of another folder stand in this one."""
+        """Take a file or folder of another folder into this one."""
         if isinstance(node, MemoryStorage):
             self._files[name] = node
         else:
@@ -98,7 +98,7 @@ class MemoryDirectory:
             raise FileNotFoundError(f"{self._path}/{name}")
 
     def sync(self) -> None:
-        """Memory is as durable as it gets."""
+        """Do nothing: every write is as durable as the object."""
 
     def child(self, name: str) -> MemoryDirectory:
         if name not in self._children:

@@ -1,4 +1,4 @@
-"""What can be set of a log, with its limits."""
+"""The options of a log, with their limits, and its clock."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ INDEX_MARKER_BYTES = 16
 INDEX_ENTRY_BYTES = 16
 MAX_OPEN_SEGMENTS = 1024
 MAX_SEGMENT_BYTES = 1 << 32
-"""A position inside a store is a u32."""
+"""Positions in a store are u32."""
 
 
 def wall_clock() -> int:
@@ -24,30 +24,30 @@ def wall_clock() -> int:
 
 @dataclass(frozen=True, slots=True)
 class FlushPolicy:
-    """When appended records are made durable without being asked for it; other than ALWAYS for standalone logs only.
+    """When appended records are flushed without a request. A cluster's log takes FLUSH_ALWAYS only.
 
-    Of `records` and `interval_ms`, whichever is reached first after the last flush begins the next one.
+    The next flush begins when `records` wait or the oldest is `interval_ms` old, whichever comes first.
     """
 
     records: int | None
-    """Flush when this many records wait; None: never by their number."""
+    """Flush when this many records wait; None: their number does not matter."""
     interval_ms: int | None
-    """Flush when the oldest waiting record is this old; None: never by age."""
+    """Flush when the oldest waiting record is this old; None: its age does not matter."""
 
     def __post_init__(self) -> None:
         if (self.records is not None and self.records < 1) or (self.interval_ms is not None and self.interval_ms < 1):
-            raise ValueError(f"a flush policy of {self.records} records or {self.interval_ms} ms cannot be")
+            raise ValueError(f"a flush policy of {self.records} records or {self.interval_ms} ms must be at least 1")
 
     @property
     def never(self) -> bool:
-        """Whether nothing is flushed unasked, so that nothing waits for it to be readable either."""
+        """Whether nothing is flushed without a request. Records are then readable before they are durable."""
         return self.records is None and self.interval_ms is None
 
 
 FLUSH_ALWAYS = FlushPolicy(1, None)
-"""Every record is flushed at once; those that arrive meanwhile share the next flush."""
+"""Flush every record at once; those that arrive during a flush share the next one."""
 FLUSH_NEVER = FlushPolicy(None, None)
-"""The operating system decides; records are readable at once, and only rotation, stop and request make them durable."""
+"""Leave it to the operating system. Records are readable at once; a rotation, stop or request makes them durable."""
 
 
 class IndexCachePolicy(Enum):
@@ -68,22 +68,22 @@ def _open_segments() -> int:
 
 @dataclass(frozen=True, slots=True)
 class LogOptions:
-    """Sizes in bytes; each default holds for a node with gigabytes of disk and megabytes of memory to spare."""
+    """Sizes in bytes. The defaults suit a node with gigabytes of free disk and megabytes of free memory."""
 
     segment_bytes: int = 64 << 20
-    """A segment's store is full from here on: large enough for few files, small enough to expire in steps."""
+    """Size at which a store is full: large enough for few files, small enough to expire in steps."""
     segment_overflow_bytes: int | None = None
-    """How far a last frame may reach beyond `segment_bytes`; None: half of it."""
+    """How far the last frame may reach beyond `segment_bytes`; None: half of `segment_bytes`."""
     index_bytes: int = 1 << 20
-    """A segment is full, too, once its index file is: 65,535 entries."""
+    """Size of an index file at which its segment is full as well: 65,535 entries."""
     index_interval_bytes: int = 4096
-    """Store bytes from one index entry to the next; 0: every frame has one."""
+    """Bytes of the store between two index entries, at least; 0: each frame has an entry."""
     max_frame_bytes: int = 8 << 20
     """The largest frame, header included."""
     write_buffer_bytes: int = 256 << 10
-    """Appended frames wait in memory up to here before they are written to the file in one piece."""
+    """Appended frames are buffered up to this size, then written to the file in one piece."""
     open_segments: int = field(default_factory=_open_segments)
-    """How many read segments keep their files open, at most two each: 1,024, or a quarter of the process's limit."""
+    """How many read segments keep files open, two each at most: 1,024, or a quarter of the process's limit."""
     cached_indexes: int | None = 64
     """How many read segments keep their index in memory, 16 bytes for each entry; None: all, from opening on.
 
@@ -91,7 +91,7 @@ class LogOptions:
     index_cache_policy: IndexCachePolicy = IndexCachePolicy.LRU
     """Which of them stay; without effect if `cached_indexes` is None or 0."""
     flush_policy: FlushPolicy = FLUSH_ALWAYS
-    """What has not been flushed by it is not readable."""
+    """Records are readable once it has flushed them."""
 
     def __post_init__(self) -> None:
         if self.segment_bytes < STORE_HEADER_BYTES + HEADER_BYTES + 1 or self.overflow_bytes < 0:
@@ -103,7 +103,7 @@ class LogOptions:
         if self.index_interval_bytes < 0 or self.write_buffer_bytes < 0 or self.open_segments < 1:
             raise ValueError("index_interval_bytes, write_buffer_bytes or open_segments is too small")
         if self.cached_indexes is not None and self.cached_indexes < 0:
-            raise ValueError(f"{self.cached_indexes} indexes cannot be cached")
+            raise ValueError(f"{self.cached_indexes} cached indexes: it must be at least 0")
 
     @property
     def overflow_bytes(self) -> int:
@@ -112,10 +112,10 @@ class LogOptions:
 
     @property
     def store_limit(self) -> int:
-        """Store bytes, header included, that no segment ever exceeds."""
+        """Largest size of a store, header included."""
         return self.segment_bytes + self.overflow_bytes
 
     @property
     def frame_limit(self) -> int:
-        """Bytes of the largest frame that can be appended to a fresh segment."""
+        """Largest frame that an empty segment takes, header included."""
         return min(self.max_frame_bytes, self.store_limit - STORE_HEADER_BYTES)

@@ -1,7 +1,7 @@
-"""msgpack, typed and strict: the one place that imports a library without types.
+"""msgpack, typed and strict. No other module imports the library, which has no types.
 
-What is packed has the smallest encodings, `bin` for bytes and `str` for text. What is unpacked is exactly one value,
-nothing behind it, at most 32 containers deep, valid UTF-8, without ext types unless they are asked for.
+Packing uses the smallest encodings, `bin` for bytes and `str` for text. Unpacking takes exactly one value with nothing
+after it, valid UTF-8, nested at most 32 containers deep, and refuses ext types unless the caller allows them.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from .errors import PayloadInvalid
 
 MAX_DEPTH = 32
 RESERVED_EXT_TYPES = range(16)
-"""Ext types that quire keeps for itself; a client's value must not hold one."""
+"""Ext types reserved for quire; a client's value must not hold one."""
 
 ExtType: Any = msgpack.ExtType
 Timestamp: Any = msgpack.Timestamp
 
-# Types that hold nothing further, so that a value of them needs no walk.
+# Types that contain no other values: they need no walk.
 _PLAIN_TYPES = frozenset({int, float, bool, str, bytes, type(None)})
 _CONTAINER_TYPES = (list, tuple, dict)
 
@@ -33,10 +33,10 @@ _FAULTS = (ValueError, TypeError, RecursionError, OverflowError, msgpack.UnpackE
 
 
 def pack(value: Any) -> bytes:
-    """Return the msgpack bytes of `value`, maps in the order given.
+    """Return the msgpack bytes of `value`, with maps in their own order.
 
     Raises:
-        PayloadInvalid: a type, an integer or a string that msgpack does not hold, or too deep a nesting.
+        PayloadInvalid: msgpack cannot hold a type, integer or string in it, or it is nested too deep.
     """
     try:
         return _packer(value)
@@ -45,15 +45,15 @@ def pack(value: Any) -> bytes:
 
 
 def array_head(count: int) -> bytes:
-    """The smallest head of an array of `count`, whose items follow."""
+    """Return the smallest msgpack head of an array of `count` items, which follow it."""
     return _array_head(count)
 
 
 def unpack(buffer: bytes | bytearray | memoryview, *, ext: bool = False) -> Any:
-    """Return the one value in `buffer`, checked for depth; with `ext`, unreserved ext types may stand in it.
+    """Return the one value in `buffer`, checked for depth. With `ext`, it may hold unreserved ext types.
 
     Raises:
-        PayloadInvalid: not exactly one value, too deep, invalid UTF-8, an ext type or a timestamp that may not be.
+        PayloadInvalid: it is not exactly one value, is nested too deep, has invalid UTF-8 or a forbidden ext type.
     """
     value = unpack_trusted(buffer, _keep_free_ext if ext else _refuse_ext)
     check_value(value, timestamps=ext)
@@ -67,12 +67,12 @@ def unpack_trusted(
     *,
     use_list: bool = True,
 ) -> Any:
-    """Return the one value in `buffer` without looking at its depth: for bytes that were checked when appended.
+    """Return the one value in `buffer` without a check of its depth: for bytes that were checked when appended.
 
-    `map_hook` makes a map of its pairs; without it the last pair of a key wins. Without `use_list` arrays are tuples.
+    `map_hook` makes a map from its pairs; without it, the last pair of a key wins. `use_list=False`: arrays are tuples.
 
     Raises:
-        PayloadInvalid: not exactly one value, or invalid UTF-8.
+        PayloadInvalid: it is not exactly one value, or has invalid UTF-8.
     """
     try:
         return _unpackb(buffer, strict_map_key=False, ext_hook=ext_hook, object_pairs_hook=map_hook, use_list=use_list)
@@ -81,25 +81,25 @@ def unpack_trusted(
 
 
 class Skimmer:
-    """Finds where values stand in msgpack arrays, without making an object of any of them. One thread.
+    """Finds the positions of values in msgpack arrays without making objects of them. For one thread.
 
-    Positions are counted over all that one skimmer was fed: `feed` returns where its buffer begins.
+    Positions count all bytes fed to this skimmer: `feed` returns the position where its buffer begins.
     """
 
     def __init__(self) -> None:
         self._unpacker = _Unpacker(max_buffer_size=0)
 
     def feed(self, buffer: bytes | memoryview) -> int:
-        """Go on in `buffer`, behind all that was fed before; return the position of its first byte.
+        """Continue in `buffer`; return the position of its first byte.
 
         Raises:
-            PayloadInvalid: the buffer before was not skimmed to its end.
+            PayloadInvalid: the previous buffer was not skimmed to its end.
         """
         start: int = self._guarded(self._fed, buffer)
         return start
 
     def array(self) -> int:
-        """Enter the array that begins here; return how many values it says it has.
+        """Enter the array that begins here; return the count in its head.
 
         Raises:
             PayloadInvalid: no array begins here.
@@ -108,17 +108,17 @@ class Skimmer:
         return count
 
     def ends(self, count: int) -> list[int]:
-        """Pass `count` values; return the positions where they end.
+        """Skip `count` values; return the positions where they end.
 
         Raises:
-            PayloadInvalid: there are not so many.
+            PayloadInvalid: there are fewer values.
         """
         ends: list[int] = self._guarded(self._passed, count)
         return ends
 
     @property
     def position(self) -> int:
-        """Where the next value begins."""
+        """Position where the next value begins."""
         position: int = self._unpacker.tell()
         return position
 
@@ -129,7 +129,7 @@ class Skimmer:
 
     def _passed(self, count: int) -> list[int]:
         skip, tell = self._unpacker.skip, self._unpacker.tell
-        # `skip` returns None: this is the loop at C's speed.
+        # `skip` returns None, so the condition holds for each: a loop without a line of bytecode for its body.
         return [tell() for _ in repeat(None, count) if not skip()]
 
     def _guarded(self, step: Callable[..., Any], *arguments: Any) -> Any:
@@ -141,10 +141,10 @@ class Skimmer:
 
 
 def check_value(value: Any, *, timestamps: bool = True, depth: int = MAX_DEPTH) -> None:
-    """Refuse a value that a client may not store: deeper than `depth` containers, or holding a reserved ext type.
+    """Check that a client may store a value: nested at most `depth` containers deep, without reserved ext types.
 
     Raises:
-        PayloadInvalid: what was found.
+        PayloadInvalid: it may not; the reason is in the error.
     """
     kind = type(value)
     if kind in _PLAIN_TYPES:
@@ -172,7 +172,7 @@ def _check_items(items: list[Any] | tuple[Any, ...], timestamps: bool, depth: in
 
 
 def all_plain(items: Any) -> bool:
-    """Return whether every item is of a type that holds nothing further; the common case, checked at C's speed."""
+    """Return whether no item can contain other values: the common case, checked without a Python loop."""
     return _PLAIN_TYPES.issuperset(map(type, items))
 
 

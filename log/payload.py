@@ -1,4 +1,4 @@
-"""Payloads of the four kinds of frames.
+"""The payloads of the four kinds of frames.
 
 records   one msgpack array of count values; a record with headers is ext type 1 holding [map, value]
 runs      one msgpack array of two: [[session, sequence, count], ...] and the array of all their records
@@ -23,14 +23,14 @@ _LENGTH = struct.Struct("<I")
 
 
 class Record(NamedTuple):
-    """A value to store with headers (text to text), or None for none."""
+    """A value to store, with headers (text to text) or None."""
 
     value: Any
     headers: Mapping[str, str] | None = None
 
 
 class Run(NamedTuple):
-    """One request's share of a `runs` frame; session and sequence are 0 where it has no session."""
+    """One request's share of a `runs` frame; session and sequence are 0 for a request without a session."""
 
     session: int
     sequence: int
@@ -51,10 +51,10 @@ class StoredRecord(NamedTuple):
 
 
 def encode_records(records: Sequence[Any]) -> bytes:
-    """Return the payload of kind `records` for values and `Record`s, at least one.
+    """Return the payload of kind `records` that holds values and `Record`s, at least one.
 
     Raises:
-        PayloadInvalid: no record, a value that msgpack does not hold, too deep, or with a reserved ext type.
+        PayloadInvalid: there is no record, or a value cannot be stored.
     """
     if not records:
         raise PayloadInvalid("holds no record")
@@ -81,7 +81,7 @@ def _storable_record(record: Any) -> Any:
 
 
 def decode_values(payload: bytes | memoryview, count: int) -> list[Any]:
-    """Return the values of a payload of kind `records`, headers dropped.
+    """Return the values of a payload of kind `records`, without headers.
 
     Raises:
         PayloadInvalid: it is not exactly one array of `count` values.
@@ -99,10 +99,10 @@ def decode_records(payload: bytes | memoryview, count: int) -> list[Record]:
 
 
 def encode_runs(runs: Sequence[Run], records: Sequence[Any]) -> bytes:
-    """Return the payload of kind `runs`: the runs' counts add up to the number of records.
+    """Return the payload of kind `runs`.
 
     Raises:
-        PayloadInvalid: they do not, a run is empty, or a value is invalid as in `encode_records`.
+        PayloadInvalid: a run is empty, the runs do not add up to the records, or a value cannot be stored.
     """
     if not records or not all(run.count > 0 for run in runs) or sum(run.count for run in runs) != len(records):
         raise PayloadInvalid(f"the runs do not add up to {len(records)} records")
@@ -110,19 +110,19 @@ def encode_runs(runs: Sequence[Run], records: Sequence[Any]) -> bytes:
 
 
 def decode_runs(payload: bytes | memoryview, count: int) -> tuple[list[Run], list[Any]]:
-    """Return runs and values of a payload of kind `runs`, headers dropped.
+    """Return the runs and values of a payload of kind `runs`, without headers.
 
     Raises:
-        PayloadInvalid: not as `encode_runs` writes it, or other than `count` records.
+        PayloadInvalid: it breaks the format, or does not hold `count` records.
     """
     return _decode_runs(payload, count, _value_of_ext)
 
 
 def cut_runs(payload: bytes | memoryview, count: int, kept: int) -> bytes:
-    """Return the payload of kind `runs` that holds the first `kept` of `count` records.
+    """Return a payload of kind `runs` with the first `kept` of the `count` records.
 
     Raises:
-        PayloadInvalid: not as `encode_runs` writes it, or other than `count` records.
+        PayloadInvalid: it breaks the format, or does not hold `count` records.
     """
     runs, values = _decode_runs(payload, count, _record_of_ext)
     cut: list[Run] = []
@@ -139,7 +139,7 @@ def _decode_runs(
 ) -> tuple[list[Run], list[Any]]:
     raw_runs, values = _array(unpack_trusted(payload, ext_hook), 2)
     if type(raw_runs) is not list or not _are_runs(raw_runs):
-        raise PayloadInvalid("the runs are no array of [session, sequence, count]")
+        raise PayloadInvalid("the runs are not an array of [session, sequence, count]")
     runs = list(map(Run._make, raw_runs))
     total = sum(raw[2] for raw in raw_runs)
     if total != count or any(raw[2] == 0 for raw in raw_runs):
@@ -148,7 +148,7 @@ def _decode_runs(
 
 
 def _are_runs(raw_runs: list[Any]) -> bool:
-    """Whether each is three whole numbers. A frame may have thousands, so this goes at C's speed."""
+    """Return whether each run is three integers of at least 0. There may be thousands, so no Python loop walks them."""
     if not {list}.issuperset(map(type, raw_runs)) or not {3}.issuperset(map(len, raw_runs)):
         return False
     numbers = list(chain.from_iterable(raw_runs))
@@ -161,36 +161,36 @@ def encode_blob(value: bytes | memoryview, metadata: Mapping[str, str] | None = 
 
 
 def blob_head(metadata: Mapping[str, str] | None) -> bytes:
-    """Return what stands before the value in the payload of a blob."""
+    """Return the bytes before the value in the payload of kind `blob`."""
     packed = pack(dict(metadata)) if metadata else b""
     return _LENGTH.pack(len(packed)) + packed
 
 
 def decode_blob(payload: bytes | memoryview) -> tuple[dict[str, str], bytes]:
-    """Return metadata and raw value of a payload of kind `blob`.
+    """Return the metadata and the raw value of a payload of kind `blob`.
 
     Raises:
-        PayloadInvalid: the metadata are cut short or no map of text.
+        PayloadInvalid: the metadata is cut short, or not a map of text to text.
     """
     if len(payload) < _LENGTH.size:
         raise PayloadInvalid("a blob is cut short")
     start = _LENGTH.size + _LENGTH.unpack_from(payload)[0]
     if start > len(payload):
-        raise PayloadInvalid("a blob's metadata are cut short")
+        raise PayloadInvalid("a blob's metadata is cut short")
     metadata = unpack(payload[_LENGTH.size : start]) if start > _LENGTH.size else {}
     if type(metadata) is not dict or not all(type(key) is str and type(text) is str for key, text in metadata.items()):
-        raise PayloadInvalid("a blob's metadata are no map of text to text")
+        raise PayloadInvalid("a blob's metadata is not a map of text to text")
     return metadata, bytes(payload[start:])
 
 
 def encode_system(fields: Mapping[str, Any]) -> bytes:
-    """Return the payload of kind `system`, keys in the order given; `type` names it.
+    """Return the payload of kind `system`, with the keys in their own order; `type` names the record.
 
     Raises:
-        PayloadInvalid: no `type`, or a value that msgpack does not hold.
+        PayloadInvalid: there is no `type`, or a value cannot be packed.
     """
     if type(fields.get("type")) is not str:
-        raise PayloadInvalid("a system record without a type")
+        raise PayloadInvalid("a system record has no type")
     return pack(dict(fields))
 
 
@@ -198,19 +198,19 @@ def decode_system(payload: bytes | memoryview) -> dict[str, Any]:
     """Return the map of a payload of kind `system`.
 
     Raises:
-        PayloadInvalid: no map with text keys and a `type`.
+        PayloadInvalid: it is not a map with text keys and a `type`.
     """
     fields = unpack(payload)
     if type(fields) is not dict or type(fields.get("type")) is not str or not all(type(key) is str for key in fields):
-        raise PayloadInvalid("a system record is no map with a type")
+        raise PayloadInvalid("a system record is not a map with a type")
     return fields
 
 
 def frame_values(frame: Frame) -> list[Any]:
-    """Return the values of a frame of any kind, one for each of its records.
+    """Return the value of each record of a frame of any kind.
 
     Raises:
-        PayloadInvalid: the payload is not as its kind says.
+        PayloadInvalid: the payload breaks the format of its kind.
     """
     header, payload = frame
     match Kind(header.kind):
@@ -225,10 +225,10 @@ def frame_values(frame: Frame) -> list[Any]:
 
 
 def frame_records(frame: Frame, places: slice) -> list[Record]:
-    """Return the records at some places of a frame of any kind; what the others cost is their unpacking alone.
+    """Return some records of a frame of any kind; the others are unpacked but not made into a `Record`.
 
     Raises:
-        PayloadInvalid: the payload is not as its kind says.
+        PayloadInvalid: the payload breaks the format of its kind.
     """
     header, payload = frame
     match Kind(header.kind):
@@ -247,7 +247,7 @@ def stored_records(frame: Frame) -> list[StoredRecord]:
     """Return every record of a frame with its index, headers, session and sequence.
 
     Raises:
-        PayloadInvalid: the payload is not as its kind says.
+        PayloadInvalid: the payload breaks the format of its kind.
     """
     runs, records = _runs_and_records(frame)
     stored: list[StoredRecord] = []
@@ -261,12 +261,12 @@ def stored_record(frame: Frame, index: int) -> StoredRecord:
     """Return the one record at `index`, which the frame holds.
 
     Raises:
-        PayloadInvalid: the payload is not as its kind says.
+        PayloadInvalid: the payload breaks the format of its kind.
     """
     header, payload = frame
     place = index - header.index
     if header.kind == Kind.RECORDS:
-        # The usual case, without a `Record` for each of the others.
+        # The common case: no `Record` is made for the other values.
         value = _array(unpack_trusted(payload, _record_of_ext), header.count)[place]
         headers = None
         if type(value) is Record:
@@ -330,7 +330,7 @@ def _record_of_ext(code: int, data: bytes) -> Any:
         return ExtType(code, data)
     parts = _array(unpack(data, ext=True), 2)
     if type(parts[0]) is not dict:
-        raise PayloadInvalid("a record's headers are no map")
+        raise PayloadInvalid("a record's headers are not a map")
     return Record(parts[1], parts[0])
 
 

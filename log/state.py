@@ -1,10 +1,10 @@
-"""What a log knows of itself in memory; the operations on it stand in modules of their own.
+"""The state of an open log in memory; the operations on it are modules of their own.
 
-Invariants, at every point where no operation is under way:
+Invariants, whenever no operation is in progress:
 
-- segments ascend; each begins where the one before ends; the last one is the write segment
+- segments ascend; each begins where the previous one ends; the last one is the write segment
 - lowest_index <= durable.index <= tail.index, and durable.index is a frame boundary in `durable_segment`
-- the mark on disk never says more than `durable`
+- the mark on disk never exceeds `durable`
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from .storage import Directory, Storage
 
 
 class LogState:
-    """The shared state of a log's parts; only the writer's thread touches it."""
+    """The state that the parts of a log share. Only the writer's thread uses it."""
 
     def __init__(
         self,
@@ -54,26 +54,26 @@ class LogState:
         self.read_segments_bytes = 0
         self.commit_index = 0
         self.generation = 0
-        """Counts truncations: a flush of an earlier generation proves nothing."""
+        """Number of truncations and resets; a flush of an earlier generation proves nothing."""
         self.flush: Flush | None = None
         self.retired: list[Storage] = []
-        """Files that are no longer used, but that a flush on its way may still sync."""
+        """Files that are no longer used, but that a flush in progress may still sync."""
         self.failure: str | None = None
         self.is_rotten = False
-        """Whether a read found bytes that are not what was written: then no stop is called a clean one."""
+        """Whether a read found rot. No stop is then marked as clean, so that the next open checks every frame."""
         self.closed = False
         self.spools = 0
-        """How many spools were begun: each has a file name of its own."""
+        """Number of spools begun, which gives each its file name."""
         self.frame_limit = options.frame_limit
         self._reads_unflushed = options.flush_policy.never
 
     @property
     def readable_index(self) -> int:
-        """Every record below may be read: it is durable, or nobody asked for that."""
+        """Every record below may be read: it is durable, or the policy is never to flush."""
         return self.tail[0] if self._reads_unflushed else self.durable[0]
 
     def refuse_if_unwritable(self) -> None:
-        """Raise what keeps the log from being written to, if anything does."""
+        """Raise why the log cannot be written to, if it cannot."""
         if self.closed:
             raise LogClosed
         if self.failure is not None:
@@ -81,14 +81,14 @@ class LogState:
 
     @contextmanager
     def failing(self, doing: str) -> Generator[None]:
-        """Turn the log read-only for ever if the device fails in the block: a failed write or sync proves nothing.
+        """Make the log read-only for good if the device fails in the block: a failed write or sync proves nothing.
 
-        So does what breaks in anywhere, KeyboardInterrupt or MemoryError: how far the block came is not known.
+        Any other exception, such as KeyboardInterrupt or MemoryError, does the same: how far the block got is unknown.
         """
         try:
             yield
         except LogError:
-            # Refused where nothing had changed; where something had, whoever raised it says so.
+            # Raised before anything changed, or by code that has called `fail` itself.
             raise
         except OSError as error:
             self.fail(f"{doing}: {error}")
@@ -98,16 +98,16 @@ class LogState:
             raise
 
     def fail(self, reason: str) -> None:
-        """Turn the log read-only for ever; the first reason stays."""
+        """Make the log read-only for good; the first reason stays."""
         if self.failure is None:
             self.failure = reason
 
     def set_durable(self, tail: Tail, segment: Segment, position: int) -> None:
-        """Take note of how far the log is durable."""
+        """Note how far the log is durable."""
         self.durable, self.durable_segment, self.durable_position = tail, segment, position
 
     def next_mark(self, *, clean: bool = False) -> Mark:
-        """Return the mark that tells what is durable now."""
+        """Return the mark that says what is durable now."""
         durable = self.durable
         commit_index = durable.index if self.standalone else min(self.commit_index, durable.index)
         return Mark(
@@ -122,32 +122,32 @@ class LogState:
         )
 
     def settle_flush(self) -> None:
-        """Run a flush that is on its way to its end, so that no two syncs meet on one file."""
+        """Finish a flush in progress here, so that no two syncs of one file run at once."""
         if self.flush is not None:
             self.flush.run()
 
     def retire(self, storage: Storage) -> None:
-        """Close a file, later if a flush is on its way."""
+        """Close a file; if a flush is in progress, when that has ended."""
         if self.flush is None:
             storage.close()
         else:
             self.retired.append(storage)
 
     def close_retired(self) -> None:
-        """Close what waited for the flush to end."""
+        """Close the files that waited for the flush to end."""
         for storage in self.retired:
             storage.close()
         self.retired.clear()
 
     def close_files(self) -> None:
-        """Close every file; one that a flush on its way syncs is closed at that flush's end."""
+        """Close every file; the one that a flush in progress syncs is closed when that has ended."""
         self.closed = True
         self.retire(self.writer.store)
         self.segments.close()
         self.mark.close()
 
     def take_write_segment(self, writer: WriteSegment, survey: Survey) -> None:
-        """Make `writer`, surveyed to its end, the write segment: its tail is the log's, its epochs and members join."""
+        """Make `writer` the write segment and take tail, epochs and members records from its survey."""
         self.writer = writer
         self.tail = survey.tail
         self.epochs += survey.epochs

@@ -8,60 +8,60 @@ from typing import Protocol
 
 
 class Storage(Protocol):
-    """One open file. Errors of the device are `OSError`; one thread uses it, `sync` may run in another."""
+    """One open file. One thread uses it; `sync` may run in another. Errors of the device are `OSError`."""
 
     @property
     def size(self) -> int:
-        """Bytes, preallocated ones included."""
+        """Bytes in the file, preallocated ones included."""
         ...
 
     def read_at(self, position: int, length: int) -> bytes:
-        """Return the bytes at `position`, fewer only where the file ends."""
+        """Return `length` bytes from `position` on; fewer only at the end of the file."""
         ...
 
     def write_at(self, position: int, data: bytes | bytearray | memoryview) -> None:
-        """Write all of `data`; not durable before `sync` returns."""
+        """Write all of `data`. It is durable when a later `sync` has returned."""
         ...
 
     def truncate(self, length: int) -> None:
-        """Cut to `length`."""
+        """Cut the file to `length` bytes."""
         ...
 
     def allocate(self, length: int) -> None:
-        """Make the file at least `length` bytes, zeros where nothing was written, and keep the space for it.
+        """Make the file at least `length` bytes, with zeros for those not written, and reserve the space for them.
 
         Raises:
-            DiskFull: there is no room; what was written before is untouched.
+            DiskFull: there is no room; what was written is untouched.
         """
         ...
 
     def sync(self) -> None:
-        """Return when everything written before this call survives a power loss (fdatasync)."""
+        """Block until everything written before this call survives a power loss (fdatasync)."""
         ...
 
     def close(self) -> None:
-        """Give the handle back. Nothing is synced."""
+        """Close the handle. Nothing is synced."""
         ...
 
 
 class Directory(Protocol):
-    """A folder of files, and of folders. Creations, renames and removals are durable once `sync` returned."""
+    """A folder of files and folders. Creations, renames and removals are durable when `sync` has returned."""
 
     @property
     def path(self) -> str:
-        """A name for messages."""
+        """Its path, for messages."""
         ...
 
     def list(self) -> list[str]:
-        """Return the names in it, in no order."""
+        """Return the names in it, in any order."""
         ...
 
     def create(self, name: str) -> Storage:
         """Return a new, empty file.
 
         Raises:
-            FileExistsError: there is one already.
-            DiskFull: there is no room for it.
+            FileExistsError: the name is taken.
+            DiskFull: there is no room.
         """
         ...
 
@@ -69,52 +69,52 @@ class Directory(Protocol):
         """Return an existing file.
 
         Raises:
-            FileNotFoundError: there is none.
+            FileNotFoundError: it does not exist.
         """
         ...
 
     def rename(self, source: str, target: str) -> None:
-        """Give the file or folder `source` the name `target`; a file takes the place of the file that had it."""
+        """Rename the file or folder `source` to `target`; a file replaces a file of that name."""
         ...
 
     def move(self, source: str, folder: Directory, target: str) -> None:
-        """Let `source` stand as `target` in another folder of the same disk; durable once both folders are synced."""
+        """Move `source` to another folder of the same disk, as `target`; durable when both folders are synced."""
         ...
 
     def remove(self, name: str) -> None:
-        """Remove a file; open handles still read it.
+        """Remove a file; open handles can still read it.
 
         Raises:
-            FileNotFoundError: there is none.
+            FileNotFoundError: it does not exist.
         """
         ...
 
     def sync(self) -> None:
-        """Return when all changes of names before this call survive a power loss."""
+        """Block until all changes of names before this call survive a power loss."""
         ...
 
     def child(self, name: str) -> Directory:
-        """Return a folder in this one, made if there is none (durable after `sync` of this one)."""
+        """Return a folder in this one, created if it does not exist (durable after a `sync` of this one)."""
         ...
 
     def remove_child(self, name: str) -> None:
-        """Remove a folder in this one that is empty.
+        """Remove an empty folder in this one.
 
         Raises:
-            FileNotFoundError: there is none.
+            FileNotFoundError: it does not exist.
         """
         ...
 
     def lock(self) -> bool:
-        """Take the folder for this process; return whether this call took it (False: this object held it already).
+        """Lock the folder for this process; return False if this object had locked it already.
 
         Raises:
-            LogLocked: another holder has it.
+            LogLocked: another process has locked it.
         """
         ...
 
     def unlock(self) -> None:
-        """Give the folder free; nothing if it was not held."""
+        """Unlock the folder, if this object locked it."""
         ...
 
 

@@ -1,1 +1,1 @@
-"""Operations that change a log on disk: append, rotate, truncate, expire, reset, rewrite, recover."""
+"""The operations that change a log on disk, each with the order of its steps and the reason for that order."""

@@ -1,4 +1,4 @@
-"""Appends that are more than one small frame: a peer's raw frames, and what was spooled."""
+"""The longer paths of an append: room for a frame, a peer's raw frames, a spooled value. `log.py` has the short one."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from .spool import Spool
 
 
 def make_room(state: LogState, size: int) -> None:
-    """Have a write segment that takes a frame of `size` bytes, and room for it on disk.
+    """Make the write segment take a frame of `size` bytes: rotate if it is full, and reserve room on disk.
 
     Raises:
-        RecordTooLarge: it fits in no segment.
-        DiskFull: no room; nothing was appended.
+        RecordTooLarge: the frame fits in no segment.
+        DiskFull: there is no room; nothing was appended.
         LogReadOnly: the device failed.
     """
     if size > state.frame_limit:
@@ -27,12 +27,12 @@ def make_room(state: LogState, size: int) -> None:
 
 
 def put_spooled(state: LogState, spool: Spool, epoch: int, now: int) -> FrameHeader:
-    """Append what was spooled as one frame of kind blob.
+    """Append a spooled value as one frame of kind blob.
 
     Raises:
         RecordTooLarge, DiskFull: as `make_room`; nothing was appended.
         LogReadOnly: the device failed.
-        FrameCorrupt: the spool no longer holds what was written to it; nothing was appended.
+        FrameCorrupt: the spool does not hold what was written to it; nothing was appended.
     """
     index, last_epoch, timestamp, prev_crc32c = state.tail
     header, head = seal_header(
@@ -50,12 +50,8 @@ def put_spooled(state: LogState, spool: Spool, epoch: int, now: int) -> FrameHea
     return header
 
 
-def verified_frames(state: LogState, view: memoryview) -> tuple[list[tuple[int, FrameHeader]], list[int]]:
-    """Return (offset, header) of a peer's frames, and the indices of members records, having checked all of it.
-
-    Raises:
-        FrameInvalid, UnknownVersion, ChainBroken, PayloadInvalid, RecordTooLarge: what is wrong with them.
-    """
+def _verified_frames(state: LogState, view: memoryview) -> tuple[list[tuple[int, FrameHeader]], list[int]]:
+    """Return (offset, header) of a peer's frames, and the indices of members records, after a check of everything."""
     headers: list[tuple[int, FrameHeader]] = []
     members: list[int] = []
     tail = state.tail
@@ -69,13 +65,8 @@ def verified_frames(state: LogState, view: memoryview) -> tuple[list[tuple[int, 
     return headers, members
 
 
-def put_frames(state: LogState, view: memoryview, headers: list[tuple[int, FrameHeader]], members: list[int]) -> None:
-    """Buffer verified frames, in one piece for each segment.
-
-    Raises:
-        DiskFull: no room for all of them; some were buffered.
-        OSError: the device failed.
-    """
+def _put_frames(state: LogState, view: memoryview, headers: list[tuple[int, FrameHeader]], members: list[int]) -> None:
+    """Buffer verified frames, in one piece for each segment. On DiskFull, some of them are in."""
     waiting = iter([*members, -1])
     next_members = next(waiting)
     place = 0
@@ -103,12 +94,12 @@ def put_frames(state: LogState, view: memoryview, headers: list[tuple[int, Frame
 
 
 def append_raw(state: LogState, raw: bytes | bytearray | memoryview) -> None:
-    """Buffer a peer's whole frames as they are.
+    """Buffer a peer's whole frames unchanged.
 
     Raises:
-        LogError: as `Log.append_frames`; on DiskFull some of them are in, and the caller truncates.
+        LogError: as `Log.append_frames`; but on DiskFull some of them are in, and the caller must truncate.
     """
     view = memoryview(raw)
-    headers, members = verified_frames(state, view)
+    headers, members = _verified_frames(state, view)
     with state.failing("writing out"):
-        put_frames(state, view, headers, members)
+        _put_frames(state, view, headers, members)

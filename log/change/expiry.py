@@ -1,14 +1,14 @@
-"""Removing the oldest records, in whole read segments.
+"""Expiry: removing the oldest records, in whole read segments.
 
-The steps, and why in this order:
+The steps, in this order:
 
-1. The mark is written and synced. It then names a segment that stays: a mark that a power loss brings back must not
-   name one that is gone.
-2. The oldest segment goes, its index before its store, and the folder is synced; then the next one. Without that sync
-   a power loss could bring an older segment back but not a newer one: a gap, which would be rot.
+1. Write and sync the mark, which then names a segment that stays. A mark that a power loss brings back must not name a
+   segment that is gone.
+2. Remove the oldest segment, its index before its store, and sync the folder; then the next one. Without that sync, a
+   power loss could restore an older segment but not a newer one: a gap, which would be rot.
 
-The write segment always stays, and with it the newest read segment until the write segment has a durable frame: so the
-mark has a place, and the log still knows its last frame.
+The write segment always stays, and so does the newest read segment until the write segment has a durable frame: the
+mark needs a place, and the log needs its last frame.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from ..state import LogState
 
 
 class Expirable(NamedTuple):
-    """What an expiry removes: so many segments, with all records below `to_index`, and so many bytes of frames."""
+    """What an expiry removes: how many segments, all records below `to_index`, and how many bytes of frames."""
 
     segments: int
     to_index: int
@@ -29,14 +29,14 @@ class Expirable(NamedTuple):
 
 
 def expirable(state: LogState, now: int, age: int | None, max_bytes: int | None, floor: int | None) -> Expirable:
-    """What `remove_expired` would remove now."""
+    """Return what `remove_expired` would remove now."""
     due = count_due(state, now, age, max_bytes, floor)
     size = sum(state.segments.at(place).end - STORE_HEADER_BYTES for place in range(due))
     return Expirable(due, state.segments.at(due).base_index, size)
 
 
 def remove_expired(state: LogState, now: int, age: int | None, max_bytes: int | None, floor: int | None) -> int:
-    """Remove what `Log.remove_expired` says; return how many segments went. Blocks."""
+    """Remove the segments that are due by the rules of `Log.remove_expired`; return how many. Blocks."""
     due = count_due(state, now, age, max_bytes, floor)
     if due:
         with state.failing("expiring"):
@@ -47,7 +47,7 @@ def remove_expired(state: LogState, now: int, age: int | None, max_bytes: int | 
 
 
 def count_due(state: LogState, now: int, age: int | None, max_bytes: int | None, floor: int | None) -> int:
-    """Return how many segments, from the first on, are to go."""
+    """Return how many segments, from the first on, are due to go."""
     segments = state.segments
     size = state.read_segments_bytes + state.writer.segment.end - STORE_HEADER_BYTES
     removable = segments.place_of(state.durable_segment.base_index)
@@ -58,7 +58,7 @@ def count_due(state: LogState, now: int, age: int | None, max_bytes: int | None,
         following = segments.at(due + 1)
         if floor is not None and following.base_index > floor:
             break
-        # A store's header tells the timestamp of the frame before it: ages need no read, and survive a restart.
+        # A store's header has the timestamp of the frame before it: ages need no read, and survive a restart.
         too_old = age is not None and now - following.origin.timestamp > age
         if not too_old and (max_bytes is None or size <= max_bytes):
             break

@@ -1,15 +1,15 @@
-"""Opening a log: check, tell a torn tail from rot, and make what is kept durable before anyone hears of it.
+"""Recovery: opening a log, telling a torn tail from rot, and making what is kept durable before it is used.
 
 After a clean stop the mark says where the log ends. After any other stop:
 
-1. The winning mark slot is written again in place and synced, for it decides what is torn and what is rotten.
-2. The frames of the mark's segment, and of later ones, are checked one by one. Below the mark, and in any segment but
-   the last, something invalid is rot: the log refuses to open. At or above the mark in the last segment it begins
-   the torn tail: everything from there goes, valid or not. Where segments above the mark do not join, a truncation
-   was interrupted, and what follows the gap goes.
-3. What is kept above the mark is written again in place and synced with the folders: it may stand in the page cache
-   only, and after a failed sync the page cache looks clean.
-4. The mark is raised to the end and synced, `clean` off.
+1. Write the winning slot of the mark again and sync it, because it decides what is torn and what is rotten.
+2. Check the frames of the mark's segment and of later ones. An invalid frame below the mark, or in any segment but the
+   last, is rot: the log does not open. At or above the mark in the last segment, it begins the torn tail, and
+   everything from there goes, valid or not. If segments above the mark have a gap, a truncation was interrupted, and
+   everything after the gap goes.
+3. Write what is kept above the mark again and sync it with the folders: it may be in the page cache only, and after a
+   failed sync the page cache looks clean.
+4. Raise the mark to the end, without `clean`, and sync it.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ from .truncation import preallocate
 
 @dataclass(frozen=True, slots=True)
 class OpenRequest:
-    """What the caller of `Log.open` said."""
+    """The arguments of `Log.open`."""
 
     directory: Directory
     options: LogOptions
@@ -53,11 +53,11 @@ class OpenRequest:
 
 
 def open_state(request: OpenRequest) -> LogState:
-    """Return the state of the log in a data directory, recovered; of a new one if there is none.
+    """Return the recovered state of the log in a data directory, or that of a new log if there is none.
 
     Raises:
-        LogRotten, ForeignStore, UnknownVersion: it must not be opened; nothing was changed but leftovers removed.
-        DiskFull: no room for the first segment.
+        LogRotten, ForeignStore, UnknownVersion: it cannot be opened; nothing changed, except that leftovers are gone.
+        DiskFull: there is no room for the first segment.
     """
     files = request.directory.child(SEGMENTS_FOLDER)
     bases = _sweep(files)
@@ -66,7 +66,7 @@ def open_state(request: OpenRequest) -> LogState:
         if not bases:
             return _create(request, files, mark)
         if mark is None or mark.found is None:
-            raise LogRotten(MARK_NAME, 0, "no valid slot beside a log")
+            raise LogRotten(MARK_NAME, 0, "there is a log, but no valid slot")
         mark.rewrite_winner()
         return _Recovery(request, files, bases, mark, mark.found).run()
     except BaseException:
@@ -76,7 +76,7 @@ def open_state(request: OpenRequest) -> LogState:
 
 
 def _sweep(files: Directory) -> list[int]:
-    """Remove what a crash in a rotation, removal or streamed append left; return the base indices of the stores."""
+    """Remove the leftovers of an interrupted rotation, removal or streamed append; return the stores' base indices."""
     names = set(files.list())
     for name in sorted(names):
         base = base_of_name(name, INDEX_SUFFIX)
@@ -95,12 +95,12 @@ def _open_mark(directory: Directory) -> MarkFile | None:
 
 
 def _is_of_empty_log(mark: Mark) -> bool:
-    # Written before the first store is, and again before the last one is removed.
+    # It is written before the first store is created, and again before the last one is removed.
     return mark.position == STORE_HEADER_BYTES and mark.crc32c == 0 and mark.epoch == 0
 
 
 def _create(request: OpenRequest, files: Directory, mark: MarkFile | None) -> LogState:
-    """Make a new log: the mark before the store, for a store without a mark is rot."""
+    """Create a new log: the mark before the store, because a store without a mark is rot."""
     if mark is not None and mark.found is not None and not _is_of_empty_log(mark.found):
         raise LogRotten(MARK_NAME, 0, f"it names segment {mark.found.segment_base}, but there is none")
     base = request.initial_index
@@ -137,7 +137,7 @@ def _new_state(
 
 
 class _Recovery:
-    """One opening of a log that exists."""
+    """The recovery of one existing log."""
 
     def __init__(self, request: OpenRequest, files: Directory, bases: list[int], mark: MarkFile, found: Mark) -> None:
         self._request = request
@@ -151,7 +151,7 @@ class _Recovery:
         self._dropped: list[int] = []
 
     def run(self) -> LogState:
-        """Check everything first, change afterwards."""
+        """Check everything, then change what must change."""
         bases = [header.base_index for header in self._headers]
         if self._found.segment_base not in bases:
             raise self._mark_rotten(f"it names segment {self._found.segment_base}, which is missing")
@@ -214,18 +214,18 @@ class _Recovery:
         found, tail = self._found, survey.tail
         says = (found.durable_index, found.epoch, found.crc32c)
         if found.position == STORE_HEADER_BYTES:
-            # No frame of this segment is below the mark, and the store header speaks for the one before.
+            # No frame of this segment is below the mark; the store header has the values of the frame before.
             says = (found.durable_index, tail.epoch, tail.crc32c)
         if survey.end != found.position or (tail.index, tail.epoch, tail.crc32c) != says:
             raise LogRotten(
                 file,
                 survey.end,
-                f"index {tail.index}, epoch {tail.epoch}, crc32c {tail.crc32c:08x} stand where the mark says index "
+                f"its frames end at {tail.index}, epoch {tail.epoch}, crc32c {tail.crc32c:08x}, but the mark says "
                 f"{found.durable_index}, epoch {found.epoch}, crc32c {found.crc32c:08x} at byte {found.position}",
             )
 
     def _verify_from(self, marked: int) -> Survey:
-        """Check every frame of the marked segment and of those behind it; return the survey of the last one kept."""
+        """Check every frame of the marked segment and of later ones; return the survey of the last one that is kept."""
         for place in range(marked, len(self._headers)):
             survey = self._verify(place, below_mark=place == marked)
             self._segments.append(Segment(self._headers[place].origin, survey.end))
@@ -254,7 +254,7 @@ class _Recovery:
         return survey
 
     def _follows_gap(self, place: int, survey: Survey) -> bool:
-        """Return whether segments are missing behind `place`: all of them above the mark, so a truncation took them."""
+        """Return whether segments are missing after `place`. They are above the mark, so a truncation removed them."""
         following = self._headers[place + 1]
         if following.base_index > survey.tail.index:
             return True
@@ -262,8 +262,8 @@ class _Recovery:
             raise LogRotten(
                 store_name(following.base_index),
                 0,
-                f"it follows index {following.base_index}, crc32c {following.crc32c:08x}, but the segment before ends "
-                f"at index {survey.tail.index}, crc32c {survey.tail.crc32c:08x}",
+                f"it follows index {following.base_index}, crc32c {following.crc32c:08x}, but the previous segment "
+                f"ends at index {survey.tail.index}, crc32c {survey.tail.crc32c:08x}",
             )
         return False
 
@@ -288,7 +288,7 @@ class _Recovery:
         return state
 
     def _make_durable(self, marked: int) -> None:
-        """Cut the torn tail, write what is kept above the mark again in place, and sync files and folders."""
+        """Cut the torn tail, write again what is kept above the mark, and sync files and folders."""
         for base in reversed(self._dropped):
             remove_segment(self._files, base)
         if self._dropped:

@@ -1,14 +1,16 @@
-"""Beginning a log anew behind a snapshot.
+"""Reset and removal: emptying a log, to continue after a snapshot or for good.
 
-The steps, and why in this order:
+The steps, in this order:
 
-1. The mark says that nothing is durable, and is synced: what a crash leaves of the old log is then no rot.
-2. All segments but the first go, last to first, and the folder is synced; then the first: what a crash leaves is the
-   beginning of the old log. (Without the first sync a later segment could come back without the one the mark names.)
-3. The mark names the new beginning, and the new store is made as in a rotation.
+1. Write and sync a mark that says that nothing is durable: what a crash leaves of the log is then not rot.
+2. Remove all segments but the first, last to first, and sync the folder; then remove the first. What a crash leaves is
+   a beginning of the old log. Without the first sync, a later segment could come back without the one that the mark
+   names.
+3. For a reset, write a mark that names the new beginning, and make the new store as in a rotation. For a removal,
+   remove the mark.
 
-A crash on the way leaves a log that opens: a beginning of the old one, or an empty one. The snapshot is durable before,
-so whoever installs it sees at the next start that the log does not follow it, and resets it again.
+A crash leaves a log that opens: a beginning of the old one, or an empty one. The snapshot is durable before a reset, so
+the next start finds that the log does not follow it, and resets it again.
 """
 
 from __future__ import annotations
@@ -28,23 +30,23 @@ from .spool import SPOOL_SUFFIX
 
 
 def follows(state: LogState, lookup: Lookup, origin: Tail) -> bool:
-    """Return whether the log has, or had, the frame that ends at `origin`, and so goes on from it."""
+    """Return whether the log holds, or begins after, the frame that ends at `origin`, and so continues from it."""
     index = origin.index
     if not state.origin.index <= index <= state.tail.index:
         return False
     if index in (state.origin.index, state.tail.index):
         return origin in (state.origin, state.tail)
     try:
-        return lookup.place_behind(index)[0] == origin
+        return lookup.end_before(index)[0] == origin
     except NotFrameBoundary:
         return False
 
 
 def reset_to(state: LogState, origin: Tail, members_index: int | None) -> None:
-    """Remove everything, and begin an empty log whose first frame will follow `origin`. Blocks.
+    """Remove everything and begin an empty log, whose first frame will follow `origin`. Blocks.
 
     Raises:
-        DiskFull: no room for the new segment; the log is read-only, and the next open begins it anew.
+        DiskFull: there is no room for the new segment; the log is read-only, and empty at the next open.
         LogReadOnly: the device failed.
     """
     with state.failing("resetting"):
@@ -52,7 +54,7 @@ def reset_to(state: LogState, origin: Tail, members_index: int | None) -> None:
         state.generation += 1
         base = state.segments.first.base_index
         state.mark.write_synced(Mark(0, base, base, STORE_HEADER_BYTES, 0, 0, 0, clean=False))
-        # If the device fails from here on, or is full, nobody looks for what is gone.
+        # If the device fails or is full from here on, reads must not look for what is gone.
         state.origin = state.tail = state.durable = origin
         state.retire(state.writer.store)
         while len(state.segments) > 1:
@@ -70,7 +72,7 @@ def _begin(state: LogState, header: StoreHeader) -> None:
     try:
         store = prepare_store(state.files, header, state.options)
     except BaseException:
-        state.fail("resetting: the new segment could not be made")
+        state.fail("resetting: the new segment could not be created")
         raise
     state.writer = publish_store(state.files, header, store, state.options)
     state.segments.append(state.writer.segment)
@@ -83,8 +85,7 @@ def _begin(state: LogState, header: StoreHeader) -> None:
 def remove_log(directory: Directory) -> None:
     """Remove segments and mark from a data directory whose log is not open. Blocks.
 
-    The mark says first that nothing is durable: what is left by a crash is then no rot. Segments go last to first, the
-    mark goes when they are gone for good.
+    A crash leaves a log that opens: with the first segments, or empty.
     """
     files = directory.child(SEGMENTS_FOLDER)
     names = files.list()
@@ -102,7 +103,6 @@ def remove_log(directory: Directory) -> None:
             files.remove(name)
     for base in reversed(bases[1:]):
         remove_segment(files, base)
-    # Without this sync a power loss could bring a later segment back and not the first one, which the mark names.
     files.sync()
     if bases:
         remove_segment(files, bases[0])

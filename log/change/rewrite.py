@@ -1,13 +1,13 @@
-"""Cutting a frame in two: its first records stay, as one frame.
+"""Rewrite: splitting the last frame, so that its first records stay as a frame of their own.
 
-A frame cannot be changed in place, for a crash in the middle would lose records that were durable. So the steps are:
+A change in place could lose durable records in a crash. So the steps are:
 
-1. The new frame is written to a file of its own, `<index>.rewrite`, which is synced, and its folder.
-2. The log is truncated before the old frame, and the new one is appended and flushed.
-3. The file is removed, and the folder synced, so that it does not come back when the log has gone on.
+1. Write the new frame to a file of its own, `<index>.rewrite`; sync the file and its folder.
+2. Truncate the log before the old frame; append the new one and flush it.
+3. Remove the file and sync the folder, so that it does not come back when the log has grown.
 
-A crash between 1 and 3 leaves the file: opening the log does step 2 again, if it was not done, and step 3. One before
-the end of step 1 leaves no valid file, and the log as it was.
+A crash after step 1 leaves the file: the next open repeats step 2 and does step 3. A crash during step 1 leaves no
+valid file, and the log as it was.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ REWRITE_SUFFIX = ".rewrite"
 
 
 class Rewritable(Protocol):
-    """What a rewrite needs of a log."""
+    """The methods of a log that a rewrite needs."""
 
     def read_frame(self, index: int) -> Frame:
         """Return the frame that holds `index`."""
         ...
 
     def truncate(self, index: int) -> None:
-        """Cut at a frame boundary."""
+        """Truncate at a frame boundary."""
         ...
 
     def append_frames(self, raw: bytes) -> int:
@@ -44,10 +44,10 @@ class Rewritable(Protocol):
 
 
 def cut_frame(frame: Frame, count: int) -> bytes:
-    """Return the whole frame that holds the first `count` records of `frame`, in its place.
+    """Return a whole frame with the first `count` records of `frame`, to replace it.
 
     Raises:
-        PayloadInvalid: the frame is not as its kind says.
+        PayloadInvalid: the payload breaks the format of its kind.
     """
     header, payload = frame
     if header.kind == Kind.RUNS:
@@ -68,11 +68,11 @@ def cut_frame(frame: Frame, count: int) -> bytes:
 
 
 def set_aside(files: Directory, raw: bytes, index: int) -> None:
-    """Keep the frame `raw`, which begins at `index`, durably in a file of its own. Blocks.
+    """Write the frame `raw`, which begins at `index`, durably to a file of its own. Blocks.
 
     Raises:
         OSError: the device failed.
-        DiskFull: no room; nothing is left behind.
+        DiskFull: there is no room; nothing is left behind.
     """
     name = _name(index)
     storage = create_fresh(files, name)
@@ -89,12 +89,12 @@ def set_aside(files: Directory, raw: bytes, index: int) -> None:
 
 
 def rewrite(log: Rewritable, files: Directory, raw: bytes, index: int) -> None:
-    """Put a frame that was set aside in the place of the one that begins at `index`, the log's last. Blocks.
+    """Replace the frame at `index`, the log's last, by the one that was set aside. Blocks.
 
-    All of the log is durable before: what a restart replaces must be there.
+    All of the log must be durable before, because a restart may have to repeat this.
 
     Raises:
-        OSError, LogReadOnly, DiskFull: which of the two frames is there is known after a restart.
+        OSError, LogReadOnly, DiskFull: only a restart tells which of the two frames is there.
     """
     log.truncate(index)
     log.append_frames(raw)
@@ -104,7 +104,7 @@ def rewrite(log: Rewritable, files: Directory, raw: bytes, index: int) -> None:
 
 
 def finish_rewrites(log: Rewritable, files: Directory) -> None:
-    """Finish what a crash interrupted, at open; everything in the log is durable."""
+    """Finish the rewrite that a crash interrupted, at open, when everything in the log is durable."""
     for name in sorted(files.list()):
         index = base_of_name(name, REWRITE_SUFFIX)
         if index is None:
@@ -114,7 +114,7 @@ def finish_rewrites(log: Rewritable, files: Directory) -> None:
             raw = storage.read_at(0, storage.size)
             whole = _is_frame(raw, index)
             if whole:
-                # After a kill it may stand in the page cache only, and be gone when the truncation is done.
+                # After a kill it may be in the page cache only, and a power loss after the truncation would lose it.
                 storage.write_at(0, raw)
                 storage.sync()
         finally:

@@ -1,13 +1,13 @@
-"""From one write segment to the next.
+"""Rotation: from one write segment to the next.
 
-The steps, and why in this order:
+The steps, in this order:
 
-1. The old segment's index file is written, and a new store is made under an unfinished name: allocated, its header
-   written and synced. A full disk shows here, while nothing has changed yet.
-2. The old store is written out, trimmed and synced; then the mark, now at its end, is written and synced. From here
-   on the old segment is sealed, and anything invalid in it is rot.
-3. The new store gets its name, and the folder is synced. Only then is anything appended to it: a name that a power
-   loss takes back takes no frame with it.
+1. Write the old segment's index file. Make the new store under an unfinished name: allocate it, write and sync its
+   header. A full disk is found here, before anything has changed.
+2. Write out, trim and sync the old store; then write and sync the mark, which is now at its end. From here on the old
+   segment is sealed, and anything invalid in it is rot.
+3. Give the new store its name and sync the folder. Only then append to it: if a power loss takes the name, no frame
+   goes with it.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from ..storage import Directory, Storage
 
 
 def prepare_store(files: Directory, header: StoreHeader, options: LogOptions) -> Storage:
-    """Return a new store under its unfinished name: preallocated, header synced.
+    """Return a new store under its unfinished name, preallocated, its header synced.
 
     Raises:
-        DiskFull: no room; nothing is left behind.
+        DiskFull: there is no room; nothing is left behind.
     """
     name = store_name(header.base_index) + UNFINISHED_SUFFIX
     store = create_fresh(files, name)
@@ -45,7 +45,7 @@ def prepare_store(files: Directory, header: StoreHeader, options: LogOptions) ->
 
 
 def publish_store(files: Directory, header: StoreHeader, store: Storage, options: LogOptions) -> WriteSegment:
-    """Give a prepared store its name, durably, and return it as a write segment."""
+    """Give a prepared store its name, durably; return it as a write segment."""
     name = store_name(header.base_index)
     files.rename(name + UNFINISHED_SUFFIX, name)
     files.sync()
@@ -57,7 +57,7 @@ def rotate(state: LogState) -> None:
     """Seal the write segment and open the next one.
 
     Raises:
-        DiskFull: no room for another segment; the log is as before.
+        DiskFull: there is no room for another segment; the log is as before.
         LogReadOnly: the device failed.
     """
     old, tail = state.writer, state.tail

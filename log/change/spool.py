@@ -1,7 +1,7 @@
-"""A record on its way in: it is kept aside until all of it is here, so that nobody waits for a slow source.
+"""A value that arrives in chunks, kept outside the log until it is complete: a slow source blocks no other append.
 
-Up to `write_buffer_bytes` wait in memory. What is more goes to a file beside the segments, `<number>.spool`, in pieces
-of that size; it is never synced and never renamed: a crash leaves it behind, and opening the log removes it.
+Up to `write_buffer_bytes` of it stay in memory. The rest goes to a file beside the segments, `<number>.spool`, in
+pieces of that size. The file is never synced or renamed; if a crash leaves it, the next open removes it.
 """
 
 from __future__ import annotations
@@ -27,20 +27,20 @@ _READ_BYTES = 1 << 20
 
 
 class Spool:
-    """The payload of one blob, growing. Close it when it is appended or given up; `with` does.
+    """The growing payload of one blob. Use it with `with`, or close it when it is appended or abandoned.
 
-    `write` may run in another thread; `close` waits for one that does. (Whoever awaited that thread may be cancelled.)
+    `write` may run in another thread. `close` waits for it, because a cancelled caller leaves that thread running.
     """
 
     def __init__(self, state: LogState, number: int, limit: int, metadata: Mapping[str, str] | None) -> None:
         """Use `Log.begin_spool`."""
         self.limit = limit
-        """Bytes that the frame may have, header included."""
+        """Most bytes that the frame may have, header included."""
         self.size = HEADER_BYTES
-        """Bytes that the frame has by now."""
+        """Bytes that the frame has so far, header included."""
         self.crc32c = 0
         self.name = f"{number:020d}{SPOOL_SUFFIX}"
-        """The file's name, if it needs one."""
+        """Name of its file, if it needs one."""
         self._state = state
         self._memory_bytes = max(state.options.write_buffer_bytes, _LEAST_MEMORY_BYTES)
         self._waiting = bytearray()
@@ -53,17 +53,17 @@ class Spool:
 
     @property
     def length(self) -> int:
-        """Bytes of the payload by now."""
+        """Bytes of the payload so far."""
         return self.size - HEADER_BYTES
 
     def write(self, chunk: bytes | bytearray | memoryview) -> None:
-        """Add a chunk. After any error the spool is closed, and nothing is left of it.
+        """Add a chunk. After any error the spool is closed and its file removed.
 
         Raises:
-            RecordTooLarge: with it the frame is above the limit.
-            DiskFull: no room to spool it.
+            RecordTooLarge: with it, the frame exceeds the limit.
+            DiskFull: there is no room to spool it.
             LogReadOnly: the device failed.
-            LogClosed: the log was closed, or the spool.
+            LogClosed: the log or the spool was closed.
         """
         with self._lock:
             if self._closed or self._state.closed:
@@ -93,7 +93,7 @@ class Spool:
                 self._file = self._state.files.create(self.name)
             end = self._written + len(self._waiting)
             if end > self._allocated:
-                # A full disk shows here, where nothing of the log has changed.
+                # A full disk is found here, before anything in the log has changed.
                 self._allocated = max(end, min(self._allocated + _ALLOCATION_BYTES, self.limit))
                 self._file.allocate(self._allocated)
             self._file.write_at(self._written, self._waiting)
@@ -108,20 +108,20 @@ class Spool:
         yield self._waiting
 
     def close(self) -> None:
-        """Forget what was spooled and remove its file."""
+        """Drop the payload and remove its file."""
         with self._lock:
             if not self._closed:
                 self._closed = True
                 self._waiting = bytearray()
                 if self._file is not None:
                     self._file.close()
-                    # Whoever opened the log after it was closed has swept it away.
+                    # If the log was closed and opened again, that open has removed the file.
                     with self._state.failing("removing a spool"), suppress(FileNotFoundError):
                         self._state.files.remove(self.name)
 
     @property
     def closed(self) -> bool:
-        """Whether it takes no more."""
+        """Whether it takes no more chunks."""
         return self._closed
 
     def __enter__(self) -> Self:

@@ -1,12 +1,12 @@
-"""Cutting the end of a log off.
+"""Truncation: cutting off the end of a log.
 
-The steps, and why in this order:
+The steps, in this order:
 
-1. The mark is lowered and synced: from here on what lies above it may be missing without being rot.
-2. Whole segments go, last to first, the index before the store, so that what is left is always a log.
-3. The folder is synced: a segment that came back by a power loss would follow frames that were never before it.
-4. The store that is left is cut, synced, and preallocated again; only then may anything be appended. A cut that a
-   power loss takes back would bring old frames back behind new ones.
+1. Lower the mark and sync it: from here on, what lies above it may be missing without being rot.
+2. Remove whole segments, last to first, the index before the store, so that what is left is always a log.
+3. Sync the folder. A segment that a power loss restored later would follow frames that were never before it.
+4. Cut the store that is left, sync it, and preallocate it again; only then append. If a power loss undid the cut, old
+   frames would come back after new ones.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ from ..storage import Storage
 
 
 def truncate_at(state: LogState, tail: Tail, segment: Segment, position: int) -> None:
-    """Cut everything behind `position` of `segment`, a frame boundary where `tail` is the chain's end. Blocks.
+    """Cut everything after `position` of `segment`, a frame boundary where the chain ends in `tail`. Blocks.
 
     Raises:
-        LogReadOnly: the device failed; which frames are still there is known after a restart.
+        LogReadOnly: the device failed; only a restart tells which frames are still there.
     """
     with state.failing("truncating"):
         state.settle_flush()
@@ -37,9 +37,9 @@ def truncate_at(state: LogState, tail: Tail, segment: Segment, position: int) ->
         if state.durable.index >= tail.index:
             state.set_durable(tail, segment, position)
         state.mark.write_synced(state.next_mark())
-        # If the device fails from here on, nobody looks for what may be gone.
+        # If the device fails from here on, reads must not look for what may be gone.
         state.tail = tail
-        _remove_segments_behind(state, segment)
+        _remove_segments_after(state, segment)
         was_written = state.writer.segment is segment
         store = state.writer.store if was_written else state.files.open(store_name(segment.base_index))
         store.truncate(position)
@@ -52,14 +52,14 @@ def truncate_at(state: LogState, tail: Tail, segment: Segment, position: int) ->
         state.mark.write(state.next_mark())
 
 
-def _remove_segments_behind(state: LogState, segment: Segment) -> None:
+def _remove_segments_after(state: LogState, segment: Segment) -> None:
     if state.segments.last is segment:
         return
     state.retire(state.writer.store)
     while state.segments.last is not segment:
         state.segments.remove_last()
     state.files.sync()
-    # It was a read segment until now; from here on its file belongs to the writer.
+    # It was a read segment until now; from here on, its file is the write segment's.
     state.segments.forget(segment)
     state.read_segments_bytes = sum(
         state.segments.at(place).end - STORE_HEADER_BYTES for place in range(len(state.segments) - 1)
@@ -67,11 +67,11 @@ def _remove_segments_behind(state: LogState, segment: Segment) -> None:
 
 
 def preallocate(store: Storage, length: int) -> None:
-    """Have room for a write segment if there is some."""
+    """Preallocate a write segment, if the disk has room."""
     try:
         store.allocate(length)
     except DiskFull:
-        # Neither cutting nor opening needs room. The next append asks again, and says so if there still is none.
+        # A truncation or an open needs no room. The next append asks again, and raises if there is still none.
         return
 
 

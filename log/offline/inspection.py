@@ -1,6 +1,6 @@
-"""Looking at the files of a log that no process has open: what stands in them. (What is wrong: `verification`.)
+"""What the files of a log hold. (`verification` finds what is wrong with them.)
 
-Nothing is changed here. The caller holds the directory's lock: a log that grows meanwhile would look torn.
+Nothing is changed. The caller holds the directory's lock, because a log that grows meanwhile would look torn.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ from ..storage import Directory, Storage
 
 @dataclass(frozen=True, slots=True)
 class SegmentFacts:
-    """What a segment's files say of it, without reading its frames; `highest_index` is None for the last one."""
+    """What the headers and sizes of a segment's files say; `highest_index` is None for the last segment."""
 
     base_index: int
     highest_index: int | None
     epoch: int
-    """Of the frame before its first."""
+    """Epoch of the frame before its first."""
     timestamp: int
-    """Of that frame, in microseconds since the Unix epoch."""
+    """Timestamp of that frame, in microseconds since the Unix epoch."""
     store_bytes: int
     index_bytes: int | None
     cluster_id: bytes
@@ -47,10 +47,10 @@ def store_bases(files: Directory) -> list[int]:
 
 
 def stored_mark(directory: Directory) -> Mark | None:
-    """Return what the mark of a data directory says, None if there is no valid slot.
+    """Return the mark of a data directory; None if it has no valid slot.
 
     Raises:
-        UnknownVersion: it was written by a later program.
+        UnknownVersion: a later program wrote it.
     """
     if MARK_NAME not in directory.list():
         return None
@@ -59,10 +59,10 @@ def stored_mark(directory: Directory) -> Mark | None:
 
 
 def stored_cluster_id(directory: Directory) -> bytes | None:
-    """Return whose log stands in a data directory, None if there is none.
+    """Return the id of the cluster whose log a data directory holds; None if it holds none.
 
     Raises:
-        FrameInvalid, UnknownVersion: its first store does not say.
+        FrameInvalid, UnknownVersion: the header of its first store cannot be read.
     """
     files = directory.child(SEGMENTS_FOLDER)
     bases = store_bases(files)
@@ -70,10 +70,10 @@ def stored_cluster_id(directory: Directory) -> bytes | None:
 
 
 def list_segments(directory: Directory) -> list[SegmentFacts]:
-    """Return what the segments' headers and sizes say, ascending.
+    """Return the facts of each segment, ascending.
 
     Raises:
-        FrameInvalid, UnknownVersion: a store header is not whole; `verify` tells more.
+        FrameInvalid, UnknownVersion: a store header cannot be read; `verify` tells more.
     """
     files = directory.child(SEGMENTS_FOLDER)
     bases = store_bases(files)
@@ -87,19 +87,19 @@ def list_segments(directory: Directory) -> list[SegmentFacts]:
 
 
 def log_bytes(directory: Directory) -> int:
-    """Return how many bytes the stores have: what `verify` will look at."""
+    """Return the size of all stores, which is what `verify` reads."""
     files = directory.child(SEGMENTS_FOLDER)
     return sum(_size(files, store_name(base)) or 0 for base in store_bases(files))
 
 
 def frames_of(directory: Directory, base_index: int) -> Iterator[tuple[FrameHeader, memoryview | None]]:
-    """Yield header and payload of a segment's frames, verified by crc, up to the end or the preallocated zeros.
+    """Yield header and payload of a segment's frames, verified by checksum, up to the end or the preallocated zeros.
 
     The payload of a frame above 1 MiB is None.
 
     Raises:
-        FrameInvalid: what follows is no frame, and no zeros.
-        UnknownVersion: it was written by a later program.
+        FrameInvalid: what follows is neither a frame nor zeros.
+        UnknownVersion: a later program wrote it.
     """
     file = store_name(base_index)
     with closing(directory.child(SEGMENTS_FOLDER).open(file)) as store:
@@ -133,7 +133,7 @@ def _size(files: Directory, name: str) -> int | None:
 
 
 def is_zero(store: Storage, position: int) -> bool:
-    """Whether nothing but preallocated space follows."""
+    """Return whether only preallocated space follows."""
     return all(
         not store.read_at(start, min(CHUNK_BYTES, store.size - start)).strip(b"\0")
         for start in range(position, store.size, CHUNK_BYTES)

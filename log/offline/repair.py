@@ -1,15 +1,15 @@
-"""Setting aside what is rotten in a log, so that the rest opens again. Nothing is deleted.
+"""Repair: setting aside what is rotten in a log, so that the rest opens again. Nothing is deleted.
 
-A log has no holes. So of one with rot inside, a part is kept: `before` the first rotten frame, or `after` the last
-rotten segment, as if everything below had expired. The steps, and why in this order:
+A log has no holes. So one part of a log with rot is kept: the part `before` the first rotten frame, or the part `after`
+the last rotten segment, as if everything below had expired. The steps, in this order:
 
-1. All that will go is copied to `quarantine/<number>/`, which is synced: from here on nothing can be lost. Rewrites of
-   frames that the log will not hold go at once.
-2. The mark is written to say where the kept part ends, or begins, and synced.
-3. What goes goes: behind the kept part from the last segment on, before it from the first one on, the folder synced
-   after each, so that a crash leaves no gap.
+1. Copy all that will go to `quarantine/<number>/` and sync it: from here on nothing can be lost. Then remove the
+   rewrites of frames that the log will not hold.
+2. Write a mark that says where the kept part ends, or begins, and sync it.
+3. Remove segments: those after the kept part from the last one on, those before it from the first one on. Sync the
+   folder after each, so that a crash leaves no gap.
 
-A crash on the way leaves a log that is still rotten, or one that opens; `repair` run again sets aside what is left.
+A crash leaves a log that is still rotten, or one that opens; a second `repair` sets aside what is left.
 """
 
 from __future__ import annotations
@@ -35,26 +35,26 @@ Side = Literal["before", "after"]
 
 
 class NothingToKeep(LogError):
-    """No whole part of the log stands on that side of the rot."""
+    """There is no whole segment on that side of the rot."""
 
     def __init__(self, side: Side) -> None:
-        super().__init__(f"no whole segment stands {side} the rot")
+        super().__init__(f"there is no whole segment {side} the rot")
         self.side = side
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What a repair would do: records [kept_from, kept_to) stay."""
+    """What a repair will do. Records [kept_from, kept_to) stay."""
 
     side: Side
     kept_from: int
     kept_to: int
     lost: tuple[int, int]
-    """Records that the log will not hold, as far as is known; whole ones among them can be read in quarantine."""
+    """Records that the log will not hold, as far as is known. The whole ones among them can be read in quarantine."""
     segments: tuple[int, ...]
-    """Bases of the segments that go as a whole."""
+    """Base indices of the segments that go as a whole."""
     cut: tuple[int, int] | None
-    """(base, position) of the segment that is cut, if one is."""
+    """(base index, position) of the segment that is cut; None if none is."""
     mark: Mark
 
 
@@ -64,15 +64,15 @@ class Repaired:
 
     plan: Plan
     folder: str
-    """Where it all was set aside, in the data directory."""
+    """Path in the data directory of the folder that holds what was set aside."""
     files: tuple[str, ...]
 
 
 def plan_repair(verdict: Verdict, side: Side) -> Plan:
-    """Return what keeping one side of the rot means.
+    """Return the plan that keeps one side of the rot.
 
     Raises:
-        NothingToKeep: there is nothing on that side.
+        NothingToKeep: there is no whole segment on that side.
     """
     return _plan_before(verdict) if side == "before" else _plan_after(verdict)
 
@@ -82,7 +82,7 @@ def _plan_before(verdict: Verdict) -> Plan:
     place = next((k for k, segment in enumerate(segments) if segment.rot is not None), len(segments) - 1)
     rot = segments[place].rot
     if rot is not None and rot.position < STORE_HEADER_BYTES:
-        # Not even its header can be trusted.
+        # Its header is invalid, so nothing of it can be kept.
         place, rot = place - 1, None
     if place < 0:
         raise NothingToKeep("before")
@@ -109,7 +109,7 @@ def _plan_after(verdict: Verdict) -> Plan:
     first, last = segments[place], segments[-1]
     old, base = verdict.mark, first.base_index
     if old is None or old.segment_base < base or old.segment_base > last.base_index:
-        # Nothing of what is kept is known to be durable; opening makes it so.
+        # Nothing that is kept is known to be durable; the next open makes it so.
         old = Mark(0, base, base, STORE_HEADER_BYTES, 0, base, 0, clean=False)
     gone = tuple(segment.base_index for segment in segments[:place])
     lost = (segments[0].base_index, base)
@@ -117,10 +117,10 @@ def _plan_after(verdict: Verdict) -> Plan:
 
 
 def repair(directory: Directory, plan: Plan, progress: Progress = lambda _: None) -> Repaired:
-    """Set aside what the plan says. Blocks. The caller holds the directory's lock, and it is no cluster's.
+    """Set aside what the plan says. Blocks. The caller holds the lock of the directory, which is a standalone log's.
 
     Raises:
-        DiskFull: no room to set it aside; nothing was changed.
+        DiskFull: there is no room to set it aside; nothing changed.
         OSError: the device failed; run it again.
     """
     files = directory.child(SEGMENTS_FOLDER)
@@ -142,7 +142,7 @@ def repair(directory: Directory, plan: Plan, progress: Progress = lambda _: None
 
 
 def _stray_rewrites(files: Directory, plan: Plan) -> list[str]:
-    """Frames that wait to be put in the place of others which the log will not hold: no open could do that."""
+    """Return the rewrites of frames that the log will not hold, which no open could finish."""
     found = {name: base_of_name(name, REWRITE_SUFFIX) for name in files.list()}
     return [name for name, index in found.items() if index is not None and not plan.kept_from <= index <= plan.kept_to]
 

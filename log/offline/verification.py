@@ -1,14 +1,14 @@
-"""Looking at every byte of a log that no process has open, and saying what is wrong with it.
+"""A check of every byte of a log that no process has open.
 
-Nothing is changed here. The caller holds the directory's lock: a log that grows meanwhile would look torn.
+Nothing is changed. The caller holds the directory's lock, because a log that grows meanwhile would look torn.
 
-What can be wrong:
+The kinds of faults:
 
-- `rot`: bytes that were durable are not what was written. The log does not open, or what reads them is told so;
-  `repair` sets them aside.
-- `torn`: what follows the last whole frame above the mark was never acknowledged; the next opening cuts it off.
-- `index`: an index file does not fit its store; it is rebuilt when it is needed.
-- `leftover`: a file that a crash left behind; the next opening removes it, or finishes what it was for.
+- `rot`: durable bytes are not what was written. The log does not open, or reads of them raise `FrameCorrupt`; `repair`
+  sets them aside.
+- `torn`: bytes after the last whole frame, above the mark. They were never acknowledged; the next open cuts them off.
+- `index`: an index file does not match its store. It is rebuilt when it is needed.
+- `leftover`: a file that a crash left. The next open removes it, or finishes what it was for.
 """
 
 from __future__ import annotations
@@ -42,12 +42,12 @@ from .inspection import is_zero, store_bases, stored_mark
 
 FaultKind = Literal["rot", "torn", "index", "leftover"]
 Progress = Callable[[int], None]
-"""Told how many more bytes have been looked at."""
+"""Called with the number of bytes checked since the last call."""
 
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """One thing that is wrong: from byte `position` of a file on. Records [from_index, to_index) cannot be read."""
+    """A fault in a file, from byte `position` on. Records [from_index, to_index) cannot be read."""
 
     kind: FaultKind
     file: str
@@ -59,15 +59,15 @@ class Fault:
 
 @dataclass(slots=True)
 class CheckedSegment:
-    """A segment whose frames were all looked at, up to the first that is none."""
+    """What the check of a segment found, up to its first invalid frame."""
 
     base_index: int
     header: StoreHeader | None
-    """None: not even the store header is whole."""
+    """None: the store header is invalid."""
     tail: Tail
-    """Behind its last whole frame."""
+    """The end of the chain after its last whole frame."""
     end: int
-    """Where that one ends."""
+    """Position where that frame ends."""
     frames: int = 0
     records: int = 0
     rot: Fault | None = None
@@ -75,7 +75,7 @@ class CheckedSegment:
 
 @dataclass(slots=True)
 class Verdict:
-    """What looking at all of a log found."""
+    """What the check of a log found."""
 
     mark: Mark | None
     segments: list[CheckedSegment] = field(default_factory=list[CheckedSegment])
@@ -83,21 +83,21 @@ class Verdict:
 
     @property
     def is_rotten(self) -> bool:
-        """Whether bytes that were durable are not what was written."""
+        """Whether durable bytes are not what was written."""
         return any(fault.kind == "rot" for fault in self.faults)
 
 
 def verify(directory: Directory, progress: Progress = lambda _: None) -> Verdict:
-    """Look at every byte of the log in a data directory, and return what is wrong with it. Changes nothing. Blocks.
+    """Check every byte of the log in a data directory; return all faults. Changes nothing. Blocks.
 
     Raises:
-        UnknownVersion: a file or frame was written by a later program.
+        UnknownVersion: a later program wrote a file or frame.
     """
     files = directory.child(SEGMENTS_FOLDER)
     verdict = Verdict(stored_mark(directory))
     bases = store_bases(files)
     if bases and verdict.mark is None:
-        verdict.faults.append(Fault("rot", MARK_NAME, 0, "no valid slot beside a log"))
+        verdict.faults.append(Fault("rot", MARK_NAME, 0, "there is a log, but no valid slot"))
     elif bases and verdict.mark is not None:
         base = verdict.mark.segment_base
         if base not in bases:
@@ -113,7 +113,7 @@ def verify(directory: Directory, progress: Progress = lambda _: None) -> Verdict
 
 
 class _SegmentCheck:
-    """Looks at one segment: its header, how it follows the one before, the mark, each frame, its index."""
+    """Checks one segment: its header, the previous segment's end, the mark, each frame, its index."""
 
     def __init__(
         self, files: Directory, verdict: Verdict, base: int, following: int | None, progress: Progress
@@ -146,13 +146,15 @@ class _SegmentCheck:
         elif before is not None and before.header is not None and before.header.cluster_id != header.cluster_id:
             self._rotten(48, f"it belongs to cluster {header.cluster_id.hex()}")
         elif self._is_dropped():
-            self._verdict.faults.append(Fault("leftover", self._file, 0, "a truncation did not finish"))
+            self._verdict.faults.append(Fault("leftover", self._file, 0, "a truncation was interrupted"))
         elif before is not None and before.rot is None and before.tail != header.origin:
-            self._rotten(0, f"it follows index {header.base_index}, the segment before ends at {before.tail.index}")
+            self._rotten(
+                0, f"it follows index {header.base_index}, but the previous segment ends at {before.tail.index}"
+            )
         return self._segment.rot is None
 
     def _is_dropped(self) -> bool:
-        """Whether a truncation was interrupted: what follows a gap above the mark goes at the next opening."""
+        """Return whether a truncation was interrupted: what follows a gap above the mark goes at the next open."""
         if not self._verdict.segments or self._verdict.segments[-1].rot is not None:
             return False
         mark, before = self._verdict.mark, self._verdict.segments[-1]
@@ -180,7 +182,7 @@ class _SegmentCheck:
         found = (tail.index, tail.epoch, tail.crc32c)
         agrees = found == says if mark.position > STORE_HEADER_BYTES else tail.index == mark.durable_index
         if survey.invalid is not None or survey.end != mark.position or not agrees:
-            reason = survey.invalid or f"index {tail.index} ends here, where the mark says {mark.durable_index}"
+            reason = survey.invalid or f"the frames end at index {tail.index}, but the mark says {mark.durable_index}"
             self._rotten(survey.end, reason, tail.index)
 
     def _judge_end(self, survey: _CountingSurvey, store: Storage) -> None:
@@ -188,7 +190,7 @@ class _SegmentCheck:
         is_last = self._following is None
         if is_last and mark is not None and mark.segment_base <= self._base and not mark.clean:
             if not is_zero(store, end):
-                reason = f"{store.size - end} bytes above the mark are no frames: {survey.invalid}"
+                reason = f"{store.size - end} bytes above the mark are not frames: {survey.invalid}"
                 self._verdict.faults.append(Fault("torn", self._file, end, reason))
         elif not (is_last and is_zero(store, end)) and not (is_last and mark is not None and mark.clean):
             self._rotten(end, survey.invalid or "", survey.tail.index)
@@ -200,7 +202,7 @@ class _SegmentCheck:
         self._verdict.faults.append(fault)
 
     def _entries(self) -> Iterator[IndexEntry] | None:
-        """The entries of the index file, None if there is none to compare: the last segment's is in memory."""
+        """Return the entries of the index file; None if there is none. (The last segment's index is in memory only.)"""
         name = index_name(self._base)
         if self._following is None or name not in self._files.list():
             return None
@@ -208,7 +210,7 @@ class _SegmentCheck:
 
 
 class _CountingSurvey(Survey):
-    """A survey that counts frames, tells its progress, and compares each frame with the index file."""
+    """A survey that counts frames, reports progress, and compares each frame with the index file."""
 
     def __init__(self, header: StoreHeader, progress: Progress, entries: Iterator[IndexEntry] | None) -> None:
         super().__init__(header, MAX_SEGMENT_BYTES, None)
@@ -222,21 +224,21 @@ class _CountingSurvey(Survey):
             self._index_fault = "it does not begin with the first frame"
 
     def add(self, header: FrameHeader, payload: memoryview | None) -> None:
-        """Take one verified frame."""
+        """Add one verified frame."""
         entry = self._next
         if entry is not None and self._entries is not None and entry.position <= self.end:
             found = IndexEntry(header.crc32c, header.index - self._base, header.length, self.end)
             if entry != found:
-                self._index_fault = f"the entry for byte {entry.position} does not fit the frame there"
+                self._index_fault = f"the entry for byte {entry.position} does not match the frame there"
             self._next = next(self._entries, None)
         super().add(header, payload)
         self.frames += 1
         self._progress(HEADER_BYTES + header.length)
 
     def judge_index(self) -> str | None:
-        """Return what is wrong with the index file, at the end of the walk."""
+        """Return what is wrong with the index file, at the end of the walk; None if nothing is."""
         if self._index_fault is None and self._next is not None:
-            return f"it names a frame at byte {self._next.position}, where there is none"
+            return f"it has an entry for byte {self._next.position}, where no frame begins"
         return self._index_fault
 
 
@@ -249,9 +251,9 @@ def _index_entries(files: Directory, name: str, base: int) -> Iterator[IndexEntr
 
 def _leftovers(files: Directory) -> list[Fault]:
     meanings = {
-        STORE_SUFFIX + UNFINISHED_SUFFIX: "a rotation did not finish",
-        SPOOL_SUFFIX: "an append of a stream did not finish",
-        REWRITE_SUFFIX: "a cut inside a frame did not finish",
+        STORE_SUFFIX + UNFINISHED_SUFFIX: "a rotation was interrupted",
+        SPOOL_SUFFIX: "an append of a stream was interrupted",
+        REWRITE_SUFFIX: "a cut inside a frame was interrupted",
     }
     names = set(files.list())
     found = [

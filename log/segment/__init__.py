@@ -1,1 +1,1 @@
-"""Segments on disk: the store and index files, the mark, and how records are found and read in them."""
+"""Segments on disk: the store and index files, the mark, and how frames are found and read."""

@@ -1,9 +1,9 @@
-"""The index file: where frames begin, every `index_interval_bytes` of a store; a cache that is rebuilt when wrong.
+"""The index file: the position of a frame every `index_interval_bytes` of a store. It is rebuilt if it is wrong.
 
     marker   0 8 base_index | 8 4 "QIDX" | 12 4 version 1
     entry    0 4 crc32c (the frame's field) | 4 4 relative index | 8 4 length | 12 4 position of the frame header
 
-The first frame of a segment always has an entry.
+The first frame of a segment always has an entry. A relative index counts from base_index.
 """
 
 from __future__ import annotations
@@ -24,20 +24,20 @@ INDEX_VERSION = 1
 _MARKER = struct.Struct("<Q4sI")
 _MAGIC = b"QIDX"
 _ENTRY = struct.Struct("<IIII")
-# Entries read at once while a lookup narrows down: an eighth of a page holds what a good guess misses by.
+# Entries that a search reads at once. A good first guess is off by less than this eighth of a page.
 _BLOCK_ENTRIES = 32
 
 
 class SegmentIndex(Protocol):
-    """What finds frames in one segment."""
+    """Finds the frames of one segment."""
 
     def entry_at(self, relative: int) -> tuple[int, int, int, int] | None:
-        """Return the last entry at or below a relative index, None if there is none."""
+        """Return the last entry at or below a relative index; None if there is none."""
         ...
 
 
 class IndexEntry(NamedTuple):
-    """One frame's place."""
+    """The place of one frame."""
 
     crc32c: int
     relative: int
@@ -46,7 +46,7 @@ class IndexEntry(NamedTuple):
 
 
 class FrameIndex:
-    """The entries of one segment in memory; it grows with the write segment."""
+    """The index of the write segment, in memory: it grows with each frame."""
 
     __slots__ = ("_entries", "_interval_bytes", "_relatives", "base_index", "next_position")
 
@@ -56,15 +56,15 @@ class FrameIndex:
         self._relatives = array("I")
         self._entries = bytearray(_MARKER.pack(base_index, _MAGIC, INDEX_VERSION))
         self.next_position = 0
-        """A frame from this position on is worth an entry."""
+        """The next frame at or above this position gets an entry."""
 
     @property
     def size(self) -> int:
-        """Bytes of the index file that holds all of this."""
+        """Size of its index file in bytes."""
         return len(self._entries)
 
     def add(self, crc32c: int, index: int, length: int, position: int) -> None:
-        """Add the frame at `position`, behind all earlier ones, unless it lies too near to the last entry."""
+        """Add the frame at `position`, after all earlier ones, unless it is too close to the last entry."""
         if position >= self.next_position:
             relative = index - self.base_index
             self._entries += _ENTRY.pack(crc32c, relative, length, position)
@@ -72,22 +72,22 @@ class FrameIndex:
             self.next_position = position + self._interval_bytes
 
     def entry_at(self, relative: int) -> IndexEntry | None:
-        """Return the last entry at or below a relative index, None if there is none."""
+        """Return the last entry at or below a relative index; None if there is none."""
         place = bisect_right(self._relatives, relative) - 1
         if place < 0:
             return None
         return IndexEntry._make(_ENTRY.unpack_from(self._entries, INDEX_MARKER_BYTES + place * INDEX_ENTRY_BYTES))
 
     def encode(self) -> bytes:
-        """Return the whole index file."""
+        """Return the content of the index file."""
         return bytes(self._entries)
 
 
 def save_index(files: Directory, index: FrameIndex) -> None:
-    """Write a segment's whole index file; it is never synced, for it can be rebuilt.
+    """Write a segment's index file. It is never synced, because it can be rebuilt.
 
     Raises:
-        DiskFull: no room; nothing is left behind.
+        DiskFull: there is no room; nothing is left behind.
     """
     name = index_name(index.base_index)
     storage = create_fresh(files, name)
@@ -108,17 +108,17 @@ def rebuild_index(files: Directory, index: FrameIndex) -> None:
 
 
 class LoadedIndex:
-    """The entries of one read segment in memory, as its file holds them."""
+    """The index of one read segment, loaded from its file."""
 
     __slots__ = ("_relatives", "_words")
 
     def __init__(self, entries: bytes) -> None:
-        """`entries`: the file without its marker."""
+        """`entries`: the content of the file after its marker."""
         self._words = _words(entries)
         self._relatives = self._words[1::4]
 
     def entry_at(self, relative: int) -> tuple[int, int, int, int] | None:
-        """Return the last entry at or below a relative index, None if there is none (then the index is wrong)."""
+        """Return the last entry at or below a relative index; None if there is none: then the index is wrong."""
         place = bisect_right(self._relatives, relative)
         if place == 0:
             return None
@@ -126,17 +126,17 @@ class LoadedIndex:
         return crc, relative, length, position
 
     def places(self) -> list[tuple[int, int, int]]:
-        """Return (crc32c, relative index, position) of every entry, in order."""
+        """Return (crc32c, relative index, position) of each entry, in order."""
         return list(zip(self._words[0::4], self._relatives, self._words[3::4], strict=True))
 
 
 class StoredIndex:
-    """The entries of one segment on disk, found by reading a few blocks."""
+    """The index of one read segment, as an open file: a search reads a few blocks of it."""
 
     __slots__ = ("_records", "_storage", "count")
 
     def __init__(self, storage: Storage, records: int = 0) -> None:
-        """`records`: how many the segment holds, if known: it makes the first guess a good one."""
+        """`records`: how many the segment holds, if known; this makes the first guess of a search a good one."""
         self._storage = storage
         self._records = records
         self.count = max(0, storage.size - INDEX_MARKER_BYTES) // INDEX_ENTRY_BYTES
@@ -145,7 +145,7 @@ class StoredIndex:
         """Return whether this is the index of the segment at `base_index`.
 
         Raises:
-            UnknownVersion: it is, in a version that this program does not know.
+            UnknownVersion: it is, but in a version that this program does not know.
         """
         raw = self._storage.read_at(0, INDEX_MARKER_BYTES)
         if len(raw) < INDEX_MARKER_BYTES:
@@ -163,10 +163,10 @@ class StoredIndex:
         return IndexEntry._make(_ENTRY.unpack(raw))
 
     def entry_at(self, relative: int) -> tuple[int, int, int, int] | None:
-        """Return the last entry at or below a relative index, None if there is none (then the index is wrong)."""
+        """Return the last entry at or below a relative index; None if there is none: then the index is wrong."""
         low, high = 0, self.count
         if relative < self._records:
-            # Frames of one size make it a straight line; others are looked for as ever, from what the guess taught.
+            # Entries of equal frames lie on a straight line. If the guess fails, it still bounds the binary search.
             low = max(0, min(relative * high // self._records - _BLOCK_ENTRIES // 2, high - _BLOCK_ENTRIES))
             relatives, words = self._block(low, min(low + _BLOCK_ENTRIES, high))
             place = bisect_right(relatives, relative)
@@ -188,7 +188,7 @@ class StoredIndex:
         return LoadedIndex(self._storage.read_at(INDEX_MARKER_BYTES, self.count * INDEX_ENTRY_BYTES))
 
     def close(self) -> None:
-        """Give the handle back."""
+        """Close the file."""
         self._storage.close()
 
     def _block(self, low: int, high: int) -> tuple[memoryview, memoryview]:
@@ -198,7 +198,7 @@ class StoredIndex:
 
 
 def _words(raw: bytes) -> memoryview:
-    # A file that was cut meanwhile gives less than was asked for: whole entries only.
+    # A file that was cut gives less than was asked for: take whole entries only.
     return memoryview(raw)[: len(raw) // INDEX_ENTRY_BYTES * INDEX_ENTRY_BYTES].cast("I")
 
 

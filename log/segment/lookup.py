@@ -1,4 +1,4 @@
-"""From an index to the place of its frame: segment, index entry, and a short walk over frame headers."""
+"""Finding the frame that holds an index: segment, index entry, and a short walk over frame headers."""
 
 from __future__ import annotations
 
@@ -22,21 +22,21 @@ from .segments import Segment
 from .store import decode_store_header, store_name
 from .survey import Survey
 
-_MAX_BORDERS = 64
-# What a lookup reads at once: the frames from one index entry to the next, and most of the one looked for.
+_MAX_BOUNDARIES = 64
+# A lookup reads the frames between two index entries, and most of the wanted frame, in one piece.
 _LOOKUP_REST_BYTES = 512
 _MAX_LOOKUP_BYTES = 1 << 16
 
-# crc32c, length, index, count: a walk to an index needs no more; the frame found is verified whole.
+# crc32c, length, index, count: all that the walk to an index needs. The frame found is then verified whole.
 _GLANCE = struct.Struct("<IIQ16xI")
 
 Found = tuple[Segment, Storage, int, int, int, bytes, int]
-"""The frame that holds an index: segment, its store, position, first index, next index, and bytes that were read on the
-way with the position where they start. (A plain tuple: the class of a named one would cost a random read 3%.)"""
+"""The frame that holds an index: segment, its store, position, first index, next index, and the bytes read during the
+lookup with the position where they start. (A plain tuple: a NamedTuple would cost a random read 3 %.)"""
 
 
 class Lookup:
-    """Finds frames, on the writer's thread; it remembers only where recent range reads ended."""
+    """Finds frames, on the writer's thread. Its only state is where recent range reads ended."""
 
     def __init__(self, state: LogState) -> None:
         self._state = state
@@ -45,7 +45,7 @@ class Lookup:
         self._lookup_bytes = min(interval + _LOOKUP_REST_BYTES, _MAX_LOOKUP_BYTES)
 
     def refuse_outside(self, index: int) -> None:
-        """Raise the error for an index that the log does not hold, if it does not."""
+        """Raise why the log does not hold `index`, if it does not."""
         state = self._state
         if state.closed:
             raise LogClosed
@@ -58,7 +58,7 @@ class Lookup:
             raise IndexOutOfBounds(index, lowest, state.tail.index)
 
     def find(self, index: int) -> Found:
-        """Find the frame that holds `index`, which is in the log; a wrong index file is rebuilt."""
+        """Return the frame that holds `index`, which is in the log. Rebuilds a wrong index file."""
         state = self._state
         segments, writer = state.segments, state.writer
         segment = segments.at(bisect_right(segments.bases, index) - 1)
@@ -76,12 +76,12 @@ class Lookup:
                 entry = None
         found = None if entry is None else self._walk(segment, store, end, entry, index)
         if found is None and segment is not writer.segment:
-            # The index names another frame, or none. (That of the write segment is in memory: there it is the store.)
+            # The index names another frame, or none. (The write segment's is in memory: there, the store is wrong.)
             entry = self._rebuilt_index(segment).entry_at(relative)
             found = None if entry is None else self._walk(segment, store, end, entry, index)
         if found is None:
             position = STORE_HEADER_BYTES if entry is None else entry[3]
-            raise self.corrupt(segment, position, "another frame stands where the index names one")
+            raise self.corrupt(segment, position, "the frame is not the one that the index names")
         return found
 
     def _walk(
@@ -111,10 +111,10 @@ class Lookup:
                 if last < 0:
                     break
             crc, length, first, count = glance(raw, offset)
-        raise self.corrupt(segment, start + offset, f"no frame with index {expected} begins here")
+        raise self.corrupt(segment, start + offset, f"there is no frame with index {expected} here")
 
     def boundary_at_or_below(self, index: int) -> int:
-        """Return the greatest frame boundary that is not above `index`."""
+        """Return the highest frame boundary at or below `index`."""
         if index >= self._state.tail.index:
             return self._state.tail.index
         self.refuse_outside(index)
@@ -140,8 +140,8 @@ class Lookup:
             raise NotFrameBoundary(index, first, following)
         return segment, position
 
-    def place_behind(self, index: int) -> tuple[Tail, Segment, int]:
-        """Return the chain's end before the boundary `index`, with the segment and position where that frame ends.
+    def end_before(self, index: int) -> tuple[Tail, Segment, int]:
+        """Return the end of the chain before the boundary `index`, with the segment and position where that frame ends.
 
         Raises:
             NotFrameBoundary: `index` lies inside a frame.
@@ -173,15 +173,15 @@ class Lookup:
         return self.boundary(index)
 
     def remember(self, index: int, segment: Segment, position: int) -> None:
-        """Remember that the frame at `index` begins there: a range read ended before it."""
+        """Remember where the frame at `index` begins, because a range read ended before it."""
         boundaries = self._boundaries
         boundaries.pop(index, None)
         boundaries[index] = (segment, position)
-        if len(boundaries) > _MAX_BORDERS:
+        if len(boundaries) > _MAX_BOUNDARIES:
             del boundaries[next(iter(boundaries))]
 
     def forget_boundaries(self) -> None:
-        """Forget where range reads ended: segments were removed or cut."""
+        """Forget where range reads ended, because segments were removed or cut."""
         self._boundaries.clear()
 
     def store(self, segment: Segment) -> Storage:
@@ -190,7 +190,7 @@ class Lookup:
         return writer.store if segment is writer.segment else self._state.segments.store(segment)
 
     def written_end(self, segment: Segment, index: int) -> int:
-        """Return where the frames of a segment end in its file, the one that holds `index` among them."""
+        """Return where the frames of a segment end in its file; write buffered ones out if `index` is among them."""
         writer = self._state.writer
         if segment is not writer.segment:
             return segment.end
@@ -201,7 +201,7 @@ class Lookup:
         return writer.written
 
     def _rebuilt_index(self, segment: Segment) -> FrameIndex:
-        """Walk over a read segment and write its index file anew."""
+        """Make the index of a read segment from its frames, and write its file."""
         file = store_name(segment.base_index)
         store = self.store(segment)
         try:
@@ -217,6 +217,6 @@ class Lookup:
         return survey.index
 
     def corrupt(self, segment: Segment, position: int, reason: str) -> FrameCorrupt:
-        """Return the error for rotten bytes, having noted that this log has some."""
+        """Return the error for rotten bytes, and note that this log has some."""
         self._state.is_rotten = True
         return FrameCorrupt(store_name(segment.base_index), position, reason)

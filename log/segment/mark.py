@@ -1,11 +1,11 @@
-"""The mark: a lower bound, kept on disk, of what was durable and committed.
+"""The mark: a lower bound on disk of what was durable and committed.
 
     slot body   8 8 generation | 16 8 durable_index | 24 8 segment base | 32 8 position | 40 8 epoch |
                 48 8 commit_index (at most durable_index) | 56 4 frame crc32c | 60 1 clean | 61 3 zero
 
-Epoch and crc32c are those of the frame before durable_index, `position` is where that frame ends. The highest valid
-generation wins. Between two fsyncs only one slot is written: the other holds the last fsynced mark. So while a sync
-runs, a newer mark waits in memory, and after it the slots swap roles.
+Epoch and crc32c are those of the frame before durable_index; that frame ends at `position`. The valid slot with the
+highest generation wins. Between two fsyncs only one slot is written: the other holds the last fsynced mark. So while a
+sync runs, a newer mark waits in memory; after it, the slots swap roles.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _BODY = struct.Struct("<QQQQQQIB3x")
 
 
 class Mark(NamedTuple):
-    """What a mark slot says."""
+    """The content of a mark slot. `durable_index` lies at byte `position` of the segment at `segment_base`."""
 
     generation: int
     durable_index: int
@@ -37,18 +37,18 @@ class Mark(NamedTuple):
 
 
 def encode_mark(mark: Mark) -> bytes:
-    """Return the 56 bytes of a mark in its slot."""
+    """Return the 56 bytes of a mark, the body of its slot."""
     return _BODY.pack(*mark)
 
 
 def decode_mark(body: bytes) -> Mark:
-    """Return the mark in a valid slot's 56 bytes."""
+    """Return the mark in the body of a valid slot."""
     mark = Mark._make(_BODY.unpack(body))
     return mark._replace(clean=bool(mark.clean))
 
 
 class MarkFile:
-    """The mark's two slots and which of them may be written."""
+    """The two slots of the mark, and which of them may be written."""
 
     def __init__(self, storage: Storage) -> None:
         self._storage = storage
@@ -59,7 +59,7 @@ class MarkFile:
             if winner is None or mark.generation > winner[0].generation:
                 winner = mark, slot
         self.found: Mark | None = winner[0] if winner else None
-        """The winning mark as it stood when the file was opened, None if no slot was valid."""
+        """The winning mark when the file was opened; None if no slot was valid."""
         self._latest = self.found
         self._synced_slot = winner[1].number if winner else 1
         self._unsynced = False
@@ -68,25 +68,25 @@ class MarkFile:
 
     @property
     def latest(self) -> Mark | None:
-        """The last mark that was found or given."""
+        """The last mark that was found or written."""
         return self._latest
 
     def allocate(self) -> None:
-        """Have room for both slots, so that a disk that fills up later does not fail the mark.
+        """Reserve room for both slots, so that a full disk cannot fail the mark later.
 
         Raises:
-            DiskFull: there is none.
+            DiskFull: there is no room.
         """
         self._storage.allocate(MARK_FILE_BYTES)
 
     def rewrite_winner(self) -> None:
-        """Write the winning slot again in place and sync it: after a kill it may stand in the page cache only."""
+        """Write the winning slot again and sync it: after a kill it may be in the page cache only."""
         if self.found is not None:
             self._slots.write(self._synced_slot, encode_mark(self.found))
             self._slots.sync()
 
     def write(self, mark: Mark) -> None:
-        """Write a newer mark (its generation is set here); not durable before a sync."""
+        """Write a newer mark, with the next generation. Durable after a sync."""
         generation = 1 if self._latest is None else self._latest.generation + 1
         self._latest = mark._replace(generation=generation)
         if self._sync is None:
@@ -95,10 +95,10 @@ class MarkFile:
             self._waiting = True
 
     def write_synced(self, mark: Mark) -> None:
-        """Write a newer mark and return when it is durable.
+        """Write a newer mark and sync it.
 
         Raises:
-            OSError: the device failed; the last synced mark still stands.
+            OSError: the device failed; the last synced mark is still valid.
         """
         self.settle()
         self.write(mark)
@@ -106,14 +106,14 @@ class MarkFile:
         self._swap()
 
     def begin_sync(self) -> Sync | None:
-        """Return the sync of what was written, None if that is nothing or a sync is on its way."""
+        """Return a sync of what was written; None if nothing was, or a sync is in progress."""
         if self._sync is not None or not self._unsynced:
             return None
         self._sync = Sync(self._storage)
         return self._sync
 
     def end_sync(self, sync: Sync) -> None:
-        """Take note that `sync` ran well."""
+        """Note that `sync` succeeded."""
         if sync is self._sync:
             self._sync = None
             self._swap()
@@ -122,13 +122,13 @@ class MarkFile:
                 self._write_latest()
 
     def settle(self) -> None:
-        """Run a sync that is on its way to its end here and now."""
+        """Finish a sync in progress here."""
         if self._sync is not None:
             self._sync.run()
             self.end_sync(self._sync)
 
     def close(self) -> None:
-        """Give the handle back."""
+        """Close the file."""
         self._slots.close()
 
     def _write_latest(self) -> None:

@@ -1,8 +1,7 @@
-"""Reads: by index, in raw whole frames, as a stream of frames or of one value's bytes; every byte that leaves was
-verified.
+"""Reads: by index, as raw frames, as a stream of frames or of one value's bytes. Every byte is verified first.
 
-Plain reads change nothing but the boundaries where recent range reads ended, so that the next one needs no lookup, and
-which files are open.
+A read changes only which files are open, which indexes are in memory, and where recent range reads ended: the next one
+that begins there needs no lookup.
 """
 
 from __future__ import annotations
@@ -47,7 +46,7 @@ class Reader:
         return Frame(header, payload)
 
     def value_stream(self, index: int) -> ValueStream:
-        """Return the bytes of the value at `index` as a stream; a blob's payload is not read yet."""
+        """Return a stream of the bytes of the value at `index`. A blob's payload is read later, by the stream."""
         segment, position, header = self._header(index)
         if header.kind != Kind.BLOB:
             return record_stream(self.frame(index), index)
@@ -66,7 +65,7 @@ class Reader:
             raise self.lookup.corrupt(segment, position, error.reason) from error
 
     def frames(self, from_index: int, max_bytes: int, to_index: int | None, unflushed: bool) -> tuple[bytes, int]:
-        """Return raw whole frames from a boundary on, and the index behind them."""
+        """Return whole frames from a boundary on as raw bytes, and the index after them."""
         state = self._state
         bound = state.tail.index if unflushed else state.readable_index
         if to_index is not None and to_index < bound:
@@ -92,24 +91,24 @@ class Reader:
             yield from self._walk(from_index, to_index)
 
     def stream_unbounded(self, from_index: int) -> Iterator[Frame]:
-        """Yield the readable frames from the one that holds `from_index` on, those that become so meanwhile, too."""
+        """Yield the readable frames from the one that holds `from_index` on, and all that become readable."""
         if from_index != self._state.readable_index:
             self._refuse_unreadable(from_index)
             yield from self._walk(from_index, None)
 
     def _walk(self, index: int, to_index: int | None) -> Iterator[Frame]:
-        """Walk from frame to frame and from segment to segment, with one lookup at the start."""
+        """Walk over frames and segments, with one lookup at the start."""
         state, lookup = self._state, self.lookup
         index = lookup.boundary_at_or_below(index)
         segment, position = lookup.boundary(index)
         crc: int | None = None
         generation = state.generation
         while index < (state.readable_index if to_index is None else to_index):
-            # Between two chunks the log may have been cut or reset, its beginning expired, or all of it closed.
+            # Since the last chunk the log may have been truncated, reset, expired in part, or closed.
             self._refuse_unreadable(index)
             if generation != state.generation:
                 generation = state.generation
-                segment, position = self._go_on(index, crc)
+                segment, position = self._resume(index, crc)
             elif position == segment.end and segment is not state.writer.segment:
                 segment, position = state.segments.holding(index), STORE_HEADER_BYTES
             bound = state.readable_index if to_index is None else min(to_index, state.readable_index)
@@ -124,19 +123,19 @@ class Reader:
                     break
             position += read
         if to_index is None and generation != state.generation:
-            # What was yielded last may have been cut off meanwhile: that is no end of a log.
+            # The frame yielded last may have been truncated since: the stream must not end as if all were well.
             if index > state.readable_index:
                 self._refuse_unreadable(index)
-            self._go_on(index, crc)
+            self._resume(index, crc)
 
-    def _go_on(self, index: int, crc: int | None) -> tuple[Segment, int]:
-        """Return the place of the frame at `index` in a log that was cut or reset since the frame before was read.
+    def _resume(self, index: int, crc: int | None) -> tuple[Segment, int]:
+        """Return the place of the frame at `index`, after a truncation or reset since the previous frame was read.
 
         Raises:
-            ChainBroken: another frame stands before it now, or it is no boundary any more.
+            ChainBroken: the previous frame is another one now, or `index` is no longer a boundary.
         """
         try:
-            tail, segment, position = self.lookup.place_behind(index)
+            tail, segment, position = self.lookup.end_before(index)
         except NotFrameBoundary as inside:
             raise ChainBroken(index, "index", index, inside.frame_index) from inside
         if crc is not None and tail.crc32c != crc:
@@ -151,7 +150,7 @@ class Reader:
             raise NotYetFlushed(index, state.readable_index)
 
     def _span(self, segment: Segment, position: int, last_index: int, max_bytes: int) -> bytes:
-        """Return the bytes from a boundary on: at most `max_bytes`, but at least one frame, up to `last_index`'s."""
+        """Return the bytes from a boundary to `last_index`'s frame: at most `max_bytes`, but one frame at least."""
         end = self.lookup.written_end(segment, last_index)
         store = self.lookup.store(segment)
         raw = store.read_at(position, min(max(max_bytes, HEADER_BYTES), end - position))
@@ -168,11 +167,11 @@ class Reader:
     def _verified(
         self, raw: bytes, segment: Segment, position: int, index: int, crc: int | None
     ) -> Iterator[tuple[int, FrameHeader]]:
-        """Yield the whole frames in `raw` with their offsets, having checked crcs and that each follows the last."""
+        """Yield the whole frames in `raw` with their offsets, verified by checksum and chain."""
         try:
             for offset, header in walk_headers(raw, partial=True):
                 if header[2] != index or (crc is not None and header[6] != crc):
-                    raise FrameInvalid("it does not follow the frame before", offset)
+                    raise FrameInvalid("it does not follow the previous frame", offset)
                 index, crc = index + header[5], header[0]
                 yield offset, header
         except FrameInvalid as error:

@@ -1,7 +1,7 @@
-"""Read segments at open: contiguous with the next one, without reading them whole.
+"""The check of a read segment at open: that it ends where the next one begins, without a read of the whole segment.
 
-The header of the next store tells index, epoch, timestamp and crc32c of a segment's last frame, and the index file
-where that frame nearly is. Only a wrong index costs a walk over the whole segment.
+The header of the next store has index, epoch, timestamp and crc32c of the segment's last frame; the index file leads
+close to that frame. Only a wrong index costs a walk over the whole segment.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _TAIL_CHUNK_BYTES = 8192
 
 
 class ReadSegmentCheck:
-    """What opening a log needs to know of one read segment."""
+    """Checks one read segment, and finds where it and its epochs end and begin."""
 
     def __init__(
         self,
@@ -40,11 +40,11 @@ class ReadSegmentCheck:
         self.epochs: list[tuple[int, int]] = []
 
     def run(self) -> None:
-        """Check that the segment ends where the next one begins; find `end` and `epochs`.
+        """Check that the segment ends where the next one begins; set `end` and `epochs`.
 
         Raises:
-            LogRotten: it does not, whatever its index says.
-            UnknownVersion: of a frame or the index file.
+            LogRotten: it does not.
+            UnknownVersion: a frame or the index file has an unknown version.
         """
         store = self._files.open(self._file)
         try:
@@ -74,7 +74,7 @@ class ReadSegmentCheck:
             index.close()
 
     def _tail_by_index(self, store: Storage, entry: IndexEntry) -> Tail | None:
-        """Return the segment's tail by a walk from its last index entry, None if it is wrong or not the last."""
+        """Return the segment's tail, by a walk from its last index entry; None if that is wrong or not the last."""
         position, header = entry.position, None
         if position < STORE_HEADER_BYTES:
             return None
@@ -94,10 +94,10 @@ class ReadSegmentCheck:
         return Tail(header.next_index, header.epoch, header.timestamp, header.crc32c)
 
     def _find_epochs(self, store: Storage, index: StoredIndex) -> None:
-        """Find where the segment's epochs begin, by binary search: they never decrease."""
+        """Find where the segment's epochs begin by binary search, since epochs never decrease."""
         epoch = self._epoch_before
         while epoch != self._following.epoch:
-            # The last entry that is still of the epoch; the change lies between it and the next one.
+            # The epoch changes between the last entry of this epoch and the next entry.
             place = bisect_left(
                 range(index.count), True, key=lambda k: self._is_later(_header_of(store, index.entry(k)), epoch)
             )
@@ -129,7 +129,7 @@ class ReadSegmentCheck:
 
 def _header_of(store: Storage, entry: IndexEntry) -> FrameHeader:
     if entry.position < STORE_HEADER_BYTES:
-        raise FrameInvalid("the index names no frame", entry.position)
+        raise FrameInvalid("the index names the store header", entry.position)
     header = decode_header(store.read_at(entry.position, HEADER_BYTES))
     if header.crc32c != entry.crc32c:
         raise FrameInvalid("the index names another frame", entry.position)

@@ -1,7 +1,7 @@
-"""The list of segments, and the open files of those that are read.
+"""The list of segments, with the open files and the cached indexes of the read segments.
 
-A read segment costs about 300 bytes of memory; its files are open only while they are among the last that were
-read, and its index is in memory only if the cache has it.
+A read segment takes about 300 bytes of memory. Its files are open only while they are among those read last, and its
+index is in memory only if the cache keeps it (`IndexCachePolicy`).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from .store import index_name, store_name
 
 
 class Segment:
-    """One store file: the chain's end before its first frame, and where its frames end."""
+    """One store file: the end of the chain before its first frame, and the position where its frames end."""
 
     __slots__ = ("base_index", "end", "origin")
 
@@ -67,12 +67,12 @@ class Segments:
         return self._items[-1]
 
     def append(self, segment: Segment) -> None:
-        """Add a segment behind all others."""
+        """Add a segment after all others."""
         self._items.append(segment)
         self._bases.append(segment.base_index)
 
     def place_of(self, index: int) -> int:
-        """Return the place of the segment that holds `index`, which is not below the log."""
+        """Return the place in [0, len) of the segment that holds `index`, which is not below the log."""
         return bisect_right(self._bases, index) - 1
 
     def holding(self, index: int) -> Segment:
@@ -84,7 +84,7 @@ class Segments:
         return self._items[place]
 
     def remove_first(self) -> Segment:
-        """Remove the oldest segment, its index before its store; not durable before the directory is synced."""
+        """Remove the files of the oldest segment. Durable after a sync of the folder."""
         segment = self._items[0]
         self.forget(segment)
         remove_segment(self.files, segment.base_index)
@@ -92,7 +92,7 @@ class Segments:
         return segment
 
     def remove_last(self) -> Segment:
-        """Remove the last segment, its index before its store; not durable before the directory is synced."""
+        """Remove the files of the last segment. Durable after a sync of the folder."""
         segment = self._items[-1]
         self.forget(segment)
         remove_segment(self.files, segment.base_index)
@@ -101,7 +101,7 @@ class Segments:
         return segment
 
     def store(self, segment: Segment) -> Storage:
-        """Return the store file of a read segment, open."""
+        """Return the open store of a read segment."""
         base = segment.base_index
         store = self._stores.get(base)
         if store is None:
@@ -118,10 +118,10 @@ class Segments:
         return sorted(self._cached)
 
     def index(self, segment: Segment) -> SegmentIndex:
-        """Return the index of a read segment: from memory, loaded if the policy says so; else as a file to search.
+        """Return the index of a read segment: from memory, or loaded if the policy says so, or else as an open file.
 
         Raises:
-            FileNotFoundError: it is not in memory, and there is no file.
+            FileNotFoundError: it is not in memory, and has no file.
         """
         base = segment.base_index
         cached = self._cached.get(base)
@@ -135,7 +135,7 @@ class Segments:
         return loaded
 
     def cache_index(self, base_index: int, index: SegmentIndex) -> None:
-        """Keep the index of a read segment in memory, in place of one that the policy gives up for it."""
+        """Keep the index of a read segment in memory; the policy may evict another for it."""
         if self._cache_limit == 0:
             return
         self._cached[base_index] = index
@@ -144,7 +144,7 @@ class Segments:
             del self._cached[min(self._cached)]
 
     def load_all_indexes(self) -> None:
-        """Load the index of every read segment, if all are to be in memory. Blocks."""
+        """Load the index of every read segment, if the options ask for all of them. Blocks."""
         if self._cache_limit is None:
             for segment in self._items[:-1]:
                 # If the disk had no room for an index file, the first read walks the segment.
@@ -172,14 +172,14 @@ class Segments:
         return index
 
     def forget(self, segment: Segment) -> None:
-        """Close the files of a segment, if they are open, and forget its index."""
+        """Close the open files of a segment and drop its index."""
         store = self._stores.pop(segment.base_index, None)
         if store is not None:
             store.close()
         self.forget_index(segment)
 
     def forget_index(self, segment: Segment) -> None:
-        """Close the index file of a segment, if it is open, and forget what it said."""
+        """Close the index file of a segment if it is open, and drop its index from memory."""
         self._cached.pop(segment.base_index, None)
         index = self._indexes.pop(segment.base_index, None)
         if index is not None:
@@ -204,7 +204,7 @@ def _empty_cache(options: LogOptions) -> MutableMapping[int, SegmentIndex]:
 
 
 def remove_segment(files: Directory, base_index: int) -> None:
-    """Remove a segment's files, the index before the store, so that no index is ever left alone."""
+    """Remove a segment's files, the index first, so that a crash leaves no index without its store."""
     with suppress(FileNotFoundError):
         files.remove(index_name(base_index))
     files.remove(store_name(base_index))

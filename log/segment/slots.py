@@ -2,7 +2,7 @@
 
     0 4 crc32c of 4..64 | 4 4 version | 8 56 body
 
-`mark` and `promise` are such files. The slots lie in two blocks, so that a torn write spoils one of them.
+`mark` and `promise` are such files. The slots are in different blocks, so that a torn write spoils only one.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ _VERSION = struct.Struct("<I")
 
 
 class Slot(NamedTuple):
-    """A valid slot: its number, 0 or 1, and the 56 bytes behind crc32c and version."""
+    """A valid slot: its number, 0 or 1, and the 56 bytes after crc32c and version."""
 
     number: int
     body: bytes
 
 
 def encode_slot(version: int, body: bytes) -> bytes:
-    """Return the 64 bytes of a slot; the body is 56 bytes."""
+    """Return the 64 bytes of a slot with a body of 56 bytes."""
     if len(body) != BODY_BYTES:
         raise ValueError(f"a slot's body is {BODY_BYTES} bytes, not {len(body)}")
     content = _VERSION.pack(version) + body
@@ -39,7 +39,7 @@ def encode_slot(version: int, body: bytes) -> bytes:
 
 
 class SlotFile:
-    """Two slots on a storage. Which one to write, and when to sync, is the owner's rule."""
+    """Two slots in a file. The owner decides which one to write, and when to sync."""
 
     __slots__ = ("_name", "_storage", "_version")
 
@@ -49,10 +49,10 @@ class SlotFile:
         self._version = version
 
     def read(self) -> list[Slot]:
-        """Return the valid slots, the first one first. Where that fails the file is closed: nobody can use it.
+        """Return the valid slots in order. If it raises, the file is closed.
 
         Raises:
-            UnknownVersion: a slot is valid and of another version.
+            UnknownVersion: a slot is valid, but of another version.
         """
         try:
             return self._read()
@@ -75,13 +75,13 @@ class SlotFile:
         return slots
 
     def write(self, number: int, body: bytes) -> None:
-        """Write one slot; durable after `sync`."""
+        """Write one slot. Durable after `sync`."""
         self._storage.write_at(SLOT_POSITIONS[number], encode_slot(self._version, body))
 
     def sync(self) -> None:
-        """Return when what was written to both slots survives a power loss."""
+        """Block until what was written to both slots survives a power loss."""
         self._storage.sync()
 
     def close(self) -> None:
-        """Give the handle back."""
+        """Close the file."""
         self._storage.close()

@@ -1,4 +1,4 @@
-"""The store file: a 64-byte header, then frames back to back.
+"""The store file, a 64-byte header and then frames back to back; and the names of a segment's files.
 
 0 4 crc32c of 4..64 | 4 4 "QSTO" | 8 8 base_index | 16 8 epoch | 24 8 timestamp | 32 4 crc32c (these three of the
 frame before base, 0 if none) | 36 1 version=1 | 37 3 zero | 40 8 members_index (last members or genesis record
@@ -31,7 +31,7 @@ _NAME_DIGITS = 20
 
 
 class StoreHeader(NamedTuple):
-    """What a store file says of itself; epoch, timestamp and crc32c are those of the frame before its base."""
+    """The header of a store file. Epoch, timestamp and crc32c are those of the frame before `base_index`."""
 
     base_index: int
     epoch: int
@@ -67,14 +67,14 @@ def decode_store_header(raw: bytes, file: str) -> StoreHeader:
     """Return the header in the first 64 bytes of a store file.
 
     Raises:
-        FrameInvalid: cut short, no store, wrong crc, zeros that are none.
-        UnknownVersion: valid, but of a version that this program does not know.
+        FrameInvalid: it is cut short, is not a store file, or its crc32c differs.
+        UnknownVersion: it is valid, in a version that this program does not know.
     """
     if len(raw) < STORE_HEADER_BYTES:
         raise FrameInvalid("the store header is cut short")
     magic, base, epoch, timestamp, crc, version, zeros, members, cluster_id = _BODY.unpack_from(raw, _CRC.size)
     if magic != _MAGIC:
-        raise FrameInvalid("this is no store file")
+        raise FrameInvalid("this is not a store file")
     if _CRC.unpack_from(raw)[0] != crc32c(memoryview(raw)[_CRC.size : STORE_HEADER_BYTES]):
         raise FrameInvalid("the store header's crc32c differs")
     if version != STORE_VERSION:
@@ -95,7 +95,7 @@ def index_name(base_index: int) -> str:
 
 
 def base_of_name(name: str, suffix: str) -> int | None:
-    """Return the base index in a file's name, None if the name is not one of ours."""
+    """Return the base index in a file name with this suffix; None if it is not such a name."""
     digits = name.removesuffix(suffix)
     if len(digits) != _NAME_DIGITS or not name.endswith(suffix) or not digits.isascii() or not digits.isdigit():
         return None
@@ -103,7 +103,7 @@ def base_of_name(name: str, suffix: str) -> int | None:
 
 
 def create_fresh(files: Directory, name: str) -> Storage:
-    """Return a new, empty file of that name, in place of one that a crash or a full disk left behind."""
+    """Return a new, empty file, in place of one of this name that a crash or a full disk left behind."""
     try:
         return files.create(name)
     except FileExistsError:

@@ -1,4 +1,4 @@
-"""Walks over the frames of one store file, and what they find: its tail, index, epochs and members records."""
+"""Walks over the frames of one store file, which find its tail, index, epochs and members records."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from .store import StoreHeader
 CHUNK_BYTES = 1 << 20
 MEMBERS_TYPES = frozenset({"members", "genesis"})
 
-# length, epoch, kind: all that a walk over frames needs that were checked when they were written.
+# length, epoch, kind: all that a walk over trusted frames needs.
 _GLANCE = struct.Struct("<4xI8xQ32xB")
 
 
@@ -26,13 +26,13 @@ def names_members(payload: bytes | memoryview) -> bool:
     """Return whether a `system` payload is a members or genesis record.
 
     Raises:
-        PayloadInvalid: it is no system payload.
+        PayloadInvalid: it is not a system payload.
     """
     return decode_system(payload)["type"] in MEMBERS_TYPES
 
 
 class Survey:
-    """What a walk over a segment has found so far."""
+    """A walk over one segment, and what it has found so far."""
 
     def __init__(self, header: StoreHeader, interval_bytes: int, epoch_before: int | None) -> None:
         self.end = STORE_HEADER_BYTES
@@ -41,11 +41,11 @@ class Survey:
         self.epochs: list[tuple[int, int]] = []
         self.members: list[int] = []
         self.invalid: str | None = None
-        """Why the walk ended before the end of the file, None if it did not."""
+        """Why the walk stopped before its end; None if it did not."""
         self._epoch = epoch_before
 
     def add(self, header: FrameHeader, payload: memoryview | None) -> None:
-        """Take one verified frame; without its payload, members records are not looked for."""
+        """Add one verified frame. Without its payload, it is not checked for a members record."""
         self.index.add(header.crc32c, header.index, header.length, self.end)
         if header.epoch != self._epoch:
             self.note_epoch(header.epoch, header.index)
@@ -54,15 +54,15 @@ class Survey:
         self.end += HEADER_BYTES + header.length
 
     def note_epoch(self, epoch: int, index: int) -> None:
-        """Take note that `epoch` starts at `index`."""
+        """Note that `epoch` starts at `index`."""
         self.epochs.append((epoch, index))
         self._epoch = epoch
 
     def verify(self, store: Storage, until: int, file: str) -> None:
-        """Walk on to `until`, checking every crc and the chain; `invalid` tells if it ended before.
+        """Walk to `until` and check every checksum and the chain. If it stops before, `invalid` says why.
 
         Raises:
-            UnknownVersion: a valid frame of a version that this program does not know.
+            UnknownVersion: a frame is valid, in a version that this program does not know.
         """
         try:
             for header, payload in walk_store(store, self.end, until, file):
@@ -72,12 +72,12 @@ class Survey:
             self.invalid = str(error)
 
     def glance(self, store: Storage, until: int) -> None:
-        """Walk on to exactly `until` over frames that are trusted: after a clean stop, or below the mark.
+        """Walk to exactly `until` over trusted frames: below the mark, or after a clean stop.
 
-        A few are verified nevertheless: those that get an index entry or start an epoch, and the last.
+        It verifies only the headers of frames that get an index entry or start an epoch, system frames, and the last.
 
         Raises:
-            FrameInvalid: a verified one is invalid, or the last does not end at `until`.
+            FrameInvalid: one of these is invalid, or the last frame does not end at `until`.
         """
         position, last = self.end, -1
         raw, start = b"", 0
@@ -116,13 +116,13 @@ def _payload_at(store: Storage, header: FrameHeader, position: int) -> memoryvie
 
 
 def walk_store(store: Storage, start: int, end: int, file: str) -> Iterator[tuple[FrameHeader, memoryview | None]]:
-    """Yield header and payload of the frames in [start, end) of a store, verified by crc (the chain is not).
+    """Yield header and payload of the frames in [start, end) of a store, verified by checksum. The chain is not.
 
-    The payload is None where it is too large to be held, which that of a system record never is.
+    A payload above 1 MiB is verified in pieces and yielded as None, except that of a system frame.
 
     Raises:
-        FrameInvalid: bytes that are no frame, with their position in the file.
-        UnknownVersion: a valid frame of a version that this program does not know.
+        FrameInvalid: the bytes at its position in the file are not a frame.
+        UnknownVersion: a frame is valid, in a version that this program does not know.
     """
     position = start
     while position < end:
@@ -133,7 +133,7 @@ def walk_store(store: Storage, start: int, end: int, file: str) -> Iterator[tupl
                 consumed = offset + HEADER_BYTES + header.length
                 yield header, view[offset + HEADER_BYTES : consumed]
             if consumed == 0:
-                # Not one whole frame: it is larger than the chunk, or cut short by the end.
+                # No whole frame: it is larger than the chunk, or cut short by the end.
                 header = decode_header(view)
                 if header.size <= len(view) or position + header.size > end:
                     raise FrameInvalid("the payload is cut short")

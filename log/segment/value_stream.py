@@ -1,7 +1,7 @@
-"""One value's bytes, read in chunks: a blob of any size in flat memory, and never a byte that was not verified.
+"""The bytes of one value, read in chunks: a blob of any size, in the memory of one chunk, and verified before use.
 
-A payload's crc is known only at its end. So it is read twice: once to verify it, once to hand it on; and the second
-time its crc is compared again, for the bytes may have been cut off in between.
+The checksum of a payload is known only at its end. So the payload is read twice, first to verify it and then to yield
+it. The second read compares the checksum again, because a truncation may have replaced the bytes in between.
 """
 
 from __future__ import annotations
@@ -27,35 +27,35 @@ _LENGTH = struct.Struct("<I")
 
 
 class ValueStream(Protocol):
-    """The bytes of one value: iterate over it for chunks of at most 1 MiB, and `close` it. For any one thread."""
+    """The bytes of one value: iterate for chunks of at most 1 MiB, then `close` it. For any one thread."""
 
     header: FrameHeader
-    """Of the frame that holds the record."""
+    """The header of the frame that holds the record."""
     metadata: Mapping[str, str]
-    """The record's headers; known once `verify` has returned."""
+    """The record's headers; set when `verify` has returned."""
     length: int
-    """Bytes of the value; known once `verify` has returned."""
+    """Size of the value in bytes; set when `verify` has returned."""
 
     def verify(self) -> None:
-        """Read all of it and check its crc; block. Iterating does that first, if it was not done.
+        """Read the whole payload and check it. Blocks. An iteration calls this first, if nobody has.
 
         Raises:
             FrameCorrupt: the bytes are not what was written.
-            IndexOutOfBounds: the record was truncated away meanwhile.
+            IndexOutOfBounds: the record has been truncated.
         """
         ...
 
     def __iter__(self) -> Iterator[bytes]:
-        """Yield the value in chunks; raises as `verify`, and what came before was verified."""
+        """Yield the value in chunks, all of them verified. Raises as `verify`."""
         ...
 
     def close(self) -> None:
-        """Give the handle back; in any thread, after a read that is under way."""
+        """Close the file. Any thread may call this; it waits for a read in progress."""
         ...
 
 
 class BlobStream:
-    """A blob's bytes. It has a file handle of its own, so that the log may expire meanwhile."""
+    """The bytes of a blob. It has a file handle of its own, so that the log may expire the segment."""
 
     def __init__(self, state: LogState, segment: Segment, position: int, header: FrameHeader) -> None:
         self.header = header
@@ -67,7 +67,7 @@ class BlobStream:
         self._position = position
         self._store: Storage | None = state.files.open(self._file)
         self._verified = False
-        self._reading = threading.Lock()  # Closed in the middle of a read, its number may be another file's by then.
+        self._reading = threading.Lock()  # Without it, a read could use a closed descriptor that is another file's now.
 
     def verify(self) -> None:
         if not self._verified:
@@ -76,7 +76,7 @@ class BlobStream:
             head = self._read(0, _LENGTH.size)
             (metadata_bytes,) = _LENGTH.unpack(head)
             if metadata_bytes > min(_MAX_METADATA_BYTES, self.header.length - _LENGTH.size):
-                raise PayloadInvalid(f"a blob's metadata of {metadata_bytes} bytes cannot be")
+                raise PayloadInvalid(f"a blob's metadata has {metadata_bytes} bytes")
             self.metadata, _ = decode_blob(head + self._read(_LENGTH.size, metadata_bytes))
             self.length = self.header.length - _LENGTH.size - metadata_bytes
             self._verified = True
@@ -107,14 +107,14 @@ class BlobStream:
     def _read(self, start: int, length: int) -> bytes:
         with self._reading:
             if self._store is None:
-                raise ValueError("this stream of a value was closed")
+                raise ValueError("this stream is closed")
             chunk = self._store.read_at(self._position + HEADER_BYTES + start, length)
         if len(chunk) < length:
             raise self._wrong("the payload is cut short")
         return chunk
 
     def _wrong(self, reason: str) -> LogError:
-        # Bytes that were cut off may have been overwritten at any time: that is no rot.
+        # After a truncation the bytes may have been overwritten: that is not rot.
         if self._generation != self._state.generation:
             return IndexOutOfBounds(self.header.index, self._state.origin.index, self._state.tail.index)
         self._state.is_rotten = True
@@ -122,29 +122,29 @@ class BlobStream:
 
 
 class RecordStream:
-    """The bytes of a record that is no blob: it was read with its frame."""
+    """The bytes of a record that is not a blob, which was read with its frame."""
 
     def __init__(self, header: FrameHeader, value: bytes, metadata: Mapping[str, str]) -> None:
         self.header, self.metadata, self.length = header, metadata, len(value)
         self._value = value
 
     def verify(self) -> None:
-        """It was verified when it was read."""
+        """Do nothing: its frame was verified when it was read."""
 
     def __iter__(self) -> Iterator[bytes]:
         yield self._value
 
     def close(self) -> None:
-        """It holds no file."""
+        """Do nothing: no file is open."""
 
 
 def record_stream(frame: Frame, index: int) -> RecordStream:
-    """Return the bytes of the record at `index` of a frame that is no blob.
+    """Return a stream of the bytes of the record at `index`, in a frame that is not a blob.
 
     Raises:
-        PayloadInvalid: its value is no bytes.
+        PayloadInvalid: its value is not bytes.
     """
     record = stored_record(frame, index)
     if type(record.value) is not bytes:
-        raise PayloadInvalid(f"the record at {index} is no bytes")
+        raise PayloadInvalid(f"the record at {index} is not bytes")
     return RecordStream(frame.header, record.value, record.headers or {})

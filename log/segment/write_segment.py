@@ -1,7 +1,7 @@
-"""The write segment: the one store that grows.
+"""The write segment: the one store that grows, and a flush of it.
 
-Appended frames wait in a buffer and are written in big pieces; the store is preallocated, so that a full disk shows
-before anything is appended.
+Appended frames are buffered and written in large pieces. The store is preallocated, so that a full disk is found before
+anything is appended.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from .index import FrameIndex
 from .segments import Segment
 from .store import StoreHeader
 
-# Frames beyond `segment_bytes` are few and large, so the store grows by as much as they need, in steps of this.
+# Few frames, but large ones, reach beyond `segment_bytes`: the store grows for each of them, at least by this.
 _GROWTH_BYTES = 1 << 20
 
 
@@ -34,7 +34,7 @@ class Flush(Sync):
 
 
 class WriteSegment:
-    """The last segment's files, open for appends, with what is not written yet."""
+    """The last segment, open for appends, with the frames that are not in its file yet."""
 
     __slots__ = (
         "_buffer",
@@ -43,7 +43,7 @@ class WriteSegment:
         "_segment_bytes",
         "_store_limit",
         "allocated",
-        "easy_end",
+        "free_end",
         "header",
         "index",
         "segment",
@@ -65,28 +65,28 @@ class WriteSegment:
         self.store = store
         self.index = index
         self.written = segment.end
-        """Position below which frames are in the file."""
+        """Position below which the frames are in the file."""
         self.unwritten_index: int | None = None
-        """Index of the first frame that waits in the buffer, None if it is empty."""
+        """Index of the first buffered frame; None if the buffer is empty."""
         self.allocated = store.size
         self._buffer = bytearray()
         self._buffer_limit = options.write_buffer_bytes
         self._segment_bytes = options.segment_bytes
         self._store_limit = options.store_limit
         self._index_bytes = options.index_bytes
-        self.easy_end = 0
-        """A frame that ends here or before needs neither room nor another segment."""
-        self._ease()
+        self.free_end = 0
+        """A frame that ends at or below this position needs neither more room nor another segment."""
+        self._update_free_end()
 
     def is_full(self, size: int) -> bool:
-        """Whether a frame of `size` bytes belongs into the next segment. An empty segment is never full."""
+        """Return whether a frame of `size` bytes belongs in the next segment. An empty segment is never full."""
         end = self.segment.end
         if end == STORE_HEADER_BYTES:
             return False
         return end >= self._segment_bytes or end + size > self._store_limit or self.index.size >= self._index_bytes
 
     def takes_at(self, position: int, size: int) -> bool:
-        """Return whether a further frame, at `position`, belongs into this segment and needs no growth."""
+        """Return whether one more frame, at `position`, belongs in this segment and needs no more room."""
         return (
             position < self._segment_bytes
             and position + size <= self.allocated
@@ -95,29 +95,29 @@ class WriteSegment:
         )
 
     def reserve(self, size: int) -> None:
-        """Have room on disk for `size` more bytes.
+        """Reserve room on disk for `size` more bytes.
 
         Raises:
-            DiskFull: there is none; nothing changed.
+            DiskFull: there is no room; nothing changed.
         """
         needed = self.segment.end + size
         if needed > self.allocated:
             allocated = max(needed, min(self.allocated + _GROWTH_BYTES, self._store_limit))
             self.store.allocate(allocated)
             self.allocated = allocated
-            self._ease()
+            self._update_free_end()
 
-    def _ease(self) -> None:
+    def _update_free_end(self) -> None:
         full = self.index.size >= self._index_bytes
-        self.easy_end = 0 if full else min(self._segment_bytes, self._store_limit, self.allocated)
+        self.free_end = 0 if full else min(self._segment_bytes, self._store_limit, self.allocated)
 
     def note_frame(self, header: FrameHeader, position: int) -> None:
         """Add a frame to the index."""
         self.index.add(header[0], header[2], header[1], position)
-        self._ease()
+        self._update_free_end()
 
     def put(self, header: FrameHeader, head: bytes, payload: bytes) -> None:
-        """Buffer one frame; room was reserved."""
+        """Buffer one frame. The caller has reserved room."""
         segment = self.segment
         position = segment.end
         if position >= self.index.next_position:
@@ -132,7 +132,7 @@ class WriteSegment:
             self.write_out()
 
     def put_piece(self, piece: memoryview, index: int) -> None:
-        """Buffer whole frames, the first of them at `index`, that are in `self.index` already; room was reserved."""
+        """Buffer whole frames, the first at `index`. The caller has reserved room and added them to `self.index`."""
         self.segment.end += len(piece)
         if not self._buffer and len(piece) >= self._buffer_limit:
             self.store.write_at(self.written, piece)
@@ -145,12 +145,12 @@ class WriteSegment:
             self.write_out()
 
     def put_streamed(self, header: FrameHeader, head: bytes, pieces: Iterable[bytes | bytearray]) -> None:
-        """Write one frame whose payload comes in pieces; room was reserved.
+        """Write one frame whose payload comes in pieces. The caller has reserved room.
 
-        Its header is written last: until then a crash finds no frame, and neither does anybody if this raises.
+        The header is written last: until then there is no frame, after a crash or if this raises.
 
         Raises:
-            FrameInvalid: the pieces are not the payload that the header was made for.
+            FrameInvalid: the pieces are not the payload that the header describes.
         """
         self.write_out()
         position = end = self.segment.end
@@ -167,7 +167,7 @@ class WriteSegment:
         self.segment.end = self.written = end
 
     def write_out(self) -> None:
-        """Write what is buffered to the file; not durable."""
+        """Write the buffer to the file. Durable after a sync of `store`."""
         if self._buffer:
             buffer = self._buffer
             self.store.write_at(self.written, buffer)
@@ -176,6 +176,6 @@ class WriteSegment:
             self.unwritten_index = None
 
     def trim(self) -> None:
-        """Give the preallocated rest back."""
+        """Cut the preallocated space after the last frame."""
         self.store.truncate(self.segment.end)
         self.allocated = self.segment.end

@@ -103,7 +103,7 @@ class RowBuilder:
             raise PayloadInvalid("a blob is cut short")
         length: int = _BLOB_HEAD.unpack_from(self.raw, body)[0]
         if body + _BLOB_HEAD.size + length > end:
-            raise PayloadInvalid("a blob's metadata are cut short")
+            raise PayloadInvalid("a blob's metadata is cut short")
         return length
 
     def _add_runs(self, shift: int, count: int) -> None:
@@ -114,7 +114,7 @@ class RowBuilder:
         [end] = skimmer.ends(1)
         runs: Any = unpack_trusted(self.raw[start : end + shift], _no_ext)
         if type(runs) is not list or not runs or {list} != set(map(type, runs)) or {3} != set(map(len, runs)):
-            raise PayloadInvalid("the runs are no array of [session, sequence, count]")
+            raise PayloadInvalid("the runs are not an array of [session, sequence, count]")
         if {int} != set(map(type, chain.from_iterable(runs))) or sum(run[2] for run in runs) != count:
             raise PayloadInvalid(f"the runs do not hold {count} records")
         self._runs += map(tuple, runs)
@@ -214,7 +214,7 @@ def headers_of(packed: bytes) -> dict[str, str]:
     """The headers in a msgpack map. Raises PayloadInvalid."""
     headers: Any = unpack(packed)
     if type(headers) is not dict:
-        raise PayloadInvalid("a record's headers are no map")
+        raise PayloadInvalid("a record's headers are not a map")
     return headers
 
 

@@ -48,7 +48,7 @@ def unsynced(patch: Patch, module: Any, name: str) -> None:
 
 
 def truncate_before_the_folder_is_synced(patch: Patch) -> None:
-    unsynced(patch, quire.log.change.truncation, "_remove_segments_behind")
+    unsynced(patch, quire.log.change.truncation, "_remove_segments_after")
 
 
 def expiry_without_syncing_the_folder(patch: Patch) -> None:
