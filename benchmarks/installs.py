@@ -22,7 +22,7 @@ from aiohttp import ClientSession, WSMsgType, web
 
 from quire.cluster.compaction.installing import StoreSource, put_all
 from quire.log import FileDirectory, Tail
-from quire.replication.net.hello import SNAPSHOT_PATH, Who
+from quire.replication.net.hello import SNAPSHOT_PATH, PeerInfo
 from quire.replication.net.snapshots import SnapshotFetch, SnapshotServer
 from quire.sm import Boundary, Owner, Sessions, SnapshotPart, SnapshotStore, content_of, write_snapshot
 
@@ -69,9 +69,9 @@ def store_in(directory: Path) -> SnapshotStore:
     return SnapshotStore.open(FileDirectory(directory), OWNER)
 
 
-def who(node_id: str) -> Who:
+def who(node_id: str) -> PeerInfo:
     """What a node of this benchmark says of itself."""
-    return Who(CLUSTER, node_id, node_id.encode().ljust(16, b"."), 1, f"{HOST}:1")
+    return PeerInfo(CLUSTER, node_id, node_id.encode().ljust(16, b"."), 1, f"{HOST}:1")
 
 
 async def serve(directory: Path, mebibytes: int, ready: Connection) -> None:

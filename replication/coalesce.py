@@ -51,7 +51,7 @@ class Share(NamedTuple, Generic[OwnerT_co]):
     offset: int
 
 
-class Sheet(NamedTuple, Generic[OwnerT_co]):
+class DraftFrame(NamedTuple, Generic[OwnerT_co]):
     """One frame to append: a ready payload, and whose records it holds."""
 
     kind: Kind
@@ -62,9 +62,9 @@ class Sheet(NamedTuple, Generic[OwnerT_co]):
     sequence: int = 0
 
 
-def to_sheets(
+def coalesce(
     writes: Iterable[Write[OwnerT]], next_index: int, misplaced: list[Write[OwnerT]]
-) -> Iterator[Sheet[OwnerT]]:
+) -> Iterator[DraftFrame[OwnerT]]:
     """Yield the frames that hold `writes`, in order; those with another `expected_index` go to `misplaced` instead.
 
     `next_index` is the log's highest_index before the first; all frames but the last are taken to be appended.
@@ -79,24 +79,24 @@ def to_sheets(
             count += write.count
         else:
             if shares:
-                yield _sheet(shares, count)
-            yield Sheet(write.kind, write.count, write.payload, (Share(write, 0),), write.session, write.sequence)
+                yield _draft(shares, count)
+            yield DraftFrame(write.kind, write.count, write.payload, (Share(write, 0),), write.session, write.sequence)
             next_index += count + write.count
             shares, count = [], 0
     if shares:
-        yield _sheet(shares, count)
+        yield _draft(shares, count)
 
 
-def _sheet(shares: list[Share[OwnerT]], count: int) -> Sheet[OwnerT]:
+def _draft(shares: list[Share[OwnerT]], count: int) -> DraftFrame[OwnerT]:
     first = shares[0].write
     if len(shares) == 1:
-        return Sheet(Kind.RECORDS, count, first.payload, shares, first.session, first.sequence)
+        return DraftFrame(Kind.RECORDS, count, first.payload, shares, first.session, first.sequence)
     records: list[bytes | memoryview] = [array_head(count)]
     records += [_records(write) for write, _ in shares]
     if _is_one_run(shares):
-        return Sheet(Kind.RECORDS, count, b"".join(records), shares, first.session, first.sequence)
+        return DraftFrame(Kind.RECORDS, count, b"".join(records), shares, first.session, first.sequence)
     runs = pack([[write.session, write.sequence, write.count] for write, _ in shares])
-    return Sheet(Kind.RUNS, count, b"".join([array_head(2), runs, *records]), shares)
+    return DraftFrame(Kind.RUNS, count, b"".join([array_head(2), runs, *records]), shares)
 
 
 def _records(write: Write[object]) -> bytes | memoryview:

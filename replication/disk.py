@@ -23,7 +23,7 @@ from quire.log import (
     walk_frames,
 )
 
-from .coalesce import OwnerT, OwnerT_co, Share, Sheet, Write, to_sheets
+from .coalesce import DraftFrame, OwnerT, OwnerT_co, Share, Write, coalesce
 from .core.events import Reason
 from .core.members import Members
 from .core.messages import Last, Promise, Snapshot
@@ -204,26 +204,26 @@ class Disk:
         rejected: list[Rejected[OwnerT]] = []
         misplaced: list[Write[OwnerT]] = []
         full = False
-        for sheet in to_sheets(writes, self.log.tail.index, misplaced):
+        for draft in coalesce(writes, self.log.tail.index, misplaced):
             try:
-                header = None if full else self._append(epoch, sheet)
+                header = None if full else self._append(epoch, draft)
             except DiskFull:
                 header, full = None, True  # and nothing after it, so that no later write of a client overtakes
             if header is None:
-                rejected += (Rejected(share.write, Reason.DISK_FULL) for share in sheet.shares)
+                rejected += (Rejected(share.write, Reason.DISK_FULL) for share in draft.shares)
             else:
-                placed.append(Placed(header.index, header.next_index, epoch, sheet.shares))
+                placed.append(Placed(header.index, header.next_index, epoch, draft.shares))
         rejected += (Rejected(write, Reason.WRONG_INDEX) for write in misplaced)
         return Appended(placed, rejected, full)
 
-    def _append(self, epoch: int, sheet: Sheet[object]) -> FrameHeader:
+    def _append(self, epoch: int, draft: DraftFrame[object]) -> FrameHeader:
         return self.log.append_payload(
-            sheet.payload,
-            count=sheet.count,
-            kind=sheet.kind,
+            draft.payload,
+            count=draft.count,
+            kind=draft.kind,
             epoch=epoch,
-            session=sheet.session,
-            sequence=sheet.sequence,
+            session=draft.session,
+            sequence=draft.sequence,
         )
 
     def append_system(self, epoch: int, value: dict[str, Any]) -> None:

@@ -6,7 +6,7 @@ from .coalesce import Write
 from .core import Members, Reason, actions
 from .core.changing import Outcome
 from .disk import Placed
-from .net.hello import Who
+from .net.hello import PeerInfo
 
 OwnerT_contra = TypeVar("OwnerT_contra", contravariant=True)
 
@@ -87,7 +87,7 @@ class Owner(Protocol[OwnerT_contra]):
         """Messages to this peer are lost from now on."""
         ...
 
-    def control_received(self, peer: Who, data: bytes) -> None:
+    def control_received(self, peer: PeerInfo, data: bytes) -> None:
         """A message of a peer's control plane arrived."""
         ...
 

@@ -22,7 +22,7 @@ from .core.status import Queues, Status
 from .disk import Disk
 from .driver import Done, Driver, Durations
 from .lag import MICROSECONDS, NO_LAG, Lag, Position, first_lacking, lacking_bytes, lag_of, own_lag
-from .net.hello import Who
+from .net.hello import PeerInfo
 from .net.network import Network
 from .owner import Owner
 
@@ -154,7 +154,7 @@ class Replica(Generic[OwnerT]):
         self._loop = asyncio.get_running_loop()
         # Its own, so that what is logged while writes are appended is not told as the first caller's doing.
         self._context = contextvars.copy_context()
-        who = Who(cluster_id, me.node_id, me.disk_id, me.incarnation, options.address)
+        who = PeerInfo(cluster_id, me.node_id, me.disk_id, me.incarnation, options.address)
         self.network = Network(
             who,
             self._step,
@@ -315,7 +315,7 @@ class Replica(Generic[OwnerT]):
 
     # Asides: lag and status, which no rule reads
 
-    def _heard_aside(self, peer: Who, message: PositionReport | LagReport) -> None:
+    def _heard_aside(self, peer: PeerInfo, message: PositionReport | LagReport) -> None:
         match message:
             case PositionReport(durable_index, applied_index, digest):
                 self.positions[peer.node_id] = Position(durable_index, applied_index, digest, wall_clock())

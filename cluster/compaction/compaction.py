@@ -47,7 +47,7 @@ class Compaction:
     ) -> None:
         """`dial` is what peers are dialled with, and the secret that they prove to know."""
         session, secret = dial
-        who = replica.network.who
+        me = replica.network.me
         self.store = store
         self.snapshotting = Snapshotting(
             store,
@@ -57,9 +57,9 @@ class Compaction:
             lambda: [*_being_installed(replica), *self.server.served],
             failed,
         )
-        self.server = SnapshotServer(who, StoreSource(store), secret, replica.network.link_server.admit)
+        self.server = SnapshotServer(me, StoreSource(store), secret, replica.network.link_server.admit)
         self.installing = Installing(
-            store, replica, makers.machine, makers.sessions, (session, who, secret), replica.network.address_of, failed
+            store, replica, makers.machine, makers.sessions, (session, me, secret), replica.network.address_of, failed
         )
         limits = Limits(config.retention_bytes, config.retention_ms, config.retention_follower_bytes)
         self.retention = Retention(disk, replica, lambda: store.manifests, limits)

@@ -19,7 +19,7 @@ from quire.log import LogError
 from quire.replication import Replica
 from quire.replication.core import actions
 from quire.replication.core.messages import Snapshot
-from quire.replication.net.hello import LINK_FAILURES, Who
+from quire.replication.net.hello import LINK_FAILURES, PeerInfo
 from quire.replication.net.snapshots import SnapshotFetch, SnapshotRefused
 from quire.replication.replica import watched_task
 from quire.sm import (
@@ -97,7 +97,7 @@ class Installing:
         replica: Replica[Waiter],
         new_machine: Callable[[], StateMachine],
         new_sessions: Callable[[], Sessions],
-        dial: tuple[ClientSession, Callable[[], Who], bytes | None],
+        dial: tuple[ClientSession, Callable[[], PeerInfo], bytes | None],
         address_of: Callable[[str], str | None],
         failed: Callable[[Exception], None],
     ) -> None:
@@ -105,7 +105,7 @@ class Installing:
         self._store = store
         self._replica = replica
         self._new_machine, self._new_sessions = new_machine, new_sessions
-        self._session, self._who, self._secret = dial
+        self._session, self._me, self._secret = dial
         self._address_of = address_of
         self._failed = failed
         self._task: asyncio.Task[None] | None = None
@@ -140,7 +140,7 @@ class Installing:
         if address is None:
             raise SnapshotRefused(f"nobody knows where {action.leader_id} is")
         leader = (action.leader_id, address)
-        async with SnapshotFetch.dialled(self._session, self._who(), leader, action.index, self._secret) as fetch:
+        async with SnapshotFetch.dialled(self._session, self._me(), leader, action.index, self._secret) as fetch:
             part = await asyncio.to_thread(SnapshotPart.begin, self._store, await fetch.manifest())
             if part.manifest.index != action.index:
                 raise SnapshotRefused(f"{action.leader_id} gave the one at {part.manifest.index}")

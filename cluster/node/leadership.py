@@ -9,7 +9,7 @@ import structlog
 from quire.log import wall_clock
 from quire.replication import Members, Replica
 from quire.replication.core import NodeRole, actions
-from quire.replication.net.hello import Who
+from quire.replication.net.hello import PeerInfo
 
 from ..control import Control, ControlTimes
 from ..errors import TransferFailed
@@ -136,7 +136,7 @@ class Leadership:
         status = self._replica.status()
         return [voter.node_id for voter in status.members.voters() if status.is_linked(voter)]
 
-    def control_received(self, peer: Who, data: bytes) -> None:
+    def control_received(self, peer: PeerInfo, data: bytes) -> None:
         """Pass on what a voter's control plane said."""
         if self._control is not None and self._replica is not None:
             if self._replica.status().members.is_voter(peer.node_id, peer.disk_id):

@@ -11,7 +11,7 @@ from quire.replication import Members, Placed, Reason, Write
 from quire.replication.core import NodeRole, actions
 from quire.replication.core.changing import Outcome
 from quire.replication.net.forming import Forming
-from quire.replication.net.hello import PEER_PATH, SNAPSHOT_PATH, STREAM_PATH, Who
+from quire.replication.net.hello import PEER_PATH, SNAPSHOT_PATH, STREAM_PATH, PeerInfo
 from quire.replication.replica import watched_task
 from quire.sm import (
     EMPTY_DIGEST,
@@ -395,7 +395,7 @@ class Node:
         """Messages to a peer are lost."""
         self.leadership.peer_unlinked(node_id)
 
-    def control_received(self, peer: Who, data: bytes) -> None:
+    def control_received(self, peer: PeerInfo, data: bytes) -> None:
         """A message of a peer's control plane arrived."""
         self.leadership.control_received(peer, data)
 

@@ -18,7 +18,7 @@ from quire.replication.core.invariants import Point, check_point, check_step
 from quire.replication.core.messages import Ack, CrcMismatch, Open, OpenAnswer, PeerMessage, Snapshot
 from quire.replication.driver import Driver, Durations
 from quire.replication.lag import Position
-from quire.replication.net.hello import Who
+from quire.replication.net.hello import PeerInfo
 from quire.replication.net.wire import Shipment
 from quire.sm import Applier, Boundary, Owner, Sessions, SnapshotPart, SnapshotStore, restore_newest, write_snapshot
 
@@ -526,7 +526,7 @@ class Node:
     def peer_unlinked(self, node_id: str) -> None:
         """No control plane runs here."""
 
-    def control_received(self, peer: Who, data: bytes) -> None:
+    def control_received(self, peer: PeerInfo, data: bytes) -> None:
         """No control plane runs here."""
 
     def position_reported(self, node_id: str, applied_index: int, digest: bytes) -> None:

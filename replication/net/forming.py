@@ -1,4 +1,4 @@
-"""An unformatted node on its links, until it holds a genesis frame (rule 0)."""
+"""An unformatted node on its links, until it has a genesis frame (rule 0)."""
 
 import asyncio
 from collections.abc import Callable
@@ -9,7 +9,7 @@ from quire.log import FrameInvalid, Kind, PayloadInvalid, UnknownVersion, decode
 
 from ..core.members import Formation, Identity, Members
 from ..core.messages import GenesisOffer, PeerMessage
-from .hello import NO_CLUSTER, Who
+from .hello import NO_CLUSTER, PeerInfo
 from .links import Link, LinkServer
 from .wire import BadMessage
 
@@ -18,7 +18,7 @@ def members_of_genesis(raw: bytes) -> Members:
     """The members that a genesis frame names.
 
     Raises:
-        BadMessage: it is no genesis frame.
+        BadMessage: the bytes are not a genesis frame.
     """
     try:
         frames = list(walk_frames(raw))
@@ -33,7 +33,7 @@ def members_of_genesis(raw: bytes) -> Members:
 
 
 class Forming:
-    """Dials the other members and waits for the cluster to begin, or for one that began without this node."""
+    """Dials the other members; waits until they form the cluster, or one of them shows the genesis of theirs."""
 
     def __init__(
         self,
@@ -49,13 +49,13 @@ class Forming:
         self._secret = secret
         self._make_genesis = make_genesis
         self._found: asyncio.Future[Members | bytes] = asyncio.get_running_loop().create_future()
-        """All initial members, who are there, or the genesis frame of a cluster that began without this node."""
+        """The initial members, once all are connected, or the genesis frame of a cluster formed without this node."""
         self._links: list[Link] = []
         self._server = LinkServer(self, secret)
         self.failures: dict[str, str] = {}
 
     async def run(self, session: ClientSession, urls: dict[str, str]) -> bytes:
-        """Return the genesis frame that this node is to store."""
+        """Return the genesis frame that this node must store."""
         self._links = [Link(self, session, node, url, self._secret) for node, url in urls.items()]
         self._form_if_due()
         try:
@@ -82,14 +82,14 @@ class Forming:
         if members is not None and not self._found.done():
             self._found.set_result(members)
 
-    # LinkOwner
+    # LinkEvents
 
-    def who(self) -> Who:
+    def me(self) -> PeerInfo:
         """This node, of no cluster yet."""
-        return Who(NO_CLUSTER, self._me.node_id, self._me.disk_id, self._me.incarnation, self._address)
+        return PeerInfo(NO_CLUSTER, self._me.node_id, self._me.disk_id, self._me.incarnation, self._address)
 
-    def link_up(self, peer: Who) -> None:
-        """Count a peer; form the cluster when it was the last."""
+    def link_up(self, peer: PeerInfo) -> None:
+        """Count a peer; form the cluster if it was the last."""
         self.failures.pop(peer.node_id, None)
         self._formation.linked(peer.node_id, peer.disk_id, peer.address, formatted=peer.is_formatted)
         self._form_if_due()
@@ -100,21 +100,21 @@ class Forming:
         self._formation.unlinked(node_id)
 
     def link_failed(self, node_id: str, error: Exception) -> None:
-        """Note why a peer is awaited."""
+        """Note why a peer is not connected."""
         self.failures[node_id] = str(error) or type(error).__name__
 
-    def peer_came(self, peer: Who) -> None:
-        """Nobody is dialled who is not a member."""
+    def peer_dialled(self, peer: PeerInfo) -> None:
+        """Only members are dialled."""
 
-    def twin_came(self, peer: Who) -> None:
+    def duplicate_refused(self, peer: PeerInfo) -> None:
         """Note that a copy of an unformatted node's data_dir runs, too."""
         self.failures[peer.node_id] = "a second process with the same disk runs"
 
-    def peer_replaced(self, peer: Who) -> None:
-        """There are no streams yet that could end."""
+    def peer_replaced(self, peer: PeerInfo) -> None:
+        """There are no streams yet to end."""
 
-    def peer_said(self, peer: Who, message: PeerMessage) -> None:
-        """Take a genesis that is shown; an unformatted node hears nothing else."""
+    def message_received(self, peer: PeerInfo, message: PeerMessage) -> None:
+        """Accept a genesis; an unformatted node ignores everything else."""
         if isinstance(message, GenesisOffer) and not self._found.done():
             shown = members_of_genesis(message.frame)
             if self._formation.accepts(shown, committed=message.committed):

@@ -1,11 +1,11 @@
-"""The opening words of every peer connection (rule 10): who is this, of which cluster, and does it know the secret?
+"""The handshake of every peer connection (rule 10): who is this, of which cluster, and does it know the secret?
 
     dialled -> dialler   Challenge {protocol, nonce}
-    dialler -> dialled   Hello {protocol, purpose, who, nonce, mac}
-    dialled -> dialler   Welcome {who, mac}   or   Refused {code, reason}, and the end
+    dialler -> dialled   Hello {protocol, purpose, info, nonce, mac}
+    dialled -> dialler   Welcome {info, mac}   or   Refused {code, reason}, and the end
 
-`mac` is HMAC-SHA256 over the speaker's role, both nonces, the purpose and who it says it is: neither a replay nor a
-reflection passes. Without a peer secret it is empty, and a node with a secret speaks to none without.
+`mac` is HMAC-SHA256 over the speaker's role, both nonces, the purpose and its PeerInfo, so neither a replay nor a
+reflection passes. Without a peer secret it is empty; a node with a secret refuses one without.
 """
 
 import asyncio
@@ -33,7 +33,7 @@ ID_BYTES = 16
 MAX_ADDRESS = 300
 NO_CLUSTER = bytes(ID_BYTES)
 FOREIGN_CLUSTER = "foreign_cluster"
-TWIN = "twin"
+DUPLICATE = "twin"
 HELLO_TIMEOUT_S = 5.0
 WS_TIMEOUT = ClientWSTimeout(ws_close=1.0)  # pyright: ignore[reportCallIssue]  # it does not read attr.ib
 
@@ -41,8 +41,8 @@ Socket = ClientWebSocketResponse | web.WebSocketResponse
 
 
 @dataclass(frozen=True, slots=True)
-class Who:
-    """What a node says of itself. `cluster_id` is zeros while it is not formatted."""
+class PeerInfo:
+    """What a node says of itself. `cluster_id` is all zeros while it is unformatted."""
 
     cluster_id: bytes
     node_id: str
@@ -52,12 +52,12 @@ class Who:
 
     @property
     def is_formatted(self) -> bool:
-        """Whether it belongs to a cluster already."""
+        """Whether it belongs to a cluster."""
         return self.cluster_id != NO_CLUSTER
 
 
 class PeerRefused(Exception):
-    """This peer and this node do not go together; `code` is stable, `reason` says why in words."""
+    """This node and its peer must not talk; `code` is stable, `reason` is for people."""
 
     def __init__(self, code: str, reason: str) -> None:
         super().__init__(f"{code}: {reason}")
@@ -69,11 +69,11 @@ LINK_FAILURES = (ClientError, OSError, asyncio.TimeoutError, BadMessage, PeerRef
 """What ends a peer connection without a fault of this program."""
 
 
-def _row(who: Who) -> list[Any]:
-    return [who.cluster_id, who.node_id, who.disk_id, who.incarnation, who.address]
+def _row(info: PeerInfo) -> list[Any]:
+    return [info.cluster_id, info.node_id, info.disk_id, info.incarnation, info.address]
 
 
-def _who(row: Any) -> Who:
+def _peer_info(row: Any) -> PeerInfo:
     if type(row) is not list or len(row) != 5:
         raise BadMessage("a hello of another shape")
     cluster_id, node_id, disk_id, incarnation, address = row
@@ -82,21 +82,23 @@ def _who(row: Any) -> Who:
     reached = type(address) is str and len(address) <= MAX_ADDRESS
     if not ids or not named or not reached or type(incarnation) is not int or not 0 <= incarnation <= MAX_U64:
         raise BadMessage("a hello of another shape")
-    return Who(cluster_id, node_id, disk_id, incarnation, address)
+    return PeerInfo(cluster_id, node_id, disk_id, incarnation, address)
 
 
-def mac(secret: bytes | None, role: str, dialled_nonce: bytes, dialler_nonce: bytes, purpose: str, who: Who) -> bytes:
-    """What proves that the speaker knows the secret, here and now; empty without one."""
+def mac(
+    secret: bytes | None, role: str, dialled_nonce: bytes, dialler_nonce: bytes, purpose: str, info: PeerInfo
+) -> bytes:
+    """The proof that the speaker knows the secret; empty without one."""
     if secret is None:
         return b""
-    return hmac.digest(secret, pack([PROTOCOL, role, dialled_nonce, dialler_nonce, purpose, _row(who)]), "sha256")
+    return hmac.digest(secret, pack([PROTOCOL, role, dialled_nonce, dialler_nonce, purpose, _row(info)]), "sha256")
 
 
-def check_peer(me: Who, peer: Who) -> None:
-    """Refuse another cluster's node, and oneself. A node without a cluster speaks to any.
+def check_peer(me: PeerInfo, peer: PeerInfo) -> None:
+    """Check that this node may talk to the peer. An unformatted node may talk to any.
 
     Raises:
-        PeerRefused: with the reason.
+        PeerRefused: the peer is of another cluster, or has this node's id.
     """
     if me.is_formatted and peer.is_formatted and me.cluster_id != peer.cluster_id:
         raise PeerRefused(FOREIGN_CLUSTER, f"{peer.node_id} is of cluster {peer.cluster_id.hex()}, this is another")
@@ -107,7 +109,7 @@ def check_peer(me: Who, peer: Who) -> None:
 async def _receive(socket: Socket, length: int) -> list[Any]:
     message = await socket.receive()
     if message.type is not WSMsgType.BINARY:
-        raise ConnectionResetError("the peer closed before it said who it is")
+        raise ConnectionResetError("the peer closed during the hello")
     try:
         row = unpack(message.data)
     except PayloadInvalid as error:
@@ -131,9 +133,15 @@ def _check_mac(secret: bytes | None, expected: bytes, given: Any) -> None:
 
 
 async def dial(
-    session: ClientSession, url: str, me: Who, expected_node_id: str, purpose: str, secret: bytes | None, ping_s: float
-) -> tuple[ClientWebSocketResponse, Who]:
-    """Dial a peer and say hello; return a socket on which both know the other. Nothing stays open behind an error.
+    session: ClientSession,
+    url: str,
+    me: PeerInfo,
+    expected_node_id: str,
+    purpose: str,
+    secret: bytes | None,
+    ping_s: float,
+) -> tuple[ClientWebSocketResponse, PeerInfo]:
+    """Dial a peer and shake hands; return the socket and the peer. On an error nothing stays open.
 
     Raises:
         As `dial_hello`; ClientError, TimeoutError: it cannot be reached.
@@ -149,13 +157,18 @@ async def dial(
 
 
 async def dial_hello(
-    socket: ClientWebSocketResponse, me: Who, expected_node_id: str, purpose: str, secret: bytes | None, nonce: bytes
-) -> Who:
-    """Say hello on a socket that this node dialled; return whom it reached.
+    socket: ClientWebSocketResponse,
+    me: PeerInfo,
+    expected_node_id: str,
+    purpose: str,
+    secret: bytes | None,
+    nonce: bytes,
+) -> PeerInfo:
+    """Shake hands on a socket that this node dialled; return the peer.
 
     Raises:
-        PeerRefused: either side does not want the other.
-        BadMessage, ConnectionResetError: the peer does not speak this, or is gone.
+        PeerRefused: either side refuses the other.
+        BadMessage, ConnectionResetError: the peer does not speak this protocol, or is gone.
     """
     protocol, dialled_nonce = await _receive(socket, 2)
     _check_protocol(protocol)
@@ -164,7 +177,7 @@ async def dial_hello(
     proof = mac(secret, "dialler", dialled_nonce, nonce, purpose, me)
     await socket.send_bytes(pack([PROTOCOL, purpose, _row(me), nonce, proof]))
     row, given = await _receive(socket, 2)
-    peer = _who(row)
+    peer = _peer_info(row)
     _check_mac(secret, mac(secret, "dialled", dialled_nonce, nonce, purpose, peer), given)
     check_peer(me, peer)
     if peer.node_id != expected_node_id:
@@ -172,29 +185,29 @@ async def dial_hello(
     return peer
 
 
-Admit = Callable[[Who], Awaitable[None]]
-"""Told who comes, once that is proved; raises `PeerRefused` if it may not enter."""
+Admit = Callable[[PeerInfo], Awaitable[None]]
+"""Called with an authenticated peer; raises `PeerRefused` if it is not admitted."""
 
 
 async def answer_hello(
     socket: web.WebSocketResponse,
-    me: Who,
+    me: PeerInfo,
     purpose: str,
     secret: bytes | None,
     nonce: bytes,
     admit: Admit | None = None,
-) -> Who:
-    """Answer a hello on a socket that a peer dialled; return who it is. `admit` may refuse a peer that is known.
+) -> PeerInfo:
+    """Answer a hello on a socket that a peer dialled; return the peer. `admit` may refuse it.
 
     Raises:
-        PeerRefused: this node does not want it; it was told why.
-        BadMessage, ConnectionResetError: it does not speak this, or is gone.
+        PeerRefused: this node refuses it, and has sent it the reason.
+        BadMessage, ConnectionResetError: the peer does not speak this protocol, or is gone.
     """
     await socket.send_bytes(pack([PROTOCOL, nonce]))
     protocol, asked, row, dialler_nonce, given = await _receive(socket, 5)
     try:
         _check_protocol(protocol)
-        peer = _who(row)
+        peer = _peer_info(row)
         if asked != purpose or type(dialler_nonce) is not bytes or len(dialler_nonce) != NONCE_BYTES:
             raise BadMessage("a hello of another shape")
         _check_mac(secret, mac(secret, "dialler", nonce, dialler_nonce, purpose, peer), given)

@@ -1,7 +1,7 @@
 """`/peer` links (rule 10): each node dials every other, and sends only on the socket that it dialled.
 
-So bulk on `/peer/stream` cannot delay a heartbeat, and an answer proves that the answerer reaches the asker. The one
-thing that goes the other way is a probe: is the process that dialled this link still there (`twins`)?
+So bulk on `/peer/stream` cannot delay a heartbeat, and an answer proves that the answerer reaches the asker. Only a
+probe goes the other way: is the process that dialled this link still alive (`duplicate_guard`)?
 """
 
 import asyncio
@@ -12,61 +12,73 @@ from typing import Protocol
 from aiohttp import ClientSession, ClientWebSocketResponse, WSMsgType, web
 
 from ..core.messages import PeerMessage, Probe, ProbeEcho
-from .hello import HELLO_TIMEOUT_S, LINK_FAILURES, NONCE_BYTES, PEER_PATH, TWIN, PeerRefused, Who, answer_hello, dial
+from .duplicate_guard import Caller, DuplicateNodeGuard, ProbeRound
+from .hello import (
+    DUPLICATE,
+    HELLO_TIMEOUT_S,
+    LINK_FAILURES,
+    NONCE_BYTES,
+    PEER_PATH,
+    PeerInfo,
+    PeerRefused,
+    answer_hello,
+    dial,
+)
 from .streams import beside
-from .twins import Caller, Knock, Twins
 from .wire import MAX_MESSAGE_BYTES, decode_peer, encode
 
 PING_S = 10.0
 REDIAL_S = 0.2
 REFUSED_REDIAL_S = 2.0
-PROBE_S = 1.0  # A process that does not answer for so long is replaced by another incarnation of its disk.
+PROBE_S = 1.0  # A process that does not answer within it is replaced by another incarnation of its disk.
 MAX_WAITING_MESSAGES = 1_000
 
 
-class LinkOwner(Protocol):
-    """What a link tells its node."""
+class LinkEvents(Protocol):
+    """What links report to their node. Called on the loop."""
 
-    def who(self) -> Who:
+    def me(self) -> PeerInfo:
         """What this node says of itself now."""
         ...
 
-    def link_up(self, peer: Who) -> None:
-        """The link that this node dialled stands."""
+    def link_up(self, peer: PeerInfo) -> None:
+        """The link that this node dialled is open."""
         ...
 
     def link_down(self, node_id: str, reason: str) -> None:
-        """It is gone."""
+        """It ended."""
         ...
 
     def link_failed(self, node_id: str, error: Exception) -> None:
-        """It could not be made; it is dialled again."""
+        """It could not be opened; it is dialled again."""
         ...
 
-    def peer_came(self, peer: Who) -> None:
+    def peer_dialled(self, peer: PeerInfo) -> None:
         """A peer dialled this node."""
         ...
 
-    def twin_came(self, peer: Who) -> None:
-        """A second process came with a disk whose first one answers, and was refused: an operator must look."""
+    def duplicate_refused(self, peer: PeerInfo) -> None:
+        """A second process with a peer's disk was refused, since the first one answers: an operator must look."""
         ...
 
-    def peer_replaced(self, peer: Who) -> None:
-        """Another incarnation of this peer's disk took its place; nothing that it says counts any more."""
+    def peer_replaced(self, peer: PeerInfo) -> None:
+        """Another incarnation of this peer's disk replaced it; nothing that it says counts any more."""
         ...
 
-    def peer_said(self, peer: Who, message: PeerMessage) -> None:
+    def message_received(self, peer: PeerInfo, message: PeerMessage) -> None:
         """A peer sent a message on the link that it dialled."""
         ...
 
 
 class Link:
-    """The link that this node dials to one peer, again and again. `send` never waits: what finds no link is lost."""
+    """The link that this node dials to one peer, and redials when it ends. `send` never waits; it may drop."""
 
-    def __init__(self, owner: LinkOwner, session: ClientSession, node_id: str, url: str, secret: bytes | None) -> None:
+    def __init__(
+        self, events: LinkEvents, session: ClientSession, node_id: str, url: str, secret: bytes | None
+    ) -> None:
         self.node_id = node_id
-        self.peer: Who | None = None
-        self._owner = owner
+        self.peer: PeerInfo | None = None
+        self._events = events
         self._session = session
         self._url = url
         self._secret = secret
@@ -75,7 +87,7 @@ class Link:
         self._task = asyncio.create_task(self._run(), name=f"link to {node_id}")
 
     def send(self, message: PeerMessage) -> None:
-        """Queue a message; the oldest go when too many wait, and all when the link breaks."""
+        """Queue a message. Beyond the limit the oldest are dropped, and all of them when the link breaks."""
         if self.peer is not None:
             self._waiting.append(encode(message))
             self._wake.set()
@@ -90,30 +102,30 @@ class Link:
             pause = REDIAL_S
             try:
                 await self._dial()
-            except Exception as error:  # noqa: BLE001  # Also of a fault of this program: told, and the peer dialled again.
+            except Exception as error:  # noqa: BLE001  # A bug of this program, too, is reported, and the peer redialled.
                 pause = REFUSED_REDIAL_S if isinstance(error, PeerRefused) else REDIAL_S
-                self._owner.link_failed(self.node_id, error)
+                self._events.link_failed(self.node_id, error)
             await asyncio.sleep(pause)
 
     async def _dial(self) -> None:
         url = f"http://{self._url}{PEER_PATH}"
         socket, self.peer = await dial(
-            self._session, url, self._owner.who(), self.node_id, "peer", self._secret, PING_S
+            self._session, url, self._events.me(), self.node_id, "peer", self._secret, PING_S
         )
         await self._talk(socket, self.peer)
 
-    async def _talk(self, socket: ClientWebSocketResponse, peer: Who) -> None:
+    async def _talk(self, socket: ClientWebSocketResponse, peer: PeerInfo) -> None:
         self._waiting.clear()
-        self._owner.link_up(peer)
+        self._events.link_up(peer)
         try:
             async with beside(self._send_waiting(socket)):
-                async for message in socket:  # after the hello the other side only probes: this ends with the link
+                async for message in socket:  # The other side sends only probes. Ends with the link.
                     if message.type is WSMsgType.BINARY and isinstance(probe := decode_peer(message.data), Probe):
                         self.send(ProbeEcho(probe.nonce))
         finally:
             self.peer = None
             await socket.close()
-            self._owner.link_down(self.node_id, "the connection ended")
+            self._events.link_down(self.node_id, "the connection ended")
 
     async def _send_waiting(self, socket: ClientWebSocketResponse) -> None:
         while True:
@@ -124,15 +136,15 @@ class Link:
 
 
 class LinkServer:
-    """The other end: answers hellos and passes on what peers say."""
+    """The accepting end: answers hellos and passes on what peers say."""
 
-    def __init__(self, owner: LinkOwner, secret: bytes | None) -> None:
-        self._owner = owner
+    def __init__(self, events: LinkEvents, secret: bytes | None) -> None:
+        self._events = events
         self._secret = secret
-        self._links: dict[int, tuple[web.WebSocketResponse, Who]] = {}
+        self._links: dict[int, tuple[web.WebSocketResponse, PeerInfo]] = {}
         self._number = 0
-        self._twins = Twins()
-        self._knocks: dict[int, asyncio.Future[bool]] = {}
+        self._guard = DuplicateNodeGuard()
+        self._probes: dict[int, asyncio.Future[bool]] = {}
         self._closed = False
 
     async def serve(self, request: web.Request) -> web.WebSocketResponse:
@@ -146,80 +158,81 @@ class LinkServer:
         try:
             async with asyncio.timeout(HELLO_TIMEOUT_S):
                 peer = await answer_hello(
-                    socket, self._owner.who(), "peer", self._secret, os.urandom(NONCE_BYTES), self.admit
+                    socket, self._events.me(), "peer", self._secret, os.urandom(NONCE_BYTES), self.admit
                 )
-            if self._closed:  # while the hello was under way: whoever comes next serves the next dial
+            if self._closed:  # During the hello. The peer dials again, and finds whatever serves then.
                 raise ConnectionResetError("this node hung up")
             await self._listen(number, socket, peer)
         except LINK_FAILURES:
             await socket.close()
         return socket
 
-    async def _listen(self, number: int, socket: web.WebSocketResponse, peer: Who) -> None:
+    async def _listen(self, number: int, socket: web.WebSocketResponse, peer: PeerInfo) -> None:
         self._links[number] = (socket, peer)
-        self._twins.stands(number, Caller(peer.disk_id, peer.incarnation))
+        self._guard.opened(number, Caller(peer.disk_id, peer.incarnation))
         try:
-            self._owner.peer_came(peer)
+            self._events.peer_dialled(peer)
             async for message in socket:
                 if number not in self._links:
-                    raise ConnectionResetError("another incarnation of this disk took its place")
+                    raise ConnectionResetError("another incarnation of this disk replaced it")
                 if message.type is WSMsgType.BINARY:
-                    self._hear(number, peer, decode_peer(message.data))
+                    self._receive(number, peer, decode_peer(message.data))
         finally:
             self._end(number)
 
-    def _hear(self, number: int, peer: Who, message: PeerMessage) -> None:
+    def _receive(self, number: int, peer: PeerInfo, message: PeerMessage) -> None:
         if not isinstance(message, ProbeEcho):
-            self._owner.peer_said(peer, message)
-        elif self._twins.answered(number, message.nonce) and not self._knocks[message.nonce].done():
-            self._knocks[message.nonce].set_result(False)
+            self._events.message_received(peer, message)
+        elif self._guard.is_alive(number, message.nonce) and not self._probes[message.nonce].done():
+            self._probes[message.nonce].set_result(True)
 
     def _end(self, number: int) -> None:
         self._links.pop(number, None)
-        self._twins.ended(number)
-        for knock in self._knocks.values():
-            if not knock.done():
-                knock.set_result(True)  # asked again: another link may stand
+        self._guard.closed(number)
+        for probed in self._probes.values():
+            if not probed.done():
+                probed.set_result(False)  # A new round follows: another link of that process may be open.
 
-    async def admit(self, peer: Who) -> None:
-        """Let a peer in unless another incarnation of its disk answers; replace the one that does not.
+    async def admit(self, peer: PeerInfo) -> None:
+        """Admit a peer unless another incarnation of its disk answers; replace the incarnation that does not.
 
         Raises:
-            PeerRefused: it does; the owner was told.
+            PeerRefused: the other incarnation answers; `duplicate_refused` was called.
         """
         caller = Caller(peer.disk_id, peer.incarnation)
         deadline = asyncio.get_running_loop().time() + PROBE_S
-        while (knock := self._twins.came(caller)) is not None:
-            if await self._is_answered(knock, deadline):
-                self._owner.twin_came(peer)
-                raise PeerRefused(TWIN, f"another process of {peer.node_id} with this disk runs, and answers")
+        while (probes := self._guard.begin_round(caller)) is not None:
+            if await self._is_answered(probes, deadline):
+                self._events.duplicate_refused(peer)
+                raise PeerRefused(DUPLICATE, f"another process of {peer.node_id} with this disk runs, and answers")
             if asyncio.get_running_loop().time() >= deadline:
-                for number in knock.links:
+                for number in probes.links:
                     await self._replace(number)
 
-    async def _is_answered(self, knock: Knock, deadline: float) -> bool:
+    async def _is_answered(self, probes: ProbeRound, deadline: float) -> bool:
         """Probe; whether a link answers before the deadline, and before one of them ends."""
-        knocked = self._knocks[knock.nonce] = asyncio.get_running_loop().create_future()
+        answered: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
+        self._probes[probes.nonce] = answered
         try:
             async with asyncio.timeout_at(deadline):
-                for socket in [self._links[number][0] for number in knock.links]:
-                    await socket.send_bytes(encode(Probe(knock.nonce)))
-                return not await knocked
+                for socket in [self._links[number][0] for number in probes.links]:
+                    await socket.send_bytes(encode(Probe(probes.nonce)))
+                return await answered
         except (TimeoutError, OSError):
             return False
         finally:
-            del self._knocks[knock.nonce]
-            self._twins.decided(knock)
+            del self._probes[probes.nonce]
+            self._guard.end_round(probes)
 
     async def _replace(self, number: int) -> None:
         link = self._links.get(number)
         if link is not None:
             self._end(number)
-            self._owner.peer_replaced(link[1])
+            self._events.peer_replaced(link[1])
             await link[0].close()
 
     async def close(self) -> None:
-        """Hang up on everybody, and take nobody any more."""
+        """Hang up on all peers, and refuse new ones."""
         self._closed = True
         for socket, _ in list(self._links.values()):
             await socket.close()

@@ -1,6 +1,6 @@
-"""A replica's links and streams: what arrives becomes events, what the core asks to send leaves.
+"""A replica's links and streams. What arrives becomes events of the core; what the core sends goes to its socket.
 
-It keeps no protocol state: only which socket has which number.
+No protocol state is kept here, only which socket has which number.
 """
 
 import asyncio
@@ -26,7 +26,7 @@ from ..core.messages import (
     ProbeEcho,
 )
 from ..owner import Owner
-from .hello import FOREIGN_CLUSTER, PeerRefused, Who
+from .hello import FOREIGN_CLUSTER, PeerInfo, PeerRefused
 from .links import Link, LinkServer
 from .streams import DownstreamSocket, StreamServer, UpstreamSocket
 from .wire import Assembled, Positions, Shipment
@@ -34,7 +34,7 @@ from .wire import Assembled, Positions, Shipment
 
 @dataclass(slots=True)
 class UpstreamProgress:
-    """The stream that this node follows, for status: where it began, what came since."""
+    """The stream that this node follows, for status: where it began, what has arrived since."""
 
     stream_id: int
     from_index: int = 0
@@ -43,7 +43,7 @@ class UpstreamProgress:
 
 @dataclass(slots=True)
 class PeerReports:
-    """What peers said that no rule reads."""
+    """Facts about peers that no rule reads, for status and alarms."""
 
     failures: dict[str, str] = field(default_factory=dict)
     foreign: set[str] = field(default_factory=set)
@@ -52,25 +52,25 @@ class PeerReports:
 
 
 class Network:
-    """Implements `LinkOwner` and `StreamOwner` for a replica."""
+    """Implements `LinkEvents` and `StreamEvents` for a replica."""
 
     def __init__(
         self,
-        who: Who,
+        me: PeerInfo,
         handle: Callable[[events.Event], None],
-        on_aside: Callable[[Who, PositionReport | LagReport], None],
+        on_report: Callable[[PeerInfo, PositionReport | LagReport], None],
         on_foreign: Callable[[set[str]], None],
         owner: Owner[Never],
-        stream_id: Callable[[], int],
+        next_stream_id: Callable[[], int],
         secret: bytes | None,
         max_frame_bytes: int,
     ) -> None:
-        self._who = who
+        self._me = me
         self._handle = handle
-        self._on_aside = on_aside
+        self._on_report = on_report
         self._on_foreign = on_foreign
         self._owner = owner
-        self._stream_id = stream_id
+        self._next_stream_id = next_stream_id
         self._secret = secret
         self._max_frame_bytes = max_frame_bytes
         self._session: ClientSession | None = None
@@ -102,7 +102,7 @@ class Network:
             self._urls[node_id] = url
             self._links[node_id] = Link(self, self._session, node_id, url, self._secret)
 
-    # What the core and the replica send
+    # Sending
 
     def send(self, node_id: str, message: PeerMessage) -> None:
         """Send on the link to a node; lost if there is none."""
@@ -111,7 +111,7 @@ class Network:
             link.send(message)
 
     def dial_stream(self, action: actions.DialStream) -> None:
-        """Dial the leader; a leader that this node has no address of is a closed stream."""
+        """Dial the leader. Without its address, the stream is closed at once."""
         url = self._urls.get(action.leader_id)
         if url is None or self._session is None:
             self._handle(events.StreamClosed(action.stream_id))
@@ -121,92 +121,92 @@ class Network:
         )
 
     def send_up(self, stream_id: int, message: Open | Ack | CrcMismatch) -> None:
-        """Say something to the leader."""
+        """Send to the leader on a stream."""
         if (upstream := self._upstreams.get(stream_id)) is not None:
             upstream.send(message)
 
     def send_down(self, stream_id: int, message: OpenAnswer | Shipment) -> None:
-        """Say something to a follower."""
+        """Send to a follower on a stream."""
         if (downstream := self._downstreams.get(stream_id)) is not None:
             downstream.send(message)
 
     def close_stream(self, stream_id: int) -> None:
-        """Hang up one stream, whichever end it is."""
+        """Hang up a stream, at either end."""
         if (upstream := self._upstreams.pop(stream_id, None)) is not None:
             upstream.close()
         if (downstream := self._downstreams.pop(stream_id, None)) is not None:
             downstream.hang_up()
 
     def unformatted(self) -> list[str]:
-        """The linked nodes that have no cluster yet."""
+        """The linked nodes that belong to no cluster yet."""
         return [node for node, link in self._links.items() if link.peer is not None and not link.peer.is_formatted]
 
     def show_genesis(self, node_id: str, frame: bytes, *, committed: bool) -> None:
-        """Show an unformatted node what cluster there is."""
+        """Show an unformatted node this cluster's genesis frame."""
         self.send(node_id, GenesisOffer(frame, committed))
 
     def address_of(self, node_id: str) -> str | None:
-        """Where this node dials a peer, None of one that it does not know."""
+        """HOST:PORT at which this node dials a peer; None if it knows none."""
         return self._urls.get(node_id)
 
-    # LinkOwner
+    # LinkEvents
 
-    def who(self) -> Who:
+    def me(self) -> PeerInfo:
         """This node."""
-        return self._who
+        return self._me
 
-    def link_up(self, peer: Who) -> None:
-        """What is sent to it now can arrive."""
+    def link_up(self, peer: PeerInfo) -> None:
+        """Messages to this peer can arrive now."""
         self.reports.failures.pop(peer.node_id, None)
         self.reports.foreign.discard(peer.node_id)
         self._handle(events.LinkUp(peer.node_id, peer.disk_id))
         self._owner.peer_linked(peer.node_id)
 
     def link_down(self, node_id: str, reason: str) -> None:
-        """What is sent to it is lost."""
+        """Messages to this peer are lost from now on."""
         self.reports.failures[node_id] = reason
         self._handle(events.LinkDown(node_id))
         self._owner.peer_unlinked(node_id)
 
     def link_failed(self, node_id: str, error: Exception) -> None:
-        """Note why; it is dialled again."""
+        """Note the reason; the link redials."""
         self.reports.failures[node_id] = str(error) or type(error).__name__
         foreign = isinstance(error, PeerRefused) and error.code == FOREIGN_CLUSTER
         (self.reports.foreign.add if foreign else self.reports.foreign.discard)(node_id)
         if foreign:
             self._on_foreign(self.reports.foreign)
 
-    def peer_came(self, peer: Who) -> None:
-        """Dial back whoever is not known yet: an observer that no configuration names."""
+    def peer_dialled(self, peer: PeerInfo) -> None:
+        """Dial back a peer that is not known yet: an observer that no configuration names."""
         self._dial(peer.node_id, peer.address)
 
-    def twin_came(self, peer: Who) -> None:
-        """Rule 10: a copy of a running node's data_dir runs, too. It was refused; the alarm stays."""
+    def duplicate_refused(self, peer: PeerInfo) -> None:
+        """Rule 10: a copy of a running node's data_dir runs, too. It was refused; raise an alarm that stays."""
         text = f"a second process of {peer.node_id} ({peer.address}) runs with the same disk: stop it, it is a copy"
         self.reports.alarms[peer.node_id] = text
         self._owner.alarmed(text)
 
-    def peer_replaced(self, peer: Who) -> None:
-        """The streams of a process that does not answer end with its link."""
+    def peer_replaced(self, peer: PeerInfo) -> None:
+        """End the streams of a process that was replaced, too."""
         self.stream_server.hang_up(peer)
 
-    def peer_said(self, peer: Who, message: PeerMessage) -> None:
-        """Pass on what concerns a rule, and set the rest aside."""
+    def message_received(self, peer: PeerInfo, message: PeerMessage) -> None:
+        """Pass on a message: to the core if a rule reads it, else to the replica or the control plane."""
         match message:
             case PositionReport() | LagReport():
-                self._on_aside(peer, message)
+                self._on_report(peer, message)
             case ControlMessage(data):
                 self._owner.control_received(peer, data)
             case GenesisOffer() | Probe() | ProbeEcho():
-                pass  # this node has a genesis; the link server has taken the others
+                pass  # This node has a genesis; the link server handles probes.
             case _:
                 core_message: CoreMessage = message
                 self._handle(events.Received(peer.node_id, peer.disk_id, core_message))
 
-    # StreamOwner
+    # StreamEvents
 
     def stream_connected(self, stream_id: int) -> None:
-        """The stream that this node dialled stands."""
+        """The stream that this node dialled is open."""
         self.reports.upstream = UpstreamProgress(stream_id)
         self.reports.failures.pop(f"stream with {self._upstreams[stream_id].peer_id}", None)
         self._handle(events.StreamConnected(stream_id))
@@ -229,7 +229,7 @@ class Network:
 
     def stream_opened(self, downstream: DownstreamSocket, opening: Open) -> None:
         """A follower opened a stream."""
-        stream_id = self._stream_id()
+        stream_id = self._next_stream_id()
         downstream.stream_id = stream_id
         self._downstreams[stream_id] = downstream
         peer = downstream.peer
@@ -240,16 +240,16 @@ class Network:
         """A follower acknowledged."""
         downstream = self._downstreams.get(stream_id)
         if downstream is not None:
-            self._on_aside(downstream.peer, PositionReport(ack.plain_durable_index, ack.applied_index, ack.digest))
+            self._on_report(downstream.peer, PositionReport(ack.plain_durable_index, ack.applied_index, ack.digest))
             self._handle(events.AckArrived(stream_id, ack))
 
     def crc_mismatch_arrived(self, stream_id: int, differs: CrcMismatch) -> None:
-        """A follower's frame is not this leader's."""
+        """A follower's frame differs from this leader's."""
         if stream_id in self._downstreams:
             self._handle(events.CrcMismatchArrived(stream_id, differs))
 
     def shipped(self, stream_id: int, next_index: int, size: int) -> None:
-        """A shipment left."""
+        """The transport has taken a shipment."""
         self._handle(events.Shipped(stream_id, next_index, size))
 
     def stream_closed(self, stream_id: int, reason: str) -> None:

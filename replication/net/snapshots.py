@@ -1,10 +1,10 @@
-"""`/peer/snapshot` (rule 16): a snapshot's manifest and chunks, asked for one by one. The follower dials.
+"""`/peer/snapshot` (rule 16): a snapshot's manifest and chunks, requested one by one. The follower dials.
 
     follower -> leader   [index, number]; number null: the manifest
-    leader -> follower   [length], then so many bytes in messages of at most 1 MiB; or ["refused", reason], and the end
+    leader -> follower   [length], then the bytes in messages of at most 1 MiB; or ["refused", reason], and the end
 
-A path of its own, so that a snapshot of gigabytes delays neither frames nor heartbeats. The follower asks for the next
-chunk before the last one has come, so the way is never idle. What arrives is verified by who asked: here it is bytes.
+It has a connection of its own, so that gigabytes of snapshot delay neither frames nor heartbeats. The follower requests
+the next chunk before the last one has arrived, so the connection is never idle. The caller verifies what arrives.
 """
 
 import asyncio
@@ -18,27 +18,37 @@ from aiohttp import ClientSession, WSMsgType, web
 
 from quire.log import PayloadInvalid, pack, unpack
 
-from .hello import HELLO_TIMEOUT_S, LINK_FAILURES, NONCE_BYTES, SNAPSHOT_PATH, Admit, Socket, Who, answer_hello, dial
+from .hello import (
+    HELLO_TIMEOUT_S,
+    LINK_FAILURES,
+    NONCE_BYTES,
+    SNAPSHOT_PATH,
+    Admit,
+    PeerInfo,
+    Socket,
+    answer_hello,
+    dial,
+)
 from .wire import MAX_REASON, MAX_U64, BadMessage
 
 PIECE_BYTES = 1 << 20
 PART_LIMIT_BYTES = 64 << 20
-"""Of a manifest or a chunk: what a peer may make this node hold."""
+"""Limit of a manifest or a chunk, which this node must hold in memory."""
 ASKED_AHEAD = 2
 ANSWER_TIMEOUT_S = 30.0
 PING_S = 30.0
 FETCHES_LIMIT = 4
-"""So many are served at once; who comes on top comes again."""
+"""Fetches served at once; excess ones are refused, and the followers retry."""
 
 _PURPOSE = "snapshot"
 
 
 class SnapshotRefused(Exception):
-    """The leader does not have it, or cannot read it; the text says which."""
+    """The leader does not have the snapshot, or cannot read it; the text says which."""
 
 
 class SnapshotSource(Protocol):
-    """This node's snapshots, for others. Both block, and raise `SnapshotRefused`."""
+    """This node's snapshots, for peers. Both methods block, and raise `SnapshotRefused`."""
 
     def manifest(self, index: int) -> bytes:
         """The manifest of a whole snapshot."""
@@ -50,12 +60,12 @@ class SnapshotSource(Protocol):
 
 
 class SnapshotServer:
-    """Gives this node's snapshots to peers. `served` has the indices of those that are on their way: they must stay."""
+    """Serves this node's snapshots to peers. Those in `served` must not be removed."""
 
     def __init__(
-        self, who: Callable[[], Who], source: SnapshotSource, secret: bytes | None, admit: Admit | None = None
+        self, me: Callable[[], PeerInfo], source: SnapshotSource, secret: bytes | None, admit: Admit | None = None
     ) -> None:
-        self._who = who
+        self._me = me
         self.source = source
         self._secret = secret
         self._admit = admit
@@ -65,7 +75,7 @@ class SnapshotServer:
 
     @property
     def served(self) -> list[int]:
-        """Indices of the snapshots that somebody fetches."""
+        """Indices of the snapshots that are being fetched."""
         return list(self._serving.values())
 
     async def serve(self, request: web.Request) -> web.WebSocketResponse:
@@ -78,10 +88,10 @@ class SnapshotServer:
             await socket.prepare(request)
             async with asyncio.timeout(HELLO_TIMEOUT_S):
                 nonce = os.urandom(NONCE_BYTES)
-                await answer_hello(socket, self._who(), _PURPOSE, self._secret, nonce, self._admit)
-            await self._give(socket)
+                await answer_hello(socket, self._me(), _PURPOSE, self._secret, nonce, self._admit)
+            await self._serve_parts(socket)
         except LINK_FAILURES:
-            pass  # The follower is gone, or does not speak this; it dials again.
+            pass  # The follower is gone, or does not speak this protocol; it redials.
         finally:
             self._open.discard(socket)
             self._serving.pop(socket, None)
@@ -89,13 +99,13 @@ class SnapshotServer:
                 await socket.close()
         return socket
 
-    async def _give(self, socket: web.WebSocketResponse) -> None:
+    async def _serve_parts(self, socket: web.WebSocketResponse) -> None:
         while not self._closed:
-            async with asyncio.timeout(ANSWER_TIMEOUT_S):  # Who asks for nothing keeps no snapshot from its removal.
+            async with asyncio.timeout(ANSWER_TIMEOUT_S):  # An idle peer must not keep a snapshot from being removed.
                 message = await socket.receive()
             if message.type is not WSMsgType.BINARY:
                 return
-            index, number = _asked(message.data)
+            index, number = _request_of(message.data)
             self._serving[socket] = index
             try:
                 if number is None:
@@ -110,20 +120,20 @@ class SnapshotServer:
                 await socket.send_bytes(data[start : start + PIECE_BYTES])
 
     async def close(self) -> None:
-        """Hang up on everybody, and take nobody any more."""
+        """Hang up on all peers, and refuse new ones."""
         self._closed = True
         for socket in list(self._open):
             await socket.close()
 
 
-def _asked(data: bytes) -> tuple[int, int | None]:
+def _request_of(data: bytes) -> tuple[int, int | None]:
     """Raises BadMessage."""
     row = _row(data)
     if type(row) is not list or len(row) != 2:
-        raise BadMessage("a snapshot's part was expected to be asked for")
+        raise BadMessage("a request for a part of a snapshot was expected")
     index, number = row
     if type(index) is not int or not 0 <= index <= MAX_U64 or type(number) not in (int, type(None)):
-        raise BadMessage("a snapshot's part was expected to be asked for")
+        raise BadMessage("a request for a part of a snapshot was expected")
     return index, number
 
 
@@ -135,7 +145,7 @@ def _row(data: bytes) -> Any:
 
 
 class SnapshotFetch:
-    """One connection on which a snapshot is fetched."""
+    """A connection on which a snapshot is fetched."""
 
     def __init__(self, socket: Socket, index: int) -> None:
         self._socket = socket
@@ -144,12 +154,12 @@ class SnapshotFetch:
     @classmethod
     @asynccontextmanager
     async def dialled(
-        cls, session: ClientSession, me: Who, leader: tuple[str, str], index: int, secret: bytes | None
+        cls, session: ClientSession, me: PeerInfo, leader: tuple[str, str], index: int, secret: bytes | None
     ) -> AsyncGenerator["SnapshotFetch"]:
-        """A connection to a leader, (node id, HOST:PORT), for as long as the block runs.
+        """A connection to a leader, (node id, HOST:PORT), open while the block runs.
 
         Raises:
-            One of LINK_FAILURES: it cannot be reached, or refuses this node.
+            One of LINK_FAILURES: the leader cannot be reached, or refuses this node.
         """
         leader_id, address = leader
         url = f"http://{address}{SNAPSHOT_PATH}"
@@ -170,7 +180,7 @@ class SnapshotFetch:
         return await self._part()
 
     async def chunks(self, numbers: Sequence[int]) -> AsyncIterator[tuple[int, bytes]]:
-        """(number, bytes) of these chunks, in their order, not verified; raises as `manifest`."""
+        """Yield (number, bytes) of these chunks, in order, not verified; raises as `manifest`."""
         waiting, asked = deque(numbers), deque[int]()
         while waiting or asked:
             while waiting and len(asked) < ASKED_AHEAD:

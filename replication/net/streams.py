@@ -1,10 +1,14 @@
 """`/peer/stream` (rule 8): frames one way, acks the other. The follower dials.
 
-    Upstream stream     the follower's end: hello, Open, OpenAnswer, then shipments in and Acks out
-    Downstream streams  the leader's ends: the driver's `Ship` and `AnswerOpen` go out, Acks come in
+    UpstreamSocket    the follower's end: hello, Open, OpenAnswer, then shipments in and Acks out
+    DownstreamSocket  the leader's end: the driver's `Ship` and `AnswerOpen` go out, Acks come in
 
-Both only carry; what is said and what it means is the core's. A message is at most 1 MiB of frame bytes behind its
-24-byte head; a larger frame spans messages.
+Both only carry messages; their meaning is the core's. A message holds at most 1 MiB of frame bytes after its head; a
+larger frame spans messages.
+
+`Outbox` sends at once where nothing has to be waited for, else from a task: `send_bytes` waits only for a transport
+whose buffer is full. So a message nearly always leaves in the call that makes it, without a queue, an event and a turn
+of the loop, which are half of what a small message costs.
 """
 
 import asyncio
@@ -19,7 +23,7 @@ from typing import Any, Protocol
 from aiohttp import ClientSession, ClientWebSocketResponse, WSMsgType, web
 
 from ..core.messages import Ack, CrcMismatch, Open, OpenAnswer, StreamMessage
-from .hello import HELLO_TIMEOUT_S, LINK_FAILURES, NONCE_BYTES, STREAM_PATH, Admit, Who, answer_hello, dial
+from .hello import HELLO_TIMEOUT_S, LINK_FAILURES, NONCE_BYTES, STREAM_PATH, Admit, PeerInfo, answer_hello, dial
 from .wire import (
     MAX_MESSAGE_BYTES,
     Assembled,
@@ -33,7 +37,7 @@ from .wire import (
     to_messages,
 )
 
-PING_S = 30.0  # A slow link may need seconds for a full window before it carries the answer to a ping.
+PING_S = 30.0  # On a slow link the answer to a ping may wait for seconds behind a full window.
 
 Then = Callable[[], None]
 
@@ -48,7 +52,7 @@ class Sink(Protocol):
 
 @asynccontextmanager
 async def beside(sending: Coroutine[Any, Any, None]) -> AsyncGenerator[None]:
-    """Run `sending` as long as the block runs. If it dies, of whatever, the block ends and raises that."""
+    """Run `sending` while the block runs. If it raises, the block ends and raises the same."""
     try:
         async with asyncio.TaskGroup() as group:
             task = group.create_task(sending)
@@ -59,7 +63,7 @@ async def beside(sending: Coroutine[Any, Any, None]) -> AsyncGenerator[None]:
 
 
 class Outbox:
-    """Messages to one socket, in order. `carry` must run beside it; it sends what could not leave at once."""
+    """Messages to one socket, in order. `carry` must run as a task: it sends what could not leave at once."""
 
     def __init__(self, socket: Sink) -> None:
         self._socket = socket
@@ -69,7 +73,7 @@ class Outbox:
         self.waiting_bytes = 0
 
     def send(self, data: bytes) -> None:
-        """Send a message now, or let it wait. It is lost on a connection that is gone: whoever reads it is told."""
+        """Send a message now, or queue it. A broken connection loses it; whoever reads the socket notices that."""
         if self._begun is not None or self._waiting:
             self._waiting.append(data)
             self.waiting_bytes += len(data)
@@ -79,26 +83,26 @@ class Outbox:
             awaited = sending.send(None)
         except (StopIteration, ConnectionError):
             return
-        # The transport has one future for all who wait for room. It believes now that a task is about to wait for it,
-        # and would refuse the next one that does.
+        # All who wait for room share one future of the transport. It now believes that a task is about to await it, and
+        # would refuse the next one that does.
         awaited._asyncio_future_blocking = False  # noqa: SLF001  # part of the protocol between futures and tasks
         self._begun = (sending, awaited)
         self._wake.set()
 
     def when_taken(self, then: Then) -> None:
-        """Call `then` once the transport took all that was sent so far."""
+        """Call `then` once the transport has taken everything sent so far."""
         if self._begun is not None or self._waiting:
             self._waiting.append(then)
         else:
             then()
 
     def drop_waiting(self) -> None:
-        """Forget what waits: something newer says all of it."""
+        """Drop what is queued: a newer message replaces it."""
         self._waiting.clear()
         self.waiting_bytes = 0
 
     async def carry(self) -> None:
-        """Send what waits, until cancelled.
+        """Send what is queued, until cancelled.
 
         Raises:
             ConnectionError: the connection is gone.
@@ -107,8 +111,8 @@ class Outbox:
             await self._wake.wait()
             self._wake.clear()
             while self._begun is not None or self._waiting:
-                if self._begun is not None:  # also what one of those below began
-                    await _go_on(*self._begun)
+                if self._begun is not None:  # Also one that a callback below began.
+                    await _resume(*self._begun)
                     self._begun = None
                     continue
                 waiting = self._waiting.popleft()
@@ -120,8 +124,8 @@ class Outbox:
 
 
 @types.coroutine
-def _go_on(sending: Coroutine[Any, Any, None], awaited: Any) -> Generator[Any, Any, None]:
-    """Await what a coroutine waits for that was begun by hand, and let it run on."""
+def _resume(sending: Coroutine[Any, Any, None], awaited: Any) -> Generator[Any, Any, None]:
+    """Await what a coroutine that was started by hand waits for, then run it to its end."""
     try:
         yield from awaited
         yield from sending
@@ -129,15 +133,15 @@ def _go_on(sending: Coroutine[Any, Any, None], awaited: Any) -> Generator[Any, A
         sending.close()
 
 
-class StreamOwner(Protocol):
-    """What streams tell their node."""
+class StreamEvents(Protocol):
+    """What streams report to their node. Called on the loop."""
 
-    def who(self) -> Who:
+    def me(self) -> PeerInfo:
         """What this node says of itself now."""
         ...
 
     def stream_connected(self, stream_id: int) -> None:
-        """The stream that this node dialled stands."""
+        """The stream that this node dialled is open."""
         ...
 
     def open_answered(self, stream_id: int, answer: OpenAnswer) -> None:
@@ -149,7 +153,7 @@ class StreamOwner(Protocol):
         ...
 
     def stream_opened(self, downstream: "DownstreamSocket", opening: Open) -> None:
-        """A follower opened a stream to this node; give it its stream id."""
+        """A follower opened a stream to this node: give it a stream id."""
         ...
 
     def ack_arrived(self, stream_id: int, ack: Ack) -> None:
@@ -157,11 +161,11 @@ class StreamOwner(Protocol):
         ...
 
     def crc_mismatch_arrived(self, stream_id: int, differs: CrcMismatch) -> None:
-        """A follower says that its frame is not the leader's."""
+        """A follower reports that its frame differs from the leader's."""
         ...
 
     def shipped(self, stream_id: int, next_index: int, size: int) -> None:
-        """A shipment left."""
+        """The transport has taken a shipment."""
         ...
 
     def stream_closed(self, stream_id: int, reason: str) -> None:
@@ -174,7 +178,7 @@ class UpstreamSocket:
 
     def __init__(
         self,
-        owner: StreamOwner,
+        events: StreamEvents,
         session: ClientSession,
         stream_id: int,
         leader: tuple[str, str],
@@ -182,7 +186,7 @@ class UpstreamSocket:
         max_frame_bytes: int,
     ) -> None:
         self.stream_id = stream_id
-        self._owner = owner
+        self._events = events
         self._session = session
         self.peer_id, self._url = leader
         self._secret = secret
@@ -193,15 +197,15 @@ class UpstreamSocket:
         )
 
     def send(self, message: Open | Ack | CrcMismatch) -> None:
-        """Send a message. An ack that waits is replaced by a newer one: it says all that the older one did."""
+        """Send a message. An ack replaces a queued older one: it covers all that the older one did."""
         if self._outbox is not None:
             if isinstance(message, Ack):
                 self._outbox.drop_waiting()
             self._outbox.send(encode(message))
 
     def close(self) -> "asyncio.Task[None]":
-        """Hang up; nothing more is told of this stream. Returns what to await where it matters that it is over."""
-        task, self._task = self._task, None  # no cycle: a cancelled task holds its frames, and they a shipment
+        """Hang up; no event of this stream follows. Await the returned task to know that it has ended."""
+        task, self._task = self._task, None  # No cycle: a cancelled task holds its stack frames, and those a shipment.
         if task is None:
             raise RuntimeError("this stream was closed before")
         task.cancel()
@@ -214,22 +218,22 @@ class UpstreamSocket:
         except LINK_FAILURES as error:
             reason = str(error) or type(error).__name__
         except asyncio.CancelledError:
-            raise  # closed here: the owner knows
-        except Exception as error:  # A fault of this program: the core must not believe that the stream stands.
-            self._owner.stream_closed(self.stream_id, repr(error))
+            raise  # Closed by this node, which knows.
+        except Exception as error:  # A bug of this program: the core must not believe that the stream is open.
+            self._events.stream_closed(self.stream_id, repr(error))
             raise
-        self._owner.stream_closed(self.stream_id, reason)
+        self._events.stream_closed(self.stream_id, reason)
 
     async def _talk(self) -> None:
         url = f"http://{self._url}{STREAM_PATH}"
-        socket, _ = await dial(self._session, url, self._owner.who(), self.peer_id, "stream", self._secret, PING_S)
+        socket, _ = await dial(self._session, url, self._events.me(), self.peer_id, "stream", self._secret, PING_S)
         await self._carry(socket)
 
     async def _carry(self, socket: ClientWebSocketResponse) -> None:
         self._outbox = Outbox(socket)
         try:
             async with beside(self._outbox.carry()):
-                self._owner.stream_connected(self.stream_id)
+                self._events.stream_connected(self.stream_id)
                 async for message in socket:
                     if message.type is WSMsgType.BINARY:
                         self._take(message.data)
@@ -239,30 +243,32 @@ class UpstreamSocket:
     def _take(self, data: bytes) -> None:
         said = from_message(data)
         if isinstance(said, OpenAnswer):
-            self._owner.open_answered(self.stream_id, said)
+            self._events.open_answered(self.stream_id, said)
         else:
             frames = self._assembler.feed(said.raw)
-            self._owner.frames_arrived(self.stream_id, frames, said.positions, len(said.raw))
+            self._events.frames_arrived(self.stream_id, frames, said.positions, len(said.raw))
 
 
 class DownstreamSocket:
-    """The leader's end of one stream: one shipment on its way at a time, so that nothing piles up here."""
+    """The leader's end of one stream: one shipment in flight to the transport at a time, so that nothing piles up."""
 
-    def __init__(self, owner: StreamOwner, socket: web.WebSocketResponse, peer: Who, opening_timeout_s: float) -> None:
+    def __init__(
+        self, events: StreamEvents, socket: web.WebSocketResponse, peer: PeerInfo, opening_timeout_s: float
+    ) -> None:
         self.peer = peer
         self._opening_timeout_s = opening_timeout_s
         self.stream_id = 0
-        self._owner = owner
+        self._events = events
         self._socket = socket
         self._outbox = Outbox(socket)
         self._carrying: asyncio.Task[None] | None = None
 
     def send(self, message: OpenAnswer | Shipment) -> None:
-        """Send it; `shipped` is told for a shipment once the socket took it."""
+        """Send it; for a shipment, `shipped` is called once the transport has taken it."""
         for data in to_messages(message):
             self._outbox.send(data)
         if isinstance(message, Shipment):
-            self._outbox.when_taken(partial(self._owner.shipped, self.stream_id, message.next_index, len(message.raw)))
+            self._outbox.when_taken(partial(self._events.shipped, self.stream_id, message.next_index, len(message.raw)))
 
     @property
     def peer_id(self) -> str:
@@ -270,7 +276,7 @@ class DownstreamSocket:
         return self.peer.node_id
 
     def hang_up(self) -> None:
-        """End the stream; whoever serves it is told by a cancelled `run`."""
+        """End the stream; `run` raises ConnectionResetError where it is served."""
         if self._carrying is not None:
             self._carrying.cancel()
 
@@ -278,7 +284,7 @@ class DownstreamSocket:
         """Carry until the stream ends.
 
         Raises:
-            ConnectionResetError, BadMessage: the follower is gone, or does not speak this.
+            ConnectionResetError, BadMessage: the follower is gone, or does not speak this protocol.
         """
         carrying = asyncio.create_task(self._carry(), name=f"stream from {self.peer.node_id}")
         self._carrying = carrying
@@ -290,7 +296,7 @@ class DownstreamSocket:
             carrying.cancel()
             raise
         finally:
-            # The task's exception holds its frames, and they a shipment: without this, until the next full collection.
+            # The task's exception holds stack frames, and those a shipment, until the next full garbage collection.
             self._carrying = None
 
     async def _carry(self) -> None:
@@ -298,14 +304,14 @@ class DownstreamSocket:
             opening = await self._receive()
         if not isinstance(opening, Open):
             raise BadMessage("an opening was expected")
-        self._owner.stream_opened(self, opening)
+        self._events.stream_opened(self, opening)
         async with beside(self._outbox.carry()):
             while True:
                 match await self._receive():
                     case Ack() as ack:
-                        self._owner.ack_arrived(self.stream_id, ack)
+                        self._events.ack_arrived(self.stream_id, ack)
                     case CrcMismatch() as differs:
-                        self._owner.crc_mismatch_arrived(self.stream_id, differs)
+                        self._events.crc_mismatch_arrived(self.stream_id, differs)
                     case _:
                         raise BadMessage("an ack was expected")
 
@@ -317,16 +323,16 @@ class DownstreamSocket:
 
 
 class StreamServer:
-    """Takes the streams that followers open."""
+    """Accepts the streams that followers open."""
 
     def __init__(
         self,
-        owner: StreamOwner,
+        events: StreamEvents,
         secret: bytes | None,
         admit: Admit | None = None,
         opening_timeout_s: float = HELLO_TIMEOUT_S,
     ) -> None:
-        self._owner = owner
+        self._events = events
         self._secret = secret
         self._admit = admit
         self._opening_timeout_s = opening_timeout_s
@@ -344,10 +350,10 @@ class StreamServer:
         try:
             async with asyncio.timeout(HELLO_TIMEOUT_S):
                 nonce = os.urandom(NONCE_BYTES)
-                peer = await answer_hello(socket, self._owner.who(), "stream", self._secret, nonce, self._admit)
-            if self._closed:  # while the hello was under way
+                peer = await answer_hello(socket, self._events.me(), "stream", self._secret, nonce, self._admit)
+            if self._closed:  # During the hello.
                 raise ConnectionResetError("this node hung up")
-            downstream = DownstreamSocket(self._owner, socket, peer, self._opening_timeout_s)
+            downstream = DownstreamSocket(self._events, socket, peer, self._opening_timeout_s)
             self._open.add(downstream)
             await downstream.run()
         except LINK_FAILURES as error:
@@ -355,18 +361,18 @@ class StreamServer:
         finally:
             if downstream is not None:
                 self._open.discard(downstream)
-                self._owner.stream_closed(downstream.stream_id, reason)
+                self._events.stream_closed(downstream.stream_id, reason)
             await socket.close()
         return socket
 
-    def hang_up(self, peer: Who) -> None:
+    def hang_up(self, peer: PeerInfo) -> None:
         """End the streams of one incarnation of a disk."""
         for downstream in list(self._open):
             if (downstream.peer.disk_id, downstream.peer.incarnation) == (peer.disk_id, peer.incarnation):
                 downstream.hang_up()
 
     async def close(self) -> None:
-        """Hang up on everybody, and take nobody any more."""
+        """Hang up on all followers, and refuse new ones."""
         self._closed = True
         for downstream in list(self._open):
             downstream.hang_up()

@@ -56,25 +56,25 @@ M = TypeVar("M")
 
 
 class BadMessage(Exception):
-    """A peer sent what is no message of this protocol."""
+    """A peer sent bytes that are not a message of this protocol."""
 
 
 def _u64(value: Any) -> int:
     if type(value) is not int or not 0 <= value <= MAX_U64:
-        raise BadMessage(f"{value!r} is no u64")
+        raise BadMessage(f"{value!r} is not a u64")
     return value
 
 
 def _flag(value: Any) -> bool:
     if type(value) is not bool:
-        raise BadMessage(f"{value!r} is no bool")
+        raise BadMessage(f"{value!r} is not a bool")
     return value
 
 
 def _text(limit: int) -> Callable[[Any], str]:
     def check(value: Any) -> str:
         if type(value) is not str or len(value) > limit:
-            raise BadMessage(f"{value!r:.80} is no text of at most {limit} characters")
+            raise BadMessage(f"{value!r:.80} is not text of at most {limit} characters")
         return value
 
     return check
@@ -82,7 +82,7 @@ def _text(limit: int) -> Callable[[Any], str]:
 
 def _node_id(value: Any) -> str:
     if type(value) is not str or not NODE_ID.fullmatch(value):
-        raise BadMessage(f"{value!r:.80} is no node id")
+        raise BadMessage(f"{value!r:.80} is not a node id")
     return value
 
 
@@ -134,7 +134,7 @@ def _verb(value: Any) -> OpenVerb:
 _DIGEST = _octets(16, 16)
 _REASON = _text(MAX_REASON)
 
-# Type -> (class, its fields in order). A type is never used again for something else.
+# Type -> (class, its fields in order). A type number is never reused.
 _PEER: dict[int, tuple[Callable[..., PeerMessage], tuple[Callable[[Any], Any], ...]]] = {
     1: (GenesisOffer, (_octets(64, MAX_GENESIS_BYTES), _flag)),
     2: (PreVote, (_u64, _last, _promise_or_none)),
@@ -166,25 +166,25 @@ def _plain(value: Any) -> Any:
 
 
 def encode(message: PeerMessage | StreamMessage) -> bytes:
-    """The bytes of a message."""
+    """Encode a message."""
     fields = [_plain(getattr(message, name)) for name in type(message).__slots__]
     return pack([_TYPES[type(message)], *fields])
 
 
 def decode_peer(data: bytes) -> PeerMessage:
-    """The message of `/peer` in `data`.
+    """Decode a message of `/peer`.
 
     Raises:
-        BadMessage: it is none.
+        BadMessage: it is not one.
     """
     return _decode(data, _PEER)
 
 
 def decode_stream(data: bytes) -> StreamMessage:
-    """The message of `/peer/stream` in `data`.
+    """Decode a message of `/peer/stream`.
 
     Raises:
-        BadMessage: it is none.
+        BadMessage: it is not one.
     """
     return _decode(data, _STREAM)
 
@@ -205,7 +205,7 @@ def _decode(data: bytes, table: dict[int, tuple[Callable[..., M], tuple[Callable
 
 
 class Positions(NamedTuple):
-    """What each shipment opens with: the leader's commit_index, durable_index and clock."""
+    """The head of each shipment: the leader's commit_index, durable_index and clock."""
 
     commit_index: int
     durable_index: int
@@ -228,7 +228,7 @@ class Piece(NamedTuple):
 
 
 def to_messages(said: OpenAnswer | Shipment, piece_bytes: int = SHIPMENT_BYTES) -> Iterator[bytes]:
-    """The messages that say it, each with at most `piece_bytes` of frames; one even where there are none."""
+    """Yield its messages, each with at most `piece_bytes` of frames; at least one."""
     if isinstance(said, OpenAnswer):
         yield ANSWER + encode(said)
         return
@@ -239,10 +239,10 @@ def to_messages(said: OpenAnswer | Shipment, piece_bytes: int = SHIPMENT_BYTES) 
 
 
 def from_message(data: bytes) -> OpenAnswer | Piece:
-    """What a leader's message says.
+    """Decode a leader's message.
 
     Raises:
-        BadMessage: it is none.
+        BadMessage: it is not one.
     """
     kind, view = data[:1], memoryview(data)[1:]
     if kind == ANSWER:
@@ -256,14 +256,14 @@ def from_message(data: bytes) -> OpenAnswer | Piece:
 
 
 class Assembled(NamedTuple):
-    """Whole frames back to back, and the epoch of the last of them (0 if none). Payloads are not verified here."""
+    """Whole frames back to back, and the epoch of the last one (0 if none). Payloads are not verified."""
 
     raw: bytes
     last_epoch: int
 
 
 class FrameAssembler:
-    """Collects a stream's bytes; gives whole frames. Holds less than one frame of `max_frame_bytes` between calls."""
+    """Joins a stream's bytes into whole frames. Holds less than one frame of `max_frame_bytes` between calls."""
 
     def __init__(self, max_frame_bytes: int) -> None:
         self._max_frame_bytes = max_frame_bytes
@@ -271,10 +271,10 @@ class FrameAssembler:
         self._lacks = 0
 
     def feed(self, data: memoryview) -> Assembled:
-        """Add a shipment's bytes; return what became whole.
+        """Add a shipment's bytes; return the frames that are whole now.
 
         Raises:
-            BadMessage: bytes that are no frame, or a frame above the limit.
+            BadMessage: the bytes are not a frame, or the frame is above the limit.
         """
         if not self._buffer:
             end, epoch = self._whole(data)
@@ -289,7 +289,7 @@ class FrameAssembler:
         return Assembled(whole, epoch)
 
     def _whole(self, view: memoryview) -> tuple[int, int]:
-        """Where the whole frames of `view` end, and the last one's epoch; notes how long the next one is."""
+        """The end of the whole frames in `view`, and the last one's epoch; notes the size of the next one."""
         offset, epoch, self._lacks = 0, 0, 0
         while len(view) - offset >= HEADER_BYTES:
             try:

@@ -4,7 +4,7 @@ from quire.replication.core import Identity, Promise, actions, events
 from quire.replication.core.election import FALLBACK_TIMEOUTS
 from quire.replication.core.members import Formation
 from quire.replication.core.messages import NO_PROMISE, Ack, Heartbeat, Last, Open, OpenAnswer, OpenVerb, PreVoteAnswer
-from quire.replication.net.twins import Caller, Twins
+from quire.replication.net.duplicate_guard import Caller, DuplicateNodeGuard
 from tests.paper.scenes import FAR, ask, divided, hear, led, settled, started, suggested
 from tests.replication.world import World, disk_id, values
 
@@ -174,14 +174,14 @@ def test_rule_9_only_the_stream_opened_last_truncates() -> None:
 
 def test_rule_10_a_second_process_with_one_disk_enters_only_if_the_first_does_not_answer() -> None:
     """A copied data_dir promises twice with one disk."""
-    twins = Twins()
-    twins.stands(1, Caller(disk_id("n1"), 100))
+    guard = DuplicateNodeGuard()
+    guard.opened(1, Caller(disk_id("n1"), 100))
 
-    knock = twins.came(Caller(disk_id("n1"), 200))
+    probes = guard.begin_round(Caller(disk_id("n1"), 200))
 
-    assert knock is not None
-    assert knock.links == [1]
-    assert twins.answered(1, knock.nonce)
+    assert probes is not None
+    assert probes.links == [1]
+    assert guard.is_alive(1, probes.nonce)
 
 
 def test_rule_11_a_leader_that_no_majority_hears_steps_down() -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 from aiohttp import ClientSession, ClientTimeout, web
 
-from quire.replication.net.hello import NO_CLUSTER, Who
+from quire.replication.net.hello import NO_CLUSTER, PeerInfo
 
 HOST = "127.0.0.1"
 DEADLINE_S = 30.0
@@ -17,12 +17,12 @@ CLUSTER_ID = bytes(range(16))
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
-def who(node_id: str, *, cluster_id: bytes = CLUSTER_ID, incarnation: int = 1) -> Who:
+def who(node_id: str, *, cluster_id: bytes = CLUSTER_ID, incarnation: int = 1) -> PeerInfo:
     """A node as it says who it is."""
-    return Who(cluster_id, node_id, node_id.encode().ljust(16, b"\0"), incarnation, f"{HOST}:1")
+    return PeerInfo(cluster_id, node_id, node_id.encode().ljust(16, b"\0"), incarnation, f"{HOST}:1")
 
 
-def unformatted(node_id: str) -> Who:
+def unformatted(node_id: str) -> PeerInfo:
     """A node without a cluster."""
     return who(node_id, cluster_id=NO_CLUSTER)
 

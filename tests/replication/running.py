@@ -12,7 +12,7 @@ from quire.log.simulated import faulty
 from quire.replication import Disk, Placed, PromiseFile, Reason, Replica, ReplicaOptions, Write
 from quire.replication.core import CoreOptions, Identity, Members, actions
 from quire.replication.core.changing import Outcome
-from quire.replication.net.hello import Who
+from quire.replication.net.hello import PeerInfo
 from tests.replication.loopback import HOST, calling, until
 from tests.replication.world import CLUSTER_ID, disk_id, genesis_frame, voters
 
@@ -64,7 +64,7 @@ class Owner:
     def position_reported(self, node_id: str, applied_index: int, digest: bytes) -> None:
         self.positions[node_id] = (applied_index, digest)
 
-    def control_received(self, peer: Who, data: bytes) -> None:
+    def control_received(self, peer: PeerInfo, data: bytes) -> None:
         self.control.append((peer.node_id, data))
 
     def alarmed(self, text: str) -> None:

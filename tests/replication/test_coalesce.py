@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from quire.log import Kind, Log, LogOptions, decode_runs, decode_values, encode_blob, encode_records, frame_values
 from quire.log.simulated import faulty
 from quire.replication import Disk, PromiseFile, Reason, Write
-from quire.replication.coalesce import Sheet, to_sheets
+from quire.replication.coalesce import DraftFrame, coalesce
 from quire.replication.core import CoreOptions
 from tests.replication.world import CLUSTER_ID, World
 
@@ -20,55 +20,55 @@ def blob(data: bytes, at: int | None = None) -> Write[None]:
     return Write(encode_blob(data), 1, Kind.BLOB, expected_index=at, owner=None)
 
 
-def sheets(writes: list[Write[None]], next_index: int = 10) -> tuple[list[Sheet[None]], list[Write[None]]]:
+def drafts(writes: list[Write[None]], next_index: int = 10) -> tuple[list[DraftFrame[None]], list[Write[None]]]:
     rejected: list[Write[None]] = []
-    return list(to_sheets(writes, next_index, rejected)), rejected
+    return list(coalesce(writes, next_index, rejected)), rejected
 
 
 def test_writes_beside_one_another_share_a_frame_in_their_order() -> None:
     writes = [records("a", "b"), records("c"), records("d", "e", "f")]
 
-    (sheet,), rejected = sheets(writes)
+    (draft,), rejected = drafts(writes)
 
     assert rejected == []
-    assert (sheet.kind, sheet.count) == (Kind.RECORDS, 6)
-    assert decode_values(sheet.payload, 6) == ["a", "b", "c", "d", "e", "f"]
-    assert [(share.write, share.offset) for share in sheet.shares] == list(zip(writes, [0, 2, 3], strict=True))
+    assert (draft.kind, draft.count) == (Kind.RECORDS, 6)
+    assert decode_values(draft.payload, 6) == ["a", "b", "c", "d", "e", "f"]
+    assert [(share.write, share.offset) for share in draft.shares] == list(zip(writes, [0, 2, 3], strict=True))
 
 
 def test_a_write_alone_keeps_its_bytes() -> None:
     write = records("a", {"b": 1})
-    (sheet,), _ = sheets([write])
-    assert sheet.payload is write.payload
+    (draft,), _ = drafts([write])
+    assert draft.payload is write.payload
 
 
 @given(st.lists(st.integers(1, 40), min_size=1, max_size=8))
 def test_any_counts_join_to_one_array_with_the_smallest_head(counts: list[int]) -> None:
     values = [[(place, number) for number in range(count)] for place, count in enumerate(counts)]
-    (sheet,), _ = sheets([records(*each) for each in values])
+    (draft,), _ = drafts([records(*each) for each in values])
 
-    assert sheet.payload == encode_records([value for each in values for value in each])
-    assert sheet.count == sum(counts)
+    assert draft.payload == encode_records([value for each in values for value in each])
+    assert draft.count == sum(counts)
 
 
 def test_a_blob_stands_alone_between_frames_of_records() -> None:
     writes = [records("a"), records("b"), blob(b"raw"), blob(b"more"), records("c")]
 
-    made, _ = sheets(writes)
+    made, _ = drafts(writes)
 
-    assert [(sheet.kind, sheet.count) for sheet in made] == [
+    assert [(draft.kind, draft.count) for draft in made] == [
         (Kind.RECORDS, 2),
         (Kind.BLOB, 1),
         (Kind.BLOB, 1),
         (Kind.RECORDS, 1),
     ]
-    assert [[share.write for share in sheet.shares] for sheet in made] == [
+    assert [[share.write for share in draft.shares] for draft in made] == [
         writes[:2],
         [writes[2]],
         [writes[3]],
         writes[4:],
     ]
-    assert all(sheet.shares[0].offset == 0 for sheet in made)
+    assert all(draft.shares[0].offset == 0 for draft in made)
 
 
 def test_an_expected_index_counts_what_stands_before_it_in_the_same_frame() -> None:
@@ -80,25 +80,25 @@ def test_an_expected_index_counts_what_stands_before_it_in_the_same_frame() -> N
         records("e", at=15),
     ]
 
-    made, rejected = sheets(right)
+    made, rejected = drafts(right)
 
     assert rejected == []
-    assert sum(sheet.count for sheet in made) == 6
+    assert sum(draft.count for draft in made) == 6
 
 
 def test_a_write_that_expected_another_index_is_left_out_and_moves_nothing() -> None:
     wrong = [records("a", at=9), records("b", at=11), records("x", at=12), blob(b"raw", at=12), blob(b"raw", at=14)]
 
-    made, rejected = sheets([wrong[0], records("c"), wrong[2], records("d", at=11), blob(b"raw", at=99)])
+    made, rejected = drafts([wrong[0], records("c"), wrong[2], records("d", at=11), blob(b"raw", at=99)])
 
     assert [write.expected_index for write in rejected] == [9, 12, 99]
-    (sheet,) = made
-    assert decode_values(sheet.payload, sheet.count) == ["c", "d"]
+    (draft,) = made
+    assert decode_values(draft.payload, draft.count) == ["c", "d"]
 
 
 def test_nothing_but_rejected_writes_makes_no_frame() -> None:
-    assert sheets([records("a", at=1), blob(b"b", at=2)])[0] == []
-    assert sheets([])[0] == []
+    assert drafts([records("a", at=1), blob(b"b", at=2)])[0] == []
+    assert drafts([])[0] == []
 
 
 # What waits, and the limits of a frame
@@ -197,10 +197,10 @@ def of_session(session: int, sequence: int, *values: object) -> Write[None]:
 
 
 def test_one_sessions_consecutive_sequences_share_a_frame_whose_header_says_so() -> None:
-    (sheet,), _ = sheets([of_session(7, 11, "a", "b"), of_session(7, 13, "c")])
+    (draft,), _ = drafts([of_session(7, 11, "a", "b"), of_session(7, 13, "c")])
 
-    assert (sheet.kind, sheet.session, sheet.sequence, sheet.count) == (Kind.RECORDS, 7, 11, 3)
-    assert decode_values(sheet.payload, 3) == ["a", "b", "c"]
+    assert (draft.kind, draft.session, draft.sequence, draft.count) == (Kind.RECORDS, 7, 11, 3)
+    assert decode_values(draft.payload, 3) == ["a", "b", "c"]
 
 
 @pytest.mark.parametrize(
@@ -214,17 +214,17 @@ def test_one_sessions_consecutive_sequences_share_a_frame_whose_header_says_so()
     ],
 )
 def test_writes_of_several_sessions_or_with_a_gap_share_a_frame_with_a_run_for_each(writes: list[Write[None]]) -> None:
-    (sheet,), _ = sheets(writes)
+    (draft,), _ = drafts(writes)
 
-    assert (sheet.kind, sheet.session, sheet.sequence, sheet.count) == (Kind.RUNS, 0, 0, 3)
-    runs, values = decode_runs(sheet.payload, 3)
+    assert (draft.kind, draft.session, draft.sequence, draft.count) == (Kind.RUNS, 0, 0, 3)
+    runs, values = decode_runs(draft.payload, 3)
     assert runs == [(write.session, write.sequence, write.count) for write in writes]
     assert values == ["a", "b", "c"]
 
 
 def test_a_write_alone_says_its_session_in_the_header() -> None:
-    (sheet,), _ = sheets([of_session(7, 11, "a", "b")])
-    assert (sheet.kind, sheet.session, sheet.sequence) == (Kind.RECORDS, 7, 11)
+    (draft,), _ = drafts([of_session(7, 11, "a", "b")])
+    assert (draft.kind, draft.session, draft.sequence) == (Kind.RECORDS, 7, 11)
 
 
 @given(
@@ -235,9 +235,9 @@ def test_a_write_alone_says_its_session_in_the_header() -> None:
 def test_a_frame_is_never_larger_than_its_writes_say(rows: list[tuple[int, int, int]]) -> None:
     writes = [of_session(session, sequence, *range(count)) for session, sequence, count in rows]
 
-    (sheet,), _ = sheets(writes)
+    (draft,), _ = drafts(writes)
 
-    assert len(sheet.payload) <= sum(write.size for write in writes)
+    assert len(draft.payload) <= sum(write.size for write in writes)
 
 
 def test_what_waits_is_not_appended_while_too_much_is_uncommitted() -> None:

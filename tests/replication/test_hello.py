@@ -9,7 +9,7 @@ import pytest
 from aiohttp import ClientWebSocketResponse, WSMsgType, web
 
 from quire.log import pack, unpack
-from quire.replication.net.hello import NONCE_BYTES, PROTOCOL, PeerRefused, Who, answer_hello, dial_hello, mac
+from quire.replication.net.hello import NONCE_BYTES, PROTOCOL, PeerInfo, PeerRefused, answer_hello, dial_hello, mac
 from quire.replication.net.wire import BadMessage
 from tests.replication.loopback import DEADLINE_S, calling, listening, unformatted, until, who
 
@@ -47,11 +47,11 @@ async def outcome(attempt: Awaitable[Any]) -> object:
         return error
 
 
-def dialler(me: Who, secret: bytes | None = None, *, expects: str = "n2", purpose: str = "peer") -> Dial:
+def dialler(me: PeerInfo, secret: bytes | None = None, *, expects: str = "n2", purpose: str = "peer") -> Dial:
     return lambda socket: dial_hello(socket, me, expects, purpose, secret, DIALLER_NONCE)
 
 
-def dialled(me: Who, secret: bytes | None = None, *, purpose: str = "peer") -> Answer:
+def dialled(me: PeerInfo, secret: bytes | None = None, *, purpose: str = "peer") -> Answer:
     return lambda socket: answer_hello(socket, me, purpose, secret, DIALLED_NONCE)
 
 
@@ -113,7 +113,7 @@ async def receive(socket: ClientWebSocketResponse) -> Any:
     return unpack(message.data)
 
 
-def row(peer: Who) -> list[Any]:
+def row(peer: PeerInfo) -> list[Any]:
     return [peer.cluster_id, peer.node_id, peer.disk_id, peer.incarnation, peer.address]
 
 
@@ -185,7 +185,7 @@ async def test_a_reflected_proof_is_refused_at_either_end() -> None:
         replace(who("n1"), address="elsewhere:1"),
     ],
 )
-async def test_a_proof_holds_for_nobody_else_than_who_made_it(claim: Who) -> None:
+async def test_a_proof_holds_for_nobody_else_than_who_made_it(claim: PeerInfo) -> None:
     proof = mac(SECRET, "dialler", DIALLED_NONCE, DIALLER_NONCE, "peer", who("n1"))
     _, theirs = await meet(saying(PROTOCOL, "peer", row(claim), DIALLER_NONCE, proof), dialled(who("n2"), SECRET))
     assert code(theirs) == "peer_secret"

@@ -28,7 +28,7 @@ async def linked(mine: Told, theirs: Told) -> AsyncGenerator[tuple[Link, LinkSer
     """A link that stands, and the server at its other end."""
     server = LinkServer(theirs, None)
     async with listening({"/peer": server.serve}) as address, calling() as session:
-        link = Link(mine, session, theirs.me.node_id, address, None)
+        link = Link(mine, session, theirs.info.node_id, address, None)
         try:
             await until(lambda: mine.up)
             yield link, server

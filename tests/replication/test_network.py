@@ -16,7 +16,7 @@ from quire.replication.core.messages import (
     OpenAnswer,
     OpenVerb,
 )
-from quire.replication.net.hello import Who, answer_hello, dial_hello
+from quire.replication.net.hello import PeerInfo, answer_hello, dial_hello
 from quire.replication.net.links import LinkServer
 from quire.replication.net.streams import Outbox, StreamServer, UpstreamSocket
 from quire.replication.net.wire import ANSWER, FRAMES, SHIPMENT, Positions, Shipment, decode_stream, encode
@@ -30,7 +30,7 @@ class Leader:
     """The leader's end of a stream in a test's hands."""
 
     script: Callable[[web.WebSocketResponse], object]
-    peers: list[Who] = field(default_factory=list)
+    peers: list[PeerInfo] = field(default_factory=list)
     ends: int = 0
 
     async def serve(self, request: web.Request) -> web.WebSocketResponse:
@@ -197,7 +197,7 @@ async def test_a_follower_that_is_sent_frames_that_do_not_follow_opens_another_s
         node = cluster.make("n2")
         node.replica.start(session, nominated=False)
         await until(lambda: told.came)
-        node.replica.network.peer_said(who("n1"), Heartbeat(Promise(3, "n1", 1), 1, 0))
+        node.replica.network.message_received(who("n1"), Heartbeat(Promise(3, "n1", 1), 1, 0))
         await until(lambda: leader.ends == 2)
 
         assert node.owner.halts == []

@@ -112,7 +112,7 @@ async def pre_vote(node: Running, held_epoch: int) -> None:
     candidate = node.replica.core.candidate
     await until(lambda: candidate.phase is Phase.PRE_VOTE)
     answer = PreVoteAnswer(candidate.attempt, True, held_epoch, Last(0, 1), wall_clock())
-    node.replica.network.peer_said(who("n2"), answer)
+    node.replica.network.message_received(who("n2"), answer)
 
 
 async def test_a_promise_that_cannot_be_written_is_not_kept_as_stored() -> None:

@@ -14,7 +14,7 @@ from quire.replication.core.messages import (
     OpenAnswer,
     PeerMessage,
 )
-from quire.replication.net.hello import Who
+from quire.replication.net.hello import PeerInfo
 from quire.replication.net.streams import DownstreamSocket
 from quire.replication.net.wire import Assembled, Positions
 from tests.replication.loopback import DEADLINE_S
@@ -29,13 +29,13 @@ MAX_FRAME_BYTES = 1 << 20
 class Told:
     """What a link's or stream's node was told, in order."""
 
-    me: Who
-    up: list[Who] = field(default_factory=list)
+    info: PeerInfo
+    up: list[PeerInfo] = field(default_factory=list)
     down: list[str] = field(default_factory=list)
     failed: list[str] = field(default_factory=list)
-    came: list[Who] = field(default_factory=list)
-    twins: list[Who] = field(default_factory=list)
-    replaced: list[Who] = field(default_factory=list)
+    came: list[PeerInfo] = field(default_factory=list)
+    duplicates: list[PeerInfo] = field(default_factory=list)
+    replaced: list[PeerInfo] = field(default_factory=list)
     said: list[tuple[str, PeerMessage]] = field(default_factory=list)
     connected: list[int] = field(default_factory=list)
     answers: list[OpenAnswer] = field(default_factory=list)
@@ -46,10 +46,10 @@ class Told:
     sent: list[tuple[int, int]] = field(default_factory=list)
     closed: list[tuple[int, str]] = field(default_factory=list)
 
-    def who(self) -> Who:
-        return self.me
+    def me(self) -> PeerInfo:
+        return self.info
 
-    def link_up(self, peer: Who) -> None:
+    def link_up(self, peer: PeerInfo) -> None:
         self.up.append(peer)
 
     def link_down(self, node_id: str, reason: str) -> None:
@@ -58,16 +58,16 @@ class Told:
     def link_failed(self, node_id: str, error: Exception) -> None:
         self.failed.append(str(error))
 
-    def peer_came(self, peer: Who) -> None:
+    def peer_dialled(self, peer: PeerInfo) -> None:
         self.came.append(peer)
 
-    def peer_said(self, peer: Who, message: PeerMessage) -> None:
+    def message_received(self, peer: PeerInfo, message: PeerMessage) -> None:
         self.said.append((peer.node_id, message))
 
-    def twin_came(self, peer: Who) -> None:
-        self.twins.append(peer)
+    def duplicate_refused(self, peer: PeerInfo) -> None:
+        self.duplicates.append(peer)
 
-    def peer_replaced(self, peer: Who) -> None:
+    def peer_replaced(self, peer: PeerInfo) -> None:
         self.replaced.append(peer)
 
     def stream_connected(self, stream_id: int) -> None:

@@ -8,10 +8,10 @@ import pytest
 from aiohttp import ClientSession, ClientWebSocketResponse, WSMsgType
 
 from quire.replication.core.messages import HeartbeatEcho, Open, Probe, Promise
-from quire.replication.net.hello import PeerRefused, Who, dial_hello
+from quire.replication.net.duplicate_guard import Caller, DuplicateNodeGuard, ProbeRound
+from quire.replication.net.hello import PeerInfo, PeerRefused, dial_hello
 from quire.replication.net.links import Link, LinkServer
 from quire.replication.net.streams import StreamServer
-from quire.replication.net.twins import Caller, Knock, Twins
 from quire.replication.net.wire import decode_peer, encode
 from tests.replication.loopback import DEADLINE_S, calling, listening, until, who
 from tests.replication.running import cluster_of
@@ -26,46 +26,46 @@ ECHO = HeartbeatEcho(3, 1, 3)
 
 
 def test_a_first_connection_enters() -> None:
-    assert Twins().came(Caller(DISK, 1)) is None
+    assert DuplicateNodeGuard().begin_round(Caller(DISK, 1)) is None
 
 
 @pytest.mark.parametrize("second", [Caller(DISK, 1), Caller(OTHER, 2)])
 def test_the_same_process_or_another_disk_enters(second: Caller) -> None:
-    twins = Twins()
-    twins.stands(7, Caller(DISK, 1))
+    guard = DuplicateNodeGuard()
+    guard.opened(7, Caller(DISK, 1))
 
-    assert twins.came(second) is None
+    assert guard.begin_round(second) is None
 
 
 def test_another_incarnation_of_a_disk_enters_only_when_every_link_of_the_first_was_asked() -> None:
-    twins = Twins()
+    guard = DuplicateNodeGuard()
     for link in (7, 8):
-        twins.stands(link, Caller(DISK, 1))
-    twins.stands(9, Caller(OTHER, 1))
+        guard.opened(link, Caller(DISK, 1))
+    guard.opened(9, Caller(OTHER, 1))
 
-    assert twins.came(Caller(DISK, 2)) == Knock(1, [7, 8])
+    assert guard.begin_round(Caller(DISK, 2)) == ProbeRound(1, [7, 8])
 
 
 def test_a_link_that_ended_is_not_asked() -> None:
-    twins = Twins()
-    twins.stands(7, Caller(DISK, 1))
-    twins.ended(7)
+    guard = DuplicateNodeGuard()
+    guard.opened(7, Caller(DISK, 1))
+    guard.closed(7)
 
-    assert twins.came(Caller(DISK, 2)) is None
+    assert guard.begin_round(Caller(DISK, 2)) is None
 
 
 def test_only_an_answer_to_a_probe_that_was_sent_after_the_newcomer_came_refuses_it() -> None:
-    twins = Twins()
-    twins.stands(7, Caller(DISK, 1))
-    first = twins.came(Caller(DISK, 2))
+    guard = DuplicateNodeGuard()
+    guard.opened(7, Caller(DISK, 1))
+    first = guard.begin_round(Caller(DISK, 2))
     assert first is not None
-    twins.decided(first)
-    second = twins.came(Caller(DISK, 3))
+    guard.end_round(first)
+    second = guard.begin_round(Caller(DISK, 3))
     assert second is not None
 
-    assert not twins.answered(7, first.nonce)
-    assert not twins.answered(8, second.nonce)
-    assert twins.answered(7, second.nonce)
+    assert not guard.is_alive(7, first.nonce)
+    assert not guard.is_alive(8, second.nonce)
+    assert guard.is_alive(7, second.nonce)
 
 
 # Over sockets
@@ -88,7 +88,7 @@ async def serving(theirs: Told) -> AsyncGenerator[tuple[LinkServer, str, ClientS
 
 
 async def hello(
-    session: ClientSession, address: str, me: Who, *, purpose: str = "peer"
+    session: ClientSession, address: str, me: PeerInfo, *, purpose: str = "peer"
 ) -> ClientWebSocketResponse | str:
     """The socket on which n2 let this process in, or the code of its refusal."""
     path = "/peer" if purpose == "peer" else "/peer/stream"
@@ -102,7 +102,7 @@ async def hello(
 
 
 @pytest.mark.parametrize("purpose", ["peer", "stream"])
-async def test_a_twin_is_refused_with_an_alarm_while_the_first_process_answers(purpose: str) -> None:
+async def test_a_duplicate_is_refused_with_an_alarm_while_the_first_process_answers(purpose: str) -> None:
     mine, theirs = Told(who("n1")), Told(who("n2"))
     async with serving(theirs) as (_, address, session):
         link = Link(mine, session, "n2", address, None)
@@ -113,7 +113,7 @@ async def test_a_twin_is_refused_with_an_alarm_while_the_first_process_answers(p
         link.send(ECHO)
         await until(lambda: theirs.said)
         assert theirs.said == [("n1", ECHO)]
-        assert theirs.twins == [who("n1", incarnation=2)]
+        assert theirs.duplicates == [who("n1", incarnation=2)]
         assert mine.down == []
         assert theirs.replaced == []
         await asyncio.wait_for(link.close(), DEADLINE_S)
@@ -133,7 +133,7 @@ async def test_a_first_process_that_does_not_answer_is_replaced_and_says_nothing
 
         assert theirs.said == [("n1", HeartbeatEcho(9, 9, 9))]
         assert theirs.replaced == [who("n1")]
-        assert theirs.twins == []
+        assert theirs.duplicates == []
         await silent.close()
         await second.close()
 
@@ -150,7 +150,7 @@ async def test_a_process_that_restarted_enters_as_soon_as_its_first_connection_e
 
         second = await asyncio.wait_for(entering, DEADLINE_S)
         assert isinstance(second, ClientWebSocketResponse)
-        assert (theirs.replaced, theirs.twins) == ([], [])
+        assert (theirs.replaced, theirs.duplicates) == ([], [])
         await second.close()
 
 
@@ -173,12 +173,12 @@ async def test_the_streams_of_a_process_that_was_replaced_end() -> None:
             await socket.close()
 
 
-async def test_a_running_cluster_tells_of_a_twin_in_its_alarms() -> None:
+async def test_a_running_cluster_names_a_duplicate_node_in_its_alarms() -> None:
     async with cluster_of("n1", "n2") as cluster, calling() as session:
-        twin = who("n2", incarnation=1 << 40)
+        duplicate = who("n2", incarnation=1 << 40)
         socket = await session.ws_connect(f"http://{cluster.addresses['n1']}/peer")
         with pytest.raises(PeerRefused, match="twin"):
-            await dial_hello(socket, twin, "n1", "peer", None, NONCE)
+            await dial_hello(socket, duplicate, "n1", "peer", None, NONCE)
         await socket.close()
 
         assert len(cluster["n1"].owner.alarms) == 1
