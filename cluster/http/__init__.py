@@ -1,4 +1,1 @@
-"""The HTTP API of a node: DESIGN 7 as an aiohttp application over the face of `quire.cluster.node.node.Node`.
-
-`app.make_app` makes it. Nothing is imported here, so that the command line can use `encoding` without a node.
-"""
+"""The HTTP API of a node, as an aiohttp application; `app.make_app` builds it."""

@@ -1,48 +1,156 @@
-"""One hop to the leader, for what only the leader may answer.
+"""The hop to the leader: requests, and streams of commands.
 
-A request is forwarded once: what arrives with `Quire-Forwarded` and finds no leader here is answered 503. A
-connection that could not be made proves that nothing was written; one that breaks after the request went out proves
-nothing, so a write's outcome is then unknown.
+A request is forwarded once: if it arrives with `Quire-Forwarded` at a node that does not lead, the answer is 503. A
+connection that could not be made proves that nothing was written. One that breaks after the request was sent proves
+nothing, so the outcome of a write is then unknown.
 """
 
+import asyncio
 from collections.abc import AsyncIterator
+from contextlib import suppress
 from io import BytesIO
 from typing import TYPE_CHECKING
 
 import aiohttp
 import structlog
-from aiohttp import web
+from aiohttp import ClientWSTimeout, WSMsgType, web
 from aiohttp.payload import TOO_LARGE_BYTES_BODY
 from yarl import URL
 
 from ..errors import LeaderUnreachable, NoLeader, NotLeader, OutcomeUnknown
-from .keys import CARRYING, FORWARDING, NODE
-from .request_ids import REQUEST_ID, REQUEST_ID_KEY, SeldomLog
+from .admission.slow_callers import CLOSE_TIMEOUT_S, close, done_or_stalled
+from .request import REQUEST_ID, REQUEST_ID_KEY, SEQUENCE, SESSION, RateLimitedLog
 
 if TYPE_CHECKING:
     from ..node.node import Node
 
 FORWARDED = "Quire-Forwarded"
 CONNECT_TIMEOUT_S = 1.0
-CONNECTION_LIMIT = 256  # Towards the leader; what comes on top of them waits, within its deadline.
-KEPT_ALIVE_S = 15.0  # Shorter than the server keeps its side open.
+CONNECTION_LIMIT = 256  # To the leader, for requests; more of them wait for a connection, within their deadline.
+KEEPALIVE_S = 15.0  # Shorter than the server keeps an idle connection open.
 READ_BUFFER_BYTES = 1 << 18
+PING_S = 15.0
+MESSAGES = (WSMsgType.BINARY, WSMsgType.TEXT)
+WS_TIMEOUT = ClientWSTimeout(ws_close=CLOSE_TIMEOUT_S)  # pyright: ignore[reportCallIssue]  # it does not read attr.ib
 
-_REQUEST_HEADERS = ("Content-Type", "Accept", "Quire-Session", "Quire-Sequence")
-_OWN_HEADERS = frozenset({"Content-Type", "Retry-After"})
+_REQUEST_HEADERS = ("Content-Type", "Accept", SESSION, SEQUENCE)
+_RESPONSE_HEADERS = frozenset({"Content-Type", "Retry-After"})
 
-seldom = SeldomLog(structlog.get_logger(__name__))
+rate_limited = RateLimitedLog(structlog.get_logger(__name__))
+
+Socket = web.WebSocketResponse | aiohttp.ClientWebSocketResponse
 
 
 class HopBroken(aiohttp.ClientError):
     """The connection to the leader broke after the request, or a part of it, was sent."""
 
 
-async def _only_once(request: aiohttp.ClientRequest, send: aiohttp.ClientHandlerType) -> aiohttp.ClientResponse:
+class LeaderHop:
+    """A node's connections to the leader's HTTP interface. `run` it as a cleanup context of the application."""
+
+    def __init__(self, node: "Node") -> None:
+        self._node = node
+        self._requests: aiohttp.ClientSession
+        self._streams: aiohttp.ClientSession
+
+    async def run(self, _app: web.Application) -> AsyncIterator[None]:
+        """Keep the connections while the application runs."""
+        requests = aiohttp.ClientSession(
+            connector=aiohttp.TCPConnector(limit=CONNECTION_LIMIT, keepalive_timeout=KEEPALIVE_S),
+            auto_decompress=False,
+            read_bufsize=READ_BUFFER_BYTES,
+            cookie_jar=aiohttp.DummyCookieJar(),
+            middlewares=(_send_once,),
+        )
+        # Each stream occupies a connection as long as it lives. The streams themselves have a limit.
+        streams = aiohttp.ClientSession(
+            connector=aiohttp.TCPConnector(limit=0),
+            timeout=aiohttp.ClientTimeout(total=None, sock_connect=connect_timeout_s(self._node)),
+            cookie_jar=aiohttp.DummyCookieJar(),
+        )
+        async with requests as self._requests, streams as self._streams:
+            yield
+
+    async def forward(self, request: web.Request, body: bytes | None, *, writes: bool) -> web.Response | None:
+        """The leader's response; None if this node leads and answers by itself.
+
+        Raises:
+            NotLeader: the request was forwarded already.
+            NoLeader, LeaderUnreachable: it was not sent, or it `writes` nothing.
+            OutcomeUnknown: it was sent, and no response arrived.
+        """
+        node = self._node
+        if node.is_leader:
+            return None
+        leader, url = self._leader_url(request)
+        headers = {name: request.headers[name] for name in _REQUEST_HEADERS if name in request.headers}
+        headers |= hop_headers(node, request)
+        timeout = aiohttp.ClientTimeout(
+            total=node.config.request_timeout_ms / 1000 + CONNECT_TIMEOUT_S, sock_connect=connect_timeout_s(node)
+        )
+        try:
+            async with self._requests.request(
+                request.method, url, data=sendable(body), headers=headers, timeout=timeout, allow_redirects=False
+            ) as response:
+                content = await response.read()
+                kept = {name: value for name, value in response.headers.items() if _is_kept(name)}
+                return web.Response(status=response.status, body=content, headers=kept)
+        except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as error:
+            reason = str(error) or type(error).__name__
+            rate_limited.warning("the leader cannot be reached", leader=leader, why=reason)
+            raise LeaderUnreachable(leader, reason) from None
+        except (aiohttp.ClientError, OSError) as error:
+            reason = f"the connection to the leader {leader} broke ({str(error) or type(error).__name__})"
+            rate_limited.warning("forwarding failed", leader=leader, why=reason)
+            if writes:
+                raise OutcomeUnknown(reason) from None
+            raise LeaderUnreachable(leader, reason) from None
+
+    async def carry(self, request: web.Request, socket: web.WebSocketResponse) -> web.StreamResponse:
+        """Carry a stream between a client and the leader; when either end closes, so does the other.
+
+        Raises:
+            NotLeader: the request was forwarded already.
+            NoLeader, LeaderUnreachable: the stream was not opened.
+        """
+        leader, url = self._leader_url(request)
+        try:
+            async with asyncio.timeout(self._node.config.request_timeout_ms / 1000):
+                # No size limit: a message of the leader's is as long as its machine's results are.
+                upstream = await self._streams.ws_connect(
+                    url, headers=hop_headers(self._node, request), max_msg_size=0, heartbeat=PING_S, timeout=WS_TIMEOUT
+                )
+        except (aiohttp.ClientError, OSError) as error:
+            raise LeaderUnreachable(leader, str(error) or type(error).__name__) from error
+        async with upstream:
+            await socket.prepare(request)
+            ways = [asyncio.create_task(_pump(socket, upstream)), asyncio.create_task(_pump(upstream, socket))]
+            in_order = await done_or_stalled(request, ways)
+            for way in ways:
+                way.cancel()
+            await asyncio.gather(*ways, return_exceptions=True)
+            await close(request, socket)
+            if not in_order:
+                await _drop(upstream)
+        return socket
+
+    def _leader_url(self, request: web.Request) -> tuple[str, URL]:
+        """The leader's id, and the request's URL there. Raises NotLeader, NoLeader."""
+        node = self._node
+        if FORWARDED in request.headers:
+            raise NotLeader(node.leader_id)
+        leader = node.leader_id
+        address = node.config.address_of(leader) if leader is not None else None
+        if leader is None or leader == node.node_id or address is None:
+            raise NoLeader
+        return leader, URL(f"http://{address}{request.rel_url.raw_path_qs}", encoded=True)
+
+
+async def _send_once(request: aiohttp.ClientRequest, send: aiohttp.ClientHandlerType) -> aiohttp.ClientResponse:
     """Send a request, and never a second time.
 
-    aiohttp sends a DELETE or PUT again whose connection broke. The first may have been done, and the second would then
-    be answered, falsely, that there was nothing to do.
+    aiohttp repeats a DELETE or PUT whose connection broke. If the first was executed, the response to the second would
+    claim, falsely, that there was nothing to do.
     """
     try:
         return await send(request)
@@ -53,93 +161,35 @@ async def _only_once(request: aiohttp.ClientRequest, send: aiohttp.ClientHandler
 
 
 def connect_timeout_s(node: "Node") -> float:
-    """How long a connection to the leader may take: as long as a leader may be silent, within a request's deadline."""
+    """How long connecting to the leader may take: as long as a leader may be silent, within a request's deadline."""
     config = node.config
     return max(CONNECT_TIMEOUT_S, min(config.election_timeout_ms, config.request_timeout_ms) / 1000)
 
 
-async def forwarding_session(app: web.Application) -> AsyncIterator[None]:
-    """The application's connections to the leader."""
-    connector = aiohttp.TCPConnector(limit=CONNECTION_LIMIT, keepalive_timeout=KEPT_ALIVE_S)
-    async with aiohttp.ClientSession(
-        connector=connector,
-        auto_decompress=False,
-        read_bufsize=READ_BUFFER_BYTES,
-        cookie_jar=aiohttp.DummyCookieJar(),
-        middlewares=(_only_once,),
-    ) as session:
-        app[FORWARDING] = session
-        yield
-
-
-async def carrying_session(app: web.Application) -> AsyncIterator[None]:
-    """Connections for the streams that are carried to the leader: of their own, since each holds one as long as it
-    lives. Their number is that of the streams, which has a limit.
-    """
-    connector = aiohttp.TCPConnector(limit=0)
-    timeout = aiohttp.ClientTimeout(total=None, sock_connect=connect_timeout_s(app[NODE]))
-    async with aiohttp.ClientSession(
-        connector=connector, timeout=timeout, cookie_jar=aiohttp.DummyCookieJar()
-    ) as session:
-        app[CARRYING] = session
-        yield
-
-
-def leader_url(node: "Node", path: str) -> tuple[str, URL]:
-    """The leader's id, and where it answers a path and query. Raises NoLeader."""
-    leader = node.leader_id
-    address = node.config.address_of(leader) if leader is not None else None
-    if leader is None or leader == node.node_id or address is None:
-        raise NoLeader
-    return leader, URL(f"http://{address}{path}", encoded=True)
-
-
-async def forward(request: web.Request, body: bytes | None, *, writes: bool) -> web.Response | None:
-    """The leader's answer; None where this node leads and answers itself.
-
-    Raises:
-        NotLeader: the request was forwarded already.
-        NoLeader, LeaderUnreachable: it was not sent.
-        OutcomeUnknown: it was sent, and the answer did not come.
-    """
-    node = request.app[NODE]
-    if node.is_leader:
-        return None
-    if FORWARDED in request.headers:
-        raise NotLeader(node.leader_id)
-    leader, url = leader_url(node, request.rel_url.raw_path_qs)
-    headers = {name: request.headers[name] for name in _REQUEST_HEADERS if name in request.headers}
-    headers |= hop_headers(request)
-    timeout = aiohttp.ClientTimeout(
-        total=node.config.request_timeout_ms / 1000 + CONNECT_TIMEOUT_S, sock_connect=connect_timeout_s(node)
-    )
-    try:
-        async with request.app[FORWARDING].request(
-            request.method, url, data=sendable(body), headers=headers, timeout=timeout, allow_redirects=False
-        ) as answer:
-            content = await answer.read()
-            kept = {name: value for name, value in answer.headers.items() if _is_kept(name)}
-            return web.Response(status=answer.status, body=content, headers=kept)
-    except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as error:
-        seldom.warning("the leader cannot be reached", leader=leader, why=str(error) or type(error).__name__)
-        raise LeaderUnreachable(leader, str(error) or type(error).__name__) from None
-    except (aiohttp.ClientError, OSError) as error:
-        reason = f"the link to the leader {leader} broke ({str(error) or type(error).__name__})"
-        seldom.warning("forwarding failed", leader=leader, why=reason)
-        if writes:
-            raise OutcomeUnknown(reason) from None
-        raise LeaderUnreachable(leader, reason) from None
-
-
-def hop_headers(request: web.Request) -> dict[str, str]:
-    """What a node says of a request that it passes on: that it does, and the request's name."""
-    return {FORWARDED: request.app[NODE].node_id, REQUEST_ID: request[REQUEST_ID_KEY]}
+def hop_headers(node: "Node", request: web.Request) -> dict[str, str]:
+    """What a node adds to a request that it passes on: that it was forwarded, and its id."""
+    return {FORWARDED: node.node_id, REQUEST_ID: request[REQUEST_ID_KEY]}
 
 
 def sendable(body: bytes | None) -> bytes | BytesIO | None:
-    """The body as aiohttp takes it without a warning: it wants large ones as files."""
+    """The body in the form that aiohttp accepts without a warning: a large one as a file."""
     return body if body is None or len(body) <= TOO_LARGE_BYTES_BODY else BytesIO(body)
 
 
 def _is_kept(name: str) -> bool:
-    return name in _OWN_HEADERS or name.startswith("Quire-")
+    return name in _RESPONSE_HEADERS or name.startswith("Quire-")
+
+
+async def _pump(source: Socket, target: Socket) -> None:
+    while (message := await source.receive()).type in MESSAGES:
+        if message.type is WSMsgType.TEXT:
+            await target.send_str(message.data)  # The leader answers what is wrong with it.
+        else:
+            await target.send_bytes(message.data)
+
+
+async def _drop(upstream: aiohttp.ClientWebSocketResponse) -> None:
+    """Close at once: a closing handshake would read the answers that are due, and so have the leader make more."""
+    with suppress(TimeoutError):
+        async with asyncio.timeout(0):
+            await upstream.close()

@@ -1,11 +1,11 @@
-"""Errors as HTTP answers: RFC 9457 problem+json with stable types. The one place that maps errors to a status.
+"""Errors as HTTP responses: RFC 9457 problem+json with stable types. The only module that maps errors to a status.
 
-A problem's `type` is `urn:quire:problem:<name>`; an error's values stand beside it as members. What a client may
+A problem's `type` is `urn:quire:problem:<name>`; the error's attributes are its other members. What a client may
 conclude:
 
 - 4xx and 503: nothing was written
 - 504: the outcome is unknown
-- 500: a fault of ours; for a write the outcome is unknown, but for `machine-failed`: nothing was written
+- 500: a fault of the node; a write's outcome is unknown, except after `machine-failed`: nothing was written
 """
 
 import json
@@ -56,11 +56,11 @@ PROBLEM_JSON = "application/problem+json"
 
 
 class UnsupportedMedia(Malformed):
-    """The body's content type is not one that the call takes."""
+    """The call does not take the body's content type."""
 
 
 class NotReady(ClusterError):
-    """The node lives but should get no traffic yet."""
+    """The node runs but should get no traffic yet."""
 
     def __init__(self, reasons: list[str]) -> None:
         super().__init__("; ".join(reasons))
@@ -68,7 +68,7 @@ class NotReady(ClusterError):
 
 
 class Answer(NamedTuple):
-    """How one error is answered. `retry_after_s` is for those that pass by themselves."""
+    """How one error is answered. `retry_after_s` is given where the same request may succeed later."""
 
     status: int
     name: str
@@ -82,30 +82,30 @@ ANSWERS: dict[type[Exception], Answer] = {
     NotCommitted: Answer(404, "not-committed", "The record is not committed yet"),
     SessionUnknown: Answer(404, "session-unknown", "There is no such session"),
     NodeUnknown: Answer(404, "node-unknown", "There is no such node"),
-    BodyTimeout: Answer(408, "body-timeout", "The body did not come in time"),
+    BodyTimeout: Answer(408, "body-timeout", "The body did not arrive in time"),
     WrongIndex: Answer(409, "wrong-index", "The log's next index is not the expected one"),
     SequenceRefused: Answer(409, "sequence-refused", "The sequence is not the next one"),
-    SessionRefused: Answer(409, "session-refused", "The session does not answer this"),
-    MembersFull: Answer(409, "members-full", "There are as many members as there may be"),
-    NotInThisMode: Answer(409, "not-in-this-mode", "Not with this machine or mode"),
+    SessionRefused: Answer(409, "session-refused", "The session refuses the request"),
+    MembersFull: Answer(409, "members-full", "The cluster has its maximum number of members"),
+    NotInThisMode: Answer(409, "not-in-this-mode", "Not available with this machine or in this mode"),
     Expired: Answer(410, "expired", "The record has expired"),
     LimitExceeded: Answer(413, "limit-exceeded", "Too large"),
     UnsupportedMedia: Answer(415, "unsupported-media-type", "The body's content type is not supported"),
     CommandsRefused: Answer(422, "commands-refused", "The machine refuses the request"),
     SessionsFull: Answer(429, "sessions-full", "No further session can be opened", 60),
     QueryRefused: Answer(422, "query-refused", "The machine refuses the query"),
-    Overloaded: Answer(429, "overloaded", "Too much waits already", 1),
+    Overloaded: Answer(429, "overloaded", "The node is overloaded", 1),
     MachineFailed: Answer(500, "machine-failed", "The machine's own code failed"),
     NotLeader: Answer(503, "not-leader", "This node does not lead", 1),
     TransferFailed: Answer(503, "transfer-failed", "Leadership was not moved", 1),
     LeaderNotServing: Answer(503, "leader-not-serving", "The leader has just been elected", 1),
-    ChangeUnderWay: Answer(503, "change-under-way", "The members are being changed already", 1),
-    NodeNotConnected: Answer(503, "node-not-connected", "The node is not there", 1),
+    ChangeUnderWay: Answer(503, "change-under-way", "Another change of members is in progress", 1),
+    NodeNotConnected: Answer(503, "node-not-connected", "The node is not connected", 1),
     NodeBehind: Answer(503, "node-behind", "The node has not caught up", 1),
-    VotersUnheard: Answer(503, "voters-unheard", "Too few voters would be left", 1),
-    NoLeader: Answer(503, "no-leader", "There is no leader at the moment", 1),
+    VotersUnheard: Answer(503, "voters-unheard", "Too few voters would remain", 1),
+    NoLeader: Answer(503, "no-leader", "No leader is known", 1),
     LeaderUnreachable: Answer(503, "leader-unreachable", "The leader cannot be reached", 1),
-    StateUnavailable: Answer(503, "state-unavailable", "This node cannot answer from its machine", 1),
+    StateUnavailable: Answer(503, "state-unavailable", "This node cannot read its machine", 1),
     CorruptHere: Answer(503, "corrupt-here", "The record is corrupt on this node", 1),
     DiskFullError: Answer(503, "disk-full", "The disk is full", 10),
     SnapshotFailed: Answer(503, "snapshot-failed", "No snapshot was taken", 10),
@@ -114,12 +114,12 @@ ANSWERS: dict[type[Exception], Answer] = {
     OutcomeUnknown: Answer(504, "outcome-unknown", "The outcome is unknown"),
 }
 
-# Attributes of an error that a problem calls by another name; a reason is its detail already.
+# Attributes of an error that have another name in a problem. A reason is left out: it is in the detail.
 MEMBER_NAMES = {"lowest": "lowest_index", "highest": "highest_index", "reason": None}
 
 
 def answer_of(error: ClusterError) -> Answer:
-    """The row for an error, or for the nearest of its base classes. Raises KeyError for one without a row."""
+    """The row of an error's class, or of its nearest base class. Raises KeyError if there is none."""
     for base in type(error).__mro__:
         if base in ANSWERS:
             return ANSWERS[base]
@@ -127,7 +127,7 @@ def answer_of(error: ClusterError) -> Answer:
 
 
 def problem_of(error: ClusterError, request_id: str) -> web.Response:
-    """The answer to the request of that name that ended in this error."""
+    """The response to the request with that id, which failed with this error."""
     answer = answer_of(error)
     names = ((MEMBER_NAMES.get(name, name), value) for name, value in vars(error).items())
     members = {name: value for name, value in names if name is not None} | {"request_id": request_id}
@@ -140,7 +140,7 @@ def problem_of(error: ClusterError, request_id: str) -> web.Response:
 
 
 def problem(status: int, name: str, title: str, detail: str, members: dict[str, Any] | None = None) -> web.Response:
-    """A problem+json answer."""
+    """A problem+json response."""
     body = {"type": TYPE_PREFIX + name, "title": title, "status": status, "detail": detail, **(members or {})}
     return web.Response(status=status, body=_as_json(body), content_type=PROBLEM_JSON)
 
@@ -148,5 +148,16 @@ def problem(status: int, name: str, title: str, detail: str, members: dict[str, 
 def _as_json(body: dict[str, Any]) -> bytes:
     try:
         return orjson.dumps(body, default=repr)
-    except TypeError:  # An error may quote what is no text, or a number beyond 64 bits, as a machine's refusal can.
+    except TypeError:  # An error may quote a lone surrogate or an integer beyond 64 bits, as a machine's refusal can.
         return json.dumps(body, default=repr, ensure_ascii=False).encode(errors="replace")
+
+
+def drop_frames(error: BaseException | None) -> None:
+    """Remove the tracebacks of an error that was handled, and of those that caused it.
+
+    A traceback's frames hold what the handler held: a body, a response of megabytes. If a future in such a frame also
+    holds the error, the cycle keeps all of it until the garbage collector runs, which under load takes seconds.
+    """
+    while error is not None:
+        error.__traceback__ = None
+        error = error.__context__

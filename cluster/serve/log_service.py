@@ -10,7 +10,7 @@ from quire.log import LogError
 
 from ..config.settings import ConfigInvalid, load_settings
 from ..data_dir.identity import DataDirRefused
-from ..http.admission.door import Door
+from ..http.admission.connections import ConnectionLimit
 from ..standalone.app import make_app
 from ..standalone.config import StandaloneConfig
 from ..standalone.service import MODE, LogService
@@ -49,8 +49,8 @@ class _LogService:
         except DataDirRefused as error:
             raise CannotStart(str(error)) from None
 
-    def app(self, door: Door) -> web.Application:
-        return make_app(self._log, door)
+    def app(self, connections: ConnectionLimit) -> web.Application:
+        return make_app(self._log, connections)
 
     async def leave(self) -> None:
         """Nobody follows it."""

@@ -12,7 +12,7 @@ from quire.sm import MachineError
 from ..config.serve import ServeConfig, load_config
 from ..config.settings import ConfigInvalid
 from ..errors import ClusterError
-from ..http.admission.door import PEER_RESERVE, Door
+from ..http.admission.connections import PEER_RESERVE, ConnectionLimit
 from ..http.app import make_app
 from ..node.node import Node
 from .arguments import STANDALONE, parse_serve
@@ -61,8 +61,8 @@ class _NodeService:
         except (MachineError, ClusterError) as error:
             raise CannotStart(str(error)) from None
 
-    def app(self, door: Door) -> web.Application:
-        return make_app(self._node, door)
+    def app(self, connections: ConnectionLimit) -> web.Application:
+        return make_app(self._node, connections)
 
     async def leave(self) -> None:
         await self._node.hand_over()

@@ -23,7 +23,7 @@ from quire.log import LogError
 from ..address import host_and_port
 from ..cli.output import Exit
 from ..config.settings import ConfigInvalid
-from ..http.admission.door import CONNECTIONS_LIMIT, PEER_RESERVE, Door
+from ..http.admission.connections import CONNECTIONS_LIMIT, PEER_RESERVE, ConnectionLimit
 from ..http.app import BACKLOG, serve_app
 from .heap import give_large_blocks_back
 
@@ -61,7 +61,7 @@ class Service(Protocol):
         """Open what it serves from. Raises OSError, LogError, CannotStart."""
         ...
 
-    def app(self, door: Door) -> web.Application:
+    def app(self, connections: ConnectionLimit) -> web.Application:
         """What answers, once it has started."""
         ...
 
@@ -106,9 +106,9 @@ async def _serve(make: Callable[[], Service], listen_on: str, data_dir: Path) ->
     except BaseException:
         listening.close()
         raise
-    door = Door(_connections_limit(), reserve=service.connections_reserve)
-    runner = web.AppRunner(service.app(door), shutdown_timeout=SHUTDOWN_TIMEOUT_S)
-    server = await serve_app(runner, door, listening)
+    connections = ConnectionLimit(_connections_limit(), reserve=service.connections_reserve)
+    runner = web.AppRunner(service.app(connections), shutdown_timeout=SHUTDOWN_TIMEOUT_S)
+    server = await serve_app(runner, connections, listening)
     collecting = asyncio.create_task(collect_less_often(), name="collector")
     print(f"quire: {service.title} listens on {listen_on}", flush=True)
     await _first_of(stop, service.ended)

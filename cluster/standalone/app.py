@@ -13,25 +13,21 @@ from aiohttp import web
 from quire.log import Kind, Log, Record, Spool, StoredRecord, ValueStream, blob_head
 
 from ..errors import BodyTimeout, LimitExceeded, Malformed, WrongIndex
-from ..http.admission.connection import cut
-from ..http.admission.door import Door
-from ..http.admission.inflow import Inflow
-from ..http.admission.outflow import STUCK_S
-from ..http.admission.places import Places
-from ..http.app import answer_errors, name_the_request
-from ..http.decoding import JSON, OCTETS, content_type_of, decode_records, read_body
-from ..http.encoding import answer
-from ..http.keys import DOOR, INFLOW, KNOWN_HEADERS
-from ..http.parameters import integer_of, parameters_of, parse_integer
-from ..http.request_ids import REQUEST_ID
+from ..http.admission.concurrency import ConcurrencyLimit
+from ..http.admission.connections import ConnectionLimit, cut
+from ..http.admission.slow_callers import STALL_TIMEOUT_S
+from ..http.api import ADMISSION, Admission
+from ..http.app import add_request_id, errors_as_problems
+from ..http.bodies import JSON, OCTETS, answer, content_type_of, decode_records, read_body
+from ..http.request import REQUEST_ID, integer_of, parameters_of, parse_integer
 from ..http.routes.ranges import KIND_NAMES
 from ..http.routes.records import BIN_LIMIT_BYTES, BODIES
 from ..values import decode_json
 from .service import LogService
 
 SERVICE: web.AppKey[LogService] = web.AppKey("service", LogService)
-WRITES: web.AppKey[Places] = web.AppKey("writes", Places)
-READS: web.AppKey[Places] = web.AppKey("reads", Places)
+WRITES: web.AppKey[ConcurrencyLimit] = web.AppKey("writes", ConcurrencyLimit)
+READS: web.AppKey[ConcurrencyLimit] = web.AppKey("reads", ConcurrencyLimit)
 
 WRITES_LIMIT = 256  # Each may hold as much memory as the log's write buffer, 256 KiB.
 READS_LIMIT = 256  # Each may hold a chunk of 1 MiB of a large record.
@@ -43,13 +39,13 @@ HEADERS = frozenset(name.lower() for name in (REQUEST_ID, QUIRE_HEADERS))
 Result = TypeVar("Result")
 
 
-def make_app(service: LogService, door: Door | None = None) -> web.Application:
+def make_app(service: LogService, connections: ConnectionLimit | None = None) -> web.Application:
     """The application that answers for one log."""
-    app = web.Application(middlewares=[answer_errors])
-    app[SERVICE], app[KNOWN_HEADERS] = service, HEADERS
-    app[DOOR], app[INFLOW] = Door() if door is None else door, Inflow()
-    app[WRITES], app[READS] = Places(WRITES_LIMIT), Places(READS_LIMIT)
-    app.on_response_prepare.append(name_the_request)
+    app = web.Application(middlewares=[errors_as_problems(HEADERS)])
+    app[SERVICE] = service
+    app[ADMISSION] = Admission(ConnectionLimit() if connections is None else connections)
+    app[WRITES], app[READS] = ConcurrencyLimit(WRITES_LIMIT), ConcurrencyLimit(READS_LIMIT)
+    app.on_response_prepare.append(add_request_id)
     app.add_routes(
         [
             web.get("/index_bounds", get_index_bounds),
@@ -84,7 +80,7 @@ async def get_record(request: web.Request) -> web.StreamResponse:
             return _small(request, service.log.read(index))
         stream = service.log.read_stream(index)
     try:
-        with request.app[READS].place(), service.answering(index):
+        with request.app[READS].slot(), service.answering(index):
             await in_thread(stream.verify)
             return await _streamed(request, stream)
     finally:
@@ -105,7 +101,7 @@ async def _streamed(request: web.Request, stream: ValueStream) -> web.StreamResp
     chunks = iter(stream)
     while chunk := await in_thread(lambda: next(chunks, b"")):
         try:
-            async with asyncio.timeout(STUCK_S):
+            async with asyncio.timeout(STALL_TIMEOUT_S):
                 await response.write(chunk)
         except TimeoutError:
             # A reader that takes nothing holds a place; its connection is cut, so that it cannot take this for the end.
@@ -125,7 +121,7 @@ async def post_records(request: web.Request) -> web.Response:
     expected_index = integer_of(parameters_of(request, "index"), "index")
     content_type = content_type_of(request, BODIES)
     headers = _record_headers(request, content_type)
-    with request.app[WRITES].place(), service.answering():
+    with request.app[WRITES].slot(), service.answering():
         if expected_index is not None and expected_index != service.log.bounds.highest_index:
             raise WrongIndex(expected_index, service.log.bounds.highest_index)
         if content_type == OCTETS:
@@ -211,7 +207,7 @@ async def post_truncate(request: web.Request) -> web.Response:
     index = document.get("truncate_index") if isinstance(document, dict) and len(document) == 1 else None
     if type(index) is not int or index < 0:
         raise Malformed('the body must be {"truncate_index": n} and nothing else')
-    with request.app[WRITES].place(), service.answering(index):
+    with request.app[WRITES].slot(), service.answering(index):
         service.log.truncate(index)
     return answer(request, _bounds(service.log))
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from aiohttp import ClientSession, web
 
-from quire.cluster.http.admission.door import Door
+from quire.cluster.http.admission.connections import ConnectionLimit
 from quire.cluster.http.app import serve_app
 from quire.cluster.http.forwarding import sendable
 from quire.cluster.serve.process import listen
@@ -123,10 +123,10 @@ async def served(data_dir: Path, device: Device | None = None, **fields: Any) ->
     config = StandaloneConfig(listen=address, data_dir=data_dir, **fields)
     service = LogService(config, HeldDirectory(data_dir, device))
     await service.start()
-    door = Door(reserve=0)
-    application = make_app(service, door)
+    connections = ConnectionLimit(reserve=0)
+    application = make_app(service, connections)
     runner = web.AppRunner(application, access_log=None, shutdown_timeout=2.0)
-    server = await serve_app(runner, door, listen(address))
+    server = await serve_app(runner, connections, listen(address))
     try:
         async with ClientSession() as client:
             yield ServedLog(service, f"http://{address}", client, application)

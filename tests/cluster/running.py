@@ -13,7 +13,7 @@ from aiohttp import ClientResponse, ClientSession, DummyCookieJar, web
 
 from quire.cluster.address import host_and_port
 from quire.cluster.config.serve import ServeConfig
-from quire.cluster.http.admission.door import Door
+from quire.cluster.http.admission.connections import ConnectionLimit
 from quire.cluster.http.app import make_app, serve_app
 from quire.cluster.http.forwarding import sendable
 from quire.cluster.node.node import Node
@@ -173,7 +173,7 @@ async def started(config: ServeConfig) -> RunningNode:
     """A node that answers on its address."""
     node = Node(config)
     await node.start()
-    door = Door()
-    runner = web.AppRunner(make_app(node, door), shutdown_timeout=0.5)
-    server = await serve_app(runner, door, socket.create_server(host_and_port(config.listen)))
+    connections = ConnectionLimit()
+    runner = web.AppRunner(make_app(node, connections), shutdown_timeout=0.5)
+    server = await serve_app(runner, connections, socket.create_server(host_and_port(config.listen)))
     return RunningNode(config, node, runner, server)

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from quire.cluster.errors import LimitExceeded, Malformed
-from quire.cluster.http.decoding import (
+from quire.cluster.http.bodies import (
     JSON,
     MSGPACK,
     NDJSON,

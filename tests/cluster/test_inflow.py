@@ -7,8 +7,8 @@ import pytest
 import pytest_asyncio
 
 from quire.cluster.address import host_and_port
-from quire.cluster.http.admission.inflow import Inflow
-from quire.cluster.http.keys import INFLOW
+from quire.cluster.http.admission.slow_callers import RequestBodyLimit
+from quire.cluster.http.api import ADMISSION
 from tests.cluster.conditions import held
 from tests.cluster.running import RunningCluster, running_cluster
 
@@ -24,25 +24,27 @@ HEAD = b"POST /commands HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def cluster(tmp_path_factory: pytest.TempPathFactory) -> AsyncGenerator[RunningCluster, None]:
-    async with running_cluster(tmp_path_factory.mktemp("inflow"), election_timeout_ms=5000) as running:
+    async with running_cluster(tmp_path_factory.mktemp("bodies"), election_timeout_ms=5000) as running:
         yield running
 
 
-Limited = Callable[..., Inflow]
+Limited = Callable[..., RequestBodyLimit]
 
 
 @pytest.fixture
 def limited(cluster: RunningCluster, monkeypatch: pytest.MonkeyPatch) -> Limited:
     """Gives a node other limits, for one test."""
 
-    def limited(at: str, held_bytes: int = LIMIT, stuck_s: float = DEADLINE_S, idle_s: float = DEADLINE_S) -> Inflow:
+    def limited(
+        at: str, held_bytes: int = LIMIT, stall_timeout_s: float = DEADLINE_S, idle_s: float = DEADLINE_S
+    ) -> RequestBodyLimit:
         app = cluster.nodes[at].runner.app
         assert app is not None
-        inflow = app[INFLOW]
-        monkeypatch.setattr(inflow, "_limit", held_bytes)
-        monkeypatch.setattr(inflow, "_stuck_s", stuck_s)
-        monkeypatch.setattr(inflow, "_idle_s", idle_s)
-        return inflow
+        bodies = app[ADMISSION].request_bodies
+        monkeypatch.setattr(bodies, "_limit", held_bytes)
+        monkeypatch.setattr(bodies, "_stall_timeout_s", stall_timeout_s)
+        monkeypatch.setattr(bodies, "_idle_s", idle_s)
+        return bodies
 
     return limited
 
@@ -82,9 +84,9 @@ async def sender(cluster: RunningCluster, at: str, sends: bytes, of: int) -> Sen
     return made
 
 
-async def holds(cluster: RunningCluster, inflow: Inflow, held_bytes: int) -> None:
+async def holds(cluster: RunningCluster, bodies: RequestBodyLimit, held_bytes: int) -> None:
     async with asyncio.timeout(DEADLINE_S):
-        while inflow.held_bytes != held_bytes:
+        while bodies.held_bytes != held_bytes:
             await cluster.ask("n1", "GET", "/healthz")
 
 
@@ -92,12 +94,12 @@ async def holds(cluster: RunningCluster, inflow: Inflow, held_bytes: int) -> Non
 async def test_bodies_may_be_as_long_together_as_the_limit_and_no_longer(
     cluster: RunningCluster, limited: Limited, at: str
 ) -> None:
-    inflow = limited(at)
+    bodies = limited(at)
 
     fits = await cluster.ask(at, "POST", "/commands", padded(LIMIT), JSON)
     too_long = await cluster.ask(at, "POST", "/commands", padded(LIMIT + 1), JSON)
     first = await sender(cluster, at, padded(900)[:600], of=900)
-    await holds(cluster, inflow, 600)
+    await holds(cluster, bodies, 600)
     beside = await cluster.ask(at, "POST", "/commands", padded(400), JSON)
     too_much = await cluster.ask(at, "POST", "/commands", padded(401), JSON)
     await first.send(padded(900)[600:])
@@ -107,61 +109,61 @@ async def test_bodies_may_be_as_long_together_as_the_limit_and_no_longer(
         assert (refused.status, refused.problem, refused.headers["Retry-After"]) == (429, "overloaded", "1")
     assert b" 200 " in await first.answer()
     first.hang_up()
-    await holds(cluster, inflow, 0)
+    await holds(cluster, bodies, 0)
 
 
 @EVERYWHERE
 async def test_who_sends_nothing_for_longest_makes_room_for_another(
     cluster: RunningCluster, limited: Limited, at: str
 ) -> None:
-    inflow = limited(at, idle_s=0.0)
+    bodies = limited(at, idle_s=0.0)
     stuck = [await sender(cluster, at, padded(300), of=900) for _ in range(3)]
-    await holds(cluster, inflow, 900)
+    await holds(cluster, bodies, 900)
 
     reply = await cluster.ask(at, "POST", "/commands", padded(300), JSON)
 
     assert reply.status == 200
     assert await stuck[0].answer() == b""
-    await holds(cluster, inflow, 600)
+    await holds(cluster, bodies, 600)
     await stuck[1].send(padded(900)[300:600])
-    assert inflow.held_bytes <= LIMIT
+    assert bodies.held_bytes <= LIMIT
     for caller in stuck:
         caller.hang_up()
-    await holds(cluster, inflow, 0)
+    await holds(cluster, bodies, 0)
 
 
 @EVERYWHERE
 async def test_however_many_are_stuck_memory_has_its_bound_and_the_others_are_served(
     cluster: RunningCluster, limited: Limited, at: str
 ) -> None:
-    inflow = limited(at, held_bytes=1 << 20, idle_s=0.0)
+    bodies = limited(at, held_bytes=1 << 20, idle_s=0.0)
     most = 0
     callers = []
     for _ in range(100):
         callers.append(await sender(cluster, at, bytes(1 << 16), of=1 << 20))
         reply = await cluster.ask(at, "POST", "/commands", ADD_0, JSON)
         assert reply.status == 200
-        most = max(most, inflow.held_bytes)
+        most = max(most, bodies.held_bytes)
 
     assert 1 << 18 < most <= 1 << 20
     for caller in callers:
         caller.hang_up()
-    await holds(cluster, inflow, 0)
+    await holds(cluster, bodies, 0)
 
 
 @EVERYWHERE
 async def test_a_body_that_is_whole_is_not_cut_off_for_another(
     cluster: RunningCluster, limited: Limited, at: str
 ) -> None:
-    inflow = limited(at, idle_s=0.0)
+    bodies = limited(at, idle_s=0.0)
     with held(cluster):
         waits = asyncio.create_task(cluster.ask(at, "POST", "/commands", padded(900), JSON))
-        await holds(cluster, inflow, 900)
+        await holds(cluster, bodies, 900)
         refused = await cluster.ask(at, "POST", "/commands", padded(200), JSON)
 
     assert (refused.status, refused.problem) == (429, "overloaded")
     assert (await waits).status == 200
-    await holds(cluster, inflow, 0)
+    await holds(cluster, bodies, 0)
 
 
 @EVERYWHERE
@@ -169,7 +171,7 @@ async def test_a_body_that_is_whole_is_not_cut_off_for_another(
 async def test_a_body_that_does_not_come_on_is_told_so(
     cluster: RunningCluster, limited: Limited, at: str, sent: bytes
 ) -> None:
-    inflow = limited(at, stuck_s=0.05)
+    bodies = limited(at, stall_timeout_s=0.05)
     caller = Sender(*await asyncio.open_connection(*host_and_port(cluster.address(at))))
     chunked = sent.startswith(b"5")
 
@@ -177,7 +179,7 @@ async def test_a_body_that_does_not_come_on_is_told_so(
 
     assert b" 408 " in await caller.answer()
     caller.hang_up()
-    await holds(cluster, inflow, 0)
+    await holds(cluster, bodies, 0)
 
 
 @EVERYWHERE
@@ -185,13 +187,13 @@ async def test_a_later_chunk_that_is_none_is_told_in_the_end(
     cluster: RunningCluster, limited: Limited, at: str
 ) -> None:
     # aiohttp tells its handler nothing of it.
-    inflow = limited(at, stuck_s=0.5)
+    bodies = limited(at, stall_timeout_s=0.5)
     caller = Sender(*await asyncio.open_connection(*host_and_port(cluster.address(at))))
     await caller.send(HEAD + b'Transfer-Encoding: chunked\r\n\r\n5\r\n{"com\r\n')
-    await holds(cluster, inflow, 5)
+    await holds(cluster, bodies, 5)
 
     await caller.send(b"zz\r\n")
 
     assert b" 408 " in await caller.answer()
     caller.hang_up()
-    await holds(cluster, inflow, 0)
+    await holds(cluster, bodies, 0)

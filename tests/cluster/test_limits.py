@@ -12,8 +12,8 @@ import pytest_asyncio
 from quire.cluster.address import host_and_port
 from quire.cluster.config.serve import FRAME_OVERHEAD_BYTES
 from quire.cluster.errors import LimitExceeded
-from quire.cluster.http.admission.door import Door
-from quire.cluster.http.keys import DOOR
+from quire.cluster.http.admission.connections import ConnectionLimit
+from quire.cluster.http.api import ADMISSION
 from quire.cluster.http.routes.sessions import BODY_BYTES, NAME_CHARACTERS
 from quire.cluster.node.pending import FutureWaiter
 from quire.log import Kind, encode_blob
@@ -172,10 +172,10 @@ async def test_a_session_s_window_may_be_under_way_and_no_more(cluster: RunningC
 # Connections
 
 
-def door_of(cluster: RunningCluster, at: str) -> Door:
+def connections_of(cluster: RunningCluster, at: str) -> ConnectionLimit:
     app = cluster.nodes[at].runner.app
     assert app is not None
-    return app[DOOR]
+    return app[ADMISSION].connections
 
 
 class Caller:
@@ -214,12 +214,12 @@ async def caller(cluster: RunningCluster, at: str, opened: ExitStack) -> Caller:
 async def test_past_the_limit_of_connections_only_peers_are_answered_and_past_the_reserve_nobody(
     cluster: RunningCluster, at: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    door = door_of(cluster, at)
+    connections = connections_of(cluster, at)
     with ExitStack() as opened:
         last = await caller(cluster, at, opened)
         assert (await last.ask("/healthz"))[0] == b"HTTP/1.1 200 OK"
-        monkeypatch.setattr(door, "limit", len(door))
-        monkeypatch.setattr(door, "_reserve", 2)
+        monkeypatch.setattr(connections, "limit", len(connections))
+        monkeypatch.setattr(connections, "_reserve", 2)
 
         surplus, peer = await caller(cluster, at, opened), await caller(cluster, at, opened)
         too_many = await caller(cluster, at, opened)
@@ -235,7 +235,7 @@ async def test_past_the_limit_of_connections_only_peers_are_answered_and_past_th
         assert peer_status == b"HTTP/1.1 400 Bad Request"  # It is no WebSocket; but it was let in.
         assert (await last.ask("/healthz"))[0] == b"HTTP/1.1 200 OK"
     async with asyncio.timeout(DEADLINE_S):
-        while len(door) >= door.limit:
+        while len(connections) >= connections.limit:
             await asyncio.to_thread(lambda: None)
     with ExitStack() as opened:
         assert (await (await caller(cluster, at, opened)).ask("/healthz"))[0] == b"HTTP/1.1 200 OK"
@@ -246,9 +246,9 @@ async def test_past_the_limit_of_connections_every_path_of_the_peers_is_answered
     cluster: RunningCluster, at: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     paths = [route.path for route in cluster.nodes[at].node.routes()]
-    door = door_of(cluster, at)
+    connections = connections_of(cluster, at)
     with ExitStack() as opened:
-        monkeypatch.setattr(door, "limit", len(door))
+        monkeypatch.setattr(connections, "limit", len(connections))
         for path in paths:
             status, _, _ = await (await caller(cluster, at, opened)).ask(path)
             assert (path, status) == (path, b"HTTP/1.1 400 Bad Request")  # Admitted; the request is no WebSocket's.
@@ -260,9 +260,9 @@ async def test_past_the_limit_of_connections_every_path_of_the_peers_is_answered
 async def test_connections_that_come_at_once_are_counted_one_by_one(
     cluster: RunningCluster, at: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    door = door_of(cluster, at)
-    monkeypatch.setattr(door, "limit", len(door) + 5)
-    monkeypatch.setattr(door, "_reserve", 5)
+    connections = connections_of(cluster, at)
+    monkeypatch.setattr(connections, "limit", len(connections) + 5)
+    monkeypatch.setattr(connections, "_reserve", 5)
     with ExitStack() as opened:
         callers = await asyncio.gather(*(caller(cluster, at, opened) for _ in range(30)))
         answers = await asyncio.gather(*(caller.ask("/healthz") for caller in callers))

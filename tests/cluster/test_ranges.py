@@ -9,8 +9,8 @@ import orjson
 import pytest
 import pytest_asyncio
 
-from quire.cluster.http.admission.waiting import Waiting
-from quire.cluster.http.keys import WAITING
+from quire.cluster.http.admission.concurrency import LongPollLimit
+from quire.cluster.http.api import API
 from quire.cluster.http.routes.ranges import RANGE_RECORDS, SHARDS_LIMIT, WAIT_LIMIT_MS
 from quire.log import Kind, unpack, walk_frames
 from tests.cluster.running import Reply, RunningCluster, running_cluster
@@ -51,18 +51,18 @@ async def waiting(cluster: RunningCluster, at: str, query: str, accept: str = ND
     """A request that waits at the end: on return the node has taken it."""
     places = cluster.nodes[at].runner.app
     assert places is not None
-    before = len(places[WAITING])
+    before = len(places[API].long_polls)
     task = asyncio.create_task(cluster.ask(at, "GET", f"/records?{query}", headers={"Accept": accept}))
     async with asyncio.timeout(DEADLINE_S):
-        while len(places[WAITING]) == before:
+        while len(places[API].long_polls) == before:
             await cluster.ask(at, "GET", "/healthz")
     return task
 
 
-def waiting_of(cluster: RunningCluster, at: str) -> Waiting:
+def waiting_of(cluster: RunningCluster, at: str) -> LongPollLimit:
     app = cluster.nodes[at].runner.app
     assert app is not None
-    return app[WAITING]
+    return app[API].long_polls
 
 
 def values(reply: Reply) -> list[Any]:

@@ -12,7 +12,7 @@ from structlog.contextvars import merge_contextvars
 from structlog.testing import capture_logs
 
 from quire.cluster.http import app
-from quire.cluster.http.request_ids import REQUEST_ID, REQUEST_ID_CHARACTERS, SeldomLog
+from quire.cluster.http.request import REQUEST_ID, REQUEST_ID_CHARACTERS, RateLimitedLog
 from quire.log import pack, unpack
 from tests.cluster.running import RunningCluster, running_cluster
 
@@ -33,7 +33,7 @@ async def cluster(tmp_path_factory: pytest.TempPathFactory) -> AsyncGenerator[Ru
 @pytest.fixture(autouse=True)
 def _nothing_kept_back(monkeypatch: pytest.MonkeyPatch) -> None:
     """What one test logs keeps nothing of another's back."""
-    monkeypatch.setattr(app, "seldom", SeldomLog(structlog.get_logger(app.__name__)))
+    monkeypatch.setattr(app, "rate_limited", RateLimitedLog(structlog.get_logger(app.__name__)))
 
 
 def commands(*values: Any) -> bytes:
@@ -102,14 +102,14 @@ async def test_a_slow_request_is_logged_but_one_that_waits_on_purpose_is_not(
 
 
 async def test_a_line_of_a_kind_comes_once_in_its_time_and_says_how_many_it_stands_for() -> None:
-    seldom, eager = SeldomLog(structlog.get_logger(), 3600), SeldomLog(structlog.get_logger(), 0)
+    limited, unlimited = RateLimitedLog(structlog.get_logger(), 3600), RateLimitedLog(structlog.get_logger(), 0)
     with capture_logs() as lines:
         for number in range(3):
-            seldom.warning("one", number=number)
-            seldom.warning("other", number=number)
-            eager.warning("each", number=number)
-        seldom.interval_s = 0
-        seldom.warning("one", number=3)
+            limited.warning("one", number=number)
+            limited.warning("other", number=number)
+            unlimited.warning("each", number=number)
+        limited.interval_s = 0
+        limited.warning("one", number=3)
 
     told = [(line["event"], line["number"], line.get("kept_back")) for line in lines]
     assert [line for line in told if line[0] == "one"] == [("one", 0, None), ("one", 3, 2)]

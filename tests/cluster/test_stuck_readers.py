@@ -9,8 +9,8 @@ import pytest
 import pytest_asyncio
 
 from quire.cluster.address import host_and_port
-from quire.cluster.http.admission.outflow import Outflow
-from quire.cluster.http.keys import OUTFLOW
+from quire.cluster.http.admission.slow_callers import ResponseBodyLimit
+from quire.cluster.http.api import API
 from quire.log import pack
 from tests.cluster.running import RunningCluster, running_cluster
 
@@ -41,10 +41,10 @@ async def cluster(tmp_path_factory: pytest.TempPathFactory) -> AsyncGenerator[Ru
         yield running
 
 
-def outflow_of(cluster: RunningCluster, at: str) -> Outflow:
+def responses_of(cluster: RunningCluster, at: str) -> ResponseBodyLimit:
     app = cluster.nodes[at].runner.app
     assert app is not None
-    return app[OUTFLOW]
+    return app[API].response_bodies
 
 
 def stuck_reader(cluster: RunningCluster, at: str, accept: str, opened: ExitStack) -> socket.socket:
@@ -59,14 +59,14 @@ def stuck_reader(cluster: RunningCluster, at: str, accept: str, opened: ExitStac
 async def held(cluster: RunningCluster, at: str, *, above: int) -> None:
     """Return when the node holds more than so many bytes for its readers."""
     async with asyncio.timeout(DEADLINE_S):
-        while outflow_of(cluster, at).held_bytes <= above:
+        while responses_of(cluster, at).held_bytes <= above:
             await cluster.ask(at, "GET", "/healthz")
 
 
 async def nothing_held(cluster: RunningCluster, at: str) -> None:
     """Return when the node holds nothing for a reader any more."""
     async with asyncio.timeout(DEADLINE_S):
-        while outflow_of(cluster, at).held_bytes:
+        while responses_of(cluster, at).held_bytes:
             await cluster.ask(at, "GET", "/healthz")
 
 
@@ -76,7 +76,7 @@ async def test_a_reader_that_takes_nothing_is_cut_off_in_the_end(
     cluster: RunningCluster, monkeypatch: pytest.MonkeyPatch, at: str, accept: str
 ) -> None:
     await nothing_held(cluster, at)
-    monkeypatch.setattr(outflow_of(cluster, at), "_stuck_s", 0.3)
+    monkeypatch.setattr(responses_of(cluster, at), "_stall_timeout_s", 0.3)
     with ExitStack() as opened:
         stuck_reader(cluster, at, accept, opened)
         await held(cluster, at, above=0)
@@ -89,10 +89,10 @@ async def test_a_reader_that_takes_nothing_is_cut_off_in_the_end(
 async def test_stuck_readers_hold_a_bounded_memory_and_nobody_else_up(
     cluster: RunningCluster, monkeypatch: pytest.MonkeyPatch, at: str, accept: str
 ) -> None:
-    outflow, epoch = outflow_of(cluster, at), cluster.nodes[at].node.role.epoch
+    responses, epoch = responses_of(cluster, at), cluster.nodes[at].node.role.epoch
     await nothing_held(cluster, at)
-    monkeypatch.setattr(outflow, "_limit", LIMIT_BYTES)
-    monkeypatch.setattr(outflow, "_idle_s", 0.0)
+    monkeypatch.setattr(responses, "_limit", LIMIT_BYTES)
+    monkeypatch.setattr(responses, "_idle_s", 0.0)
     with ExitStack() as opened:
         for number in range(1, 7):
             stuck_reader(cluster, at, accept, opened)
@@ -102,7 +102,7 @@ async def test_stuck_readers_hold_a_bounded_memory_and_nobody_else_up(
             told = await cluster.ask(at, "GET", f"/records?from={written.document['write_index']}&wait_ms=20000")
             long = await cluster.ask(at, "GET", f"/records?from={FIRST}&to={FIRST + 1}", headers={"Accept": accept})
 
-            assert outflow.held_bytes <= LIMIT_BYTES
+            assert responses.held_bytes <= LIMIT_BYTES
             assert (written.status, told.status, long.status) == (200, 200, 200)
             assert told.document["value"] == 1
     assert cluster.nodes[at].node.role.epoch == epoch, "nobody took the leader for dead"
@@ -112,13 +112,13 @@ async def test_stuck_readers_hold_a_bounded_memory_and_nobody_else_up(
 async def test_where_every_answer_moves_a_new_one_is_told_to_come_back(
     cluster: RunningCluster, monkeypatch: pytest.MonkeyPatch, at: str
 ) -> None:
-    outflow = outflow_of(cluster, at)
+    responses = responses_of(cluster, at)
     await nothing_held(cluster, at)
-    monkeypatch.setattr(outflow, "_idle_s", 3600.0)
+    monkeypatch.setattr(responses, "_idle_s", 3600.0)
     with ExitStack() as opened:
         stuck_reader(cluster, at, RAW_FRAMES, opened)
         await held(cluster, at, above=0)
-        monkeypatch.setattr(outflow, "_limit", outflow.held_bytes)
+        monkeypatch.setattr(responses, "_limit", responses.held_bytes)
 
         reply = await cluster.ask(at, "GET", f"/records?from={FIRST}", headers={"Accept": RAW_FRAMES})
 
@@ -130,7 +130,7 @@ async def test_a_slow_reader_that_takes_something_now_and_then_gets_all_of_it(
     cluster: RunningCluster, monkeypatch: pytest.MonkeyPatch, at: str
 ) -> None:
     await nothing_held(cluster, at)
-    monkeypatch.setattr(outflow_of(cluster, at), "_stuck_s", 2.0)
+    monkeypatch.setattr(responses_of(cluster, at), "_stall_timeout_s", 2.0)
     url = f"http://{cluster.address(at)}/records?from={FIRST}&to={FIRST + 1}"
     loop = asyncio.get_running_loop()
     taken = 0

@@ -9,10 +9,10 @@ import pytest
 import pytest_asyncio
 from aiohttp import ClientSession, ClientWebSocketResponse, TCPConnector, WSMsgType
 
-from quire.cluster.http.admission import stuck
-from quire.cluster.http.admission.places import Places
+from quire.cluster.http.admission import slow_callers
+from quire.cluster.http.admission.concurrency import ConcurrencyLimit
+from quire.cluster.http.api import API
 from quire.cluster.http.forwarding import CONNECTION_LIMIT, FORWARDED
-from quire.cluster.http.keys import STREAMS
 from quire.cluster.http.routes.stream import WINDOW_BYTES
 from quire.log import pack, unpack
 from quire.sm import SESSION_WINDOW
@@ -36,10 +36,10 @@ async def cluster(tmp_path_factory: pytest.TempPathFactory) -> AsyncGenerator[Ru
         yield running
 
 
-def places_of(cluster: RunningCluster, at: str) -> Places:
+def streams_of(cluster: RunningCluster, at: str) -> ConcurrencyLimit:
     app = cluster.nodes[at].runner.app
     assert app is not None
-    return app[STREAMS]
+    return app[API].streams
 
 
 async def opened(cluster: RunningCluster) -> int:
@@ -63,7 +63,7 @@ async def said(socket: ClientWebSocketResponse) -> Any:
 
 async def none_open(cluster: RunningCluster) -> None:
     async with asyncio.timeout(DEADLINE_S):
-        while any(len(places_of(cluster, at)) for at in cluster.nodes):
+        while any(len(streams_of(cluster, at)) for at in cluster.nodes):
             await cluster.ask("n1", "GET", "/healthz")
 
 
@@ -92,7 +92,7 @@ async def flooded_by_a_silent_caller(cluster: RunningCluster, at: str) -> int:
 async def test_a_caller_that_takes_no_answers_holds_a_bounded_memory_is_cut_off_and_holds_nobody_up(
     cluster: RunningCluster, at: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(stuck, "STUCK_S", 1.0)
+    monkeypatch.setattr(slow_callers, "STALL_TIMEOUT_S", 1.0)
 
     taken = await flooded_by_a_silent_caller(cluster, at)
 
@@ -102,10 +102,10 @@ async def test_a_caller_that_takes_no_answers_holds_a_bounded_memory_is_cut_off_
 async def test_a_follower_that_cuts_a_silent_caller_off_has_the_leader_answer_nothing_more(
     cluster: RunningCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(stuck, "STUCK_S", 1.0)
-    unsent_bytes = stuck.unsent_bytes
+    monkeypatch.setattr(slow_callers, "STALL_TIMEOUT_S", 1.0)
+    unsent_bytes = slow_callers.unsent_bytes
     monkeypatch.setattr(
-        stuck, "unsent_bytes", lambda request: FORWARDED not in request.headers and unsent_bytes(request)
+        slow_callers, "unsent_bytes", lambda request: FORWARDED not in request.headers and unsent_bytes(request)
     )
 
     taken = await flooded_by_a_silent_caller(cluster, "n3")
@@ -117,7 +117,7 @@ async def test_a_follower_that_cuts_a_silent_caller_off_has_the_leader_answer_no
 async def test_a_slow_caller_that_takes_something_now_and_then_is_not_cut_off(
     cluster: RunningCluster, at: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(stuck, "STUCK_S", 0.2)
+    monkeypatch.setattr(slow_callers, "STALL_TIMEOUT_S", 0.2)
     slow = await stream(cluster, at)
     for number in range(20):
         await slow.send_bytes(pack([1 + COMMANDS * number, [RESULT_BYTES] * COMMANDS]))
@@ -142,7 +142,7 @@ async def test_as_many_streams_as_the_limit_are_open_and_one_more_is_told_to_com
     cluster: RunningCluster, at: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await none_open(cluster)
-    monkeypatch.setattr(places_of(cluster, at), "_limit", 2)
+    monkeypatch.setattr(streams_of(cluster, at), "_limit", 2)
     async with AsyncExitStack() as open_streams:
         for _ in range(2):
             await open_streams.enter_async_context(await stream(cluster, at))

@@ -22,7 +22,7 @@ from quire.cluster.client import (
     connect,
     connect_sync,
 )
-from quire.cluster.http.keys import WAITING
+from quire.cluster.http.api import API
 from tests.cluster.running import RunningCluster, running_cluster
 from tests.cluster.scripted import broken, lines, refusing, scripted
 
@@ -76,7 +76,7 @@ async def test_a_tail_of_what_comes_next_leaves_out_what_was(three: RunningClust
         end = (await cluster.status())["commit_index"]
         apps = [app for running in three.nodes.values() if (app := running.runner.app)]
         async with asyncio.timeout(DEADLINE_S):
-            while not any(len(app[WAITING]) for app in apps):
+            while not any(len(app[API].long_polls) for app in apps):
                 await cluster.ready(three.address("n1"))
         await cluster.append("after")
 

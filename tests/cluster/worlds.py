@@ -13,7 +13,7 @@ import pytest
 from aiohttp import ClientSession, DummyCookieJar, TCPConnector
 
 from quire.cluster.config.serve import ServeConfig
-from quire.cluster.http.keys import DOOR, STREAMS, WAITING
+from quire.cluster.http.api import ADMISSION, API
 from tests.cluster import conditions
 from tests.cluster.hop import cluster_with_hop
 from tests.cluster.running import Reply, RunningCluster, free_addresses, running_cluster, started
@@ -240,8 +240,8 @@ async def no_places(cluster: RunningCluster, at: str) -> AsyncGenerator[Values, 
     app = cluster.nodes[at].runner.app
     assert app is not None
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(app[WAITING], "_limit", 0)
-        patch.setattr(app[STREAMS], "_limit", 0)
+        patch.setattr(app[API].long_polls, "_limit", 0)
+        patch.setattr(app[API].streams, "_limit", 0)
         yield {}
 
 
@@ -252,7 +252,7 @@ async def crowded(cluster: RunningCluster, at: str) -> AsyncGenerator[Values, No
         app = cluster.nodes[at].runner.app
         assert app is not None
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(app[DOOR], "limit", 0)
+            patch.setattr(app[ADMISSION].connections, "limit", 0)
             async with ClientSession(connector=TCPConnector(), cookie_jar=DummyCookieJar()) as newcomer:
                 patch.setattr(cluster, "session", newcomer)
                 yield {**record, **session}

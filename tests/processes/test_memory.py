@@ -10,8 +10,7 @@ from pathlib import Path
 import pytest
 
 from quire.cluster.address import host_and_port
-from quire.cluster.http.admission.inflow import HELD_BYTES as BODIES_BYTES
-from quire.cluster.http.admission.outflow import HELD_BYTES as ANSWERS_BYTES
+from quire.cluster.http.admission.slow_callers import REQUESTS_HELD_BYTES, RESPONSES_HELD_BYTES
 from quire.log import pack
 from quire.replication.core import CoreOptions
 from tests.processes.cluster import RAW_FRAMES, Clusters, Node
@@ -68,7 +67,7 @@ def test_who_comes_on_top_of_an_overload_is_told_to_come_back_and_memory_stays_b
     answers = asyncio.run(all_posted(node, body, 120))
 
     grown = peak_bytes(node) - before
-    bound = BODIES_BYTES + CoreOptions().waiting_bytes + CoreOptions().uncommitted_bytes + SLACK_BYTES
+    bound = REQUESTS_HELD_BYTES + CoreOptions().waiting_bytes + CoreOptions().uncommitted_bytes + SLACK_BYTES
     assert set(answers) <= {(429, True), (503, True), (504, False), (0, False)}, answers
     assert answers[(429, True)] > 60
     assert grown < bound < 120 * len(body) // 2, f"{grown >> 20} MiB"
@@ -107,5 +106,5 @@ def test_stuck_tails_cost_a_bounded_memory_and_nobody_else_anything(clusters: Cl
                 assert (told.status in (200, 404), seen.status) == (True, 200)
         grown = peak_bytes(node) - before
 
-    assert grown < ANSWERS_BYTES + SLACK_BYTES < 160 * 6 * MIB, f"{grown >> 20} MiB"
+    assert grown < RESPONSES_HELD_BYTES + SLACK_BYTES < 160 * 6 * MIB, f"{grown >> 20} MiB"
     assert node.status()["epoch"] == epoch, "nobody took the leader for dead"

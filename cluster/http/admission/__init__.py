@@ -1,1 +1,1 @@
-"""Limits on callers: connections, concurrent requests, bodies, slow readers."""
+"""Limits on callers: connections, concurrent requests, slow and stalled transfers."""

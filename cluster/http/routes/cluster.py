@@ -1,44 +1,85 @@
-"""`GET /cluster`: what every member says of itself, as far as this node reaches it."""
+"""`GET /cluster`: the status of every member that this node reaches."""
 
 import asyncio
 from collections.abc import AsyncIterator, Iterable
 from http import HTTPStatus
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import aiohttp
 import orjson
 from aiohttp import web
 
-from ..encoding import answer
-from ..forwarding import hop_headers
-from ..keys import ASKING, NODE
-from ..parameters import parameters_of
+from ..api import API
+from ..bodies import answer
+from ..forwarding import KEEPALIVE_S, hop_headers
+from ..request import parameters_of
 
-DEADLINE_S = 1.0  # For one member's answer. Who needs longer is of no use to who watches a cluster.
-ASKED_AT_ONCE = 4  # Connections to one member; what comes on top waits within its deadline.
+if TYPE_CHECKING:
+    from ...node.node import Node
+
+DEADLINE_S = 1.0  # For one member's status. A slower one is of no use to somebody who watches a cluster.
+ASKED_AT_ONCE = 4  # Connections to one member; further requests wait, within their deadline.
 STATUS_LIMIT_BYTES = 1 << 20
 
 
-async def asking_session(app: web.Application) -> AsyncIterator[None]:
-    """Connections of their own, so that a burst of forwarded writes makes no member look silent."""
-    connector = aiohttp.TCPConnector(limit_per_host=ASKED_AT_ONCE, keepalive_timeout=15.0)
-    async with aiohttp.ClientSession(connector=connector, cookie_jar=aiohttp.DummyCookieJar()) as session:
-        app[ASKING] = session
-        yield
+class MemberStatuses:
+    """Asks the other members for their status. `run` it as a cleanup context of the application."""
+
+    def __init__(self, node: "Node") -> None:
+        self._node = node
+        self._session: aiohttp.ClientSession
+
+    async def run(self, _app: web.Application) -> AsyncIterator[None]:
+        """Keep connections of its own, so that a burst of forwarded writes makes no member look silent."""
+        connector = aiohttp.TCPConnector(limit_per_host=ASKED_AT_ONCE, keepalive_timeout=KEEPALIVE_S)
+        async with aiohttp.ClientSession(connector=connector, cookie_jar=aiohttp.DummyCookieJar()) as self._session:
+            yield
+
+    async def ask(self, request: web.Request, node_id: str) -> tuple[dict[str, Any] | None, str | None]:
+        """A member's status, or why there is none."""
+        url = f"http://{self._node.config.address_of(node_id)}/status"
+        headers, timeout = hop_headers(self._node, request), aiohttp.ClientTimeout(total=DEADLINE_S)
+        try:
+            async with self._session.get(url, headers=headers, timeout=timeout, allow_redirects=False) as response:
+                content = await _read(response)
+        except TimeoutError:
+            return None, f"no answer within {DEADLINE_S:g} s"
+        except (aiohttp.ClientError, OSError) as error:
+            return None, str(error) or type(error).__name__
+        if response.status != HTTPStatus.OK or content is None:
+            return None, f"it answered {response.status}" if content is not None else "its answer is too long"
+        try:
+            status = orjson.loads(content)
+        except orjson.JSONDecodeError:
+            status = None
+        if not isinstance(status, dict) or status.get("node_id") != node_id:
+            return None, "another program answers there"
+        return status, None
+
+
+async def _read(response: aiohttp.ClientResponse) -> bytes | None:
+    """The whole body; None if it is too long."""
+    content = b""
+    async for chunk in response.content.iter_any():
+        content += chunk
+        if len(content) > STATUS_LIMIT_BYTES:
+            return None
+    return content
 
 
 async def get_cluster(request: web.Request) -> web.Response:
     """{"node_id", "leader", "leaders", "snapshots", "nodes"}: this node, the leader that it hears, every member by id.
 
-    `leaders` is what the members that answered say of the epochs in which they led, oldest first. `snapshots` says at
-    which indices several of them have a snapshot, and at which those differ. A member is {"address", "status",
-    "failure"}: its own `/status`, or null and why it did not come in time.
+    `leaders` lists the epochs in which the members that answered have led, oldest first. `snapshots` has the indices at
+    which several of them have a snapshot, and those at which the snapshots differ. A member is {"address", "status",
+    "failure"}: its own `/status`, or null and why there is none.
     """
     parameters_of(request)
-    node = request.app[NODE]
+    api = request.app[API]
+    node = api.node
     others = [node_id for node_id in node.config.members if node_id != node.node_id]
-    told = await asyncio.gather(*(_ask(request, node_id) for node_id in others))
-    statuses = {node.node_id: (node.status(), None), **dict(zip(others, told, strict=True))}
+    asked = await asyncio.gather(*(api.members.ask(request, node_id) for node_id in others))
+    statuses = {node.node_id: (node.status(), None), **dict(zip(others, asked, strict=True))}
     nodes: dict[str, Any] = {}
     for node_id, address in node.config.members.items():
         status, failure = statuses[node_id]
@@ -55,7 +96,7 @@ async def get_cluster(request: web.Request) -> web.Response:
 
 
 def compare_snapshots(statuses: Iterable[dict[str, Any]]) -> dict[str, list[int]]:
-    """{"compared", "differ"}: the indices at which several nodes have a snapshot, and at which it is not the same."""
+    """{"compared", "differ"}: the indices at which several nodes have a snapshot, and those at which they differ."""
     sums: dict[int, list[str]] = {}
     for status in statuses:
         for kept in status.get("snapshots", {}).get("kept", ()):
@@ -65,7 +106,7 @@ def compare_snapshots(statuses: Iterable[dict[str, Any]]) -> dict[str, list[int]
 
 
 def leaders_of(statuses: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
-    """{"epoch", "leader", "at", "reason"} of each epoch that a node led: its own word, since it alone knows why."""
+    """{"epoch", "leader", "at", "reason"} of each epoch, from the node that led it: no other knows the reason."""
     own = [
         {name: change[name] for name in ("epoch", "leader", "at", "reason")}
         for status in statuses
@@ -73,36 +114,3 @@ def leaders_of(statuses: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
         if change["role"] == "leader"
     ]
     return sorted(own, key=lambda change: change["epoch"])
-
-
-async def _ask(request: web.Request, node_id: str) -> tuple[dict[str, Any] | None, str | None]:
-    """A member's status, or why there is none."""
-    node = request.app[NODE]
-    url = f"http://{node.config.address_of(node_id)}/status"
-    headers, timeout = hop_headers(request), aiohttp.ClientTimeout(total=DEADLINE_S)
-    try:
-        async with request.app[ASKING].get(url, headers=headers, timeout=timeout, allow_redirects=False) as told:
-            content = await _read(told)
-    except TimeoutError:
-        return None, f"no answer within {DEADLINE_S:g} s"
-    except (aiohttp.ClientError, OSError) as error:
-        return None, str(error) or type(error).__name__
-    if told.status != HTTPStatus.OK or content is None:
-        return None, f"it answered {told.status}" if content is not None else "its answer is too long"
-    try:
-        status = orjson.loads(content)
-    except orjson.JSONDecodeError:
-        status = None
-    if not isinstance(status, dict) or status.get("node_id") != node_id:
-        return None, "another program answers there"
-    return status, None
-
-
-async def _read(told: aiohttp.ClientResponse) -> bytes | None:
-    """The whole body; None where it is too long."""
-    content = b""
-    async for chunk in told.content.iter_any():
-        content += chunk
-        if len(content) > STATUS_LIMIT_BYTES:
-            return None
-    return content

@@ -1,36 +1,107 @@
-"""`POST /commands`: a batch of commands is one frame; the answer holds their results."""
+"""`POST /commands`: a batch of commands becomes one frame; the response holds their results.
 
-from typing import Any
+`write_values` and `write_within_deadline` are the write path of every POST that appends.
+"""
+
+import asyncio
+from typing import TYPE_CHECKING, Any
 
 from aiohttp import web
 
-from ..decoding import JSON, MSGPACK, NDJSON, content_type_of, decode_commands, read_body
-from ..encoding import answer
-from ..forwarding import forward
-from ..keys import NODE
-from ..parameters import parameters_of
-from .sessions import place_of
-from .writing import write_values
+from quire.replication import Write
+
+from ...errors import CommandsRefused, LimitExceeded, OutcomeUnknown, SessionRefused
+from ...node.pending import FutureWaiter, WriteReply
+from ..api import API, NodeApi
+from ..bodies import JSON, MSGPACK, NDJSON, answer, content_type_of, decode_commands, pack_records, read_body
+from ..request import NO_SESSION, WriteId, parameters_of, write_id_of
+
+if TYPE_CHECKING:
+    from ...node.node import Node
 
 BODIES = (JSON, MSGPACK, NDJSON)
+SESSION_CODES = frozenset(("SESSION_FENCED", "SESSION_EXPIRED", "SEQUENCE_GAP", "REPLY_GONE", "SEQUENCE_REUSED"))
 
 
 async def post_commands(request: web.Request) -> web.StreamResponse:
-    """{"index", "epoch", "results"} of commands that a majority holds and this node has applied.
+    """{"index", "epoch", "results"} of commands that are on a majority's disks and applied on this node.
 
     Where `apply` refused some, their results are null and `refused` lists [place, code, text].
     """
-    node = request.app[NODE]
+    api = request.app[API]
     parameters_of(request)
-    place = place_of(request)
+    write_id = write_id_of(request)
     content_type = content_type_of(request, BODIES)
-    limit = node.config.max_request_bytes
+    limit = api.node.config.max_request_bytes
     body = await read_body(request, limit)
-    forwarded = await forward(request, body, writes=True)
+    forwarded = await api.leader.forward(request, body, writes=True)
     if forwarded is not None:
         return forwarded
-    reply = await write_values(request.app, decode_commands(content_type, body), limit, applied=True, place=place)
+    reply = await write_values(api, decode_commands(content_type, body), limit, applied=True, write_id=write_id)
     document: dict[str, Any] = {"index": reply.index, "epoch": reply.epoch, "results": reply.results}
     if reply.refused:
         document["refused"] = reply.refused
     return answer(request, document)
+
+
+async def write_values(
+    api: NodeApi,
+    values: list[Any],
+    limit: int,
+    *,
+    applied: bool,
+    expected_index: int | None = None,
+    write_id: WriteId = NO_SESSION,
+) -> WriteReply:
+    """Write the values, at most `limit` bytes as msgpack, as one frame.
+
+    On return they are on a majority's disks, and applied here if `applied` or under a session.
+
+    Raises:
+        CommandsRefused, LimitExceeded, Overloaded: nothing was written.
+        SessionRefused: the session answered none of them.
+        OutcomeUnknown: `request_timeout_ms` passed first.
+        ClusterError: as `Node.write`.
+    """
+    node = api.node
+    refused = node.check(values)
+    if refused:
+        raise CommandsRefused(refused)
+    payload = pack_records(values, limit)
+    session, sequence = write_id
+    waiter = FutureWaiter(applied=applied or session != 0)
+    write = Write(payload, len(values), expected_index=expected_index, session=session, sequence=sequence, owner=waiter)
+    if session and len(values) > node.session_window:
+        raise LimitExceeded("the number of records under a session", len(values), node.session_window)
+    reply = await write_within_deadline(api, write)
+    _refuse_by_session(reply)
+    return reply
+
+
+def _refuse_by_session(reply: WriteReply) -> None:
+    """Raise SessionRefused for a write of which the session answered no record."""
+    if reply.refused and len(reply.refused) == reply.count:
+        _, code, text = reply.refused[0]
+        if code in SESSION_CODES:
+            raise SessionRefused(code, text, reply.refused)
+
+
+async def write_within_deadline(api: NodeApi, write: Write[FutureWaiter]) -> WriteReply:
+    """`Node.write`, with an unknown outcome after `request_timeout_ms`.
+
+    Raises:
+        Overloaded: more than the session's window would be in flight; nothing was written.
+    """
+    if not write.session:
+        return await _write(api.node, write)
+    with api.sessions.slots(write.session, write.count, api.node.session_window):
+        return await _write(api.node, write)
+
+
+async def _write(node: "Node", write: Write[FutureWaiter]) -> WriteReply:
+    try:
+        async with asyncio.timeout(node.config.request_timeout_ms / 1000):
+            return await node.write(write)
+    except TimeoutError:
+        reason = f"no majority acknowledged the write within {node.config.request_timeout_ms} ms"
+        raise OutcomeUnknown(reason) from None

@@ -1,4 +1,4 @@
-"""`GET /records?from=...`: a range of what is visible, waiting at the end of the log if asked to."""
+"""`GET /records?from=...`: a range of the visible records; a long poll at the end of the log."""
 
 import asyncio
 import re
@@ -13,17 +13,16 @@ from quire.log import FrameHeader, Kind, Record, StoredRecord, frame_records, pa
 from quire.log.json_text import to_json
 
 from ...errors import Expired, Malformed, OutOfBounds
-from ..decoding import MSGPACK, NDJSON
-from ..encoding import RAW_FRAMES, accepted
-from ..keys import NODE, OUTFLOW, WAITING
-from ..parameters import integer_of, parameters_of
+from ..api import API
+from ..bodies import MSGPACK, NDJSON, RAW_FRAMES, accepted
+from ..request import integer_of, parameters_of
 
 if TYPE_CHECKING:
     from ...node.node import Node
 
-# Decoding a range holds up everything else on this node, so less of it is done at a time than of raw bytes.
+# Decoding a range blocks the event loop, so an answer holds less of it than of raw bytes.
 DECODED_RANGE_BYTES = 1 << 18
-RANGE_RECORDS = 8192  # That are decoded: a frame of a mebibyte may hold half a million.
+RANGE_RECORDS = 8192  # Decoded for one answer: a frame of 1 MiB may hold half a million.
 RAW_RANGE_BYTES = 8 << 20
 WAIT_LIMIT_MS = 60_000
 SHARDS_LIMIT = 65_536
@@ -35,7 +34,7 @@ _SHARD = re.compile(r"([0-9]{1,5})/([0-9]{1,5})")
 
 @dataclass(frozen=True, slots=True)
 class Range:
-    """What a reader asks for: records [from_index, to_index) with index % shards = shard, in chunks of max_bytes."""
+    """What a reader asks for: the records [from_index, to_index) with index % shards == shard, up to max_bytes."""
 
     content_type: str
     from_index: int | None
@@ -49,7 +48,7 @@ class Range:
 
 @dataclass(slots=True)
 class _Chunk:
-    """Some of a range: encoded, how many records (or frames) that is, and the index to go on from."""
+    """A part of a range, encoded. `count` is 0 if it holds nothing; `next_index` is where the next part begins."""
 
     body: bytes
     count: int
@@ -57,16 +56,16 @@ class _Chunk:
 
 
 async def get_records(request: web.Request) -> web.StreamResponse:
-    """Records [from, to) that are visible here, as many as max_bytes of frames hold, but no more than RANGE_RECORDS of
-    them; `Quire-Next-Index` says where to go on.
+    """Records [from, to) that are visible here: at most `max_bytes` of frames, and at most RANGE_RECORDS records.
 
-    With `wait_ms` it answers as soon as there is a record to answer with, empty-handed after that time. System records
-    are left out unless `kinds=all` asks for them; raw frames are what they are.
+    `Quire-Next-Index` is where the next range begins. With `wait_ms` the answer comes as soon as it has a record, or is
+    empty after that time. System records are left out unless the request has `kinds=all`; raw frames contain them.
     """
-    node = request.app[NODE]
+    api = request.app[API]
+    node = api.node
     asked = _range_of(request)
     if asked.wait_s:
-        with request.app[WAITING].place_for(request):
+        with api.long_polls.slot(request):
             chunk = await _waited_for(node, asked)
     else:
         bounds = node.visible_bounds
@@ -74,14 +73,14 @@ async def get_records(request: web.Request) -> web.StreamResponse:
         _refuse_outside(node, asked, from_index)
         chunk = _read(node, asked, from_index)
     headers = {"Quire-Next-Index": str(chunk.next_index)}
-    return await request.app[OUTFLOW].send(request, chunk.body, asked.content_type, headers)
+    return await api.response_bodies.send(request, chunk.body, asked.content_type, headers)
 
 
 async def _waited_for(node: "Node", asked: Range) -> _Chunk:
-    """The first chunk that holds something; an empty one when the time is up, or when nothing can follow."""
+    """The first chunk that holds something; an empty one at the deadline, or where the range ends."""
     deadline = time.monotonic() + asked.wait_s
     index = node.visible_bounds.lowest_index if asked.from_index is None else asked.from_index
-    while index > node.visible_bounds.highest_index:  # As on a follower that has not heard yet what the leader told.
+    while index > node.visible_bounds.highest_index:  # As on a follower whose commit_index lags behind the leader's.
         if not await node.visibility.next_growth(deadline - time.monotonic()):
             break
     _refuse_outside(node, asked, index)
@@ -92,7 +91,7 @@ async def _waited_for(node: "Node", asked: Range) -> _Chunk:
             return chunk
         index = chunk.next_index
         if index < node.visible_bounds.highest_index:
-            await asyncio.sleep(0)  # All of this chunk was left out: let others run before the next one.
+            await asyncio.sleep(0)  # Nothing in this chunk was asked for. Yield to other tasks before the next one.
         elif not await node.visibility.next_growth(deadline - time.monotonic()):
             return chunk
 
@@ -103,15 +102,15 @@ def _range_of(request: web.Request) -> Range:
     largest = RAW_RANGE_BYTES if content_type == RAW_FRAMES else DECODED_RANGE_BYTES
     from_index, to_index = integer_of(parameters, "from"), integer_of(parameters, "to")
     if from_index is not None and to_index is not None and to_index < from_index:
-        raise Malformed(f"to={to_index} lies before from={from_index}")
+        raise Malformed(f"to={to_index} is below from={from_index}")
     max_bytes = integer_of(parameters, "max_bytes", largest)
     wait_ms = integer_of(parameters, "wait_ms", WAIT_LIMIT_MS) or 0
     kinds = parameters.get("kinds")
     if kinds not in (None, "all"):
-        raise Malformed(f"kinds can only be all, not {kinds[:24]!r}; leave it out to have no system records")
+        raise Malformed(f"kinds can only be all, not {kinds[:24]!r}; without it there are no system records")
     shard, shards = _shard_of(parameters)
     if shards > 1 and content_type == RAW_FRAMES:
-        raise Malformed("a shard is made of records, so it cannot be had as raw frames; ask for NDJSON or msgpack")
+        raise Malformed("a shard consists of records, so raw frames have none; ask for NDJSON or msgpack")
     return Range(
         content_type=content_type,
         from_index=from_index,
@@ -138,7 +137,7 @@ def _shard_of(parameters: Mapping[str, str]) -> tuple[int, int]:
 def _refuse_outside(node: "Node", asked: Range, index: int) -> None:
     bounds = node.visible_bounds
     if asked.to_index is not None and asked.to_index < index:
-        raise Malformed(f"to={asked.to_index} lies before from={index}")
+        raise Malformed(f"to={asked.to_index} is below from={index}")
     if index < bounds.lowest_index:
         raise Expired(index, bounds.lowest_index)
     if index > bounds.highest_index:
@@ -163,7 +162,7 @@ def _read(node: "Node", asked: Range, from_index: int) -> _Chunk:
 
 
 def _frames_below(raw: bytes, to_index: int) -> tuple[bytes, int]:
-    """The frames that hold records below an index, whole, and where the next one begins."""
+    """The frames, whole, that hold records below an index; and where the next frame begins."""
     size = next_index = 0
     for frame in walk_frames(raw):
         if frame.header.index >= to_index:
@@ -173,24 +172,24 @@ def _frames_below(raw: bytes, to_index: int) -> tuple[bytes, int]:
 
 
 def _lines(raw: bytes, asked: Range, from_index: int, to_index: int) -> tuple[list[dict[str, Any]], int | None]:
-    """The records as they are shown; and where to go on, if they had to be cut short."""
+    """The records as lines; and where the next range begins, if RANGE_RECORDS ended this one."""
     lines: list[dict[str, Any]] = []
     for frame in walk_frames(raw):
         header = frame.header
         if header.kind == Kind.SYSTEM and not asked.system:
             continue
-        places, room = _places(asked, header, from_index, to_index), RANGE_RECORDS - len(lines)
-        taken, left = places[:room], places[room:]
+        offsets, room = _offsets(asked, header, from_index, to_index), RANGE_RECORDS - len(lines)
+        taken, left = offsets[:room], offsets[room:]
         if taken:
             records = frame_records(frame, slice(taken.start, taken.stop, taken.step))
-            lines += [_line(header, header.index + place, it) for place, it in zip(taken, records, strict=True)]
+            lines += [_line(header, header.index + offset, it) for offset, it in zip(taken, records, strict=True)]
         if left:
             return lines, header.index + left[0]
     return lines, None
 
 
-def _places(asked: Range, header: FrameHeader, from_index: int, to_index: int) -> range:
-    """Where in a frame the records stand that are asked for."""
+def _offsets(asked: Range, header: FrameHeader, from_index: int, to_index: int) -> range:
+    """The offsets in a frame of the records that are asked for."""
     start = max(from_index, header.index)
     start += (asked.shard - start) % asked.shards
     return range(start - header.index, min(header.count, to_index - header.index), asked.shards)

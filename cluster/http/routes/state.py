@@ -1,4 +1,4 @@
-"""`GET /state` and `POST /query`: the machine's answers, as fresh as the caller asks."""
+"""`GET /state` and `POST /query`: what the machine answers, with the consistency that the caller asks for."""
 
 import asyncio
 from typing import TYPE_CHECKING, Any
@@ -8,11 +8,9 @@ from aiohttp import web
 from quire.log import PayloadInvalid
 
 from ...errors import LimitExceeded, MachineFailed, Malformed, StateUnavailable
-from ..decoding import JSON, MSGPACK, content_type_of, decode_query, read_body
-from ..encoding import answer
-from ..forwarding import forward
-from ..keys import NODE
-from ..parameters import integer_of, parameters_of
+from ..api import API
+from ..bodies import JSON, MSGPACK, answer, content_type_of, decode_query, read_body
+from ..request import integer_of, parameters_of
 
 if TYPE_CHECKING:
     from ...node.node import Node
@@ -22,56 +20,60 @@ CONSISTENCIES = ("linearizable", "leader", "local")
 
 
 async def get_state(request: web.Request) -> web.StreamResponse:
-    """{"state", "applied_index", "digest"}: the machine's whole state, and what it has applied to reach it.
+    """{"state", "applied_index", "digest"}: the machine's whole state, and how much of the log it has applied.
 
     `linearizable` (the default) and `leader` are answered by the leader, `local` by this node.
     """
+    api = request.app[API]
     consistency, max_lag = _consistency_of(request)
-    if consistency != "local" and (forwarded := await forward(request, None, writes=False)) is not None:
+    if consistency != "local" and (forwarded := await api.leader.forward(request, None, writes=False)) is not None:
         return forwarded
-    found = await _asked(request.app[NODE], None, consistency, max_lag)
+    found = await _query(api.node, None, consistency, max_lag)
     document = {"state": found.state, "applied_index": found.applied_index, "digest": found.digest.hex()}
     return _bounded(request, document, "the state")
 
 
 async def post_query(request: web.Request) -> web.StreamResponse:
-    """{"answer", "applied_index"}: the machine's answer to {"request": r}; consistency as for the state."""
+    """{"answer", "applied_index"}: the machine's answer to {"request": r}; consistency as in `get_state`."""
+    api = request.app[API]
     consistency, max_lag = _consistency_of(request)
     content_type = content_type_of(request, (JSON, MSGPACK))
-    body = await read_body(request, request.app[NODE].config.max_request_bytes)
-    if consistency != "local" and (forwarded := await forward(request, body, writes=False)) is not None:
+    body = await read_body(request, api.node.config.max_request_bytes)
+    if consistency != "local" and (forwarded := await api.leader.forward(request, body, writes=False)) is not None:
         return forwarded
-    found = await _asked(request.app[NODE], decode_query(content_type, body), consistency, max_lag)
+    found = await _query(api.node, decode_query(content_type, body), consistency, max_lag)
     return _bounded(request, {"answer": found.state, "applied_index": found.applied_index}, "the answer")
 
 
 def _consistency_of(request: web.Request) -> tuple[str, int | None]:
-    """How fresh the answer must be: consistency and max_lag. Raises Malformed."""
+    """The parameters consistency and max_lag. Raises Malformed."""
     parameters = parameters_of(request, "consistency", "max_lag")
     consistency = parameters.get("consistency", CONSISTENCIES[0])
     if consistency not in CONSISTENCIES:
         raise Malformed(f"consistency must be one of {', '.join(CONSISTENCIES)}, not {consistency[:24]!r}")
     max_lag = integer_of(parameters, "max_lag")
     if max_lag is not None and consistency != "local":
-        raise Malformed("max_lag goes with consistency=local only")
+        raise Malformed("max_lag is for consistency=local only")
     return consistency, max_lag
 
 
-async def _asked(node: "Node", question: Any, consistency: str, max_lag: int | None) -> "StateAnswer":
+async def _query(node: "Node", question: Any, consistency: str, max_lag: int | None) -> "StateAnswer":
     try:
         async with asyncio.timeout(node.config.request_timeout_ms / 1000):
             return await node.components.reading.query(question, consistency, max_lag)
     except TimeoutError:
-        raise StateUnavailable(f"no {consistency} read was possible in {node.config.request_timeout_ms} ms") from None
+        raise StateUnavailable(
+            f"no {consistency} read was possible within {node.config.request_timeout_ms} ms"
+        ) from None
 
 
 def _bounded(request: web.Request, document: dict[str, Any], what: str) -> web.Response:
-    """The document as an answer. Raises LimitExceeded where it is too large to give."""
+    """The document as a response. Raises LimitExceeded, MachineFailed."""
     try:
         response = answer(request, document)
     except (PayloadInvalid, TypeError, RecursionError) as error:
-        raise MachineFailed("query", f"its answer is no value that can be sent ({error})") from error
-    limit = request.app[NODE].config.state_limit_bytes
+        raise MachineFailed("query", f"its answer cannot be encoded ({error})") from error
+    limit = request.app[API].node.config.state_limit_bytes
     if isinstance(response.body, bytes) and len(response.body) > limit:
         raise LimitExceeded(what, len(response.body), limit)
     return response

@@ -1,17 +1,20 @@
-"""`/status` and the two health calls."""
+"""`/status`, `/healthz`, `/readyz` and `/metrics`: how this node is doing."""
 
 from aiohttp import web
+from prometheus_client import CONTENT_TYPE_LATEST
 
-from ..encoding import answer
-from ..keys import NODE
-from ..parameters import parameters_of
+from ..api import API
+from ..bodies import answer
 from ..problems import NotReady
+from ..request import parameters_of
+
+METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "DELETE"})
 
 
 async def get_status(request: web.Request) -> web.Response:
-    """What this node knows of itself: role, epoch, indices, lag, digest."""
+    """This node's status: role, epoch, indices, lag, digest; `docs/architecture.md` lists the fields."""
     parameters_of(request)
-    return answer(request, request.app[NODE].status())
+    return answer(request, request.app[API].node.status())
 
 
 async def get_healthz(request: web.Request) -> web.Response:
@@ -21,9 +24,24 @@ async def get_healthz(request: web.Request) -> web.Response:
 
 
 async def get_readyz(request: web.Request) -> web.Response:
-    """200 if this node can serve; else a problem with the reasons."""
+    """200 if this node can serve; otherwise a problem with the reasons."""
     parameters_of(request)
-    reasons = request.app[NODE].not_ready_reasons()
+    reasons = request.app[API].node.not_ready_reasons()
     if reasons:
         raise NotReady(reasons)
     return answer(request, {"ready": True})
+
+
+async def get_metrics(request: web.Request) -> web.Response:
+    """This node's metrics in Prometheus' text format."""
+    parameters_of(request)
+    body = request.app[API].metrics.exposition()
+    return web.Response(body=body, headers={"Content-Type": CONTENT_TYPE_LATEST})
+
+
+async def count_answer(request: web.Request, response: web.StreamResponse) -> None:
+    """Count a response by method, route and status. Callers cannot make the number of label values grow."""
+    resource = request.match_info.route.resource
+    method = request.method if request.method in METHODS else "other"
+    path = resource.canonical if resource is not None else "unknown"
+    request.app[API].metrics.answers[method, path, response.status] += 1

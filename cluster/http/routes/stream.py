@@ -1,22 +1,21 @@
 """`GET /commands/stream?session=`: a session's commands, pipelined over one WebSocket.
 
-    client -> node   msgpack [sequence, commands]       sequences consecutive, a message at a time
+    client -> node   msgpack [sequence, commands]       sequences are consecutive, across messages
     node -> client   msgpack [sequence, index, epoch, results, refused], in the same order
-                     msgpack [sequence, problem], and the end: nothing from that sequence on was or will be appended
+                     msgpack [sequence, problem], then close: nothing from that sequence on was or will be appended
 
-The node reads no further while a window of commands or bytes waits for its answers: that pushes back through TCP. The
-commands of a message go into the frame as the client packed them. A follower carries both ways for its leader; a
-stream that its leader can no longer answer is closed without a word, and the session tells what became of the rest.
+While a window of commands or bytes is in flight, the node reads no further: TCP pushes back on the client. The commands
+of a message go into the frame as the client packed them. A follower carries the stream to the leader and back. A stream
+that its leader can no longer answer is closed without a problem; the client then asks the session about the rest, on
+another stream.
 """
 
 import asyncio
-from contextlib import suppress
 from socket import IPPROTO_TCP, SO_KEEPALIVE, SOL_SOCKET, TCP_KEEPCNT, TCP_KEEPIDLE, TCP_KEEPINTVL
 from typing import TYPE_CHECKING, Any
 
-import aiohttp
 import orjson
-from aiohttp import ClientWSTimeout, WSMsgType, web
+from aiohttp import WSMsgType, web
 
 from quire.log import pack
 from quire.log.packing import array_head
@@ -26,20 +25,17 @@ from quire.replication.net.streams import Outbox
 from ...errors import (
     ClusterError,
     CommandsRefused,
-    LeaderUnreachable,
     LimitExceeded,
     Malformed,
-    NotLeader,
     OutcomeUnknown,
     SequenceRefused,
 )
 from ...values import DEPTH_LIMIT, refuse_unstorable, unpack_msgpack
-from ..admission.stuck import CLOSE_S, close, first_done
-from ..forwarding import FORWARDED, hop_headers, leader_url
-from ..keys import CARRYING, NODE, STREAMS
-from ..parameters import parameters_of, parse_integer
+from ..admission.slow_callers import close, done_or_stalled
+from ..api import API
+from ..forwarding import MESSAGES
 from ..problems import problem_of
-from ..request_ids import REQUEST_ID_KEY
+from ..request import REQUEST_ID_KEY, parameters_of, parse_integer
 
 if TYPE_CHECKING:
     from ...node.node import Node
@@ -47,31 +43,29 @@ if TYPE_CHECKING:
 
 WINDOW_BYTES = 4 << 20
 MESSAGE_OVERHEAD_BYTES = 64
-PING_S = 15.0
-SILENT_S, PROBE_S, PROBES = 15, 5, 3  # The kernel asks after a silent client: a ping of aiohttp costs each message.
-WS_TIMEOUT = ClientWSTimeout(ws_close=CLOSE_S)  # pyright: ignore[reportCallIssue]  # it does not read attr.ib
-MESSAGES = (WSMsgType.BINARY, WSMsgType.TEXT)
+SILENT_S, PROBE_S, PROBES = 15, 5, 3  # The kernel probes a silent client: aiohttp's heartbeat costs time each message.
 TWO = 0x92  # The head of a msgpack array of two.
 
 
 async def commands_stream(request: web.Request) -> web.StreamResponse:
-    """Serve a stream, or carry it to the leader."""
-    node = request.app[NODE]
+    """Serve a stream on the leader; on a follower carry it to the leader."""
+    api = request.app[API]
+    node = api.node
     parameters = parameters_of(request, "session")
     session = parse_integer(parameters.get("session", ""), "session")
     limit = node.config.max_request_bytes + MESSAGE_OVERHEAD_BYTES
     socket = web.WebSocketResponse(max_msg_size=limit, compress=False)
     _probe_when_silent(request)
-    with request.app[STREAMS].place():
+    with api.streams.slot():
         if not node.is_leader:
-            return await _carry(request, socket)
+            return await api.leader.carry(request, socket)
         await socket.prepare(request)
         await CommandStream(node, request, socket, session).run()
     return socket
 
 
 def _probe_when_silent(request: web.Request) -> None:
-    """Have the kernel close the connection of a client that is gone without a word."""
+    """Have the kernel close the connection of a client that is gone without closing it."""
     connection = None if request.transport is None else request.transport.get_extra_info("socket")
     if connection is not None:
         connection.setsockopt(SOL_SOCKET, SO_KEEPALIVE, 1)
@@ -80,53 +74,8 @@ def _probe_when_silent(request: web.Request) -> None:
         connection.setsockopt(IPPROTO_TCP, TCP_KEEPCNT, PROBES)
 
 
-async def _carry(request: web.Request, socket: web.WebSocketResponse) -> web.StreamResponse:
-    """Carry a stream between a client and the leader; when either end goes, so does the other."""
-    node = request.app[NODE]
-    if FORWARDED in request.headers:
-        raise NotLeader(node.leader_id)
-    leader, url = leader_url(node, request.rel_url.raw_path_qs)
-    try:
-        async with asyncio.timeout(node.config.request_timeout_ms / 1000):
-            # A leader's answer is as long as its machine's results are: no limit of ours.
-            upstream = await request.app[CARRYING].ws_connect(
-                url, headers=hop_headers(request), max_msg_size=0, heartbeat=PING_S, timeout=WS_TIMEOUT
-            )
-    except (aiohttp.ClientError, OSError) as error:
-        raise LeaderUnreachable(leader, str(error) or type(error).__name__) from error
-    async with upstream:
-        await socket.prepare(request)
-        ways = [asyncio.create_task(_pump(socket, upstream)), asyncio.create_task(_pump(upstream, socket))]
-        in_order = await first_done(request, ways)
-        for way in ways:
-            way.cancel()
-        await asyncio.gather(*ways, return_exceptions=True)
-        await close(request, socket)
-        if not in_order:
-            await _drop(upstream)
-    return socket
-
-
-async def _drop(upstream: aiohttp.ClientWebSocketResponse) -> None:
-    """End a connection at once: an orderly end takes the answers, and so has the leader make more of them."""
-    with suppress(TimeoutError):
-        async with asyncio.timeout(0):
-            await upstream.close()
-
-
-Socket = web.WebSocketResponse | aiohttp.ClientWebSocketResponse
-
-
-async def _pump(source: Socket, target: Socket) -> None:
-    while (message := await source.receive()).type in MESSAGES:
-        if message.type is WSMsgType.TEXT:
-            await target.send_str(message.data)  # The leader says what is wrong with it.
-        else:
-            await target.send_bytes(message.data)
-
-
 class CommandStream:
-    """One session's stream at its leader."""
+    """One session's stream on the leader."""
 
     def __init__(self, node: "Node", request: web.Request, socket: web.WebSocketResponse, session: int) -> None:
         self._node = node
@@ -151,18 +100,18 @@ class CommandStream:
         ended = asyncio.create_task(self._ended.wait(), name=f"end of session {self._session}'s stream")
         tasks = (carrier, reader, ended)
         try:
-            await first_done(self._request, tasks)
-            if self._failed and reader.done():  # answers and a problem are still to be told
+            await done_or_stalled(self._request, tasks)
+            if self._failed and reader.done():  # Answers, and a problem, are still to be sent.
                 patience = self._node.config.request_timeout_ms / 1000
                 await asyncio.wait((carrier, ended), timeout=patience, return_when=asyncio.FIRST_COMPLETED)
         finally:
             for task in tasks:
                 task.cancel()
-            ends = await asyncio.gather(*tasks, return_exceptions=True)
+            outcomes = await asyncio.gather(*tasks, return_exceptions=True)
             await close(self._request, self._socket)
-        for end in ends:
-            if isinstance(end, Exception) and not isinstance(end, ConnectionError):
-                raise end
+        for outcome in outcomes:
+            if isinstance(outcome, Exception) and not isinstance(outcome, ConnectionError):
+                raise outcome
 
     async def _read(self) -> None:
         while not self._failed:
@@ -204,21 +153,21 @@ class CommandStream:
         self._waiting_bytes += waiter.size
 
     def answered(self, waiter: "StreamWaiter", reply: "WriteReply") -> None:
-        """A message was applied: its answer leaves, behind those before it."""
+        """A message was applied: send its answer, after those of the previous messages."""
         answer = pack([waiter.sequence, reply.index, reply.epoch, reply.results, reply.refused])
         self._outbox.send(answer)
         self._outbox.when_taken(self._room.set)
         self._forget(waiter)
 
     def failed(self, waiter: "StreamWaiter", error: ClusterError) -> None:
-        """A message was not appended, or nobody knows."""
+        """A message was not appended, or its outcome is unknown."""
         self._fail(waiter.sequence, error)
         self._forget(waiter)
 
     def _fail(self, sequence: int, error: ClusterError) -> None:
-        """Take nothing more; the first problem is told behind the answers that are still due.
+        """Take no more messages. The first problem is sent after the answers that are still due.
 
-        Of an unknown outcome nothing is said: the session tells, at the next leader.
+        No problem is sent for an unknown outcome: the client learns it from the session, from the next leader.
         """
         if self._failed:
             return
@@ -245,7 +194,7 @@ class CommandStream:
 
 
 class StreamWaiter:
-    """Who waits for a message of a stream: `quire.cluster.node.pending.Waiter`."""
+    """Receives the reply to one message of a stream. Implements `quire.cluster.node.pending.Waiter`."""
 
     __slots__ = ("_stream", "applied", "commands", "sequence", "size")
 
@@ -266,7 +215,7 @@ class StreamWaiter:
 
 
 def decode_message(data: bytes) -> tuple[int, list[Any], bytes]:
-    """The sequence, the commands, and the commands as the payload of a frame. Raises Malformed."""
+    """A message's sequence, its commands, and the same commands as a frame's payload. Raises Malformed."""
     document = unpack_msgpack(data)
     if type(document) is not list or len(document) != 2 or data[0] != TWO:
         raise Malformed("a message is a msgpack array of two: sequence and commands")

@@ -1,4 +1,8 @@
-"""Request bodies: of which type they are, and the commands, records or query in them."""
+"""Bodies: the commands, records or query of a request, and responses as JSON or msgpack.
+
+A body is exactly what its content type says, or it is refused. Responses as msgpack are exact; `quire.log.json_text`
+defines what JSON makes of bytes and other values that it has no type for.
+"""
 
 from collections.abc import Iterable
 from typing import Any
@@ -6,22 +10,26 @@ from typing import Any
 from aiohttp import web
 
 from quire.log import pack
+from quire.log.json_text import to_json
 
 from ..errors import LimitExceeded, Malformed
 from ..values import DEPTH_LIMIT, decode_json, decode_msgpack, decode_ndjson, not_empty
-from .keys import INFLOW
+from .api import ADMISSION
 from .problems import UnsupportedMedia
 
 JSON = "application/json"
 NDJSON = "application/x-ndjson"
 MSGPACK = "application/msgpack"
 OCTETS = "application/octet-stream"
+RAW_FRAMES = "application/vnd.quire.frames"
+
 _CHARSETS = frozenset({None, "utf-8", "utf8"})
+_DOCUMENTS = (JSON, MSGPACK)
 
 
-async def read_body(request: web.Request, limit: int, what: str = "the request body") -> bytes:
-    """The whole body; raises as `Inflow.read`."""
-    return await request.app[INFLOW].read(request, limit, what)
+async def read_body(request: web.Request, limit: int) -> bytes:
+    """The whole body. Raises as `RequestBodyLimit.read`."""
+    return await request.app[ADMISSION].request_bodies.read(request, limit, "the request body")
 
 
 def content_type_of(request: web.Request, supported: Iterable[str]) -> str:
@@ -30,6 +38,12 @@ def content_type_of(request: web.Request, supported: Iterable[str]) -> str:
         given = request.headers.get("Content-Type", "none")
         raise UnsupportedMedia(f"content type {given} is not supported here; send one of {', '.join(supported)}")
     return request.content_type
+
+
+def decode_document(request: web.Request, body: bytes) -> Any:
+    """The one value of a body that is JSON or msgpack. Raises Malformed, UnsupportedMedia."""
+    json = content_type_of(request, _DOCUMENTS) == JSON
+    return decode_json(body, DEPTH_LIMIT) if json else decode_msgpack(body, DEPTH_LIMIT)
 
 
 def decode_commands(content_type: str, body: bytes) -> list[Any]:
@@ -43,7 +57,7 @@ def decode_commands(content_type: str, body: bytes) -> list[Any]:
 
 
 def decode_query(content_type: str, body: bytes) -> Any:
-    """What a `POST /query` asks of the machine: the one key `request` of a map. Raises Malformed."""
+    """The `request` of a `POST /query`, whose body is a map with that one key. Raises Malformed."""
     document = decode_json(body, DEPTH_LIMIT + 1) if content_type == JSON else decode_msgpack(body, DEPTH_LIMIT + 1)
     if not isinstance(document, dict) or list(document) != ["request"]:
         raise Malformed('the body must be {"request": ...} and nothing else')
@@ -68,3 +82,16 @@ def pack_records(values: list[Any], limit: int) -> bytes:
     if len(payload) > limit:
         raise LimitExceeded("the batch as msgpack", len(payload), limit)
     return payload
+
+
+def accepted(request: web.Request, offered: tuple[str, ...]) -> str:
+    """The first of the offered types that the Accept header names; the first offered if it names none of them."""
+    named = [part.partition(";")[0].strip() for part in request.headers.get("Accept", "").split(",")]
+    return next((content_type for content_type in named if content_type in offered), offered[0])
+
+
+def answer(request: web.Request, value: Any, headers: dict[str, str] | None = None) -> web.Response:
+    """A response that holds the value as JSON, or as msgpack if the request accepts that."""
+    content_type = accepted(request, _DOCUMENTS)
+    body = to_json(value) if content_type == JSON else pack(value)
+    return web.Response(body=body, content_type=content_type, headers=headers)

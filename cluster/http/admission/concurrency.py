@@ -1,0 +1,101 @@
+"""At most so many of something at a time: streams, long polls, a session's records in flight."""
+
+import asyncio
+from collections import Counter
+from collections.abc import Generator
+from contextlib import contextmanager
+
+from aiohttp import web
+
+from ...errors import Overloaded
+
+STREAMS_LIMIT = 1024  # Of /commands/stream on one node, carried ones included: each may hold a window of memory.
+LONG_POLLS_LIMIT = 1024
+
+
+class ConcurrencyLimit:
+    """At most `limit` of one thing at a time. One event loop."""
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._count = 0
+
+    def __len__(self) -> int:
+        return self._count
+
+    @contextmanager
+    def slot(self) -> Generator[None, None, None]:
+        """A slot for as long as the block runs.
+
+        Raises:
+            Overloaded: all slots are taken.
+        """
+        if self._count >= self._limit:
+            raise Overloaded()
+        self._count += 1
+        try:
+            yield
+        finally:
+            self._count -= 1
+
+
+class LongPollLimit:
+    """At most `limit` requests that wait at the end of the log. One event loop."""
+
+    def __init__(self, limit: int = LONG_POLLS_LIMIT) -> None:
+        self._limit = limit
+        self._tasks: dict[asyncio.Task[object], web.Request] = {}
+
+    def __len__(self) -> int:
+        return len(self._tasks)
+
+    @contextmanager
+    def slot(self, request: web.Request) -> Generator[None, None, None]:
+        """A slot for the request that the current task handles, for as long as the block runs.
+
+        Raises:
+            Overloaded: all slots are taken by requests whose callers are still connected.
+        """
+        task = asyncio.current_task()
+        if task is None:
+            raise RuntimeError("a request is handled in a task")
+        if len(self._tasks) >= self._limit:
+            self._cancel_abandoned()
+        if len(self._tasks) >= self._limit:
+            raise Overloaded()
+        self._tasks[task] = request
+        try:
+            yield
+        finally:
+            self._tasks.pop(task, None)
+
+    def _cancel_abandoned(self) -> None:
+        # aiohttp does not cancel a handler whose caller disconnects, so a waiting one would not notice.
+        for task, request in list(self._tasks.items()):
+            if request.transport is None or request.transport.is_closing():
+                del self._tasks[task]
+                task.cancel()
+
+
+class SessionLimit:
+    """Each session's records in flight by POST on this leader. (A stream has its own window.) One event loop."""
+
+    def __init__(self) -> None:
+        self._in_flight: Counter[int] = Counter()
+
+    @contextmanager
+    def slots(self, session: int, count: int, window: int) -> Generator[None, None, None]:
+        """Slots for `count` records of the session, for as long as the block runs.
+
+        Raises:
+            Overloaded: more than `window` would be in flight. The session could no longer answer a retry of the oldest.
+        """
+        if self._in_flight[session] + count > window:
+            raise Overloaded()
+        self._in_flight[session] += count
+        try:
+            yield
+        finally:
+            self._in_flight[session] -= count
+            if not self._in_flight[session]:
+                del self._in_flight[session]

@@ -1,0 +1,137 @@
+"""How many connections a node accepts, and how each is served.
+
+Peers use the same port, and a node that no peer reaches is lost to the cluster. So some connections above the limit are
+still accepted: their requests are refused unless they ask for a peer's path. Above that reserve a connection is refused
+before it sends anything.
+
+Non-HTTP input also gets a problem response, and one line in the journal. aiohttp would answer in plain text and log a
+traceback each time: a port scan, or a client that speaks TLS, would flood the journal.
+"""
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+import structlog
+from aiohttp import web
+from aiohttp.http_exceptions import HttpProcessingError
+from aiohttp.web_protocol import RequestHandler
+
+from quire.replication.net.hello import PEER_PATHS
+
+from ...errors import Malformed, Overloaded
+from ..problems import drop_frames, problem_of
+from ..request import REQUEST_ID, RateLimitedLog, identify
+
+CONNECTIONS_LIMIT = 10_000
+PEER_RESERVE = 256
+KEEPALIVE_S = 75.0  # Longer than clients and forwarding nodes keep a connection, so that they never use a closing one.
+REASON_LENGTH = 120  # Characters of the parser's message, in the problem and the journal.
+
+Protocols = Callable[[], asyncio.Protocol]
+
+rate_limited = RateLimitedLog(structlog.get_logger(__name__))
+
+
+class ConnectionLimit:
+    """Accepts the connections of one server, up to a limit and a reserve for peers. One event loop."""
+
+    def __init__(self, limit: int = CONNECTIONS_LIMIT, reserve: int = PEER_RESERVE) -> None:
+        self.limit = limit
+        self._reserve = reserve
+        self._surplus: set[Connection] = set()
+        self._server: web.Server | None = None
+        # Accepted, but not yet in `server.connections`: many can be accepted in one turn of the loop.
+        self._accepted: set[Connection] = set()
+
+    def __len__(self) -> int:
+        return len(self._accepted) + (0 if self._server is None else len(self._server.connections))
+
+    def protocols(self, server: web.Server) -> Protocols:
+        """The protocol factory for `create_server`."""
+        self._server = server
+        return self._accept
+
+    def _accept(self) -> asyncio.Protocol:
+        if self._server is None:
+            raise RuntimeError("a connection was accepted before the server was set")
+        count = len(self)
+        if count >= self.limit + self._reserve:
+            return _Refusal()
+        connection = Connection(self._server)
+        self._accepted.add(connection)
+        asyncio.get_running_loop().call_soon(self._accepted.discard, connection)
+        self._surplus = {known for known in self._surplus if known.transport is not None or known in self._accepted}
+        if count >= self.limit:
+            self._surplus.add(connection)
+        return connection
+
+    def refuses(self, request: web.Request) -> bool:
+        """Whether the request came over a connection above the limit and is not a peer's."""
+        return bool(self._surplus) and request.protocol in self._surplus and request.path not in PEER_PATHS
+
+
+class Connection(RequestHandler):
+    """Serves one connection. Request bodies are never decompressed."""
+
+    __slots__ = ()
+
+    def __init__(self, server: web.Server) -> None:
+        super().__init__(server, loop=asyncio.get_running_loop(), keepalive_timeout=KEEPALIVE_S, auto_decompress=False)
+
+    def handle_error(
+        self,
+        request: web.BaseRequest,
+        status: int = 500,
+        exc: BaseException | None = None,
+        message: str | None = None,
+    ) -> web.StreamResponse:
+        """The response where no handler gave one."""
+        if isinstance(exc, ConnectionError):
+            drop_frames(exc)
+            raise ConnectionResetError(
+                str(exc)
+            ) from None  # The caller is gone, or was cut off: there is none to answer.
+        if not isinstance(exc, HttpProcessingError):
+            return super().handle_error(request, status, exc, message)
+        reason = _gist_of(exc.message)
+        request_id = identify(request)
+        rate_limited.warning("not HTTP", why=reason, peer=request.remote)
+        response = problem_of(Malformed(f"this cannot be read as HTTP: {reason}"), request_id)
+        response.headers[REQUEST_ID] = request_id
+        response.force_close()
+        return response
+
+    def log_exception(self, *args: Any, **kw: Any) -> None:
+        """Log what is not the caller's fault. A broken body or connection is answered, or has nobody left to answer."""
+        if not isinstance(kw.get("exc_info"), HttpProcessingError | web.RequestPayloadError | ConnectionError):
+            super().log_exception(*args, **kw)
+
+
+class _Refusal(asyncio.Protocol):
+    """Answers 429 and closes the connection."""
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        if isinstance(transport, asyncio.WriteTransport):
+            refused = problem_of(Overloaded(), "")
+            body = refused.body if isinstance(refused.body, bytes) else b""
+            head = [
+                f"HTTP/1.1 {refused.status} {refused.reason}",
+                f"Content-Type: {refused.content_type}",
+                f"Content-Length: {len(body)}",
+                f"Retry-After: {refused.headers['Retry-After']}",
+                "Connection: close",
+            ]
+            transport.write("\r\n".join([*head, "\r\n"]).encode() + body)
+        transport.close()
+
+
+def cut(request: web.BaseRequest) -> None:
+    """Abort the caller's connection, if it is still open, so that it cannot take what it got for the whole response."""
+    if request.transport is not None:
+        request.transport.abort()
+
+
+def _gist_of(message: str) -> str:
+    """The gist of what aiohttp's parser says; below a blank line it quotes the input at length."""
+    return " ".join(message.partition("\n\n")[0].split())[:REASON_LENGTH].rstrip(":")

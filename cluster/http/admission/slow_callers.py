@@ -1,0 +1,199 @@
+"""What slow and stalled callers may cost: request bodies, long responses, and streams.
+
+A request's body is held in memory until the request is answered, a long response until the caller has taken it. The
+sum of each kind is bounded. When a new piece does not fit, the caller whose transfer has been idle for longest is cut
+off; if all transfers move, the new one is refused. A transfer that does not move for `STALL_TIMEOUT_S` always ends.
+A reader that is cut off sees its connection break, repeats the request, and has lost nothing.
+"""
+
+import asyncio
+import time
+from collections.abc import Collection
+from dataclasses import dataclass, field
+
+from aiohttp import web
+
+from ...errors import BodyTimeout, LimitExceeded, Overloaded
+from .connections import cut
+
+REQUESTS_HELD_BYTES = 128 << 20
+RESPONSES_HELD_BYTES = 64 << 20
+STALL_TIMEOUT_S = 30.0
+IDLE_S = 1.0  # A transfer that moved more recently is not cut off to make room.
+PIECE_BYTES = 1 << 16  # What the socket's buffer takes anyway; the progress of shorter responses is not tracked.
+STALL_CHECKS = 10  # In STALL_TIMEOUT_S. A moving buffer may have the same size twice by chance, not this many times.
+CLOSE_TIMEOUT_S = 5.0  # For a WebSocket's closing handshake.
+
+
+@dataclass(eq=False, slots=True)
+class _Transfer:
+    """A body on its way in or out."""
+
+    request: web.Request
+    size: int = 0
+    complete: bool = False
+    moved_at: float = field(default_factory=time.monotonic)
+
+
+_BODY = web.RequestKey("body", _Transfer)
+
+
+class _HeldBytes:
+    """The transfers of one kind, and the bytes that they hold."""
+
+    def __init__(self, limit: int, stall_timeout_s: float, idle_s: float) -> None:
+        self._limit = limit
+        self._stall_timeout_s = stall_timeout_s
+        self._idle_s = idle_s
+        self._transfers: set[_Transfer] = set()
+        self.held_bytes = 0
+
+    def _make_room(self, size: int, transfer: _Transfer) -> bool:
+        """Cut off other callers that are idle, the idlest first, until so many bytes fit; whether they do."""
+        while self.held_bytes + size > self._limit:
+            others = [other for other in self._transfers if not other.complete and other is not transfer]
+            oldest = min(others, key=lambda other: other.moved_at, default=None)
+            if oldest is None or time.monotonic() - oldest.moved_at < self._idle_s:
+                return False
+            cut(oldest.request)
+            self._forget(oldest)
+        return True
+
+    def _forget(self, transfer: _Transfer) -> None:
+        if transfer in self._transfers:
+            self._transfers.remove(transfer)
+            self.held_bytes -= transfer.size
+
+
+class RequestBodyLimit(_HeldBytes):
+    """The bodies of the requests that are not answered yet. One event loop."""
+
+    def __init__(
+        self, limit: int = REQUESTS_HELD_BYTES, stall_timeout_s: float = STALL_TIMEOUT_S, idle_s: float = IDLE_S
+    ) -> None:
+        super().__init__(limit, stall_timeout_s, idle_s)
+
+    async def read(self, request: web.Request, limit: int, what: str) -> bytes:
+        """The request's whole body, which counts as held until `release`.
+
+        Raises:
+            LimitExceeded: it is longer than `limit`; no more than that was read.
+            Overloaded: too much is held already, and no other caller is idle.
+            BodyTimeout: nothing more of it arrived for `STALL_TIMEOUT_S`.
+            ConnectionResetError: the caller is gone, or was cut off to make room.
+        """
+        if request.content_length is not None and request.content_length > limit:
+            raise LimitExceeded(what, request.content_length, limit)
+        body = request[_BODY] = _Transfer(request)
+        self._transfers.add(body)
+        pieces: list[bytes] = []
+        while piece := await self._next_piece(request):
+            if body.size + len(piece) > limit:
+                raise LimitExceeded(what, body.size + len(piece), limit)
+            self._hold(body, len(piece))
+            pieces.append(piece)
+        body.complete = True
+        return pieces[0] if len(pieces) == 1 else b"".join(pieces)
+
+    def release(self, request: web.Request) -> None:
+        """The request is answered."""
+        if (body := request.get(_BODY)) is not None:
+            del request[_BODY]  # They refer to each other: without this, only the garbage collector frees the body.
+            self._forget(body)
+
+    async def _next_piece(self, request: web.Request) -> bytes:
+        if request.content.is_eof():  # All of it has arrived, as for most short bodies: no timer is needed.
+            return await request.content.readany()
+        try:
+            async with asyncio.timeout(self._stall_timeout_s):
+                return await request.content.readany()
+        except TimeoutError:
+            raise BodyTimeout(round(self._stall_timeout_s * 1000)) from None
+
+    def _hold(self, body: _Transfer, size: int) -> None:
+        if body not in self._transfers:
+            raise ConnectionResetError("the caller was cut off to make room for others")
+        body.moved_at = time.monotonic()
+        if not self._make_room(size, body):
+            raise Overloaded()
+        body.size += size
+        self.held_bytes += size
+
+
+class ResponseBodyLimit(_HeldBytes):
+    """The long responses that are being sent. One event loop."""
+
+    def __init__(
+        self, limit: int = RESPONSES_HELD_BYTES, stall_timeout_s: float = STALL_TIMEOUT_S, idle_s: float = IDLE_S
+    ) -> None:
+        super().__init__(limit, stall_timeout_s, idle_s)
+
+    async def send(
+        self, request: web.Request, body: bytes, content_type: str, headers: dict[str, str]
+    ) -> web.StreamResponse:
+        """Send the body at the caller's pace.
+
+        Raises:
+            Overloaded: too much is held already, and no other caller is idle.
+            ConnectionResetError: the caller took nothing for `STALL_TIMEOUT_S`, or was cut off to make room.
+        """
+        if len(body) <= PIECE_BYTES or request.method == "HEAD":
+            return web.Response(body=body, content_type=content_type, headers=headers)
+        transfer = self._hold(request, len(body))
+        try:
+            response = web.StreamResponse(headers=headers)
+            response.content_type = content_type
+            response.content_length = len(body)
+            await response.prepare(request)
+            view = memoryview(body)
+            for start in range(0, len(body), PIECE_BYTES):
+                async with asyncio.timeout(self._stall_timeout_s):
+                    await response.write(view[start : start + PIECE_BYTES])
+                transfer.moved_at = time.monotonic()
+            async with asyncio.timeout(self._stall_timeout_s):
+                await response.write_eof()
+        except TimeoutError:
+            cut(request)
+            raise ConnectionResetError(f"the caller took nothing for {self._stall_timeout_s:g} s") from None
+        finally:
+            self._forget(transfer)
+        return response
+
+    def _hold(self, request: web.Request, size: int) -> _Transfer:
+        transfer = _Transfer(request, size)
+        if not self._make_room(size, transfer) and self._transfers:  # A single response may exceed the limit.
+            raise Overloaded()
+        self._transfers.add(transfer)
+        self.held_bytes += size
+        return transfer
+
+
+async def done_or_stalled(request: web.Request, tasks: Collection["asyncio.Task[object]"]) -> bool:
+    """True when one of a stream's tasks is done; False after cutting off a caller that took nothing.
+
+    Such a caller is not sent a closing handshake: that would wait for it, too.
+    """
+    unsent, checks = 0, 0
+    while checks < STALL_CHECKS:
+        timeout = STALL_TIMEOUT_S / STALL_CHECKS
+        done, _ = await asyncio.wait(tasks, timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
+        if done:
+            return True
+        before, unsent = unsent, unsent_bytes(request)
+        checks = checks + 1 if unsent and unsent == before else 0
+    cut(request)
+    return False
+
+
+async def close(request: web.Request, socket: web.WebSocketResponse) -> None:
+    """Close the WebSocket in order; cut the connection if the caller does not answer in time."""
+    try:
+        async with asyncio.timeout(CLOSE_TIMEOUT_S):
+            await socket.close()
+    except TimeoutError:
+        cut(request)
+
+
+def unsent_bytes(request: web.Request) -> int:
+    """What the caller has not taken, beyond what the kernel buffers for it."""
+    return 0 if request.transport is None else request.transport.get_write_buffer_size()

@@ -1,0 +1,42 @@
+"""What an application holds for its middleware and its handlers."""
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from aiohttp import web
+
+from ..node.metrics import Metrics
+from .admission.concurrency import STREAMS_LIMIT, ConcurrencyLimit, LongPollLimit, SessionLimit
+from .admission.connections import ConnectionLimit
+from .admission.slow_callers import RequestBodyLimit, ResponseBodyLimit
+
+if TYPE_CHECKING:
+    from ..node.node import Node
+    from .forwarding import LeaderHop
+    from .routes.cluster import MemberStatuses
+
+
+@dataclass(slots=True)
+class Admission:
+    """The limits that apply to every request of a server."""
+
+    connections: ConnectionLimit
+    request_bodies: RequestBodyLimit = field(default_factory=RequestBodyLimit)
+
+
+@dataclass(slots=True)
+class NodeApi:
+    """What the handlers of a node's routes use: the node, its hops to others, its metrics, and limits on callers."""
+
+    node: "Node"
+    leader: "LeaderHop"
+    members: "MemberStatuses"
+    metrics: Metrics
+    response_bodies: ResponseBodyLimit = field(default_factory=ResponseBodyLimit)
+    streams: ConcurrencyLimit = field(default_factory=lambda: ConcurrencyLimit(STREAMS_LIMIT))
+    long_polls: LongPollLimit = field(default_factory=LongPollLimit)
+    sessions: SessionLimit = field(default_factory=SessionLimit)
+
+
+ADMISSION: web.AppKey[Admission] = web.AppKey("admission", Admission)
+API: web.AppKey[NodeApi] = web.AppKey("api", NodeApi)

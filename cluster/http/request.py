@@ -1,0 +1,123 @@
+"""What every request says besides its body: its id, its query parameters, its session and sequence.
+
+The request id is in the response's `Quire-Request-Id`, in a problem's `request_id`, and in each log line about the
+request, on this node and on the leader that it was forwarded to. A caller may bring its own. An id that is unsafe in a
+log line is replaced, not refused.
+
+Query parameters are read strictly: an unknown or repeated one is refused, and so is a number that is malformed.
+"""
+
+import os
+import re
+import time
+from collections import Counter
+from collections.abc import Mapping
+from itertools import count
+from typing import Any, NamedTuple
+
+from aiohttp import web
+from structlog.contextvars import bind_contextvars
+from structlog.typing import FilteringBoundLogger
+
+from quire.replication.net.hello import PEER_PATHS
+
+from ..errors import Malformed
+
+REQUEST_ID = "Quire-Request-Id"
+REQUEST_ID_CHARACTERS = 64
+REQUEST_ID_KEY = web.RequestKey("request_id", str)
+LOG_INTERVAL_S = 1.0
+
+SESSION = "Quire-Session"
+SEQUENCE = "Quire-Sequence"
+INDEX_HIGHEST = 2**64 - 1
+
+_SAFE_ID = re.compile(rf"[A-Za-z0-9._:-]{{1,{REQUEST_ID_CHARACTERS}}}")
+_PROCESS = os.urandom(6).hex()
+_numbers = count(1)
+
+
+def identify(request: web.BaseRequest) -> str:
+    """Give the request its id, bind it to the log lines of the current task, and return it.
+
+    It is not bound for a peer's request, whose WebSocket lives as long as the node: what arrives there is not caused by
+    that one request.
+    """
+    given = request.headers.get(REQUEST_ID)
+    request_id = given if given is not None and _SAFE_ID.fullmatch(given) else f"{_PROCESS}-{next(_numbers):x}"
+    request[REQUEST_ID_KEY] = request_id
+    if request.path not in PEER_PATHS:
+        bind_contextvars(request_id=request_id)
+    return request_id
+
+
+class WriteId(NamedTuple):
+    """A write's session and the sequence of its first record; `NO_SESSION` without one."""
+
+    session: int
+    sequence: int
+
+
+NO_SESSION = WriteId(0, 0)
+
+
+def write_id_of(request: web.Request) -> WriteId:
+    """The session and sequence in the request's headers. Raises Malformed."""
+    session, sequence = request.headers.get(SESSION), request.headers.get(SEQUENCE)
+    if session is None and sequence is None:
+        return NO_SESSION
+    if session is None or sequence is None:
+        raise Malformed(f"{SESSION} and {SEQUENCE} go together; send both or neither")
+    write_id = WriteId(parse_integer(session, SESSION), parse_integer(sequence, SEQUENCE))
+    if 0 in write_id:
+        raise Malformed(f"{SESSION} and {SEQUENCE} begin at 1")
+    return write_id
+
+
+def parameters_of(request: web.Request, *known: str) -> Mapping[str, str]:
+    """The query's parameters, each at most once. Raises Malformed."""
+    query = request.query
+    for name in query:
+        if name not in known:
+            takes = f"it takes {', '.join(known)}" if known else "it takes none"
+            raise Malformed(f"query parameter {name!r} is not known to {request.method} {request.path}; {takes}")
+        if len(query.getall(name)) > 1:
+            raise Malformed(f"query parameter {name!r} is given more than once")
+    return query
+
+
+def integer_of(parameters: Mapping[str, str], name: str, highest: int = INDEX_HIGHEST) -> int | None:
+    """A parameter that is an integer from 0 to `highest`; None if it is absent. Raises Malformed."""
+    text = parameters.get(name)
+    return None if text is None else parse_integer(text, name, highest)
+
+
+def parse_integer(text: str, name: str, highest: int = INDEX_HIGHEST) -> int:
+    """The text as an integer from 0 to `highest`. Raises Malformed."""
+    if not re.fullmatch(r"[0-9]{1,20}", text) or int(text) > highest:
+        raise Malformed(f"{name} must be an integer from 0 to {highest}, not {text[:24]!r}")
+    return int(text)
+
+
+class RateLimitedLog:
+    """Warnings about single requests: at most one of a kind each second, so that logging does not add to an overload.
+
+    `kept_back` in a line is the number of warnings of its kind that were dropped since the last one.
+    """
+
+    def __init__(self, log: FilteringBoundLogger, interval_s: float = LOG_INTERVAL_S) -> None:
+        self._log = log
+        self.interval_s = interval_s
+        self._logged_at: dict[str, float] = {}
+        self._kept_back: Counter[str] = Counter()
+
+    def warning(self, event: str, **values: Any) -> None:
+        """Log it, or count it."""
+        now = time.monotonic()
+        if now < self._logged_at.get(event, float("-inf")) + self.interval_s:
+            self._kept_back[event] += 1
+            return
+        self._logged_at[event] = now
+        if kept_back := self._kept_back.pop(event, 0):
+            values["kept_back"] = kept_back
+        self._log.warning(event, **values)
