@@ -15,6 +15,7 @@ from quire.log import DiskFull, Flush, LogClosed, LogError, LogReadOnly, Sync, T
 
 from .coalesce import OwnerT, Write
 from .core import Core, Reason, actions, events
+from .core.invariants import Invariants
 from .core.messages import (
     Ack,
     CrcMismatch,
@@ -404,3 +405,17 @@ class Driver(Generic[OwnerT]):
                 log.end_mark_sync(running, None if error is None else _of_device(error))
 
         self._device.sync_mark(running, done)
+
+
+class CheckedDriver(Driver[OwnerT]):
+    """A driver that checks the core's invariants after each step; a broken one is a fault, and stops the node."""
+
+    def __init__(self, core: Core, disk: Disk, owner: Owner[OwnerT], sockets: Sockets, device: Device) -> None:
+        super().__init__(core, disk, owner, sockets, device)
+        self._invariants = Invariants()
+
+    def handle(self, event: events.Event) -> None:
+        """One step of the core, its actions, and the check."""
+        super().handle(event)
+        if self.core.halted is None:
+            self._invariants.check(self.core)

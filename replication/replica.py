@@ -20,7 +20,7 @@ from .core.messages import ControlMessage, LagReport, PositionReport, Snapshot
 from .core.state import State
 from .core.status import Queues, Status
 from .disk import Disk
-from .driver import Done, Driver, Durations
+from .driver import CheckedDriver, Done, Driver, Durations
 from .lag import MICROSECONDS, NO_LAG, Lag, Position, first_lacking, lacking_bytes, lag_of, own_lag
 from .net.hello import PeerInfo
 from .net.network import Network
@@ -39,6 +39,7 @@ class ReplicaOptions:
     core: CoreOptions
     max_frame_bytes: int
     secret: bytes | None = None
+    check_invariants: bool = False  # After each step of the core: for tests.
 
 
 def watched_task(
@@ -165,7 +166,8 @@ class Replica(Generic[OwnerT]):
             options.secret,
             options.max_frame_bytes,
         )
-        self._driver = Driver(self.core, disk, owner, self.network, self._threads)
+        driver = CheckedDriver[OwnerT] if options.check_invariants else Driver[OwnerT]
+        self._driver = driver(self.core, disk, owner, self.network, self._threads)
 
     # Life
 

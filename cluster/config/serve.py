@@ -184,6 +184,10 @@ class ServeConfig(Settings):
         description="What a node lacks is kept for it by the leader, although its limits would let it go, up to so "
         "many bytes; a node that lacks more gets a snapshot.",
     )
+    check_invariants: bool = Field(
+        default=False,
+        description="For tests: check the protocol's invariants after each step. A node that breaks one halts.",
+    )
     log_level: LogLevel = "info"
     log_format: LogFormat = "console"
 

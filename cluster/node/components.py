@@ -141,6 +141,7 @@ class Components:
             ),
             max_frame_bytes=genesis.limits["max_frame_bytes"],
             secret=resources.secret,
+            check_invariants=config.check_invariants,
         )
         disk = Disk(log, data_dir.promises, snapshots=data_dir.snapshots, older_epochs=applier.boundary.epochs)
         replica = Replica[Waiter](resources.identity, genesis.cluster_id, disk, node, options)

@@ -14,7 +14,7 @@ from quire.log.simulated import faulty
 from quire.replication import Disk, Placed, PromiseFile, Reason, Write
 from quire.replication.core import Core, CoreOptions, Identity, Members, NodeRole, State, Status, actions, events
 from quire.replication.core.changing import Outcome
-from quire.replication.core.invariants import Point, check_point, check_step
+from quire.replication.core.invariants import Invariants
 from quire.replication.core.messages import Ack, CrcMismatch, Open, OpenAnswer, PeerMessage, Snapshot
 from quire.replication.driver import Driver, Durations
 from quire.replication.lag import Position
@@ -86,7 +86,7 @@ class Life:
     reading: list[tuple[int, int, Reader]] = field(default_factory=list)
     apply_to: int = 0
     applying: bool = False
-    point: Point | None = None
+    invariants: Invariants = field(default_factory=Invariants)
     last_read: int = 0
     role: actions.RoleChanged = field(
         default_factory=lambda: actions.RoleChanged(NodeRole.FOLLOWER, 0, None, False, "")
@@ -315,10 +315,7 @@ class Node:
 
     def _watched(self, event: events.Event) -> None:
         life = self.it
-        point = check_point(life.core)
-        if life.point is not None:
-            check_step(life.point, point)
-        life.point = point
+        life.invariants.check(life.core)
         self.checks.stepped(self, event)
 
     # What clients ask

@@ -146,6 +146,7 @@ async def running_cluster(
 ) -> AsyncGenerator[RunningCluster, None]:
     """A formed cluster whose nodes are all ready; `links` gives nodes another way to a peer."""
     settings.setdefault("election_timeout_ms", ELECTION_TIMEOUT_MS)
+    settings.setdefault("check_invariants", True)
     node_ids = [f"n{number}" for number in range(1, count + 1)]
     members = dict(zip(node_ids, settings.pop("addresses", free_addresses(count)), strict=True))
     async with ClientSession(cookie_jar=DummyCookieJar()) as session:

@@ -28,6 +28,8 @@ POLL_S = 0.02
 LAST_LINES = 40
 LEADER = "n1"
 THREE = ("n1", "n2", "n3")
+# Every node of these tests checks the protocol's invariants, and halts if one is broken.
+CHECKED = ("--check-invariants", "true")
 # Where a test is not about elections, a busy machine's pauses shall cause none. A leader whose process ends is missed
 # at once all the same, since its connections end, too.
 CALM = ("--election-timeout-ms", "5000")
@@ -241,7 +243,7 @@ class Cluster:
         ports = free_ports(len(node_ids))
         addresses = {node_id: f"{HOST}:{port}" for node_id, port in zip(node_ids, ports, strict=True)}
         members = ",".join(f"{node_id}={address}" for node_id, address in addresses.items())
-        shared = ["--members", members, *CALM, *flags]  # the last of two flags counts
+        shared = ["--members", members, *CALM, *CHECKED, *flags]  # the last of two flags counts
         if initial:
             shared += ["--initial-members", ",".join(initial)]
         self.nodes = {node_id: Node(node_id, address, folder, shared) for node_id, address in addresses.items()}

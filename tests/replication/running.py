@@ -154,6 +154,7 @@ class Cluster:
             core=OPTIONS,
             max_frame_bytes=LOG_OPTIONS.max_frame_bytes,
             secret=self.secret,
+            check_invariants=True,
         )
         me = Identity(node_id, disk_id(node_id), next(INCARNATIONS))
         node = Running(device, disk, Replica(me, CLUSTER_ID, disk, owner, options), owner)

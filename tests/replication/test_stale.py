@@ -383,6 +383,7 @@ def test_a_flush_that_ends_under_another_stored_promise_is_not_acknowledged() ->
     follower = world["n2"]
     acked = list(follower.acked)
     held = follower.state.stored_promise
+    follower.checked = False
     follower.state.stored_promise = Promise(held.epoch, "n3", 1)
 
     follower.release()
@@ -404,6 +405,7 @@ def test_promises_to_a_node_that_promised_another_since_make_no_leader() -> None
     )
     world.run_until(lambda: candidate.phase is Phase.REQUESTING)
     asked = node.state.promise
+    node.checked = False
     node.state.promise = Promise(asked.epoch + 1, "n3", 1)
 
     node.step(events.Received("n2", disk_id("n2"), VoteAnswer(asked, True, 0, world.clock())))

@@ -1,0 +1,53 @@
+"""A node that is told to check the protocol's invariants halts at the first one that a mistake breaks."""
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from quire.replication.core import State
+from tests.cluster.running import running_cluster
+from tests.replication.loopback import DEADLINE_S
+
+
+def applies_what_is_not_durable(state: State) -> None:
+    """A planted mistake: the node applies whatever is in its file (rule 7)."""
+    if state.log.highest_index > state.reported_apply:
+        state.reported_apply = state.log.highest_index
+
+
+def plant(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(State, "report_apply", applies_what_is_not_durable)
+
+
+async def test_a_node_halts_at_the_step_that_breaks_a_rule_and_names_the_rule(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with running_cluster(tmp_path, 1, check_invariants=True) as cluster:
+        node = cluster.nodes["n1"].node
+        plant(monkeypatch)
+
+        # What the client is answered does not matter here: the node ends.
+        await cluster.ask("n1", "POST", "/commands", '{"commands": [["add", 1]]}', "application/json")
+        await asyncio.wait_for(node.ended.wait(), DEADLINE_S)
+
+        assert node.failure is not None
+        assert "InvariantBroken('rule 7: only what is committed and durable is applied" in node.failure
+        ready = await cluster.ask("n1", "GET", "/readyz")
+        assert ready.status == 503
+        monkeypatch.undo()
+
+
+async def test_without_the_setting_a_node_checks_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with running_cluster(tmp_path, 1, check_invariants=False) as cluster:
+        node = cluster.nodes["n1"].node
+        plant(monkeypatch)
+        applied = node.applied_index
+
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.5):
+                await cluster.ask("n1", "POST", "/commands", '{"commands": [["add", 1]]}', "application/json")
+
+        assert node.failure is None
+        assert node.components.replica.commit_index > applied
+        monkeypatch.undo()
