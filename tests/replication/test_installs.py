@@ -4,7 +4,8 @@ import pytest
 
 from quire.replication.core import CoreOptions, Promise, actions, events
 from quire.replication.core.following import Step
-from quire.replication.core.messages import Heartbeat, Open, OpenAnswer, OpenVerb, Snapshot
+from quire.replication.core.messages import Heartbeat, Open, OpenAnswer, OpenVerb
+from tests.replication.installing import expire, snapshot_at
 from tests.replication.world import SimNode, World, disk_id
 
 DEEP = 40
@@ -25,29 +26,6 @@ def behind() -> World:
     expire(leader)
     assert leader.log.bounds.lowest_index > 5
     return world
-
-
-def expire(leader: SimNode) -> None:
-    """All segments but the last go; snapshots stand where the log begins, and at its end."""
-    end = leader.log.durable_index
-    leader.running.remove_expired(world_clock(leader), age=None, max_bytes=0, floor=end)
-    leader.snapshots.indices = [leader.log.bounds.lowest_index, end]
-    leader.step(events.Expired())
-
-
-def world_clock(node: SimNode) -> int:
-    return node.world.clock()
-
-
-def snapshot_at(leader: SimNode, index: int) -> Snapshot:
-    """What a fetch of the leader's snapshot gives."""
-    header = leader.log.read_frame(index - 1).header if index > leader.log.bounds.lowest_index else None
-    tail = leader.log.origin if header is None else None
-    epochs = tuple(pair for pair in leader.running.epochs if pair[1] < index)
-    if tail is not None:
-        return Snapshot(*tail, 0, epochs)
-    assert header is not None
-    return Snapshot(header.next_index, header.epoch, header.timestamp, header.crc32c, 0, epochs)
 
 
 def fetching(world: World) -> tuple[SimNode, actions.FetchSnapshot]:

@@ -40,6 +40,7 @@ TICK_US = 50 * MILLISECOND
 CLUSTER_ID = bytes(range(16))
 START_CLOCK = 1_700_000_000_000_000
 T = TypeVar("T")
+Event = events.Event
 
 LIMIT_STEPS = 200_000
 SMALL_LOG = LogOptions(segment_bytes=1 << 16, max_frame_bytes=1 << 15)
@@ -245,7 +246,9 @@ class SimNode:
         """One step of the core, its invariants, its actions."""
         if self.core is None or self.halted:
             return
-        for action in self.core.handle(event, self.world.now, self.world.clock(self.node_id)):
+        taken = self.core.handle(event, self.world.now, self.world.clock(self.node_id))
+        self.world.watch(self, event, taken)
+        for action in taken:
             self._carry_out(action)
         if self.checked:
             self.invariants.check(self.core)
@@ -388,6 +391,7 @@ class World:
         self._streams: dict[tuple[str, int], tuple[str, int]] = {}
         self._stream_ids = count(1_000)
         self.nodes = {node: SimNode(self, node) for node in (*node_ids, *observers)}
+        self.watch: Callable[[SimNode, Event, list[actions.Action]], None] = lambda node, event, taken: None
         self.delay_us: Callable[[str, str], int] = lambda source, target: MESSAGE_US
 
     def __getitem__(self, node_id: str) -> SimNode:
