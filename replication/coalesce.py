@@ -1,8 +1,8 @@
-"""Whatever waits becomes one frame (DESIGN 3): clients' writes, and how they share frames.
+"""Clients' writes, and how they share frames.
 
-Writes that stand next to one another share a frame: of kind `records` where all of them are sessionless, or are one
-session's consecutive sequences; of kind `runs`, with a run for each, where not. A blob stands alone. A write is never
-split, and its records are consecutive.
+Consecutive writes share a frame. Its kind is `records` if all of them are sessionless, or if they are one session's
+consecutive sequences; else `runs`, with one run for each write. A blob has a frame of its own. A write is never split,
+and its records are consecutive. `log/DESIGN.md` has the payloads of the kinds.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -13,9 +13,9 @@ from quire.log import Kind, pack
 from quire.log.packing import array_head
 
 RUN_BYTES = 32
-"""What a write may add to a `runs` frame beside its records: its session, sequence and count, packed."""
+"""The most that a write adds to a `runs` frame beside its records: its session, sequence and count, packed."""
 
-SHORT_ARRAY = 16  # An array of fewer has a head of one byte.
+SHORT_ARRAY = 16  # A shorter array has a head of one byte.
 
 
 OwnerT = TypeVar("OwnerT")
@@ -24,10 +24,10 @@ OwnerT_co = TypeVar("OwnerT_co", covariant=True)
 
 @dataclass(eq=False, slots=True)
 class Write(Generic[OwnerT_co]):
-    """A client's write: a payload as DESIGN 3 has it for its kind, with the smallest array head.
+    """A client's write: the payload of a frame of its kind, with the smallest array head.
 
-    `owner` is whatever the node above wants to find again. `expected_index`: refused unless it would stand there.
-    `sequence` is that of its first record in `session`; both are 0 without one.
+    `expected_index`: reject the write unless its first record gets this index. `sequence` is that of its first record
+    in `session`; both are 0 without a session. `owner` is whoever waits for the outcome.
     """
 
     payload: bytes
@@ -40,19 +40,19 @@ class Write(Generic[OwnerT_co]):
 
     @property
     def size(self) -> int:
-        """Bytes that it adds to a frame, at most."""
+        """The most bytes that it adds to a frame."""
         return len(self.payload) + RUN_BYTES
 
 
 class Share(NamedTuple, Generic[OwnerT_co]):
-    """A write's share of a frame: its records begin `offset` records after the frame's first."""
+    """A write's share of a frame: its records begin `offset` records after the frame's first one."""
 
     write: Write[OwnerT_co]
     offset: int
 
 
 class DraftFrame(NamedTuple, Generic[OwnerT_co]):
-    """One frame to append: a ready payload, and whose records it holds."""
+    """A frame to append: its payload, and the writes whose records it holds."""
 
     kind: Kind
     count: int  # type: ignore[assignment]  # It hides tuple.count, which nobody needs here.
@@ -65,9 +65,9 @@ class DraftFrame(NamedTuple, Generic[OwnerT_co]):
 def coalesce(
     writes: Iterable[Write[OwnerT]], next_index: int, misplaced: list[Write[OwnerT]]
 ) -> Iterator[DraftFrame[OwnerT]]:
-    """Yield the frames that hold `writes`, in order; those with another `expected_index` go to `misplaced` instead.
+    """Yield the frames that hold `writes`, in order. If its `expected_index` differs, a write goes to `misplaced`.
 
-    `next_index` is the log's highest_index before the first; all frames but the last are taken to be appended.
+    `next_index` is the log's highest_index before the first frame. All but the last must be appended.
     """
     shares: list[Share[OwnerT]] = []
     count = 0
@@ -100,14 +100,14 @@ def _draft(shares: list[Share[OwnerT]], count: int) -> DraftFrame[OwnerT]:
 
 
 def _records(write: Write[object]) -> bytes | memoryview:
-    """The payload without its array's head. A short one is copied: a view costs more, and work for the collector."""
+    """The payload without its array head. A short one is copied: a view costs more, and loads the garbage collector."""
     if write.count < SHORT_ARRAY:
         return write.payload[1:]
     return memoryview(write.payload)[len(array_head(write.count)) :]
 
 
 def _is_one_run(shares: Sequence[Share[object]]) -> bool:
-    """Whether the header alone can say whose records these are."""
+    """Whether the frame header alone can name the session and sequence of every record."""
     first = shares[0].write
     if first.session == 0:
         return all(write.session == 0 for write, _ in shares)

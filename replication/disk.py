@@ -1,7 +1,7 @@
-"""The core's disk actions on the log and the promise file; and the log as the core sees it.
+"""The core's disk actions on the log and the promise file, and the log as the core sees it.
 
-Appends and truncations are done when called. Flushes and promises block on the device: they are handed back as
-something to run in another thread, and finished on the caller's.
+Appends and truncations are done on return. Flushes and promises wait for the device: the driver runs them in the
+writer's thread.
 """
 
 from collections.abc import Sequence
@@ -32,7 +32,7 @@ from .promises import PromiseFile
 
 
 class Placed(NamedTuple, Generic[OwnerT_co]):
-    """A frame of clients' writes as it stands in the log: [index, next_index), and whose records it holds."""
+    """A frame of clients' writes in the log: its range [index, next_index), and the writes whose records it holds."""
 
     index: int  # type: ignore[assignment]  # It hides tuple.index, which nobody needs here.
     next_index: int
@@ -41,14 +41,14 @@ class Placed(NamedTuple, Generic[OwnerT_co]):
 
 
 class Rejected(NamedTuple, Generic[OwnerT_co]):
-    """A write of which nothing is in the log."""
+    """A write of which nothing was appended."""
 
     write: Write[OwnerT_co]
     reason: Reason
 
 
 class Appended(NamedTuple, Generic[OwnerT_co]):
-    """What became of some writes."""
+    """The outcome of `append_writes`."""
 
     placed: Sequence[Placed[OwnerT_co]]
     rejected: Sequence[Rejected[OwnerT_co]]
@@ -56,20 +56,20 @@ class Appended(NamedTuple, Generic[OwnerT_co]):
 
 
 class SnapshotView(Protocol):
-    """What the core asks of a node's snapshots: facts that are in memory."""
+    """What the core reads of a node's snapshots. All of it is in memory."""
 
     @property
     def indices(self) -> Sequence[int]:
-        """Of the whole ones, ascending."""
+        """Of the whole snapshots, ascending."""
         ...
 
     @property
     def fetching(self) -> int:
-        """Of the one of which a part was fetched, 0 if there is none."""
+        """The index of a partly fetched snapshot, 0 if there is none."""
         ...
 
     def members_of(self, members_index: int) -> Sequence[Sequence[Any]] | None:
-        """The rows of the members record at that index, if a whole snapshot has it as the last one below."""
+        """The rows of the members record at that index, if it is the last one below a whole snapshot."""
         ...
 
 
@@ -84,48 +84,48 @@ class Disk:
         snapshots: SnapshotView | None = None,
         older_epochs: Sequence[tuple[int, int]] = (),
     ) -> None:
-        """`snapshots` are this node's; `older_epochs` are those that began below the newest of them."""
+        """`older_epochs` are those that began below the newest of `snapshots`."""
         self.log = log
         self.promises = promises
         self._snapshots = snapshots
         self.commit_index = max(log.mark_commit_index, *self.snapshot_indices, 0)
-        """What is known to be committed at the start: a snapshot holds nothing else."""
+        """Every record below it is known to be committed at the start: a snapshot holds nothing else."""
         self._older_epochs = list(older_epochs)
-        self._members: tuple[int, Members] | None = None  # Those of the record at an index, while it is the last one.
+        self._members: tuple[int, Members] | None = None  # The last members record: its index, and what it says.
 
     # LogView
 
     @property
     def highest_index(self) -> int:
-        """Next index to be written."""
+        """The next index to be written."""
         return self.log.tail.index
 
     @property
     def lowest_index(self) -> int:
-        """First index held."""
+        """The first index held."""
         return self.log.bounds.lowest_index
 
     @property
     def snapshot_indices(self) -> Sequence[int]:
-        """Where this node's whole snapshots stand, ascending."""
+        """The indices of this node's whole snapshots, ascending."""
         return () if self._snapshots is None else self._snapshots.indices
 
     @property
     def fetching(self) -> int:
-        """The index of a snapshot of which a part was fetched, 0 if there is none."""
+        """The index of a partly fetched snapshot, 0 if there is none."""
         return 0 if self._snapshots is None else self._snapshots.fetching
 
     @property
     def members_index(self) -> int | None:
-        """Where the last `genesis` or `members` record stands."""
+        """The index of the last `genesis` or `members` record."""
         return self.log.members_index
 
     @property
     def members(self) -> Members:
-        """The members that it names. The same object as long as it is the last one.
+        """The members that this record names. The same object while it is the last record.
 
         Raises:
-            LogError: it cannot be read, or is none.
+            LogError: it cannot be read, or names no members.
         """
         index = self.log.members_index
         if index is None:
@@ -135,10 +135,10 @@ class Disk:
         return self._members[1]
 
     def _members_at(self, index: int) -> Members:
-        """From the log; or, where that record has expired, from a snapshot.
+        """From the log; if that record has expired, from a snapshot.
 
-        Nothing expires above the older of two snapshots, and an install leaves the one that the log goes on from: so
-        the newest that is below the log's end has this record as its last.
+        Nothing expires above the older of two snapshots, and an install leaves the snapshot at which the log begins. So
+        this record is the last one in the newest snapshot below the log's end.
         """
         try:
             if index >= self.lowest_index:
@@ -153,25 +153,25 @@ class Disk:
 
     @property
     def last_epoch(self) -> int:
-        """Epoch of the last frame."""
+        """The epoch of the last frame."""
         return self.log.tail.epoch
 
     @property
     def durable(self) -> Last:
-        """The durable last (epoch, index)."""
+        """The last durable (epoch, index)."""
         tail = self.log.durable_tail
         return Last(tail.epoch, tail.index)
 
     @property
     def epochs(self) -> Sequence[tuple[int, int]]:
-        """(epoch, first index) pairs, ascending; of what has expired, too."""
+        """(epoch, first index) pairs, ascending, expired epochs included."""
         lowest, held = self.log.bounds.lowest_index, self.log.epochs
         older = [pair for pair in self._older_epochs if pair[1] < lowest]
-        # The first epoch held begins, as far as the log itself knows, with its first record.
+        # The log itself takes its first record for the beginning of its first epoch.
         return [*older, *(held[1:] if older and held and older[-1][0] == held[0][0] else held)]
 
     def bytes_from(self, index: int) -> int:
-        """How many bytes of durable frames stand from this boundary on."""
+        """The bytes of the durable frames from this boundary on."""
         return lacking_bytes(self.log, index)
 
     def is_boundary(self, index: int) -> bool:
@@ -181,7 +181,7 @@ class Disk:
         return index == self.log.tail.index or self.log.boundary_at_or_below(index) == index
 
     def crc32c_before(self, index: int) -> int:
-        """The crc field of the frame that ends at this boundary."""
+        """The crc32c field of the frame that ends at this boundary."""
         for tail in (self.log.tail, self.log.durable_tail, self.log.origin):
             if index == tail.index:
                 return tail.crc32c
@@ -189,7 +189,7 @@ class Disk:
         return decode_header(raw).crc32c
 
     def verifies_before(self, index: int) -> bool:
-        """Whether the frame that ends at this boundary verifies, as the file has it."""
+        """Whether the frame that ends at this boundary verifies in the file."""
         try:
             raw, _ = self.log.read_frames(self.log.boundary_at_or_below(index - 1), 1, unflushed=True)
             return next(walk_frames(raw)).header.next_index == index
@@ -199,7 +199,7 @@ class Disk:
     # Actions
 
     def append_writes(self, epoch: int, writes: Sequence[Write[OwnerT]]) -> Appended[OwnerT]:
-        """Append clients' writes, as few frames as may be; say what of them is in the file now, and what is not."""
+        """Append clients' writes in as few frames as possible; return which are in the file now and which are not."""
         placed: list[Placed[OwnerT]] = []
         rejected: list[Rejected[OwnerT]] = []
         misplaced: list[Write[OwnerT]] = []
@@ -208,7 +208,7 @@ class Disk:
             try:
                 header = None if full else self._append(epoch, draft)
             except DiskFull:
-                header, full = None, True  # and nothing after it, so that no later write of a client overtakes
+                header, full = None, True  # Nothing after it: no later write of a client may overtake.
             if header is None:
                 rejected += (Rejected(share.write, Reason.DISK_FULL) for share in draft.shares)
             else:
@@ -231,15 +231,15 @@ class Disk:
         self.log.append_payload(encode_system(value), count=1, kind=Kind.SYSTEM, epoch=epoch)
 
     def truncate(self, index: int) -> None:
-        """Cut the log to a frame boundary. Blocks; durable on return."""
+        """Truncate the log to a frame boundary. Blocks; durable on return."""
         self.log.truncate(index)
-        self._members = None  # Another record may come to stand where this one was cut.
+        self._members = None  # Another record may get the index of the one that was truncated.
 
     def install(self, snapshot: Snapshot) -> None:
-        """Have the log go on from a snapshot that counts. Blocks; durable on return.
+        """Make the log begin at a snapshot that counts. Blocks; durable on return.
 
         Raises:
-            LogError: it cannot; the next start does so.
+            LogError: it failed; the next start repeats it.
         """
         tail = Tail(snapshot.index, snapshot.epoch, snapshot.timestamp, snapshot.crc32c)
         self.log.reset(tail, members_index=snapshot.members_index)
@@ -247,10 +247,10 @@ class Disk:
         self._members = None
 
     def remove_expired(self, now: int, *, age: int | None, max_bytes: int | None, floor: int) -> int:
-        """Remove whole segments as `Log.remove_expired`; their epochs stay known. Blocks."""
+        """Remove whole segments as `Log.remove_expired`; keep their epochs. Blocks."""
         self._older_epochs = list(self.epochs)
         return self.log.remove_expired(now, age=age, max_bytes=max_bytes, floor=floor)
 
     def store_promise(self, promise: Promise) -> None:
-        """Blocking: both slots, both fsynced."""
+        """Write and fsync both slots. Blocks; durable on return."""
         self.promises.write(promise)

@@ -1,7 +1,7 @@
-"""What the core asks for, carried out: on the log and the promise file, on the sockets, and for the node above.
+"""Carries out what the core asks for: on the log and the promise file, on the sockets, and for the node.
 
-No asyncio, no thread and no clock of its own: `Device` has those, so the same driver runs in a process (`replica`) and
-in the deterministic world of `tests/sim`. It decides nothing that a rule of DESIGN 5 decides.
+It has no asyncio, thread or clock of its own: `Device` has them, so the same driver runs in a process (`replica`) and
+in the deterministic world of `tests/sim`. It decides nothing that one of the rules decides (`replication/DESIGN.md`).
 """
 
 from bisect import bisect_left
@@ -35,7 +35,7 @@ BOUNDS_S = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.
 
 
 class Sockets(Protocol):
-    """Links and streams, by node id and stream id. What finds none is lost without a word."""
+    """Links and streams, by node id and stream id. A message without one is dropped silently."""
 
     def send(self, node_id: str, message: PeerMessage) -> None:
         """Send on the link to a node."""
@@ -46,15 +46,15 @@ class Sockets(Protocol):
         ...
 
     def send_up(self, stream_id: int, message: Open | Ack | CrcMismatch) -> None:
-        """Say something to the leader."""
+        """Send to the leader on a stream."""
         ...
 
     def send_down(self, stream_id: int, message: OpenAnswer | Shipment) -> None:
-        """Say something to a follower."""
+        """Send to a follower on a stream."""
         ...
 
     def close_stream(self, stream_id: int) -> None:
-        """Hang up one stream."""
+        """Hang up a stream."""
         ...
 
 
@@ -62,53 +62,53 @@ Done = Callable[[BaseException | None], None]
 
 
 class Device(Protocol):
-    """Clocks, and threads for what blocks on the disk."""
+    """Clocks, and threads for what blocks on the disk. All callbacks run on the driver's thread."""
 
     def now(self) -> int:
         """Monotonic microseconds."""
         ...
 
     def clock(self) -> int:
-        """Microseconds since the Unix epoch, as this node's wall clock has them."""
+        """This node's wall clock: microseconds since the Unix epoch."""
         ...
 
     def remind(self, delay_us: int, then: Callable[[], None]) -> None:
-        """Call `then` on the driver's thread after about so long."""
+        """Call `then` after about `delay_us`."""
         ...
 
     def write(self, block: Callable[[], None], done: Done) -> None:
-        """Run `block` in the writer's thread, one after the other; then `done` on the driver's, with what it raised."""
+        """Run `block` in the writer's thread, in order; then call `done` with what it raised, or None."""
         ...
 
     def sync_mark(self, sync: Sync, done: Done) -> None:
-        """Run a sync of the mark beside the writer's thread; then `done` on the driver's."""
+        """Run a sync of the mark beside the writer's thread; then call `done`."""
         ...
 
 
 def _of_device(error: BaseException) -> OSError:
-    """Whatever a block raised: nothing is proven, as after an error of the device."""
+    """The error as one of the device: whatever a block raised, nothing is known to be durable."""
     return error if isinstance(error, OSError) else OSError(str(error))
 
 
 class Durations:
-    """A histogram of seconds."""
+    """A histogram of seconds, in plain numbers: a flush or a frame pays next to nothing for it."""
 
     def __init__(self) -> None:
         self._counts = [0] * (len(BOUNDS_S) + 1)
         self.sum_s = 0.0
 
     def observe(self, seconds: float) -> None:
-        """Count one."""
+        """Count one duration."""
         self._counts[bisect_left(BOUNDS_S, seconds)] += 1
         self.sum_s += seconds
 
     def buckets(self) -> Iterator[tuple[str, int]]:
-        """Each upper bound, inclusive, with how many took no longer; the last bound is +Inf."""
+        """Each upper bound, inclusive, with the count of durations up to it; the last bound is +Inf."""
         return zip([*map(str, BOUNDS_S), "+Inf"], accumulate(self._counts), strict=True)
 
 
 class Driver(Generic[OwnerT]):
-    """Hands events to a core and carries out its actions. One thread; events that these cause follow in order."""
+    """Hands events to a core and carries out its actions. One thread; events caused by an action follow in order."""
 
     def __init__(self, core: Core, disk: Disk, owner: Owner[OwnerT], sockets: Sockets, device: Device) -> None:
         self.core = core
@@ -120,12 +120,16 @@ class Driver(Generic[OwnerT]):
         self._events: deque[events.Event] = deque()
         self._stepping = False
         self._reminded = False
-        self._shipped: tuple[int, Tail | None, bytes] = (0, None, b"")  # From an index to a tail: the last frames read.
+        self._shipped: tuple[int, Tail | None, bytes] = (
+            0,
+            None,
+            b"",
+        )  # The last frames read: from an index, up to a tail.
 
     # Events
 
     def step(self, event: events.Event) -> None:
-        """Hand an event to the core and carry out its actions; at once, or after the event that is being handled."""
+        """Hand an event to the core and carry out its actions: at once, or after the event that is being handled."""
         self._events.append(event)
         if self._stepping:
             return
@@ -144,13 +148,13 @@ class Driver(Generic[OwnerT]):
             self._stepping = False
 
     def _remind_of_commit(self) -> None:
-        """Let the core look again soon, where followers have still to hear what is committed."""
+        """Tick the core soon if followers have not heard yet what is committed."""
         delay_us = self.core.announces_commit_after_us
         if delay_us is not None and not self._reminded:
             self._reminded = True
-            self._device.remind(delay_us, self._look_again)
+            self._device.remind(delay_us, self._tick_after_commit)
 
-    def _look_again(self) -> None:
+    def _tick_after_commit(self) -> None:
         self._reminded = False
         self.step(events.Tick())
 
@@ -160,26 +164,26 @@ class Driver(Generic[OwnerT]):
             self._carry_out(action)
 
     def log_failed(self, error: LogError) -> None:
-        """The log cannot go on, and so cannot this node."""
+        """The log cannot continue, and so cannot this node."""
         self.halt(f"{type(error).__name__}: {error}")
 
     def halt(self, reason: str) -> None:
-        """Give back what waits and tell the owner; nothing is done any more."""
+        """Stop for good: reject the waiting writes, and report the reason to the owner."""
         self.handle(events.Stopped(reason))
         self._owner.halted(reason)
 
     def faulted(self, fault: Exception) -> None:
-        """This program has a fault: tell the owner; nothing is done any more.
+        """Stop for good after a bug in this program, and report it to the owner.
 
-        What waits is not given back, as `halt` does: nobody knows how far the step came, so every outcome is unknown.
+        Unlike `halt` it rejects no waiting writes: how far the step came is unknown, and so is every outcome.
         """
         self._events.clear()
         self.core.abandon(f"a fault of this program: {fault!r}")
         self._owner.failed(fault)
 
     @contextmanager
-    def _ending_with_errors(self) -> Generator[None]:
-        """What is done aside from a step ends the node with the same errors."""
+    def _errors_end_node(self) -> Generator[None]:
+        """Outside of a step, the same errors end the node."""
         try:
             yield
         except LogError as error:
@@ -208,7 +212,7 @@ class Driver(Generic[OwnerT]):
             case actions.RoleChanged():
                 self._owner.role_changed(action)
             case actions.RejectRequest(write, reason):
-                self._owner.rejected(cast("Write[OwnerT]", write), reason)
+                self._owner.rejected(cast("Write[OwnerT]", write), reason)  # The core returns what `propose` gave it.
             case actions.ReadReady(read_id, index):
                 self._owner.read_ready(read_id, index)
             case actions.TransferEnded(reason):
@@ -269,7 +273,7 @@ class Driver(Generic[OwnerT]):
         self._sockets.send_down(action.stream_id, Shipment(positions, raw, next_index))
 
     def _frames_from(self, index: int, max_bytes: int) -> tuple[bytes, int]:
-        """The frames from a boundary on; those that the stream before was shipped, if this one lacks just the same."""
+        """The frames from a boundary on. Streams at the same index share one read."""
         tail = self._disk.log.tail
         shipped_from, shipped_to, raw = self._shipped
         if shipped_from != index or shipped_to != tail or len(raw) > max_bytes:
@@ -364,7 +368,7 @@ class Driver(Generic[OwnerT]):
         )
 
     def _install(self, stream_id: int, snapshot: Snapshot) -> None:
-        """Rule 16: rename, then reset the log. What a crash leaves between the two is made good at the next start."""
+        """Rule 16: rename, then reset the log. If a crash comes between the two, the next start resets it."""
 
         def finish() -> None:
             self._disk.install(snapshot)
@@ -376,10 +380,13 @@ class Driver(Generic[OwnerT]):
     def _offload(
         self, block: Callable[[], None], finish: Callable[[], None], fail: Callable[[BaseException], None]
     ) -> None:
-        """Run `block` in the writer's thread, then `finish` here; or `fail`, and that is final (DESIGN 4)."""
+        """Run `block` in the writer's thread, then `finish` here. If it raised, call `fail`: the node halts.
+
+        A failed flush is never retried (`log/DESIGN.md`): the kernel may have dropped the pages that it did not write.
+        """
 
         def done(error: BaseException | None) -> None:
-            with self._ending_with_errors():
+            with self._errors_end_node():
                 if error is None:
                     finish()
                 else:
@@ -391,17 +398,17 @@ class Driver(Generic[OwnerT]):
     # The mark
 
     def sync_mark(self) -> None:
-        """Begin a sync of the mark, if it moved and none is on its way. To be called once a second."""
+        """Begin a sync of the mark if it moved and no sync is running. Call it once a second."""
         log = self._disk.log
         sync: Sync | None = None
-        with self._ending_with_errors():
+        with self._errors_end_node():
             sync = log.begin_mark_sync()
         if sync is None:
             return
         running: Sync = sync
 
         def done(error: BaseException | None) -> None:
-            with self._ending_with_errors():
+            with self._errors_end_node():
                 log.end_mark_sync(running, None if error is None else _of_device(error))
 
         self._device.sync_mark(running, done)

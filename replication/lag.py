@@ -1,9 +1,9 @@
-"""Lag, as the glossary defines it.
+"""Lag: how far a node is behind its leader, never below 0.
 
-records   the leader's durable_index - the node's; bytes likewise, of frames
-seconds   0 when equal, else the leader's clock - the timestamp of the first record that the node lacks
-never below 0; of a silent node its last known position counts; a node itself counts at least the seconds since it
-last heard its leader
+    records, bytes   the leader's durable_index less the node's, and the bytes of the frames between
+    seconds          0 if equal, else the leader's clock less the timestamp of the first record that the node lacks
+
+Of a silent node the last known position counts. A node's own lag is at least the seconds since it heard its leader.
 """
 
 from typing import NamedTuple
@@ -22,7 +22,7 @@ class Lag(NamedTuple):
 
 
 class Position(NamedTuple):
-    """Where a node stood when it was last heard. `heard_at` is this node's wall clock, in microseconds."""
+    """A node's position when it was last heard. `heard_at` is this node's wall clock, in microseconds."""
 
     durable_index: int
     applied_index: int
@@ -57,7 +57,7 @@ def lag_of(log: Log, durable_index: int, clock: int) -> Lag:
     return Lag(log.durable_index - durable_index, lacking_bytes(log, durable_index), max(0, late) / MICROSECONDS)
 
 
-def own_lag(told: Lag, heard_at: int, clock: int) -> Lag:
-    """A follower's own lag: what its leader told at `heard_at`, and at least the time since."""
+def own_lag(reported: Lag, heard_at: int, clock: int) -> Lag:
+    """A follower's own lag: what its leader reported at `heard_at`, and at least the time since."""
     silent = max(0, clock - heard_at) / MICROSECONDS
-    return Lag(told.records, told.bytes, max(told.seconds, silent))
+    return Lag(reported.records, reported.bytes, max(reported.seconds, silent))

@@ -1,10 +1,10 @@
-"""The promise file: two slots, both written and fsynced, one after the other, before a promise is answered.
+"""The promise file: two slots. Both are written and fsynced, one after the other, before a promise is answered.
 
     0 4 crc32c of 4..64 | 4 4 version=1 | 8 8 epoch | 16 24 candidate, zero-padded | 40 8 incarnation | 48 16 disk_id
 
-At any crash at least one slot is whole, and it holds the last promise that was answered or a later one. The highest
-valid epoch wins, of equals the first slot. No valid slot: the node cannot know what it promised, and does not start; it
-would not be enough that it answers no vote, since an ack in an older epoch can break a forgotten promise, too.
+After any crash at least one slot is whole, and it holds the last answered promise or a later one. The highest valid
+epoch wins; if they are equal, the first slot. Without a valid slot the node cannot know what it promised, and does not
+start: it would not be enough to answer no vote, since an ack in an older epoch can break a forgotten promise, too.
 """
 
 import struct
@@ -23,11 +23,11 @@ _BODY = struct.Struct(f"<Q{MAX_NODE_ID_BYTES}sQ{DISK_ID_BYTES}s")
 
 
 class PromiseLost(Exception):
-    """The promise file holds no promise of this disk; the text says what it holds."""
+    """The promise file holds no promise of this disk; the text says what it holds instead."""
 
 
 class PromiseFile:
-    """What this disk promised, and which disk it is. `write` blocks for two fsyncs; one caller at a time."""
+    """This disk's promise, and its disk id. `write` blocks for two fsyncs; one caller at a time."""
 
     def __init__(self, slots: SlotFile, disk_id: bytes, promise: Promise) -> None:
         self._slots = slots
@@ -36,7 +36,7 @@ class PromiseFile:
 
     @classmethod
     def create(cls, directory: Directory, disk_id: bytes) -> "PromiseFile":
-        """Write (0, none) with a new disk_id; durable on return, and only then may anybody hear of the disk."""
+        """Write (0, none) with a new disk_id. Durable on return; only then may the disk id be sent to anyone."""
         storage = directory.create(PROMISE_FILE)
         storage.allocate(FILE_BYTES)
         promises = cls(SlotFile(storage, name=PROMISE_FILE, version=PROMISE_VERSION), disk_id, NO_PROMISE)
@@ -46,13 +46,13 @@ class PromiseFile:
 
     @classmethod
     def open(cls, directory: Directory, disk_id: bytes | None = None) -> "PromiseFile":
-        """Read the winning slot and write it again to both: what kill -9 left in a cache becomes durable.
+        """Read the winning slot and write it to both again: after a kill -9 it may be only in the page cache.
 
-        `disk_id` is what the identity names.
+        `disk_id` is the one that the identity file names.
 
         Raises:
-            PromiseLost: no slot is valid, or they are of another disk than the identity.
-            UnknownVersion: another version's promise.
+            PromiseLost: no slot is valid, or they are of another disk.
+            UnknownVersion: they have another version's format.
         """
         slots = SlotFile(directory.open(PROMISE_FILE), name=PROMISE_FILE, version=PROMISE_VERSION)
         held: tuple[Promise, bytes] | None = None
@@ -68,11 +68,11 @@ class PromiseFile:
             raise PromiseLost(f"the promise file is of disk {held[1].hex()}, the identity of another")
         promises = cls(slots, held[1], held[0])
         promises.write(held[0])
-        directory.sync()  # its name, too, if the start that made it was killed before
+        directory.sync()  # The file name, too: the start that created it may have been killed before this.
         return promises
 
     def write(self, promise: Promise) -> None:
-        """Make a promise durable: slot, fsync, slot, fsync."""
+        """Make a promise durable: write a slot, fsync, write the other, fsync."""
         body = _BODY.pack(promise.epoch, promise.candidate.encode("ascii"), promise.incarnation, self.disk_id)
         for number in (0, 1):
             self._slots.write(number, body)
@@ -80,5 +80,5 @@ class PromiseFile:
         self.promise = promise
 
     def close(self) -> None:
-        """Give the handle back."""
+        """Close the file."""
         self._slots.close()

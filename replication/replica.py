@@ -1,4 +1,4 @@
-"""One node's replication, running: the driver on asyncio, with a thread for the disk, sockets and the time."""
+"""The driver on asyncio: with threads for the disk, sockets, and the time."""
 
 import asyncio
 import contextvars
@@ -31,7 +31,7 @@ MARK_SYNC_S = 1.0
 
 @dataclass(frozen=True, slots=True)
 class ReplicaOptions:
-    """What a replica is told at start. `urls` are HOST:PORT to dial, by node id; `genesis` is the first frame."""
+    """What a replica needs to start. `urls` are HOST:PORT to dial, by node id; `genesis` is the first frame."""
 
     address: str
     genesis: bytes
@@ -76,7 +76,7 @@ class DiskThread:
         self._waiting.put((block, done))
 
     def stop(self) -> None:
-        """Blocking: return when all that was submitted has run. Nothing may be submitted any more."""
+        """Block until everything submitted has run. Submit nothing after this."""
         self._waiting.put(None)
         self._thread.join()
 
@@ -115,14 +115,14 @@ class _Threads:
         self._marker.submit(sync.run, done)
 
     async def end(self) -> None:
-        """Return when nothing blocks any more and what ended was handed back."""
+        """Return when no block runs any more and every `done` was called."""
         await asyncio.to_thread(self._writer.stop)
         await asyncio.to_thread(self._marker.stop)
         await asyncio.sleep(0)
 
 
 class Replica(Generic[OwnerT]):
-    """Runs on one event loop; every method is called there."""
+    """One node's replication. Runs on one event loop; every method is called there."""
 
     def __init__(
         self,
@@ -148,19 +148,19 @@ class Replica(Generic[OwnerT]):
         self._proposed: list[Write[OwnerT]] = []
         self._ticked_at = 0
         self._stopped = False
-        self._lag_told: LagReport | None = None
+        self._lag_report: LagReport | None = None
         self._leader_heard_at = wall_clock()
         self._threads = _Threads()
         self._tasks: list[asyncio.Task[None]] = []
         self._loop = asyncio.get_running_loop()
-        # Its own, so that what is logged while writes are appended is not told as the first caller's doing.
+        # Its own: log lines written while writes are appended must not name the first caller's request.
         self._context = contextvars.copy_context()
         who = PeerInfo(cluster_id, me.node_id, me.disk_id, me.incarnation, options.address)
         self.network = Network(
             who,
             self._step,
-            self._heard_aside,
-            self._met_foreigners,
+            self._report_received,
+            self._foreign_peers_met,
             owner,
             state.next_stream_id,
             options.secret,
@@ -172,7 +172,7 @@ class Replica(Generic[OwnerT]):
     # Life
 
     def start(self, session: ClientSession, *, nominated: bool) -> None:
-        """Dial the peers, apply what is known to be committed, and begin to keep time."""
+        """Dial the peers, apply what is known to be committed, and start the clock."""
         self._step(events.Nominated(nominated))
         self.network.start(session, self._options.urls)
         self._tasks = [
@@ -181,9 +181,9 @@ class Replica(Generic[OwnerT]):
         ]
 
     async def stop(self) -> None:
-        """Stop talking and writing; the log is the owner's to close. Returns when no thread uses it any more.
+        """Stop sending and writing; return when no thread uses the log any more. The owner closes the log.
 
-        What waits to be appended is given back as not written; nothing is taken any more.
+        Writes that wait to be appended are rejected, and so are new ones.
         """
         self._propose_all()
         self._stopped = True
@@ -192,12 +192,12 @@ class Replica(Generic[OwnerT]):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         await self.network.close()
-        await self._threads.end()  # what they hand back is taken before the owner closes the log
+        await self._threads.end()  # Their callbacks run before the owner closes the log.
 
-    # What the node above asks
+    # Requests of the node
 
     def propose(self, write: Write[OwnerT]) -> None:
-        """Let a write wait for the writer. All that is proposed in one turn of the loop is one event."""
+        """Queue a write. All writes proposed in one turn of the loop are one event."""
         if not self._proposed:
             self._loop.call_soon(self._propose_all, context=self._context)
         self._proposed.append(write)
@@ -211,32 +211,32 @@ class Replica(Generic[OwnerT]):
             self._step(events.Proposed(proposed))
 
     def ask_read(self, read_id: int) -> None:
-        """Begin a linearizable read; `read_ready` follows."""
+        """Begin a linearizable read; `Owner.read_ready` follows."""
         if self._has_ended:
             self._owner.read_ready(read_id, None)
         else:
             self._step(events.ReadRequested(read_id))
 
     def transfer(self, target: str | None) -> None:
-        """Begin to hand over; `role_changed` follows, or `transfer_ended`."""
+        """Begin to hand over; `Owner.role_changed` follows, or `Owner.transfer_ended`."""
         if self._has_ended:
             self._owner.transfer_ended("this node has stopped")
         else:
             self._step(events.TransferRequested(target))
 
     def promote(self, ask_id: int, node_id: str, address: str) -> None:
-        """Ask for the next change of members that brings a node to be a voter; `change_ended` follows."""
+        """Begin the next change of members on the way to making a node a voter; `Owner.change_ended` follows."""
         if self._has_ended:
             self._owner.change_ended(ask_id, NotLeading())
         else:
             self._step(events.PromoteRequested(ask_id, node_id, address))
 
     def snapshot_fetched(self, stream_id: int, snapshot: Snapshot) -> None:
-        """What `fetch_snapshot` asked for is whole, and synced."""
+        """The snapshot of `Owner.fetch_snapshot` is whole and durable."""
         self._step(events.SnapshotFetched(stream_id, snapshot))
 
     def fetch_failed(self, stream_id: int, reason: str) -> None:
-        """What `fetch_snapshot` asked for does not come."""
+        """The snapshot of `Owner.fetch_snapshot` could not be fetched."""
         self._step(events.FetchFailed(stream_id, reason))
 
     def expired(self) -> None:
@@ -245,16 +245,16 @@ class Replica(Generic[OwnerT]):
             self._step(events.Expired())
 
     def nominate(self, *, nominated: bool) -> None:
-        """Pass on the control plane's level (rule 13)."""
+        """Set whether the control plane nominates this node (rule 13)."""
         self._step(events.Nominated(nominated))
 
-    def catch_up(self) -> None:
-        """Let the core look at the time, if this process stood still for an election timeout (rule 11)."""
+    def tick_if_frozen(self) -> None:
+        """Tick the core if this process was frozen for an election timeout (rule 11)."""
         if self._threads.now() - self._ticked_at > self._options.core.election_timeout_us:
             self._tick()
 
-    def tell_control(self, node_id: str, data: bytes) -> None:
-        """Let the control plane speak to a peer, on the link that this node dialled; lost if there is none."""
+    def send_control(self, node_id: str, data: bytes) -> None:
+        """Send a message of the control plane to a peer; dropped if there is no link."""
         self.network.send(node_id, ControlMessage(data))
 
     def _step(self, event: events.Event) -> None:
@@ -275,18 +275,18 @@ class Replica(Generic[OwnerT]):
 
     @property
     def flush_durations(self) -> Durations:
-        """How long flushes took, from their begin until this loop heard of their end."""
+        """How long flushes took, from their start until this loop was notified."""
         return self._driver.flush_durations
 
     @property
     def queues(self) -> Queues:
-        """How much waits in this leader's write path; a node that does not lead holds nothing."""
+        """The sizes of this leader's queues; zeros on a node that does not lead."""
         leader = self.core.status().leader
         return Queues(0, 0, 0) if leader is None else leader.queues
 
     @property
     def disk_answers(self) -> bool:
-        """False while the disk has been busy with one thing for an election timeout: such a node does not lead."""
+        """False while one disk operation has taken an election timeout: such a node must not lead."""
         return self.core.disk_answers
 
     @property
@@ -301,7 +301,7 @@ class Replica(Generic[OwnerT]):
         while True:
             self._tick()
             try:
-                self._tell_asides()
+                self._send_reports()
             except LogError as error:
                 self._driver.log_failed(error)
             await asyncio.sleep(pause)
@@ -315,20 +315,20 @@ class Replica(Generic[OwnerT]):
             await asyncio.sleep(MARK_SYNC_S)
             self._driver.sync_mark()
 
-    # Asides: lag and status, which no rule reads
+    # Reports between nodes, for lag and status: no rule reads them
 
-    def _heard_aside(self, peer: PeerInfo, message: PositionReport | LagReport) -> None:
+    def _report_received(self, peer: PeerInfo, message: PositionReport | LagReport) -> None:
         match message:
             case PositionReport(durable_index, applied_index, digest):
                 self.positions[peer.node_id] = Position(durable_index, applied_index, digest, wall_clock())
                 self._owner.position_reported(peer.node_id, applied_index, digest)
             case LagReport():
                 if peer.node_id == self.core.leader_id:
-                    self._lag_told, self._leader_heard_at = message, wall_clock()
+                    self._lag_report, self._leader_heard_at = message, wall_clock()
             case _:
                 assert_never(message)
 
-    def _tell_asides(self) -> None:
+    def _send_reports(self) -> None:
         for node_id in self.network.unformatted():
             self.network.show_genesis(node_id, self._options.genesis, committed=self.commit_index > 0)
         if not self.core.leads:
@@ -344,26 +344,26 @@ class Replica(Generic[OwnerT]):
                 ),
             )
 
-    def _met_foreigners(self, foreign: set[str]) -> None:
-        """Halt where a majority of the members that this log names turn out to be of another cluster: a wrong disk."""
+    def _foreign_peers_met(self, foreign: set[str]) -> None:
+        """Halt if a majority of this log's members are of another cluster: this node has a wrong disk."""
         members = self.core.status().members
         if members.is_majority(lambda member: member.node_id in foreign):
             reason = f"this data_dir is of another cluster than {', '.join(sorted(foreign))}; give this node its own"
             self._driver.halt(reason)
 
     @property
-    def knows_its_lag(self) -> bool:
-        """Whether a leader that is heard has told it; one that leads has none."""
-        return self.core.leads or (self.core.leader_id is not None and self._lag_told is not None)
+    def is_lag_known(self) -> bool:
+        """Whether the present leader has reported it; the leader itself has no lag."""
+        return self.core.leads or (self.core.leader_id is not None and self._lag_report is not None)
 
     def lag(self, clock: int) -> Lag:
-        """This node's own lag at `clock`; a leader has none."""
+        """This node's own lag at `clock`; the leader's is 0."""
         if self.core.leads:
             return NO_LAG
-        told = self._lag_told or LagReport(0, 0, 0)
-        records = max(0, told.durable_index - self._disk.log.durable_index)
-        late = self._leader_heard_at - told.since if told.since and records else 0
-        known = Lag(records, told.lag_bytes if records else 0, max(0, late) / MICROSECONDS)
+        report = self._lag_report or LagReport(0, 0, 0)
+        records = max(0, report.durable_index - self._disk.log.durable_index)
+        late = self._leader_heard_at - report.since if report.since and records else 0
+        known = Lag(records, report.lag_bytes if records else 0, max(0, late) / MICROSECONDS)
         return own_lag(known, self._leader_heard_at, clock)
 
     def lag_of(self, position: Position, clock: int) -> Lag:

@@ -86,7 +86,7 @@ class Leadership:
         else:
             times = ControlTimes.of_heartbeat(self._heartbeat_s)
             self._control = Control(
-                self.node_id, others, times, replica.tell_control, self._nominate, lambda: replica.disk_answers
+                self.node_id, others, times, replica.send_control, self._nominate, lambda: replica.disk_answers
             )
             for node_id in replica.status().links:
                 self._control.peer_linked(node_id)

@@ -263,7 +263,7 @@ class Node:
         if self.leadership.role.role is not NodeRole.LEADER or self.failure is not None:
             return False
         if self.formed is not None:
-            self.formed.replica.catch_up()
+            self.formed.replica.tick_if_frozen()
         role = self.leadership.role
         return role.role is NodeRole.LEADER and role.serving
 

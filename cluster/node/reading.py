@@ -125,7 +125,7 @@ class Reading:
         await self._applying.reached(await self._barrier())
 
     def _refuse_lag_above(self, max_lag: int) -> None:
-        if not self._replica.knows_its_lag:
+        if not self._replica.is_lag_known:
             raise StateUnavailable("this node hears no leader, so it does not know how far it lags")
         lag = self._replica.lag(wall_clock()).records
         if lag > max_lag:

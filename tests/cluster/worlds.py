@@ -4,7 +4,6 @@ import errno
 import os
 from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
-from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -230,7 +229,7 @@ async def no_room_for_sessions(cluster: RunningCluster, at: str) -> AsyncGenerat
     """As many sessions are open as may, on every node."""
     with pytest.MonkeyPatch.context() as patch:
         for running in cluster.nodes.values():
-            patch.setattr(attrgetter("parts.applying.applier.sessions")(running.node), "max_sessions", 0)
+            patch.setattr(running.node.components.applying.applier.sessions, "max_sessions", 0)
         yield {}
 
 
