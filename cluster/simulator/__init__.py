@@ -1,1 +1,1 @@
-"""A seeded simulator of whole clusters: the shipped core, log and applier on simulated clocks, networks and disks."""
+"""A simulator of whole clusters: the shipped core, log and applier on simulated clocks, networks and disks."""

@@ -1,4 +1,11 @@
-"""Runs histories: `python -m quire.cluster.simulator --seeds 0:1000 --jobs 2`, `--seed 17`, `--soak`."""
+"""Run simulated histories of a cluster, and check every step of them.
+
+    python -m quire.cluster.simulator --seeds 0:1000 --jobs 2    1,000 histories, in two processes
+    python -m quire.cluster.simulator --seed 17                  one; if it fails, the shortest transcript found
+    python -m quire.cluster.simulator --soak 1000000             from that seed on, until a rule breaks
+
+A seed determines its history. The exit status is 1 if a rule was broken.
+"""
 
 import argparse
 import sys
@@ -9,26 +16,31 @@ from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
 from itertools import count, islice
 
-from .history import Outcome, run
+from .history import Outcome, run, shrink, transcript
 from .plan import plan_of
-from .shrinking import shrink, transcript
 
 MIN_CHANGED = 0.30
 MIN_TRUNCATED = 0.10
 MIN_HISTORIES = 50
-"""Below this many the shares of histories say nothing."""
+"""Fewer histories say nothing about these shares."""
 REPORT_EVERY = 1_000
 RERUN = "python -m quire.cluster.simulator --seed"
 
 
+def say(line: str) -> None:
+    """Print a line at once."""
+    sys.stdout.write(f"{line}\n")
+    sys.stdout.flush()
+
+
 def outcome_of(seed: int) -> Outcome:
-    """A seed's history."""
+    """Run the history of a seed."""
     return run(plan_of(seed))
 
 
 @dataclass
 class Report:
-    """What many histories went through, and what they found."""
+    """What happened in many histories, and which of them failed."""
 
     histories: int = 0
     changed: int = 0
@@ -38,7 +50,7 @@ class Report:
     findings: list[Outcome] = field(default_factory=list)
 
     def add(self, outcome: Outcome) -> None:
-        """Take one more into account."""
+        """Add the outcome of one history."""
         counts = outcome.counts
         self.histories += 1
         self.changed += counts.leader_changes > 0
@@ -63,7 +75,7 @@ class Report:
 
     @property
     def is_idle(self) -> bool:
-        """Whether the histories exercised too little: a simulator that does nothing must not pass."""
+        """Whether too little happened in the histories: a simulator that exercises nothing must not pass."""
         enough = self.changed >= MIN_CHANGED * self.histories and self.truncated >= MIN_TRUNCATED * self.histories
         return self.histories >= MIN_HISTORIES and not enough
 
@@ -81,7 +93,7 @@ class Report:
 
 
 def outcomes(seeds: Iterable[int], jobs: int) -> Iterator[Outcome]:
-    """The outcomes of seeds, in their order."""
+    """The outcomes of seeds, in their order, run in `jobs` processes."""
     if jobs == 1:
         yield from map(outcome_of, seeds)
         return
@@ -92,48 +104,48 @@ def outcomes(seeds: Iterable[int], jobs: int) -> Iterator[Outcome]:
 
 
 def explain(seed: int) -> int:
-    """Run one seed; of a failing one, print the smallest transcript that is found. Returns an exit status."""
+    """Run one seed; if it fails, print the shortest transcript found. Returns an exit status."""
     plan = plan_of(seed)
     outcome = run(plan)
-    print(f"seed {seed}: trace {outcome.trace_hash}, {outcome.counts}")
+    say(f"seed {seed}: trace {outcome.trace_hash}, {outcome.counts}")
     if not outcome.failure:
         return 0
-    print(outcome.failure)
+    say(outcome.failure)
     small = shrink(plan, outcome.rule)
-    print(f"rerun: {RERUN} {seed}")
-    print(transcript(small, run(small, keep_trace=True)))
+    say(f"rerun: {RERUN} {seed}")
+    say(transcript(small, run(small, keep_trace=True)))
     return 1
 
 
 def run_all(seeds: Iterable[int], jobs: int, *, stop_at_first: bool) -> int:
-    """Run seeds and print what they found. Returns an exit status."""
+    """Run seeds, and print failures and totals. Returns an exit status."""
     report, began = Report(), time.monotonic()
     for outcome in outcomes(seeds, jobs):
         report.add(outcome)
         if outcome.failure:
-            print(
-                f"seed {outcome.seed}: {outcome.failure}\n"
-                f"  rerun: python -m quire.cluster.simulator --seed {outcome.seed}",
-                flush=True,
-            )
+            say(f"seed {outcome.seed}: {outcome.failure}\n  rerun: {RERUN} {outcome.seed}")
             if stop_at_first:
                 return explain(outcome.seed)
         if report.histories % REPORT_EVERY == 0:
-            print(f"{time.monotonic() - began:.0f} s: {report}", flush=True)
-    print(f"{time.monotonic() - began:.0f} s: {report}")
+            say(f"{time.monotonic() - began:.0f} s: {report}")
+    say(f"{time.monotonic() - began:.0f} s: {report}")
     if report.is_idle:
-        print(f"too little happened: {MIN_CHANGED:.0%} must change leaders, {MIN_TRUNCATED:.0%} must truncate")
+        say(f"too little happened: {MIN_CHANGED:.0%} must change leaders, {MIN_TRUNCATED:.0%} must truncate")
     return 1 if report.findings or report.is_idle else 0
 
 
 def main() -> int:
     """Parse the command line."""
-    parser = argparse.ArgumentParser(prog="python -m quire.cluster.simulator", description=__doc__)
+    parser = argparse.ArgumentParser(
+        prog="python -m quire.cluster.simulator",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
     what = parser.add_mutually_exclusive_group(required=True)
-    what.add_argument("--seed", type=int, help="one history; a failing one is shrunk to a transcript")
-    what.add_argument("--seeds", metavar="A:B", help="the histories of these seeds, B not included")
-    what.add_argument("--soak", type=int, metavar="A", help="seed A and on, until a rule breaks")
-    parser.add_argument("--jobs", type=int, default=1, help="processes")
+    what.add_argument("--seed", type=int, help="run one history; if it fails, shrink it to a transcript")
+    what.add_argument("--seeds", metavar="A:B", help="run the histories of the seeds from A, below B")
+    what.add_argument("--soak", type=int, metavar="A", help="run seeds from A on, until a rule breaks")
+    parser.add_argument("--jobs", type=int, default=1, help="number of processes")
     arguments = parser.parse_args()
     if arguments.seed is not None:
         return explain(arguments.seed)

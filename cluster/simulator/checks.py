@@ -1,8 +1,7 @@
-"""What must hold, checked after every step: written against DESIGN 5's rules, from what a node does and what its disk
-holds, and not from what its core believes.
+"""The rules of `docs/protocol.md`, checked after every step from what nodes do and what their disks hold.
 
-Frames are compared by their crc32c. It covers the crc32c of the frame before, so two logs with the same one at the
-same place are equal up to there.
+What a core believes is not trusted. Frames are compared by their crc32c. It covers the crc32c of the previous frame, so
+two logs with the same crc32c at the same place are equal up to there.
 """
 
 from bisect import bisect_left
@@ -24,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class Violation(Exception):
-    """A rule is broken: the rule in words, and the values that break it. `rule` is stable from run to run."""
+    """A rule is broken: the rule in words, and the values that break it. `rule` does not depend on the values."""
 
     def __init__(self, rule: str, *values: object) -> None:
         super().__init__(f"{rule}: {', '.join(map(str, values))}")
@@ -32,13 +31,13 @@ class Violation(Exception):
 
 
 def _fell(before: HeldMark, after: HeldMark, snapshot_index: int) -> bool:
-    """A mark of a log that begins anew behind a snapshot says nothing of what the snapshot holds."""
+    """Whether a mark fell. A log that was reset after a snapshot has a mark without the snapshot's records."""
     known = max(after.commit_index, snapshot_index)
     return after.generation < before.generation or known < before.commit_index
 
 
 class Election(NamedTuple):
-    """Who leads an epoch, and the crcs of its log's frames when it began to."""
+    """The leader of an epoch, and the crcs of its log's frames when it was elected."""
 
     node_id: str
     incarnation: int
@@ -47,7 +46,7 @@ class Election(NamedTuple):
 
 @dataclass
 class Counts:
-    """What a history went through."""
+    """What happened in a history, counted."""
 
     steps: int = 0
     crashes: int = 0
@@ -66,13 +65,13 @@ class Counts:
 
 @dataclass
 class Seen:
-    """What was last seen of one disk; it outlives the node's process."""
+    """What was last seen of one disk. Survives the node's process."""
 
     durable_index: int = 0
     durable_crc: int = 0
     tail: int = 0
     frames: list[Held] = field(default_factory=list)
-    """What stood on it when its node died."""
+    """The frames on it when its node died."""
     told_commit_index: int = 0
     commit_index: int = 0
     commit_place: int = -1
@@ -82,12 +81,12 @@ class Seen:
     synced_mark: HeldMark | None = None
     answered_epoch: int = 0
     promised_epoch: int = 0
-    """Of the promise that was queued to disk in a step before this one."""
+    """The epoch of the promise that an earlier step queued to disk."""
     has_cut: bool = False
-    """Whether a truncation was done, and none has begun since."""
+    """Whether a truncation is complete, and no other has begun since."""
     applied_place: int = -1
     snapshot_index: int = 0
-    """Of the newest snapshot that counted."""
+    """The index of the newest complete snapshot."""
     leading: Promise | None = None
     cuts: int = 0
     runs: bool = False
@@ -95,7 +94,7 @@ class Seen:
 
 
 class Checks:
-    """The checkers of one history."""
+    """Checks one history: the nodes call it as they act."""
 
     def __init__(self, nodes: Iterable["Node"], trace: "list[str]", model: Model) -> None:
         self.nodes = list(nodes)
@@ -104,7 +103,7 @@ class Checks:
         self.committed: list[Held] = []
         self.ends: list[int] = []
         self.epochs: list[int] = []
-        """Of each committed frame, the epoch of the leader that committed it."""
+        """For each committed frame, the epoch of the leader that committed it."""
         self.elections: dict[int, Election] = {}
         self.frames: dict[tuple[int, int], int] = {}
         self.digests: list[bytes] = []
@@ -113,11 +112,11 @@ class Checks:
         self.seen: dict[bytes, Seen] = {}
         self._lost: dict[bytes, list[Held]] = {}
         self._changes: set[int] = {named.crc32c for named in self.nodes[0].form.named.values()}
-        """The records of members that were looked at."""
+        """The records of members that were checked."""
         self._trace = trace
 
     def of(self, node: "Node") -> Seen:
-        """What was last seen of the disk that a node has now."""
+        """What was last seen of a node's present disk."""
         seen = self.seen.get(node.disk_id)
         if seen is None:
             seen = self.seen[node.disk_id] = Seen()
@@ -126,8 +125,8 @@ class Checks:
     # Life and death
 
     def started(self, node: "Node") -> None:
-        """A node recovered: it holds what was durable, and promised what it had promised."""
-        seen, shadow, log = self.of(node), node.shadow, node.it.log
+        """Check a node that recovered: it has what was durable, and the promise that it gave."""
+        seen, shadow, log = self.of(node), node.shadow, node.running.log
         shadow.read_all()
         shadow.cut = None
         if shadow.end != log.tail.index or log.durable_index != shadow.end:
@@ -164,30 +163,32 @@ class Checks:
         self._restored(node, seen)
 
     def _restored(self, node: "Node", seen: Seen) -> None:
-        """A node goes on from a snapshot of what is committed, which is whole unless it never was."""
-        life = node.it
-        if life.snapshots.damaged:
-            raise Violation("a snapshot that counts is whole", node.node_id, *life.snapshots.damaged)
-        for manifest in life.snapshots.manifests:
+        """Check that a node continues from a complete snapshot of committed records."""
+        process = node.running
+        if process.snapshots.damaged:
+            raise Violation("a snapshot that counts is whole", node.node_id, *process.snapshots.damaged)
+        for manifest in process.snapshots.manifests:
             self.snapshot_taken(node, manifest)
-        kept = [manifest.index for manifest in life.snapshots.manifests]
+        kept = [manifest.index for manifest in process.snapshots.manifests]
         if seen.snapshot_index > max(kept, default=0):
             raise Violation("a snapshot that counted is durable", node.node_id, seen.snapshot_index, kept)
-        if life.applier.applied_index != max(kept, default=0):
-            raise Violation("a restart begins at the newest snapshot", node.node_id, life.applier.applied_index, kept)
-        place = self._committed_place(life.applier.applied_index)
+        if process.applier.applied_index != max(kept, default=0):
+            raise Violation(
+                "a restart begins at the newest snapshot", node.node_id, process.applier.applied_index, kept
+            )
+        place = self._committed_place(process.applier.applied_index)
         seen.applied_place = -1 if place is None else place
-        state = self.model.states.get(life.applier.applied_index)
-        if state != life.applier.state():
-            raise Violation("a snapshot holds the state of its index", node.node_id, life.applier.state(), state)
+        state = self.model.states.get(process.applier.applied_index)
+        if state != process.applier.state():
+            raise Violation("a snapshot holds the state of its index", node.node_id, process.applier.state(), state)
 
     def snapshot_taken(self, node: "Node", manifest: Manifest) -> None:
-        """Rules 7 and 16: what is committed, and durable here, at a frame boundary; equal on equal replicas."""
+        """Rules 7 and 16: a snapshot is of committed, durable records, at a frame boundary, and equal on all nodes."""
         tail, boundary = manifest.boundary.tail, manifest.boundary
         place = self._committed_place(tail.index)
         if place is None or place >= len(self.digests):
             raise Violation("rule 7: a snapshot holds what is committed", node.node_id, tail, self.ends[-1:])
-        if node.it.log.durable_index < tail.index:
+        if node.running.log.durable_index < tail.index:
             raise Violation("rule 7: a snapshot holds what is durable here", node.node_id, tail)
         held = self.committed[place]
         if (held.epoch, held.crc32c, self.digests[place]) != (tail.epoch, tail.crc32c, boundary.digest):
@@ -200,12 +201,12 @@ class Checks:
             self.counts.snapshots += 1
 
     def _snapshot_on(self, node: "Node") -> int:
-        """Where the newest snapshot stands that a node's disk has, 0 where it has none."""
+        """The index of the newest snapshot on a node's disk; 0 if there is none."""
         names = node.disk.names("snapshots") if "snapshots" in node.disk.names() else []
         return max((int(name) for name in names if name.isdigit()), default=0)
 
     def below(self, node: "Node", first: int, crc: int) -> list[Held]:
-        """Rule 16: a log that begins at `first` begins behind what is committed, and a snapshot holds what is below."""
+        """Rule 16: a log that begins at `first` begins after committed frames, and a snapshot has what is below."""
         place = self._committed_place(first)
         if place is None or self.committed[place].crc32c != crc:
             raise Violation("rule 16: a log begins behind what is committed", node.node_id, first, hex(crc))
@@ -214,31 +215,31 @@ class Checks:
         return self.committed[: place + 1]
 
     def needed(self, node: "Node") -> int:
-        """Rule 16: where a node's log has to begin at most: what its installs need, and its streams, within a limit."""
-        life, most = node.it, node.form.retention_follower_bytes
-        leader, end = life.status().leader, life.log.durable_index
+        """Rule 16: where a node's log must begin at the latest, for its installs and, up to a limit, its streams."""
+        process, most = node.running, node.form.retention_follower_bytes
+        leader, end = process.status().leader, process.log.durable_index
         if leader is None:
             return end
         shipped = [stream.next_index for stream in leader.streams]
-        kept = [at for at in shipped if at >= end or life.log.bytes_between(at, end) <= most]
+        kept = [at for at in shipped if at >= end or process.log.bytes_between(at, end) <= most]
         return min([end, *kept, *(install.snapshot_index for install in leader.installs)])
 
     def expired(self, node: "Node", before: int, needed: int) -> None:
-        """Rule 16: below the older of two snapshots; below what streams and installs need."""
+        """Rule 16: only what is below the older of two snapshots, and below what streams and installs need, expires."""
         self.looked(node)
-        lowest, life = node.it.log.bounds.lowest_index, node.it
+        lowest, process = node.running.log.bounds.lowest_index, node.running
         if lowest == before:
             return
         self.counts.expiries += 1
-        kept = life.snapshots.indices
+        kept = process.snapshots.indices
         if len(kept) < 2 or lowest > kept[-2]:
             raise Violation("rule 16: below the older of two snapshots", node.node_id, lowest, kept)
         if lowest > needed:
             raise Violation("rule 16: below what streams and installs need", node.node_id, lowest, needed)
 
     def installed(self, node: "Node", index: int) -> None:
-        """Rules 1 and 16: under its leader's promise; neither durable_index nor commit_index goes back."""
-        seen, core = self.of(node), node.it.core
+        """Rules 2 and 16: an install needs its leader's promise, and lowers neither durable_index nor commit_index."""
+        seen, core = self.of(node), node.running.core
         self.counts.installs += 1
         following = core.status().following
         if following is None or following.epoch != seen.promised_epoch:
@@ -251,18 +252,20 @@ class Checks:
             raise Violation("rule 7: a snapshot holds what is committed", node.node_id, index)
         seen.applied_place = place
         state = self.model.states.get(index)
-        if state != node.it.applier.state():
-            raise Violation("a snapshot holds the state of its index", node.node_id, node.it.applier.state(), state)
+        if state != node.running.applier.state():
+            raise Violation(
+                "a snapshot holds the state of its index", node.node_id, node.running.applier.state(), state
+            )
 
     def _committed_place(self, index: int) -> int | None:
-        """The place of the committed frame that ends at `index`; -1 for 0; None if none does."""
+        """The place of the committed frame that ends at `index`: -1 for 0, None if there is none."""
         if index == 0:
             return -1
         place = bisect_left(self.ends, index)
         return place if place < len(self.ends) and self.ends[place] == index else None
 
     def died(self, node: "Node") -> None:
-        """A node's process is gone."""
+        """Note the end of a node's process."""
         seen = self.of(node)
         self.looked(node)
         seen.tail, seen.frames, seen.runs = node.shadow.end, list(node.shadow.frames), False
@@ -271,13 +274,13 @@ class Checks:
     # After a step
 
     def stepped(self, node: "Node", event: events.Event) -> None:
-        """Look at a node that has handled an event."""
+        """Check a node that has handled an event."""
         self.counts.steps += 1
-        life, seen = node.it, self.of(node)
-        core = life.core
+        process, seen = node.running, self.of(node)
+        core = process.core
         self._trace.append(
             f"{node.schedule.now} {node.node_id} {type(event).__name__} {core.promise.epoch} "
-            f"{life.log.tail.index} {core.commit_index}"
+            f"{process.log.tail.index} {core.commit_index}"
         )
         self.looked(node)
         leading = core.leading_promise
@@ -285,7 +288,7 @@ class Checks:
             seen.leading = leading
             if leading is not None:
                 self._leads(node, leading.epoch, leading.incarnation)
-        if life.log.durable_index != seen.durable_index:
+        if process.log.durable_index != seen.durable_index:
             self._durable(node, seen)
         self.commits(node)
         if isinstance(event, events.Truncated):
@@ -295,20 +298,20 @@ class Checks:
         seen.promised_epoch = core.promise.epoch
 
     def commits(self, node: "Node") -> None:
-        """Look at what a node takes for committed, as far as it stands in its files."""
-        seen, life = self.of(node), node.it
-        commit_index = life.core.commit_index
+        """Check a node's commit_index, as far as its files reach."""
+        seen, process = self.of(node), node.running
+        commit_index = process.core.commit_index
         if commit_index < seen.told_commit_index:
             raise Violation("commit_index never falls", node.node_id, seen.told_commit_index, commit_index)
         seen.told_commit_index = commit_index
         if min(commit_index, node.shadow.end) != seen.commit_index:
             self.looked(node)
-            if life.log.durable_index != seen.durable_index:
+            if process.log.durable_index != seen.durable_index:
                 self._durable(node, seen)
             self._commit(node, seen)
 
     def looked(self, node: "Node") -> None:
-        """Look at a node's disk, if it changed."""
+        """Check a node's disk, if it changed."""
         seen, shadow, disk = self.of(node), node.shadow, node.disk
         if disk.operations == seen.operations:
             return
@@ -348,8 +351,8 @@ class Checks:
             raise Violation("rule 15: after epoch_start is committed", node.node_id, named)
 
     def _members(self, node: "Node") -> None:
-        """Rule 15: from when it is appended until it is cut, the last record in the log says who counts."""
-        members = node.it.status().members
+        """Rule 15: the last record of members in the log counts, from its append until it is cut."""
+        members = node.running.status().members
         known = frozenset((voter.node_id, voter.disk_id) for voter in members.voters())
         named = node.shadow.members_below(node.shadow.end)
         if known != named.voters:
@@ -362,14 +365,14 @@ class Checks:
         is_committed = place < len(self.committed) and held == self.committed[place]
         if is_committed and held.end > self._snapshot_on(node):
             raise Violation("rule 9: a committed frame was cut", node.node_id, held)
-        if seen.durable_index > node.shadow.end or node.it.log.durable_index < seen.durable_index:
-            seen.durable_index = node.it.log.durable_index
+        if seen.durable_index > node.shadow.end or node.running.log.durable_index < seen.durable_index:
+            seen.durable_index = node.running.log.durable_index
             seen.durable_crc = self._crc_before(node, seen.durable_index)
 
     def _crc_before(self, node: "Node", index: int) -> int:
         place = node.shadow.place_of_end(index)
         if place is None and index <= self._snapshot_on(node):
-            # It died while its log was reset behind a snapshot, which has what is below.
+            # It died while its log was reset after a snapshot, which has what is below.
             place = self._committed_place(index)
             return self.committed[place].crc32c if place is not None and place >= 0 else 0
         if place is None:
@@ -377,8 +380,8 @@ class Checks:
         return node.shadow.frames[place].crc32c if place >= 0 else 0
 
     def _durable(self, node: "Node", seen: Seen) -> None:
-        """The glossary: every record below durable_index survives power loss on this node."""
-        durable = node.it.log.durable_index
+        """Every record below durable_index survives a power loss on this node."""
+        durable = node.running.log.durable_index
         if (lost := node.shadow.unsynced_below(durable)) is not None:
             raise Violation("durable_index is durable", node.node_id, durable, lost)
         seen.durable_index, seen.durable_crc = durable, self._crc_before(node, durable)
@@ -386,18 +389,18 @@ class Checks:
     # Promises and marks
 
     def _promise_on_disk(self, node: "Node") -> HeldPromise:
-        """What would be promised after a power loss that keeps nothing unsynced."""
+        """The promise that would remain after a power loss that takes everything unsynced."""
         promise = promise_in(node.disk.durable_content("promise"))
         if promise is None:
             raise Violation("rule 1: a slot of the promise is always valid", node.node_id)
         return promise
 
     def _promise(self, node: "Node", seen: Seen) -> None:
-        """Rule 1: only for an epoch above the last, or, following who was elected, for another candidate of it."""
+        """Rule 1: a new promise is for a higher epoch, or for the elected leader of the same epoch."""
         promise = promise_in(node.disk.content("promise"))
         self._survived(node, seen)
         if not seen.runs:
-            return  # a start that failed, perhaps after a power loss: what was not synced may be gone
+            return  # A start failed, perhaps after a power loss: what was not synced may be lost.
         if promise is None or promise.epoch < seen.promise.epoch:
             raise Violation("rule 1: a promise never falls", node.node_id, seen.promise, promise)
         if promise.epoch == seen.promise.epoch and promise != seen.promise:
@@ -409,25 +412,27 @@ class Checks:
         seen.promise = promise
 
     def _mark(self, node: "Node", seen: Seen) -> None:
-        """DESIGN 3: its commit_index is at most its durable_index; generations and commit_index only grow."""
+        """The mark (`log/DESIGN.md`): commit_index is at most durable_index; generation and commit_index only grow."""
         marks = marks_in(node.disk.content("mark"))
         mark = max(marks, key=lambda one: one.generation, default=None)
         if mark is None:
             raise Violation("a slot of the mark is always valid", node.node_id)
         synced = mark_in(node.disk.durable_content("mark"))
-        if synced is not None and synced not in marks and not node.disk_failing:  # a failed sync may bring a newer one
+        if (
+            synced is not None and synced not in marks and not node.disk_failing
+        ):  # A failed sync may have written a newer one.
             raise Violation("the last synced mark is not written over", node.node_id, synced, marks)
         if mark.commit_index > mark.durable_index:
             raise Violation("the mark's commit_index is at most its durable_index", node.node_id, mark)
-        if node.lived is not None and mark.durable_index > node.lived.log.durable_index:
-            raise Violation("the mark is a lower bound", node.node_id, mark, node.lived.log.durable_index)
+        if node.process is not None and mark.durable_index > node.process.log.durable_index:
+            raise Violation("the mark is a lower bound", node.node_id, mark, node.process.log.durable_index)
         if seen.runs and seen.mark is not None and _fell(seen.mark, mark, self._snapshot_on(node)):
             raise Violation("a mark never falls while its node runs", node.node_id, seen.mark, mark)
         seen.mark = mark
         self._survived(node, seen)
 
     def _survived(self, node: "Node", seen: Seen) -> None:
-        """DESIGN 4: what a power loss would leave of promise and mark never falls; what was not synced may be lost."""
+        """What a power loss would leave of promise and mark never falls; what was not synced may be lost."""
         promise, mark = self._promise_on_disk(node), mark_in(node.disk.durable_content("mark"))
         if promise.epoch < seen.synced_promise.epoch:
             raise Violation("rule 1: a synced promise survives", node.node_id, seen.synced_promise, promise)
@@ -436,7 +441,7 @@ class Checks:
         seen.synced_promise, seen.synced_mark = promise, mark
 
     def sent(self, node: "Node", message: PeerMessage) -> None:
-        """Rule 1: what an answer says of a promise is on the disk that says it."""
+        """Rule 1: a promise in an answer is on the disk of the node that answers."""
         match message:
             case VoteAnswer(asked, True):
                 if self._promise_on_disk(node) != (asked.epoch, asked.candidate, asked.incarnation):
@@ -456,9 +461,9 @@ class Checks:
                     raise Violation("rule 1: following makes the leader durable", node.node_id, on_disk, leader[:2])
                 self._answered(node, epoch)
             case Heartbeat(promise) if promise.epoch not in self.elections:
-                # It crashes before the step is over in which it was elected: whoever hears it follows all the same.
+                # It may die before the end of the step that elected it: the others follow it all the same.
                 self._leads(node, promise.epoch, promise.incarnation)
-                self.of(node).leading = node.it.core.leading_promise
+                self.of(node).leading = node.running.core.leading_promise
             case _:
                 pass
 
@@ -467,7 +472,7 @@ class Checks:
         seen.answered_epoch = max(seen.answered_epoch, epoch)
 
     def acknowledged(self, node: "Node", stream: Stream, ack: Ack) -> None:
-        """Rules 1, 2 and 8: an ack counts what is durable here and equal to the leader's, under its promise."""
+        """Rules 1, 2 and 8: an ack covers what is durable here and equal to the leader's log, under its promise."""
         epoch = stream.promise_epoch
         on_disk, promised = self._promise_on_disk(node), self.of(node).promised_epoch
         if not on_disk.epoch == promised == epoch:
@@ -477,7 +482,7 @@ class Checks:
             raise Violation("rule 2: an ack after the flush", node.node_id, index, lost)
         leader = stream.leader
         if leader.life == stream.leader_life and isinstance(leader, type(node)) and leader.leads:
-            if leader.it.core.promise.epoch == epoch:
+            if leader.running.core.promise.epoch == epoch:
                 place = node.shadow.place_of_end(index)
                 theirs = leader.shadow.place_of_end(index)
                 if place is None or place != theirs:
@@ -489,7 +494,7 @@ class Checks:
     # Leaders and commits
 
     def _leads(self, node: "Node", epoch: int, incarnation: int) -> None:
-        """Rules 1 and 5: one leader an epoch, and it has all that was committed before (Raft 5.4.3)."""
+        """Rules 1 and 5: one leader per epoch, and it has all that was committed before (Raft 5.4.3)."""
         voters = node.shadow.members_below(node.shadow.end).voters
         if (node.node_id, node.disk_id) not in voters:
             raise Violation("only a voter leads", node.node_id, node.disk_id)
@@ -509,8 +514,8 @@ class Checks:
         self.elections[epoch] = Election(node.node_id, incarnation, [held.crc32c for held in frames])
 
     def _commit(self, node: "Node", seen: Seen) -> None:
-        """Rule 7, and that index -> command never changes once it is committed."""
-        index = min(node.it.core.commit_index, node.shadow.end)
+        """Rule 7; and a committed record never changes."""
+        index = min(node.running.core.commit_index, node.shadow.end)
         place = node.shadow.place_of_end(index)
         if place is None:
             raise Violation("commit_index is a boundary of what this node holds", node.node_id, index, node.shadow.end)
@@ -524,7 +529,7 @@ class Checks:
         seen.commit_index, seen.commit_place = index, place
 
     def _extend(self, node: "Node", frames: list[Held]) -> None:
-        core, index = node.it.core, frames[-1].end
+        core, index = node.running.core, frames[-1].end
         if core.leading_promise is None:
             raise Violation("a leader commits first", node.node_id, index)
         epoch = core.leading_promise.epoch
@@ -547,26 +552,26 @@ class Checks:
                 raise Violation("rule 5: a later leader has what an earlier one commits", later, epoch, frames[-1])
 
     def _holds(self, node_id: str, disk_id: bytes, place: int, held: Held) -> bool:
-        """Whether a voter's disk would still have a frame after a power loss, or had it until it was lost itself."""
+        """Whether a voter's disk keeps a frame through a power loss, or did so when the disk was lost."""
         node = next(node for node in self.nodes if node.node_id == node_id)
         frames = node.shadow.frames if disk_id == node.disk_id else self._lost.get(disk_id, [])
         durable_index = self.seen[disk_id].durable_index if disk_id in self.seen else 0
         return place < len(frames) and frames[place] == held and durable_index >= held.end
 
     def lost_disk(self, node: "Node") -> None:
-        """A node's disk is gone: what it acknowledged may still count."""
+        """Note the loss of a node's disk: what it acknowledged may still count."""
         self._lost[node.disk_id] = list(node.shadow.frames)
 
     # Applying
 
     def applied(self, node: "Node", frame: Frame, applied: Applied, digest: bytes) -> None:
-        """Rules 7 and 17: what is committed, and durable here, is applied; equal digests at equal index."""
+        """Rules 7 and 17: only committed, durable records are applied; digests are equal at equal index."""
         seen = self.of(node)
         seen.applied_place += 1
         place, header = seen.applied_place, frame.header
         if place >= len(self.committed) or self.committed[place].crc32c != header.crc32c:
             raise Violation("rule 7: only what is committed is applied", node.node_id, header.index)
-        if header.next_index > node.it.log.durable_index:
+        if header.next_index > node.running.log.durable_index:
             raise Violation("rule 7: only what is durable here is applied", node.node_id, header.index)
         if place == len(self.digests):
             self.digests.append(digest)

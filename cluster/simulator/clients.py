@@ -1,7 +1,7 @@
-"""Clients: sessions with retries, writes without a session, linearizable reads; and what they may be answered.
+"""Clients: sessions with retries, writes without a session, and linearizable reads; each answer is checked.
 
-A client that is answered nothing tries another node, under its session; without one it does not know, and never tries
-the same command again.
+A client without an answer retries at another node if the write belongs to a session. Otherwise the outcome is unknown,
+and the client does not send that command again.
 """
 
 from collections.abc import Callable
@@ -15,17 +15,60 @@ from quire.replication import Reason, Write
 from ..errors import ClusterError
 from ..node.pending import WriteReply
 from .checks import Checks, Violation
-from .nodes import Node, Reader
-from .order import NotLinearizable, Order
-from .schedule import MILLISECOND, Schedule
+from .clock import MILLISECOND, Schedule
+from .nodes import Node
+from .process import Reader
 
 MAX_UNDER_WAY = 3
 GONE = frozenset({"SESSION_FENCED", "SESSION_EXPIRED"})
 
 
+class NotLinearizable(Exception):
+    """An operation took effect before one that had ended when it began."""
+
+
+class Order:
+    """Checks linearizability where the history names its own order.
+
+    Every acknowledged write carries its index, and every read how far the node had applied the log. So the order is
+    given, and no search is needed: operations take effect in the log's order, which must agree with real time. An
+    operation that began after another had ended must not take effect before it.
+
+    Whether each answer follows from the order is checked by `machine.Model`.
+    """
+
+    def __init__(self) -> None:
+        self._ended = 0
+        """The highest index of all that ended: a write at `index` takes effect in [index, index + 1)."""
+
+    def began(self) -> int:
+        """The index that an operation which begins now must not precede; keep it until the operation ends."""
+        return self._ended
+
+    def wrote(self, began: int, index: int) -> None:
+        """Note the end of a write that took effect at record `index`.
+
+        Raises:
+            NotLinearizable: an operation with a higher index had ended before it began.
+        """
+        if index < began:
+            raise NotLinearizable(f"a write took effect at {index}; when it began, {began} had been seen")
+        self._ended = max(self._ended, index + 1)
+
+    def read(self, began: int, applied_index: int) -> None:
+        """Note the end of a read that saw exactly the records below `applied_index`.
+
+        Raises:
+            NotLinearizable: it missed a write that had ended before it began.
+        """
+        if applied_index < began:
+            raise NotLinearizable(f"a read saw what is below {applied_index}; when it began, {began} had been seen")
+        self._ended = max(self._ended, applied_index)
+
+
 @dataclass
 class Habits:
-    """How the clients of a history behave; times in microseconds, chances in [0, 1]."""
+    """How the clients of a history behave: times in microseconds, chances in [0, 1]."""
 
     clients: int = 3
     think_us: int = 60 * MILLISECOND
@@ -38,13 +81,13 @@ class Habits:
     wander_chance: float = 0.0
     patience_us: int = 600 * MILLISECOND
     patience_after_us: int = 600 * MILLISECOND
-    """Once nothing goes wrong any more and all is to come to rest."""
+    """The patience after the last fault, when the cluster must converge."""
     named: bool = True
 
 
 @dataclass(eq=False)
 class Operation:
-    """Something that a client wants done. `commands` are a write's, `sequence` is that of the first."""
+    """A read or a write. `commands` belong to a write; `sequence` is that of the first."""
 
     kind: str
     began: int
@@ -58,7 +101,7 @@ class Operation:
 
 @dataclass(eq=False)
 class Attempt:
-    """One sending of an operation: the `Waiter` of its write."""
+    """One request for an operation: the `Waiter` of its write."""
 
     client: "Client"
     operation: Operation
@@ -66,20 +109,20 @@ class Attempt:
     applied: bool = True
 
     def answer(self, reply: WriteReply) -> None:
-        self.client.hears(self, lambda: self.client.answered(self.operation, reply))
+        self.client.receives(self, lambda: self.client.answered(self.operation, reply))
 
     def fail(self, error: ClusterError) -> None:
-        self.client.hears(self, lambda: self.client.failed(self))
+        self.client.receives(self, lambda: self.client.failed(self))
 
     def rejected(self, reason: Reason) -> None:
         if not self.operation.session and self.operation.kind == "write":
-            # Nothing was written of it, and it is not tried again.
+            # Nothing of it was written, and it is not retried.
             self.client.checks.model.never.update(self.operation.commands)
-        self.client.hears(self, lambda: self.client.failed(self))
+        self.client.receives(self, lambda: self.client.failed(self))
 
 
 class Client:
-    """One client; it talks to one node at a time."""
+    """One client, which talks to one node at a time."""
 
     def __init__(
         self, name: str, schedule: Schedule, nodes: list[Node], checks: Checks, order: Order, habits: Habits, seed: str
@@ -101,16 +144,16 @@ class Client:
 
     @property
     def is_idle(self) -> bool:
-        """Whether everything it wants is answered."""
+        """Whether every operation has ended."""
         return not self.under_way
 
     def begin(self) -> None:
-        """Want something, now and again."""
+        """Begin operations, now and again, until it is stopped."""
         if not self.stopped:
             self._want()
             self.schedule.later(int(self.random.expovariate(1.0) * self.habits.think_us), self.begin)
 
-    # What it wants
+    # Operations
 
     def _want(self) -> None:
         random, habits = self.random, self.habits
@@ -142,7 +185,7 @@ class Client:
         return operation
 
     def want_last(self) -> None:
-        """One more write and one more read, when all is healed."""
+        """Begin one last write and one last read, after the faults."""
         self._begin(Operation("write", self.order.began(), [next(self._numbers)]))
         self._begin(Operation("read", self.order.began()))
 
@@ -150,7 +193,7 @@ class Client:
         return f"client-{self.name}" if self.habits.named else None
 
     def _restart(self) -> None:
-        """Forget everything: what is under way may still be done; the session is opened again by its name."""
+        """Forget everything. Operations under way may still take effect; a named session is opened again."""
         self.under_way.clear()
         self.session = 0
 
@@ -159,7 +202,7 @@ class Client:
         self.under_way.append(operation)
         self._send(operation)
 
-    # To a node and back
+    # Requests
 
     def _delay(self) -> int:
         return self.random.randint(100, 2_000)
@@ -183,9 +226,9 @@ class Client:
         if operation.kind == "read":
 
             def answer(state: Any, applied_index: int) -> None:
-                self.hears(attempt, lambda: self.read(operation, state, applied_index))
+                self.receives(attempt, lambda: self.read(operation, state, applied_index))
 
-            node.read(Reader(answer, lambda: self.hears(attempt, lambda: self.failed(attempt))))
+            node.read(Reader(answer, lambda: self.receives(attempt, lambda: self.failed(attempt))))
             return
         node.propose(self._write_of(operation, attempt))
 
@@ -205,12 +248,12 @@ class Client:
             owner=attempt,
         )
 
-    def hears(self, attempt: Attempt, what: Callable[[], None]) -> None:
-        """What a node answers is on its way, and may be lost."""
+    def receives(self, attempt: Attempt, what: Callable[[], None]) -> None:
+        """Handle an answer after a delay, unless it is lost."""
         if self.random.random() >= self.habits.lost_chance:
-            self.schedule.later(self._delay(), self._hears, attempt, what)
+            self.schedule.later(self._delay(), self._received, attempt, what)
 
-    def _hears(self, attempt: Attempt, what: Callable[[], None]) -> None:
+    def _received(self, attempt: Attempt, what: Callable[[], None]) -> None:
         operation = attempt.operation
         if not operation.ended and operation in self.under_way:
             what()
@@ -220,12 +263,12 @@ class Client:
             self._fails(attempt)
 
     def _fails(self, attempt: Attempt) -> None:
-        self._hears(attempt, lambda: self.failed(attempt))
+        self._received(attempt, lambda: self.failed(attempt))
 
     # Answers
 
     def failed(self, attempt: Attempt) -> None:
-        """Not done, or nobody knows: what may be tried again is, elsewhere and in order."""
+        """Handle a failure or an unknown outcome: retry what may be retried, at another node and in order."""
         operation = attempt.operation
         if attempt.number != operation.attempt:
             return
@@ -244,7 +287,7 @@ class Client:
             self._send(operation)
 
     def _choose_node(self) -> None:
-        """Mostly one that believes that it leads: of two that do, either."""
+        """Choose a node, mostly one that believes it leads."""
         leaders = [node for node in self.nodes if node.leads]
         self.node = self.random.choice(leaders if leaders and self.random.random() < 0.7 else self.nodes)
 
@@ -254,7 +297,7 @@ class Client:
             self.under_way.remove(operation)
 
     def read(self, operation: Operation, state: Any, applied_index: int) -> None:
-        """A read's answer: the state after what it had applied, and after all that had ended before."""
+        """Check a read's answer: the state at its applied index, and linearizable."""
         if state != self.checks.model.states.get(applied_index):
             known = self.checks.model.states.get(applied_index)
             raise Violation("a read answers the state that the log makes", applied_index, state, known)
@@ -265,7 +308,7 @@ class Client:
         self._end(operation)
 
     def answered(self, operation: Operation, reply: WriteReply) -> None:
-        """A write's answer: it stands in the log, and was answered what the log says."""
+        """Check a write's answer: it is in the log, and the results are what the log gives."""
         checks, model = self.checks, self.checks.model
         refused = {place: code for place, code, _ in reply.refused}
         if not checks.ends or reply.index + reply.count > checks.ends[-1]:
@@ -286,7 +329,7 @@ class Client:
             else:
                 self._wrote(operation, index)
         if GONE & set(refused.values()):
-            self.session = 0  # evicted, or an opening of its own that came late took over: it opens again
+            self.session = 0  # Evicted, or fenced by a late request of its own: open again.
         if operation.kind == "open" and not refused:
             opened = reply.results[0]
             self.session, self.sequence = opened["session"], opened["sequence"]

@@ -1,4 +1,4 @@
-"""A node's disk and its clocks: when a sync ends, what it costs, and that it may fail or hang."""
+"""A node's disk: how long a sync takes, and that it may fail or hang."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -8,13 +8,11 @@ from quire.log import Sync
 from quire.log.simulated import faulty
 from quire.replication.driver import Done
 
-from .schedule import MILLISECOND, Schedule
-
-START_CLOCK = 1_700_000_000_000_000
+from .clock import MILLISECOND, Clocks
 
 
 class SimDisk(faulty.Disk):
-    """A disk that tells its node of each operation before it happens: the node may stop there."""
+    """A disk that announces each operation to its node beforehand: the node may die there."""
 
     def __init__(self, seed: str, before: Callable[[str], None]) -> None:
         super().__init__()
@@ -22,32 +20,15 @@ class SimDisk(faulty.Disk):
         self._before = before
 
     def step(self, operation: str, name: str, life: int) -> None:
-        """One changing operation."""
+        """Announce and do one changing operation."""
         self.check(life)
         self._before(f"{operation} {name}")
         super().step(operation, name, life)
 
 
 @dataclass
-class Clocks:
-    """A node's clocks. `rate` is how fast its monotonic one runs; `ahead` is what its wall clock is wrong by."""
-
-    schedule: Schedule
-    rate: float
-    ahead: int
-
-    def now(self) -> int:
-        """Monotonic microseconds."""
-        return int(self.schedule.now * self.rate)
-
-    def clock(self) -> int:
-        """The wall clock, which may be stepped back."""
-        return START_CLOCK + self.now() + self.ahead
-
-
-@dataclass
 class Latency:
-    """How long a sync takes, in microseconds: between the two, until `hangs_until` at least."""
+    """How long a sync takes: from `lowest` to `highest` microseconds, and at least until `hangs_until`."""
 
     lowest: int
     highest: int
@@ -55,7 +36,7 @@ class Latency:
 
 
 class SimDevice:
-    """`Device` of one life of a node. `later` hands a call to the node, if it still lives then."""
+    """The driver's `Device` for one process. `later` makes a call after a delay, if that process still runs."""
 
     def __init__(
         self,
@@ -81,7 +62,7 @@ class SimDevice:
         self._later(delay_us, then)
 
     def write(self, block: Callable[[], None], done: Done) -> None:
-        """The device does the work at some time between now and when it says so."""
+        """Do the work at the beginning or at the end of the time that it takes."""
         self._before("offload")
         latency, random, now = self._latency, self._random, self._clocks.schedule.now
         took = max(random.randint(latency.lowest, latency.highest), latency.hangs_until - now)
@@ -96,7 +77,7 @@ class SimDevice:
         self._later(took, finish)
 
     def sync_mark(self, sync: Sync, done: Done) -> None:
-        """Beside the writer, at its own pace."""
+        """Sync the mark independently of the writer."""
 
         def finish() -> None:
             done(failure_of(sync.run))
@@ -105,11 +86,11 @@ class SimDevice:
 
 
 def failure_of(block: Callable[[], None]) -> BaseException | None:
-    """What a block raised, as a thread would hand it back; a loss of power ends the node instead."""
+    """What a block raised, as a thread would return it. A power loss is raised: it ends the node."""
     try:
         block()
     except faulty.PowerLoss:
         raise
-    except Exception as error:  # noqa: BLE001  # a thread's future takes whatever it is, too
+    except Exception as error:  # noqa: BLE001  # As a thread's future does.
         return error
     return None

@@ -1,5 +1,6 @@
 """One history: a cluster, its clients and its faults, from a seed to an outcome."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from hashlib import blake2b
 from random import Random
@@ -10,25 +11,26 @@ from quire.replication import Member, Members, Role
 from quire.replication.core import events
 
 from .checks import Checks, Counts, Violation
-from .clients import Client
-from .disks import START_CLOCK, Clocks, Latency
+from .clients import Client, Order
+from .clock import SECOND, START_CLOCK, Clocks, Schedule
+from .disks import Latency
 from .machine import Model
 from .nemesis import Nemesis
 from .network import Link, Network
 from .nodes import Form, Node
-from .order import Order
 from .plan import ELECTION_US, Plan
-from .schedule import SECOND, Schedule
 
 MIN_STEPS = 2_000
 MIN_OPERATIONS = 50
-CONVERGES_WITHIN_US = 90 * SECOND  # Of disks that take 0.15 s for each of hundreds of commands that wait.
+CONVERGES_WITHIN_US = 90 * SECOND  # Hundreds of commands may wait for disks that take 0.15 s for each.
 CLUSTER_ID = bytes(range(16))
+MAX_SHRINKING_RUNS = 300
+TRANSCRIPT_STEPS = 60
 
 
 @dataclass
 class Outcome:
-    """What became of a history. `failure` is "" where every rule held; `rule` names the one that did not."""
+    """The result of a history. `failure` is empty if every rule held; otherwise `rule` names the broken one."""
 
     seed: int
     counts: Counts
@@ -39,7 +41,7 @@ class Outcome:
 
 
 class History:
-    """A history as it happens."""
+    """A cluster, its clients and its faults while they run."""
 
     def __init__(self, plan: Plan) -> None:
         settings = self.settings = plan.settings
@@ -108,7 +110,11 @@ class History:
     # Running
 
     def run(self) -> None:
-        """Let it happen. Raises what breaks a rule."""
+        """Run to the end.
+
+        Raises:
+            Violation: a rule is broken. So do `InvariantBroken`, `ModelBroken` and any other error of the node's code.
+        """
         for fault in self.plan.faults:
             self.schedule.at(fault.at, self.nemesis.strike, fault)
         for node in self.nodes:
@@ -119,7 +125,7 @@ class History:
         counts = self.checks.counts
         self.nemesis.heal()
         self._nominate(0)
-        # What a plan leaves undone is made up for: long enough, and with enough work, before all comes to rest.
+        # A plan may leave too little time or work: continue until there was enough of both.
         deadline = self.schedule.now + CONVERGES_WITHIN_US
         while (counts.steps < MIN_STEPS or counts.operations < MIN_OPERATIONS) and self.schedule.now < deadline:
             self.schedule.run_next()
@@ -135,9 +141,9 @@ class History:
             self.schedule.run_next()
 
     def _nominate(self, turn: int) -> None:
-        """The control plane after the faults: it names one voter after the other until one serves."""
+        """The control plane after the faults: nominate one voter after the other until one serves."""
         voters = [node for node in self.nodes if node.counts]
-        if not any(node.lived and node.lived.role.serving for node in voters):
+        if not any(node.process and node.process.role.serving for node in voters):
             candidate = voters[turn % len(voters)]
             for node in voters:
                 node.nominated = node is candidate
@@ -145,7 +151,7 @@ class History:
         self.schedule.later(3 * ELECTION_US, self._nominate, turn + 1)
 
     def _settle(self) -> None:
-        """Liveness: once nothing goes wrong any more, a leader is elected, and all nodes come to hold the same."""
+        """Liveness: without faults, a leader is elected and all nodes converge."""
         deadline, look_at = self.schedule.now + CONVERGES_WITHIN_US, 0
         while self.schedule.now < deadline:
             self.schedule.run_next()
@@ -156,32 +162,32 @@ class History:
         raise Violation("after the faults all nodes converge", *(self._describe(node) for node in self.nodes))
 
     def _is_settled(self) -> bool:
-        lives = [node.lived for node in self.nodes if node.lived is not None]
-        served = any(life.role.serving for life in lives)
+        running = [node.process for node in self.nodes if node.process is not None]
+        served = any(process.role.serving for process in running)
         is_idle = all(client.is_idle for client in self.clients) and not self.nemesis.promoting
-        if not served or len(lives) < len(self.nodes) or not is_idle:
+        if not served or len(running) < len(self.nodes) or not is_idle:
             return False
-        tail = lives[0].log.tail
+        tail = running[0].log.tail
         return all(
-            life.log.tail == tail
-            and life.log.durable_index == life.core.commit_index == life.applier.applied_index == tail.index
-            and life.applier.digest == lives[0].applier.digest
-            for life in lives
+            process.log.tail == tail
+            and process.log.durable_index == process.core.commit_index == process.applier.applied_index == tail.index
+            and process.applier.digest == running[0].applier.digest
+            for process in running
         )
 
     def _describe(self, node: Node) -> str:
-        if node.lived is None:
+        if node.process is None:
             return f"{node.node_id}: down"
-        status = node.lived.status()
+        process, status = node.running, node.running.status()
         return (
-            f"{node.node_id}: {node.lived.role.role} {status.promise} tail {node.lived.log.tail[:2]} durable "
-            f"{node.lived.log.durable_index} commit {status.commit_index} applied {node.lived.applier.applied_index} "
+            f"{node.node_id}: {process.role.role} {status.promise} tail {process.log.tail[:2]} durable "
+            f"{process.log.durable_index} commit {status.commit_index} applied {process.applier.applied_index} "
             f"follows {status.following} matched {status.is_matched} nominated {node.nominated}"
         )
 
 
 def run(plan: Plan, *, keep_trace: bool = False) -> Outcome:
-    """Let a plan's history happen and say what became of it."""
+    """Run a plan's history. Errors of the history are its outcome; with `keep_trace`, unexpected ones are raised."""
     history: History | None = None
     failure, rule = "", ""
     try:
@@ -203,3 +209,31 @@ def run(plan: Plan, *, keep_trace: bool = False) -> Outcome:
     counts.leader_changes = max(0, counts.elections - 1)
     digest = blake2b("\n".join(history.trace).encode(), digest_size=16).hexdigest()
     return Outcome(plan.settings.seed, counts, digest, failure, rule, history.trace if keep_trace else [])
+
+
+def shrink(plan: Plan, rule: str, fails: Callable[[Plan], Outcome] = run) -> Plan:
+    """A plan with fewer faults that still breaks `rule`, found by delta debugging (Zeller 1999)."""
+    bunch, runs = max(1, len(plan.faults) // 2), 0
+    while True:
+        at, went = 0, False
+        while at < len(plan.faults) and runs < MAX_SHRINKING_RUNS:
+            fewer = plan.without(frozenset(range(at, at + bunch)))
+            runs += 1
+            if fails(fewer).rule == rule:
+                plan, went = fewer, True
+            else:
+                at += bunch
+        if runs >= MAX_SHRINKING_RUNS or (bunch == 1 and not went):
+            return plan
+        bunch = max(1, bunch // 2)
+
+
+def transcript(plan: Plan, outcome: Outcome) -> str:
+    """The faults of a failing history, and its last steps."""
+    faults = "\n".join(f"  {fault}" for fault in plan.faults)
+    steps = "\n".join(f"  {line}" for line in outcome.trace[-TRANSCRIPT_STEPS:])
+    return (
+        f"faults that are needed ({len(plan.faults)}):\n{faults}\n"
+        f"the last of {len(outcome.trace)} steps (time in us, node, event, promised epoch, end of the log, "
+        f"commit_index):\n{steps}\n{outcome.failure}"
+    )

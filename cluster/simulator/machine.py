@@ -1,7 +1,7 @@
-"""The machine that the simulated clients use, and what the log's commands must have answered.
+"""The state machine that the simulated clients use, and a model of its answers.
 
-`Tally` runs in the shipped applier, under the shipped sessions. `Model` reads the same committed frames and says by
-itself, with the plainest code, what each of them answers.
+`Tally` runs in the shipped applier, with the shipped sessions. `Model` reads the same committed frames and computes
+each answer independently, with the plainest code.
 """
 
 from collections.abc import Iterable, Iterator
@@ -25,7 +25,7 @@ def is_refused(command: Any) -> bool:
 
 
 class Tally:
-    """Answers a command with [how many it executed, a hash of all of them]: nothing executes twice unseen."""
+    """Answers a command with [commands executed, a hash of all of them], so that no second execution goes unseen."""
 
     name = "tally"
     version = 1
@@ -55,7 +55,7 @@ class Tally:
 
 
 class Reply(NamedTuple):
-    """What a record was answered: a result, or the code of a refusal."""
+    """The answer to a record: a result, or the code of a refusal."""
 
     result: Any
     code: str | None = None
@@ -67,16 +67,16 @@ class _Session:
 
 
 class ModelBroken(Exception):
-    """The log holds what no client can have meant."""
+    """The log holds a command twice, or one that was reported as not appended."""
 
 
 class Model:
-    """What the committed frames answer, computed once. At `max_sessions` the idlest without a name goes."""
+    """The answers to the committed frames. At `max_sessions` the unnamed session idle longest is evicted."""
 
     def __init__(self, max_sessions: int = MAX_SESSIONS) -> None:
         self._max_sessions = max_sessions
         self._tally = Tally()
-        self._sessions: dict[int, _Session] = {}  # The one that was used longest ago first.
+        self._sessions: dict[int, _Session] = {}  # The one idle longest comes first.
         self._names: dict[str, int] = {}
         self._fenced: list[int] = []
         self.replies: list[list[Reply]] = []
@@ -84,13 +84,13 @@ class Model:
         self.executed_at: dict[Any, int] = {}
         self.states: dict[int, list[int]] = {0: [0, 0]}
         self.never: set[Any] = set()
-        """Commands that were rejected before anything was appended."""
+        """Commands that a leader reported as not appended."""
 
     def apply(self, frame: Frame) -> list[Reply]:
         """The replies to the next committed frame's records.
 
         Raises:
-            ModelBroken: a command executes twice, or one that a leader said it had not appended.
+            ModelBroken: a command executes twice, or was reported as not appended.
         """
         header = frame.header
         if header.kind == Kind.SYSTEM:
@@ -123,7 +123,7 @@ class Model:
         return [reply]
 
     def _has_room(self) -> bool:
-        """Whether one more session may be opened, once an idle one has gone for it if need be."""
+        """Whether one more session may be opened; evicts an idle one if necessary."""
         if len(self._sessions) < self._max_sessions:
             return True
         named = set(self._names.values())
@@ -141,7 +141,7 @@ class Model:
                 commands = decode_values(payload, header.count)
             case Kind.RUNS:
                 found, commands = decode_runs(payload, header.count)
-                runs = [tuple(run) for run in found]  # type: ignore[misc]
+                runs = [(session, sequence, count) for session, sequence, count in found]
             case _:
                 commands = [decode_blob(payload)[1]]
         replies: list[Reply] = []
@@ -155,7 +155,7 @@ class Model:
 
     def _command(self, index: int, session: int, sequence: int, command: Any) -> Reply:
         if command in self.never:
-            raise ModelBroken(f"{command} stands at {index}, and a leader said that it was not appended")
+            raise ModelBroken(f"{command} is at {index}, but a leader reported that it was not appended")
         if not session:
             return self._execute(index, command)
         known = self._sessions.get(session)

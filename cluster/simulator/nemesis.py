@@ -1,4 +1,4 @@
-"""Whoever makes things go wrong, as the plan says, and right again."""
+"""Carries out the plan's faults, and repairs them."""
 
 from itertools import count
 from random import Random
@@ -10,10 +10,10 @@ from quire.replication.core import events
 from quire.replication.core.changing import AlreadyVoter, Changed, Outcome
 
 from .checks import Checks, Violation
+from .clock import MILLISECOND, Schedule
 from .network import Network
 from .nodes import Node
 from .plan import Fault, Settings
-from .schedule import MILLISECOND, Schedule
 
 RETRY_START_US = 100 * MILLISECOND
 ASKS_AGAIN_US = (20 * MILLISECOND, 600 * MILLISECOND)
@@ -22,7 +22,7 @@ DISK_TROUBLE = ("the disk failed", "LogReadOnly", "LogClosed")
 
 
 class Nemesis:
-    """Carries out faults; starts again what died."""
+    """Carries out faults, and starts nodes again that died."""
 
     def __init__(
         self, settings: Settings, schedule: Schedule, network: Network, nodes: list[Node], checks: Checks
@@ -38,16 +38,16 @@ class Nemesis:
         self._wiped = False
         self._absent: set[str] = set()
         self.promoting: dict[str, int] = {}
-        """Whom an operator wants to be a voter, each with the number under which it was asked for last."""
+        """The nodes that an operator wants to be voters, each with the number of the last request for it."""
         self._operator = Random(f"{settings.seed}/operator")
         self._asks = count(1)
         for node in nodes:
             node.ended, node.changed = self.ended, self._changed
 
-    # Who
+    # Targets
 
     def _whom(self, role: str, kind: str) -> Node | None:
-        """The node of that name, or one that plays the role now and runs; what a network does, it does to any."""
+        """The node of that name, or a running one with that role. Network faults may strike one that is down."""
         named = next((node for node in self.nodes if node.node_id == role), None)
         if named is not None:
             return named if named.runs or kind in NETWORK_KINDS else None
@@ -63,10 +63,10 @@ class Nemesis:
         wanted = wanted or running or (self.nodes if kind in NETWORK_KINDS else [])
         return self.random.choice(wanted) if wanted else None
 
-    # What
+    # Faults
 
     def strike(self, fault: Fault) -> None:
-        """Let a fault happen, to whoever it is for."""
+        """Carry out a fault."""
         if fault.kind == "power_all":
             how, lasts = str(fault.values[0]), int(fault.values[1])
             for running in [node for node in self.nodes if node.runs]:
@@ -154,7 +154,7 @@ class Nemesis:
         node.run(node.life, node.step, events.Nominated(node.nominated))
 
     def _name_another(self, than: Node) -> None:
-        """The control plane names another voter, and all hear so at once."""
+        """The control plane nominates another voter, and all nodes learn it at once."""
         candidate = self.random.choice(
             [name for name in self.settings.node_ids[: self.settings.voters] if name != than.node_id]
         )
@@ -184,7 +184,7 @@ class Nemesis:
             shuffled = self.random.sample(others, len(others))
             left, right = shuffled[: len(shuffled) // 2], shuffled[len(shuffled) // 2 :]
             if shape == "halves":
-                left.append(name)  # a bridge sees both sides
+                left.append(name)  # A bridge reaches both sides.
             return [pair for a in left for b in right for pair in ((a, b), (b, a))]
         return self._pairs_of(node)
 
@@ -208,7 +208,7 @@ class Nemesis:
         node.latency.lowest, node.latency.highest = self.settings.sync_us
 
     def _wipe(self, name: str) -> None:
-        """A node loses its disk: what comes back is another one, and no voter. Once a history, and where two stay."""
+        """Replace a node's disk, which makes it no voter. At most one disk at a time: a majority must stay."""
         node = next(node for node in self.nodes if node.node_id == name)
         if self._wiped or node.nominated:
             return
@@ -223,7 +223,7 @@ class Nemesis:
     # Members
 
     def _promote(self, name: str) -> None:
-        """An operator asks who leads for it, again and again until it is so."""
+        """Ask the leader to promote a node, again and again until it is a voter."""
         ask_id = self.promoting[name] = next(self._asks)
         leader = next((node for node in self.nodes if node.leads), None)
         if leader is not None:
@@ -240,7 +240,7 @@ class Nemesis:
             self.checks.counts.changes += 1
         if name is not None and isinstance(outcome, AlreadyVoter):
             del self.promoting[name]
-            self._wiped = False  # Every majority has all that was committed again: another disk may go.
+            self._wiped = False  # Every majority has all committed records again: another disk may be lost.
 
     # Life and death
 
@@ -249,7 +249,7 @@ class Nemesis:
             node.resume()
 
     def ended(self, node: Node, why: str) -> None:
-        """A node's fuse burnt, or it halted."""
+        """Handle the end of a node: its fuse burnt down, or it halted."""
         if why == "fuse":
             self._die(node, *self._fuses.get(node.node_id, ("kill", 100 * MILLISECOND)))
             return
@@ -279,7 +279,11 @@ class Nemesis:
         self.schedule.later(RETRY_START_US if self.healed else lasts, self.start, node)
 
     def start(self, node: Node) -> None:
-        """Start a node that is down; again, if its disk does not let it."""
+        """Start a node that is down; retry later if its disk fails.
+
+        Raises:
+            Violation: it does not start, though its disk works.
+        """
         if node.runs:
             return
         try:
@@ -296,7 +300,7 @@ class Nemesis:
     # The end
 
     def heal(self) -> None:
-        """Nothing goes wrong any more."""
+        """End all faults."""
         self.healed = True
         self.network.end_cut([pair for pair, count in list(self.network.cut.items()) for _ in range(count)])
         self.network.slow.clear()

@@ -1,8 +1,8 @@
-"""Links and streams between simulated nodes, with what a network does to them.
+"""Links and streams between simulated nodes, and the faults of their network.
 
-What one connection carries keeps its order, as TCP does; different connections race one another, and so do an old and
-a new one between the same two nodes. A cut direction holds up what it carries; when it heals, a connection either goes
-on, everything late and in order, or has broken, everything lost, and is dialled again.
+One connection keeps its order, as TCP does. Different connections race one another, and so do an old and a new one
+between the same two nodes. A cut direction holds messages back. When it heals, a connection either continues, with
+every message late and in order, or has broken: its messages are lost, and it is dialled again.
 """
 
 from collections.abc import Callable, Iterable
@@ -13,6 +13,7 @@ from typing import Any, Protocol
 from quire.replication.core import actions, events
 from quire.replication.core.messages import (
     Ack,
+    CoreMessage,
     CrcMismatch,
     GenesisOffer,
     LagReport,
@@ -32,7 +33,7 @@ from quire.replication.net.wire import (
     to_messages,
 )
 
-from .schedule import MILLISECOND, Schedule
+from .clock import MILLISECOND, Schedule
 
 REDIAL_US = 60 * MILLISECOND
 RESET_US = 2 * MILLISECOND
@@ -49,29 +50,29 @@ class End(Protocol):
 
     @property
     def runs(self) -> bool:
-        """Whether its process is there."""
+        """Whether it has a process."""
         ...
 
     def run(self, life: int, call: Callable[..., None], *arguments: Any) -> None:
-        """Let that life of it do something, if it still lives."""
+        """Call in its process with that number, if that still runs."""
         ...
 
     def step(self, event: events.Event) -> None:
-        """Hand its driver an event."""
+        """Pass an event to its driver."""
         ...
 
     def snapshot_part(self, index: int, number: int | None) -> bytes | None:
-        """A chunk of its snapshot, or its manifest; None where it has none."""
+        """A chunk of its snapshot or, without a number, the manifest; None if it has no such snapshot."""
         ...
 
     def next_stream_id(self) -> int:
-        """A number for a stream that a follower opened."""
+        """A new number for a stream that a follower opened."""
         ...
 
 
 @dataclass
 class Weather:
-    """What the network does on a usual day: delays in microseconds, chances in [0, 1]."""
+    """How the network behaves without faults: delays in microseconds, chances in [0, 1]."""
 
     lowest_us: int = 200
     highest_us: int = 3_000
@@ -84,7 +85,7 @@ class Weather:
 
 
 class Pipe:
-    """One direction of one connection: what is put in comes out in order, or never."""
+    """One direction of one connection: delivers in order, or not at all."""
 
     def __init__(self, network: "Network", source: str, target: str) -> None:
         self._network = network
@@ -94,7 +95,7 @@ class Pipe:
         self.broken = False
 
     def put(self, arrive: Callable[..., None], *arguments: Any) -> None:
-        """Send something."""
+        """Deliver by calling `arrive` with the arguments, after a delay."""
         schedule = self._network.schedule
         self._clear_at = max(self._clear_at, schedule.now + self._network.delay(self._route))
         schedule.at(self._clear_at, self._come_out, arrive, arguments)
@@ -111,11 +112,11 @@ class Pipe:
 
     @property
     def is_cut(self) -> bool:
-        """Whether nothing gets through."""
+        """Whether its direction is cut."""
         return self._route in self._network.cut
 
-    def go_on(self) -> None:
-        """The cut is over: what waited comes, in order."""
+    def resume(self) -> None:
+        """Deliver what a cut held back, in order."""
         waiting, self._waiting = self._waiting, []
         for arrive, arguments in waiting:
             self.put(arrive, *arguments)
@@ -123,22 +124,22 @@ class Pipe:
 
 @dataclass(eq=False)
 class Link:
-    """What one node dialled to another: `/peer`. A new `pipe` each time."""
+    """One node's connection to another for `/peer`. Each time it is dialled it gets a new `pipe`."""
 
     source: End
     target: End
     pipe: Pipe | None = None
     known: Pipe | None = None
-    """The pipe that the source knows of: one that stands still hears of a new one when it goes on, and uses it then."""
+    """The pipe that the source knows of. A paused source learns of a new pipe, and uses it, when it is resumed."""
     target_life: int = 0
     source_life: int = 0
     dialled_by: int = 0
-    """The life of the source that is about to dial."""
+    """The number of the source's process that is about to dial; 0: none."""
 
 
 @dataclass(eq=False)
 class Stream:
-    """`/peer/stream`: the follower's end and the leader's."""
+    """A `/peer/stream` connection: the follower's end and the leader's."""
 
     follower: End
     follower_life: int
@@ -167,7 +168,7 @@ class Network:
     streams: list[Stream] = field(default_factory=list)
 
     def delay(self, route: tuple[str, str]) -> int:
-        """How long something takes that is sent now."""
+        """The delay of a message sent now, in microseconds."""
         weather, random = self.weather, self.random
         base = random.randint(weather.lowest_us, weather.highest_us) + self.slow.get(route, 0)
         if random.random() < weather.late_chance:
@@ -177,7 +178,7 @@ class Network:
     # Cuts
 
     def begin_cut(self, pairs: Iterable[tuple[str, str]]) -> None:
-        """Let nothing through from the first to the second of each pair; both ends soon hear so, or late, or never."""
+        """Cut the direction from the first to the second node of each pair. Connections may break, or stay."""
         latest = self.random.choice((2 * RESET_US, 300 * MILLISECOND))
         for pair in pairs:
             self.cut[pair] = self.cut.get(pair, 0) + 1
@@ -190,7 +191,7 @@ class Network:
                 self._break_stream(stream, self.random.randint(RESET_US, latest))
 
     def end_cut(self, pairs: Iterable[tuple[str, str]]) -> None:
-        """One cut of each pair is over."""
+        """End one cut of each pair."""
         for pair in pairs:
             count = self.cut.pop(pair, 0) - 1
             if count > 0:
@@ -200,32 +201,32 @@ class Network:
             if pipe.is_cut:
                 self.held_up.append(pipe)
             elif not pipe.broken:
-                pipe.go_on()
+                pipe.resume()
 
     # Links
 
     def came_up(self, node: End) -> None:
-        """A node started: it dials everybody, and everybody dials it."""
+        """A node started: it dials every other node, and they dial it."""
         for other in self.ends.values():
             if other is not node:
                 for link in (self.links[(node.node_id, other.node_id)], self.links[(other.node_id, node.node_id)]):
                     self._redial(link, self.random.randint(0, REDIAL_US))
 
-    def went_down(self, node: End, *, hears_it: bool) -> None:
-        """A node stopped. Its peers hear so at once (a killed process) or late (no power)."""
-        soonest, latest = (RESET_US, 2 * RESET_US) if hears_it else (50 * MILLISECOND, 500 * MILLISECOND)
+    def went_down(self, node: End, *, noticed_at_once: bool) -> None:
+        """A node stopped. Its peers notice at once (a killed process) or late (a power loss)."""
+        soonest, latest = (RESET_US, 2 * RESET_US) if noticed_at_once else (50 * MILLISECOND, 500 * MILLISECOND)
         for (source, target), link in self.links.items():
             if node.node_id == target and link.pipe is not None:
                 link.pipe.broken = True
                 self.schedule.later(self.random.randint(soonest, latest), self._link_lost, link, link.pipe)
             elif node.node_id == source:
-                link.pipe = None  # what is on its way still arrives
+                link.pipe = None  # Messages in flight still arrive.
         for stream in list(self.streams):
             if node in (stream.follower, stream.leader):
                 self._break_stream(stream, self.random.randint(soonest, latest))
 
     def reset(self, pairs: Iterable[tuple[str, str]]) -> None:
-        """Connections end and are dialled again; what is on its way arrives beside what the new ones carry."""
+        """End links and dial them again; messages in flight race those of the new connections."""
         for pair in pairs:
             link = self.links[pair]
             if link.pipe is not None:
@@ -264,9 +265,9 @@ class Network:
         link.source.step(event)
 
     def send(self, source: End, node_id: str, message: PeerMessage) -> None:
-        """A message on a link; lost without a word where there is none."""
+        """Send a message on a link; it is lost if there is none."""
         if isinstance(message, PositionReport | LagReport | GenesisOffer):
-            return  # for status and for lag: nothing that a rule reads
+            return  # For status and lag only: no rule depends on these.
         link = self.links.get((source.node_id, node_id))
         if link is None or link.pipe is None or link.pipe is not link.known:
             return
@@ -277,12 +278,15 @@ class Network:
             self.schedule.later(self.random.randint(0, 2 * self.weather.late_us), self._arrive, *arguments)
 
     def _arrive(self, target: End, life: int, source: str, disk_id: bytes, data: bytes) -> None:
-        target.run(life, target.step, events.Received(source, disk_id, decode_peer(data)))  # type: ignore[arg-type]
+        message = decode_peer(data)
+        if not isinstance(message, CoreMessage):
+            raise AssertionError(f"{message} is not for the core")
+        target.run(life, target.step, events.Received(source, disk_id, message))
 
     # Streams
 
     def dial_stream(self, follower: End, action: actions.DialStream) -> None:
-        """The follower dials; both directions have to work, or it fails after a while."""
+        """Open a stream to the leader; if a direction is cut, that fails after a delay."""
         leader = self.ends[action.leader_id]
         route, back = (follower.node_id, leader.node_id), (leader.node_id, follower.node_id)
         took = self.delay(route) + self.delay(back)
@@ -309,7 +313,7 @@ class Network:
             stream.follower.step(events.StreamConnected(stream.follower_stream_id))
 
     def send_up(self, stream: Stream, message: Open | Ack | CrcMismatch) -> None:
-        """From the follower to the leader."""
+        """Send from the follower to the leader."""
         stream.up.put(stream.leader.run, stream.leader_life, self._arrive_up, stream, encode(message))
 
     def _arrive_up(self, stream: Stream, data: bytes) -> None:
@@ -328,7 +332,7 @@ class Network:
             leader.step(events.CrcMismatchArrived(stream.leader_stream_id, message))
 
     def send_down(self, stream: Stream, said: OpenAnswer | Shipment) -> None:
-        """From the leader to the follower, in as many messages as it takes."""
+        """Send from the leader to the follower, in one or more messages."""
         leader = stream.leader
         for data in to_messages(said, self.weather.piece_bytes):
             stream.down.put(stream.follower.run, stream.follower_life, self._arrive_down, stream, data)
@@ -358,7 +362,7 @@ class Network:
     def fetch(
         self, follower: End, action: actions.FetchSnapshot, number: int | None, arrive: Callable[..., None]
     ) -> None:
-        """Ask the leader for a chunk, or for the manifest; `arrive` with None where it does not come."""
+        """Ask the leader for a chunk or, without a number, the manifest. `arrive` gets None if there is no answer."""
         leader = self.ends[action.leader_id]
         route, back = (follower.node_id, leader.node_id), (leader.node_id, follower.node_id)
 
@@ -372,35 +376,35 @@ class Network:
         self.schedule.later(self.delay(route), answer)
 
     def close_stream(self, closer: End, stream: Stream) -> None:
-        """One end hangs up; the other hears so behind what is on its way."""
+        """Close one end; the other notices after the messages in flight."""
         if closer is stream.follower:
             closer.upstreams.pop(stream.follower_stream_id, None)
-            stream.up.put(stream.leader.run, stream.leader_life, self._leader_hears, stream)
+            stream.up.put(stream.leader.run, stream.leader_life, self._leader_notices, stream)
         else:
             closer.downstreams.pop(stream.leader_stream_id, None)
-            stream.down.put(stream.follower.run, stream.follower_life, self._follower_hears, stream)
+            stream.down.put(stream.follower.run, stream.follower_life, self._follower_notices, stream)
         if stream in self.streams:
             self.streams.remove(stream)
 
     def _break_stream(self, stream: Stream, delay: int) -> None:
-        """Both ends hear, each in its time, that the connection is gone; what was on its way is lost."""
+        """Break a connection: messages in flight are lost, and both ends notice, each in its own time."""
         stream.up.broken = stream.down.broken = True
         if stream in self.streams:
             self.streams.remove(stream)
         later = self.schedule.later
-        later(delay, stream.leader.run, stream.leader_life, self._leader_hears, stream)
-        later(delay, stream.follower.run, stream.follower_life, self._follower_hears, stream)
+        later(delay, stream.leader.run, stream.leader_life, self._leader_notices, stream)
+        later(delay, stream.follower.run, stream.follower_life, self._follower_notices, stream)
 
     def break_streams(self, node: End) -> None:
-        """All streams of a node end."""
+        """Break all streams of a node."""
         for stream in list(self.streams):
             if node in (stream.follower, stream.leader):
                 self._break_stream(stream, RESET_US)
 
-    def _leader_hears(self, stream: Stream) -> None:
+    def _leader_notices(self, stream: Stream) -> None:
         if stream.leader.downstreams.pop(stream.leader_stream_id, None) is not None:
             stream.leader.step(events.StreamClosed(stream.leader_stream_id))
 
-    def _follower_hears(self, stream: Stream) -> None:
+    def _follower_notices(self, stream: Stream) -> None:
         if stream.follower.upstreams.pop(stream.follower_stream_id, None) is not None:
             stream.follower.step(events.StreamClosed(stream.follower_stream_id))

@@ -1,7 +1,7 @@
-"""What a seed makes of a history: how the world is, and which faults come when.
+"""The plan of a history, drawn from its seed: the settings of its world, and which faults happen when.
 
-Each history has its own habits (swarm testing: Groce et al. 2012): most kinds of fault are left out of most histories,
-so that those that are in it go far.
+Each history has its own mix (swarm testing: Groce et al. 2012). Most histories leave out most kinds of fault, so that
+the others reach further.
 """
 
 from dataclasses import dataclass, replace
@@ -12,8 +12,8 @@ from quire.replication.core import CoreOptions
 from quire.sm import MAX_SESSIONS
 
 from .clients import Habits
+from .clock import MILLISECOND, SECOND
 from .network import Weather
-from .schedule import MILLISECOND, SECOND
 
 HEARTBEAT_US = 40 * MILLISECOND
 ELECTION_US = 300 * MILLISECOND
@@ -24,7 +24,7 @@ Value = str | int | float | bool
 
 @dataclass(frozen=True)
 class Fault:
-    """One thing that goes wrong at a time. `whom` names nodes, or what they are then: `leader`, `follower`, ..."""
+    """One fault. `whom` names nodes, or their role at that time: `leader`, `follower`, `candidate`, `any`."""
 
     at: int
     kind: str
@@ -39,7 +39,7 @@ class Fault:
 
 @dataclass(frozen=True)
 class Settings:
-    """How the world of a history is, before anything goes wrong."""
+    """The world of a history, before any fault. Times are in microseconds."""
 
     seed: int
     voters: int
@@ -56,9 +56,9 @@ class Settings:
     snapshot_records: int
     """A snapshot is taken at the first boundary past each multiple; 0: there are none."""
     max_sessions: int
-    """As many are open; then the idlest without a name is evicted."""
+    """Above this many, the unnamed session idle longest is evicted."""
     retention_bytes: int
-    """Each node's log is held at about so many bytes; 0: nothing expires."""
+    """The size at which each node's log is kept, approximately; 0: nothing expires."""
     retention_follower_bytes: int
 
     @property
@@ -69,18 +69,18 @@ class Settings:
 
 @dataclass(frozen=True)
 class Plan:
-    """A history before it happens."""
+    """A history before it runs."""
 
     settings: Settings
     faults: tuple[Fault, ...]
 
     def without(self, faults: frozenset[int]) -> "Plan":
-        """The same without the faults at these places."""
+        """The same plan without the faults at these positions."""
         return replace(self, faults=tuple(fault for at, fault in enumerate(self.faults) if at not in faults))
 
 
 def settings_of(seed: int) -> Settings:
-    """How the world of a seed is."""
+    """The settings of a seed."""
     random = Random(f"{seed}/settings")
     voters, observers = random.choice(((3, 0), (3, 0), (3, 0), (3, 1), (5, 0)))
     segment = random.choice((2048, 4096, 4096, 16384))
@@ -119,13 +119,15 @@ def settings_of(seed: int) -> Settings:
     habits = _habits(random)
     skew = random.choice((0.02, 0.4))
     sync_us = random.choice(((50, 500), (100, 5_000), (1_000, 40_000), (10_000, 150_000)))
-    # Who sends again before a disk can have answered makes work faster than the disk does it, for ever.
+    # Clients that retry before a disk can have answered would make work faster than the disk does it.
     storms = sync_us[1] >= habits.patience_us
     habits = replace(habits, patience_after_us=habits.patience_us * (16 if storms else 1))
     state = Random(f"{seed}/state")
     snapshot_records, retention_bytes = state.choice((0, 0, 5, 10, 40)), state.choice((0, 1, 1, 1024))
     if snapshot_records and retention_bytes:
-        log = replace(log, segment_bytes=state.choice((512, 1024, segment)))  # Whole segments go: small ones go soon.
+        log = replace(
+            log, segment_bytes=state.choice((512, 1024, segment))
+        )  # Only whole segments expire: small ones expire soon.
     return Settings(
         seed=seed,
         voters=voters,
@@ -161,7 +163,7 @@ def _habits(random: Random) -> Habits:
     )
 
 
-# What a fuse waits for before it burns: an operation on the disk, and "" for nothing.
+# What makes a fuse start to burn: an operation on the disk; "": at once.
 TRIGGERS = ("", "", "", "truncate ", "truncate ", "rename", "write promise", "write mark", "sync", "allocate")
 ROLES = ("leader", "leader", "leader", "follower", "follower", "any", "candidate")
 OF_LEADERS = ("transfer", "depose")
@@ -186,7 +188,7 @@ KINDS = {
 
 
 def plan_of(seed: int) -> Plan:
-    """The history of a seed."""
+    """The plan of a seed."""
     settings = settings_of(seed)
     random = Random(f"{seed}/faults")
     kinds = {kind: weight for kind, weight in KINDS.items() if kind in ("cut", "crash") or random.random() < 0.5}
@@ -207,7 +209,7 @@ def plan_of(seed: int) -> Plan:
 
 
 def _absences(settings: Settings) -> list[Fault]:
-    """Where logs expire, some are away until the leader's begins above theirs; and some lose their disk."""
+    """If logs expire: some nodes are away until the leader's log begins above theirs, and some lose their disk."""
     random = Random(f"{settings.seed}/absences")
     faults: list[Fault] = []
     for _ in range(random.choice((1, 2, 2))):
@@ -220,7 +222,7 @@ def _absences(settings: Settings) -> list[Fault]:
 
 
 def _promotions(settings: Settings, faults: list[Fault]) -> list[Fault]:
-    """Most nodes that lose their disk are made voters again, and some observers for the first time."""
+    """Most nodes that lose their disk become voters again; some observers become voters."""
     random = Random(f"{settings.seed}/promotions")
     losses = [(fault.at, fault.whom) for fault in faults if fault.kind == "wipe" and random.random() < 0.8]
     losses += [(SECOND, (node,)) for node in settings.node_ids[settings.voters :] if random.random() < 0.5]
@@ -228,7 +230,7 @@ def _promotions(settings: Settings, faults: list[Fault]) -> list[Fault]:
 
 
 def _nominations(settings: Settings, random: Random) -> list[Fault]:
-    """The control plane: mostly one candidate, told late to some; at times two, or none, or one that is gone."""
+    """The control plane: mostly one candidate, which some learn late; at times two, none, or one that is down."""
     faults: list[Fault] = []
     at, voters = 0, settings.node_ids[: settings.voters]
     candidates = [random.choice(voters)]

@@ -1,7 +1,7 @@
-"""What stands on a simulated disk, read from its bytes: no code of the log engine is used here but that for msgpack.
+"""The frames, promise and mark on a simulated disk, read from its bytes without the log engine's code (msgpack aside).
 
-The offsets are those of DESIGN 3, written down a second time, so that a mistake in the engine's own reading is no
-mistake in the checks.
+The offsets are those of `log/DESIGN.md`, written a second time, so that the checks do not repeat a mistake of the
+engine's reader.
 """
 
 import struct
@@ -35,7 +35,7 @@ class Held(NamedTuple):
 
 
 class Named(NamedTuple):
-    """A genesis or members record, and the voters that it names: (node id, disk id)."""
+    """A genesis or members record, and its voters as (node id, disk id)."""
 
     first: int
     end: int
@@ -69,36 +69,36 @@ class _Segment:
 
 
 class Shadow:
-    """The frames in a disk's store files as the page cache shows them, kept up as the files change."""
+    """The frames in a disk's store files as the page cache has them, updated as the files change."""
 
     def __init__(self, disk: faulty.Disk, named: dict[int, Named] | None = None) -> None:
         self._disk = disk
         self.named = {} if named is None else named
-        """The records of members that any disk of this history ever held, by their crc32c."""
+        """The records of members on any disk of this history, by their crc32c."""
         self.frames: list[Held] = []
         self.ends: list[int] = []
         self.cut: tuple[int, Held] | None = None
-        """The lowest place at which a frame went or was replaced, and that frame, until somebody sets it back."""
+        """The lowest place where a frame was removed or replaced, and that frame. The checks reset it."""
         self.base_place = 0
-        """The place of the first frame that the log holds; those below are of a snapshot, or have expired."""
+        """The place of the log's first frame; frames below are in a snapshot, or have expired."""
         self.below: Callable[[int, int], list[Held]] = _nothing
-        """Told a log's first index, not 0, and the crc32c of the frame before: gives all frames below."""
+        """Takes a log's first index, if not 0, and the crc32c before it; returns all frames below."""
         self._segments: list[_Segment] = []
 
     @property
     def end(self) -> int:
-        """The index behind the last frame."""
+        """The index after the last frame."""
         return self.ends[-1] if self.ends else 0
 
     def place_of_end(self, index: int) -> int | None:
-        """The place of the frame that ends at `index`; -1 for 0; None if no frame does."""
+        """The place of the frame that ends at `index`: -1 for 0, None if there is none."""
         if index == 0:
             return -1
         place = bisect_left(self.ends, index)
         return place if place < len(self.ends) and self.ends[place] == index else None
 
     def look(self) -> bool:
-        """Take note of what was done to the files since the last look; whether frames came or went."""
+        """Follow the changes of the files since the last call. Returns whether frames may have changed."""
         journal, self._disk.journal = self._disk.journal, []
         appended: set[str] = set()
         changed: set[str] = set()
@@ -116,7 +116,7 @@ class Shadow:
         return bool(appended or changed)
 
     def read_all(self) -> None:
-        """Begin anew: what a node finds after a crash."""
+        """Read everything again, as a node does after a crash."""
         self._disk.journal.clear()
         kept = self.frames
         self.frames, self.ends, self._segments = [], [], []
@@ -128,13 +128,13 @@ class Shadow:
             self._note_cut(same, kept[same])
 
     def unsynced_below(self, index: int) -> str | None:
-        """What of the frames below `index` would be lost with the power, if anything."""
+        """Which of the frames below `index` a power loss would take; None: none."""
         for segment in self._segments:
             if segment.first_place >= len(self.frames) or self.frames[segment.first_place].first >= index:
                 continue
             unsynced = self._disk.unsynced_from(f"log/{segment.name}")
             if unsynced is not None and unsynced < self._position_of(segment, index):
-                return f"{segment.name} is not synced from byte {unsynced} on"
+                return f"{segment.name} is not synced from byte {unsynced}"
         return None
 
     def _position_of(self, segment: _Segment, index: int) -> int:
@@ -152,7 +152,7 @@ class Shadow:
     def _read_again(self, changed: set[str]) -> None:
         names = self._names()
         while len(names) > 0 and self._segments and self._segments[0].name < names[0]:
-            # The oldest expired: what it held is remembered, and is no cut.
+            # The oldest segment expired: its frames are remembered, and were not cut.
             gone = self._segments.pop(0)
             self.base_place = gone.first_place + gone.count
         keep = 0
@@ -176,7 +176,7 @@ class Shadow:
             self._note_cut(first_place + same, before[same])
 
     def _begin(self) -> None:
-        """A log that does not begin at 0 begins behind frames that are known from elsewhere."""
+        """A log that does not begin at 0 begins after frames that are known from elsewhere."""
         names = self._names()
         self.frames, self.ends, self.base_place = [], [], 0
         first = int(names[0].removesuffix(".store")) if names else 0
@@ -192,7 +192,7 @@ class Shadow:
 
     def _add(self, name: str) -> None:
         if int(name.removesuffix(".store")) != self.end:
-            return  # behind a gap: an interrupted truncation, which a start clears away
+            return  # After a gap, left by an interrupted truncation: the next start removes it.
         segment = _Segment(name, len(self.frames))
         self._segments.append(segment)
         self._read_on(segment)
@@ -223,7 +223,7 @@ class Shadow:
             self.named[held.crc32c] = Named(*held, voters)
 
     def members_below(self, index: int) -> Named:
-        """The last record of members that stands wholly below `index`."""
+        """The last record of members that ends at or below `index`."""
         for named in sorted(self.named.values(), reverse=True):
             place = self.place_of_end(named.end)
             if named.end <= index and place is not None and self.frames[place].crc32c == named.crc32c:
@@ -232,7 +232,7 @@ class Shadow:
 
 
 def _nothing(first: int, crc: int) -> list[Held]:
-    raise AssertionError(f"a log that begins at {first} behind {crc:#x}")
+    raise AssertionError(f"a log that begins at {first} after {crc:#x}")
 
 
 def _slots(content: bytes, version: int) -> Sequence[bytes]:
@@ -247,7 +247,7 @@ def _slots(content: bytes, version: int) -> Sequence[bytes]:
 
 
 def promise_in(content: bytes) -> HeldPromise | None:
-    """The promise that a file's bytes hold: the highest valid epoch, of equals the first slot."""
+    """The promise in a file: the valid slot with the highest epoch, the first of two equal ones."""
     found: HeldPromise | None = None
     for slot in _slots(content, 1):
         _, _, epoch, candidate, incarnation, _ = _PROMISE.unpack(slot)
@@ -257,11 +257,11 @@ def promise_in(content: bytes) -> HeldPromise | None:
 
 
 def marks_in(content: bytes) -> list[HeldMark]:
-    """The valid marks in a file's bytes."""
+    """The valid marks in a file."""
     unpacked = (_MARK.unpack(slot) for slot in _slots(content, 1))
     return [HeldMark(generation, durable, commit) for _, _, generation, durable, _, _, _, commit, _, _ in unpacked]
 
 
 def mark_in(content: bytes) -> HeldMark | None:
-    """The mark that a file's bytes hold: the highest valid generation."""
+    """The mark in a file: the valid one with the highest generation."""
     return max(marks_in(content), key=lambda mark: mark.generation, default=None)

@@ -5,10 +5,10 @@ import sys
 from pathlib import Path
 
 import quire.log
+from quire.cluster.simulator.clock import EndlessHistory
 from quire.cluster.simulator.history import Outcome, run
 from quire.cluster.simulator.machine import ModelBroken
 from quire.cluster.simulator.plan import plan_of
-from quire.cluster.simulator.schedule import EndlessHistory
 from quire.replication.core.invariants import InvariantBroken
 
 TOP = Path(__file__).resolve().parents[2]

@@ -1,4 +1,4 @@
-"""The checks of marks and promises: what a power loss may take, and what it may not."""
+"""The checks of marks and promises: what a power loss may take, and what it must not."""
 
 import pytest
 
@@ -13,7 +13,7 @@ LIMIT_CALLS = 20_000
 
 
 def quiet_history() -> History:
-    """A history in which nothing goes wrong unless the test does it; a leader is elected and clients write."""
+    """A history without faults of its own: a leader is elected and clients write."""
     history = History(Plan(plan_of(3).settings, ()))
     for node in history.nodes:
         history.nemesis.start(node)
@@ -24,7 +24,7 @@ def quiet_history() -> History:
 
 
 def unsynced_mark(node: Node) -> bool:
-    """Whether a power loss would take this node's mark back to an earlier one that knows less."""
+    """Whether a power loss would leave this node an earlier mark with a lower commit_index."""
     cached, durable = mark_in(node.disk.content("mark")), mark_in(node.disk.durable_content("mark"))
     assert cached is not None
     return durable is not None and 0 < durable.commit_index < cached.commit_index
@@ -49,7 +49,7 @@ def test_a_mark_whose_sync_fails_stops_the_node_and_may_fall_with_the_power_thou
     before = mark_in(node.disk.content("mark"))
     node.disk_failing = True
     node.disk.failing = lambda operation, name: operation == "sync" and name == "mark"
-    node.disk.chance = nothing  # type: ignore[method-assign]  # what it did not bring to the disk, it drops
+    node.disk.chance = nothing  # type: ignore[method-assign]  # What it did not sync is lost.
     for _ in range(LIMIT_CALLS):
         if not node.runs:
             break

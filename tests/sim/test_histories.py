@@ -12,9 +12,8 @@ import pytest
 
 from quire.cluster.simulator.__main__ import Report, outcome_of, outcomes
 from quire.cluster.simulator.checks import Counts, Violation
-from quire.cluster.simulator.history import MIN_OPERATIONS, MIN_STEPS, Outcome, run
+from quire.cluster.simulator.history import MIN_OPERATIONS, MIN_STEPS, Outcome, run, shrink, transcript
 from quire.cluster.simulator.plan import Fault, Plan, plan_of
-from quire.cluster.simulator.shrinking import shrink, transcript
 
 TOP = Path(__file__).resolve().parents[2]
 DEADLINE_S = 120

@@ -1,4 +1,4 @@
-"""The model of what commands answer finds what it is there to find."""
+"""The model of the answers finds wrong ones."""
 
 import pytest
 

@@ -1,8 +1,8 @@
-"""The checker of linearizability, on histories that are known to be linearizable or not."""
+"""The linearizability check, on histories known to be linearizable or not."""
 
 import pytest
 
-from quire.cluster.simulator.order import NotLinearizable, Order
+from quire.cluster.simulator.clients import NotLinearizable, Order
 
 
 def test_operations_one_after_the_other_in_the_order_of_the_log_are_linearizable() -> None:

@@ -1,0 +1,71 @@
+"""Simulated time: the schedule of a history, and each node's clocks, which run at a rate of their own.
+
+The schedule is one queue of calls, ordered by time and, at equal times, by when each was put there.
+"""
+
+import heapq
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+SECOND = 1_000_000
+MILLISECOND = 1_000
+START_CLOCK = 1_700_000_000_000_000
+"""What the wall clocks show at the start, in microseconds."""
+MAX_CALLS = 500_000
+"""No history takes a tenth of this: one that does is in an endless loop."""
+
+
+class EndlessHistory(Exception):
+    """A history made more than `MAX_CALLS` calls."""
+
+
+class Schedule:
+    """Calls every step of a history, in an order that depends on the seed alone. Times are in microseconds."""
+
+    def __init__(self) -> None:
+        self.now = 0
+        self._order = 0
+        self._calls = 0
+        self._queue: list[tuple[int, int, Callable[..., None], tuple[Any, ...]]] = []
+
+    def at(self, time: int, call: Callable[..., None], *arguments: Any) -> None:
+        """Call at a time; at once if that has passed."""
+        self._order += 1
+        heapq.heappush(self._queue, (max(time, self.now), self._order, call, arguments))
+
+    def later(self, delay: int, call: Callable[..., None], *arguments: Any) -> None:
+        """Call after a delay."""
+        self.at(self.now + delay, call, *arguments)
+
+    def run_next(self) -> bool:
+        """Make the next call. Returns whether there was one.
+
+        Raises:
+            EndlessHistory: too many calls were made.
+        """
+        if not self._queue:
+            return False
+        self._calls += 1
+        if self._calls > MAX_CALLS:
+            raise EndlessHistory(f"after {MAX_CALLS} calls it is {self.now} us")
+        self.now, _, call, arguments = heapq.heappop(self._queue)
+        call(*arguments)
+        return True
+
+
+@dataclass
+class Clocks:
+    """A node's clocks. `rate` is the speed of its monotonic clock; `ahead` is the error of its wall clock."""
+
+    schedule: Schedule
+    rate: float
+    ahead: int
+
+    def now(self) -> int:
+        """Monotonic microseconds."""
+        return int(self.schedule.now * self.rate)
+
+    def clock(self) -> int:
+        """The wall clock, which may be stepped back."""
+        return START_CLOCK + self.now() + self.ahead

@@ -1,0 +1,84 @@
+"""The process of a simulated node: the shipped driver, core, log and applier, and what a crash takes with them."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from quire.log import Directory, Log, LogError
+from quire.replication import Disk, Reason
+from quire.replication.core import Core, NodeRole, Status, actions, events
+from quire.replication.core.invariants import Invariants
+from quire.replication.driver import Driver, Durations
+from quire.replication.lag import Position
+from quire.sm import Applier, SnapshotPart, SnapshotStore
+
+from ..node.pending import Pending, Waiter
+
+
+@dataclass
+class Reader:
+    """A client that waits for a linearizable read. Gets `answer(state, applied_index)` or `fail()`."""
+
+    answer: Callable[[Any, int], None]
+    fail: Callable[[], None]
+
+
+@dataclass(eq=False)
+class Process:
+    """A running node: all state that a crash takes."""
+
+    log: Log
+    disk: Disk
+    core: Core
+    driver: "WatchedDriver"
+    applier: Applier
+    directory: Directory
+    snapshots: SnapshotStore
+    taking: int = 0
+    fetching: int = 0
+    """The stream for which a snapshot is being fetched; 0: none."""
+    part: SnapshotPart | None = None
+    missing: list[int] = field(default_factory=list)
+    fetched: Applier | None = None
+    positions: dict[str, Position] = field(default_factory=dict)
+    pending: Pending = field(default_factory=lambda: Pending(Durations()))
+    readers: dict[int, Reader] = field(default_factory=dict)
+    reading: list[tuple[int, int, Reader]] = field(default_factory=list)
+    apply_to: int = 0
+    applying: bool = False
+    invariants: Invariants = field(default_factory=Invariants)
+    last_read: int = 0
+    role: actions.RoleChanged = field(
+        default_factory=lambda: actions.RoleChanged(NodeRole.FOLLOWER, 0, None, False, "")
+    )
+
+    def status(self) -> Status:
+        """The status of its core."""
+        return self.core.status()
+
+    def expired(self) -> None:
+        """Let the core end the streams that need expired frames."""
+        self.driver.step(events.Expired())
+
+
+class Proposer(Waiter, Protocol):
+    """The owner of a write: a client, which also learns why a write was not appended."""
+
+    def rejected(self, reason: Reason) -> None:
+        """Nothing of the write was appended."""
+        ...
+
+
+class WatchedDriver(Driver[Proposer]):
+    """A driver that runs the checks after each step of its core."""
+
+    watch: Callable[[events.Event], None]
+
+    def handle(self, event: events.Event) -> None:
+        """Handle one event, then check the node, even if the log failed."""
+        try:
+            super().handle(event)
+        except LogError:
+            self.watch(event)
+            raise
+        self.watch(event)
