@@ -1,28 +1,28 @@
-"""What a node answers when it does not do what it was asked to do. Only `cluster/http/problems.py` maps these to HTTP.
+"""Why a node refuses or fails a request. Only `cluster/http/problems.py` maps these errors to HTTP.
 
-Each says whose fault it was and carries its numbers as attributes:
+The classes tell whose fault it was; the values are attributes:
 
 - the caller's: Malformed, CommandsRefused, QueryRefused, LimitExceeded, WrongIndex, SequenceRefused, SessionRefused,
   SessionUnknown, NodeUnknown, MembersFull, OutOfBounds, NotCommitted, Expired, NotInThisMode, BodyTimeout
-- try again, here or elsewhere (nothing was written): NotLeader, NoLeader, LeaderUnreachable, Overloaded, NodeStopping,
-  TransferFailed, DiskFullError, StateUnavailable, CorruptHere, and of a promotion: LeaderNotServing, ChangeUnderWay,
-  NodeNotConnected, NodeBehind, VotersUnheard
+- temporary, so retry here or elsewhere (nothing was written): NotLeader, NoLeader, LeaderUnreachable, Overloaded,
+  NodeStopping, TransferFailed, DiskFullError, StateUnavailable, CorruptHere, SessionsFull, SnapshotFailed, and of a
+  promotion: LeaderNotServing, ChangeUnderWay, NodeNotConnected, NodeBehind, VotersUnheard
 - the machine's: MachineFailed
-- nobody knows: OutcomeUnknown
+- the outcome is unknown: OutcomeUnknown
 """
 
 from typing import Any
 
 RETRY_AFTER_S = 1.0
-"""What passes by itself is mostly over by then."""
+"""Most temporary errors are over by then."""
 
 
 class ClusterError(Exception):
-    """The root of what the cluster package raises."""
+    """The base class of what the cluster package raises."""
 
 
 class Malformed(ClusterError):
-    """The request is not what the call takes; nothing was written."""
+    """The request is not what this call accepts; nothing was written."""
 
     def __init__(self, reason: str) -> None:
         super().__init__(reason)
@@ -48,7 +48,7 @@ class QueryRefused(ClusterError):
 
 
 class MachineFailed(ClusterError):
-    """The machine's own code failed at a check or a query, which change nothing; nothing was written."""
+    """The machine's own code failed in a check or a query; nothing was written."""
 
     def __init__(self, doing: str, reason: str) -> None:
         super().__init__(f"the machine's {doing} failed: {reason}; nothing was written or changed")
@@ -67,16 +67,16 @@ class LimitExceeded(ClusterError):
 
 
 class WrongIndex(ClusterError):
-    """The caller expected another next index; nothing was written."""
+    """The log's next index is not the one that the caller expected; nothing was written."""
 
     def __init__(self, expected: int, highest: int) -> None:
-        super().__init__(f"the record would stand at index {highest}, not at the expected {expected}")
+        super().__init__(f"the record would get index {highest}, not the expected {expected}")
         self.expected = expected
         self.highest = highest
 
 
 class SequenceRefused(ClusterError):
-    """A sequence that does not follow the one before; nothing was written."""
+    """The sequence does not follow the previous one; nothing was written."""
 
     def __init__(self, sequence: int, expected: int) -> None:
         super().__init__(f"sequence {sequence} was sent, {expected} is next")
@@ -85,7 +85,7 @@ class SequenceRefused(ClusterError):
 
 
 class SessionRefused(ClusterError):
-    """The session answers no record of the request: none was executed now. `code` is the first record's."""
+    """The session refused every record of the request; none was executed now. `code` is the first record's."""
 
     def __init__(self, code: str, reason: str, refused: list[list[Any]]) -> None:
         super().__init__(f"{code}: {reason}")
@@ -102,7 +102,7 @@ class SessionUnknown(ClusterError):
 
 
 class SessionsFull(ClusterError):
-    """No further session can be opened; nothing was written but the attempt."""
+    """No more sessions can be opened; only the attempt was written."""
 
     def __init__(self, reason: str) -> None:
         super().__init__(reason)
@@ -110,21 +110,21 @@ class SessionsFull(ClusterError):
 
 
 class OutOfBounds(ClusterError):
-    """No record was ever written at this index."""
+    """There is no record at this index yet."""
 
     def __init__(self, index: int, lowest: int, highest: int) -> None:
-        super().__init__(f"index {index} is outside of what is visible here: [{lowest}, {highest})")
+        super().__init__(f"index {index} is not among the visible records [{lowest}, {highest})")
         self.index = index
         self.lowest = lowest
         self.highest = highest
 
 
 class NotCommitted(ClusterError):
-    """The record exists on this node but a majority does not hold it yet, or this node has not heard so."""
+    """The record is on this node, but as far as this node knows it is not committed yet."""
 
     def __init__(self, index: int, commit_index: int) -> None:
         super().__init__(
-            f"index {index} is not committed yet as far as this node knows; commit_index is {commit_index}"
+            f"as far as this node knows, index {index} is not committed yet; commit_index is {commit_index}"
         )
         self.index = index
         self.commit_index = commit_index
@@ -134,22 +134,22 @@ class Expired(ClusterError):
     """The record was removed by expiry."""
 
     def __init__(self, index: int, lowest: int) -> None:
-        super().__init__(f"index {index} has expired; the lowest index held here is {lowest}")
+        super().__init__(f"index {index} has expired; the lowest index on this node is {lowest}")
         self.index = index
         self.lowest = lowest
 
 
 class CorruptHere(ClusterError):
-    """The record's bytes are rotten on this node; another node may hold them whole."""
+    """The record's bytes are corrupt on this node; another node may have them intact."""
 
     def __init__(self, index: int, reason: str) -> None:
-        super().__init__(f"index {index} cannot be read on this node: {reason}; another node may hold it")
+        super().__init__(f"index {index} cannot be read on this node: {reason}; another node may have it intact")
         self.index = index
         self.reason = reason
 
 
 class NotInThisMode(ClusterError):
-    """The call exists, but not for a node with this machine or mode."""
+    """The call is not available with this node's machine or in its mode."""
 
     def __init__(self, reason: str) -> None:
         super().__init__(reason)
@@ -165,24 +165,24 @@ class NotLeader(ClusterError):
 
 
 class TransferFailed(ClusterError):
-    """Leadership was not moved; writes are as they would be without the attempt."""
+    """Leadership was not transferred; the attempt had no effect on writes."""
 
     def __init__(self, reason: str) -> None:
-        super().__init__(f"leadership was not moved: {reason}")
+        super().__init__(f"leadership was not transferred: {reason}")
         self.reason = reason
 
 
 class NodeUnknown(ClusterError):
-    """No node of that name is configured here."""
+    """This node's configuration has no such member."""
 
     def __init__(self, node: str, known: list[str]) -> None:
-        super().__init__(f"node {node[:40]!r} is not one of those that are configured ({', '.join(known)})")
+        super().__init__(f"node {node[:40]!r} is not a configured member ({', '.join(known)})")
         self.node = node[:40]
         self.known = known
 
 
 class LeaderNotServing(ClusterError):
-    """The leader has committed nothing of its own epoch, so it may not change the members; nothing was changed."""
+    """The leader has not committed a record of its epoch yet, so it may not change the members; nothing was changed."""
 
     def __init__(self, start_index: int, commit_index: int) -> None:
         super().__init__(
@@ -193,7 +193,7 @@ class LeaderNotServing(ClusterError):
 
 
 class ChangeUnderWay(ClusterError):
-    """The last change of members is not committed yet, or leadership is being handed over; nothing was changed."""
+    """The last change of members is not committed yet, or leadership is being transferred; nothing was changed."""
 
     def __init__(self, reason: str, commit_index: int | None) -> None:
         super().__init__(reason)
@@ -202,32 +202,34 @@ class ChangeUnderWay(ClusterError):
 
 
 class NodeNotConnected(ClusterError):
-    """The leader does not reach the node that is to be a voter; nothing was changed."""
+    """The node to be promoted is not connected to the leader; nothing was changed."""
 
     def __init__(self, node: str, connected: list[str]) -> None:
-        super().__init__(f"{node} is not connected to the leader; start it ({', '.join(connected) or 'nobody'} is)")
+        others = ", ".join(connected) or "none"
+        super().__init__(f"{node} is not connected to the leader; start it (connected: {others})")
         self.node = node
         self.connected = connected
 
 
 class NodeBehind(ClusterError):
-    """The node that is to be a voter lacks too much, or does not follow the leader's log yet; nothing was changed."""
+    """The node to be promoted is too far behind, or does not follow the leader yet; nothing was changed."""
 
     def __init__(self, node: str, lag_bytes: int | None, limit_bytes: int | None) -> None:
-        lacks = "does not follow the leader's log yet" if lag_bytes is None else f"lacks {lag_bytes:,} bytes of the log"
-        super().__init__(f"{node} {lacks}{'' if limit_bytes is None else f'; a new voter may lack {limit_bytes:,}'}")
+        behind = "does not follow the leader's log yet" if lag_bytes is None else f"is {lag_bytes:,} bytes behind"
+        allowed = "" if limit_bytes is None else f"; a new voter may be {limit_bytes:,} behind"
+        super().__init__(f"{node} {behind}{allowed}")
         self.node = node
         self.lag_bytes = lag_bytes
         self.limit_bytes = limit_bytes
 
 
 class VotersUnheard(ClusterError):
-    """Fewer than a majority of the voters that there would be were heard: nothing could be committed then."""
+    """After the change the leader would hear less than a majority of the voters, and could commit nothing."""
 
     def __init__(self, unheard: list[str], heard: int, majority: int) -> None:
         super().__init__(
-            f"{', '.join(unheard)} was not heard for an election timeout: {heard} of the {majority} voters that are a "
-            "majority after this change would be left, and the cluster could commit nothing; nothing was changed"
+            f"the leader has not heard {', '.join(unheard)} for an election timeout; after this change it would hear "
+            f"{heard} voters, and {majority} are a majority, so it could commit nothing; nothing was changed"
         )
         self.unheard = unheard
         self.heard = heard
@@ -235,7 +237,7 @@ class VotersUnheard(ClusterError):
 
 
 class MembersFull(ClusterError):
-    """There would be more members than there may be; nothing was changed."""
+    """There would be more members than the limit; nothing was changed."""
 
     def __init__(self, count: int, limit: int) -> None:
         super().__init__(f"there would be {count} members, above the limit of {limit}")
@@ -251,7 +253,7 @@ class NoLeader(ClusterError):
 
 
 class LeaderUnreachable(ClusterError):
-    """The leader could not be connected, so the request never reached it; nothing was written."""
+    """No connection to the leader could be made, so the request never reached it; nothing was written."""
 
     def __init__(self, leader: str, reason: str) -> None:
         super().__init__(f"the leader {leader} cannot be reached: {reason}; nothing was written")
@@ -260,7 +262,7 @@ class LeaderUnreachable(ClusterError):
 
 
 class Overloaded(ClusterError):
-    """Too much waits already; nothing was written."""
+    """A limit on waiting work is reached; nothing was written."""
 
     def __init__(self, retry_after_s: float = RETRY_AFTER_S) -> None:
         super().__init__(f"overloaded; try again in {retry_after_s:g} s")
@@ -276,15 +278,15 @@ class OutcomeUnknown(ClusterError):
 
 
 class BodyTimeout(ClusterError):
-    """The request's body did not come in time; nothing was written."""
+    """The request's body did not arrive in time; nothing was written."""
 
     def __init__(self, timeout_ms: int) -> None:
-        super().__init__(f"nothing of the body came for {timeout_ms} ms; nothing was written")
+        super().__init__(f"no more of the body arrived within {timeout_ms} ms; nothing was written")
         self.timeout_ms = timeout_ms
 
 
 class StateUnavailable(ClusterError):
-    """This node cannot answer from its machine: it stopped applying, or lags more than the caller allows."""
+    """This node cannot read its machine: it stopped applying, or lags more than the caller allows."""
 
     def __init__(self, reason: str) -> None:
         super().__init__(reason)
@@ -295,11 +297,11 @@ class DiskFullError(ClusterError):
     """No space is left for the write; nothing was written."""
 
     def __init__(self) -> None:
-        super().__init__("the disk of the leader is full; nothing was written")
+        super().__init__("the leader's disk is full; nothing was written")
 
 
 class SnapshotFailed(ClusterError):
-    """No snapshot was taken; those that there were are untouched."""
+    """No snapshot was taken; the existing ones are unchanged."""
 
     def __init__(self, reason: str) -> None:
         super().__init__(f"no snapshot was taken: {reason}")

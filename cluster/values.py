@@ -1,9 +1,9 @@
-"""Values out of JSON and msgpack, read strictly: what is not exactly one that the log can hold is refused, not changed.
+"""Values from JSON and msgpack, read strictly: a value that the log cannot hold exactly is refused, not changed.
 
-orjson is fast, but turns an integer beyond 64 bits into a float, which `_wide_integer` catches at a tenth of the cost
-of parsing; and of a key that a map has twice it keeps the last, which `_repeats_a_key` sees from the number of colons.
-msgpack admits what JSON cannot say (ext types, floats that are not finite, any key), so its
-values are looked at one by one, a level of nesting at a time.
+orjson is fast, but it turns an integer beyond 64 bits into a float: `_has_wide_digits` finds candidates at a tenth of
+the cost of parsing. And it keeps the last of two equal keys in a map: `_may_repeat_a_key` notices by counting colons.
+msgpack has values that JSON has not (ext types, floats that are not finite, any key), so its values are checked one by
+one, a level of nesting at a time.
 """
 
 import json
@@ -20,16 +20,16 @@ from quire.log.packing import RESERVED_EXT_TYPES, ExtType, unpack_trusted
 
 from .errors import Malformed
 
-DEPTH_LIMIT = 32  # Of a record's value: DESIGN 3.
+DEPTH_LIMIT = 32  # Containers that may be nested in a record's value, itself included.
 INTEGER_LOWEST, INTEGER_HIGHEST = -(2**63), 2**64 - 1
 
 # A 64-bit integer has 20 characters at most, and one of 18 digits always fits.
 _DIGITS = bytes(0x30 if chr(byte).isdecimal() and byte < 0x80 else 0x20 for byte in range(256))
 _WIDE = b"0" * 19
-_END_OF_KEY = re.compile(rb'(?<!\\)"[ \t\r\n]*:')  # And of a text that a colon follows; never fewer than keys.
+_END_OF_KEY = re.compile(rb'(?<!\\)"[ \t\r\n]*:')  # Matches at least as often as there are keys.
 _SCALARS = frozenset({str, int, bool, bytes, type(None)})
 _LIST = frozenset({list})
-REPEATED = "has a map with a key that stands in it twice"
+REPEATED = "has a map with the same key twice"
 
 
 class MalformedLine(Malformed):
@@ -41,7 +41,7 @@ class MalformedLine(Malformed):
 
 
 def decode_ndjson(body: bytes) -> list[Any]:
-    """One value for each line. A line break at the end is welcome, an empty line is not."""
+    """One value for each line; a final line break is allowed, an empty line is not. Raises Malformed, MalformedLine."""
     lines = body.split(b"\n")
     if not lines[-1]:
         lines.pop()
@@ -62,7 +62,7 @@ def decode_ndjson(body: bytes) -> list[Any]:
 
 
 def decode_json(body: bytes, depth_limit: int) -> Any:
-    """One JSON value, at most so many containers deep. Raises Malformed."""
+    """One JSON value, nested at most `depth_limit` containers deep. Raises Malformed."""
     try:
         value = orjson.loads(body)
     except orjson.JSONDecodeError as error:
@@ -76,14 +76,14 @@ def decode_json(body: bytes, depth_limit: int) -> Any:
 
 
 def decode_msgpack(body: bytes, depth_limit: int) -> Any:
-    """One msgpack value, at most so many containers deep. Raises Malformed."""
+    """One msgpack value, nested at most `depth_limit` containers deep. Raises Malformed."""
     value = unpack_msgpack(body)
     refuse_unstorable([value], depth_limit + 1)
     return value
 
 
 def unpack_msgpack(body: bytes) -> Any:
-    """One msgpack value that is still to be looked at by `refuse_unstorable`. Raises Malformed."""
+    """One msgpack value, which the caller must check with `refuse_unstorable`. Raises Malformed."""
     try:
         return unpack_trusted(body, _ext_type, _map_of)
     except PayloadInvalid as error:
@@ -91,7 +91,7 @@ def unpack_msgpack(body: bytes) -> Any:
 
 
 def not_empty(values: list[Any], what: str) -> list[Any]:
-    """The values, if there are any. Raises Malformed."""
+    """The values. Raises Malformed if there are none."""
     if not values:
         raise Malformed(f"there is no {what} in the body; send at least one")
     return values
@@ -107,14 +107,14 @@ def _bad_line(lines: list[bytes], first: orjson.JSONDecodeError) -> Malformed:
 
 
 def _has_wide_digits(body: bytes) -> bool:
-    """Whether there are 19 digits in a row anywhere, so that an integer might not fit 64 bits."""
+    """Whether there are 19 digits in a row, so that an integer might not fit 64 bits."""
     return _WIDE in body.translate(_DIGITS)
 
 
 def _wide_integer(text: bytes) -> str:
-    """What is wrong with an integer in `text`, which is known to be JSON; empty if all of them fit 64 bits.
+    """What is wrong with an integer in `text`, which must be valid JSON; empty if all of them fit 64 bits.
 
-    The standard library tells integers from floats.
+    The standard library's parser distinguishes integers from floats.
     """
     wide: list[str] = []
 
@@ -128,14 +128,14 @@ def _wide_integer(text: bytes) -> str:
 
 
 def _may_repeat_a_key(body: bytes, keys: int) -> bool:
-    """Whether the text of JSON with so many different keys might hold one of them twice in a map."""
+    """Whether a map in the JSON text might have a key twice; `keys` is the number of keys after parsing."""
     if body.count(b":") == keys:
         return False
     return b'\\\\"' in body or len(_END_OF_KEY.findall(body)) != keys
 
 
 def _repeats_a_key(text: bytes) -> bool:
-    """Whether a map in `text`, which is known to be JSON, has a key twice."""
+    """Whether a map in `text`, which must be valid JSON, has a key twice."""
     try:
         json.loads(text, object_pairs_hook=_map_of, parse_int=str, parse_float=str)
     except Malformed:
@@ -157,9 +157,9 @@ def _ext_type(code: int, data: bytes) -> Any:
 
 
 def refuse_unstorable(values: list[Any], depth_limit: int) -> int:
-    """Refuse too deep nesting and floats that are not finite. `values` itself counts as one level.
+    """Refuse nesting that is too deep, and floats that are not finite; return the number of keys in all maps.
 
-    Returns the number of keys in all maps.
+    `values` itself counts as one level. Raises Malformed.
     """
     if _holds_flat_lists(values):
         return 0
@@ -172,12 +172,12 @@ def refuse_unstorable(values: list[Any], depth_limit: int) -> int:
             return keys
         keys += sum(len(child) for child in level if child.__class__ is dict)
     if any(value.__class__ in (list, dict) for value in level):
-        raise Malformed(f"the body nests too deep; a record may hold containers {DEPTH_LIMIT} deep")
+        raise Malformed(f"the body nests too deep; a record may nest {DEPTH_LIMIT} containers")
     return keys
 
 
 def _holds_flat_lists(values: list[Any]) -> bool:
-    """Whether these are lists of plain values, as most machines' commands are: told at a third of the cost."""
+    """Whether these are lists of scalars, as most machines' commands are; this test takes a third of the time."""
     return _LIST.issuperset(map(type, values)) and _SCALARS.issuperset(map(type, chain.from_iterable(values)))
 
 
@@ -188,7 +188,7 @@ def _children(container: Any) -> Iterable[Any]:
 
 
 def _refuse_not_finite(value: float) -> bool:
-    """False for a finite float, which needs no further look. Raises Malformed for another."""
+    """False for a finite float, which needs no further check. Raises Malformed for any other."""
     if not isfinite(value):
         raise Malformed(f"the float {value} is not finite; a record holds finite numbers only")
     return False

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Callable
+from enum import StrEnum
 from itertools import count
 from typing import Any, NamedTuple
 
@@ -21,6 +22,14 @@ from ..errors import (
 )
 from .applying import Applying
 from .pending import Waiter
+
+
+class Consistency(StrEnum):
+    """Which writes a read must have seen (rule 12)."""
+
+    LINEARIZABLE = "linearizable"
+    LEADER = "leader"
+    LOCAL = "local"
 
 
 class StateAnswer(NamedTuple):
@@ -88,20 +97,20 @@ class Reading:
         except FrameCorrupt as error:
             raise CorruptHere(from_index, str(error)) from error
 
-    async def query(self, request: Any, consistency: str, max_lag: int | None) -> StateAnswer:
+    async def query(self, request: Any, consistency: Consistency, max_lag: int | None) -> StateAnswer:
         """The machine's answer to a request, as fresh as `consistency` asks (rule 12); None asks for the whole state.
 
         Raises:
             NotLeader, NoLeader, StateUnavailable: not here, or not now.
             QueryRefused, MachineFailed: the machine does not answer this.
         """
-        if consistency == "local":
+        if consistency is Consistency.LOCAL:
             if max_lag is not None:
                 self._refuse_lag_above(max_lag)
         elif (error := self._not_leader()) is not None:
             raise error
         try:
-            if consistency == "linearizable":
+            if consistency is Consistency.LINEARIZABLE:
                 await self.linearize()
         except ApplyFailed as failure:
             raise StateUnavailable(str(failure)) from failure

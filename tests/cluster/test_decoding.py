@@ -259,24 +259,24 @@ def test_a_batch_may_be_as_large_as_its_limit_and_no_larger() -> None:
     ],
 )
 def test_a_map_that_has_a_key_twice_is_refused(value: str) -> None:
-    with pytest.raises(Malformed, match="a key that stands in it twice"):
+    with pytest.raises(Malformed, match="the same key twice"):
         decode_records(JSON, value.encode())
-    with pytest.raises(MalformedLine, match="line 2 has a map with a key that stands in it twice"):
+    with pytest.raises(MalformedLine, match="line 2 has a map with the same key twice"):
         decode_records(NDJSON, b"[]\n" + value.encode())
-    with pytest.raises(Malformed, match="a key that stands in it twice"):
+    with pytest.raises(Malformed, match="the same key twice"):
         decode_commands(JSON, b'{"commands": [' + value.encode() + b"]}")
 
 
 def test_commands_given_twice_are_not_taken_for_the_last_of_them() -> None:
-    with pytest.raises(Malformed, match="a key that stands in it twice"):
+    with pytest.raises(Malformed, match="the same key twice"):
         decode_commands(JSON, b'{"commands": [["add", 1]], "commands": [["add", 2]]}')
-    with pytest.raises(Malformed, match="a key that stands in it twice"):
+    with pytest.raises(Malformed, match="the same key twice"):
         decode_commands(MSGPACK, b"\x82" + 2 * (pack("commands") + pack([1])))
 
 
 @pytest.mark.parametrize("pairs", [b"\x82\x01\x01\x01\x02", b"\x82\xa1a\x01\xa1a\x02", b"\x82\x01\x01\xc3\x02"])
 def test_a_msgpack_map_whose_keys_are_one_in_python_is_refused(pairs: bytes) -> None:
-    with pytest.raises(Malformed, match="a key that stands in it twice"):
+    with pytest.raises(Malformed, match="the same key twice"):
         decode_records(MSGPACK, b"\x91" + pairs)
 
 
@@ -293,7 +293,7 @@ def test_colons_and_quotes_in_texts_are_no_keys(value: object, space: str) -> No
     text = written(value, space)
 
     if repeats(value):
-        with pytest.raises(Malformed, match="a key that stands in it twice"):
+        with pytest.raises(Malformed, match="the same key twice"):
             decode_records(JSON, text.encode())
     else:
         assert decode_records(JSON, text.encode()) == [json.loads(text)]

@@ -189,7 +189,7 @@ def test_logs_expire_by_limits_of_their_own_and_who_comes_back_too_late_is_sent_
     assert min(document["expired_segments"].values()) > 0
     assert len(set(document["retention_kib"].values())) == 3
     assert 0 < document["left_at"] < document["logs_began_at"] <= document["snapshot_index"]
-    assert re.fullmatch(r"index 0 has expired; the lowest index held here is \d+", document["reader"])
+    assert re.fullmatch(r"index 0 has expired; the lowest index on this node is \d+", document["reader"])
     assert len({row["status"]["digest"] for row in document["nodes"].values()}) == 1
     for words in (
         "KiB, and has removed ",

@@ -8,15 +8,13 @@ from aiohttp import web
 from quire.log import PayloadInvalid
 
 from ...errors import LimitExceeded, MachineFailed, Malformed, StateUnavailable
+from ...node.reading import Consistency, StateAnswer
 from ..api import API
 from ..bodies import JSON, MSGPACK, answer, content_type_of, decode_query, read_body
 from ..request import integer_of, parameters_of
 
 if TYPE_CHECKING:
     from ...node.node import Node
-    from ...node.reading import StateAnswer
-
-CONSISTENCIES = ("linearizable", "leader", "local")
 
 
 async def get_state(request: web.Request) -> web.StreamResponse:
@@ -26,8 +24,10 @@ async def get_state(request: web.Request) -> web.StreamResponse:
     """
     api = request.app[API]
     consistency, max_lag = _consistency_of(request)
-    if consistency != "local" and (forwarded := await api.leader.forward(request, None, writes=False)) is not None:
-        return forwarded
+    if consistency is not Consistency.LOCAL:
+        forwarded = await api.leader.forward(request, None, writes=False)
+        if forwarded is not None:
+            return forwarded
     found = await _query(api.node, None, consistency, max_lag)
     document = {"state": found.state, "applied_index": found.applied_index, "digest": found.digest.hex()}
     return _bounded(request, document, "the state")
@@ -39,25 +39,29 @@ async def post_query(request: web.Request) -> web.StreamResponse:
     consistency, max_lag = _consistency_of(request)
     content_type = content_type_of(request, (JSON, MSGPACK))
     body = await read_body(request, api.node.config.max_request_bytes)
-    if consistency != "local" and (forwarded := await api.leader.forward(request, body, writes=False)) is not None:
-        return forwarded
+    if consistency is not Consistency.LOCAL:
+        forwarded = await api.leader.forward(request, body, writes=False)
+        if forwarded is not None:
+            return forwarded
     found = await _query(api.node, decode_query(content_type, body), consistency, max_lag)
     return _bounded(request, {"answer": found.state, "applied_index": found.applied_index}, "the answer")
 
 
-def _consistency_of(request: web.Request) -> tuple[str, int | None]:
+def _consistency_of(request: web.Request) -> tuple[Consistency, int | None]:
     """The parameters consistency and max_lag. Raises Malformed."""
     parameters = parameters_of(request, "consistency", "max_lag")
-    consistency = parameters.get("consistency", CONSISTENCIES[0])
-    if consistency not in CONSISTENCIES:
-        raise Malformed(f"consistency must be one of {', '.join(CONSISTENCIES)}, not {consistency[:24]!r}")
+    named = parameters.get("consistency", Consistency.LINEARIZABLE)
+    try:
+        consistency = Consistency(named)
+    except ValueError:
+        raise Malformed(f"consistency must be one of {', '.join(Consistency)}, not {named[:24]!r}") from None
     max_lag = integer_of(parameters, "max_lag")
-    if max_lag is not None and consistency != "local":
+    if max_lag is not None and consistency is not Consistency.LOCAL:
         raise Malformed("max_lag is for consistency=local only")
     return consistency, max_lag
 
 
-async def _query(node: "Node", question: Any, consistency: str, max_lag: int | None) -> "StateAnswer":
+async def _query(node: "Node", question: Any, consistency: Consistency, max_lag: int | None) -> StateAnswer:
     try:
         async with asyncio.timeout(node.config.request_timeout_ms / 1000):
             return await node.components.reading.query(question, consistency, max_lag)
