@@ -29,7 +29,8 @@ from tests.processes.cluster import Cluster, Clusters, Node, ending_clusters, ru
 README = (TOP / "README.md").read_text()
 COMMANDS = 24_000
 BATCH = 200
-ENDS_WITHIN_S = 60
+BEGINS_WITHIN_S = 300.0  # Two JVMs and Python workers start on a busy machine.
+ENDS_WITHIN_S = 300.0
 BOUNDED = ("--segment-bytes", "65536", "--retention-bytes", "65536")
 PNG = b"\x89PNG"
 
@@ -67,7 +68,7 @@ def archiving(cluster: Cluster, node: Node, *arguments: str) -> Generator[None]:
     kept = Path(arguments[2])
     with subprocess.Popen([*command[:-1], "0.5"], stdout=subprocess.PIPE, text=True) as process:
         try:
-            cluster.wait_until("the archive has begun", lambda: has_reached(kept, 1))
+            cluster.wait_until("the archive has begun", lambda: has_reached(kept, 1), BEGINS_WITHIN_S)
             run_quire("apply", "add", "1", extra={"QUIRE_SERVER": cluster.servers})
             end = cluster.wait_for_equal()["n1"]["highest_index"]
             cluster.wait_until("n1 has a mark at the end", partial(_is_settled, node, end))
