@@ -1,0 +1,79 @@
+"""What docs/architecture.md says about the files that a command visits, held against a real leader and follower."""
+
+import json
+import re
+import signal
+import sys
+from pathlib import Path
+
+from quire import connect_sync
+from tests.processes import traced
+from tests.processes.cluster import Clusters, Node
+
+PAGE = (Path(__file__).parents[2] / "docs" / "architecture.md").read_text()
+HOP = re.compile(r"^\| \d+ \| `([\w/]+\.py)` \|", re.MULTILINE)
+BESIDE = re.compile(r"^- `([\w/]+\.py)`", re.MULTILINE)
+MOST_HOPS = 25
+COMMANDS = 50
+
+Functions = frozenset[tuple[str, str]]
+
+
+def _section(title: str) -> str:
+    return PAGE.partition(f"\n## {title}\n")[2].partition("\n## ")[0]
+
+
+LEADER, FOLLOWER = (_section(f"The files that a command visits on {where}") for where in ("the leader", "a follower"))
+
+
+class Traced:
+    """A node whose functions are recorded."""
+
+    def __init__(self, node: Node, folder: Path) -> None:
+        self.node = node
+        self._output = folder / f"{node.node_id}.json"
+        node.program = (sys.executable, str(traced.__file__), str(self._output))
+
+    def begin(self) -> None:
+        self._output.unlink(missing_ok=True)
+        self.node.running.send_signal(signal.SIGUSR1)
+
+    def end(self) -> None:
+        self.node.running.send_signal(signal.SIGUSR2)
+
+    def ended(self) -> bool:
+        return self._output.exists()
+
+    @property
+    def called(self) -> Functions:
+        return frozenset((file, name) for file, name in json.loads(self._output.read_text()))
+
+
+def test_a_command_visits_the_files_that_the_page_lists_and_no_others(clusters: Clusters, tmp_path: Path) -> None:
+    """Of a file that is not listed, no function may run for a command that does not run without one, too."""
+    cluster = clusters.make()
+    leader, follower = [Traced(node, tmp_path) for node in cluster][:2]
+    cluster.start()
+
+    def recorded(commands: int) -> tuple[Functions, Functions]:
+        with connect_sync(leader.node.address) as client:
+            client.apply(["add", 1])  # opens the stream and its session
+            leader.begin()
+            follower.begin()
+            for _ in range(commands):
+                client.apply(["add", 1])
+            cluster.wait_for_equal()
+            leader.end()
+            follower.end()
+            cluster.wait_until("the recordings are written", lambda: leader.ended() and follower.ended())
+        return leader.called, follower.called
+
+    idle, busy, idle_again = recorded(0), recorded(COMMANDS), recorded(0)
+
+    for page, *called in zip((LEADER, FOLLOWER), idle, busy, idle_again, strict=True):
+        without, ran, without_again = called
+        for_a_command = {file for file, _ in ran - without - without_again}
+        hops, beside = set(HOP.findall(page)), set(BESIDE.findall(page))
+        assert hops - {file for file, _ in ran} == set(), "listed as a hop, and nothing of it ran"
+        assert for_a_command - hops - beside == set(), "ran for a command, and is not listed"
+    assert len(HOP.findall(LEADER)) <= MOST_HOPS
