@@ -1,4 +1,4 @@
-"""The log's files, byte for byte: what is on disk today must be readable, and written the same, for ever."""
+"""The log's files, byte for byte: what is on disk today must stay readable, and must be written in the same way."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A snapshot's files, byte for byte: what is on disk today must be readable, and written the same, for ever."""
+"""A snapshot's files, byte for byte: what is on disk today must stay readable, and must be written in the same way."""
 
 from quire.log import MemoryDirectory
 from quire.sm import ArithmeticMachine, Sessions, SnapshotStore, restore_newest

@@ -1,10 +1,10 @@
-"""The crash explorer: a change is stopped before each of its storage operations and after the last, and of what was not
-synced then every part may be lost.
+"""The crash explorer: stops a change before each of its storage operations and after the last, then loses any part of
+what was not synced.
 
-A disk keeps no order but that of its syncs. So what a crash can leave is what was synced, and any subset of the steps
-since: sectors, sizes, names. While these subsets are few, all are tried. Of more, these: all of it, nothing, all but
-one, nothing but one, and others at random. (What is in an index file, which is never synced, always goes at random.)
-From one of them at each point, recovery itself is stopped before each of its own operations, and lost things again.
+A disk orders nothing but its syncs. So a crash leaves what was synced, and any subset of the later changes: sectors,
+sizes, names. If these subsets are few, all are tried; else all changes, none, all but one, only one, and others at
+random. (The content of an index file, which is never synced, is always lost at random.) From one outcome at each point,
+recovery itself is stopped before each of its operations, with another loss.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from tests.log.histories import History
 Steps = Callable[[History], None]
 
 OUTCOMES = 16
-"""How many things that a crash can leave are tried at each point; soaks try more."""
+"""How many outcomes of a crash are tried at each point; soaks try more."""
 
 
 class WatchedDisk(Disk):
-    """A disk that tells before each changing operation, if it is to."""
+    """A disk that calls `before`, if it is set, before each changing operation."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -77,7 +77,7 @@ def stops(prepare: Steps, steps: Steps) -> list[tuple[History, str]]:
 
 
 def losses(disk: Disk, most: int, random: Random) -> Iterator[Kept]:
-    """Yield what says which of the unsynced things survive; every possibility if these are at most `most`."""
+    """Yield functions that say which unsynced changes survive: every possibility, if there are at most `most`."""
     count = sum(not name.endswith(INDEX_SUFFIX) for name in disk.unsynced())
     every = 1 << count
     if every <= most:
@@ -95,7 +95,7 @@ def losses(disk: Disk, most: int, random: Random) -> Iterator[Kept]:
 
 
 def _by_bits(bits: int, random: Random) -> Kept:
-    """The lowest bit says whether the first thing that is asked for survives."""
+    """Return what lets the first change survive if the lowest bit is set, and so on."""
     left = bits
 
     def kept(name: str) -> bool:
@@ -119,7 +119,7 @@ def _noting(kept: Kept, lost: list[str]) -> Kept:
 
 
 def _stop_recovery(crashed: History, random: Random) -> None:
-    """Open what a crash left, and check what a second crash at each operation of that leaves."""
+    """Open what a crash left, and check what a second crash at each operation of this open leaves."""
     points: list[Disk] = []
     watched = WatchedDisk()
     first = crashed.fork(crashed.disk.fork(watched))
@@ -132,7 +132,7 @@ def _stop_recovery(crashed: History, random: Random) -> None:
 
 def _check(crashed: History) -> None:
     crashed.check_reopened()
-    # What is left takes appends, stops cleanly, and is the same after that.
+    # The log that is left takes appends, stops cleanly, and opens unchanged.
     crashed.append(3)
     crashed.flush()
     crashed.close()

@@ -1,7 +1,7 @@
 """What fuzzing checks of both decoders, frames and payloads; `fuzzing` runs it guided by coverage.
 
-Whatever the bytes, a decoder gives what was encoded or raises an error of `quire.log`, and what it gives encodes again
-to something that it decodes to the same. Crcs are mended first, or hardly any input would pass them.
+For any bytes, a decoder returns a value or raises an error of `quire.log`; and the value, encoded and decoded again, is
+the same. Checksums are corrected first, because hardly any random input would pass them.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def mend(raw: bytes) -> bytes:
 
 
 def fuzz_frames(raw: bytes) -> None:
-    """Decode bytes as frames, as they are and mended."""
+    """Decode bytes as frames, unchanged and with corrected checksums."""
     for candidate in (raw, mend(raw)):
         position = 0
         try:

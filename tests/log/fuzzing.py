@@ -1,4 +1,4 @@
-"""Fuzz of a decoder: guided by coverage where atheris is installed, by chance alone where it is not, and it says so.
+"""Fuzzes a decoder: guided by coverage if atheris is installed, else at random, which it reports.
 
 python -m tests.log.fuzzing frames|payloads [-runs=5000000] [-max_len=512] [-seed=1] [other flags of libFuzzer]
 """
@@ -12,7 +12,7 @@ from random import Random
 
 
 def guided(target: str, flags: list[str]) -> None:
-    """Fuzz until the flags say enough; ends the process."""
+    """Fuzz for as long as the flags say; this ends the process."""
     atheris = import_module("atheris")
     # Only what is imported in here counts as coverage.
     with atheris.instrument_imports(include=["quire.log"]):
@@ -22,7 +22,7 @@ def guided(target: str, flags: list[str]) -> None:
 
 
 def unguided(target: str, flags: list[str]) -> None:
-    """Give the target random bytes, as many as the flags say."""
+    """Give the target random inputs, as many as the flags say."""
     from tests.log.fuzz import TARGETS
 
     chosen = {"-runs": 20_000, "-max_len": 512, "-seed": 1}

@@ -1,9 +1,9 @@
 """Histories of a log on a faulty disk, and what must be left of them after a crash.
 
-The expectation is a plain list of frames: `frames` is the longest the log may be, `least` how many of them it must
-hold. While a truncation is under way the log may be anything between; when it is complete, a cut frame is gone. Of
-what expires, `expiring` may be gone; of a frame that is being cut in two, `cutting` says which and how many records
-stay; behind which snapshot the log is being begun anew, `resetting` says.
+The model is a plain list of frames: the log may hold at most `frames`, and must hold the first `least` of them. During
+a truncation the log may be anything between; after it, a truncated frame is gone. `expiring` frames at the front may be
+gone. `cutting` names the frame that is being split and how many of its records stay; `resetting` is the end of the
+snapshot that the log is being reset to.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ SMALL = LogOptions(segment_bytes=2048, segment_overflow_bytes=1024, index_interv
 
 
 class Clock:
-    """A clock that a test turns."""
+    """A clock that a test sets."""
 
     def __init__(self, now: int = 1_000_000) -> None:
         self.now = now
@@ -72,7 +72,7 @@ def all_frames(log: Log) -> list[Frame]:
 
 @dataclass
 class History:
-    """A log with what is known of it."""
+    """A log and the model of it."""
 
     disk: Disk
     options: LogOptions = SMALL
@@ -96,7 +96,7 @@ class History:
         return replace(self, disk=self.disk.fork() if disk is None else disk, frames=list(self.frames))
 
     def append(self, count: int, size: int = 100) -> None:
-        """Append frames of one to three records, now and then a members record or a new epoch."""
+        """Append frames of one to three records, sometimes a members record or a new epoch."""
         for _ in range(count):
             self.counter += 1
             self.epoch = max(self.epoch, self.log.tail.epoch)
@@ -112,7 +112,7 @@ class History:
             self.note_durable()
 
     def note_durable(self) -> None:
-        """What the log calls durable must be there after any crash."""
+        """Note that what the log calls durable must survive every crash."""
         durable = self.log.durable_index
         assert durable <= self.log.bounds.highest_index
         least = sum(1 for frame in self.frames if frame.header.next_index <= durable)
@@ -124,7 +124,7 @@ class History:
         assert self.least == len(self.frames)
 
     def truncate(self, kept: int) -> None:
-        """Keep that many frames. On the way to it the log may be any between."""
+        """Truncate to that many frames. Until it is done, the log may hold any number between."""
         index = self.frames[kept].header.index if kept < len(self.frames) else self.log.bounds.highest_index
         self.least = min(self.least, kept)
         self.truncating = True
@@ -135,9 +135,9 @@ class History:
         self.note_durable()
 
     def truncate_inside(self, place: int, kept: int) -> None:
-        """Cut the frame at `place` in two: its first `kept` records stay."""
+        """Split the frame at `place`: its first `kept` records stay."""
         index = self.frames[place].header.index + kept
-        # Whole or cut, the frame itself stays: what is durable of its first records must not be lost on the way.
+        # The frame stays, whole or cut: its first records must not be lost if they are durable.
         self.least = min(self.least, place + 1)
         self.truncating, self.cutting = True, (place, kept)
         self.log.truncate(index)
@@ -148,7 +148,7 @@ class History:
         assert self.least == len(self.frames)
 
     def take_cut_frame(self, found: list[Frame]) -> None:
-        """Go on with a list whose last frame is the first records of another one."""
+        """Replace the frame that was split by the one that was found, which holds its first records."""
         assert self.cutting is not None
         place, kept = self.cutting
         self.cutting = None
@@ -159,7 +159,7 @@ class History:
         self.frames = found[: place + 1]
 
     def append_stream(self, size: int) -> None:
-        """Append a blob that comes in chunks."""
+        """Append a blob that arrives in chunks."""
         self.epoch = max(self.epoch, self.log.tail.epoch)
         self.counter += 1
         chunks = [bytes([self.counter % 256]) * 100] * (size // 100)
@@ -171,7 +171,7 @@ class History:
         self.note_durable()
 
     def expire(self, max_bytes: int, floor: int | None = None) -> int:
-        """Remove what is above `max_bytes` from the front; return how many frames went."""
+        """Expire the front of the log down to `max_bytes`; return how many frames went."""
         sizes = sum(frame.header.size for frame in self.frames)
         bases = self.log.segment_bases
         place = 0
@@ -179,14 +179,14 @@ class History:
             sizes -= self.frames[place].header.size
             place += 1
         # Whole segments: all frames of the one that holds the frame at `place` may go.
-        behind = [base for base in bases if place and base > self.frames[place - 1].header.index]
-        limit = behind[0] if behind else bases[-1]
+        later = [base for base in bases if place and base > self.frames[place - 1].header.index]
+        limit = later[0] if later else bases[-1]
         self.expiring = sum(1 for frame in self.frames if frame.header.index < limit)
         self.log.remove_expired(0, max_bytes=max_bytes, floor=floor)
         return self.drop_expired()
 
     def reset(self, origin: Tail) -> None:
-        """Begin anew behind a snapshot, unless the log goes on from it."""
+        """Reset the log to a snapshot's end, unless it continues from there."""
         least = self.least
         self.resetting, self.truncating, self.least = origin, True, 0
         if self.log.reset(origin):
@@ -197,7 +197,7 @@ class History:
         self.resetting, self.truncating = None, False
 
     def drop_expired(self) -> int:
-        """Drop from the list what is below the log, having checked that it may."""
+        """Drop from the list what is below the log, after a check that it was allowed to go."""
         lowest = self.log.bounds.lowest_index
         gone = sum(1 for frame in self.frames if frame.header.index < lowest)
         assert gone <= self.expiring, "a frame expired that must not"
@@ -219,11 +219,11 @@ class History:
         self.least = len(self.frames)
 
     def check_reopened(self) -> None:
-        """Open after a crash and compare; go on from what is left."""
+        """Open after a crash and compare; the list is then what is left."""
         self.open()
         again, self.resetting = self.resetting, None
         if again is not None and self.log.tail in (again, Tail(0, 0, 0, 0)):
-            # Stopped when nothing was left of the old log.
+            # It was stopped when nothing was left of the old log.
             self.frames, self.members_below = [], None
         self.drop_expired()
         found = all_frames(self.log)
@@ -231,7 +231,7 @@ class History:
             self.take_cut_frame(found)
         self.cutting = None
         if self.streaming is not None and len(found) == len(self.frames) + 1:
-            # Stopped while the spool was removed: the frame was appended, and nobody was told.
+            # It was stopped while the spool was removed: the frame was appended, without an answer.
             assert frame_values(found[-1]) == [self.streaming]
             self.frames.append(found[-1])
         self.streaming = None
@@ -247,5 +247,5 @@ class History:
             starts.setdefault(frame.header.epoch, frame.header.index)
         assert list(self.log.epochs) == list(starts.items())
         if again is not None:
-            # The snapshot is durable: whoever installs it does that again.
+            # The snapshot is durable, so its node resets the log again.
             self.reset(again)

@@ -1,6 +1,6 @@
-"""How much memory a process has had at most.
+"""The peak memory of this process.
 
-Not by `getrusage`: its maximum outlives exec, so that a child of a large process seems to be as large from the start.
+`getrusage` is of no use: its maximum survives exec, so a child of a large process seems to be as large from the start.
 """
 
 from __future__ import annotations

@@ -31,7 +31,7 @@ def options(cached: int | None, policy: IndexCachePolicy = IndexCachePolicy.LRU)
 
 
 def reopened(options: LogOptions) -> Log:
-    """A log of many segments, opened anew: nothing of it was read yet."""
+    """A log of many segments, just opened: nothing of it was read yet."""
     disk = Disk()
     log_with(options, disk=disk).close()
     return log_with(options, 0, disk)
@@ -149,7 +149,7 @@ def test_a_wrong_index_in_the_cache_is_rebuilt() -> None:
     name = next(name for name in disk.names("log") if name.endswith(".index"))
     right = disk.content(f"log/{name}")
     log_with(options(None), 0, disk).close()
-    # The last entry stays right: opening looks at that one.
+    # The last entry stays right, because the open checks that one.
     disk.replace(f"log/{name}", right[:28] + bytes([right[28] ^ 1]) + right[29:])
     log = log_with(options(None), 0, disk)
     assert log.read(0).value == "0" * 60
@@ -178,7 +178,7 @@ def test_no_more_files_are_open_than_allowed(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("records", [0, 1000, 5000])
-def test_an_index_file_is_searched_to_the_same_place_whatever_is_guessed(records: int) -> None:
+def test_an_index_file_search_finds_the_same_entry_whatever_the_first_guess(records: int) -> None:
     index = FrameIndex(0, 0)
     relatives = [k if k < 300 else 300 + 7 * (k - 300) for k in range(700)]
     for place, relative in enumerate(relatives):
@@ -193,7 +193,7 @@ def test_an_index_file_is_searched_to_the_same_place_whatever_is_guessed(records
         assert loaded.entry_at(relative) == right
 
 
-def test_an_index_file_that_was_cut_to_a_part_of_an_entry_is_no_index() -> None:
+def test_an_index_file_cut_inside_its_first_entry_finds_nothing() -> None:
     storage = MemoryStorage()
     storage.write_at(0, FrameIndex(0, 0).encode() + bytes(7))
     assert StoredIndex(storage, 10).entry_at(3) is None

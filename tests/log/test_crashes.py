@@ -122,7 +122,7 @@ def truncate_twice(history: History) -> None:
 
 
 def append_the_same_frames_after_a_truncation(history: History) -> None:
-    # A retried leader sends the very bytes that were cut: the old tail behind them must not come back.
+    # A retry sends the very bytes that were cut: the old tail after them must not come back.
     raw, _ = history.log.read_frames(history.frames[-6].header.index, 1 << 20, unflushed=True)
     again = history.frames[-6]
     history.truncate(len(history.frames) - 6)
@@ -162,7 +162,7 @@ def expire_some(history: History) -> None:
     history.flush()
 
 
-def expire_everything_and_go_on(history: History) -> None:
+def expire_everything_and_append(history: History) -> None:
     history.append(40)
     assert history.expire(0) > 5
     history.append(5)
@@ -206,7 +206,7 @@ CHANGES = [
         truncate_everything,
         append_streams,
         expire_some,
-        expire_everything_and_go_on,
+        expire_everything_and_append,
         expire_before_a_flush,
         stop_cleanly,
         stop_and_start,
@@ -356,7 +356,7 @@ def test_after_a_failed_flush_and_a_restart_what_is_kept_is_written_again_and_su
             flush.run()
         history.log.end_flush(flush, OSError("injected"))
         history.disk.failing = None
-        # The page cache looks clean: a restart finds every frame, and has to make them durable.
+        # The page cache looks clean: a restart finds every frame, and must make them durable.
         history.check_reopened()
         assert len(history.frames) == 8
         history.disk.lose_power(Keep.NOTHING)
@@ -399,7 +399,7 @@ def test_clean_is_cleared_and_synced_at_open() -> None:
     assert ("truncate", store) in history.disk.journal[before:], "the open after a power loss trusted `clean`"
 
 
-def test_everything_from_the_first_invalid_frame_above_the_mark_goes_valid_or_not() -> None:
+def test_everything_from_the_first_invalid_frame_above_the_mark_is_cut_valid_or_not() -> None:
     disk = Disk()
     log = open_log(disk)
     headers = [log.append_payload(encode_records([str(k) * 50]), count=1, kind=Kind.RECORDS, epoch=0) for k in range(6)]

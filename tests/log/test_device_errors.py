@@ -1,4 +1,4 @@
-"""An error of the device at any operation: all writing ends, what is durable stays, and reads say what there is."""
+"""An error of the device at any operation: writing ends, durable records stay, and reads return them."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ CHANGES = [
     test_crashes.truncate_inside_frames_over_segments,
     test_crashes.append_streams,
     test_crashes.expire_some,
-    test_crashes.expire_everything_and_go_on,
+    test_crashes.expire_everything_and_append,
     test_crashes.stop_cleanly,
-    test_reset.reset_behind_a_snapshot,
+    test_reset.reset_after_a_snapshot,
 ]
 
 
@@ -56,12 +56,12 @@ def fail_at(stop: int, change: Steps) -> History | None:
     except LogReadOnly:
         history.disk.failing = None
         return history
-    assert done < stop, "an error of the device that nobody heard of"
+    assert done < stop, "an error of the device was swallowed"
     return None
 
 
 def read_everything(history: History) -> None:
-    """Read each index and what is shipped; none is called corrupt, and nothing durable is missing."""
+    """Read each index, and the frames to ship: none is corrupt, and no durable one is missing."""
     log = history.log
     values = {
         frame.header.index + place: value for frame in history.frames for place, value in enumerate(frame_values(frame))
@@ -78,7 +78,7 @@ def read_everything(history: History) -> None:
     index = log.bounds.lowest_index
     while index < log.durable_index:
         _, index = log.read_frames(index, 4096)
-    # Nobody writes for this read what the failed device did not take.
+    # The read does not write out what the failed device did not take.
     with suppress(LogReadOnly):
         log.read_frames(index, 4096, unflushed=True)
 

@@ -1,4 +1,4 @@
-"""What expires, what stays, and what a restart makes of it."""
+"""What expires, what stays, and what a restart finds."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def test_nothing_at_or_above_the_floor_expires() -> None:
     assert log.bounds.lowest_index == bases[2]
 
 
-def test_when_everything_is_expired_the_write_segment_stays_and_goes_on() -> None:
+def test_when_everything_is_expired_the_write_segment_stays_and_takes_appends() -> None:
     disk = Disk()
     log = log_over_time(disk)
     base = log.segment_bases[-1]

@@ -1,4 +1,4 @@
-"""When records become durable, and readable, unasked."""
+"""When records become durable and readable without a request."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def log_with(disk: Disk, policy: FlushPolicy) -> Log:
 
 
 async def until(condition: Callable[[], bool]) -> None:
-    """Let the loop turn until something is so; the deadline is generous."""
+    """Run the loop until a condition holds; the deadline is generous."""
     loop = asyncio.get_running_loop()
     deadline = loop.time() + 30
     for _ in iter(condition, True):
@@ -48,7 +48,7 @@ async def test_always_acknowledges_what_is_durable() -> None:
     await flusher.close()
 
 
-async def test_who_waits_for_what_is_truncated_meanwhile_is_told_and_the_log_goes_on() -> None:
+async def test_a_caller_that_waits_for_truncated_records_gets_an_error_and_the_log_stays_usable() -> None:
     log = log_with(Disk(), FLUSH_ALWAYS)
     flusher = GroupFlusher(log)
     log.append(["a"])
@@ -137,7 +137,7 @@ async def test_a_flush_that_the_policy_began_and_that_fails_turns_the_log_read_o
     await flusher.close()
 
 
-async def test_whoever_waits_for_a_flush_that_fails_as_nothing_should_hears_of_it() -> None:
+async def test_an_unexpected_error_of_a_flush_reaches_every_waiting_caller() -> None:
     disk = Disk()
     log = log_with(disk, FLUSH_ALWAYS)
     flusher = GroupFlusher(log)

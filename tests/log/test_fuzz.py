@@ -1,4 +1,4 @@
-"""Both decoders, fuzzed for a bounded time; `python -m tests.log.fuzzing` goes on as long as it is told."""
+"""Both decoders, fuzzed for a bounded time; `python -m tests.log.fuzzing` runs for as long as its flags say."""
 
 from __future__ import annotations
 
@@ -33,6 +33,6 @@ def test_without_atheris_bytes_are_random(target: str, capsys: pytest.CaptureFix
 
 
 @given(st.binary(max_size=400))
-def test_random_bytes_are_no_frames_and_no_payloads_or_come_back_the_same(raw: bytes) -> None:
+def test_random_bytes_are_refused_or_decode_to_what_encodes_to_the_same_bytes(raw: bytes) -> None:
     fuzz.fuzz_frames(raw)
     fuzz.fuzz_payloads(raw)

@@ -1,4 +1,4 @@
-"""What breaks into a change, KeyboardInterrupt or MemoryError: how far it came is not known, so nothing may follow."""
+"""KeyboardInterrupt or MemoryError inside a change: how far it got is unknown, so nothing may follow."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tests.log.histories import open_log
 
 @pytest.mark.parametrize("interruption", [KeyboardInterrupt, MemoryError])
 @pytest.mark.parametrize("goes_on", [True, False])
-def test_what_breaks_into_an_append_is_final_and_a_restart_keeps_every_durable_record(
+def test_an_exception_inside_an_append_is_final_and_a_restart_keeps_every_durable_record(
     interruption: type[BaseException], goes_on: bool
 ) -> None:
     stop = 0
@@ -66,7 +66,7 @@ def test_what_breaks_into_an_append_is_final_and_a_restart_keeps_every_durable_r
     assert stop > 12
 
 
-def test_a_sync_that_was_broken_off_proves_nothing_to_whoever_asks_next() -> None:
+def test_an_interrupted_sync_proves_nothing_to_its_next_caller() -> None:
     disk = Disk()
     log = open_log(disk)
     log.append(["a"])

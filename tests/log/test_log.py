@@ -1,4 +1,4 @@
-"""Appending, reading, truncating, and the errors that tell why not."""
+"""Appending, reading, truncating, and their errors."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def test_initial_index_is_where_a_new_log_begins() -> None:
         log.read(99)
 
 
-def test_what_is_not_flushed_is_not_readable_but_the_replication_stream_may_ship_it() -> None:
+def test_an_unflushed_record_is_not_readable_but_the_replication_stream_may_ship_it() -> None:
     log = memory_log()
     log.append(["a"])
     log.flush()
@@ -169,7 +169,7 @@ def test_max_frame_bytes_is_the_limit_where_it_is_less() -> None:
     assert (error.value.size, error.value.limit) == (1065, 1064)
 
 
-def test_a_full_disk_at_rotation_appends_nothing_and_the_log_goes_on_when_there_is_room() -> None:
+def test_a_full_disk_at_rotation_appends_nothing_and_the_log_works_again_when_there_is_room() -> None:
     disk = Disk()
     log = open_log(disk)
     log.append(["x" * 2100])
@@ -190,7 +190,7 @@ def test_a_disk_that_fills_up_right_after_the_log_was_made_fails_no_flush() -> N
     disk = Disk()
     log = open_log(disk)
     log.append(["a"])
-    # No write gets room any more that was not allocated before.
+    # From here on, no write gets room that was not allocated before.
     disk.failing = lambda operation, name: operation == "write" and name == "mark" and len(disk.content("mark")) < 4160
     log.flush()
     assert log.durable_index == 1
@@ -279,7 +279,7 @@ def test_raw_frames_that_do_not_follow_are_refused_whole(changes: dict[str, int]
     assert log.append_frames(good) == 2
 
 
-def test_raw_bytes_that_are_no_frames_are_refused_whole() -> None:
+def test_raw_bytes_that_are_not_frames_are_refused_whole() -> None:
     log = memory_log()
     good = encode_frame(
         index=0, epoch=0, timestamp=1, prev_crc32c=0, count=1, kind=Kind.RECORDS, payload=encode_records(["b" * 20])
@@ -481,7 +481,7 @@ def test_an_error_of_the_device_in_a_rotation_is_final(operation: str) -> None:
     assert open_log(disk).bounds.highest_index <= 1
 
 
-def test_reads_of_rotten_bytes_name_file_and_position_and_never_give_them() -> None:
+def test_reads_of_rotten_bytes_name_file_and_position_and_never_return_them() -> None:
     disk = Disk()
     log = open_log(disk, LogOptions(index_interval_bytes=0))
     sizes = [
@@ -570,7 +570,7 @@ async def test_one_group_flush_answers_all_that_waited() -> None:
     await flusher.close()
 
 
-async def test_a_failed_group_flush_is_told_to_all_that_waited() -> None:
+async def test_every_waiting_caller_gets_the_error_of_a_failed_group_flush() -> None:
     disk = Disk()
     log = open_log(disk, LogOptions())
     flusher = GroupFlusher(log)

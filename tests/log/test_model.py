@@ -104,9 +104,9 @@ class LogAgainstList(RuleBasedStateMachine):
         if log.segment_bases[1:2] and log.durable_index > log.segment_bases[-1] and floor is None:
             assert log.size <= max_bytes or len(log.segment_bases) == 1
 
-    @rule(behind=st.integers(0, 200))
-    def reset_behind_a_snapshot(self, behind: int) -> None:
-        self.history.reset(Tail(behind, self.history.epoch, 10**9, 0xFEEDBEEF))
+    @rule(index=st.integers(0, 200))
+    def reset_after_a_snapshot(self, index: int) -> None:
+        self.history.reset(Tail(index, self.history.epoch, 10**9, 0xFEEDBEEF))
 
     @rule()
     def sync_mark(self) -> None:

@@ -1,4 +1,4 @@
-"""Opening: what is rot, what is torn, what is another's, and what is only a cache."""
+"""Opening: what is rot, what is torn, what is another cluster's, and what can be rebuilt."""
 
 from __future__ import annotations
 
@@ -340,7 +340,7 @@ def test_stale_bytes_in_preallocated_space_do_not_come_back() -> None:
     log.flush()
     raw, _ = log.read_frames(4, 1)
     log.truncate(4)
-    # The very frame again: what stood behind it was cut, and would join the chain.
+    # The same frame again: the frames that followed it were cut, and would join the chain.
     log.append_frames(raw)
     log.flush()
     disk.lose_power(Keep.EVERYTHING)
@@ -453,7 +453,7 @@ def test_while_the_mark_is_synced_a_newer_one_waits_and_then_goes_to_the_other_s
 
 
 @pytest.mark.parametrize("found_by", ["read", "stream", "read_frames"])
-def test_a_log_that_has_met_rot_does_not_say_that_it_stopped_cleanly(found_by: str) -> None:
+def test_a_log_that_found_rot_does_not_mark_a_clean_stop(found_by: str) -> None:
     disk = Disk()
     log = open_log(disk)
     log.append(["a" * 60])
@@ -467,7 +467,7 @@ def test_a_log_that_has_met_rot_does_not_say_that_it_stopped_cleanly(found_by: s
     with pytest.raises(FrameCorrupt):
         reads[found_by]()
     log.close()
-    # The next open looks at the write segment frame by frame, and refuses.
+    # The next open checks the write segment frame by frame, and refuses.
     with pytest.raises(LogRotten) as error:
         open_log(disk)
     assert (error.value.file, error.value.position) == ("00000000000000000000.store", 64)

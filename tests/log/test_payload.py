@@ -1,4 +1,4 @@
-"""What stands in a frame, whole and in part."""
+"""The records of a frame, all and some."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Bugs that are planted here, one by one, and must not pass the tests that look for them."""
+"""Bugs that are planted here one by one; the tests that look for them must fail."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def chain_not_checked(patch: Patch) -> None:
 
 
 def unsynced(patch: Patch, module: Any, name: str) -> None:
-    """Have a function of a module run as if the folder were never synced in it."""
+    """Make a function of a module run without its syncs of the folder."""
     original: Callable[..., Any] = getattr(module, name)
 
     def planted(*arguments: Any) -> Any:
@@ -120,7 +120,7 @@ def frames_that_do_not_follow() -> None:
 
 
 def rot_then_a_stop() -> None:
-    test_open.test_a_log_that_has_met_rot_does_not_say_that_it_stopped_cleanly("read")
+    test_open.test_a_log_that_found_rot_does_not_mark_a_clean_stop("read")
 
 
 PLANTED = [
@@ -130,10 +130,10 @@ PLANTED = [
     (expiry_without_syncing_the_folder, run_histories(test_crashes.expire_some)),
     (expiry_without_moving_the_mark, run_histories(test_crashes.expire_before_a_flush)),
     (expiry_past_the_floor, test_expiry.test_nothing_at_or_above_the_floor_expires),
-    (visible_before_flushed, test_log.test_what_is_not_flushed_is_not_readable_but_the_replication_stream_may_ship_it),
+    (visible_before_flushed, test_log.test_an_unflushed_record_is_not_readable_but_the_replication_stream_may_ship_it),
     (mark_before_flush, run_histories(test_crashes.append_and_flush)),
     (rewrite_without_setting_the_frame_aside, run_histories(test_crashes.truncate_inside_a_frame)),
-    (reset_without_syncing_the_folder, run_histories(test_reset.reset_behind_a_snapshot)),
+    (reset_without_syncing_the_folder, run_histories(test_reset.reset_after_a_snapshot)),
     (nothing_is_ever_synced, run_histories(test_crashes.append_and_flush)),
     (clean_after_rot, rot_then_a_stop),
 ]

@@ -1,4 +1,4 @@
-"""Setting rot aside: nothing is deleted, what is left opens, and what was lost is said."""
+"""Repair: rot is set aside, nothing is deleted, the rest opens, and the loss is reported."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def contents(disk: Disk, folder: str) -> dict[str, bytes]:
 
 
 def stands_somewhere(disk: Disk, name: str, content: bytes) -> bool:
-    """Whether the bytes that a store had are in the log, in a quarantine, or a part in each."""
+    """Whether the bytes of a store are in the log, in quarantine, or partly in each."""
     folders = [f"quarantine/{number}" for number in disk.names("quarantine")]
     copies = {(folder, each): disk.content(f"{folder}/{each}") for folder in folders for each in disk.names(folder)}
     kept = disk.content(f"log/{name}").rstrip(b"\0") if name in disk.names("log") else b""
@@ -55,7 +55,7 @@ def stands_somewhere(disk: Disk, name: str, content: bytes) -> bool:
 
 
 @pytest.mark.parametrize(("place", "frame"), [(0, 1), (0, 0), (1, 1), (-1, 0)])
-def test_what_stands_before_the_rot_is_kept_and_the_rest_set_aside(place: int, frame: int) -> None:
+def test_frames_before_the_rot_are_kept_and_the_rest_set_aside(place: int, frame: int) -> None:
     history = rotten(place, frame)
     disk = history.disk
     before = contents(disk, "log")
@@ -74,7 +74,7 @@ def test_what_stands_before_the_rot_is_kept_and_the_rest_set_aside(place: int, f
     aside = contents(disk, done.folder)
     assert sorted(aside) == sorted(done.files)
     for name, content in before.items():
-        # Each byte that the log had stands in the log or in quarantine.
+        # Each byte of the old log is in the log or in quarantine.
         kept = disk.content(f"log/{name}") if name in disk.names("log") else b""
         if name in aside:
             assert aside[name] == content
@@ -88,7 +88,7 @@ def test_what_stands_before_the_rot_is_kept_and_the_rest_set_aside(place: int, f
 
 
 @pytest.mark.parametrize("place", [0, 1, -2])
-def test_what_stands_after_the_rot_is_kept_as_if_the_rest_had_expired(place: int) -> None:
+def test_segments_after_the_rot_are_kept_as_if_the_rest_had_expired(place: int) -> None:
     history = rotten(place)
     directory = history.disk.directory()
     plan = plan_repair(verify(directory), "after")
@@ -102,7 +102,7 @@ def test_what_stands_after_the_rot_is_kept_as_if_the_rest_had_expired(place: int
     assert len(done.files) > len(plan.segments)
 
 
-def test_where_nothing_stands_on_that_side_it_is_an_error_and_nothing_is_changed() -> None:
+def test_repair_with_nothing_on_the_kept_side_is_an_error_and_changes_nothing() -> None:
     history = rotten(-1, 0)
     with pytest.raises(NothingToKeep):
         plan_repair(verify(history.disk.directory()), "after")
@@ -125,7 +125,7 @@ def test_a_segment_whose_header_is_rotten_goes_whole() -> None:
     assert open_log(disk).bounds == (0, bases[1])
 
 
-def test_a_mark_that_is_gone_is_written_anew_and_everything_whole_is_kept() -> None:
+def test_a_missing_mark_is_written_again_and_everything_whole_is_kept() -> None:
     history = History(Disk())
     history.open()
     history.append(40)

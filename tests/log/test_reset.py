@@ -1,4 +1,4 @@
-"""Beginning a log anew behind a snapshot."""
+"""Emptying a log to continue after a snapshot."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def log_of(disk: Disk, frames: int = 40) -> Log:
     return log
 
 
-def test_a_log_that_lacks_the_snapshot_s_last_frame_begins_anew_behind_it() -> None:
+def test_a_log_without_the_snapshot_s_last_frame_restarts_after_it() -> None:
     disk = Disk()
     log = log_of(disk)
     assert log.reset(BEHIND, members_index=3)
@@ -54,7 +54,7 @@ def test_a_log_that_has_the_snapshot_s_last_frame_keeps_everything(place: int) -
     assert len(disk.journal) == before
 
 
-def test_a_log_that_begins_behind_the_snapshot_s_last_frame_keeps_everything() -> None:
+def test_a_log_that_begins_after_the_snapshot_s_last_frame_keeps_everything() -> None:
     log = log_of(Disk())
     log.remove_expired(0, max_bytes=0)
     frames = all_frames(log)
@@ -100,13 +100,13 @@ def one_segment_after_an_expiry(history: History) -> None:
     history.expire(0)
 
 
-def reset_behind_a_snapshot(history: History) -> None:
+def reset_after_a_snapshot(history: History) -> None:
     history.reset(BEHIND)
     history.append(2)
     history.flush()
 
 
-EXPLORATIONS = [(some_unflushed, reset_behind_a_snapshot), (one_segment_after_an_expiry, reset_behind_a_snapshot)]
+EXPLORATIONS = [(some_unflushed, reset_after_a_snapshot), (one_segment_after_an_expiry, reset_after_a_snapshot)]
 
 
 @pytest.mark.parametrize(("prepare", "steps"), EXPLORATIONS, ids=lambda steps: steps.__name__)
@@ -127,7 +127,7 @@ def test_a_reset_settles_the_flush_that_is_on_its_way() -> None:
     assert (log.durable_index, log.durable_tail) == (100, BEHIND)
 
 
-def test_without_room_for_the_new_segment_the_log_is_read_only_and_a_restart_begins_it_anew() -> None:
+def test_without_room_for_the_new_segment_the_log_is_read_only_and_empty_after_a_restart() -> None:
     disk = Disk()
     log = log_of(disk)
     disk.full = True

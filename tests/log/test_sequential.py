@@ -1,4 +1,4 @@
-"""Reading from frame to frame, from segment to segment, while the log changes."""
+"""Streams of frames across segments, while the log changes."""
 
 from __future__ import annotations
 
@@ -40,14 +40,14 @@ def test_a_stream_goes_from_segment_to_segment_and_holds_both_of_its_ends() -> N
     log = log_of(Disk(), 40)
     assert len(log.segment_bases) > 4
     assert indices(list(log.stream(0, 80))) == list(range(0, 80, 2))
-    # An end inside a frame: frames are whole.
+    # The range ends inside a frame, which is yielded whole.
     assert indices(list(log.stream(13, 52))) == list(range(12, 52, 2))
     assert indices(list(log.stream(13, 51))) == list(range(12, 52, 2))
     assert list(log.stream(7, 7)) == []
     assert frame_values(next(log.stream(3, 4)))[1].strip() == "1:1"
 
 
-def test_a_stream_looks_an_index_up_once_and_not_once_a_segment(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_stream_looks_up_an_index_once_and_not_once_a_segment(monkeypatch: pytest.MonkeyPatch) -> None:
     log = log_of(Disk(), 40)
     lookups: list[int] = []
     original = Lookup.find
@@ -61,7 +61,7 @@ def test_a_stream_looks_an_index_up_once_and_not_once_a_segment(monkeypatch: pyt
     assert lookups == [13, 12]  # the boundary at or below 13, and its place
 
 
-def test_an_unbounded_stream_begins_at_the_lowest_index_and_takes_what_is_flushed_meanwhile() -> None:
+def test_an_unbounded_stream_begins_at_the_lowest_index_and_includes_records_flushed_meanwhile() -> None:
     log = log_of(Disk(), 10)
     stream = log.stream_unbounded()
     assert next(stream).header.index == 0
@@ -76,7 +76,7 @@ def test_an_unbounded_stream_begins_at_the_lowest_index_and_takes_what_is_flushe
         list(log.stream_unbounded(52))
 
 
-def test_a_stream_of_what_is_not_flushed_is_its_own_error() -> None:
+def test_a_stream_of_unflushed_records_raises_its_own_error() -> None:
     log = log_of(Disk(), 3)
     log.append(["not flushed"])
     with pytest.raises(NotYetFlushed) as error:
@@ -87,7 +87,7 @@ def test_a_stream_of_what_is_not_flushed_is_its_own_error() -> None:
 
 
 @pytest.mark.parametrize("place", [0, 20, 35])
-def test_a_corrupt_frame_ends_a_stream_with_its_place_and_never_in_a_gap(place: int) -> None:
+def test_a_corrupt_frame_ends_a_stream_with_its_position_and_never_in_a_gap(place: int) -> None:
     disk = Disk()
     log = log_of(disk, 40)
     header = log.read_frame(2 * place).header
@@ -118,7 +118,7 @@ def test_a_whole_segment_that_was_exchanged_breaks_the_chain_of_a_stream() -> No
     assert (error.value.file, error.value.position) == (f"{base:020d}.store", 64)
 
 
-def test_a_reader_in_a_segment_that_expires_goes_on_with_what_it_has_and_then_is_told() -> None:
+def test_a_reader_in_a_segment_that_expires_finishes_its_chunk_and_then_raises() -> None:
     disk = Disk()
     log = log_of(disk, 12, size=1 << 19, options=LARGE)
     stream = log.stream(0, 24)
@@ -131,7 +131,7 @@ def test_a_reader_in_a_segment_that_expires_goes_on_with_what_it_has_and_then_is
     assert indices(list(log.stream(lowest, 24))) == list(range(lowest, 24, 2))
 
 
-def test_a_reader_of_a_segment_that_does_not_expire_goes_on() -> None:
+def test_a_reader_of_a_segment_that_does_not_expire_continues() -> None:
     log = log_of(Disk(), 40)
     stream = log.stream_unbounded(log.segment_bases[3])
     assert next(stream).header.index == log.segment_bases[3]
@@ -139,7 +139,7 @@ def test_a_reader_of_a_segment_that_does_not_expire_goes_on() -> None:
     assert len(list(stream)) > 10
 
 
-def test_a_reader_that_stands_in_what_is_cut_off_is_out_of_bounds() -> None:
+def test_a_reader_of_records_that_are_truncated_is_out_of_bounds() -> None:
     log = log_of(Disk(), 12, size=1 << 19, options=LARGE)
     stream = log.stream_unbounded()
     assert [next(stream).header.index for _ in range(4)] == [0, 2, 4, 6]
@@ -168,7 +168,7 @@ def test_a_stream_gives_nothing_that_was_cut_off_before_it_was_asked_for(bounded
 
 
 @pytest.mark.parametrize("bounded", [True, False])
-def test_a_stream_does_not_go_on_behind_a_frame_that_was_cut_off(bounded: bool) -> None:
+def test_a_stream_does_not_continue_after_a_frame_that_was_truncated(bounded: bool) -> None:
     for cut in range(1, 8):
         for records in (1, 2, 3):
             for frames in range(1, 20):

@@ -1,4 +1,4 @@
-"""Values that come in chunks and are read in chunks."""
+"""Values that arrive in chunks and are read in chunks."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from quire.log import (
 from quire.log.simulated import Disk
 from tests.log.histories import SMALL, Clock, all_frames, open_log
 
-# A frame's header and the length of its metadata stand before a blob's value.
+# The frame header and the length of the metadata precede a blob's value.
 OVERHEAD = 64 + 4
 TOP = Path(__file__).parents[2]
 
@@ -123,7 +123,7 @@ def test_others_append_while_the_chunks_arrive() -> None:
     assert spools(disk) == []
 
 
-def test_a_stream_that_was_expected_elsewhere_leaves_nothing_behind() -> None:
+def test_a_stream_with_another_expected_index_leaves_nothing_behind() -> None:
     disk = Disk()
     log = open_log(disk)
     with pytest.raises(UnexpectedIndex):
@@ -131,7 +131,7 @@ def test_a_stream_that_was_expected_elsewhere_leaves_nothing_behind() -> None:
     assert (log.bounds, spools(disk)) == ((0, 0), [])
 
 
-def test_a_full_disk_refuses_a_stream_and_the_log_goes_on() -> None:
+def test_a_full_disk_refuses_a_stream_and_the_log_stays_usable() -> None:
     disk = Disk()
     log = open_log(disk)
     log.append(["a"])
@@ -150,7 +150,7 @@ def test_a_full_disk_refuses_a_stream_and_the_log_goes_on() -> None:
 
 
 @pytest.mark.parametrize("stopped_at", ["create", "allocate", "write"])
-def test_a_spool_that_is_given_up_while_another_thread_writes_to_it_leaves_nothing_behind(
+def test_a_spool_abandoned_while_another_thread_writes_to_it_leaves_nothing_behind(
     tmp_path: Path, stopped_at: str
 ) -> None:
     class Slow(FileStorage):
@@ -173,7 +173,7 @@ def test_a_spool_that_is_given_up_while_another_thread_writes_to_it_leaves_nothi
             return SlowFolder(f"{self.path}/{name}")
 
     def give_up(operation: str) -> None:
-        # A close that waits for nothing is over by then.
+        # A close that does not wait would be done by now.
         if operation == stopped_at and closing.ident is None:
             closing.start()
             closing.join(0.2)
@@ -338,7 +338,7 @@ before = peak_kib()
 log.append_stream(source())
 log.flush()
 assert sum(map(len, log.read_stream(0))) == GIB
-# Not closed: the next opening finds an unclean stop and verifies the frame.
+# Not closed: the next open finds an unclean stop and verifies the frame.
 log._directory.unlock()
 assert open_log().bounds == (0, 1)
 print((peak_kib() - before) >> 10)

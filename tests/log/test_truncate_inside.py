@@ -1,4 +1,4 @@
-"""Cutting a frame in two, in a standalone log: the records below become one frame."""
+"""Splitting a frame of a standalone log: the records below become a frame of their own."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def test_the_first_frame_of_a_segment_and_of_the_log_can_be_cut() -> None:
     assert log.bounds == (3, 3)
 
 
-def test_truncate_at_before_and_behind_every_index_twice_then_append_reads_back() -> None:
+def test_truncate_at_before_and_after_every_index_twice_then_append_reads_back() -> None:
     expected = [f"{k}:{place}".ljust(60) for k in range(12) for place in range(3)]
     for index in range(len(expected) + 1):
         disk = Disk()
@@ -121,7 +121,7 @@ def test_a_cluster_s_log_is_only_cut_at_frame_boundaries() -> None:
     assert log.bounds == (0, 3)
 
 
-def test_without_room_for_the_new_frame_nothing_is_cut_but_what_is_behind() -> None:
+def test_without_room_for_the_new_frame_only_what_follows_it_is_cut() -> None:
     disk = Disk()
     log = open_log(disk)
     log.append(["a", "b", "c"])
@@ -142,7 +142,7 @@ def test_without_room_after_the_old_frame_was_cut_the_log_is_read_only_until_a_r
     log.append(["a", "b", "c"])
 
     def filling(operation: str, _name: str) -> bool:
-        # The first cut is behind the frame, the second one before it.
+        # The first cut is after the frame, the second one before it.
         disk.full = disk.journal[before:].count(("truncate", "00000000000000000000.store")) == 2
         return False
 
@@ -165,7 +165,7 @@ def test_a_rewrite_that_a_restart_finds_in_the_page_cache_only_is_synced_before_
         log = open_log(disk)
         log.append(["a", "b", "c"])
         log.flush()
-        # Killed right after the new frame was written to its file, and before that was synced.
+        # Killed after the new frame was written to its file, before the file was synced.
         disk.failing = lambda operation, name: operation == "sync" and name.endswith(".rewrite")
         with pytest.raises(LogReadOnly):
             log.truncate(2)
@@ -229,7 +229,7 @@ def test_what_stays_of_a_frame_is_refused_above_a_lowered_limit_and_nothing_that
     assert values(log) == ["a" * 100, "b" * 100]
 
 
-def test_after_any_refusal_behind_the_first_cut_nothing_is_appended_before_a_restart_finishes_it() -> None:
+def test_after_any_refusal_after_the_first_cut_nothing_is_appended_before_a_restart_finishes_it() -> None:
     disk = Disk()
     log = open_log(disk)
     log.append(["before"])
@@ -237,7 +237,7 @@ def test_after_any_refusal_behind_the_first_cut_nothing_is_appended_before_a_res
     log.flush()
 
     def rotting(operation: str, name: str) -> bool:
-        # The frame before rots between the two cuts, so that the second one does not find its place.
+        # The previous frame rots between the two cuts, so that the second one cannot find its position.
         if (operation, name) == ("create", "00000000000000000001.rewrite"):
             disk.flip_bit("log/00000000000000000000.store", 64)
         return False

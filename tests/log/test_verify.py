@@ -1,4 +1,4 @@
-"""Looking at a closed log: what is wrong with it, where, and which records that costs."""
+"""The check of a closed log: what is wrong, where, and which records are lost."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def test_rot_in_a_sealed_segment_is_named_with_file_position_and_records(place: 
     assert len(verdict.segments) == len(names(history))
 
 
-def test_every_byte_of_a_log_is_looked_at() -> None:
+def test_every_byte_of_a_log_is_checked() -> None:
     history = written(clean=True)
     for name in names(history)[:2]:
         for position in range(0, len(history.disk.content(name)), 37):
@@ -100,7 +100,7 @@ def test_every_byte_of_a_log_is_looked_at() -> None:
     assert verify(history.disk.directory()).faults == []
 
 
-def test_what_follows_the_mark_and_is_no_frame_is_torn_and_not_rotten() -> None:
+def test_invalid_bytes_above_the_mark_are_torn_and_not_rotten() -> None:
     history = written()
     name = names(history)[-1]
     mark = stored_mark(history.disk.directory())
@@ -116,7 +116,7 @@ def test_what_follows_the_mark_and_is_no_frame_is_torn_and_not_rotten() -> None:
 
 
 @pytest.mark.parametrize("spoil", ["other", "zeros", "longer"])
-def test_an_index_that_does_not_fit_is_told_and_does_no_harm(spoil: str) -> None:
+def test_an_index_that_does_not_match_is_reported_and_does_no_harm(spoil: str) -> None:
     history = written(clean=True)
     name, other = names(history, ".index")[:2]
     content = history.disk.content(name)
@@ -129,7 +129,7 @@ def test_an_index_that_does_not_fit_is_told_and_does_no_harm(spoil: str) -> None
     assert not verdict.is_rotten
 
 
-def test_a_mark_that_is_gone_or_names_what_is_not_there_is_rot() -> None:
+def test_a_missing_mark_or_one_that_names_a_missing_segment_is_rot() -> None:
     history = written()
     history.disk.replace("mark", bytes(8192))
     assert [fault.file for fault in verify(history.disk.directory()).faults if fault.kind == "rot"] == ["mark"]
@@ -153,7 +153,7 @@ def test_a_missing_and_a_foreign_segment_are_rot() -> None:
     assert verify(history.disk.directory()).is_rotten
 
 
-def test_leftovers_are_told() -> None:
+def test_leftovers_are_reported() -> None:
     history = written(clean=True)
     for name in ("7.store.new", "3.spool", "5.rewrite", "99.index"):
         number, _, suffix = name.partition(".")
