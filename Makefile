@@ -2,7 +2,7 @@
 # server in .cache and a Java for Spark. Install only Python 3.11 or newer, make and git beforehand.
 
 .DEFAULT_GOAL := help
-.PHONY: help demo compose-demo check test test-all test-rest soak soak-log soak-planted soak-retriers soak-lasting soak-pipeline soak-faults soak-histories lint lint-ruff lint-format lint-mypy lint-pyright clean distclean run-environment dev-environment toxiproxy java
+.PHONY: help demo compose-demo check test test-all test-rest tidy soak soak-log soak-planted soak-retriers soak-lasting soak-pipeline soak-faults soak-histories lint lint-ruff lint-format lint-mypy lint-pyright clean distclean run-environment dev-environment toxiproxy java
 
 BIN := .venv/bin
 
@@ -72,6 +72,9 @@ soak-histories: dev-environment
 	$(BIN)/python -m quire.cluster.simulator --soak $(or $(FROM),1000000) --jobs $(or $(JOBS),2)
 
 lint: lint-ruff lint-format lint-mypy lint-pyright ## run ruff, mypy and pyright
+
+tidy: dev-environment
+	$(BIN)/python -m pytest -q -n 2 tests/tidy
 
 lint-ruff: dev-environment
 	$(BIN)/ruff check
