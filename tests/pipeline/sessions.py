@@ -9,6 +9,8 @@ from pyspark.sql import SparkSession
 from tests.pipeline import daemon
 
 TOP = Path(__file__).parents[2]
+QUICK_START = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
+"""For JVMs that live for a minute: with only the quick compiler, starting and warming up takes a third less CPU time."""
 
 
 def local_session(daemon_module: str = daemon.__name__, threads: str = "local[2]") -> SparkSession:
@@ -16,12 +18,14 @@ def local_session(daemon_module: str = daemon.__name__, threads: str = "local[2]
     # Before the JVM starts: its workers run in this environment, where quire is. Of the tests they import one module.
     os.environ["PYSPARK_PYTHON"] = sys.executable
     os.environ["PYTHONPATH"] = os.pathsep.join([str(TOP), *filter(None, [os.environ.get("PYTHONPATH")])])
+    os.environ["SPARK_LAUNCHER_OPTS"] = QUICK_START  # For the JVM that assembles the driver's command line.
     session = (
         SparkSession.Builder()
         .appName("quire tests")
         .master(threads)
         .config("spark.python.daemon.module", daemon_module)
         .config("spark.driver.memory", "768m")
+        .config("spark.driver.extraJavaOptions", QUICK_START)
         .config("spark.driver.bindAddress", "127.0.0.1")
         .config("spark.driver.host", "127.0.0.1")
         .config("spark.ui.enabled", "false")
