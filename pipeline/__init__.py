@@ -1,4 +1,4 @@
-"""The Spark pipeline: what reads the cluster's log into Spark."""
+"""The Spark pipeline: a source, a sink, and jobs over a cluster's log."""
 
 from .source.registration import register
 

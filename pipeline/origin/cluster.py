@@ -1,7 +1,7 @@
-"""The log of a running cluster, read from its nodes as raw frames and verified again on this side.
+"""The log of a running cluster, read from its nodes as raw frames and verified again here.
 
-What a node shows is committed, and the same at an index on every node. So where one dies, or a leader changes, the read
-goes on at the next index from another: frames are whole, and an index is passed once.
+Nodes return committed records only, and every node has the same record at an index. So if a node dies or the leader
+changes, the read continues at the next index from another node: answers hold whole frames, and no index is read twice.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from .origin import Bounds, Stretch
 from .rows import RowBuilder, Rows
 
 ROLES_FOR_S = 30.0
-"""So long a driver believes who leads and who the members are."""
+"""How long a driver relies on what it has learned about leader and members."""
 RAW_FRAMES = "application/vnd.quire.frames"
 PAGE_BYTES = 2 << 20
-"""Asked for at a time: a node holds it in memory, and so does the task."""
+"""The size of a request: the node and the task each hold it in memory."""
 STRETCH_BYTES = 64 << 20
-"""What one task reads, about: as much as a segment usually has."""
+"""About what one task reads: the usual size of a segment."""
 
 
 class ClusterLog:
@@ -42,9 +42,9 @@ class ClusterLog:
         turn: int = 0,
         page_bytes: int = PAGE_BYTES,
     ) -> None:
-        """`known`: the id of the cluster whose members the servers are; None: learn both from those that answer.
+        """`known`: the id of the cluster, if the servers are all of its members; None: ask them for id and members.
 
-        `turn`: of a task, that it begins with another follower than the one before; the leader stands last.
+        `turn`: the number of the task; each asks another follower first. The leader is last in `servers`.
         """
         *followers, last = servers
         shift = turn % max(1, len(followers))
@@ -59,7 +59,7 @@ class ClusterLog:
 
     @property
     def servers(self) -> tuple[str, ...]:
-        """The members, followers first; what a task asks."""
+        """The members, followers first."""
         self.cluster_id()
         return self._nodes.servers
 
@@ -69,9 +69,9 @@ class ClusterLog:
         return self._known
 
     def _learn(self, known_before: str | None) -> str:
-        """Ask each server for all members and who leads; they must be of one cluster, the same as before."""
-        told = self._nodes.every("/cluster", "its members")
-        ids = {server: _own_status(document).get("cluster_id") for server, document in told.items()}
+        """Ask each server for members and leader; return the id of their cluster, which must be the one before."""
+        answers = self._nodes.every("/cluster", "its members")
+        ids = {server: _own_status(document).get("cluster_id") for server, document in answers.items()}
         known = {server: found for server, found in ids.items() if isinstance(found, str)}
         if not known:
             self._nodes.first("/status", "the cluster's id", _cluster_id_of)
@@ -80,7 +80,7 @@ class ClusterLog:
         for server, found in known.items():
             if found != first:
                 raise ForeignLog(server, found, first)
-        roles = _roles(told)
+        roles = _roles(answers)
         rest = {server: "unknown" for server in self._nodes.servers if server not in roles}
         ordered = sorted({**roles, **rest}.items(), key=lambda each: each[1] == "leader")
         self._nodes.close()
@@ -92,13 +92,13 @@ class ClusterLog:
         known = self.cluster_id()
         if time.monotonic() >= self._learn_again_at:
             self._learn(known)  # A stream runs for months: members and leaders change.
-        told = self._nodes.every("/index_bounds", "its bounds")
-        found = [(each.get("lowest_index"), each.get("highest_index")) for each in told.values()]
+        answers = self._nodes.every("/index_bounds", "its bounds")
+        found = [(each.get("lowest_index"), each.get("highest_index")) for each in answers.values()]
         pairs = [(low, high) for low, high in found if isinstance(low, int) and isinstance(high, int)]
         if not pairs:
-            reasons = dict.fromkeys(told, "its answer has no bounds")
+            reasons = dict.fromkeys(answers, "its answer has no bounds")
             raise ClusterUnavailable("its bounds", self._timeout_s, reasons)
-        # A member with an empty disk says 0 and 0 until it is sent a snapshot: who holds nothing begins nowhere.
+        # A member with an empty disk answers 0 and 0 until it installs a snapshot: ignore nodes without records.
         holding = [(low, high) for low, high in pairs if low < high] or pairs
         return Bounds(min(low for low, _ in holding), max(high for _, high in holding))
 
@@ -129,7 +129,7 @@ class ClusterLog:
         return [Stretch(start, min(start + size, to_index), None) for start in starts]
 
     def _bytes_per_record(self) -> float:
-        """Of the whole log, on average: a node does not tell where a byte of it is."""
+        """The average of the whole log: nodes do not report where a byte of it is."""
         if self._record_bytes is None:
             self._record_bytes = self._nodes.first("/status", "the size of its log", _bytes_per_record)
         return self._record_bytes
@@ -142,13 +142,13 @@ class ClusterLog:
             index = tail.index
 
     def close(self) -> None:
-        """Hang up."""
+        """Close the connections."""
         self._nodes.close()
 
     def _page(
         self, stretch: Stretch, index: int, tail: Tail | None, skimmer: Skimmer, max_bytes: int
     ) -> tuple[RowBuilder, Tail]:
-        """The frames from the one that holds `index` on, as many as a node gives; and the tail behind them."""
+        """The frames from the one that holds `index` on, as many as a node returns, and the tail after them."""
 
         def parse(answer: Answer) -> tuple[RowBuilder, Tail]:
             self._check_server(answer.server)
@@ -160,13 +160,13 @@ class ClusterLog:
             return self._nodes.first(path, what, parse, RAW_FRAMES)
         except Gone as error:
             lowest = self.bounds().lowest_index
-            if lowest <= index:  # Some node has it still, or says so: nothing tells where the loss would end.
-                reason = f"{error}, though the log begins at index {lowest}"
+            if lowest <= index:  # Some node claims to have it: the end of the lost range is unknown.
+                reason = f"{error}, although the log starts at index {lowest}"
                 raise ClusterUnavailable(what, self._timeout_s, {self.name: reason}) from error
             raise RecordsLost(self.name, index, min(lowest, stretch.to_index), str(error)) from error
 
     def _check_server(self, server: str) -> None:
-        """Frames do not say whose they are: ask each server once. Raises TryNext where it does not answer that."""
+        """Check a server's cluster id once: frames do not carry it. Raises TryNext: it does not answer."""
         if server in self._checked:
             return
         found = _cluster_id_of(self._nodes.ask(server, "/status"))
@@ -178,28 +178,28 @@ class ClusterLog:
 def _verified(
     answer: Answer, index: int, to_index: int, tail: Tail | None, skimmer: Skimmer
 ) -> tuple[RowBuilder, Tail]:
-    """The frames of an answer, checked as on a disk, by crc and chain, and that the first one holds `index`."""
+    """The frames of an answer, verified by crc and chain; the first one must hold `index`. Raises TryNext."""
     raw = memoryview(answer.body)
     gathering = RowBuilder(raw, skimmer)
     try:
         for offset, header in walk_headers(raw):
             if tail is None:
                 if not header.index <= index < header.next_index:
-                    raise TryNext(f"it sent index {header.index}, asked for {index}")
+                    raise TryNext(f"it sent index {header.index} instead of {index}")
                 tail = Tail(header.index, header.epoch, header.timestamp, header.prev_crc32c)
             tail = follow(tail, header)
             gathering.add(header, offset)
             if tail.index >= to_index:
                 break
     except (FrameInvalid, ChainBroken, PayloadInvalid, UnknownVersion) as error:
-        raise TryNext(f"it sent what is no part of the log: {error}") from error
+        raise TryNext(f"it sent bytes that are not part of the log: {error}") from error
     if tail is None or not gathering.frames:
-        raise TryNext(f"it has not come to index {index} yet")
+        raise TryNext(f"it has not reached index {index} yet")
     return gathering, tail
 
 
 def _own_status(document: dict[str, Any]) -> dict[str, Any]:
-    """What the node that answers `/cluster` says of itself."""
+    """The status of the node that answered `/cluster`."""
     match document:
         case {"node_id": str(node_id), "nodes": {**nodes}}:
             own = nodes.get(node_id)
@@ -209,10 +209,10 @@ def _own_status(document: dict[str, Any]) -> dict[str, Any]:
             return {}
 
 
-def _roles(told: dict[str, dict[str, Any]]) -> dict[str, str]:
-    """Every member's role by its address, as far as anyone knows; "unknown" of one that does not answer."""
+def _roles(answers: dict[str, dict[str, Any]]) -> dict[str, str]:
+    """The role of every member by its address; "unknown" if no node knows it."""
     roles: dict[str, str] = {}
-    for document in told.values():
+    for document in answers.values():
         for node in document.get("nodes", {}).values():
             match node:
                 case {"address": str(address), "status": {"role": str(role)}}:
@@ -236,4 +236,4 @@ def _bytes_per_record(answer: Answer) -> float:
         case {"log_bytes": int(size), "lowest_index": int(lowest), "highest_index": int(highest)} if highest > lowest:
             return max(1.0, size / (highest - lowest))
         case _:
-            raise TryNext("it does not tell the size of its log")
+            raise TryNext("its status lacks the size of its log")

@@ -1,6 +1,6 @@
-"""Rows as Arrow batches: buffers and offsets, no object for a record but where its text is asked for as a command.
+"""Rows as Arrow batches, made of buffers and offsets. Only the column `command` needs a Python object per record.
 
-`pa.array` is left alone where it can be: its first call imports pandas, half a second for each worker of Spark.
+`pa.array` is avoided: its first call imports pandas, which takes half a second in each worker of Spark.
 """
 
 from __future__ import annotations
@@ -20,19 +20,24 @@ from .rows import Rows, headers_of, values_of
 
 MAX_BATCH_ROWS = 65_536
 MAX_BATCH_BYTES = 2**31 - 1
-"""Of one column of a batch: Arrow's offsets are 32 bits."""
+"""The limit of one column of a batch: Arrow's offsets have 32 bits."""
 
 _KINDS = [b"records", b"blob", b"system", b"records"]
-"""By the number of the kind; that a frame was coalesced is no matter of its records."""
+"""By the number of the kind. Whether a frame was coalesced does not matter to its records."""
 _TEXTS_AT_ONCE = 1024
-"""Kept apart: orjson gives each text in a kibibyte or more of the heap, of which little is used."""
+"""How many texts are separate objects at a time: orjson allocates a kibibyte or more for each, mostly unused."""
 _NO_COMMAND = np.zeros(256, bool)
 _NO_COMMAND[[0xC0, 0xC4, 0xC5, 0xC6]] = True
-"""By the first byte of a value: nil, and raw bytes of any length."""
+"""By the first byte of a value: nil, and raw bytes of any length, are not commands."""
 
 
 def batches_of(rows: Rows, schema: pa.Schema, segment: int | None) -> Iterator[pa.RecordBatch]:
-    """The rows as batches of at most MAX_BATCH_ROWS, of exactly this schema; `segment` is the base of theirs."""
+    """The rows as batches of at most MAX_BATCH_ROWS with exactly this schema; `segment` is the base of their segment.
+
+    Raises:
+        BatchTooLarge: the values of one column exceed MAX_BATCH_BYTES.
+        PayloadInvalid: a frame's payload does not match its kind.
+    """
     if not len(rows):
         return
     arrays = [_array(name, rows, schema.field(name).type, segment) for name in schema.names]
@@ -69,17 +74,17 @@ def _numbers(values: NDArray[Any], kind: pa.DataType) -> pa.Array:
 
 
 def _texts(pieces: Sequence[bytes], lengths: NDArray[np.int64], present: NDArray[np.bool_]) -> pa.Array:
-    """UTF-8 back to back as strings of these lengths; null where none is present."""
+    """Concatenated UTF-8 as strings of these lengths; null where `present` is false."""
     valid = np.packbits(present, bitorder="little")
     buffers = [pa.py_buffer(valid), pa.py_buffer(_offsets(lengths)), pa.py_buffer(b"".join(pieces))]
     return pa.Array.from_buffers(pa.string(), len(lengths), buffers)
 
 
 def _offsets(lengths: NDArray[np.int64]) -> NDArray[np.int32]:
-    """Where each begins and the last one ends, back to back.
+    """The start of each item and the end of the last, for items without gaps.
 
     Raises:
-        BatchTooLarge: beyond what 32 bits count.
+        BatchTooLarge: the end exceeds 32 bits.
     """
     offsets = np.zeros(len(lengths) + 1, np.int64)
     np.cumsum(lengths, out=offsets[1:])
@@ -89,7 +94,7 @@ def _offsets(lengths: NDArray[np.int64]) -> NDArray[np.int32]:
 
 
 def _values(rows: Rows) -> pa.Array:
-    """The values' bytes: stretches that stand back to back in the log are copied as one."""
+    """The values' bytes. Adjacent values in the log are copied together."""
     start, end = rows.start, rows.end
     breaks = np.flatnonzero(start[1:] != end[:-1]) + 1
     firsts = start[np.concatenate(([0], breaks))].tolist()
@@ -101,7 +106,7 @@ def _values(rows: Rows) -> pa.Array:
 
 
 def _commands(rows: Rows) -> pa.Array:
-    """The values as JSON text; null where there is no command: nil, raw bytes, blobs, system records."""
+    """The values as JSON text; null for nil, raw bytes, blobs and system records, which are not commands."""
     octets = np.frombuffer(rows.raw, np.uint8)
     heads = octets[np.minimum(rows.start, len(octets) - 1)]
     is_record = (rows.kind == Kind.RECORDS) | (rows.kind == Kind.RUNS)
@@ -111,7 +116,7 @@ def _commands(rows: Rows) -> pa.Array:
     lengths = np.zeros(len(rows), np.int64)
     pieces: list[bytes] = []
     for header, offset in rows.frames:
-        first = header.index - int(rows.index[0])  # The first and the last frame may reach beyond the rows.
+        first = header.index - int(rows.index[0])  # The first and the last frame may extend beyond the rows.
         inside = np.flatnonzero(present[max(0, first) : max(0, first + header.count)]) + max(0, first)
         values = values_of(rows.raw, header, offset) if len(inside) else []
         for start in range(0, len(inside), _TEXTS_AT_ONCE):

@@ -1,7 +1,7 @@
-"""A log in the files of a data_dir, whose node may be running: opened for reading alone, without its lock.
+"""The log in a data_dir, whose node may be running: opened read-only, without the node's lock.
 
-What may be read ends at the mark's commit_index. Below it no byte is ever written again, so it does not matter that a
-segment grows, or is sealed meanwhile. One that expires is gone between two looks: `RecordsLost`.
+The readable log ends at the mark's commit_index. No byte below it is ever written again, so it does not matter if a
+segment grows or is sealed in the meantime. A segment that expires in the meantime raises `RecordsLost`.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from .rows import RowBuilder, Rows
 from .segment import SegmentFile
 
 CHUNK_BYTES = 1 << 20
-"""Read and decoded at a time: it stays in the processor's cache."""
+"""How much is read and decoded at a time: small enough for the processor's cache."""
 
 
 class DataDirLog:
-    """The log in a data directory; see `Origin`."""
+    """The log in a data_dir; see `Origin`."""
 
     servers: tuple[str, ...] = ()
 
@@ -37,7 +37,7 @@ class DataDirLog:
             self._directory = ReadOnlyDirectory(path)
             self._files = self._directory.child(SEGMENTS_FOLDER)
         except OSError as error:
-            raise NoLog(path, f"it is no data_dir ({error.strerror})") from error
+            raise NoLog(path, f"it is not a data_dir ({error.strerror})") from error
         self._bases: list[int] = []
 
     def cluster_id(self) -> str:
@@ -46,7 +46,7 @@ class DataDirLog:
             return segment.header().cluster_id.hex()
 
     def bounds(self) -> Bounds:
-        # The mark first: a segment that it reaches into is in the list then, or has expired.
+        # Read the mark before the list of segments: then the segment that it points into is listed, or has expired.
         mark = stored_mark(self._directory)
         self._bases = store_bases(self._files)
         if not self._bases:
@@ -56,7 +56,7 @@ class DataDirLog:
         return Bounds(self._bases[0], max(self._bases[0], mark.commit_index))
 
     def index_at(self, timestamp: int, bounds: Bounds) -> int:
-        # A store's header has the timestamp of the frame before it, so a few of them tell which segment it is.
+        # A store's header has the timestamp of the previous frame, so bisecting a few headers finds the segment.
         bases = self._known_bases()
         place = max(0, bisect_left(bases, timestamp, key=self._timestamp_before) - 1)
         following = bases[place + 1] if place + 1 < len(bases) else bounds.highest_index
@@ -105,17 +105,17 @@ class DataDirLog:
         """Nothing is held open between two calls."""
 
     def _check_next(self, base: int, tail: Tail) -> None:
-        """Where a segment was read to its end, the next one must go on from there."""
+        """After a segment was read to its end, check that the next one continues the chain."""
         if self._next_base(base) != tail.index:
             return
         try:
             following = SegmentFile(self._files, tail.index)
         except FileNotFoundError:
-            return  # It has expired, and whoever is to read it is told so.
+            return  # It has expired; the task that reads it reports that.
         with closing(following):
             origin = following.header().origin
             if origin != tail:
-                raise following.corrupt(0, f"it follows {origin}, but the segment before it ends with {tail}")
+                raise following.corrupt(0, f"it follows {origin}, but the previous segment ends with {tail}")
 
     def _next_base(self, base: int) -> int | None:
         bases = self._known_bases()
@@ -123,7 +123,7 @@ class DataDirLog:
         return bases[place] if place < len(bases) else None
 
     def _known_bases(self) -> list[int]:
-        """The segments as they were at the last look."""
+        """The segments when `bounds` last listed them."""
         if not self._bases:
             self.bounds()
         return self._bases
@@ -142,9 +142,9 @@ def _base_of(stretch: Stretch) -> int:
 def _piece(
     segment: SegmentFile, position: int, tail: Tail, to_index: int, skimmer: Skimmer
 ) -> tuple[RowBuilder, Tail, int]:
-    """The frames of one piece of a store up to `to_index`, verified; the tail and the position behind them."""
+    """The verified frames of one piece of a store up to `to_index`, and the tail and the position after them."""
     raw = memoryview(segment.store.read_at(position, CHUNK_BYTES))
-    offset, behind = 0, position
+    offset, end = 0, position
     try:
         size = decode_header(raw).size
         if size > len(raw):
@@ -155,11 +155,11 @@ def _piece(
         for offset, header in walk_headers(raw, partial=True):
             tail = follow(tail, header)
             gathering.add(header, offset)
-            behind = position + offset + HEADER_BYTES + header.length
+            end = position + offset + HEADER_BYTES + header.length
             if tail.index >= to_index:
-                break  # What stands behind may be half written.
+                break  # The next frame may be half written.
     except FrameInvalid as error:
         raise segment.corrupt(position + error.position, error.reason) from error
     except (ChainBroken, PayloadInvalid) as error:
         raise segment.corrupt(position + offset, str(error)) from error
-    return gathering, tail, behind
+    return gathering, tail, end

@@ -1,7 +1,7 @@
-"""Asking the nodes of a cluster over HTTP, one after the other, until one gives what is asked for.
+"""HTTP requests to the nodes of a cluster, one after another, until one returns what is asked for.
 
-A stretch of the log is the same on every node that has it, so any of them will do: followers are asked first, in an
-order that differs from task to task, the leader last. Python's own HTTP client is all that a task needs.
+A stretch of the log is the same on every node that has it, so any node will do: followers are asked first, in an order
+that differs from task to task, the leader last. Tasks use the standard library's HTTP client and need no other.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ import orjson
 from ..errors import ClusterUnavailable
 
 ATTEMPT_TIMEOUT_S = 5.0
-"""Of one read of a socket: who says nothing for so long is given up for another."""
+"""The timeout of one read from a socket; a node that sends nothing for so long is passed over for another."""
 SILENT_FOR_S = 5.0
-"""A node that did not answer is asked last for so long."""
+"""For how long a node that did not answer is asked last."""
 FIRST_PAUSE_S = 0.02
 LONGEST_PAUSE_S = 0.5
 MAX_ANSWER_BYTES = 64 << 20
-"""A page of frames, or one larger frame."""
+"""The limit of an answer: a page of frames, or one larger frame."""
 REFUSALS = (HTTPStatus.REQUEST_ENTITY_TOO_LARGE, HTTPStatus.UNPROCESSABLE_ENTITY)
 JSON = "application/json"
 
@@ -31,7 +31,7 @@ Parsed = TypeVar("Parsed")
 
 
 class Answer(NamedTuple):
-    """What a node said."""
+    """A node's answer."""
 
     server: str
     body: bytes
@@ -39,19 +39,19 @@ class Answer(NamedTuple):
 
 
 class TryNext(Exception):
-    """This node does not have what is asked for; another one may."""
+    """This node does not have what is asked for; another may."""
 
 
 class Gone(TryNext):
-    """This node says that it has expired."""
+    """This node says that the records have expired."""
 
 
 class AnswerRefused(TryNext):
-    """This node will not tell it, however often it is asked: it is above a limit, or its machine refuses."""
+    """This node refuses, and will again: the answer exceeds a limit, or its machine refuses the query."""
 
 
 class Nodes:
-    """Connections to some nodes, kept open; one thread."""
+    """Connections to some nodes, kept open. For one thread."""
 
     def __init__(self, servers: Sequence[str], timeout_s: float) -> None:
         self.servers = tuple(servers)
@@ -60,12 +60,12 @@ class Nodes:
         self._silent_until: dict[str, float] = {}
 
     def first(self, path: str, what: str, parse: Callable[[Answer], Parsed], accept: str = JSON) -> Parsed:
-        """What `parse` makes of the first answer that it takes; it raises TryNext for one that it does not.
+        """What `parse` makes of the first answer that it accepts; it raises TryNext to pass over an answer.
 
         Raises:
-            Gone: every node that answered says that it has expired.
-            AnswerRefused: every node refuses to tell it.
-            ClusterUnavailable: no node gave it in time.
+            Gone: every node that answered says that the records have expired.
+            AnswerRefused: every node refuses.
+            ClusterUnavailable: no node returned it in time.
         """
         deadline = time.monotonic() + self._timeout_s
         pause = FIRST_PAUSE_S
@@ -104,14 +104,14 @@ class Nodes:
                 try:
                     found[server] = document_of(self._ask(server, path, JSON, deadline))
                 except TryNext:
-                    continue  # What it would have said is said by another, or by `first`, which tells why it is not.
+                    continue  # Others answer instead; if none does, `first` reports why.
         return found or self.first(path, what, lambda answer: {answer.server: document_of(answer)})
 
     def ask(self, server: str, path: str) -> Answer:
-        """One node's answer, at once; for who takes another one otherwise.
+        """One node's answer, without retries.
 
         Raises:
-            TryNext: it does not give one.
+            TryNext: it does not answer.
         """
         return self._ask(server, path, JSON, time.monotonic() + self._timeout_s)
 
@@ -129,7 +129,7 @@ class Nodes:
             if fresh or isinstance(error, TimeoutError):
                 self._silent_until[server] = time.monotonic() + SILENT_FOR_S
                 raise TryNext(_reason(error)) from error
-            return self._ask(server, path, accept, deadline)  # A connection kept open may have been closed over there.
+            return self._ask(server, path, accept, deadline)  # The node may have closed the connection that was kept.
         self._silent_until.pop(server, None)
         return answer
 
@@ -143,7 +143,7 @@ class Nodes:
             response = connection.getresponse()
             body = response.read(MAX_ANSWER_BYTES + 1)
             if len(body) > MAX_ANSWER_BYTES:
-                raise TryNext(f"its answer is above the limit of {MAX_ANSWER_BYTES} bytes")
+                raise TryNext(f"its answer exceeds the limit of {MAX_ANSWER_BYTES} bytes")
         except BaseException:
             connection.close()
             raise
@@ -158,20 +158,20 @@ class Nodes:
         return Answer(server, body, int(next_index) if next_index and next_index.isdigit() else None)
 
     def close(self) -> None:
-        """Hang up."""
+        """Close the connections."""
         for connection in self._connections.values():
             connection.close()
         self._connections.clear()
 
 
 def document_of(answer: Answer) -> dict[str, Any]:
-    """The JSON object of an answer. Raises TryNext: it is none, so that is no node of quire."""
+    """The JSON object of an answer. Raises TryNext: it is not a JSON object, so the server is not a node of quire."""
     try:
         document = orjson.loads(answer.body)
     except orjson.JSONDecodeError:
         document = None
     if not isinstance(document, dict):
-        raise TryNext("its answer is no JSON object; is it a node of quire?")
+        raise TryNext("its answer is not a JSON object; is it a node of quire?")
     return document
 
 

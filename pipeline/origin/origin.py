@@ -1,7 +1,7 @@
-"""Where records come from: the files of a data_dir, or the nodes of a cluster. Both answer the same few questions.
+"""The interface of a log to read from: a data_dir, a cluster, an archive, or an archive followed by one of the others.
 
-All of it blocks; an object is used by one thread. The driver asks for bounds and stretches, and a task of Spark, in
-another process, opens an origin of its own and reads one stretch.
+Every call blocks, and one thread uses an object. The driver asks for bounds and stretches; a task, in another process,
+opens an origin of its own and reads one stretch.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from .rows import Rows
 
 
 class Bounds(NamedTuple):
-    """What may be read: [lowest_index, highest_index), all of it committed."""
+    """The readable records [lowest_index, highest_index), all committed."""
 
     lowest_index: int
     highest_index: int
 
 
 class Stretch(NamedTuple):
-    """Records [from_index, to_index), read by one task; `segment` is the base of the segment that holds all of them."""
+    """The records [from_index, to_index) that one task reads; `segment` is the base of the segment that holds them."""
 
     from_index: int
     to_index: int
@@ -35,24 +35,25 @@ class Origin(Protocol):
 
     @property
     def name(self) -> str:
-        """What to call it in messages."""
+        """Its name in messages."""
         ...
 
     @property
     def servers(self) -> tuple[str, ...]:
-        """The nodes that hold the log, the leader last; none where it lies in files."""
+        """The nodes to ask for the log, the leader last; empty if the log is in files."""
         ...
 
     def cluster_id(self) -> str:
-        """The id of the cluster whose log it is, in hex.
+        """The id of the cluster whose log this is, in hex.
 
         Raises:
-            NoLog, ForeignLog, ClusterUnavailable: there is none, or more than one.
+            NoLog, ClusterUnavailable: there is no log, or no node answers.
+            ForeignLog: its parts are of different clusters.
         """
         ...
 
     def bounds(self) -> Bounds:
-        """What may be read at this moment."""
+        """The records that can be read at this moment."""
         ...
 
     def index_at(self, timestamp: int, bounds: Bounds) -> int:
@@ -60,32 +61,32 @@ class Origin(Protocol):
         ...
 
     def index_within_bytes(self, from_index: int, to_index: int, max_bytes: int) -> int:
-        """The farthest index up to `to_index` that so many bytes of frames reach, from `from_index` on; that behind one
-        frame at least.
+        """The end of the frames from `from_index` on that fit in `max_bytes`, at most `to_index`; one frame always
+        fits.
         """
         ...
 
     def stretches(self, from_index: int, to_index: int) -> Sequence[Stretch]:
-        """The records as the origin would have them read: a stretch for each segment. Nothing is read."""
+        """The records as stretches that suit the origin, such as segments. No record is read."""
         ...
 
     def rows(self, stretch: Stretch, skimmer: Skimmer) -> Iterator[Rows]:
         """The rows of a stretch, in order, verified by crc and chain.
 
         Raises:
-            FrameCorrupt: with file and position, or the node.
-            RecordsLost: they are there no more.
-            ClusterUnavailable: no node gave them in time.
+            FrameCorrupt: at this file and position.
+            RecordsLost: they have expired.
+            ClusterUnavailable: no node returned them in time.
         """
         ...
 
     def close(self) -> None:
-        """Give back what it holds open."""
+        """Close files and connections."""
         ...
 
 
 def split(stretches: Sequence[Stretch], least: int) -> list[Stretch]:
-    """The same records in at least so many stretches, if they are enough: large ones are split evenly."""
+    """The same records in at least `least` stretches, if there are that many records: large ones are split evenly."""
     records = sum(stretch.to_index - stretch.from_index for stretch in stretches)
     if len(stretches) >= least or not records:
         return list(stretches)

@@ -1,8 +1,8 @@
-"""Frames in, rows out: where each record of a piece of a log stands, found without an object for any of them.
+"""Frames to rows: the position of each record in a piece of a log, found without a Python object per record.
 
-Frames are looked at one by one; of their records, msgpack's skip and tell give the ends, and numpy does the rest: a
-record's value is a stretch of the bytes that were read. Sessions come by run, other columns by frame, and both are
-repeated as often as they have records.
+Python code runs once per frame; msgpack's skip and tell find the ends of the records, and numpy does the rest. A
+record's value is a range of the bytes that were read. Sessions are known per run, other columns per frame; both are
+repeated for each of their records.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from quire.log.payload import HEADERS_EXT_TYPE, decode_runs
 
 _BLOB_HEAD = struct.Struct("<I")
 
-# Of an ext type: where its type stands and where its data begin, by the first byte.
+# Of an ext type, by its first byte: the offset of the type, and of the data.
 _EXT_PLACES = {0xC7: (2, 3), 0xC8: (3, 4), 0xC9: (5, 6), **dict.fromkeys(range(0xD4, 0xD9), (1, 2))}
 _IS_EXT = np.zeros(256, bool)
 _IS_EXT[list(_EXT_PLACES)] = True
@@ -31,7 +31,7 @@ Integers = NDArray[np.int64]
 
 @dataclass(slots=True)
 class Rows:
-    """The records [from_index, to_index) of a piece of a log; arrays have a value for each of them."""
+    """The records [from_index, to_index) of a piece of a log. Arrays have one value for each record."""
 
     raw: memoryview
     index: Integers
@@ -41,12 +41,12 @@ class Rows:
     session: Integers
     sequence: Integers
     start: Integers
-    """Where each value begins in `raw`."""
+    """Where each value starts in `raw`; `end` is where it ends."""
     end: Integers
     frames: list[tuple[FrameHeader, int]]
-    """The frames, with the place of each header in `raw`; the first and last may reach beyond the rows."""
+    """The frames, with the offset of each header in `raw`; the first and last may extend beyond the rows."""
     headers: dict[int, bytes]
-    """By row: a msgpack map."""
+    """By row: the record's headers as a msgpack map."""
 
     def __len__(self) -> int:
         return len(self.index)
@@ -54,7 +54,7 @@ class Rows:
 
 @dataclass(slots=True)
 class RowBuilder:
-    """Takes the frames of one piece of a log, verified, one after the other."""
+    """Builds the rows of one piece of a log from its verified frames, added in order."""
 
     raw: memoryview
     skimmer: Skimmer
@@ -65,10 +65,10 @@ class RowBuilder:
     _runs: list[tuple[int, int, int]] = field(default_factory=list[tuple[int, int, int]])
 
     def add(self, header: FrameHeader, offset: int) -> None:
-        """Take the frame whose header stands at `offset`.
+        """Add the frame whose header is at `offset`.
 
         Raises:
-            PayloadInvalid: the payload is not as its kind says.
+            PayloadInvalid: the payload does not match its kind.
         """
         body = offset + HEADER_BYTES
         end = body + header.length
@@ -91,7 +91,7 @@ class RowBuilder:
             self._firsts.append(skimmer.position + shift)
             ends = skimmer.ends(count)
             if ends[-1] + shift != end:
-                raise PayloadInvalid("something stands behind its values")
+                raise PayloadInvalid("bytes follow its values")
             self._ends += ends
             self._shifts.append(shift)
         if kind != Kind.RUNS:
@@ -120,10 +120,10 @@ class RowBuilder:
         self._runs += map(tuple, runs)
 
     def rows(self, from_index: int, to_index: int) -> Rows:
-        """The rows of the records [from_index, to_index) that the frames hold; at least one frame was added.
+        """The rows of the records [from_index, to_index) in the frames; at least one frame must have been added.
 
         Raises:
-            PayloadInvalid: a record with headers is not as it should be.
+            PayloadInvalid: a record with headers is malformed.
         """
         headers = [header for header, _ in self.frames]
         counts = np.array([header.count for header in headers], np.int64)
@@ -155,13 +155,13 @@ class RowBuilder:
         sessions, sequences, counts = zip(*self._runs, strict=True)
         counted = np.array(counts, np.int64)
         session = np.repeat(_unsigned(sessions), counted)
-        # Sequences count on within a run; where there is no session there is none.
+        # Sequences count up within a run; without a session there is no sequence.
         place = np.arange(len(session), dtype=np.int64) - np.repeat(np.cumsum(counted) - counted, counted)
         sequence = np.where(session != 0, np.repeat(_unsigned(sequences), counted) + place, 0)
         return session, sequence
 
     def _unwrap(self, rows: Rows) -> None:
-        """Find the headers of records, and their values inside of what wraps both."""
+        """Find the headers of records, and the values inside the ext type that wraps both."""
         if not len(rows):
             return
         octets = np.frombuffer(self.raw, np.uint8)
@@ -195,10 +195,10 @@ class RowBuilder:
 
 
 def values_of(raw: memoryview, header: FrameHeader, offset: int) -> list[Any]:
-    """The values of a frame as objects: what only the text of commands needs. Blobs and system records have none.
+    """The values of a frame as objects, which only the text of commands needs. Blobs and system records have none.
 
     Raises:
-        PayloadInvalid: the payload is not as its kind says.
+        PayloadInvalid: the payload does not match its kind.
     """
     payload = raw[offset + HEADER_BYTES : offset + HEADER_BYTES + header.length]
     match Kind(header.kind):
@@ -219,7 +219,7 @@ def headers_of(packed: bytes) -> dict[str, str]:
 
 
 def _unsigned(values: Any) -> Integers:
-    # A u64 above Spark's longs (only a client's sequence can be one) shows as the negative number of the same bits.
+    # A u64 above Spark's longs (only a client's sequence can be) appears as the negative number with the same bits.
     return np.array(values, np.uint64).view(np.int64)
 
 

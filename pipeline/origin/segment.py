@@ -1,7 +1,7 @@
-"""One segment's files, opened for reading alone, and the places in them: of an index, of a time, of a byte.
+"""The files of one segment, opened read-only, and how to find an index, a time or a byte in them.
 
-The index file is believed no more than the log believes it: an entry counts where the frame at its position has its
-crc32c and index; otherwise the walk begins at the segment's first frame. The write segment has no index file.
+The index file is only a hint, as it is to the log: an entry is used if the frame at its position has its crc32c and
+index; otherwise the walk starts at the segment's first frame. The write segment has no index file.
 """
 
 from __future__ import annotations
@@ -20,24 +20,24 @@ _WALK_BYTES = 1 << 16
 
 
 class SegmentFile:
-    """An open store, whose frames below some index never change. Close it."""
+    """An open store. Close it. Its frames below the commit_index never change."""
 
     def __init__(self, files: Directory, base: int) -> None:
-        """Raises FileNotFoundError: it has expired."""
+        """Raises FileNotFoundError: the segment has expired."""
         self.base = base
         self.file = store_name(base)
         self._files = files
         self.store: Storage = files.open(self.file)
         self.end = self.store.size
-        """Of the file: behind the frames of a write segment there is preallocated space."""
+        """The size of the file; in the write segment, preallocated space follows the frames."""
         self._listed: list[tuple[int, int, int]] | None = None
 
     def close(self) -> None:
-        """Give the handle back."""
+        """Close the store."""
         self.store.close()
 
     def header(self) -> StoreHeader:
-        """What the store says of itself. Raises FrameCorrupt."""
+        """The store's header. Raises FrameCorrupt."""
         try:
             header = decode_store_header(self.store.read_at(0, STORE_HEADER_BYTES), self.file)
         except FrameInvalid as error:
@@ -47,7 +47,7 @@ class SegmentFile:
         return header
 
     def start(self, index: int) -> tuple[Tail, int]:
-        """The end of the chain before the frame that holds `index`, and the position where that frame begins.
+        """The chain's end before the frame that holds `index`, and the position of that frame.
 
         Raises:
             FrameCorrupt: no frame holds it.
@@ -55,7 +55,7 @@ class SegmentFile:
         if index == self.base:
             return self.header().origin, STORE_HEADER_BYTES
         place = bisect_left(self._places(), index - self.base, key=lambda named: named[1])
-        # Of the entries before the index, the last may name the very frame that holds it, too: then the one before.
+        # The last entry before the index may be of the very frame that holds it: then use the previous entry.
         for before in (place - 1, place - 2):
             if (position := self._named(before)) is not None:
                 found = self._walk_to(index, position)
@@ -75,7 +75,7 @@ class SegmentFile:
         return None
 
     def index_at(self, timestamp: int, to_index: int) -> int:
-        """The first index whose record is not older than the timestamp, `to_index` if there is none below it."""
+        """The first index whose record is not older than the timestamp; `to_index` if there is none below that."""
         places = self._places()
         place = bisect_left(range(len(places)), timestamp, key=self._timestamp)
         for _, header in self.headers(self._named(place - 1) or STORE_HEADER_BYTES, to_index):
@@ -88,8 +88,8 @@ class SegmentFile:
         return 0 if position is None else self._header_at(position).timestamp
 
     def index_within(self, from_index: int, to_index: int, end: int, *, one_frame: bool) -> int:
-        """The index behind the frames of [from_index, to_index) that end at or before position `end`; with `one_frame`,
-        behind the first of them at least.
+        """The index after the frames of [from_index, to_index) that end at or before position `end`; with `one_frame`,
+        at least the index after the first of them.
         """
         places = self._places()
         place = bisect_right(places, end - HEADER_BYTES, key=lambda named: named[2]) - 1
@@ -105,9 +105,9 @@ class SegmentFile:
         return reached
 
     def headers(self, position: int, to_index: int) -> Iterator[tuple[int, FrameHeader]]:
-        """Positions and headers, verified, of the frames from a boundary on, the last one holding `to_index - 1`.
+        """The positions and verified headers of the frames from a boundary on, up to the one that holds `to_index - 1`.
 
-        What stands behind that may be half written. Raises FrameCorrupt.
+        The bytes after that may be half written. Raises FrameCorrupt.
         """
         raw, start = b"", position
         while position + HEADER_BYTES <= self.end:
@@ -129,7 +129,7 @@ class SegmentFile:
             raise self.corrupt(position, error.reason) from error
 
     def _named(self, place: int) -> int | None:
-        """The position that an entry of the index file names, if its frame is there."""
+        """The position in an entry of the index file, if the entry's frame is there."""
         places = self._places()
         if not 0 <= place < len(places):
             return None
@@ -139,12 +139,12 @@ class SegmentFile:
             with suppress(FrameInvalid):
                 header = decode_header(self.store.read_at(position, HEADER_BYTES))
         if header is None or header.crc32c != crc or header.index != self.base + relative:
-            self._listed = []  # It is of no use: whatever stands in it, walk over the store.
+            self._listed = []  # The index file is wrong: ignore it and walk the store.
             return None
         return position
 
     def _places(self) -> list[tuple[int, int, int]]:
-        """(crc32c, relative index, position) as the index file has them; none if there is none, or it is wrong."""
+        """(crc32c, relative index, position) of each entry of the index file; empty if it is missing or wrong."""
         if self._listed is None:
             self._listed = self._read_places()
         return self._listed
@@ -161,5 +161,5 @@ class SegmentFile:
             return stored.load().places()
 
     def corrupt(self, position: int, reason: str) -> FrameCorrupt:
-        """The error for rotten bytes in this file."""
+        """The error for corrupt bytes in this file."""
         return FrameCorrupt(f"{self._files.path}/{self.file}", position, reason)

@@ -1,4 +1,4 @@
-"""Rows to commands: what a column holds as a value of msgpack, and whether the cluster's machine takes it."""
+"""Rows to commands: decode a column's value as a node decodes a request, and check it with the cluster's machine."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 INVALID = "NO_COMMAND"
-"""The code of a row that is no value at all."""
+"""The code of a row that cannot be decoded."""
 CHECKED_ROWS = 1000
-"""Checked, and in memory as Python's objects, at a time."""
+"""How many rows are Python objects in memory, and checked, at a time."""
 
 Decode = Callable[[Any], Any]
 
 
 def check_columns(schema: StructType) -> Decode:
-    """What makes a value of a row's only column, as the nodes read a request. It raises Malformed.
+    """The decoder for the rows' only column; it raises Malformed as a node does.
 
     Raises:
-        ColumnsRefused: there is another column, or one of another type.
+        ColumnsRefused: there are other columns, or the column has another type.
     """
     found = ", ".join(f"{field.name} {field.dataType.simpleString()}" for field in schema.fields) or "no column"
     if len(schema.fields) == 1:
@@ -54,36 +54,36 @@ def _of_json(text: str) -> Any:
 
 
 def machine_of(servers: tuple[str, ...], timeout_s: float, spec: str | None) -> StateMachine:
-    """The cluster's machine, to check commands with: a built-in one by its name, or what `spec` names.
+    """The cluster's machine, to check commands with: the built-in one of that name, or the one that `spec` names.
 
     Raises:
-        OptionRefused: it is not built in, or what `spec` names is not it.
-        ClusterUnavailable: no node says what it is.
+        OptionRefused: it is not built in, or `spec` names another machine or version.
+        ClusterUnavailable: no node answered with its machine.
     """
     nodes = Nodes(servers, timeout_s)
     try:
-        told = nodes.first("/status", "its machine", _machine_told)
+        described = nodes.first("/status", "its machine", _described_machine)
     finally:
         nodes.close()
-    name, version = told["name"], told["version"]
+    name, version = described["name"], described["version"]
     if spec is None and name not in BUILT_IN:
-        raise OptionRefused("machine", f"the cluster's is {name}: give its package.module:Class, importable in tasks")
+        raise OptionRefused("machine", f"the cluster runs {name}: give its package.module:Class, importable in tasks")
     found = load_machine(spec or name)
     if (found.name, found.version) != (name, version):
         ours = f"{found.name} version {found.version}"
-        raise OptionRefused("machine", f"this is {ours}, and the cluster's is {name} version {version}")
-    return found(told["initial"])
+        raise OptionRefused("machine", f"this is {ours}, but the cluster runs {name} version {version}")
+    return found(described["initial"])
 
 
-def _machine_told(answer: Answer) -> dict[str, Any]:
+def _described_machine(answer: Answer) -> dict[str, Any]:
     machine = document_of(answer).get("machine")
     if not isinstance(machine, dict) or not {"name", "version", "initial"} <= set(machine):
-        raise TryNext("it does not say what its machine is; is its cluster formed?")
+        raise TryNext("its status names no machine; is its cluster formed?")
     return machine
 
 
 class CommandChecker:
-    """The commands of one partition, checked; the rows that are none are counted, and the first of them kept."""
+    """Checks the commands of one partition; counts the rows that are not commands, and keeps the first of them."""
 
     def __init__(self, machine: StateMachine, decode: Decode, partition: int, kept: int) -> None:
         self._machine = machine
@@ -95,7 +95,7 @@ class CommandChecker:
         self.first_refused: list[RowRefused] = []
 
     def commands(self, batch: pa.RecordBatch) -> Iterator[tuple[int, bytes]]:
-        """Row and msgpack of each command that passes."""
+        """The row number and msgpack of each command that passes the check."""
         for start in range(0, batch.num_rows, CHECKED_ROWS):
             yield from self._checked(batch.column(0).slice(start, CHECKED_ROWS).to_pylist())
 

@@ -1,13 +1,13 @@
-"""A batch's way to the cluster: planned once, sent under the sequences of its plan by whoever gets so far, then done.
+"""The commit of a batch: planned once, sent under the sequences of its plan, marked as done.
 
-    is the folder this cluster's, session's and query's? Whatever it says of batches holds for them alone
-    done already? ─► skipped, whole                 (asked again once the session is open: then nobody else can end one)
-    open the session: whoever held it is fenced, and where it stands is what is executed
-    a plan? ─► its first sequence and its spools; else these tasks' spools from the session's next sequence on, durable
+    check that the sink's state is of this cluster, session and query: batch numbers mean nothing for another
+    done already? ─► skip the batch            (checked again once the session is open: then no other driver can end it)
+    open the session: this fences the previous holder, and the session's last sequence says what is executed
+    a plan? ─► use its first sequence and its spools; else plan these tasks' spools from the next sequence on, durably
     send what is not executed, in order; ask again for the replies that the session still keeps
-    done, durable; then what is of no use any more goes
+    mark the batch as done, durably; remove what is no longer needed
 
-DESIGN.md says what a crash leaves at each step, and what the next attempt makes of it.
+`pipeline/DESIGN.md` says what a crash leaves at each step, and how the next attempt continues.
 """
 
 from __future__ import annotations
@@ -34,16 +34,16 @@ from .spool import BLOCK_BYTES, Spool, check_spool, commands_of
 from .state import FIRST_REFUSALS, Done, Plan, Refusals, SinkState
 
 FIRST_ROWS = 10
-"""So many refused rows are named."""
+"""How many refused rows an error names."""
 
 ARRAY_HEAD_BYTES = 5
-"""At most, of the msgpack array that a message's commands stand in."""
+"""The longest header of the msgpack array that holds a message's commands."""
 
 _GONE, _REUSED = "REPLY_GONE", "SEQUENCE_REUSED"
 
 
 class SessionClient(Protocol):
-    """What the sink needs of `quire.Client`: a named session and its stream."""
+    """What the sink uses of `quire.Client`: a named session and its stream."""
 
     async def session(self) -> Session: ...
     async def resume_at(self, sequence: int) -> Session: ...
@@ -55,13 +55,13 @@ Connect = Callable[[], AbstractAsyncContextManager[SessionClient]]
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
-    """What a task made of a partition: its spool, or which of its rows are no commands."""
+class TaskResult:
+    """What a task made of a partition: its spool, or the rows that are not commands."""
 
     partition: int
     spool: Spool | None
     largest: int = 0
-    """Bytes of its largest command, and the row that it came from."""
+    """The size of its largest command, in bytes; `largest_row` is the row it came from."""
     largest_row: int = 0
     refused: int = 0
     first_refused: tuple[RowRefused, ...] = ()
@@ -69,45 +69,46 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """Where a batch goes: which cluster, under which session's name; and of which query of Spark's it is."""
+    """Where a batch goes: the cluster, the name of the session, and the Spark query that the batch belongs to."""
 
     cluster_id: str
     session: str
     query: str | None = None
-    """None: of none, or of one that its checkpoint does not tell."""
+    """None: a batch write, or a query whose checkpoint does not reveal its id."""
 
 
 async def commit(
-    folder: SinkState, target: Target, connect: Connect, parts: Sequence[Part], batch: int | None, *, fails: bool
+    state: SinkState, target: Target, connect: Connect, results: Sequence[TaskResult], batch: int | None, *, fails: bool
 ) -> Done:
-    """Write a batch, once, however often this is called for it and wherever it was stopped before.
+    """Write a batch exactly once, however often this is called for it and wherever an earlier call stopped.
 
-    `batch` None: the one behind the last. `fails`: whether what the machine refused as it was applied is an error.
+    `batch` None: the number after the last batch. `fails`: whether commands that the machine refused at apply are an
+    error.
 
     Raises:
         RowsRefused, SpoolDamaged, ForeignCluster, OptionRefused, SessionMoved, BatchUnfinished, BatchOvertaken: nothing
             was sent.
-        CommandsRefused: all of it is executed, but for those that were refused.
-        quire.cluster.client.ClientError: the cluster does not take it, or this driver no more.
+        CommandsRefused: the batch is executed, except for the commands that were refused.
+        quire.cluster.client.ClientError: the cluster is unavailable, or another driver has taken over.
     """
-    listed = folder.names()  # Only this goes at the end: what comes meanwhile may be a later driver's.
-    folder.identify(target.cluster_id, target.session, target.query)
-    last = folder.done()
+    listed = state.names()  # Only these are removed at the end: later files may belong to a later driver.
+    state.identify(target.cluster_id, target.session, target.query)
+    last = state.done()
     guessed = batch is None
     if batch is None:
         batch = last.batch + 1 if last is not None else 0
     if last is None or batch > last.batch:
-        if (plan := folder.plan()) is None:
-            _check_parts(folder, parts)
+        if (plan := state.plan()) is None:
+            _check_results(state, results)
         else:
-            _check_number(plan, batch, guessed=guessed)  # Asked again behind the open; here nobody is fenced for it.
+            _check_number(plan, batch, guessed=guessed)  # Checked again after the open; here it fences nobody.
         try:
-            last = await _delivered(folder, target, connect, parts, batch, listed, guessed=guessed)
+            last = await _delivered(state, target, connect, results, batch, listed, guessed=guessed)
         except ReplyGone:
-            # What the session has forgotten it has executed: the second attempt begins behind that. Something was
-            # applied under this batch's plan, so whoever came since has found that plan: the number is this batch's.
-            last = await _delivered(folder, target, connect, parts, batch, listed, ask_again=False)
-    folder.abandon(part.spool for part in parts if part.spool is not None)
+            # The session has executed what it has forgotten: the second attempt starts after that. Something was
+            # applied under this batch's plan, so every later driver has found that plan: the number is this batch's.
+            last = await _delivered(state, target, connect, results, batch, listed, ask_again=False)
+    state.abandon(result.spool for result in results if result.spool is not None)
     if fails and last.batch == batch and (last.refused or last.unanswered):
         raise CommandsRefused(batch, last.refused, last.unanswered, last.first_refused)
     return last
@@ -116,128 +117,130 @@ async def commit(
 class _Opened(NamedTuple):
     session: Session
     was_open: bool
-    """Whether the id under which was sent last, if there is one, was open still."""
+    """Whether the session id of the last send, if there was one, was still open."""
 
 
 async def _delivered(
-    folder: SinkState,
+    state: SinkState,
     target: Target,
     connect: Connect,
-    parts: Sequence[Part],
+    results: Sequence[TaskResult],
     batch: int,
     listed: Sequence[str],
     *,
     guessed: bool = False,
     ask_again: bool = True,
 ) -> Done:
-    async with connect() as outlet:
-        was_open = await _is_open(outlet, folder.holder())
-        opened = _Opened(await outlet.session(), was_open)
-        last = folder.done()
-        if last is not None and last.batch >= batch:  # By somebody who held the session until now.
+    async with connect() as client:
+        was_open = await _is_open(client, state.holder())
+        opened = _Opened(await client.session(), was_open)
+        last = state.done()
+        if last is not None and last.batch >= batch:  # Done by the previous holder of the session.
             if guessed:
                 raise BatchOvertaken(last.batch)
             return last
-        if guessed and (plan := folder.plan()) is not None:
+        if guessed and (plan := state.plan()) is not None:
             _check_number(plan, batch, guessed=True)
-        plan = _plan(folder, target, parts, batch, opened, last)
-        folder.hold(opened.session.id)
-        refusals = await _Sending(folder, plan, outlet, opened.session).send(ask_again=ask_again)
+        plan = _plan(state, target, results, batch, opened, last)
+        state.hold(opened.session.id)
+        refusals = await _Sender(state, plan, client, opened.session).send(ask_again=ask_again)
         done = Done(batch, plan.next_sequence, plan.commands, refusals.count, refusals.unanswered, refusals.first)
-        folder.finish(done)
-    if plan.commands:  # Else nothing has shown that this driver holds the session still.
-        folder.clean(listed, plan)
+        state.finish(done)
+    if plan.commands:  # Otherwise nothing has shown that this driver still holds the session.
+        state.clean(listed, plan)
     return done
 
 
 def _check_number(plan: Plan, batch: int, *, guessed: bool) -> None:
-    """Raise BatchUnfinished unless the plan is this batch's. A guessed number does not tell whose rows a plan has."""
+    """Raise BatchUnfinished unless the plan is of this batch. A guessed number never is: its plan has other rows."""
     if guessed or plan.batch != batch:
         raise BatchUnfinished(plan.batch, None if guessed else batch)
 
 
-async def _is_open(outlet: SessionClient, session: int | None) -> bool:
+async def _is_open(client: SessionClient, session: int | None) -> bool:
     if session is None:
         return True
     try:
-        await outlet.session_status(session)
+        await client.session_status(session)
     except NotFound:
         return False
     return True
 
 
-def _check_parts(folder: SinkState, parts: Sequence[Part]) -> None:
-    """Refuse the batch for its rows, and for what does not stand on the disk as its tasks wrote it."""
-    if refused := sum(part.refused for part in parts):
-        rows = sorted(row for part in parts for row in part.first_refused)
+def _check_results(state: SinkState, results: Sequence[TaskResult]) -> None:
+    """Refuse the batch if rows are not commands, or if a spool on disk is not what its task wrote."""
+    if refused := sum(result.refused for result in results):
+        rows = sorted(row for result in results for row in result.first_refused)
         raise RowsRefused(refused, rows[:FIRST_ROWS])
-    for part in parts:
-        if part.spool is not None:
-            check_spool(folder.directory, part.spool)
+    for result in results:
+        if result.spool is not None:
+            check_spool(state.directory, result.spool)
 
 
 def _plan(
-    folder: SinkState, target: Target, parts: Sequence[Part], batch: int, opened: _Opened, last: Done | None
+    state: SinkState, target: Target, results: Sequence[TaskResult], batch: int, opened: _Opened, last: Done | None
 ) -> Plan:
-    """The batch's plan: the one that there is, if it is still possible, or a new one, durable."""
+    """The batch's plan: the existing one if it can still be carried out, or a new one, durable on return."""
     session = opened.session
-    plan = folder.plan()
+    plan = state.plan()
     if plan is None:
-        # Nothing is done and nothing planned: nothing was sent from here, and the session must be as new as the folder.
+        # If no batch is done either, nothing was sent from this folder, and the session must be as new as the folder.
         executed = last.next_sequence - 1 if last is not None else 0
         if session.sequence != executed:
             raise SessionMoved(target.session, session.sequence, str(executed) if last is not None else None)
-        for part in parts:
-            if part.largest + ARRAY_HEAD_BYTES > session.message_bytes:
-                text = f"as msgpack it has {part.largest} bytes, and the cluster takes {session.message_bytes}"
-                raise RowsRefused(1, [RowRefused(part.partition, part.largest_row, "TOO_LARGE", text)])
-        ordered = sorted((part.spool for part in parts if part.spool is not None), key=lambda spool: spool.partition)
+        for result in results:
+            if result.largest + ARRAY_HEAD_BYTES > session.message_bytes:
+                text = f"as msgpack it has {result.largest} bytes, and the cluster takes {session.message_bytes}"
+                raise RowsRefused(1, [RowRefused(result.partition, result.largest_row, "TOO_LARGE", text)])
+        ordered = sorted(
+            (result.spool for result in results if result.spool is not None), key=lambda spool: spool.partition
+        )
         plan = Plan(batch, session.id, session.sequence + 1, tuple(ordered))
-        folder.write_plan(plan)
+        state.write_plan(plan)
         return plan
     _check_number(plan, batch, guessed=False)
     lowest, highest = plan.first_sequence - 1, plan.next_sequence - 1
-    known = folder.refusals(plan).through - 1
-    # A session that was closed begins at 0 again, which only shows where it had come farther before.
+    known = state.refusals(plan).through - 1
+    # A closed session starts again at 0, which only shows if it had advanced before.
     if not max(lowest, known) <= session.sequence <= highest or not (session.sequence or opened.was_open):
         raise SessionMoved(target.session, session.sequence, f"{max(lowest, known)} to {highest}")
     for spool in plan.spools:
-        check_spool(folder.directory, spool)
+        check_spool(state.directory, spool)
     return plan
 
 
-class _Sending:
-    """One attempt at a batch: sends from where the session stands, and counts what is refused.
+class _Sender:
+    """One attempt at a batch: sends the commands that the session has not executed, and counts refusals.
 
-    A session keeps the replies of its last `window` commands. No command is sent that would push a reply out of it
-    which may be a refusal that is not noted yet: so a driver that comes later can ask for all that it does not know.
+    A session keeps the replies to its last `window` commands. A command is sent only once the reply that it would push
+    out of the window is settled, so a later driver can always ask for the replies that it does not know.
     """
 
-    def __init__(self, folder: SinkState, plan: Plan, outlet: SessionClient, session: Session) -> None:
-        self._folder = folder
+    def __init__(self, state: SinkState, plan: Plan, client: SessionClient, session: Session) -> None:
+        self._state = state
         self._plan = plan
-        self._outlet = outlet
+        self._client = client
         self._session = session
-        self._refusals = folder.refusals(plan)
+        self._refusals = state.refusals(plan)
         self._awaited: deque[tuple[int, int, asyncio.Future[BatchReply]]] = deque()
 
     async def send(self, *, ask_again: bool) -> Refusals:
-        """Send what is left of the plan; the refusals of all of it, once everything is answered."""
+        """Send the rest of the plan; return the refusals of the whole batch once everything is answered."""
         plan, session, known = self._plan, self._session, self._refusals
         executed_end = session.sequence + 1
-        # Below the first of these nothing is unknown, by what this class keeps: see above.
+        # Every reply below this is known: see the class.
         start = max(plan.first_sequence, known.through, executed_end - session.window)
         if not ask_again:
             gone, start = executed_end - start, executed_end
             self._refusals = replace(known, through=start, unanswered=known.unanswered + gone)
-            self._folder.note(plan, self._refusals)
+            self._state.note(plan, self._refusals)
         if start == plan.next_sequence:
             return self._refusals
-        await self._outlet.resume_at(start)
+        await self._client.resume_at(start)
         try:
             await self._send_from(start)
         finally:
-            for _, _, future in self._awaited:  # One has failed: what the others say is of no use.
+            for _, _, future in self._awaited:  # One has failed: the others' answers are not needed.
                 if not future.cancel() and not future.cancelled():
                     future.exception()
         return self._refusals
@@ -247,7 +250,7 @@ class _Sending:
         for commands in self._pieces(sequence - self._plan.first_sequence):
             while awaited and sequence + len(commands) - awaited[0][0] > session.window:
                 await self._settle()
-            awaited.append((sequence, len(commands), await self._outlet.submit_batch(commands)))
+            awaited.append((sequence, len(commands), await self._client.submit_batch(commands)))
             sequence += len(commands)
             while awaited and awaited[0][2].done():
                 await self._settle()
@@ -255,15 +258,15 @@ class _Sending:
             await self._settle()
 
     def _pieces(self, skip: int) -> Iterator[list[Any]]:
-        """What is left, a message at a time: blocks, unless the cluster's limits are smaller."""
+        """The rest of the commands, one message at a time: blocks, unless the cluster's limits are smaller."""
         session = self._session
         longest = 1 if session.message_bytes < 2 * BLOCK_BYTES else max(1, session.window // 4)
-        for commands in commands_of(self._folder.directory, self._plan.spools, skip):
+        for commands in commands_of(self._state.directory, self._plan.spools, skip):
             for place in range(0, len(commands), longest):
                 yield commands[place : place + longest]
 
     async def _settle(self) -> None:
-        """Take the oldest answer; a refusal is durable before this returns."""
+        """Wait for the oldest answer. Refusals in it are durable on return."""
         sequence, count, future = self._awaited.popleft()
         reply = await future
         known, through = self._refusals, sequence + count
@@ -271,7 +274,7 @@ class _Sending:
         for place, code, text in reply.refused:
             if code == _REUSED:
                 raise SpoolDamaged(
-                    self._folder.directory.path, f"sequence {sequence + place} was another command: {text}"
+                    self._state.directory.path, f"sequence {sequence + place} was another command: {text}"
                 )
             if code == _GONE:
                 unanswered += 1
@@ -283,4 +286,4 @@ class _Sending:
             through, known.count + len(new), known.unanswered + unanswered, (*known.first, *new)[:FIRST_REFUSALS]
         )
         if new or unanswered:
-            self._folder.note(self._plan, self._refusals)
+            self._state.note(self._plan, self._refusals)

@@ -1,9 +1,9 @@
-"""What can go wrong between Spark's rows and the cluster, with its values. The client's own errors stand beside them:
-`SessionFenced` (another driver has taken over), `SessionExpired`, `Unavailable`, `OutcomeUnknown`.
+"""Errors of a write. The client's errors come in addition: `SessionFenced` (another driver has taken over),
+`SessionExpired`, `Unavailable`, `OutcomeUnknown`.
 
-The user's fault: `ColumnsRefused`, `RowsRefused`, `WriteRefused`, `ForeignCluster`. The machine's word:
-`CommandsRefused`. Somebody's hand in what is the sink's: `SessionMoved`, `BatchUnfinished`, `BatchOvertaken`. The
-disk's: `SpoolDamaged`.
+The user's fault: `ColumnsRefused`, `RowsRefused`, `WriteRefused`, `ForeignCluster`. Refused by the machine:
+`CommandsRefused`. Interference with the session or the spool: `SessionMoved`, `BatchUnfinished`, `BatchOvertaken`. The
+disk's fault: `SpoolDamaged`.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from ..errors import PipelineError
 
 
 class RowRefused(NamedTuple):
-    """A row that is no command of the machine: where it stands, and why it is not."""
+    """A row that is not a command of the machine: where it is, and why it was refused."""
 
     partition: int
     row: int
@@ -27,7 +27,7 @@ class RowRefused(NamedTuple):
 
 
 class ColumnsRefused(PipelineError):
-    """The rows have not exactly the one column that holds their commands."""
+    """The rows do not have exactly one column with commands."""
 
     def __init__(self, found: str) -> None:
         super().__init__(
@@ -38,86 +38,86 @@ class ColumnsRefused(PipelineError):
 
 
 class WriteRefused(PipelineError):
-    """Spark was asked to replace what stands there already, which a log cannot."""
+    """Spark was asked to overwrite, which a log does not support."""
 
     def __init__(self) -> None:
         super().__init__("a log is only appended to: use mode('append'), of a stream outputMode('append')")
 
 
 class RowsRefused(PipelineError):
-    """Rows that are no commands; nothing of their batch was written."""
+    """Rows that are not commands; nothing of their batch was written."""
 
     def __init__(self, count: int, rows: Sequence[RowRefused]) -> None:
-        told = "; ".join(map(str, rows))
+        named = "; ".join(map(str, rows))
         more = f"; and {count - len(rows)} more" if count > len(rows) else ""
         super().__init__(
-            f"{count} rows are no commands of the cluster's machine, and nothing was written: {told}{more}"
+            f"{count} rows are not commands of the cluster's machine, and nothing was written: {named}{more}"
         )
         self.count, self.rows = count, tuple(rows)
 
 
 class CommandsRefused(PipelineError):
-    """The machine refused commands when it applied them. All others of their batch were executed."""
+    """The machine refused commands at apply. All others of the batch were executed."""
 
     def __init__(self, batch: int, refused: int, unanswered: int, first: Sequence[Sequence[object]]) -> None:
-        told = "; ".join(f"sequence {sequence}: {code}: {text}" for sequence, code, text in first)
-        gone = f"; the replies of {unanswered} more are gone, and so whether they were" if unanswered else ""
+        named = "; ".join(f"sequence {sequence}: {code}: {text}" for sequence, code, text in first)
+        gone = f"; the replies to {unanswered} more are gone, so it may have refused those" if unanswered else ""
         super().__init__(
-            f"batch {batch} is written, but the machine refused {refused} of its commands when it applied them ({told})"
-            f"{gone}; option failOnRefused=false goes on"
+            f"batch {batch} is written, but the machine refused {refused} of its commands at apply ({named}){gone}; "
+            "to continue, set option failOnRefused=false"
         )
         self.batch, self.refused, self.unanswered = batch, refused, unanswered
 
 
 class ForeignCluster(PipelineError):
-    """The checkpoint's commands went to another cluster."""
+    """The sink's state is of another cluster."""
 
     def __init__(self, found: str, expected: str) -> None:
-        super().__init__(f"the nodes are of cluster {found}; what this checkpoint wrote went to {expected}")
+        super().__init__(f"the nodes are of cluster {found}, but this checkpoint has written to {expected}")
         self.found, self.expected = found, expected
 
 
 class SessionMoved(PipelineError):
-    """The session does not stand where the checkpoint left it: it was closed, or somebody else has written under it."""
+    """The session is not where the checkpoint left it: it was closed, or another writer has used it."""
 
     def __init__(self, name: str, found: int, expected: str | None) -> None:
-        """`expected`: the sequence, or sequences, of the checkpoint; None: it has sent nothing yet."""
+        """`expected`: the sequence, or range of sequences, that the checkpoint expects; None: it has sent nothing."""
         super().__init__(
-            f"session {name} stands at sequence {found}, and the checkpoint at {expected}: the session was closed, or "
-            "used by another; what of the batch was executed cannot be known, so nothing is sent"
+            f"session {name} is at sequence {found}, and the checkpoint at {expected}: the session was closed, or used "
+            "by another writer; which commands of the batch were executed cannot be known, so nothing is sent"
             if expected is not None
-            else f"session {name} stands at sequence {found}, and nothing was sent from this spool: it was used by "
-            "another, or from a spool or checkpoint that is gone, and what was sent then would be sent again; bring "
-            "that spool back, or begin anew with a new session and another spool"
+            else f"session {name} is at sequence {found}, but nothing was sent from this spool: it was used by "
+            "another writer, or by a spool or checkpoint that was deleted, whose commands would be sent again; restore "
+            "that spool, or start over with a new session and a new spool"
         )
         self.name, self.found, self.expected = name, found, expected
 
 
 class BatchUnfinished(PipelineError):
-    """Another batch is partly sent, and must be ended before."""
+    """Another batch may be partly sent, and must be finished first."""
 
     def __init__(self, unfinished: int, batch: int | None) -> None:
         what = "a write" if batch is None else f"batch {batch}"
         super().__init__(
-            f"batch {unfinished} is planned and not ended, so {what} must wait: write with option "
-            f"batchId={unfinished} to end it; what it sends was kept, whatever rows it is given"
+            f"batch {unfinished} is planned and not finished, so {what} must wait: write with option "
+            f"batchId={unfinished} to finish it; it sends the rows that it was planned with, whatever rows are given"
         )
         self.unfinished, self.batch = unfinished, batch
 
 
 class BatchOvertaken(PipelineError):
-    """Another write without a number was done while this one began; nothing of this one was sent."""
+    """Another write without a number finished while this one started; nothing of this one was sent."""
 
     def __init__(self, done: int) -> None:
         super().__init__(
-            f"batch {done} was written by another write to the same spool while this one began; nothing of this one "
-            "was sent: write it again, and to one spool one write at a time"
+            f"batch {done} was written by another write to the same spool while this one started; nothing of this one "
+            "was sent: write it again, and run one write at a time per spool"
         )
         self.done = done
 
 
 class SpoolDamaged(PipelineError):
-    """What a task or the driver wrote down is not there, or not as it was written."""
+    """A file of a task or of the driver is missing, or is not what was written."""
 
     def __init__(self, path: str, reason: str) -> None:
         super().__init__(f"{path}: {reason}")

@@ -1,4 +1,4 @@
-"""The options of the sink. Spark gives them as text, names in any case; unknown ones are refused."""
+"""The options of the sink. Spark passes them as text, with names in any case; unknown ones are refused."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ..source.options import MAX_FETCH_TIMEOUT_MS, parse_integer, parse_path, pa
 HIGHEST_BATCH = 2**63 - 1
 """Spark's longs are signed."""
 SESSION_CHARACTERS = 200
-"""As nodes limit a session's name."""
+"""The nodes' limit on the name of a session."""
 FOLDER = "quire"
 """The sink's folder in a checkpoint."""
 
@@ -24,28 +24,28 @@ _SPARKS_OWN = frozenset(("queryname",))
 
 @dataclass(frozen=True, slots=True)
 class SinkOptions:
-    """Where rows go, and how; the fields carry the options' own names."""
+    """Where rows go, and how. The fields have the names of the options."""
 
     bootstrap: tuple[str, ...] = ()
-    """HOST:PORT of some nodes of a cluster; the others are learnt from them."""
+    """HOST:PORT of some nodes of the cluster; they name the others."""
     checkpointLocation: str | None = None  # noqa: N815 - as users write it
-    """The query's checkpoint: the spool lies in its folder `quire`. With `spoolLocation` it may lie anywhere."""
+    """The query's checkpoint; the spool is its folder `quire`. With `spoolLocation` the checkpoint may be anywhere."""
     spoolLocation: str | None = None  # noqa: N815
-    """A folder that driver and executors see, where the spool lies instead."""
+    """The spool's folder instead, which driver and executors see."""
     session: str | None = None
-    """The name of the session; of a stream by default `spark/` and the query's id."""
+    """The name of the session; a stream's default is `spark/` and the query's id."""
     batchId: int | None = None  # noqa: N815
-    """Of a batch write: a number that only grows. What was written under it or a higher one is not written again."""
+    """For a batch write: a number that only grows. A batch with this number or a lower one is not written again."""
     machine: str | None = None
-    """`package.module:Class` of a machine that is not built in."""
+    """`package.module:Class` of the cluster's machine, if it is not built in."""
     failOnRefused: bool = True  # noqa: N815
-    """Whether commands that the machine refuses as it applies them fail the write."""
+    """Whether commands that the machine refuses at apply fail the write."""
     sendTimeoutMs: int = 60_000  # noqa: N815
-    """How long a command may wait for its answer, and no node answer anything, before the write fails."""
+    """How long to wait for the answer to a command, or for any node to answer, before the write fails."""
 
     @classmethod
     def parse(cls, given: Mapping[str, str], *, streaming: bool) -> Self:
-        """The options that Spark was given.
+        """The options given to Spark.
 
         Raises:
             OptionRefused: unknown, malformed, or missing.
@@ -56,7 +56,7 @@ class SinkOptions:
             if name.lower() in known:
                 values[known[name.lower()]] = _parsed(known[name.lower()], text)
             elif name.lower() not in _SPARKS_OWN:
-                raise OptionRefused(name, f"is not known; of a write there are {', '.join(known.values())}")
+                raise OptionRefused(name, f"is unknown; a write has {', '.join(known.values())}")
         options = cls(**values)  # type: ignore[arg-type]
         if options.checkpointLocation is not None and options.spoolLocation is None:
             _folder("checkpointLocation", options.checkpointLocation)
@@ -67,31 +67,31 @@ class SinkOptions:
                 "checkpointLocation", "give it, or spoolLocation: a folder that driver and executors see"
             )
         if streaming and options.batchId is not None:
-            raise OptionRefused("batchId", "is Spark's own in a stream")
+            raise OptionRefused("batchId", "is set by Spark in a stream")
         if not streaming and options.session is None:
             raise OptionRefused("session", "name the session under which a batch is written")
         return options
 
     @property
     def folder(self) -> str:
-        """Where the spool lies."""
+        """The spool's folder."""
         return self.spoolLocation or os.path.join(str(self.checkpointLocation), FOLDER)
 
     def session_name(self) -> str:
-        """The session's: as given, or that of the query whose checkpoint it is.
+        """The name of the session: as given, or made from the id of the query.
 
         Raises:
-            OptionRefused: there is no telling.
+            OptionRefused: it is not given, and the query's id is unknown.
         """
         if self.session is not None:
             return self.session
         query = self.query_id()
         if query is None:
-            raise OptionRefused("session", "name it: the checkpoint does not tell the query's id")
+            raise OptionRefused("session", "name it: the checkpoint does not contain the query's id")
         return f"spark/{query}"
 
     def query_id(self) -> str | None:
-        """Of the query whose checkpoint it is; None where that does not tell."""
+        """The id of the query, from its checkpoint; None if it is not there."""
         if self.checkpointLocation is None:
             return None
         try:
@@ -116,7 +116,7 @@ def _parsed(name: str, text: str) -> object:
             return parse_integer(name, text, 1, MAX_FETCH_TIMEOUT_MS)
         case "session":
             if not 0 < len(text) <= SESSION_CHARACTERS:
-                raise OptionRefused(name, f"has 1 to {SESSION_CHARACTERS} characters, not {len(text)}")
+                raise OptionRefused(name, f"must have 1 to {SESSION_CHARACTERS} characters, not {len(text)}")
             return text
         case _:
             return text
@@ -125,5 +125,7 @@ def _parsed(name: str, text: str) -> object:
 def _folder(name: str, text: str) -> str:
     path = parse_path(text, name)
     if "://" in path:
-        raise OptionRefused(name, f"must be a folder of a file system that is mounted everywhere, not {text[:48]!r}")
+        raise OptionRefused(
+            name, f"must be a folder on a mounted file system that all processes share, not {text[:48]!r}"
+        )
     return os.path.abspath(path)

@@ -1,8 +1,8 @@
 """`df.write.format("quire")` and `df.writeStream.format("quire")`: what Spark calls.
 
-Tasks check and spool; the driver commits. Spark tells neither of them what the other does: a task does not know its
-batch, the writer that commits is another object in another process than the one that wrote, and only the tasks'
-messages come over. A task that is lost tells nobody, so that its spool stays until a later commit finds it.
+Tasks check and spool; the driver commits. They share only the tasks' messages: a task does not know its batch, and the
+writer that commits is another object, in another process, than the one that wrote. A lost task sends no message; its
+spool stays until a later commit removes it.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from quire.log import FileDirectory
 
 from ..origin.cluster import ClusterLog
 from .commands import CommandChecker, check_columns, machine_of
-from .commit import FIRST_ROWS, Part, Target, commit
+from .commit import FIRST_ROWS, Target, TaskResult, commit
 from .errors import WriteRefused
 from .options import SinkOptions
 from .spool import SpoolWriter
@@ -36,15 +36,15 @@ if TYPE_CHECKING:
 _journal = logging.getLogger(__name__)
 
 
-class PartMessage(WriterCommitMessage):
-    """A task's word to the driver."""
+class TaskMessage(WriterCommitMessage):
+    """A task's message to the driver."""
 
-    def __init__(self, part: Part) -> None:
-        self.part = part
+    def __init__(self, result: TaskResult) -> None:
+        self.result = result
 
 
 class _Spooling:
-    """What both writers do in a task."""
+    """What both writers do in a task. Raises WriteRefused for an overwrite, ColumnsRefused for the wrong columns."""
 
     def __init__(self, options: SinkOptions, schema: StructType, *, overwrite: bool) -> None:
         if overwrite:
@@ -54,39 +54,39 @@ class _Spooling:
         self._schema = schema
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
-        """Spool a partition; its message."""
-        return PartMessage(_spooled(self._options, self._schema, iterator))
+        """Check and spool a partition; return its message."""
+        return TaskMessage(_spooled(self._options, self._schema, iterator))
 
 
 class LogWriter(_Spooling, DataSourceArrowWriter):
-    """A batch write: each is a batch of its own, numbered by option batchId or behind the last one."""
+    """A batch write: one batch, numbered by option batchId or one more than the last."""
 
     def commit(self, messages: Sequence[WriterCommitMessage | None]) -> None:
-        """Send what the tasks spooled. Raises as `sending.commit`."""
-        _commit(self._options, _parts(messages), self._options.batchId, query=None)
+        """Send what the tasks spooled. Raises as `commit.commit`."""
+        _commit(self._options, _results(messages), self._options.batchId, query=None)
 
     def abort(self, messages: Sequence[WriterCommitMessage | None]) -> None:
-        """Remove what was spooled in vain; not what a commit that failed may have sent in part."""
-        _abandon(self._options, _parts(messages))
+        """Remove the tasks' spools, except those that a failed commit may have sent in result."""
+        _abandon(self._options, _results(messages))
 
 
 class LogStreamWriter(_Spooling, DataSourceStreamArrowWriter):
     """The batches of a stream, numbered by Spark."""
 
     def commit(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803 - Spark's name
-        """Send what the tasks spooled, unless the batch is written. Raises as `sending.commit`."""
-        _commit(self._options, _parts(messages), batchId, query=self._options.query_id())
+        """Send what the tasks spooled, unless the batch is already written. Raises as `commit.commit`."""
+        _commit(self._options, _results(messages), batchId, query=self._options.query_id())
 
     def abort(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
-        """Remove what was spooled in vain; not what a commit that failed may have sent in part."""
-        _abandon(self._options, _parts(messages))
+        """Remove the tasks' spools, except those that a failed commit may have sent in result."""
+        _abandon(self._options, _results(messages))
 
 
-def _parts(messages: Sequence[WriterCommitMessage | None]) -> list[Part]:
-    return [message.part for message in messages if isinstance(message, PartMessage)]
+def _results(messages: Sequence[WriterCommitMessage | None]) -> list[TaskResult]:
+    return [message.result for message in messages if isinstance(message, TaskMessage)]
 
 
-def _spooled(options: SinkOptions, schema: StructType, batches: Iterator[pa.RecordBatch]) -> Part:
+def _spooled(options: SinkOptions, schema: StructType, batches: Iterator[pa.RecordBatch]) -> TaskResult:
     context = TaskContext.get()
     partition = context.partitionId() if context is not None else 0
     checking: CommandChecker | None = None
@@ -103,21 +103,21 @@ def _spooled(options: SinkOptions, schema: StructType, batches: Iterator[pa.Reco
                     largest, largest_row = len(packed), row
         spool = writer.finished()
     if checking is None:
-        return Part(partition, spool)
-    return Part(partition, spool, largest, largest_row, checking.refused, tuple(checking.first_refused))
+        return TaskResult(partition, spool)
+    return TaskResult(partition, spool, largest, largest_row, checking.refused, tuple(checking.first_refused))
 
 
-def _commit(options: SinkOptions, parts: Sequence[Part], batch: int | None, *, query: str | None) -> None:
+def _commit(options: SinkOptions, results: Sequence[TaskResult], batch: int | None, *, query: str | None) -> None:
     timeout_s = options.sendTimeoutMs / 1000
     with closing(ClusterLog(options.bootstrap, timeout_s)) as cluster:
         target = Target(cluster.cluster_id(), options.session_name(), query)
         servers = cluster.servers
     connect = partial(Client, servers, session=target.session, timeout_s=timeout_s, halt_on_failure=True)
-    folder = SinkState(FileDirectory(options.folder))
-    done = asyncio.run(commit(folder, target, connect, parts, batch, fails=options.failOnRefused))
+    state = SinkState(FileDirectory(options.folder))
+    done = asyncio.run(commit(state, target, connect, results, batch, fails=options.failOnRefused))
     _journal.info("batch %d: %d commands, %d refused", done.batch, done.commands, done.refused)
 
 
-def _abandon(options: SinkOptions, parts: Sequence[Part]) -> None:
-    folder = SinkState(FileDirectory(options.folder))
-    folder.abandon(part.spool for part in parts if part.spool is not None)
+def _abandon(options: SinkOptions, results: Sequence[TaskResult]) -> None:
+    state = SinkState(FileDirectory(options.folder))
+    state.abandon(result.spool for result in results if result.spool is not None)

@@ -1,10 +1,10 @@
-"""The spool: a partition's commands as a task leaves them for the driver, durable and checked.
+"""The spool: the commands of one partition, which a task has checked and made durable for the driver to send.
 
     0 4 "QSPL" | 4 1 version=1 | 5 3 zero                                                       (little-endian)
-    block:  0 4 crc32c of 4.. and of the crc before (0 at first) | 4 4 count | 8 4 length | msgpack of count commands
+    block:  0 4 crc32c of 4.. and the previous crc (first: 0) | 4 4 count | 8 4 length | msgpack of count commands
 
-A block is what the driver sends at a time. How many commands and bytes there are, and the last crc, stand in the task's
-message and then in the batch's plan: so nothing can be changed, left out or added without being seen.
+The driver sends one block at a time. The number of commands, the size and the last crc are in the task's message and
+then in the batch's plan, so any change, omission or addition is detected.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from quire.log.packing import ExtType, array_head, unpack_trusted
 from .errors import SpoolDamaged
 
 BLOCK_COMMANDS = 1000
-"""One frame of the log has so many of them, at most."""
+"""The most commands in a block, and so in a frame of the log."""
 BLOCK_BYTES = 256 << 10
-"""A block is full with so much; a single command may be larger."""
+"""The size at which a block is full. A single command may be larger."""
 
 _HEAD = b"QSPL\x01\x00\x00\x00"
 _CRC = struct.Struct("<I")
@@ -33,7 +33,7 @@ _BLOCK_HEAD = _CRC.size + _SHAPE.size
 
 
 class Spool(NamedTuple):
-    """A file with the commands of a partition."""
+    """A file with the commands of one partition."""
 
     name: str
     partition: int
@@ -43,7 +43,7 @@ class Spool(NamedTuple):
 
 
 class SpoolWriter:
-    """Writes one; `finished` makes it durable. The file is there at the first block."""
+    """Writes a spool; `finished` makes it durable. The file is created with the first block."""
 
     def __init__(self, directory: Directory, name: str, partition: int) -> None:
         self._directory = directory
@@ -57,14 +57,14 @@ class SpoolWriter:
         self._crc = 0
 
     def add(self, packed: bytes) -> None:
-        """Put a command, as msgpack, behind the others."""
+        """Append a command, packed as msgpack."""
         if len(self._packed) == BLOCK_COMMANDS or (self._packed and self._packed_bytes + len(packed) > BLOCK_BYTES):
             self._write_block()
         self._packed.append(packed)
         self._packed_bytes += len(packed)
 
     def finished(self) -> Spool | None:
-        """What was written, durable now; None where there was no command."""
+        """Make the spool durable and return it; None if there was no command."""
         if self._packed:
             self._write_block()
         if self._storage is None:
@@ -75,7 +75,7 @@ class SpoolWriter:
         return Spool(self._name, self._partition, self._commands, self._size, self._crc)
 
     def close(self) -> None:
-        """Give the file back, finished or not."""
+        """Close the file, finished or not."""
         if self._storage is not None:
             self._storage.close()
 
@@ -96,13 +96,13 @@ class SpoolWriter:
 
 
 def check_spool(directory: Directory, spool: Spool) -> None:
-    """Read all of it. Raises SpoolDamaged."""
+    """Read and verify the whole spool. Raises SpoolDamaged."""
     for _ in _blocks(directory, spool):
         pass
 
 
 def commands_of(directory: Directory, spools: Sequence[Spool], skip: int = 0) -> Iterator[list[Any]]:
-    """The commands of all of them, one after the other, a block at a time, without the first `skip`.
+    """The commands of all spools, in order, a block at a time, without the first `skip` commands.
 
     Raises:
         SpoolDamaged: with path and position.
@@ -125,12 +125,12 @@ def _blocks(directory: Directory, spool: Spool) -> Iterator[tuple[int, bytes]]:
     try:
         storage = directory.open(spool.name)
     except FileNotFoundError:
-        raise SpoolDamaged(path, "a batch's spool is not there") from None
+        raise SpoolDamaged(path, "a spool of the batch is missing") from None
     with closing(storage):
         if storage.size != spool.size:
-            raise SpoolDamaged(path, f"has {storage.size} bytes and had {spool.size}")
+            raise SpoolDamaged(path, f"has {storage.size} bytes, written were {spool.size}")
         if storage.read_at(0, len(_HEAD)) != _HEAD:
-            raise SpoolDamaged(path, "does not begin as a spool of this version")
+            raise SpoolDamaged(path, "does not start with the header of a spool of this version")
         position, crc, commands = len(_HEAD), 0, 0
         while position < spool.size:
             head = storage.read_at(position, _BLOCK_HEAD)
@@ -138,9 +138,9 @@ def _blocks(directory: Directory, spool: Spool) -> Iterator[tuple[int, bytes]]:
             payload = storage.read_at(position + _BLOCK_HEAD, min(length, spool.size))
             crc = crc32c(payload, crc32c(head[_CRC.size :], crc))
             if len(payload) != length or not count or _CRC.pack(crc) != head[: _CRC.size]:
-                raise SpoolDamaged(path, f"the block at position {position} is not what was written")
+                raise SpoolDamaged(path, f"the block at position {position} fails its crc32c")
             yield count, payload
             position += _BLOCK_HEAD + length
             commands += count
         if (crc, commands) != (spool.crc32c, spool.commands):
-            raise SpoolDamaged(path, "is not the spool that the batch was planned with")
+            raise SpoolDamaged(path, "is not the spool in the batch's plan")

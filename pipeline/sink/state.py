@@ -1,15 +1,15 @@
-"""What the sink knows of itself, in files of the checkpoint: small JSON documents, each durable and whole or not there.
+"""The sink's durable state: small JSON documents in a folder of the checkpoint.
 
-    identity                   which cluster the commands go to, under which session's name, from which query
-    holder                     the session id under which a driver has sent last
+    identity                   the cluster that gets the commands, the name of the session, the query's id
+    holder                     the session id of the last driver that sent commands
     plan-BATCH-SESSION         a batch: its first sequence, and the spools with its commands
-    refused-BATCH              what of it the machine refused, as far as is known
-    done-BATCH                 it is executed: where the sequence stands then, and how many were refused
-    spool-...                  commands, by a task; see `spool`
+    refused-BATCH              which of its commands the machine refused, as far as known
+    done-BATCH                 the batch is executed: the session's next sequence, and how many commands were refused
+    spool-...                  commands, written by a task; see `spool`
 
-A document is written beside its place, synced and renamed: there is no half of one. Of two plans of a batch that of the
-higher session id counts: who wrote it had opened the session later, found none, and has fenced the other, which so was
-sent nothing of.
+A document is written under another name, synced and renamed, so it is complete or absent. If a batch has two plans, the
+one with the higher session id counts: its driver opened the session later, saw no plan, and fenced the other driver,
+which therefore had sent nothing.
 """
 
 from __future__ import annotations
@@ -31,17 +31,17 @@ from .spool import Spool
 
 VERSION = 1
 FIRST_REFUSALS = 10
-"""So many of a batch's refusals are kept with their texts; the others are counted."""
+"""How many of a batch's refusals are kept with their texts; the others are only counted."""
 SPOOL = "spool-"
 _IDENTITY, _HOLDER, _PLAN, _REFUSED, _DONE, _HALF = "identity", "holder", "plan-", "refused-", "done-", ".half"
 _CRC_DIGITS = 8
-_NO_QUERY = "one that is not told (of a stream by option checkpointLocation)"
-_ANEW = "what the one has written the other has not: a new checkpoint needs a new session and a new spoolLocation"
+_NO_QUERY = "an unknown query (a stream's is known by option checkpointLocation)"
+_NEW_SPOOL = "they have not written the same batches: a new checkpoint needs a new session and a new spoolLocation"
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What a batch sends: the commands of the spools, in their order, numbered from `first_sequence` on."""
+    """What a batch sends: the commands of the spools, in order, with sequences from `first_sequence` on."""
 
     batch: int
     session: int
@@ -54,13 +54,13 @@ class Plan:
 
     @property
     def next_sequence(self) -> int:
-        """The one behind its last."""
+        """The sequence after its last command."""
         return self.first_sequence + self.commands
 
 
 @dataclass(frozen=True, slots=True)
 class Refusals:
-    """What was refused of a batch's commands below the sequence `through`; `first`: [sequence, code, text] of some."""
+    """The refusals among a batch's commands below the sequence `through`; `first`: (sequence, code, text) of some."""
 
     through: int
     count: int = 0
@@ -70,7 +70,7 @@ class Refusals:
 
 @dataclass(frozen=True, slots=True)
 class Done:
-    """A batch that is executed, all of it."""
+    """A batch that is completely executed."""
 
     batch: int
     next_sequence: int
@@ -81,20 +81,21 @@ class Done:
 
 
 class SinkState:
-    """One folder. Of several processes that use it at a time, the holder of the session goes on."""
+    """The state in one folder. If several processes use it at once, the holder of the session prevails."""
 
     def __init__(self, directory: Directory) -> None:
         self.directory = directory
 
     def names(self) -> list[str]:
-        """All that is there now."""
+        """The files that exist now, sorted."""
         return sorted(self.directory.list())
 
     def identify(self, cluster_id: str, session: str, query: str | None) -> None:
-        """Give the folder to this cluster, session and query, or check that it is theirs.
+        """Claim an unused folder for this cluster, session and query, or check that it is theirs.
 
         Raises:
-            ForeignCluster, OptionRefused: it is another's.
+            ForeignCluster, OptionRefused: it belongs to another.
+            SpoolDamaged: its identity is damaged, or of another version.
         """
         known = self._read(_IDENTITY)
         if known is None:
@@ -103,27 +104,27 @@ class SinkState:
             return
         if known.get("version") != VERSION:
             raise SpoolDamaged(
-                f"{self.directory.path}/{_IDENTITY}", f"is of version {known.get('version')}, not {VERSION}"
+                f"{self.directory.path}/{_IDENTITY}", f"has version {known.get('version')}, not {VERSION}"
             )
         if known["cluster_id"] != cluster_id:
             raise ForeignCluster(cluster_id, known["cluster_id"])
         if known["session"] != session:
-            raise OptionRefused("session", f"the spool's is {known['session']}, not {session}; {_ANEW}")
+            raise OptionRefused("session", f"the spool's is {known['session']}, not {session}; {_NEW_SPOOL}")
         if known.get("query", query) != query:
-            found, told = known["query"] or _NO_QUERY, query or _NO_QUERY
-            raise OptionRefused("spoolLocation", f"the spool is of query {found}, not of {told}; {_ANEW}")
+            found, given = known["query"] or _NO_QUERY, query or _NO_QUERY
+            raise OptionRefused("spoolLocation", f"the spool is of query {found}, not of {given}; {_NEW_SPOOL}")
 
     def holder(self) -> int | None:
-        """Under which session id was sent last."""
+        """The session id of the last send; None if nothing was sent."""
         known = self._read(_HOLDER)
         return None if known is None else int(known["session"])
 
     def hold(self, session: int) -> None:
-        """Note that from now on it is this one."""
+        """Record the session id of the sends that follow."""
         self._write(_HOLDER, {"session": session})
 
     def done(self) -> Done | None:
-        """The last batch that is executed."""
+        """The last executed batch."""
         found = [name for name in self.names() if name.startswith(_DONE) and not name.endswith(_HALF)]
         known = self._read(found[-1]) if found else None
         if known is None:
@@ -132,11 +133,11 @@ class SinkState:
         return Done(**known)
 
     def finish(self, done: Done) -> None:
-        """Note that a batch is executed."""
+        """Record that a batch is executed."""
         self._write(f"{_DONE}{done.batch:020d}", asdict(done))
 
     def plan(self) -> Plan | None:
-        """The plan of the batch behind the last one that is done, if there is one."""
+        """The plan of the batch after the last executed one, if there is a plan."""
         done, found = (
             self.done(),
             [name for name in self.names() if name.startswith(_PLAN) and not name.endswith(_HALF)],
@@ -148,14 +149,14 @@ class SinkState:
         return Plan(**known)
 
     def write_plan(self, plan: Plan) -> None:
-        """Make a plan durable: what it says is what is sent, whoever sends it."""
+        """Make a plan durable. From now on every driver sends exactly what it says."""
         self._write(
             f"{_PLAN}{plan.batch:020d}-{plan.session:020d}",
             {**asdict(plan), "spools": [list(each) for each in plan.spools]},
         )
 
     def refusals(self, plan: Plan) -> Refusals:
-        """What is known of a batch's refusals."""
+        """The known refusals of a batch."""
         known = self._read(f"{_REFUSED}{plan.batch:020d}")
         if known is None:
             return Refusals(plan.first_sequence)
@@ -163,26 +164,27 @@ class SinkState:
         return Refusals(**known)
 
     def note(self, plan: Plan, refusals: Refusals) -> None:
-        """Keep them."""
+        """Make refusals durable."""
         self._write(f"{_REFUSED}{plan.batch:020d}", asdict(refusals))
 
     def clean(self, listed: Iterable[str], plan: Plan) -> None:
-        """Remove what was there before the batch of a plan, and its spools. It must be done, by who holds the session.
+        """Remove the files that existed before a plan's batch, and its spools. The batch must be done, and the caller
+        must hold the session.
 
-        The plan itself stays until the session was opened again, for the next batch: whoever opened it before and comes
-        late must find it.
+        The plan itself stays until the session is opened for the next batch: a late driver that opened it earlier must
+        find the plan.
         """
         kept = {f"{_PLAN}{plan.batch:020d}-{plan.session:020d}", f"{_DONE}{plan.batch:020d}", _IDENTITY, _HOLDER}
         self.discard({*listed, *(spool.name for spool in plan.spools)} - kept)
 
     def discard(self, names: Iterable[str]) -> None:
-        """Remove files, if they are there still."""
+        """Remove files, if they still exist."""
         for name in sorted(names):
             with suppress(FileNotFoundError):
                 self.directory.remove(name)
 
     def abandon(self, spools: Iterable[Spool]) -> None:
-        """Remove what tasks wrote in vain: all that no plan names."""
+        """Remove the spools that no plan names: their batch will not be sent from them."""
         plan = self.plan()
         named = {spool.name for spool in plan.spools} if plan is not None else set[str]()
         self.discard({spool.name for spool in spools} - named)
@@ -196,7 +198,7 @@ class SinkState:
             raw = storage.read_at(0, storage.size)
         body, stated = raw[:-_CRC_DIGITS], raw[-_CRC_DIGITS:]
         if stated != _crc_of(body):
-            raise SpoolDamaged(f"{self.directory.path}/{name}", "its crc is not what it states")
+            raise SpoolDamaged(f"{self.directory.path}/{name}", "its crc32c does not match")
         document: dict[str, Any] = orjson.loads(body)
         return document
 

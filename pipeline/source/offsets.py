@@ -1,7 +1,7 @@
-"""Offsets: where a stream stands, and what startingOffsets and endingOffsets say.
+"""Offsets: a stream's position, and the values of startingOffsets and endingOffsets.
 
 A stream's offset is {"cluster": id in hex, "index": next index}. Spark keeps it as JSON text in the checkpoint and
-compares that text, so there is one way to write it: keys sorted, no spaces.
+compares the text, so it has one canonical form: keys sorted, no spaces.
 """
 
 from __future__ import annotations
@@ -22,25 +22,25 @@ _CLUSTER = re.compile("[0-9a-f]{32}")
 
 
 class Offset(NamedTuple):
-    """The index that comes next, in the log of a cluster; what Spark calls an offset."""
+    """The next index to read in the log of a cluster; Spark's offset."""
 
     cluster: str
     index: int  # type: ignore[assignment]
 
     def to_document(self) -> dict[str, Any]:
-        """As Spark's Python runner takes it; keys in their canonical order."""
+        """The offset as Spark's Python runner takes it, with keys in canonical order."""
         return {"cluster": self.cluster, "index": self.index}
 
     def to_text(self) -> str:
-        """As JSON text, canonically."""
+        """The offset as canonical JSON text."""
         return json.dumps(self.to_document(), sort_keys=True, separators=(",", ":"))
 
     @classmethod
     def from_document(cls, document: Any) -> Offset:
-        """The offset in what a checkpoint holds.
+        """The offset in a checkpoint's document.
 
         Raises:
-            OffsetInvalid: it is none of this source's.
+            OffsetInvalid: the document is not an offset of this source.
         """
         match document:
             case {"cluster": str(cluster), "index": int(index), **rest}:
@@ -52,18 +52,18 @@ class Offset(NamedTuple):
 
 
 class OffsetInvalid(PipelineError):
-    """A checkpoint holds an offset that is none of this source's."""
+    """A checkpoint holds an offset that is not of this source."""
 
     def __init__(self, document: Any) -> None:
-        super().__init__(f"the checkpoint holds {str(document)[:200]}, which is no offset of a quire log")
+        super().__init__(f"the checkpoint holds {str(document)[:200]}, which is not an offset of a quire log")
         self.document = document
 
 
 def parse_place(option: str, text: str) -> Place:
-    """What startingOffsets or endingOffsets says: earliest, latest, {"index": n} or n.
+    """The value of startingOffsets or endingOffsets: earliest, latest, {"index": n} or n.
 
     Raises:
-        OptionRefused: anything else.
+        OptionRefused: it is anything else.
     """
     if text.lower() == EARLIEST:
         return EARLIEST

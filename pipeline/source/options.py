@@ -1,6 +1,7 @@
-"""The options of the source, named as in Spark's Kafka connector where that has the like.
+"""The options of the source, named as in Spark's Kafka connector where it has an equivalent.
 
-Spark gives them as text, names in any case. Unknown ones are refused: a misspelt limit must not read everything.
+Spark passes them as text, with names in any case. Unknown ones are refused: a misspelled limit must not read the whole
+log.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from .offsets import EARLIEST, LATEST, Place, parse_place
 HIGHEST_INDEX = 2**63 - 1
 """Spark's longs are signed."""
 MAX_TIMESTAMP_MS = 253_402_300_799_999
-"""The last millisecond of the year 9999, where Spark's timestamps end, too."""
+"""The last millisecond of the year 9999, the end of Spark's timestamps."""
 MAX_PARTITIONS = 1_000_000
 MAX_FETCH_TIMEOUT_MS = 3_600_000
 
@@ -28,47 +29,47 @@ _PORTS = 65_536
 
 @dataclass(frozen=True, slots=True)
 class SourceOptions:
-    """What is to be read, and how; the fields carry the options' own names."""
+    """What to read, and how. The fields have the names of the options."""
 
     path: str | None = None
-    """A data_dir, of a node that runs or one that does not, or an archive."""
+    """A data_dir, whether its node runs or not, or an archive."""
     archive: str | None = None
-    """An archive, to be read together with the live log that `path` or `bootstrap` names, as one history."""
+    """An archive to read together with the live log that `path` or `bootstrap` names, as one history."""
     bootstrap: tuple[str, ...] = ()
-    """HOST:PORT of some nodes of a cluster; the others are learnt from them."""
+    """HOST:PORT of some nodes of the cluster; they name the others."""
     startingOffsets: Place = EARLIEST  # noqa: N815 - as users write it
     endingOffsets: Place = LATEST  # noqa: N815
     startingTimestamp: int | None = None  # noqa: N815
-    """Milliseconds since the Unix epoch: begin with the first record that is not older."""
+    """Milliseconds since the Unix epoch: start with the first record that is not older."""
     endingTimestamp: int | None = None  # noqa: N815
     """Milliseconds since the Unix epoch: end before the first record that is not older."""
     startingOffsetsByTimestampStrategy: str = "error"  # noqa: N815
-    """What to do where no record is as recent as startingTimestamp: fail, or begin with what comes next."""
+    """If no record is as recent as startingTimestamp: fail (`error`), or start with the next record (`latest`)."""
     failOnDataLoss: bool = True  # noqa: N815
-    """Whether to fail where records have expired before they were read; otherwise go on behind them."""
+    """Whether to fail if records have expired before they were read; otherwise skip them."""
     minPartitions: int = 0  # noqa: N815
-    """Split segments until there are so many partitions."""
+    """Split segments until there are at least this many partitions."""
     maxOffsetsPerTrigger: int | None = None  # noqa: N815
-    """A batch of a stream holds no more records than that."""
+    """The most records in a batch of a stream."""
     maxBytesPerTrigger: int | None = None  # noqa: N815
-    """A batch of a stream ends before the frame that reaches beyond so many bytes of the log; it holds one at least."""
+    """The most bytes of the log in a batch of a stream, in whole frames; a batch has at least one frame."""
     includeHeaders: bool = False  # noqa: N815
     """Whether the rows have a column of headers."""
     fetchTimeoutMs: int = 60_000  # noqa: N815
-    """How long to ask one node after the other, from a cluster, before giving up."""
+    """How long to ask a cluster's nodes, one after another, before giving up."""
 
     @classmethod
     def parse(cls, given: Mapping[str, str], *, streaming: bool) -> Self:
-        """The options that Spark was given.
+        """The options given to Spark.
 
         Raises:
-            OptionRefused: unknown, malformed, or at odds with another.
+            OptionRefused: one is unknown, malformed, missing, or contradicts another.
         """
         known = {field.name.lower(): field.name for field in fields(cls)}
         values: dict[str, object] = {}
         for name, text in given.items():
             if name.lower() not in known:
-                raise OptionRefused(name, f"is not known; there are {', '.join(known.values())}")
+                raise OptionRefused(name, f"is unknown; the options are {', '.join(known.values())}")
             values[known[name.lower()]] = _parsed(known[name.lower()], text)
         if streaming:
             values.setdefault("startingOffsets", LATEST)
@@ -77,12 +78,12 @@ class SourceOptions:
         return options
 
     def check(self, given: Mapping[str, object]) -> None:
-        """Refuse what is missing and what contradicts itself."""
+        """Raise OptionRefused if an option is missing or contradicts another."""
         if (self.path is None) == (not self.bootstrap):
-            raise OptionRefused("path", "give either it, a node's data_dir, or bootstrap, some nodes' HOST:PORT")
+            raise OptionRefused("path", "give either path, a node's data_dir, or bootstrap, some nodes' HOST:PORT")
         for offsets, timestamp in (("startingOffsets", "startingTimestamp"), ("endingOffsets", "endingTimestamp")):
             if timestamp in given and isinstance(given.get(offsets), int):
-                raise OptionRefused(timestamp, f"stands beside {offsets}; give one of them")
+                raise OptionRefused(timestamp, f"cannot be combined with {offsets}")
         if self.endingOffsets == EARLIEST:
             raise OptionRefused("endingOffsets", "cannot be earliest")
 
@@ -112,7 +113,7 @@ def _parsed(name: str, text: str) -> object:
 
 
 def parse_path(text: str, name: str = "path") -> str:
-    """A folder of a file system that every process of the job sees. Raises OptionRefused."""
+    """A folder on a file system that every process of the job shares. Raises OptionRefused."""
     path = text.removeprefix("file://") if text.startswith("file:///") else text.removeprefix("file:")
     if not path:
         raise OptionRefused(name, "is empty")
@@ -120,7 +121,7 @@ def parse_path(text: str, name: str = "path") -> str:
 
 
 def parse_servers(text: str) -> tuple[str, ...]:
-    """HOST:PORT of each. Raises OptionRefused."""
+    """The servers in a list of HOST:PORT, each once. Raises OptionRefused."""
     servers = tuple(dict.fromkeys(part.strip() for part in text.split(",") if part.strip()))
     for server in servers:
         match = _SERVER.fullmatch(server)
@@ -139,7 +140,7 @@ def parse_integer(name: str, text: str, lowest: int, highest: int) -> int:
 
 
 def parse_truth(name: str, text: str) -> bool:
-    """True or false, in any case of letters. Raises OptionRefused."""
+    """True or false, in any case. Raises OptionRefused."""
     if text.lower() not in ("true", "false"):
         raise OptionRefused(name, f"must be true or false, not {text[:24]!r}")
     return text.lower() == "true"

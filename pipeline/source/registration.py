@@ -1,4 +1,4 @@
-"""Telling a Spark session of the source, where it does not find it by itself."""
+"""`register`: make the source known to a Spark session that does not find it by itself."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 IMPORT_TIMEOUT_S = 120.0
-"""A busy machine's cold disk may take seconds to import Spark and Arrow."""
+"""Importing Spark and Arrow from a cold disk on a busy machine takes seconds."""
 
-# All that a task needs: a worker that has quire and no pyarrow would fail later, and say less.
+# Everything that a task needs: a worker with quire but without pyarrow would fail later, with a worse message.
 _IMPORT = "import quire.pipeline.source.readers"
 
 
 def register(spark: SparkSession) -> None:
-    """Make `format("quire")` known to a session. (Spark finds `pyspark_quire` in its own interpreter without it.)
+    """Make `format("quire")` known to a session. Usually Spark finds `pyspark_quire` without this.
 
-    The workers' Python is tried here, on the driver's machine; that of executors elsewhere shows when they run. A
-    session of Spark Connect does not tell what its workers run, so there it shows then, too.
+    The workers' Python is checked here, on the driver's machine. Executors on other machines, and the workers of a
+    Spark Connect session, which does not reveal their Python, are not checked before they run.
 
     Raises:
-        WorkersLackQuire: the session's workers run a Python that cannot import quire.
+        WorkersLackQuire: the Python of the session's workers cannot import quire.
     """
     context = getattr(spark, "sparkContext", None)
     if context is not None:
@@ -36,12 +36,12 @@ def register(spark: SparkSession) -> None:
 
 
 def check_workers(python: str) -> None:
-    """Have an interpreter import what a task of Spark needs.
+    """Check that an interpreter can import what a task of Spark needs.
 
     Raises:
-        WorkersLackQuire: it cannot, and why.
+        WorkersLackQuire: it cannot; the error says why.
     """
-    # Like Spark's own workers: in this environment and directory, and the module path begins with the latter.
+    # Run it like Spark's workers: in this environment and directory, with the directory first on the module path.
     command = [python, "-c", _IMPORT]
     try:
         ran = subprocess.run(command, capture_output=True, timeout=IMPORT_TIMEOUT_S, check=False)
@@ -49,4 +49,4 @@ def check_workers(python: str) -> None:
         raise WorkersLackQuire(python, str(error)) from error
     if ran.returncode:
         said = ran.stderr.decode(errors="replace").strip().splitlines()
-        raise WorkersLackQuire(python, said[-1] if said else f"it ended with {ran.returncode}")
+        raise WorkersLackQuire(python, said[-1] if said else f"it exited with {ran.returncode}")

@@ -1,7 +1,7 @@
-"""`spark.read.format("quire")` and `spark.readStream.format("quire")`: what Spark calls.
+"""The data source that Spark calls for `format("quire")`, and the columns of a log.
 
-Light to import, for each new session of Spark does so in a worker, whether it reads a log or not: numpy and pyarrow
-come with the readers.
+This module must stay light to import: each new Spark session imports it in a worker, whether it reads a log or not.
+numpy and pyarrow are imported with the readers.
 """
 
 from __future__ import annotations
@@ -42,11 +42,11 @@ COLUMNS: dict[str, DataType] = {
     HEADERS: MapType(StringType(), StringType()),
     "segment": LongType(),
 }
-"""Every column by its name; `docs/pipeline.md` says what each holds."""
+"""Every column by name; `docs/pipeline.md` says what each holds."""
 
 
 class SchemaRefused(PipelineError):
-    """A schema that the user gave names a column that there is not, or gives one another type."""
+    """The user's schema names an unknown column, or gives a column another type."""
 
     def __init__(self, field: StructField) -> None:
         known = ", ".join(f"{name} {kind.simpleString()}" for name, kind in COLUMNS.items())
@@ -55,15 +55,15 @@ class SchemaRefused(PipelineError):
 
 
 def full_schema(*, headers: bool) -> StructType:
-    """Every column, in order; the headers where they are asked for."""
+    """Every column, in order; `headers` includes the column of headers."""
     return StructType([StructField(name, kind) for name, kind in COLUMNS.items() if headers or name != HEADERS])
 
 
 def check_schema(schema: StructType) -> None:
-    """Refuse a schema that is no choice of the columns.
+    """Check that a schema selects from the columns.
 
     Raises:
-        SchemaRefused: with the field that does not fit.
+        SchemaRefused: a field does not match any column.
     """
     for field in schema.fields:
         kind = COLUMNS.get(field.name)
@@ -75,7 +75,7 @@ SOURCE_NAME = "quire"
 
 
 class QuireSource(DataSource):
-    """The log of a cluster as a table; docs/pipeline.md has its columns and options."""
+    """The log of a cluster as a table; `docs/pipeline.md` has its columns and options."""
 
     @classmethod
     def name(cls) -> str:

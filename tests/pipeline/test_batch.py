@@ -124,11 +124,11 @@ def test_an_empty_log_has_no_rows(spark: SparkSession, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "says"),
     [
-        ({"startingOffset": "earliest"}, "startingoffset: is not known"),
+        ({"startingOffset": "earliest"}, "startingoffset: is unknown"),
         ({"startingOffsets": '{"index": 301}'}, "past the end of the log, 300"),
         ({"endingOffsets": "301"}, "past the end of the log, 300"),
         ({"startingOffsets": '{"index": '}, "must be earliest, latest or"),
-        ({"bootstrap": "127.0.0.1:1"}, "give either it"),
+        ({"bootstrap": "127.0.0.1:1"}, "give either path"),
     ],
 )
 def test_what_cannot_be_is_refused_by_name(

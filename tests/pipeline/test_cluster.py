@@ -198,7 +198,7 @@ def test_no_node_reachable_is_said_with_every_node_and_reason(spark: SparkSessio
     ports = [free_port(), free_port()]
     servers = ",".join(f"127.0.0.1:{port}" for port in ports)
 
-    with pytest.raises(PySparkException, match=rf"no node gave .* within 1 s .*{ports[0]}.*refused.*{ports[1]}"):
+    with pytest.raises(PySparkException, match=rf"no node returned .* within 1 s .*{ports[0]}.*refused.*{ports[1]}"):
         spark.read.format("quire").options(bootstrap=servers, fetchTimeoutMs="1000").load().collect()
 
 

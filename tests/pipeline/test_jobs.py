@@ -214,7 +214,7 @@ def test_the_command_line_archives_and_scrubs(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "code", "says"),
     [
-        (["archive", "nowhere"], 2, "give either it, a node's data_dir, or bootstrap"),
+        (["archive", "nowhere"], 2, "give either path, a node's data_dir, or bootstrap"),
         (["archive", "{tmp}/archive", "--path", "{tmp}"], 1, "holds no log of quire"),
         (["scrub"], 2, "name data_dirs and archives"),
         (["scrub", "--bootstrap", "nowhere"], 2, "must be HOST:PORT"),

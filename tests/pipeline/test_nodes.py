@@ -126,7 +126,7 @@ def test_a_stream_waits_for_nodes_that_are_behind_its_checkpoint_for_a_moment() 
 def test_what_a_node_says_to_hold_is_not_lost_though_none_gives_it(tmp_path: Path) -> None:
     with serving(answers_of(records=pages(raw_frames(tmp_path), lowest=40), lowest=0)) as server:
         partition = LogPartition(Stretch(3, 97, None), CLUSTER.hex(), (server,), 0)
-        with pytest.raises(ClusterUnavailable, match=r"index 3 on .*it has expired, though .* begins at index 0"):
+        with pytest.raises(ClusterUnavailable, match=r"index 3 on .*it has expired, although .* starts at index 0"):
             shown(server, partition, failOnDataLoss="false")
 
 
@@ -173,7 +173,7 @@ def test_an_answer_has_a_limit(monkeypatch: pytest.MonkeyPatch, size: int, passe
         if passes:
             assert nodes.first("/records", "it", lambda answer: len(answer.body)) == size
         else:
-            with pytest.raises(ClusterUnavailable, match="above the limit of 1000 bytes"):
+            with pytest.raises(ClusterUnavailable, match="exceeds the limit of 1000 bytes"):
                 nodes.first("/records", "it", lambda answer: answer)
 
 
@@ -212,7 +212,7 @@ def test_a_node_whose_log_does_not_follow_what_was_read_is_passed_over(tmp_path:
     with ExitStack() as stack:
         dying = stack.enter_context(serving(answers_of(records=pages(raw, answers=2))))
         liar = stack.enter_context(serving(answers_of(records=pages(foreign))))
-        with pytest.raises(ClusterUnavailable, match=f"{liar}: it sent what is no part of the log"):
+        with pytest.raises(ClusterUnavailable, match=f"{liar}: it sent bytes that are not part of the log"):
             read([dying, liar], timeout_s=0.3)
         good = stack.enter_context(serving(answers_of(records=pages(raw))))
         again = stack.enter_context(serving(answers_of(records=pages(raw, answers=2))))

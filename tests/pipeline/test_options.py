@@ -81,7 +81,7 @@ def test_what_contradicts_itself_is_refused() -> None:
     ):
         with pytest.raises(OptionRefused):
             parse(*contrary)
-    with pytest.raises(OptionRefused, match="option path: give either it"):
+    with pytest.raises(OptionRefused, match="option path: give either path"):
         SourceOptions.parse({}, streaming=True)
 
 

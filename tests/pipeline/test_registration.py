@@ -71,7 +71,7 @@ def test_workers_that_cannot_be_run_are_told_of(tmp_path: Path, monkeypatch: pyt
 
     with pytest.raises(WorkersLackQuire, match="No such file"):
         check_workers(str(tmp_path / "nothing"))
-    with pytest.raises(WorkersLackQuire, match="it ended with 3"):
+    with pytest.raises(WorkersLackQuire, match="it exited with 3"):
         check_workers(str(tmp_path / "silent"))
     (tmp_path / "silent").write_text("#!/bin/sh\nexec tail -f /dev/null\n")
     monkeypatch.setattr(quire.pipeline.source.registration, "IMPORT_TIMEOUT_S", 0.2)

@@ -109,7 +109,7 @@ def test_rows_that_are_no_commands_are_named_and_nothing_of_their_batch_is_writt
     with pytest.raises(PySparkException) as refused:
         to(cluster, frame, tmp_path, session="bad").save()
     text = str(refused.value)
-    assert "4 rows are no commands" in text
+    assert "4 rows are not commands" in text
     for place in (
         "partition 0, row 3: OPERATION_UNK",
         "partition 1, row 0: NO_COMMAND",

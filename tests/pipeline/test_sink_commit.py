@@ -15,7 +15,7 @@ from quire.log import pack
 from quire.log.simulated.faulty import Disk, Keep, PowerLoss
 from quire.pipeline.errors import OptionRefused
 from quire.pipeline.sink import spool
-from quire.pipeline.sink.commit import Part, Target, commit
+from quire.pipeline.sink.commit import Target, TaskResult, commit
 from quire.pipeline.sink.errors import (
     BatchOvertaken,
     BatchUnfinished,
@@ -56,20 +56,20 @@ class Spark:
         self.names = 0
         self.committed = -1
 
-    def tasks(self, batch: int, rows: Sequence[Sequence[Any]] | None = None) -> list[Part]:
+    def tasks(self, batch: int, rows: Sequence[Sequence[Any]] | None = None) -> list[TaskResult]:
         """Spool every partition; the messages come as the tasks end."""
-        parts: list[Part] = []
+        parts: list[TaskResult] = []
         for partition, commands in enumerate(BATCHES[batch] if rows is None else rows):
             self.names += 1
             writer = SpoolWriter(self.disk.directory_of_life(), f"{SPOOL}{self.names:08d}", partition)
             for command in commands:
                 writer.add(pack(command))
-            parts.append(Part(partition, writer.finished()))
+            parts.append(TaskResult(partition, writer.finished()))
         self.chance.shuffle(parts)
         return parts
 
     async def commit(
-        self, batch: int | None, parts: list[Part], client: SessionClient | None = None, fails: bool = True
+        self, batch: int | None, parts: list[TaskResult], client: SessionClient | None = None, fails: bool = True
     ) -> Done:
         folder = SinkState(self.disk.directory_of_life())
         return await commit(folder, TARGET, lambda: client or self.cluster.connect(), parts, batch, fails=fails)
@@ -276,7 +276,7 @@ def test_an_abort_removes_what_was_spooled_in_vain_and_not_what_is_planned() -> 
 def test_rows_that_are_no_commands_are_named_and_nothing_is_written() -> None:
     spark = Spark(SinkDisk(), FakeCluster())
     bad = [RowRefused(partition, 7, "OPERATION_UNKNOWN", "no pow") for partition in (2, 1)]
-    parts = [*spark.tasks(0), *(Part(row.partition, None, refused=8, first_refused=(row,)) for row in bad)]
+    parts = [*spark.tasks(0), *(TaskResult(row.partition, None, refused=8, first_refused=(row,)) for row in bad)]
 
     with pytest.raises(
         RowsRefused, match=r"16 rows .* partition 1, row 7: OPERATION_UNKNOWN: no pow; partition 2.* 14 mo"
@@ -290,7 +290,7 @@ def test_rows_that_are_no_commands_are_named_and_nothing_is_written() -> None:
 def test_a_command_larger_than_the_cluster_takes_is_named_by_its_row(largest: int, taken: bool) -> None:
     spark = Spark(SinkDisk(), FakeCluster(message_bytes=100))
     [part, *_] = spark.tasks(0, [[["add", 1]]])
-    parts = [Part(0, part.spool, largest, 12)]
+    parts = [TaskResult(0, part.spool, largest, 12)]
     if taken:
         asyncio.run(spark.commit(0, parts))
         return
@@ -348,7 +348,7 @@ def test_replies_that_the_session_has_forgotten_are_counted() -> None:
     for replies in cluster.applier.sessions.replies.values():
         replies.forget()
 
-    with pytest.raises(CommandsRefused, match="the replies of 2 more are gone"):
+    with pytest.raises(CommandsRefused, match="the replies to 2 more are gone"):
         asyncio.run(spark.commit(0, []))
     assert [command for _, command in cluster.executed] == rows[0]
 
@@ -365,7 +365,7 @@ def test_what_one_driver_could_not_ask_for_the_next_does_not_count_again() -> No
             if message == 2:
                 replies.forget()
 
-    with pytest.raises(CommandsRefused, match=r"refused 1 of its .* the replies of 1 more are gone"):
+    with pytest.raises(CommandsRefused, match=r"refused 1 of its .* the replies to 1 more are gone"):
         asyncio.run(spark.commit(0, []))
     assert [command for _, command in cluster.executed] == rows[0]
 
@@ -389,7 +389,7 @@ def test_a_session_that_was_closed_under_the_query_is_told_and_nothing_is_sent(b
     executed = list(cluster.executed)
 
     for _ in range(2):
-        with pytest.raises(SessionMoved, match="stands at sequence 0"):
+        with pytest.raises(SessionMoved, match="is at sequence 0"):
             asyncio.run(spark.commit(batch, spark.tasks(batch)))
     assert cluster.executed == executed
 
@@ -409,7 +409,7 @@ def test_a_session_that_was_written_under_from_elsewhere_takes_nothing_of_a_new_
     anew = Spark(SinkDisk(), cluster)
     for batch in (0, None):
         with pytest.raises(
-            SessionMoved, match=f"at sequence {len(ALL)}, and nothing was sent from this spool.*new ses"
+            SessionMoved, match=f"at sequence {len(ALL)}, but nothing was sent from this spool.*new ses"
         ):
             asyncio.run(anew.commit(batch, anew.tasks(0)))
 
@@ -439,7 +439,7 @@ def test_what_one_query_has_done_is_not_done_for_another_with_the_same_session_a
         assert spark_commit(spark, first, 0).batch == 0
     for target in (second, TARGET):
         for batch in (0, 1, None):
-            with pytest.raises(OptionRefused, match=r"is of query first, not of (second|one that is not t)"):
+            with pytest.raises(OptionRefused, match=r"is of query first, not of (second|an unknown query)"):
                 spark_commit(spark, target, batch)
     assert len(spark.cluster.executed) == 3
 
@@ -494,7 +494,7 @@ def test_a_write_without_a_number_does_not_end_another_s_in_its_own_s_place() ->
             await spark.commit(None, spark.tasks(1))
 
     late.opening = other
-    with pytest.raises(BatchUnfinished, match="batch 1 is planned and not ended, so a write must wait"):
+    with pytest.raises(BatchUnfinished, match="batch 1 is planned and not finished, so a write must wait"):
         asyncio.run(spark.commit(None, parts, late))
     spark.write(1, [])
     asyncio.run(spark.commit(None, spark.tasks(2)))

@@ -158,11 +158,11 @@ def test_the_machine_is_the_clusters_and_ones_own_must_be_named_and_be_it() -> N
     with serving(status("arithmetic")) as server:
         assert isinstance(machine_of((server,), 5.0, None), ArithmeticMachine)
         assert isinstance(machine_of((server,), 5.0, f"{RefusingMachine.__module__}:RefusingMachine"), RefusingMachine)
-        with pytest.raises(OptionRefused, match="this is kv version 1, and the cluster's is arithmetic version 1"):
+        with pytest.raises(OptionRefused, match="this is kv version 1, but the cluster runs arithmetic version 1"):
             machine_of((server,), 5.0, "kv")
     with serving(status("arithmetic", 9)) as server, pytest.raises(OptionRefused, match="version 9"):
         machine_of((server,), 5.0, None)
-    with serving(status("orders")) as server, pytest.raises(OptionRefused, match="is orders: give its package"):
+    with serving(status("orders")) as server, pytest.raises(OptionRefused, match="runs orders: give its package"):
         machine_of((server,), 5.0, None)
     with serving({"/status": (200, b"{}")}) as server, pytest.raises(ClusterUnavailable, match="is its cluster formed"):
         machine_of((server,), 0.2, None)

@@ -64,5 +64,5 @@ def test_no_bit_of_a_spool_can_change_unseen_and_no_byte_be_missing_or_added(mon
         with pytest.raises(SpoolDamaged, match=r"spool: has \d+ bytes"):
             check_spool(directory, spooled)
     disk.delete("spool")
-    with pytest.raises(SpoolDamaged, match="is not there"):
+    with pytest.raises(SpoolDamaged, match="is missing"):
         check_spool(directory, spooled)

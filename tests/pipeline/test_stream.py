@@ -188,7 +188,7 @@ def test_a_checkpoint_beyond_the_log_s_end_is_told_and_not_waited_for_in_silence
         lambda: stream.partitions(at(90), at(101)),
     ]
     for call in calls:
-        with pytest.raises(CheckpointAhead, match=r"stands at index 101, and the log .*numbers ends at 100") as ahead:
+        with pytest.raises(CheckpointAhead, match=r"is at index 101, but the log .*numbers ends at 100") as ahead:
             call()
         assert (ahead.value.index, ahead.value.highest_index) == (101, 100)
 
