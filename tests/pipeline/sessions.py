@@ -10,7 +10,7 @@ from tests.pipeline import daemon
 
 TOP = Path(__file__).parents[2]
 QUICK_START = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
-"""For JVMs that live for a minute: with only the quick compiler, starting and warming up takes a third less CPU time."""
+"""For JVMs that live for a minute: with the quick compiler alone, start and warm-up take a third less CPU time."""
 
 
 def local_session(daemon_module: str = daemon.__name__, threads: str = "local[2]") -> SparkSession:
