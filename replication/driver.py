@@ -1,7 +1,7 @@
 """Carries out what the core asks for: on the log and the promise file, on the sockets, and for the node.
 
 It has no asyncio, thread or clock of its own: `Device` has them, so the same driver runs in a process (`replica`) and
-in the deterministic world of `tests/sim`. It decides nothing that one of the rules decides (`replication/DESIGN.md`).
+in the deterministic world of `tests/sim`. It decides nothing that one of the rules decides (`docs/protocol.md`).
 """
 
 from bisect import bisect_left

@@ -244,7 +244,7 @@ class Core:
             case events.FramesArrived():
                 following.frames_arrived(event)
             case events.OpenAnswered():
-                following.answered(event)
+                following.open_answered(event)
             case events.StreamConnected(stream_id):
                 following.connected(stream_id)
             case events.SnapshotFetched():

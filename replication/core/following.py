@@ -109,7 +109,7 @@ class Following:
         asked = Open(self.leader, epochs, state.log.highest_index, state.log.durable.index, state.log.fetching)
         state.act(SendOpen(stream_id, asked))
 
-    def answered(self, event: OpenAnswered) -> None:
+    def open_answered(self, event: OpenAnswered) -> None:
         """Resume, or truncate first. Rule 9: never below commit_index."""
         state, stream, answer = self.state, self._current(event.stream_id, Step.OPENING), event.answer
         if stream is None:
