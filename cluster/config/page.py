@@ -1,4 +1,4 @@
-"""`docs/configuration.md`, made from the model: `python -m quire.cluster.config.page > docs/configuration.md`."""
+"""Generates `docs/configuration.md` from the model: `python -m quire.cluster.config.page > docs/configuration.md`."""
 
 import sys
 from typing import Any
@@ -11,13 +11,13 @@ from .settings import ENVIRONMENT_PREFIX, Settings, flag_of, unit_of
 
 HEAD = """# Configuration of `quire serve`
 
-Made from the model in `cluster/config/serve.py` by `python -m quire.cluster.config.page > docs/configuration.md`; a
-test compares the two.
+Generated from the model in `cluster/config/serve.py` by `python -m quire.cluster.config.page > docs/configuration.md`;
+a test checks that it is up to date.
 
-Each value can be given as a flag (`--data-dir ./n1`), as a variable (`QUIRE_DATA_DIR=./n1`) or as a key of a TOML file
-(`data_dir = "./n1"`) that `--config FILE` or `QUIRE_CONFIG` names. Flags win over variables, variables over the file.
-An unknown key, an unknown `QUIRE_` variable and a named file that is not there are errors; nothing is passed over.
-(`QUIRE_SERVER`, which tells commands where the cluster is, is no part of this.)
+Each setting can be given as a flag (`--data-dir ./n1`), as a variable (`QUIRE_DATA_DIR=./n1`) or as a key of the TOML
+file (`data_dir = "./n1"`) that `--config FILE` or `QUIRE_CONFIG` names. Flags override variables, and variables
+override the file. An unknown key, an unknown `QUIRE_` variable and a missing file are errors. (The variable
+`QUIRE_SERVER` is for the other commands: it tells them where the cluster is.)
 
     # n1.toml
     node = "n1"
@@ -38,7 +38,7 @@ def config_page() -> str:
 
 
 def page_of(model: type[Settings], head: str) -> str:
-    """A page that describes each field of a model below its head."""
+    """A page of `head` and a section for each field of the model."""
     return "\n".join([head, *(_section(name, field) for name, field in model.model_fields.items())])
 
 

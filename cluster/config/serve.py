@@ -13,19 +13,19 @@ from quire.replication import NODE_ID
 from .settings import Address, LogFormat, LogLevel, Settings, load_settings
 
 MIB = 1 << 20
-FRAME_OVERHEAD_BYTES = 1024  # Frame header and the msgpack around a request's records, generously.
+FRAME_OVERHEAD_BYTES = 1024  # An upper bound for the frame header and the msgpack around a request's records.
 
 _INTEGER = re.compile(r"-?[0-9]{1,19}")
 
 
 def _checked_node_id(node_id: str) -> str:
     if not NODE_ID.fullmatch(node_id):
-        raise ValueError(f"{node_id!r} is no node id; take 1 to 24 of a-z, 0-9 and -")
+        raise ValueError(f"{node_id!r} is not a node id; use 1 to 24 of a-z, 0-9 and -")
     return node_id
 
 
 def _parse_addresses(value: Any) -> Any:
-    """A map of node id to address from `n1=HOST:PORT,n2=...`, or from a list of such strings (a repeated flag)."""
+    """A map of node id to address from `n1=HOST:PORT,n2=...` or from a list of such strings (a repeated flag)."""
     if isinstance(value, str):
         value = [value]
     if not isinstance(value, list):
@@ -46,7 +46,7 @@ def _parse_names(value: Any) -> Any:
 
 
 def _parse_initial(value: Any) -> Any:
-    """A string that spells an int becomes that int, so that a flag and a TOML integer name the same initial value."""
+    """Turn a string that spells an int into the int, so that a flag and a TOML integer mean the same value."""
     if isinstance(value, bool | float):
         raise ValueError(f"{value!r} is neither an int nor a string; write a decimal number as a string")
     return int(value) if isinstance(value, str) and _INTEGER.fullmatch(value) else value
@@ -59,50 +59,51 @@ Initial = Annotated[int | str | None, BeforeValidator(_parse_initial)]
 
 
 class ServeConfig(Settings):
-    """What one node is started with."""
+    """The configuration of one node."""
 
     node: NodeId = Field(description="This node's id, one of the members: 1 to 24 of a-z, 0-9 and -.")
-    listen: Address = Field(description="HOST:PORT to listen on; clients and peers share this one port.")
+    listen: Address = Field(description="HOST:PORT to listen on, for both clients and peers.")
     members: Addresses = Field(
-        description="Every node of the cluster and where the others reach it: n1=HOST:PORT,n2=HOST:PORT,..."
+        description="All nodes of the cluster, and where they reach each other: n1=HOST:PORT,n2=HOST:PORT,..."
     )
     initial_members: NodeIds = Field(
         default_factory=lambda data: tuple(data.get("members", ())),
         description="Ids of the members that form a new cluster, as n1,n2,n3; the others join it as observers. "
-        "Only looked at until the cluster is formed. Default: all members.",
+        "Ignored once the cluster is formed. Default: all members.",
     )
-    data_dir: Path = Field(description="Directory of the node's log and promises; made if it does not exist.")
+    data_dir: Path = Field(description="Directory of the node's log and other files; created if it does not exist.")
     machine: str = Field(
         default="arithmetic",
         min_length=1,
         description="The state machine: arithmetic, kv, log, or your own as package.module:Class (the current "
-        "directory is searched last). Stands in the log's "
-        "genesis, so it cannot be changed later.",
+        "directory is searched last). Fixed when the cluster is formed.",
     )
     initial: Initial = Field(
         default=None,
-        description="The machine's initial value. Stands in genesis, too. Default: the machine's own (arithmetic: 42).",
+        description="The machine's initial value. Fixed when the cluster is formed. "
+        "Default: the machine's own (arithmetic: 42).",
     )
     link: Addresses = Field(
         default_factory=dict,
-        description="This node reaches that peer there, for example through a proxy: n2=HOST:PORT. May be repeated.",
+        description="Where this node reaches a peer, if not at its address in members, for example through a proxy: "
+        "n2=HOST:PORT. May be repeated.",
     )
     peer_secret_file: FilePath | None = Field(
         default=None,
-        description="File with the secret that peers prove to one another they know. None: the network is trusted.",
+        description="File with the secret by which peers authenticate each other. Without it the network is trusted.",
     )
     heartbeat_ms: int = Field(
         default=100,
         ge=10,
         le=60_000,
-        description="How often the leader shows that it lives. Short enough for several within an election timeout.",
+        description="How often the leader sends heartbeats. Several must fit into an election timeout.",
     )
     election_timeout_ms: int = Field(
         default=1000,
         ge=50,
         le=600_000,
-        description="Silence after which a leader counts as gone, and after which one that hears no majority stops "
-        "leading. Long enough for a busy machine's pauses.",
+        description="After this time without hearing the leader, a node may campaign; after this time without "
+        "hearing a majority, a leader steps down. Must be longer than the pauses of a busy host.",
     )
     segment_bytes: int = Field(
         default=64 * MIB,
@@ -114,75 +115,76 @@ class ServeConfig(Settings):
         default=MIB,
         ge=1024,
         le=64 * MIB,
-        description="Largest batch of commands or records in one request. One request is one frame, so this also "
-        "bounds how long it holds up others.",
+        description="Largest batch of commands or records in one request. A request is one frame, so this also "
+        "bounds how long it blocks others.",
     )
     max_frame_bytes: int = Field(
         default=8 * MIB,
         ge=64 * 1024,
         le=256 * MIB,
-        description="Largest frame, and so the largest blob. Stands in genesis: all nodes must be able to hold it.",
+        description="Largest frame, and so the largest blob. Fixed when the cluster is formed: no node may have "
+        "a smaller limit.",
     )
     stream_window_bytes: int = Field(
         default=8 * MIB,
         ge=64 * 1024,
         le=1024 * MIB,
-        description="Bytes shipped to a follower that it has not acknowledged yet; bounds the leader's memory for it.",
+        description="Most bytes in flight to a follower; bounds the leader's memory for it.",
     )
     state_limit_bytes: int = Field(
         default=8 * MIB,
         ge=1024,
         le=256 * MIB,
-        description="Largest state that GET /state gives; above it the answer is 413.",
+        description="Largest state that GET /state returns; a larger one is refused with 413.",
     )
     request_timeout_ms: int = Field(
         default=10_000,
         ge=100,
         le=600_000,
-        description="How long a request waits for its commit or for the leader; after that a write's outcome is "
+        description="How long a request waits for its commit or for a leader. After that the outcome of a write is "
         "reported as unknown.",
     )
     snapshot_records: int = Field(
         default=500_000,
         ge=0,
         lt=1 << 63,
-        description="A snapshot is taken at the first frame boundary past each multiple of so many records, the "
-        "same one on every node. A restart replays about so many at most. 0: not by records.",
+        description="Take a snapshot at the first frame boundary past each multiple of this many records, which is "
+        "the same boundary on every node. A restart replays at most about as many. 0: not by records.",
     )
     snapshot_log_bytes: int = Field(
         default=256 * MIB,
         ge=0,
         lt=1 << 63,
-        description="A snapshot is taken after so many bytes of frames since the last one: large records fill the log "
-        "before there are many. 0: not by bytes.",
+        description="Take a snapshot after this many bytes of frames since the last one, for logs of few, large "
+        "records. 0: not by bytes.",
     )
     snapshot_interval_ms: int = Field(
         default=0,
         ge=0,
         lt=1 << 53,
-        description="A snapshot is taken at the first frame boundary after so long: where few records come, a bound on "
-        "how old the newest one is. 0: not by time.",
+        description="Take a snapshot at the first frame boundary after this time since the last one, for logs with "
+        "little traffic. 0: not by time.",
     )
     retention_bytes: int = Field(
         default=0,
         ge=0,
         lt=1 << 63,
-        description="This node's log is held at about so many bytes: its oldest segments go as soon as nothing needs "
-        "them. Each node may have its own. 0: no limit.",
+        description="Remove this node's oldest segments while its log is larger and nothing needs them. Nodes may have "
+        "different limits. 0: no limit.",
     )
     retention_ms: int = Field(
         default=0,
         ge=0,
         lt=1 << 53,
-        description="A segment of this node's log goes when its last record is older than this, and nothing needs it. "
+        description="Remove a segment of this node's log when its last record is older than this and nothing needs it. "
         "0: no limit.",
     )
     retention_follower_bytes: int = Field(
         default=1024 * MIB,
         ge=0,
         lt=1 << 63,
-        description="What a node lacks is kept for it by the leader, although its limits would let it go, up to so "
-        "many bytes; a node that lacks more gets a snapshot.",
+        description="How many bytes of log the leader keeps for a node that lacks them, beyond its own limits; a node "
+        "that lacks more gets a snapshot.",
     )
     check_invariants: bool = Field(
         default=False,
@@ -223,10 +225,10 @@ class ServeConfig(Settings):
         return self
 
     def address_of(self, node_id: str) -> str | None:
-        """Where this node reaches a member: its link if it has one, else its address; None for an unknown id."""
+        """Where this node reaches a member: at its link, if there is one, or its address; None for an unknown id."""
         return self.link.get(node_id) or self.members.get(node_id)
 
 
 def load_config(flags: Mapping[str, Any], config_file: Path | None = None) -> ServeConfig:
-    """The configuration of a node, as `load_settings` reads it."""
+    """Read a node's configuration; raises as `load_settings`."""
     return load_settings(ServeConfig, flags, config_file)

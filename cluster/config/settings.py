@@ -1,8 +1,8 @@
-"""Settings of a process: a frozen model, filled from flags, the environment and a TOML file.
+"""The settings of a process: a frozen model, filled from flags, the environment and a TOML file.
 
-Flags win over `QUIRE_...` variables, those over the file. Nothing is guessed and nothing is passed over: an unknown key
-in the file, an unknown `QUIRE_...` variable and a named file that is not there are errors, as is every value that does
-not fit. (pydantic-settings itself lets unknown variables and missing files pass.)
+Flags override `QUIRE_...` variables, which override the file. Nothing is guessed or ignored: an unknown key in the
+file, an unknown `QUIRE_...` variable, a missing file and an invalid value are errors. (pydantic-settings by itself
+ignores unknown variables and missing files.)
 """
 
 import os
@@ -29,7 +29,7 @@ OTHER_VARIABLES = frozenset({"QUIRE_SERVER", "QUIRE_CONFIG"})  # Read by the com
 
 
 class ConfigInvalid(ClusterError):
-    """The configuration cannot be used. `problems` are sentences that name field, value and next step."""
+    """The configuration is invalid. Each of `problems` is a sentence with the field, the value and the next step."""
 
     def __init__(self, problems: list[str]) -> None:
         super().__init__("; ".join(problems))
@@ -44,17 +44,18 @@ def _checked_address(address: str) -> str:
 Address = Annotated[str, AfterValidator(_checked_address)]
 LogLevel = Annotated[
     Literal["debug", "info", "warning", "error"],
-    Field(description="The least important messages that are still logged."),
+    Field(description="The lowest level of messages that are logged."),
 ]
 LogFormat = Annotated[
-    Literal["console", "json"], Field(description="Messages on stderr as lines for people, or as one JSON object each.")
+    Literal["console", "json"],
+    Field(description="Format of log messages on stderr: plain lines, or JSON objects."),
 ]
 
 Model = TypeVar("Model", bound="Settings")
 
 
 class Settings(BaseSettings):
-    """What a process is started with. Each field says its unit, its default and why it exists."""
+    """The base of a process's settings. Each field states its unit, its default and its purpose."""
 
     model_config = SettingsConfigDict(frozen=True, extra="forbid", env_prefix=ENVIRONMENT_PREFIX)
 
@@ -67,12 +68,12 @@ class Settings(BaseSettings):
         dotenv_settings: PydanticBaseSettingsSource,
         file_secret_settings: PydanticBaseSettingsSource,
     ) -> tuple[PydanticBaseSettingsSource, ...]:
-        """Only what the constructor is given: `load_settings` reads the other sources, and says which was wrong."""
+        """Only the constructor's arguments: `load_settings` reads the other sources, to name the one that is wrong."""
         return (init_settings,)
 
 
 def unit_of(field: str) -> str:
-    """The unit that a field's name ends in: ms, bytes, records, or nothing."""
+    """The unit that a field's name ends in: ms, bytes or records; empty if it has none."""
     for suffix in ("ms", "bytes", "records"):
         if field.endswith("_" + suffix):
             return suffix
@@ -80,10 +81,10 @@ def unit_of(field: str) -> str:
 
 
 def load_settings(model: type[Model], flags: Mapping[str, Any], config_file: Path | None = None) -> Model:
-    """The configuration from flags (those given, by field name), the process's environment and a TOML file.
+    """Read the settings from `flags` (the given ones, by field name), the environment and a TOML file.
 
     Raises:
-        ConfigInvalid: with one sentence for each thing that is wrong.
+        ConfigInvalid: with a sentence for each problem.
     """
     known = {(ENVIRONMENT_PREFIX + name).upper() for name in model.model_fields} | OTHER_VARIABLES
     unknown = sorted(
@@ -121,7 +122,7 @@ def _read_file(model: type[BaseSettings], path: Path) -> dict[str, Any]:
 
 
 def _is_own(problem: ErrorDetails) -> bool:
-    """Whether this is a fault of its own, not a default that waits for another field to be right."""
+    """Whether it is a problem by itself, not a default that could not be made because another field is wrong."""
     return problem["type"] != "default_factory_not_called"
 
 

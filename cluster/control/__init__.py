@@ -1,4 +1,4 @@
-"""The control plane: PySyncObj, which suggests who should try to lead (rule 13). It is not trusted with safety."""
+"""The control plane: PySyncObj suggests which node should campaign (rule 13). Safety does not depend on it."""
 
 from .control import Control, ControlTimes
 

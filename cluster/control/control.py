@@ -1,8 +1,8 @@
-"""Rule 13: who should try to lead. A level, told on each change: PySyncObj leads here and hears a majority.
+"""Rule 13: which node should campaign. A node is nominated while PySyncObj leads there and hears a majority.
 
-PySyncObj runs on the peers' links, without sockets, threads, files or pickles. It may forget all that it knew, elect
-two leaders or none: a nomination proves nothing, and where it is missing the voters stand by themselves. If it raises,
-it is made anew.
+PySyncObj runs over the links to the peers, without sockets, threads, files or pickles. It may forget everything, or
+elect two leaders or none: a nomination proves nothing, and without nominations voters campaign on their own. If it
+raises, it is rebuilt.
 """
 
 import asyncio
@@ -15,7 +15,7 @@ import structlog
 from .envelope import NotAdmitted, decode, encode
 from .syncobj import Raft, RaftStatus, RaftTimes
 
-MAX_LOG_LENGTH = 10_000  # One no-op an election; above it PySyncObj begins anew, which costs one election.
+MAX_LOG_LENGTH = 10_000  # One no-op an election. Above it PySyncObj is rebuilt, which costs one election.
 REBUILD_PAUSE_S = 1.0
 
 log = structlog.get_logger(__name__)
@@ -23,7 +23,7 @@ log = structlog.get_logger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class ControlTimes:
-    """Seconds between ticks, and PySyncObj's own times."""
+    """The seconds between ticks, and PySyncObj's own times."""
 
     tick_s: float
     raft: RaftTimes
@@ -32,8 +32,8 @@ class ControlTimes:
     def of_heartbeat(cls, heartbeat_s: float) -> "ControlTimes":
         """Times that find a candidate within a few heartbeats.
 
-        Shorter than a leader's election timeout, since a candidate that comes too early harms nobody: it stands only
-        while no leader is heard.
+        They are shorter than a leader's election timeout. That does no harm: a nominated node campaigns only while it
+        hears no leader.
         """
         return cls(
             tick_s=heartbeat_s / 5,
@@ -47,7 +47,7 @@ class ControlTimes:
 
 
 class Control:
-    """One voter's control plane, on one event loop."""
+    """One voter's control plane. One event loop."""
 
     def __init__(
         self,
@@ -58,7 +58,7 @@ class Control:
         nominate: Callable[[bool], None],
         fit: Callable[[], bool],
     ) -> None:
-        """`send` and `nominate` are told; while the node is not `fit` to lead it is silent, and another is elected."""
+        """`send` gets messages to peers, `nominate` each change; while the node is not `fit` to lead it is silent."""
         self.nominated = False
         self._node_id = node_id
         self._others = frozenset(others)
@@ -71,12 +71,12 @@ class Control:
         self._task: asyncio.Task[None] | None = None
 
     def start(self) -> None:
-        """Begin to tick."""
+        """Start to tick."""
         self._build()
         self._task = asyncio.create_task(self._run(), name="control plane")
 
     async def stop(self) -> None:
-        """Take no further part; this node is nominated no longer."""
+        """Stop; this node is no longer nominated."""
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
@@ -84,11 +84,11 @@ class Control:
         self._drop()
 
     def status(self) -> RaftStatus | None:
-        """What PySyncObj says; None while it is being made anew."""
+        """PySyncObj's status; None while it is being rebuilt."""
         return self._raft.status() if self._raft else None
 
     def regroup(self, others: Iterable[str]) -> None:
-        """From now on these are the other voters: PySyncObj is made anew for them (rule 13)."""
+        """Set the other voters; if they change, PySyncObj is rebuilt (rule 13)."""
         if self._others != frozenset(others):
             self._others = frozenset(others)
             self._drop()
@@ -96,19 +96,19 @@ class Control:
     # Links
 
     def peer_linked(self, node_id: str) -> None:
-        """What is said to this node arrives."""
+        """Messages to this node arrive from now on."""
         self._connected.add(node_id)
         if node_id in self._others:
             self._guarded(lambda raft: raft.connected(node_id))
 
     def peer_unlinked(self, node_id: str) -> None:
-        """It is lost."""
+        """Messages to this node are lost from now on."""
         self._connected.discard(node_id)
         if node_id in self._others:
             self._guarded(lambda raft: raft.disconnected(node_id))
 
     def told(self, node_id: str, data: bytes) -> None:
-        """Take what a voter's control plane said; what is no message of it is dropped."""
+        """Take a message of another voter's control plane; an invalid one is dropped."""
         if node_id not in self._others:
             return
         try:
@@ -122,7 +122,7 @@ class Control:
         try:
             data = encode(message)
         except NotAdmitted as error:
-            log.warning("PySyncObj asked for more than it may say", peer=node_id, why=str(error))
+            log.warning("PySyncObj tried to send a message that it may not send", peer=node_id, why=str(error))
         else:
             self._send(node_id, data)
 
@@ -134,7 +134,7 @@ class Control:
             for node_id in self._connected & self._others:
                 raft.connected(node_id)
         except Exception:
-            log.exception("PySyncObj did not begin and is made anew")
+            log.exception("PySyncObj did not start and is rebuilt")
         else:
             self._raft = raft
 
@@ -161,13 +161,13 @@ class Control:
             self._nominate(nominated)
 
     def _guarded(self, block: Callable[[Raft], None]) -> None:
-        """Nothing that PySyncObj raises ends a node: it only suggests."""
+        """Run `block`; an exception of PySyncObj never ends a node."""
         if self._raft is None:
             return
         try:
             block(self._raft)
         except Exception:
-            log.exception("PySyncObj failed and is made anew")
+            log.exception("PySyncObj failed and is rebuilt")
             self._drop()
 
     def _drop(self) -> None:
@@ -177,4 +177,4 @@ class Control:
             if raft is not None:
                 raft.destroy()
         except Exception:
-            log.exception("PySyncObj did not end well")
+            log.exception("PySyncObj failed while it was stopped")

@@ -1,13 +1,13 @@
-"""What PySyncObj may say over the wire, and nothing else: one msgpack array a message, integers and flags only.
+"""The only messages that PySyncObj may exchange: one msgpack array each, of integers and flags.
 
     [1, term, last_log_index, last_log_term]                    request_vote
     [2, term]                                                   response_vote
     [3, term, commit_index, prev_index, prev_term, [[index, term], ...]]   append_entries: no-ops only
     [4, next_index, reset, success]                             next_node_idx
 
-PySyncObj itself sends pickles, and unpickles commands, dumps and the parts of large entries: whoever may speak to it
-may run code here. So no bytes of a peer's reach it at all. The one command that its log holds, the no-op of each
-election, is put in on this side; commands, dumps, membership changes and utility messages have no encoding.
+PySyncObj by itself sends pickles, and unpickles commands, dumps and parts of large entries: a peer that talks to it can
+run code here. So no bytes from a peer reach it. The only command in its log, the no-op of each election, is added by
+the receiver; commands, dumps, membership changes and utility messages have no encoding.
 """
 
 from collections.abc import Mapping
@@ -17,22 +17,22 @@ from quire.log import PayloadInvalid, pack, unpack
 
 NO_OP = b"\x01"
 MAX_INTEGER = 2**53 - 1
-MAX_NO_OPS = 256  # in one message
+MAX_NO_OPS = 256  # In one message.
 
 
 class NotAdmitted(Exception):
-    """No message that the control plane may send or take."""
+    """The control plane may neither send nor receive this message."""
 
 
 def _integer(value: Any) -> int:
     if type(value) is not int or not 0 <= value <= MAX_INTEGER:
-        raise NotAdmitted(f"{value!r:.80} is no integer of 0 to {MAX_INTEGER}")
+        raise NotAdmitted(f"{value!r:.80} is not an integer from 0 to {MAX_INTEGER}")
     return value
 
 
 def _flag(value: Any) -> bool:
     if type(value) is not bool:
-        raise NotAdmitted(f"{value!r:.80} is no flag")
+        raise NotAdmitted(f"{value!r:.80} is not a flag")
     return value
 
 
@@ -45,9 +45,9 @@ def _no_ops(rows: Any) -> list[list[int]]:
 
 
 def _of_entries(entries: Any) -> list[list[int]]:
-    """[index, term] of each of PySyncObj's entries, (command, index, term)."""
+    """[index, term] of each entry (command, index, term) of PySyncObj."""
     if any(command != NO_OP for command, _, _ in entries):
-        raise NotAdmitted("a command that is no no-op")
+        raise NotAdmitted("a command other than a no-op")
     return _no_ops([[index, term] for _, index, term in entries])
 
 
@@ -60,10 +60,10 @@ _FIELDS: dict[str, frozenset[str]] = {
 
 
 def encode(message: Mapping[str, Any]) -> bytes:
-    """The bytes of a message of PySyncObj's.
+    """Encode a message of PySyncObj.
 
     Raises:
-        NotAdmitted: it is none of the four, or holds more than they do.
+        NotAdmitted: it is none of the four, or has other fields.
     """
     kind = message.get("type")
     if kind not in _FIELDS or frozenset(message) != _FIELDS[kind]:
@@ -82,7 +82,7 @@ def encode(message: Mapping[str, Any]) -> bytes:
 
 
 def decode(data: bytes) -> dict[str, Any]:
-    """The message in `data`, as PySyncObj takes it.
+    """Decode a message into the form that PySyncObj takes.
 
     Raises:
         NotAdmitted: it is none of the four.
@@ -113,4 +113,4 @@ def decode(data: bytes) -> dict[str, Any]:
                 "success": _flag(success),
             }
         case _:
-            raise NotAdmitted(f"no message of the control plane: {row!r:.80}")
+            raise NotAdmitted(f"not a message of the control plane: {row!r:.80}")

@@ -1,7 +1,7 @@
 """PySyncObj, typed: the one module that imports it.
 
-What of it is used: elections. `Raft` has no replicated methods, no journal or dump on disk, no thread and no sockets of
-its own; whoever owns it ticks it, carries its messages and tells it who is connected.
+Only its elections are used. `Raft` has no replicated methods, no journal or dump on disk, no thread and no sockets: its
+owner ticks it, carries its messages and tells it which nodes are connected.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -20,7 +20,7 @@ NEVER_S = 1e9
 
 @dataclass(frozen=True, slots=True)
 class RaftTimes:
-    """Seconds: an election begins after a silence of `silence_min_s` to `silence_max_s`."""
+    """In seconds. An election starts after `silence_min_s` to `silence_max_s` without a leader."""
 
     silence_min_s: float
     silence_max_s: float
@@ -29,7 +29,7 @@ class RaftTimes:
 
 
 class RaftStatus(NamedTuple):
-    """What PySyncObj's `getStatus()` says that matters here. `leader` may be long gone: an isolated node keeps it."""
+    """The part of PySyncObj's `getStatus()` used here. `leader` may be outdated: an isolated node keeps it."""
 
     leads: bool
     has_quorum: bool
@@ -38,8 +38,8 @@ class RaftStatus(NamedTuple):
     log_length: int
 
 
-class _PeerTransport(Transport):  # type: ignore[misc]  # PySyncObj has no types
-    """Carries messages over the peers' links, which others keep."""
+class _PeerTransport(Transport):  # type: ignore[misc]  # PySyncObj is untyped.
+    """Carries messages over the links to the peers, which it does not own."""
 
     def __init__(self, send: Callable[[str, Mapping[str, Any]], None]) -> None:
         super().__init__(None, None, [])
@@ -69,7 +69,7 @@ class _PeerTransport(Transport):  # type: ignore[misc]  # PySyncObj has no types
 
 
 class Raft:
-    """One node's part in PySyncObj's elections. Any method may raise what PySyncObj raises."""
+    """One node's part in PySyncObj's elections. Any method may raise anything that PySyncObj raises."""
 
     def __init__(
         self,
@@ -84,8 +84,8 @@ class Raft:
             raftMaxTimeout=times.silence_max_s,
             appendEntriesPeriod=times.ping_s,
             leaderFallbackTimeout=times.fallback_s,
-            appendEntriesBatchSizeBytes=MAX_NO_OPS,  # a no-op has one byte
-            # Its compaction would make dumps, which no message here can carry; the owner bounds the log instead.
+            appendEntriesBatchSizeBytes=MAX_NO_OPS,  # A no-op has one byte.
+            # No compaction: it makes dumps, which have no encoding here. The owner bounds the log instead.
             logCompactionMinEntries=int(NEVER_S),
             logCompactionMinTime=NEVER_S,
             dynamicMembershipChange=False,
@@ -96,23 +96,23 @@ class Raft:
         self._raft = SyncObj(Node(node_id), list(self._nodes.values()), conf=conf, transport=self._transport)
 
     def connected(self, node_id: str) -> None:
-        """Messages to this node arrive."""
+        """Messages to this node arrive from now on."""
         self._transport.connected(self._nodes[node_id])
 
     def disconnected(self, node_id: str) -> None:
-        """They are lost."""
+        """Messages to this node are lost from now on."""
         self._transport.disconnected(self._nodes[node_id])
 
     def received(self, node_id: str, message: dict[str, Any]) -> None:
-        """Hand over what a node said."""
+        """Take a message from a node."""
         self._transport.received(self._nodes[node_id], message)
 
     def tick(self) -> None:
-        """Let time pass: elections, pings."""
+        """Do what is due: elections, pings."""
         self._raft.doTick(0)
 
     def status(self) -> RaftStatus:
-        """Where it stands. Polled, since PySyncObj's callbacks miss a change from one leader to another."""
+        """The current status. It is polled, because PySyncObj's callbacks miss a change from one leader to another."""
         status = self._raft.getStatus()
         leader = status["leader"]
         return RaftStatus(
@@ -124,5 +124,5 @@ class Raft:
         )
 
     def destroy(self) -> None:
-        """Give back what it holds."""
+        """Release its resources."""
         self._raft.destroy()

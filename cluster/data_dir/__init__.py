@@ -1,1 +1,1 @@
-"""A node's data directory: lock, identity, genesis, and opening it in the right order."""
+"""A node's data directory: its lock, identity and genesis, and the order in which it is opened."""

@@ -1,9 +1,9 @@
-"""A node's data_dir: lock, identity, promise and log, opened in the order that DESIGN 3 to 5 ask for.
+"""A node's data directory: lock, identity, promise, log and snapshots, opened in this order:
 
     lock -> identity -> promise (a new disk_id at the first start) -> log (recovery) -> genesis -> snapshots
 
-A log without an identity is the leftover of a crash before the cluster was formed here: it is removed. An identity
-without its genesis, or without a promise file, is a damaged disk: refused.
+A log without an identity was left by a crash before this node joined its cluster: it is removed. An identity without a
+genesis or without a promise file means a damaged disk: the directory is refused.
 """
 
 import os
@@ -24,7 +24,7 @@ MARK_FILE = "mark"
 
 
 class DataDir:
-    """An open, locked data_dir. All methods block; one caller at a time."""
+    """An open, locked data directory. All methods block; one caller at a time."""
 
     def __init__(self, directory: Directory, options: LogOptions) -> None:
         self._directory = directory
@@ -37,10 +37,10 @@ class DataDir:
 
     @classmethod
     def open(cls, path: Path, node_id: str, options: LogOptions) -> "DataDir":
-        """Lock and read it; recover the log if the node is formatted.
+        """Lock the directory at `path`, and read it; if it is formatted, recover its log.
 
         Raises:
-            DataDirRefused: in use, another node's, another mode's, or damaged.
+            DataDirRefused: it is in use, of another node or mode, or damaged.
             LogError: the log cannot be opened.
         """
         path.mkdir(parents=True, exist_ok=True)
@@ -48,7 +48,7 @@ class DataDir:
 
     @classmethod
     def open_directory(cls, directory: Directory, node_id: str, options: LogOptions) -> "DataDir":
-        """`open`, of whatever directory it is."""
+        """`open` for any kind of Directory."""
         try:
             directory.lock()
         except LogLocked as error:
@@ -67,9 +67,9 @@ class DataDir:
         if self.identity is None:
             self._forget_log()
         elif self.identity.mode != "cluster":
-            raise DataDirRefused(path, f"it is of mode {self.identity.mode!r}; start it so, or choose another")
+            raise DataDirRefused(path, f"its mode is {self.identity.mode!r}; start it in that mode, or choose another")
         elif self.identity.node_id != node_id:
-            raise DataDirRefused(path, f"it is node {self.identity.node_id}'s, not {node_id}'s; choose another")
+            raise DataDirRefused(path, f"it belongs to node {self.identity.node_id}, not {node_id}; choose another")
         self._read_promise()
         if self.identity is not None:
             self.log = self._open_log(self.identity.cluster_id)
@@ -91,9 +91,9 @@ class DataDir:
         except (PromiseLost, FileNotFoundError) as error:
             if self.identity is not None:
                 why = error if isinstance(error, PromiseLost) else "its promise file is missing"
-                reason = f"{why}; wipe it, and the node comes back as a new member"
+                reason = f"{why}; wipe it, and the node rejoins as a new member"
                 raise DataDirRefused(self._directory.path, reason) from error
-            # The first start, or a crash in the middle of it: nobody has heard of this disk yet.
+            # The first start, or a crash during it: no other node knows this disk yet.
             if PROMISE_FILE in self._directory.list():
                 self._directory.remove(PROMISE_FILE)
             self.promises = PromiseFile.create(self._directory, os.urandom(DISK_ID_BYTES))
@@ -102,29 +102,29 @@ class DataDir:
         return Log.open(self._directory, self._options, cluster_id=cluster_id, clock=wall_clock, standalone=False)
 
     def _read_genesis(self) -> None:
-        """The genesis frame, from its own file: the log's first segment may have expired.
+        """Read the genesis frame from its own file, since the log's first segment may have expired.
 
         Raises:
-            DataDirRefused: an identity without its genesis.
+            DataDirRefused: there is an identity but no genesis.
         """
         if (frame := read_genesis_file(self._directory)) is not None:
             self._genesis = frame
         elif self.log is not None and self.log.bounds.lowest_index == 0 and self.log.durable_index > 0:
             self._genesis, _ = self.log.read_frames(0, 1)
-            write_genesis_file(self._directory, self._genesis)  # An earlier version kept it in the log alone.
+            write_genesis_file(self._directory, self._genesis)  # Earlier versions had it in the log only.
         else:
-            raise DataDirRefused(self._directory.path, "an identity without genesis; wipe it, or restore a backup")
+            raise DataDirRefused(self._directory.path, "it has no genesis; wipe it, or restore a backup")
 
     def genesis_frame(self) -> bytes:
-        """The first frame of the log, of a node that is formatted."""
+        """The first frame of the log; the directory must be formatted."""
         return self._genesis
 
     def restore(self, new_machine: Callable[[], StateMachine], new_sessions: Callable[[], Sessions]) -> Applier:
-        """An applier behind the newest whole snapshot, which the log then goes on from (rule 16).
+        """An applier at the boundary of the newest whole snapshot, which the log then joins (rule 16).
 
         Raises:
-            DataDirRefused: what is left of the snapshots does not reach the log's beginning.
-            MachineError, LogError: a snapshot, or the log, is not this node's to use.
+            DataDirRefused: no whole snapshot reaches the beginning of the log.
+            MachineError, LogError: this node cannot use a snapshot, or the log.
         """
         log, genesis = self._formatted()
         self.snapshots = SnapshotStore.open(self._directory, Owner(genesis.cluster_id, genesis.machine))
@@ -132,13 +132,13 @@ class DataDir:
         applier = restore_newest(self.snapshots, new_machine, new_sessions)
         boundary, lowest = applier.boundary, log.bounds.lowest_index
         if boundary.tail.index < lowest:
-            # Nothing that is committed is given up for an older snapshot: resetting would.
+            # Refuse rather than reset: a reset to an older snapshot would lose committed records.
             reason = (
                 f"its log begins at {lowest}, and no whole snapshot reaches it (the newest is at {boundary.tail.index})"
             )
-            raise DataDirRefused(self._directory.path, f"{reason}; wipe it, and the node comes back as a new member")
+            raise DataDirRefused(self._directory.path, f"{reason}; wipe it, and the node rejoins as a new member")
         if boundary.tail.index:
-            # An install that was interrupted between rename and reset left a log that the snapshot does not stand in.
+            # An install interrupted between rename and reset left a log that does not join the snapshot.
             log.reset(boundary.tail, members_index=boundary.members_index)
         return applier
 
@@ -148,7 +148,7 @@ class DataDir:
         return self.log, read_genesis(self._genesis)
 
     def format(self, node_id: str, frame: bytes) -> Genesis:
-        """Store the genesis frame, in the log and by itself, then the identity: none stands without a genesis."""
+        """Write the genesis frame to the log and to its file, then the identity: an identity implies a genesis."""
         genesis = read_genesis(frame)
         log = self._open_log(genesis.cluster_id)
         self.log = log
@@ -163,7 +163,7 @@ class DataDir:
         return genesis
 
     def close(self) -> None:
-        """Mark a clean stop and unlock."""
+        """Mark a clean stop, and unlock."""
         if self.log is not None:
             self.log.close()
         if hasattr(self, "promises"):

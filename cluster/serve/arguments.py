@@ -1,4 +1,4 @@
-"""The flags of `quire serve`, made from the fields of its models. argparse: `serve` does without typer."""
+"""The flags of `quire serve`, derived from the fields of its models. With argparse: `serve` does not import typer."""
 
 import argparse
 import os
@@ -16,20 +16,20 @@ EXAMPLE = """example, one of three nodes:
       --members n1=127.0.0.1:7001,n2=127.0.0.1:7002,n3=127.0.0.1:7003
 
 Each flag can also be given as a variable (QUIRE_DATA_DIR) or as a key of a TOML file (data_dir = "./n1").
-Flags win over variables, variables over the file."""
+Flags override variables, variables override the file."""
 
 STANDALONE = "--standalone"
 STANDALONE_EXAMPLE = """example:
   quire serve --standalone --listen 127.0.0.1:7000 --data-dir ./log
 
 Each flag can also be given as a variable (QUIRE_DATA_DIR) or as a key of a TOML file (data_dir = "./log").
-Flags win over variables, variables over the file."""
+Flags override variables, variables override the file."""
 
 REPEATED = frozenset({"link"})
 
 
 def serve_parser() -> argparse.ArgumentParser:
-    """The parser of a node's flags; what is not given stays out of its namespace."""
+    """The parser of a node's flags; flags that are not given are absent from the namespace."""
     parser = _parser(ServeConfig, "quire serve", "Run one node of a cluster.", EXAMPLE)
     parser.add_argument(
         STANDALONE, action="store_true", help="Serve one log without a cluster: quire serve --standalone --help."
@@ -58,12 +58,12 @@ def _parser(model: type[Settings], prog: str, description: str, example: str) ->
 
 
 def parse_serve(arguments: Sequence[str]) -> tuple[dict[str, Any], Path | None]:
-    """The flags that were given, by field name, and the configuration file if one is named."""
+    """The given flags, by field name, and the configuration file, if one is named."""
     return _parsed(serve_parser(), arguments)
 
 
 def parse_standalone(model: type[Settings], arguments: Sequence[str]) -> tuple[dict[str, Any], Path | None]:
-    """The same of a standalone server, by the fields of its model."""
+    """`parse_serve` for a standalone server with this model."""
     description = "Serve one log without a cluster."
     parser = _parser(model, f"quire serve {STANDALONE}", description, STANDALONE_EXAMPLE)
     return _parsed(parser, [argument for argument in arguments if argument != STANDALONE])

@@ -1,4 +1,4 @@
-"""structlog for a node: on stderr, as lines for people or JSON for programs."""
+"""Log messages of a process: structlog on stderr, as plain lines or JSON."""
 
 import logging
 import sys
@@ -10,7 +10,7 @@ LEVELS = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARNI
 
 
 def configure_logging(level: str, form: str, node_id: str) -> None:
-    """Set up structlog, and route the standard library's warnings (aiohttp, asyncio) through it."""
+    """Set up structlog, and route warnings of the standard library's logging (aiohttp, asyncio) through it."""
 
     def name_node(_logger: object, _method: str, message: EventDict) -> EventDict:
         message["node"] = node_id

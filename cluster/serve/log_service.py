@@ -1,4 +1,4 @@
-"""`quire serve --standalone`: one log as a process."""
+"""`quire serve --standalone`: a log as a process."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
@@ -53,13 +53,13 @@ class _LogService:
         return make_app(self._log, connections)
 
     async def leave(self) -> None:
-        """Nobody follows it."""
+        """Nothing to do: it has no followers."""
 
     async def stop(self, finish_requests: Callable[[], Awaitable[None]]) -> str | None:
-        await finish_requests()  # First: what they appended is flushed before the log is closed.
+        await finish_requests()  # First, so that what they appended is flushed before the log is closed.
         try:
             await self._log.stop()
         except LogError as error:
             log.error("the log could not be closed", why=str(error))
         failure = self._log.failure
-        return None if failure is None else f"the log has failed: {failure}; start it again"
+        return None if failure is None else f"the log has failed: {failure}; restart it"

@@ -1,4 +1,4 @@
-"""`quire serve`: one node as a process."""
+"""`quire serve`: a node as a process."""
 
 import asyncio
 import os
@@ -19,13 +19,13 @@ from .arguments import STANDALONE, parse_serve
 from .journal import configure_logging
 from .process import CannotStart, refuse_settings, run
 
-SWITCH_S = 0.0005  # How long a thread whose flush has ended waits at most for the loop to let it say so; Python: 5 ms.
+SWITCH_S = 0.0005  # The longest that a thread waits for the GIL after its flush; Python's default is 5 ms.
 
 
 def serve(arguments: Sequence[str]) -> int:
     """Run a node, or a standalone log, until SIGTERM or SIGINT; return the exit code."""
     if STANDALONE in arguments:
-        from .log_service import serve_log  # noqa: PLC0415  # It needs none of a node's modules, and a node none of its.
+        from .log_service import serve_log  # noqa: PLC0415  # A standalone log needs no modules of a node, and vice versa.
 
         return serve_log(arguments)
     flags, config_file = parse_serve(arguments)
@@ -34,7 +34,7 @@ def serve(arguments: Sequence[str]) -> int:
     except ConfigInvalid as error:
         return refuse_settings(error)
     if ":" in config.machine:
-        # A machine of your own may stand where you are. Last, so that nothing there takes an installed module's place.
+        # A machine may be in the current directory. Last, so that nothing there shadows an installed module.
         sys.path.append(os.getcwd())
     configure_logging(config.log_level, config.log_format, config.node)
     sys.setswitchinterval(SWITCH_S)
@@ -68,6 +68,6 @@ class _NodeService:
         await self._node.hand_over()
 
     async def stop(self, finish_requests: Callable[[], Awaitable[None]]) -> str | None:
-        await self._node.stop()  # First: it answers those who wait for a commit that will not come.
+        await self._node.stop()  # First: it answers the requests that wait for a commit that will not come.
         await finish_requests()
         return None if self._node.failure is None else f"the node has halted: {self._node.failure}"

@@ -1,7 +1,7 @@
-"""One service as a process, from its configuration to a clean stop.
+"""A service as a process, from startup to a clean stop.
 
-The port is taken first and the data directory second, so that a wrong start changes nothing on disk. Connections that
-come in between wait in the socket's backlog.
+It binds the port first and opens the data directory second, so that a mistaken start changes nothing on disk.
+Connections that arrive in between wait in the socket's backlog.
 """
 
 import asyncio
@@ -27,7 +27,7 @@ from ..http.admission.connections import CONNECTIONS_LIMIT, PEER_RESERVE, Connec
 from ..http.app import BACKLOG, serve_app
 from .heap import give_large_blocks_back
 
-FILES_RESERVE = 512  # Of the files that the process may have open: for the log, the peers and the hop to the leader.
+FILES_RESERVE = 512  # Open files reserved for the log, the peers and the hop to the leader.
 SHUTDOWN_TIMEOUT_S = 5.0
 GC_ALLOCATIONS = 100_000
 GC_PAUSE_S = 10.0
@@ -40,42 +40,42 @@ class CannotStart(Exception):
 
 
 class Service(Protocol):
-    """What a process serves."""
+    """What a process runs."""
 
     @property
     def title(self) -> str:
-        """What it calls itself when it listens."""
+        """Its name in the message that it listens."""
         ...
 
     @property
     def connections_reserve(self) -> int:
-        """Of the connections that it takes, so many are kept for peers."""
+        """How many of its connections are reserved for peers."""
         ...
 
     @property
     def ended(self) -> asyncio.Event:
-        """Set when it can go on no longer."""
+        """Set when it cannot continue."""
         ...
 
     async def start(self) -> None:
-        """Open what it serves from. Raises OSError, LogError, CannotStart."""
+        """Open what it serves. Raises OSError, LogError, CannotStart."""
         ...
 
     def app(self, connections: ConnectionLimit) -> web.Application:
-        """What answers, once it has started."""
+        """The web application; called after `start`."""
         ...
 
     async def leave(self) -> None:
-        """Before the port is closed: whatever others should know first."""
+        """Prepare to stop, before the port is closed: hand over leadership, for example."""
         ...
 
     async def stop(self, finish_requests: Callable[[], Awaitable[None]]) -> str | None:
-        """End it and, when it is right to, the requests in progress; why it had failed, if it had."""
+        """Stop, and call `finish_requests` at the right time; return why it failed, None if it did not."""
         ...
 
 
 def run(service: Callable[[], Service], listen_on: str, data_dir: Path) -> int:
-    """Serve until SIGTERM or SIGINT, or until the service ends; the exit code. `service` is made on the event loop."""
+    """Serve until SIGTERM, SIGINT or the service's end; return the exit code. `service` is called on the event loop."""
     give_large_blocks_back()
     try:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
@@ -85,7 +85,7 @@ def run(service: Callable[[], Service], listen_on: str, data_dir: Path) -> int:
 
 
 def refuse_settings(error: ConfigInvalid) -> int:
-    """Say what is wrong with the configuration; the exit code."""
+    """Print what is wrong with the configuration; return the exit code."""
     return _refuse(error.problems, Exit.USAGE)
 
 
@@ -135,7 +135,7 @@ async def _started(make: Callable[[], Service], data_dir: Path) -> Service:
 
 
 async def _first_of(*events: asyncio.Event) -> None:
-    """Return when one of the events is set."""
+    """Wait until one of the events is set."""
     waiting = [asyncio.create_task(event.wait()) for event in events]
     await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
     for task in waiting:
@@ -143,25 +143,27 @@ async def _first_of(*events: asyncio.Event) -> None:
 
 
 async def collect_less_often() -> None:
-    """Collect garbage at a server's pace, for ever."""
-    # A batch of commands is thousands of small lists that live for milliseconds and form no cycles. At its default
-    # threshold of 700 the cyclic collector walks them again and again: measured, a third of a node's time under load.
+    """Run the garbage collector rarely, forever."""
+    # A batch of commands is thousands of small lists that live for milliseconds and form no cycles. With its default
+    # threshold of 700 the cyclic collector scans them again and again: a third of a node's time under load, measured.
     gc.collect()
     gc.freeze()
     gc.set_threshold(GC_ALLOCATIONS, 20, 20)
     while True:
-        # Few objects can hold many bytes: the frames of a failed request hold its body until they are collected.
+        # A few objects can hold many bytes: a failed request's stack frames hold its body until collected.
         await asyncio.sleep(GC_PAUSE_S)
         gc.collect(1)
 
 
 def _connections_limit() -> int:
-    """As many connections as the process may have files for, once it has asked for all that it may have."""
+    """Raise the limit of open files as far as allowed; return how many connections it leaves room for."""
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     room = CONNECTIONS_LIMIT if most == resource.RLIM_INFINITY else most - PEER_RESERVE - FILES_RESERVE
     if room < CONNECTIONS_LIMIT:
-        log.warning("few open files are allowed, so fewer connections are taken", connections=max(1, room), files=most)
+        log.warning(
+            "the limit of open files is low, so fewer connections are accepted", connections=max(1, room), files=most
+        )
     return max(1, min(room, CONNECTIONS_LIMIT))
 
 

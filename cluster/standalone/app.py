@@ -1,4 +1,4 @@
-"""The HTTP interface of a standalone log: the same calls, answers and problems as a cluster's, as far as they go."""
+"""The HTTP interface of a standalone log: a subset of a cluster's calls, with the same responses and problems."""
 
 import asyncio
 import json
@@ -40,7 +40,7 @@ Result = TypeVar("Result")
 
 
 def make_app(service: LogService, connections: ConnectionLimit | None = None) -> web.Application:
-    """The application that answers for one log."""
+    """The web application of one log."""
     app = web.Application(middlewares=[errors_as_problems(HEADERS)])
     app[SERVICE] = service
     app[ADMISSION] = Admission(ConnectionLimit() if connections is None else connections)
@@ -59,20 +59,20 @@ def make_app(service: LogService, connections: ConnectionLimit | None = None) ->
 
 
 async def get_healthz(request: web.Request) -> web.Response:
-    """200 while the log takes records, 503 with the reason when it does not."""
+    """200 while the log accepts records, else 503 with the reason."""
     parameters_of(request)
     failure = request.app[SERVICE].failure
     return web.json_response({"healthy": failure is None, "reason": failure}, status=200 if failure is None else 503)
 
 
 async def get_index_bounds(request: web.Request) -> web.Response:
-    """{"lowest_index", "highest_index"} of what can be read."""
+    """{"lowest_index", "highest_index"} of the readable records."""
     parameters_of(request)
     return answer(request, _bounds(request.app[SERVICE].log))
 
 
 async def get_record(request: web.Request) -> web.StreamResponse:
-    """The bytes of a bin or blob, streamed; any other value as JSON or msgpack."""
+    """A bin as its bytes, a blob as a stream of bytes, any other value as JSON or msgpack."""
     parameters_of(request)
     service, index = request.app[SERVICE], parse_integer(request.match_info["index"], "the index")
     with service.answering(index):
@@ -104,7 +104,7 @@ async def _streamed(request: web.Request, stream: ValueStream) -> web.StreamResp
             async with asyncio.timeout(STALL_TIMEOUT_S):
                 await response.write(chunk)
         except TimeoutError:
-            # A reader that takes nothing holds a place; its connection is cut, so that it cannot take this for the end.
+            # A stuck reader would keep its place. Abort, so that the client does not take this for the end.
             cut(request)
             break
     return response
@@ -116,7 +116,7 @@ def _headers_of(kind: Kind, headers: Any) -> dict[str, str]:
 
 
 async def post_records(request: web.Request) -> web.Response:
-    """{"write_index", "count"} of records that are as durable as the flush policy asks."""
+    """Append records; {"write_index", "count"} once they are as durable as the flush policy asks."""
     service = request.app[SERVICE]
     expected_index = integer_of(parameters_of(request, "index"), "index")
     content_type = content_type_of(request, BODIES)
@@ -139,7 +139,7 @@ async def post_records(request: web.Request) -> web.Response:
 async def _append_bytes(
     request: web.Request, service: LogService, headers: dict[str, str], expected_index: int | None
 ) -> int:
-    """Append the body as it is: up to 1 MiB a bin, above it a blob. It is spooled, so that nobody waits for it."""
+    """Append the raw body: up to 1 MiB as a bin, above that as a blob. Spooled, so that it blocks no other writer."""
     limit = service.config.max_record_bytes
     if request.content_length is not None and request.content_length > limit:
         raise LimitExceeded("the request body", request.content_length, limit)
@@ -161,7 +161,7 @@ def _spooled_value(spool: Spool, headers: dict[str, str]) -> bytes:
 
 
 async def in_thread(block: Callable[[], Result]) -> Result:
-    """What `block` gives, run in a thread. Cancelled, it ends when the thread does, which uses a file of ours."""
+    """Run `block` in a thread and return its result. If cancelled, it waits for the thread, which uses an open file."""
     running = asyncio.get_running_loop().run_in_executor(None, block)
     try:
         return await asyncio.shield(running)
@@ -173,7 +173,7 @@ async def in_thread(block: Callable[[], Result]) -> Result:
 
 
 async def _in_time(service: LogService, awaited: Awaitable[Result]) -> Result:
-    """What comes within `request_timeout_ms`. Raises BodyTimeout."""
+    """The result of `awaited`; raises BodyTimeout if it takes longer than `request_timeout_ms`."""
     timeout_ms = service.config.request_timeout_ms
     try:
         async with asyncio.timeout(timeout_ms / 1000):
@@ -183,23 +183,23 @@ async def _in_time(service: LogService, awaited: Awaitable[Result]) -> Result:
 
 
 def _record_headers(request: web.Request, content_type: str) -> dict[str, str]:
-    """The headers that the record is to have: `Quire-Headers`, a JSON object of strings. Raises Malformed."""
+    """The record's headers from `Quire-Headers`, a JSON object of strings. Raises Malformed."""
     text = request.headers.get(QUIRE_HEADERS)
     if text is None:
         return {}
     if content_type not in (OCTETS, JSON):
-        raise Malformed(f"{QUIRE_HEADERS} is for one record: raw bytes or {JSON}")
+        raise Malformed(f"{QUIRE_HEADERS} is for a single record: raw bytes or {JSON}")
     try:
         headers = orjson.loads(text)
     except orjson.JSONDecodeError as error:
         raise Malformed(f"{QUIRE_HEADERS} is not JSON: {error}") from None
     if not isinstance(headers, dict) or not all(isinstance(value, str) for value in headers.values()):
-        raise Malformed(f"{QUIRE_HEADERS} is no JSON object of strings")
+        raise Malformed(f"{QUIRE_HEADERS} is not a JSON object of strings")
     return headers
 
 
 async def post_truncate(request: web.Request) -> web.Response:
-    """Remove every record from `truncate_index` on; the bounds after it."""
+    """Remove all records from `truncate_index` on; return the new bounds."""
     service = request.app[SERVICE]
     parameters_of(request)
     content_type_of(request, (JSON,))

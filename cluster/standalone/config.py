@@ -14,31 +14,34 @@ MAX_RECORD_BYTES = 64 * MIB
 MAX_REQUEST_BYTES = MIB
 REQUEST_TIMEOUT_MS = 10_000
 HEADERS_BYTES = 16 * 1024
-"""Of `Quire-Headers` in a frame; aiohttp takes no header above 8,190 bytes."""
+"""Room for `Quire-Headers` in a frame; aiohttp accepts no header above 8,190 bytes."""
 
-_SEGMENT_LIMIT_BYTES = 2048 * MIB  # With as much of overflow, positions stay below 4 GiB.
+_SEGMENT_LIMIT_BYTES = 2048 * MIB  # With an overflow of the same size, positions stay below 4 GiB.
 
 
 class StandaloneConfig(Settings):
-    """What a standalone log is served with."""
+    """The configuration of a standalone log."""
 
     listen: Address = Field(description="HOST:PORT to listen on.")
-    data_dir: Path = Field(description="Directory of the log; made if it does not exist.")
+    data_dir: Path = Field(description="Directory of the log; created if it does not exist.")
     initial_index: int = Field(
         default=0,
         ge=0,
         lt=1 << 63,
-        description="Index of the first record of a new log; one that exists has its own.",
+        description="Index of the first record of a new log; ignored if the log exists.",
     )
     flush: Literal["always", "batched", "never"] = Field(
         default="always",
         description="When a record is acknowledged and readable. always: when it survives a power loss. batched: it is "
-        "acknowledged at once, and flushed and readable after flush_records or flush_interval_ms. never: at once; the "
-        "operating system decides when it reaches the disk, and a power loss takes what it has not.",
+        "acknowledged immediately, and flushed and readable after flush_records or flush_interval_ms. never: both "
+        "immediately; the operating system decides when it reaches the disk, so a power loss may lose it.",
     )
-    flush_records: int = Field(default=1000, ge=1, description="With flush = batched: flush when so many records wait.")
+    flush_records: int = Field(default=1000, ge=1, description="If flush = batched: flush when this many records wait.")
     flush_interval_ms: int = Field(
-        default=1000, ge=1, le=600_000, description="With flush = batched: flush when the oldest has waited so long."
+        default=1000,
+        ge=1,
+        le=600_000,
+        description="If flush = batched: flush when the oldest record is this old.",
     )
     segment_bytes: int = Field(
         default=64 * MIB,
@@ -58,16 +61,20 @@ class StandaloneConfig(Settings):
         "last. lfu: those used most often.",
     )
     retention_bytes: int | None = Field(
-        default=None, ge=0, description="The oldest segments are removed while the log is larger. None: never."
+        default=None,
+        ge=0,
+        description="Remove the oldest segments while the log is larger. None: no limit.",
     )
     retention_ms: int | None = Field(
-        default=None, ge=1, description="A segment is removed when its last record is older. None: never."
+        default=None,
+        ge=1,
+        description="Remove a segment when its last record is older. None: no limit.",
     )
     max_record_bytes: int = Field(
         default=MAX_RECORD_BYTES,
         ge=1024,
         lt=_SEGMENT_LIMIT_BYTES,
-        description="Largest record of raw bytes. It is kept aside while it arrives, and holds nobody up until then.",
+        description="Largest record of raw bytes. It is spooled while it arrives, and blocks no other request.",
     )
     max_request_bytes: int = Field(
         default=MAX_REQUEST_BYTES, ge=1024, le=64 * MIB, description="Largest batch of records in one request."
@@ -76,8 +83,8 @@ class StandaloneConfig(Settings):
         default=REQUEST_TIMEOUT_MS,
         ge=100,
         le=600_000,
-        description="How long a request waits for the next bytes of its body (then nothing was written), or for its "
-        "flush (then the answer names the index, and the outcome is unknown).",
+        description="How long a request waits for the next bytes of its body (after that nothing was written), or for "
+        "its flush (after that the response has the index, and the outcome is unknown).",
     )
     log_level: LogLevel = "info"
     log_format: LogFormat = "console"
@@ -90,7 +97,7 @@ class StandaloneConfig(Settings):
 
     @property
     def options(self) -> LogOptions:
-        """What the log is opened with: a record of `max_record_bytes` fits into a segment whatever its fill."""
+        """The log's options: a record of `max_record_bytes` fits into a segment however full it is."""
         largest = (
             max(self.max_record_bytes, self.max_request_bytes) + HEADER_BYTES + HEADERS_BYTES + FRAME_OVERHEAD_BYTES
         )

@@ -1,4 +1,4 @@
-"""`docs/standalone.md`, made from the model: `python -m quire.cluster.standalone.page > docs/standalone.md`."""
+"""Generates `docs/standalone.md` from the model: `python -m quire.cluster.standalone.page > docs/standalone.md`."""
 
 import sys
 
@@ -6,11 +6,11 @@ from ..config.page import page_of
 from .config import StandaloneConfig
 
 HEAD = """\
-# A log by itself: `quire serve --standalone`
+# A standalone log: `quire serve --standalone`
 
-One process serves one log, without a cluster and without machines. Made from the model in
-`cluster/standalone/config.py` by `python -m quire.cluster.standalone.page > docs/standalone.md`; a test compares
-the two.
+One process serves one log, without a cluster and without a machine. Generated from the model in
+`cluster/standalone/config.py` by `python -m quire.cluster.standalone.page > docs/standalone.md`; a test checks that it
+is up to date.
 
     quire serve --standalone --listen 127.0.0.1:7000 --data-dir ./log
 
@@ -22,29 +22,28 @@ the two.
 
 | call | does |
 |---|---|
-| `POST /records[?index=n]` | appends: raw bytes (up to 1 MiB a `bin`, above it a blob; streamed, in flat memory), \
-`application/json` (one value), NDJSON or a msgpack array (a batch, all or nothing). `{"write_index": n, "count": \
-k}`. `index` is what the caller expects: 409 otherwise. `Quire-Headers`, a JSON object of strings, becomes the \
-record's headers (raw bytes and JSON) |
-| `GET /records/{index}` | the bytes of a bin or blob, streamed; any other value as JSON, or as msgpack by \
-`Accept`; `Quire-Kind`, `Quire-Headers` |
-| `GET /index_bounds` | `{"lowest_index": n, "highest_index": m}` of what can be read |
-| `POST /rpc/truncate` | `{"truncate_index": n}` removes every record from n on, also inside a batch; answers the \
-bounds; n = highest removes nothing |
-| `GET /healthz` | 200 while the log takes records, else 503 with the reason |
+| `POST /records[?index=n]` | appends raw bytes (up to 1 MiB as a `bin`, above that as a blob; streamed, in constant \
+memory), one value (`application/json`), or a batch (NDJSON or a msgpack array; all or nothing). Returns \
+`{"write_index": n, "count": k}`. `index` is the index the caller expects: 409 if it is another. `Quire-Headers`, a \
+JSON object of strings, becomes the record's headers (raw bytes and JSON only) |
+| `GET /records/{index}` | a bin as bytes, a blob as a stream, any other value as JSON, or as msgpack by `Accept`. \
+Response headers: `Quire-Kind`, `Quire-Headers` |
+| `GET /index_bounds` | `{"lowest_index": n, "highest_index": m}` of the readable records |
+| `POST /rpc/truncate` | `{"truncate_index": n}` removes all records from n on, even inside a batch, and returns the \
+bounds; n = `highest_index` removes nothing |
+| `GET /healthz` | 200 while the log accepts records, else 503 with the reason |
 
-What an answer to a write proves: 200, that it is as durable as `flush` says; 4xx and 503, that nothing was written
-(408: its body stopped coming); 504, that it was appended at
-`write_index` and not flushed in time, or that the device failed. Errors are
-problem+json, as a cluster's. 256 writes and 256 reads of large records are in progress at most; the next is told 429.
+What the response to a write means: 200, it is as durable as `flush` says; 4xx and 503, nothing was written (408: the
+body stopped arriving); 504, it was appended at `write_index` but not flushed in time, or the disk failed. Errors are
+problem+json, as in a cluster. At most 256 writes and 256 reads of large records are in progress; further ones get 429.
 
-SIGTERM answers what is in progress, flushes, and marks a clean stop. A device that fails ends the process with 1: after
-a failed flush only a restart tells what is durable. A directory of one mode is refused in the other; `quire log` looks
-at its files while it is stopped ([command-line.md](command-line.md)).
+On SIGTERM the process finishes the requests in progress, flushes, and marks a clean stop. If the disk fails, it ends
+with exit code 1: after a failed flush only a restart can tell what is durable. A data directory of one mode is refused
+in the other. `quire log` inspects its files while the process is stopped ([command-line.md](command-line.md)).
 
-Each value can be given as a flag (`--data-dir ./log`), as a variable (`QUIRE_DATA_DIR=./log`) or as a key of a TOML
-file (`data_dir = "./log"`) that `--config FILE` or `QUIRE_CONFIG` names. Flags win over variables, variables over the
-file. An unknown key, an unknown `QUIRE_` variable and a named file that is not there are errors.
+Each setting can be given as a flag (`--data-dir ./log`), as a variable (`QUIRE_DATA_DIR=./log`) or as a key of the TOML
+file (`data_dir = "./log"`) that `--config FILE` or `QUIRE_CONFIG` names. Flags override variables, and variables
+override the file. An unknown key, an unknown `QUIRE_` variable and a missing file are errors.
 """
 
 

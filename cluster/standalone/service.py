@@ -1,4 +1,4 @@
-"""A log and what has to be done for it beside the requests: flushes, the mark each second, expiry."""
+"""A standalone log: its flushes, its mark (each second) and its expiry, besides the requests."""
 
 import asyncio
 import os
@@ -90,23 +90,23 @@ class NotFlushedInTime(OutcomeUnknown):
 
 
 class LogService:
-    """One log, served. Everything but `open` and `close` is called on one event loop."""
+    """A served log. All methods are called on one event loop."""
 
     def __init__(self, config: StandaloneConfig, directory: Directory | None = None) -> None:
-        """`directory`: what stands for `data_dir`, if not the folder of that name."""
+        """`directory` replaces the folder `data_dir` in tests."""
         self.config = config
         self.ended = asyncio.Event()
-        """Set when the log can go on no more."""
+        """Set when the log has failed and cannot continue."""
         self.log: Log
         self._directory = directory
         self._flusher: GroupFlusher
         self._tasks: list[asyncio.Task[None]] = []
 
     async def start(self) -> None:
-        """Open or make the log.
+        """Open or create the log.
 
         Raises:
-            DataDirRefused: in use, a cluster's, or damaged.
+            DataDirRefused: the directory is in use, of a cluster, or damaged.
             LogError: the log cannot be opened.
         """
         self.log = await asyncio.to_thread(self._open)
@@ -139,14 +139,14 @@ class LogService:
 
     @property
     def failure(self) -> str | None:
-        """Why the log can go on no more; None if it can."""
+        """Why the log has failed; None if it has not."""
         return self.log.failure
 
     async def settled(self, index: int, count: int) -> None:
-        """Return when the records from `index` on are as durable as the policy asks.
+        """Wait until `count` records from `index` on are as durable as the flush policy asks.
 
         Raises:
-            NotFlushedInTime: they are appended, and more is not known.
+            NotFlushedInTime: they are appended; whether they are durable is unknown.
         """
         timeout_ms = self.config.request_timeout_ms
         try:
@@ -162,7 +162,7 @@ class LogService:
 
     @contextmanager
     def answering(self, index: int = 0) -> Generator[None]:
-        """Raise what the log raises in the block as what an answer says."""
+        """Translate the log's errors in the block into those of a request."""
         failed_before = self.log.failure is not None
         try:
             yield
@@ -188,7 +188,7 @@ class LogService:
             self.ended.set()
             if failed_before:
                 raise StateUnavailable(str(error)) from error
-            # Of a write that failed on its way to the disk, a restart may find everything.
+            # The write failed on its way to the disk: after a restart it may be there.
             raise OutcomeUnknown(error.reason) from error
 
     async def _sync_marks(self) -> None:
@@ -216,10 +216,10 @@ class LogService:
 
 
 def open_log(config: StandaloneConfig, directory: Directory) -> Log:
-    """See whose data directory it is, and open its log; of an empty one, make one. Blocks; the caller has the lock.
+    """Check whose data directory it is, and open its log or create one. Blocks; the caller has the lock.
 
-    The identity is written when a log is there. A log without one, of a crash in between or made by another program of
-    this library, is served under the id that it has.
+    The identity is written after the log. A log without an identity (after a crash in between, or written by another
+    program with this library) is served with the cluster id that it has.
 
     Raises:
         DataDirRefused, LogError: it cannot be used; nothing was changed.
@@ -227,13 +227,13 @@ def open_log(config: StandaloneConfig, directory: Directory) -> Log:
     path = directory.path
     identity = read_identity(directory)
     if PROMISE_FILE in directory.list() or (identity is not None and identity.mode != MODE):
-        raise DataDirRefused(path, "it is of mode 'cluster'; start it so, or choose another")
+        raise DataDirRefused(path, "its mode is 'cluster'; start it in that mode, or choose another")
     if identity is not None and not store_bases(directory.child(LOG_FOLDER)):
-        raise DataDirRefused(path, "its log is gone; restore a backup, or start with an empty directory")
+        raise DataDirRefused(path, "its log is missing; restore a backup, or start with an empty directory")
     try:
         cluster_id = (identity.cluster_id if identity else stored_cluster_id(directory)) or os.urandom(CLUSTER_ID_BYTES)
     except FrameInvalid as error:
-        raise DataDirRefused(path, f"{error}; look with `quire log verify`") from error
+        raise DataDirRefused(path, f"{error}; check the log with `quire log verify`") from error
     log = Log.open(
         directory,
         config.options,

@@ -421,7 +421,7 @@ async def test_a_directory_in_use_or_whose_log_is_gone_is_refused(tmp_path: Path
             await opened(tmp_path)
     for path in (tmp_path / "log").iterdir():
         path.unlink()
-    with pytest.raises(DataDirRefused, match="gone"):
+    with pytest.raises(DataDirRefused, match="its log is missing"):
         await opened(tmp_path)
 
 
