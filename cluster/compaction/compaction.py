@@ -1,4 +1,4 @@
-"""What keeps a node's disk bounded and its restart short: its snapshots, its expiry, and the installs, put together."""
+"""Compaction keeps a node's disk bounded and its restart short: snapshots, expiry and installs."""
 
 import asyncio
 from collections.abc import Callable
@@ -24,15 +24,15 @@ from .snapshotting import SnapshotOptions, Snapshotting
 journal = structlog.get_logger(__name__)
 
 
-class Makers(NamedTuple):
-    """A machine and a session table of this cluster, as they begin."""
+class Factories(NamedTuple):
+    """Make this cluster's machine and session table, in their initial state."""
 
     machine: Callable[[], StateMachine]
     sessions: Callable[[], Sessions]
 
 
 class Compaction:
-    """Everything is called on the event loop. `failed` is told what ends the node."""
+    """One node's. Everything is called on the event loop; `failed` is called with an error that ends the node."""
 
     def __init__(
         self,
@@ -40,12 +40,12 @@ class Compaction:
         disk: Disk,
         replica: Replica[Waiter],
         applying: Applying,
-        makers: Makers,
+        factories: Factories,
         dial: tuple[ClientSession, bytes | None],
         config: ServeConfig,
         failed: Callable[[Exception], None],
     ) -> None:
-        """`dial` is what peers are dialled with, and the secret that they prove to know."""
+        """`dial` is the HTTP session for dialling peers, and the peer secret."""
         session, secret = dial
         me = replica.network.me
         self.store = store
@@ -59,7 +59,13 @@ class Compaction:
         )
         self.server = SnapshotServer(me, StoreSource(store), secret, replica.network.link_server.admit)
         self.installing = Installing(
-            store, replica, makers.machine, makers.sessions, (session, me, secret), replica.network.address_of, failed
+            store,
+            replica,
+            factories.machine,
+            factories.sessions,
+            (session, me, secret),
+            replica.network.address_of,
+            failed,
         )
         limits = Limits(config.retention_bytes, config.retention_ms, config.retention_follower_bytes)
         self.retention = Retention(disk, replica, lambda: store.manifests, limits)
@@ -69,11 +75,11 @@ class Compaction:
         self._removing: asyncio.Task[None] | None = None
 
     def start(self) -> None:
-        """Begin to expire."""
-        self._expiring = watched_task(self._expire_on(), "expiry", self._failed)
+        """Start to expire the log, once a second."""
+        self._expiring = watched_task(self._expire_forever(), "expiry", self._failed)
 
     async def stop(self) -> None:
-        """Return when nothing is written any more."""
+        """Stop; return when nothing is written any more."""
         if self._expiring is not None:
             self._expiring.cancel()
         await self.server.close()
@@ -83,10 +89,10 @@ class Compaction:
             await asyncio.gather(self._removing, return_exceptions=True)
 
     def expire(self, *, dry_run: bool) -> Expirable:
-        """Remove now what may go of this node's log, or only say what that is.
+        """Remove the expirable segments of this node's log now, or only return what would be removed.
 
         Raises:
-            StateUnavailable: the log cannot be read or written any more.
+            StateUnavailable: the log cannot be read or written.
         """
         try:
             return self.retention.due() if dry_run else self._expire()
@@ -100,14 +106,13 @@ class Compaction:
             journal.info("expired", segments=gone.segments, to_index=gone.to_index, size=gone.size)
         return gone
 
-    async def _expire_on(self) -> None:
-        """Remove what may go, again and again, for ever."""
+    async def _expire_forever(self) -> None:
         while True:
             await asyncio.sleep(EXPIRY_PAUSE_S)
             self._expire()
 
     def installed(self, index: int) -> Applier:
-        """The log begins behind the snapshot that was fetched: so does the machine. What is older joins no log now."""
+        """The log begins at the fetched snapshot now: replace the machine; remove the older snapshots."""
         applier = self.installing.installed(index)
         self._applying.continue_from(applier)
         older = [kept for kept in self.store.indices if kept < index]
@@ -117,11 +122,11 @@ class Compaction:
     async def _remove(self, older: list[int]) -> None:
         try:
             await asyncio.to_thread(self.store.remove_all, older)
-        except OSError as error:  # They are in nobody's way: the next snapshot's retention takes them along.
+        except OSError as error:  # They do no harm: the next snapshot's retention removes them.
             journal.error("older snapshots were not removed", indices=older, reason=str(error))
 
     def document(self) -> dict[str, Any]:
-        """What `/status` says."""
+        """For `/status`."""
         return {
             "snapshots": self.snapshotting.document(),
             "install": self.installing.document(),
@@ -130,6 +135,6 @@ class Compaction:
 
 
 def _being_installed(replica: Replica[Waiter]) -> list[int]:
-    """Indices of the snapshots that followers of this leader were told to fetch."""
+    """Indices of the snapshots that followers of this leader must fetch."""
     leader = replica.status().leader
     return [] if leader is None else [install.snapshot_index for install in leader.installs]

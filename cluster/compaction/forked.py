@@ -1,15 +1,15 @@
-"""Something long done in a forked child: it sees this process's memory as it was at the fork, which goes on at once.
+"""Long work in a forked child. It sees this process's memory as it was at the fork; this process continues at once.
 
-What makes that safe in a process with threads and an event loop:
+Why this is safe in a process with threads and an event loop:
 
-- only the forking thread lives on in the child, so a lock that another one held stays held for ever. The child takes
-  none: it runs one function of ours, which computes and makes plain calls of the operating system; it logs nothing,
-  imports nothing, and never returns into the code that forked
-- descriptors are shared. The child closes all but the three standard ones and its pipe, first of all: a connection that
-  this process closes must end for its peer, and the data_dir's lock must end with this process
-- it collects no garbage, whose finalizers would touch what is not its own, and takes signals as a new process does
-- it ends by `os._exit`: no handler, no buffer and no loop of this process is run in it
-- it looks whether its parent is still there before each piece of work, so no orphan writes beside a successor
+- only the forking thread exists in the child, so a lock that another thread held stays held for ever. The child takes
+  none: it runs one function of ours, which computes and makes plain system calls; it logs nothing, imports nothing,
+  and never returns into the code that forked
+- descriptors are shared. The child first closes all but the three standard ones and its pipe: a connection that this
+  process closes must end for its peer, and the data_dir's lock must end with this process
+- it collects no garbage, since finalizers would touch what is not its own, and handles signals as a new process does
+- it ends by `os._exit`: it runs no handler, buffer or loop of this process
+- before each piece of work it checks that its parent lives, so no orphan writes beside a successor
 """
 
 import asyncio
@@ -20,10 +20,10 @@ import warnings
 from collections.abc import Callable
 
 Work = Callable[[Callable[[], None]], bytes]
-"""Called in the child with what it calls before each piece of work; returns what it has to say."""
+"""Runs in the child. It gets a check to call before each piece of work, and returns its report."""
 
 REPORT_BYTES = 1 << 16
-NICENESS = 5  # Behind this process, where they share a processor.
+NICENESS = 5  # It yields to this process if they share a processor.
 
 _DONE, _FAILED = b"+", b"-"
 _FIRST_DESCRIPTOR = 3
@@ -31,14 +31,14 @@ _MAX_DESCRIPTORS = 1 << 20
 
 
 class ChildFailed(Exception):
-    """The child did not do its work; the text says why."""
+    """The child failed; the text says why."""
 
 
 class Child:
-    """A forked child at work. Made and used on the event loop's thread."""
+    """A forked child. Made and used on the event loop's thread."""
 
     def __init__(self, work: Work) -> None:
-        """Fork. Raises OSError where there is no memory or no process for it."""
+        """Fork. Raises OSError if there is no memory or no process for it."""
         reading, writing = os.pipe()
         parent = os.getpid()
         try:
@@ -50,13 +50,13 @@ class Child:
             os.close(writing)
             raise
         if not self._pid:
-            _live(work, writing, parent)
+            _run_child(work, writing, parent)
         os.close(writing)
         self._reading = reading
         self._ends = False
 
     async def report(self) -> bytes:
-        """What the child had to say, once it has ended.
+        """Wait for the child's end; return its report.
 
         Raises:
             ChildFailed: it failed, or was killed.
@@ -67,7 +67,7 @@ class Child:
         raise ChildFailed(said[1:].decode(errors="replace") or f"the child ended with status {status}")
 
     def kill(self) -> None:
-        """End it now; nothing if it has ended."""
+        """Kill it now, unless it has ended."""
         if not self._ends:
             os.kill(self._pid, signal.SIGKILL)
 
@@ -76,12 +76,12 @@ class Child:
         while piece := os.read(self._reading, REPORT_BYTES):
             said += piece
         os.close(self._reading)
-        self._ends = True  # Before its number may become another process's.
+        self._ends = True  # Before its pid may be reused.
         return said, os.waitpid(self._pid, 0)[1]
 
 
-def _live(work: Work, writing: int, parent: int) -> None:
-    """The child's whole life."""
+def _run_child(work: Work, writing: int, parent: int) -> None:
+    """Run the child; never return."""
     status = 1
     try:
         gc.disable()
@@ -97,7 +97,7 @@ def _live(work: Work, writing: int, parent: int) -> None:
                 os._exit(1)
 
         said, status = _DONE + work(go_on), 0
-    except BaseException as error:  # noqa: BLE001  # Whatever it is, it is told, and ends here.
+    except BaseException as error:  # noqa: BLE001  # Whatever it is, it is reported, and ends here.
         said = _FAILED + f"{type(error).__name__}: {error}".encode(errors="replace")[: REPORT_BYTES - 1]
     try:
         os.write(writing, said)

@@ -1,11 +1,11 @@
-"""Fetching the leader's snapshot and going on from it (rule 16): the core decides when, here bytes are moved.
+"""Fetches the leader's snapshot and continues from it (rule 16). The core decides when; this moves the bytes.
 
-    FetchSnapshot -> manifest, chunks that are lacking, each verified and synced -> read by a new machine
-        -> SnapshotFetched -> (the core: the promise is looked at again) -> place: renamed -> the log is reset
-        -> installed: the new machine takes the old one's place
+    FetchSnapshot -> manifest, missing chunks, each verified and synced -> read by a new machine
+        -> SnapshotFetched -> (the core checks the promise again) -> place: renamed -> the log is reset
+        -> installed: the new machine replaces the old one
 
-What was fetched is kept beside what counts: a connection that ends, another leader with the same snapshot, and a
-restart go on with it.
+Fetched chunks are kept apart from the snapshots that count. After a broken connection, a restart, or with another
+leader that has the same snapshot, the fetch resumes.
 """
 
 import asyncio
@@ -38,15 +38,15 @@ from ..node.pending import Waiter
 journal = structlog.get_logger(__name__)
 
 AGAIN_AFTER_S = 1.0
-"""Between a fetch that came to nothing and the next opening: what it failed for may last."""
+"""The pause after a failed fetch: its cause may last."""
 
 
 async def put_all(
     part: SnapshotPart, chunks: AsyncIterator[tuple[int, bytes]], was_put: Callable[[], None] = lambda: None
 ) -> None:
-    """Put what comes, each chunk in a thread while the next one comes; `was_put` is called after each.
+    """Put each chunk in a thread while the next one arrives; call `was_put` after each.
 
-    No thread is left behind, however it ends. Raises what `chunks` and `SnapshotPart.put` do.
+    No thread is left running on any exit. Raises what `chunks` and `SnapshotPart.put` raise.
     """
     putting: asyncio.Task[None] | None = None
     try:
@@ -62,7 +62,7 @@ async def put_all(
 
 
 class StoreSource:
-    """`SnapshotSource` of a node: its store. A snapshot that turns out to be damaged is set aside."""
+    """The `SnapshotSource` of a node: its store. A damaged snapshot is set aside."""
 
     def __init__(self, store: SnapshotStore) -> None:
         self._store = store
@@ -101,7 +101,7 @@ class Installing:
         address_of: Callable[[str], str | None],
         failed: Callable[[Exception], None],
     ) -> None:
-        """`dial`: a session, what this node says of itself, the peer secret. `failed` is told what ends the node."""
+        """`dial`: the HTTP session, this node's PeerInfo, the secret. `failed` gets an error that ends the node."""
         self._store = store
         self._replica = replica
         self._new_machine, self._new_sessions = new_machine, new_sessions
@@ -113,10 +113,10 @@ class Installing:
         self._applier: Applier | None = None
         self._chunks = 0
         self.failure = ""
-        """Why the last fetch came to nothing; empty once one was installed."""
+        """Why the last fetch failed; empty once a snapshot was installed."""
 
     def fetch(self, action: actions.FetchSnapshot) -> None:
-        """Begin; an earlier fetch ends."""
+        """Begin a fetch; an earlier one ends."""
         if self._task is not None:
             self._task.cancel()
         name = f"fetch {action.index} for stream {action.stream_id}"
@@ -138,7 +138,7 @@ class Installing:
         """Raises one of LINK_FAILURES, SnapshotRefused, MachineError, LogError."""
         address = self._address_of(action.leader_id)
         if address is None:
-            raise SnapshotRefused(f"nobody knows where {action.leader_id} is")
+            raise SnapshotRefused(f"the address of {action.leader_id} is not known")
         leader = (action.leader_id, address)
         async with SnapshotFetch.dialled(self._session, self._me(), leader, action.index, self._secret) as fetch:
             part = await asyncio.to_thread(SnapshotPart.begin, self._store, await fetch.manifest())
@@ -159,14 +159,14 @@ class Installing:
         self._chunks += 1
 
     def place(self, index: int) -> None:
-        """Blocking: let what was fetched count. Raises OSError."""
+        """Make the fetched snapshot count. Blocks; durable on return. Raises OSError."""
         part = self._part
         if part is None or part.manifest.index != index:
             raise OSError(f"no snapshot at {index} was fetched")
         part.complete()
 
     def installed(self, index: int) -> Applier:
-        """The machine and the sessions behind the snapshot that counts now."""
+        """The machine and the sessions of the snapshot that counts now."""
         applier, self._applier, self._part, self.failure = self._applier, None, None, ""
         if applier is None or applier.applied_index != index:
             raise RuntimeError(f"the snapshot at {index} was installed and never read")
@@ -174,13 +174,13 @@ class Installing:
         return applier
 
     async def stop(self) -> None:
-        """Fetch nothing any more; what was fetched stays."""
+        """Stop fetching; keep what was fetched."""
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
 
     def document(self) -> dict[str, Any]:
-        """What `/status` says of a snapshot that is fetched."""
+        """For `/status`."""
         part = self._part
         return {
             "index": part.manifest.index if part else None,

@@ -1,16 +1,16 @@
-"""What of this node's log may go, what goes, and what holds the rest (rule 16).
+"""Expiry of this node's log: what may expire, what does, and what holds the rest (rule 16).
 
-Each node decides for itself: its own limits of age and bytes, its own floor. Nothing at or above the floor goes, which
-is the lowest of its holds:
+Each node decides for itself, by its own limits of age and bytes and its own floor. Nothing at or above the floor
+expires. The floor is the lowest of the holds:
 
-    snapshots   the older of two whole snapshots; with fewer, nothing goes
-    stream      of each follower's stream, what was not shipped yet, up to `retention_follower_bytes`
-    install     the snapshot that a follower fetches
-    follower    what a node lacks that told this leader where it stands, up to `retention_follower_bytes`
+    snapshots   the older of two whole snapshots; with fewer, nothing expires
+    stream      the records not yet shipped on a follower's stream, up to `retention_follower_bytes`
+    install     the snapshot that a follower is fetching
+    follower    the records that a node lacks, by its last report to this leader, up to `retention_follower_bytes`
 
-Who lacks more gets a snapshot: also one whose stream stands, but is slower than the log's limits.
+A follower that lacks more gets a snapshot, even if its stream is open but slower than the log's limits allow.
 
-A restart needs a snapshot and all of the log behind it, and a snapshot may turn out to be damaged: hence the older one.
+A restart needs a snapshot and the whole log after it. A snapshot may turn out to be damaged, hence the older one.
 """
 
 from collections.abc import Callable, Mapping
@@ -27,7 +27,7 @@ EXPIRY_PAUSE_S = 1.0
 
 
 class Limits(NamedTuple):
-    """This node's own: bytes and age in ms of its log, 0 being no limit; bytes that are kept for a node that lags."""
+    """This node's limits: its log's bytes and age in ms (0: no limit), and the bytes kept for a lagging node."""
 
     size: int
     age_ms: int
@@ -35,17 +35,17 @@ class Limits(NamedTuple):
 
     @property
     def max_bytes(self) -> int | None:
-        """As the log wants it."""
+        """The limit of bytes; None without one."""
         return self.size or None
 
     @property
     def age(self) -> int | None:
-        """As the log wants it, in microseconds."""
+        """The limit of age in microseconds; None without one."""
         return self.age_ms * MICROSECONDS_A_MS or None
 
 
 class Hold(NamedTuple):
-    """Something that needs every record from `index` on."""
+    """A reason to keep every record from `index` on."""
 
     what: str
     index: int  # type: ignore[assignment]  # It hides tuple.index, which nobody needs here.
@@ -53,19 +53,19 @@ class Hold(NamedTuple):
 
 
 class Followers(Protocol):
-    """What a replica knows of other nodes, and does for them."""
+    """What expiry needs of the replica."""
 
     def status(self) -> Status:
-        """What its protocol core knows now."""
+        """The state of its protocol core now."""
         ...
 
     @property
     def positions(self) -> Mapping[str, Position]:
-        """What others told this leader, by node id."""
+        """The positions that others reported to this leader, by node id."""
         ...
 
     def expired(self) -> None:
-        """End the streams that lack what is gone."""
+        """End the streams that need expired records."""
         ...
 
 
@@ -87,10 +87,10 @@ class Retention:
         self._limits = limits
         self._clock = clock
         self.expired_segments = 0
-        """So many went since this node started."""
+        """Segments expired since this node started."""
 
     def holds(self) -> list[Hold]:
-        """What needs the log, the lowest first."""
+        """All holds, the lowest first."""
         return sorted([self._of_snapshots(), *self._of_followers()], key=lambda hold: hold.index)
 
     def _of_snapshots(self) -> Hold:
@@ -111,7 +111,10 @@ class Retention:
         ]
         places = [
             *(("stream", stream.next_index, f"{stream.node_id} was shipped") for stream in leader.streams),
-            *(("follower", told.durable_index, f"{node_id} has") for node_id, told in self._replica.positions.items()),
+            *(
+                ("follower", known.durable_index, f"{node_id} has")
+                for node_id, known in self._replica.positions.items()
+            ),
         ]
         lowest, most = self._log.bounds.lowest_index, self._limits.follower_bytes
         lagging = [
@@ -122,7 +125,7 @@ class Retention:
         return fetching + lagging
 
     def due(self) -> Expirable:
-        """What would go now."""
+        """What would expire now."""
         return self._expirable(self.holds()[0].index)
 
     def _expirable(self, floor: int | None) -> Expirable:
@@ -130,7 +133,7 @@ class Retention:
         return self._log.expirable(self._clock(), age=limits.age, max_bytes=limits.max_bytes, floor=floor)
 
     def expire(self) -> Expirable:
-        """Remove what may go; say what went. Blocks for the few syncs of a removal.
+        """Remove what may expire; return what was removed. Blocks for the few syncs of a removal.
 
         Raises:
             LogReadOnly: the device failed.
@@ -145,7 +148,7 @@ class Retention:
         return gone
 
     def document(self) -> dict[str, Any]:
-        """What `/status` says: the limits, what goes next, what would go if nothing held it, and what does."""
+        """For `/status`: the limits, what expires next, what would if nothing held it, and the holds."""
         holds = self.holds()
         due, wanted = self._expirable(holds[0].index), self._expirable(None)
         return {
@@ -160,5 +163,5 @@ class Retention:
 
 
 def shown(expirable: Expirable) -> dict[str, int]:
-    """As a document."""
+    """For a document."""
     return {"segments": expirable.segments, "to_index": expirable.to_index, "bytes": expirable.size}

@@ -1,8 +1,8 @@
-"""When this node takes a snapshot, and how: at a frame boundary, by a forked child, while it goes on.
+"""When and how this node takes a snapshot: at a frame boundary, in a forked child, while the node continues.
 
-    boundary -> due? -> fork -> child: chunks, manifest, synced -> here: rename, keep two
+    boundary -> due? -> fork -> child: chunks, manifest, synced -> parent: rename, keep two
 
-The fork is all that commits wait for. What the child sees is the machine and the session table between two frames.
+Commits wait only for the fork. The child sees the machine and the session table between two frames.
 """
 
 import asyncio
@@ -28,7 +28,7 @@ Failure = (ChildFailed, LogError, MachineError, OSError)
 
 @dataclass(frozen=True, slots=True)
 class SnapshotOptions:
-    """A snapshot is due on the first boundary past a multiple of `records`, after so many bytes or ms; 0: never so."""
+    """A snapshot is due at the first boundary past a multiple of `records`, or after this many bytes or ms; 0: off."""
 
     records: int
     log_bytes: int
@@ -64,13 +64,13 @@ class Snapshotting:
         self._child: Child | None = None
         self._stopped = False
         self.pause_ms = 0.0
-        """How long the last fork kept everything else waiting."""
+        """How long the last fork blocked this process."""
         self.failure = ""
-        """Why the last one that was begun came to nothing."""
+        """Why the last snapshot failed; empty if it did not."""
 
     @property
     def manifests(self) -> list[Manifest]:
-        """Of the whole snapshots, the oldest first."""
+        """The manifests of the whole snapshots, oldest first."""
         return self._store.manifests
 
     def at_boundary(self, header: FrameHeader) -> None:
@@ -91,11 +91,11 @@ class Snapshotting:
         return bool(interval_ms) and (time.monotonic() - self._taken_at) * 1000 >= interval_ms
 
     async def take(self) -> Manifest:
-        """A snapshot of all that was applied when this was called, or later.
+        """Return a snapshot of everything applied when this was called, or later.
 
         Raises:
-            SnapshotFailed, DiskFullError: there is none; what there was before is untouched.
-            StateUnavailable: applying has stopped.
+            SnapshotFailed, DiskFullError: there is none; older ones are untouched.
+            StateUnavailable: the machine can apply no more.
         """
         wanted = self._applying.applier.applied_index
         while True:
@@ -118,7 +118,7 @@ class Snapshotting:
                 raise SnapshotFailed(str(error)) from error
 
     def _begin(self) -> None:
-        """Fork at this boundary. A boundary that a snapshot stands at already, and a stopped node, need none."""
+        """Fork at this boundary, unless it has a snapshot already or the node is stopping."""
         applier, store = self._applying.applier, self._store
         index = applier.applied_index
         self._log_bytes, self._taken_at = 0, time.monotonic()
@@ -140,7 +140,7 @@ class Snapshotting:
             return
         self.pause_ms = (time.monotonic() - began) * 1000
         self._taking_index = index
-        context = contextvars.Context()  # What is logged is not the doing of whoever's frame came last.
+        context = contextvars.Context()  # Its log lines must not name the request of the last frame.
         self._taking = asyncio.create_task(self._finish(self._child, index), name=f"snapshot {index}", context=context)
         self._taking.add_done_callback(self._ended)
 
@@ -168,7 +168,7 @@ class Snapshotting:
         journal.error("no snapshot was taken", index=index, reason=str(error))
 
     async def stop(self) -> None:
-        """Take none any more; one that is on its way is given up."""
+        """Take no more snapshots; abandon the one under way."""
         self._stopped = True
         if self._child is not None:
             self._child.kill()
@@ -176,7 +176,7 @@ class Snapshotting:
             await asyncio.gather(self._taking, return_exceptions=True)
 
     def document(self) -> dict[str, Any]:
-        """What `/status` says of them."""
+        """For `/status`."""
         return {
             "kept": [
                 {

@@ -1,4 +1,4 @@
-"""Applying what is committed: from the log to the machine, in slices that leave the loop to others."""
+"""Applies committed frames, from the log to the machine, in time slices that keep the loop free."""
 
 import asyncio
 import heapq
@@ -47,7 +47,7 @@ class Applying:
         self._order = count()
 
     def apply_to(self, index: int) -> None:
-        """Apply all below `index`; at once, as far as a slice of time goes."""
+        """Apply every record below `index`: at once, as far as one time slice reaches."""
         self._to_index = max(self._to_index, index)
         if not self._scheduled:
             self._apply_slice()
@@ -59,14 +59,14 @@ class Applying:
         self._wake()
 
     def stop(self) -> None:
-        """Apply nothing more: the log is about to be closed."""
+        """Stop applying: the log is about to be closed."""
         self._stopped = True
 
     async def reached(self, index: int) -> None:
-        """Return when all below `index` is applied.
+        """Return when every record below `index` is applied.
 
         Raises:
-            ApplyFailed: applying has stopped.
+            ApplyFailed: the machine can apply no more.
         """
         if self.applier.failure is not None:
             raise self.applier.failure
@@ -92,10 +92,10 @@ class Applying:
                     self._node.at_boundary(frame.header)
         except ApplyFailed as failure:
             self._node.apply_failed(failure)
-        except LogError as failure:  # a committed frame that cannot be read here: this node cannot go on
+        except LogError as failure:  # A committed frame cannot be read here: this node cannot continue.
             self._stopped = True
             self._node.failed(failure)
-        except Exception as fault:  # in a slice of its own nobody else would hear of it
+        except Exception as fault:  # A later slice runs as a callback of the loop: nobody else would notice.
             self._stopped = True
             self._node.failed(fault)
             raise

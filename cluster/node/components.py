@@ -13,7 +13,7 @@ from quire.replication.core import CoreOptions, Identity
 from quire.replication.net.forming import Forming
 from quire.sm import Applier, StateMachine
 
-from ..compaction.compaction import Compaction, Makers
+from ..compaction.compaction import Compaction, Factories
 from ..config.serve import ServeConfig
 from ..data_dir.data_dir import DataDir
 from ..data_dir.genesis import Genesis, check_genesis, make_genesis, read_genesis
@@ -117,6 +117,8 @@ class Components:
     """The parts of a node whose cluster is formed."""
 
     genesis: Genesis
+    payload_limit: int
+    """The most bytes of the packed records of one write."""
     log: Log
     replica: Replica[Waiter]
     applying: Applying
@@ -146,7 +148,8 @@ class Components:
         disk = Disk(log, data_dir.promises, snapshots=data_dir.snapshots, older_epochs=applier.boundary.epochs)
         replica = Replica[Waiter](resources.identity, genesis.cluster_id, disk, node, options)
         applying = Applying(log, applier, node)
-        makers = Makers(lambda: resources.machine_type(genesis.initial), genesis.new_sessions)
+        factories = Factories(lambda: resources.machine_type(genesis.initial), genesis.new_sessions)
         dial = resources.http, resources.secret
-        compaction = Compaction(data_dir.snapshots, disk, replica, applying, makers, dial, config, node.failed)
-        return cls(genesis, log, replica, applying, Reading(log, replica, applying, node.not_leader), compaction)
+        compaction = Compaction(data_dir.snapshots, disk, replica, applying, factories, dial, config, node.failed)
+        reading = Reading(log, replica, applying, node.not_leader)
+        return cls(genesis, genesis.payload_bytes, log, replica, applying, reading, compaction)

@@ -1,32 +1,32 @@
-"""Rule 17, as far as telling goes: the digests that others report, compared with this node's own at the same index.
+"""Rule 17, detection: compare the digests that other nodes report with this node's own at the same index.
 
-A digest covers all that was applied below it, so a replica that differs once differs at every later index: it is enough
-to compare what was reported last. A report ahead of this node waits until this one has come as far. One that is farther
-behind than this node remembers says nothing; the next one will.
+A digest covers everything applied below its index, so a replica that differs once differs at every later index: it is
+enough to compare the last report. A report ahead of this node waits until this node has caught up. One further behind
+than this node remembers is ignored; a later one will do.
 """
 
 from collections import deque
 from collections.abc import Callable
 from typing import NamedTuple
 
-REMEMBERED_FRAMES = 16_384  # About 2 MB, and seconds of a busy cluster: reports come with every flush and heartbeat.
+REMEMBERED_FRAMES = 16_384  # About 2 MB, seconds of a busy cluster. Every flush and heartbeat brings a report.
 
 
 class Difference(NamedTuple):
-    """At `index`, the first at which this was seen, another node reported `digest` and this one has `own_digest`."""
+    """The first difference seen: at `index` another node reported `digest`, and this one has `own_digest`."""
 
     index: int  # type: ignore[assignment]  # It hides tuple.index, which nobody needs here.
     digest: bytes
     own_digest: bytes
 
     def alarm(self, node_id: str) -> str:
-        """What a leader tells an operator of that node."""
+        """The alarm of a leader about that node."""
         theirs, ours = self.digest.hex(), self.own_digest.hex()
         return f"{node_id} has digest {theirs} at {self.index}, and this leader {ours}: states differ"
 
 
 class Digests:
-    """One node's own digests, and who differs from them. `on_change(node_id, difference or None)` tells of both."""
+    """One node's own digests, and the nodes that differ. `on_change(node_id, difference or None)` reports a change."""
 
     def __init__(self, on_change: Callable[[str, Difference | None], None]) -> None:
         self.differing: dict[str, Difference] = {}
@@ -37,7 +37,7 @@ class Digests:
         self._index = 0
 
     def applied(self, index: int, digest: bytes) -> None:
-        """This node has applied all below `index`, a frame's boundary, and stands at `digest`."""
+        """This node has applied everything below `index`, a frame boundary, and has `digest` there."""
         if len(self._order) >= REMEMBERED_FRAMES:
             del self._own[self._order.popleft()]
         self._order.append(index)
@@ -50,15 +50,15 @@ class Digests:
                     self._compare(node_id, other, reported)
 
     def reported(self, node_id: str, index: int, digest: bytes) -> None:
-        """Another node says that it stands at `digest`, having applied all below `index`."""
+        """Another node reports `digest`, having applied everything below `index`."""
         if index > self._index:
-            # The first one waits: were it replaced by each later one, a leader that applies behind would never compare.
+            # Keep the first: if each later one replaced it, a leader that applies late would never compare.
             self._ahead.setdefault(node_id, (index, digest))
         else:
             self._compare(node_id, index, digest)
 
     def forget(self) -> None:
-        """Forget what others reported: this node leads no longer, and hears them no more."""
+        """Forget the reports: this node leads no longer, and gets no more of them."""
         self._ahead.clear()
         self.differing.clear()
 

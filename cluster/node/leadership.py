@@ -1,4 +1,4 @@
-"""Who leads, as one node knows it: now, before, and why; the control plane's suggestions; and handing over."""
+"""The leader as one node knows it, now and before; the control plane's nominations; and handing over."""
 
 import asyncio
 from collections import deque
@@ -16,7 +16,7 @@ from ..errors import TransferFailed
 from .pending import Waiter
 
 HISTORY_LENGTH = 100
-TRANSFER_TIMEOUTS = 4  # A hand-over ends within three election timeouts; the new leader is heard soon after.
+TRANSFER_TIMEOUTS = 4  # A hand-over takes at most three election timeouts; the new leader is heard soon after.
 
 journal = structlog.get_logger(__name__)
 
@@ -32,7 +32,7 @@ class Change(NamedTuple):
 
 
 class Leadership:
-    """One node's view. `role` is what the core told last."""
+    """One node's view. `role` is the last one that the core reported."""
 
     def __init__(self, node_id: str, heartbeat_s: float, election_timeout_s: float) -> None:
         self.node_id = node_id
@@ -51,20 +51,20 @@ class Leadership:
     # Life
 
     def run(self, replica: Replica[Waiter]) -> bool:
-        """Let the control plane suggest, if this node is a voter. True: it is the only one, and needs no suggestion."""
+        """Start the control plane if this node is a voter. True: it is the only voter, and needs no nomination."""
         self._replica = replica
         members = replica.status().members
         self._group(replica, members)
         return self._is_alone(members)
 
     def members_changed(self, members: Members) -> None:
-        """The log names other members: from now on the control plane is among its voters (rule 13)."""
+        """The log names other members: the control plane runs among its voters from now on (rule 13)."""
         if self._replica is None:
-            return  # Its log is recovered, and it does not run yet.
+            return  # During recovery.
         had_control = self._control is not None
         self._group(self._replica, members)
         if self._control is not None and not had_control:
-            self._nominate(False)  # It may have been the only voter, which needs no suggestion.
+            self._nominate(False)  # As the only voter it was nominated without a control plane.
         journal.info("members", voters=[voter.node_id for voter in members.voters()])
 
     def _is_alone(self, members: Members) -> bool:
@@ -98,7 +98,7 @@ class Leadership:
             self._nominate(self._is_alone(self._replica.status().members))
 
     async def stop(self) -> None:
-        """Take no part in the control plane any more."""
+        """Leave the control plane."""
         control, self._control = self._control, None
         if control is not None:
             await control.stop()
@@ -111,18 +111,18 @@ class Leadership:
 
     @property
     def nominated(self) -> bool:
-        """Whether the control plane suggests this node now."""
+        """Whether the control plane nominates this node now."""
         return self._control is not None and self._control.nominated
 
     # The control plane's links
 
     def peer_linked(self, node_id: str) -> None:
-        """What is sent to a peer arrives."""
+        """Messages to a peer arrive."""
         if self._control is not None:
             self._control.peer_linked(node_id)
 
     def peer_unlinked(self, node_id: str) -> None:
-        """What is sent to a peer is lost."""
+        """Messages to a peer are lost."""
         if self._control is not None:
             self._control.peer_unlinked(node_id)
         if self._stopping and not self._successors:
@@ -130,22 +130,22 @@ class Leadership:
 
     @property
     def _successors(self) -> list[str]:
-        """The voters that could lead in this one's place: they are linked."""
+        """The voters that could lead instead of this node: the linked ones."""
         if self._replica is None:
             return []
         status = self._replica.status()
         return [voter.node_id for voter in status.members.voters() if status.is_linked(voter)]
 
     def control_received(self, peer: PeerInfo, data: bytes) -> None:
-        """Pass on what a voter's control plane said."""
+        """Pass on a message of a voter's control plane."""
         if self._control is not None and self._replica is not None:
             if self._replica.status().members.is_voter(peer.node_id, peer.disk_id):
                 self._control.told(peer.node_id, data)
 
-    # What the core tells
+    # Events of the core
 
     def moved(self, role: actions.RoleChanged) -> actions.RoleChanged:
-        """Note a change; return the role before."""
+        """Note a change; return the previous role."""
         was, self.role = self.role, role
         if was.leader_id != role.leader_id or was.epoch != role.epoch:
             if role.leader_id not in (None, self._led_by):
@@ -159,20 +159,20 @@ class Leadership:
         return was
 
     def transfer_ended(self, reason: str) -> None:
-        """A hand-over came to nothing; this node leads on."""
+        """A hand-over failed; this node keeps leading."""
         if self._transfer is not None and not self._transfer.done():
             self._transfer.set_exception(TransferFailed(reason))
 
     # Handing over
 
     async def transfer(self, target: str | None) -> str:
-        """Hand over to a voter, or to the one that has most; return who leads then.
+        """Hand over to a voter, or to the most up-to-date one; return the new leader.
 
-        Writes that arrive meanwhile wait, and are written by this leader if it goes on, by none if it does not: no
+        Writes that arrive meanwhile wait. If the hand-over fails, this leader appends them; else nobody does. No
         outcome is unknown.
 
         Raises:
-            TransferFailed: this node leads on, or it does not lead, or nobody else was heard to.
+            TransferFailed: this node keeps leading, or does not lead, or no other leader was heard.
         """
         if self._replica is None or self._transfer is not None:
             raise TransferFailed("another is under way" if self._transfer else "the cluster is not formed yet")
@@ -187,7 +187,7 @@ class Leadership:
             self._transfer = None
 
     async def hand_over(self) -> None:
-        """Before a stop: let another lead, if one can. Where all stop at once, the last to be left waits for nobody."""
+        """Before a stop: hand over if another voter is linked. If all stop at once, the last one does not wait."""
         self._stopping = True
         if self.role.role is NodeRole.LEADER and self._successors:
             try:
@@ -196,7 +196,7 @@ class Leadership:
                 journal.warning("stopping as the leader", reason=error.reason)
 
     def document(self) -> dict[str, Any]:
-        """For `/status`: what the control plane suggests, and the changes of leader, newest last."""
+        """For `/status`: whether this node is nominated, and the changes of leader, newest last."""
         return {
             "nominated": self.nominated,
             "leaders": [change._asdict() for change in self.history],

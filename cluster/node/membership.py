@@ -1,8 +1,8 @@
-"""The members as the leader has them; and bringing a node to be a voter (rule 15): one change of members after the
-other, until the log says so.
+"""The members as the leader knows them; and promotions (rule 15): one change of members after the other, until the
+log names the node as a voter.
 
-What the next change is follows from the leader's log alone, so nothing is kept between two of them: whoever was
-interrupted asks again.
+The next change follows from the leader's log alone. Nothing is kept between two changes: after an interruption, ask
+again.
 """
 
 import asyncio
@@ -32,11 +32,11 @@ if TYPE_CHECKING:
     from .node import Node
 
 MAX_CHANGES = 2
-"""Of one promotion: the old disk's vote goes, the new one's comes."""
+"""Of one promotion: one removes the old disk's vote, one adds the new disk's."""
 
 
 class Promotions:
-    """Those that are under way on this leader. Everything is called on the event loop."""
+    """The promotions under way on this leader. Everything is called on the event loop."""
 
     def __init__(self) -> None:
         self._asks = count(1)
@@ -45,7 +45,7 @@ class Promotions:
     async def promote(
         self, replica: Replica[Waiter], node_id: str, address: str, not_leader: Callable[[], ClusterError | None]
     ) -> list[int]:
-        """The indices of the changes that it took. Raises as `Node.promote`."""
+        """Return the indices of the changes that were made. Raises as `Node.promote`."""
         changes: list[int] = []
         for _ in range(MAX_CHANGES):
             match await self._ask(replica, node_id, address):
@@ -73,7 +73,7 @@ class Promotions:
             del self._waiting[ask_id]
 
     def ended(self, ask_id: int, outcome: changing.Outcome) -> None:
-        """What became of one change."""
+        """One change ended."""
         answer = self._waiting.get(ask_id)
         if answer is not None and not answer.done():
             answer.set_result(outcome)
@@ -84,7 +84,7 @@ def error_of(
     node_id: str,
     not_leader: Callable[[], ClusterError | None],
 ) -> ClusterError:
-    """What an outcome that is none is called on this side, with its numbers."""
+    """The error for a change that was not made, with its values."""
     match outcome:
         case changing.NotLeading():
             return not_leader() or NoLeader()
@@ -113,10 +113,10 @@ def error_of(
 
 
 def members_document(node: "Node") -> dict[str, Any]:
-    """The members that the log names, and the other nodes that are connected, as this leader knows them.
+    """The document of `GET /admin/members`: the log's members, and the other connected nodes, as this leader sees them.
 
     Raises:
-        NoLeader, NotLeader, StateUnavailable: it does not lead.
+        NoLeader, NotLeader, StateUnavailable: this node does not lead.
     """
     replica = node.components.replica
     status = replica.status()
@@ -149,7 +149,7 @@ def members_document(node: "Node") -> dict[str, Any]:
 
 
 def _lag(replica: Replica[Waiter], status: Status, member: Member, clock: int) -> dict[str, Any] | None:
-    """What the leader knows; a position is told under a node id, so it is the disk's that is connected."""
+    """A member's lag, if known. A position is reported under a node id, so it belongs to the connected disk."""
     if status.is_me(member):
         return replica.lag(clock)._asdict()
     position = replica.positions.get(member.node_id)

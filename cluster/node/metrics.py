@@ -1,4 +1,4 @@
-"""What a node counts and shows to Prometheus. Nearly all of it is read from the node when it is scraped."""
+"""A node's metrics for Prometheus. Nearly all are read from the node at the scrape."""
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -19,7 +19,7 @@ INDICES = ("lowest_index", "highest_index", "durable_index", "commit_index", "ap
 
 
 class Gauge(NamedTuple):
-    """Something that is looked at when it is scraped."""
+    """A value that is read at the scrape."""
 
     name: str
     text: str
@@ -27,7 +27,7 @@ class Gauge(NamedTuple):
 
 
 class Metrics:
-    """One node's metrics, in a registry of its own; `gauges` are those that the node itself does not know."""
+    """One node's metrics, in a registry of its own; `gauges` are those of the HTTP server."""
 
     def __init__(self, node: "Node", gauges: Sequence[Gauge]) -> None:
         self.answers: Counter[tuple[str, str, int]] = Counter()
@@ -35,7 +35,7 @@ class Metrics:
         self._registry.register(_NodeCollector(node, gauges, self.answers))
 
     def exposition(self) -> bytes:
-        """All of them, in Prometheus' text format."""
+        """All metrics, in Prometheus' text format."""
         return generate_latest(self._registry)
 
 
@@ -46,7 +46,7 @@ class _NodeCollector(Collector):
         self._answers = answers
 
     def collect(self) -> Iterator[Metric]:
-        """Every metric, as it is now."""
+        """Every metric, with its value now."""
         yield from self._counters()
         yield from self._write_path()
         for gauge in self._gauges:
@@ -95,7 +95,7 @@ class _NodeCollector(Collector):
         yield answers
 
     def _write_path(self) -> Iterator[Metric]:
-        """How long its steps take on this node, and what waits for them."""
+        """The durations of the write path's steps on this node, and its queues."""
         durations = self._node.write_counts.frame_durations
         yield _histogram("quire_write_frame_seconds", "From a frame's append until it was applied here", durations)
         if (components := self._node.formed) is None:
@@ -120,7 +120,7 @@ def _histogram(name: str, text: str, durations: Durations) -> Metric:
 
 
 def _compaction(snapshots: dict[str, Any], expiry: dict[str, Any]) -> Iterator[Metric]:
-    """Snapshots, and what becomes of the log below them."""
+    """Snapshots and the log's expiry."""
     newest = snapshots["kept"][-1] if snapshots["kept"] else {"index": 0, "bytes": 0}
     for name, text, value in (
         ("snapshot_index", "Every record below it is in the newest snapshot, 0 without one", newest["index"]),

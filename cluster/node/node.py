@@ -217,9 +217,8 @@ class Node:
         components = self.components
         if (stopped := components.applying.applier.failure) is not None:
             raise StateUnavailable(f"nothing can be answered here: {stopped}")
-        limit = components.genesis.payload_bytes
-        if write.size > limit:
-            raise LimitExceeded("the frame's payload", write.size, limit)
+        if write.size > components.payload_limit:
+            raise LimitExceeded("the frame's payload", write.size, components.payload_limit)
         components.replica.propose(write)
         self.write_counts.proposed(write)
 

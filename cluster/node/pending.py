@@ -12,9 +12,9 @@ from ..errors import ClusterError, OutcomeUnknown
 
 
 class WriteReply(NamedTuple):
-    """What a write came to: its first index, its epoch, and, if it was to be applied, each record's result.
+    """A write's outcome: its first index, its epoch, and, if it waited to be applied, each record's result.
 
-    A refused record's result is None and `refused` holds its [place, code, text].
+    A refused record's result is None, and `refused` holds its [place, code, text].
     """
 
     index: int  # type: ignore[assignment]  # It hides tuple.index, which nobody needs here.
@@ -25,45 +25,48 @@ class WriteReply(NamedTuple):
 
 
 class Waiter(Protocol):
-    """Who waits for a write. Called once, on the loop, in log order for the writes of one leadership; never blocks."""
+    """The owner of a write: it waits for the outcome.
+
+    It is called once, on the loop, in log order for the writes of one leadership, and never blocks.
+    """
 
     @property
     def applied(self) -> bool:
-        """Whether to answer when the write is applied; else when it is committed."""
+        """Whether to wait until the write is applied; else until it is committed."""
         ...
 
     def answer(self, reply: WriteReply) -> None:
-        """The write is committed (and applied)."""
+        """The write is committed, and applied if that was asked for."""
         ...
 
     def fail(self, error: ClusterError) -> None:
-        """It is not, or nobody knows: the error says which."""
+        """The write failed, or its outcome is unknown: the error says which."""
         ...
 
 
 class FutureWaiter:
-    """Somebody who awaits one write."""
+    """The waiter of a caller that awaits one write."""
 
     def __init__(self, *, applied: bool) -> None:
         self.applied = applied
         self.reply: asyncio.Future[WriteReply] = asyncio.get_running_loop().create_future()
 
     def answer(self, reply: WriteReply) -> None:
-        """Wake who awaits, if it has not given up."""
+        """Wake the caller, unless it has given up."""
         if not self.reply.done():
             self.reply.set_result(reply)
 
     def fail(self, error: ClusterError) -> None:
-        """Raise where it awaits."""
+        """Raise the error in the caller, unless it has given up."""
         if not self.reply.done():
             self.reply.set_exception(error)
 
 
 class Pending:
-    """This leader's writes from append to answer. Each frame stands here once, in log order."""
+    """This leader's writes from append to answer: each frame once, in log order."""
 
     def __init__(self, durations: Durations) -> None:
-        """`durations` is told how long each frame took from its append until it was applied here."""
+        """`durations` gets the time of each frame from its append until it was applied here."""
         self._durations = durations
         self._frames: deque[tuple[Placed[Waiter], float]] = deque()
         self._committed = 0
@@ -76,7 +79,7 @@ class Pending:
         self._frames.append((placed, time.monotonic()))
 
     def committed(self, commit_index: int) -> None:
-        """Answer the writes below it that ask for no results."""
+        """Answer the writes below `commit_index` that wait for no results."""
         for placed, _ in self._frames:
             if placed.next_index > commit_index:
                 break
@@ -91,7 +94,7 @@ class Pending:
         """Answer the writes of an applied frame."""
         frames = self._frames
         while frames and frames[0][0].index < applied.index:
-            frames.popleft()  # an earlier leadership's, answered as unknown
+            frames.popleft()  # An earlier leadership's, already answered as unknown.
         if not frames or frames[0][0].index != applied.index:
             return
         placed, placed_at = frames.popleft()
@@ -99,13 +102,13 @@ class Pending:
         _answer_applied(placed, applied)
 
     def lost(self, commit_index: int, reason: str) -> None:
-        """This node leads no longer: what is not known to be committed has an unknown outcome."""
+        """This node leads no longer: a write not known to be committed has an unknown outcome."""
         while self._frames and self._frames[-1][0].next_index > commit_index:
             for write, _ in self._frames.pop()[0].shares:
                 write.owner.fail(OutcomeUnknown(reason))
 
     def end(self, reason: str) -> None:
-        """Nothing is applied here any more: every outcome is unknown."""
+        """Applying has ended: every outcome is unknown."""
         self.lost(0, reason)
 
 
@@ -150,27 +153,27 @@ class WriteCounts:
 
 
 class Visibility:
-    """Tells who waits that the visible bounds grew. One event loop; nothing is kept while nobody waits."""
+    """Wakes readers when the visible bounds grow. They share one future, so a commit costs one wake-up."""
 
     def __init__(self) -> None:
         self._growth: asyncio.Future[None] | None = None
         self._ended = False
 
     def grew(self) -> None:
-        """The visible bounds grew: wake everyone who waits for that."""
+        """The visible bounds grew: wake all who wait."""
         if self._growth is not None:
             growth, self._growth = self._growth, None
             growth.set_result(None)
 
     def end(self) -> None:
-        """Nothing will become visible here any more: wake everyone, and let nobody wait again."""
+        """Nothing becomes visible here any more: wake all who wait, and let nobody wait again."""
         self._ended = True
         self.grew()
 
     async def next_growth(self, timeout_s: float) -> bool:
-        """Whether the bounds grew within the time. They are as they were where it is False.
+        """Wait until the bounds grow; False if they did not within the time.
 
-        Look at the bounds and call this without awaiting in between: no growth is missed then.
+        Read the bounds and call this without awaiting in between: then no growth is missed.
         """
         if self._ended:
             return False

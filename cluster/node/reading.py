@@ -1,4 +1,4 @@
-"""Reading on one node: committed records from its log, and the state of its machine."""
+"""Reads on one node: committed records from its log, and the state of its machine."""
 
 import asyncio
 from collections.abc import Callable
@@ -33,7 +33,7 @@ class Consistency(StrEnum):
 
 
 class StateAnswer(NamedTuple):
-    """The machine's answer to a query (`state` is the whole state where that was None), and what it had applied."""
+    """The machine's answer to a query, or its whole state; and the index and digest that it had applied."""
 
     state: Any
     applied_index: int
@@ -41,12 +41,12 @@ class StateAnswer(NamedTuple):
 
 
 class Reading:
-    """What may be read here: nothing that is not committed, and durable on this node."""
+    """Reads only what is committed, and durable on this node."""
 
     def __init__(
         self, log: Log, replica: Replica[Waiter], applying: Applying, not_leader: Callable[[], ClusterError | None]
     ) -> None:
-        """`not_leader` gives the error of a node that may not answer as a leader, None of one that may."""
+        """`not_leader` returns the error if this node may not answer as the leader, else None."""
         self._log = log
         self._replica = replica
         self._applying = applying
@@ -56,7 +56,7 @@ class Reading:
 
     @property
     def bounds(self) -> Bounds:
-        """[lowest_index, highest_index) of what is visible."""
+        """The visible range, [lowest_index, highest_index)."""
         return Bounds(self._log.bounds.lowest_index, min(self._replica.commit_index, self._log.durable_index))
 
     def read(self, index: int) -> StoredRecord:
@@ -80,11 +80,11 @@ class Reading:
             raise CorruptHere(index, str(error)) from error
 
     def read_frames(self, from_index: int, max_bytes: int) -> tuple[bytes, int]:
-        """Raw frames from the one that holds `from_index`, at least one if there is one; and the next index.
+        """Raw frames from the one that holds `from_index`, at least one if there is any; and the next index.
 
         Raises:
-            Expired: it went meanwhile.
-            CorruptHere: the bytes are rotten on this node.
+            Expired: the frame has expired.
+            CorruptHere: the frame is corrupt on this node.
         """
         bounds = self.bounds
         if from_index >= bounds.highest_index:
@@ -98,11 +98,11 @@ class Reading:
             raise CorruptHere(from_index, str(error)) from error
 
     async def query(self, request: Any, consistency: Consistency, max_lag: int | None) -> StateAnswer:
-        """The machine's answer to a request, as fresh as `consistency` asks (rule 12); None asks for the whole state.
+        """The machine's answer to a request, as fresh as `consistency` asks (rule 12); for None, its whole state.
 
         Raises:
-            NotLeader, NoLeader, StateUnavailable: not here, or not now.
-            QueryRefused, MachineFailed: the machine does not answer this.
+            NotLeader, NoLeader, StateUnavailable: not by this node, or not now.
+            QueryRefused, MachineFailed: the machine refused the request, or failed.
         """
         if consistency is Consistency.LOCAL:
             if max_lag is not None:
@@ -121,15 +121,15 @@ class Reading:
             return StateAnswer(applier.machine.query(request), applier.applied_index, applier.digest)
         except Refused as refusal:
             raise QueryRefused(refusal.code, refusal.text) from None
-        except Exception as error:  # Whatever the machine's code raises; a query changes nothing, so the node goes on.
+        except Exception as error:  # The machine may raise anything. A query changes nothing, so the node continues.
             raise MachineFailed("query", f"{type(error).__name__}: {error}") from error
 
     async def linearize(self) -> None:
-        """Return when this machine has seen all that was acknowledged before this call (rule 12).
+        """Return when the machine has applied everything that was acknowledged before this call (rule 12).
 
         Raises:
             NotLeader, NoLeader, StateUnavailable: not by this node.
-            ApplyFailed: applying has stopped.
+            ApplyFailed: the machine can apply no more.
         """
         await self._applying.reached(await self._barrier())
 
@@ -155,7 +155,7 @@ class Reading:
         return index
 
     def barrier_passed(self, read_id: int, index: int | None) -> None:
-        """A barrier was passed at `index`, or cannot be by this node."""
+        """A barrier was passed at `index`; None: this node cannot pass it."""
         barrier = self._barriers.pop(read_id, None)
         if barrier is not None and not barrier.done():
             barrier.set_result(index)

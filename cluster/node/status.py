@@ -1,4 +1,4 @@
-"""`GET /status`: what a node knows of itself, and a leader of the others."""
+"""`GET /status`: what a node knows of itself, and a leader of the other nodes."""
 
 from typing import TYPE_CHECKING, Any
 
@@ -79,7 +79,7 @@ def not_ready_reasons(node: "Node") -> list[str]:
 
 
 def alarms(replica: Replica[Waiter], digests: Digests) -> list[str]:
-    """What an operator should know: of which nodes copies came, and, of a leader, which replicas differ."""
+    """The alarms for an operator: duplicate nodes, and, on the leader, replicas that differ."""
     differing = [difference.alarm(node_id) for node_id, difference in digests.differing.items()]
     return sorted([*replica.network.reports.alarms.values(), *differing])
 

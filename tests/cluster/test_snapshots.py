@@ -268,7 +268,7 @@ async def test_a_snapshot_above_what_is_committed_is_a_broken_invariant_and_halt
         refused = await cluster.ask("n1", "POST", "/admin/snapshot")
         assert (refused.status, refused.problem) == (503, "state-unavailable")
         assert node.failure is not None
-        assert f"that ends at {applied - 1}" in node.failure
+        assert f"the limit is {applied - 1}" in node.failure
         assert os.listdir(tmp_path / "n1" / "snapshots") == []
 
 
