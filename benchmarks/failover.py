@@ -25,7 +25,7 @@ import uvloop
 from rich.console import Console
 
 from quire.cluster.client import connect
-from quire.cluster.demo.kill import kill_leader
+from quire.cluster.demo.failover import kill_leader
 from quire.cluster.demo.nodes import DemoNodes
 from quire.cluster.demo.writers import Writers
 

@@ -1,12 +1,12 @@
-"""`quire demo`: three nodes on this machine, the classroom's instructions, one answer.
+"""`quire demo`: three nodes on this machine, and what the cluster does when something goes wrong.
 
-The classroom's scripts stand in the repository's `examples/` and nowhere else: the demo runs them from there, as
-processes of their own, so that the one that checks the answer shares no code with quire.
+The instructions and the program that checks the result are scripts in the repository's `examples/`. The demo runs them
+as separate processes, so that the check shares no code with quire.
 """
 
+from .comparison import run_demo
 from .expire import run_expire
-from .kill import run_kill
-from .lesson import Lesson, run_lesson
-from .run import run_demo
+from .failover import run_failover
+from .fault import Fault, run_fault
 
-__all__ = ["Lesson", "run_demo", "run_expire", "run_kill", "run_lesson"]
+__all__ = ["Fault", "run_demo", "run_expire", "run_failover", "run_fault"]

@@ -1,4 +1,4 @@
-"""The demo's three nodes: processes of `quire serve`, each with a data directory and a log file."""
+"""The demo's three nodes: `quire serve` processes, each with a data directory and an output file."""
 
 import asyncio
 import json
@@ -12,7 +12,7 @@ from itertools import islice
 from pathlib import Path
 from typing import NoReturn
 
-from .relay import Relay
+from .link_proxy import LinkProxy
 
 NODE_IDS = ("n1", "n2", "n3")
 STOP_TIMEOUT_S = 15.0
@@ -23,24 +23,24 @@ PORT_TRIES = 200
 
 
 class DemoFailed(Exception):
-    """The demo cannot go on; the text says why, and what to do."""
+    """The demo cannot continue; the text says why and what to do."""
 
 
 class DemoNodes:
-    """Three nodes below one directory. What is started is stopped by `stop`, whatever happened in between."""
+    """Three nodes below one directory. `stop` stops whatever was started."""
 
     def __init__(
-        self, directory: Path, *, relayed: bool = False, flags: Mapping[str, Sequence[str]] | None = None
+        self, directory: Path, *, proxied: bool = False, flags: Mapping[str, Sequence[str]] | None = None
     ) -> None:
-        """`relayed`: the nodes reach one another through relays, which `cut` and `heal` work on.
+        """With `proxied`, nodes connect to each other through proxies, which `cut` and `heal` need.
 
-        `flags` are further ones of `quire serve`, by node id.
+        `flags` are additional flags of `quire serve`, by node id.
         """
         self.directory = directory
         self.addresses: dict[str, str] = {}
-        self._relayed = relayed
+        self._proxied = proxied
         self._flags = flags or {}
-        self._relays: dict[tuple[str, str], Relay] = {}
+        self._proxies: dict[tuple[str, str], LinkProxy] = {}
         self._processes: dict[str, asyncio.subprocess.Process] = {}
         self._changed = asyncio.Event()
 
@@ -51,33 +51,33 @@ class DemoNodes:
 
     @property
     def process_ids(self) -> dict[str, int]:
-        """The processes that were started, by node id."""
+        """The process ids of the running nodes, by node id."""
         return {node_id: process.pid for node_id, process in self._processes.items()}
 
     def log_file(self, node_id: str) -> Path:
-        """Where a node's output goes."""
+        """The file of a node's output."""
         return self.directory / f"{node_id}.log"
 
     async def start(self) -> None:
-        """Start all three. Raises DemoFailed if a port of an earlier run is taken."""
+        """Start all three nodes. Raises DemoFailed if a port of an earlier run is taken."""
         self.addresses = {node_id: f"127.0.0.1:{port}" for node_id, port in self._ports().items()}
-        if self._relayed:
-            await self._lay_relays()
+        if self._proxied:
+            await self._start_proxies()
         for node_id in self.addresses:
             await self.start_node(node_id)
 
     async def start_node(self, node_id: str) -> None:
-        """Start one, with whatever its directory holds."""
+        """Start one node on its existing directory, or on a new one."""
         members = ",".join(f"{node_id}={address}" for node_id, address in self.addresses.items())
         environment = {name: value for name, value in os.environ.items() if not name.upper().startswith("QUIRE_")}
         arguments = ["--node", node_id, "--listen", self.addresses[node_id], "--members", members]
         arguments += ["--data-dir", str(self.directory / node_id)]
-        for (dialler, target), relay in self._relays.items():
+        for (dialler, target), proxy in self._proxies.items():
             if dialler == node_id:
-                arguments += ["--link", f"{target}=127.0.0.1:{relay.port}"]
+                arguments += ["--link", f"{target}=127.0.0.1:{proxy.port}"]
         arguments += self._flags.get(node_id, ())
         with self.log_file(node_id).open("ab") as output:
-            # A session of its own: Ctrl-C reaches the demo alone, which then stops the nodes in its own time.
+            # In a new process session, so that Ctrl-C reaches only the demo, which then stops the nodes in order.
             self._processes[node_id] = await asyncio.create_subprocess_exec(
                 sys.executable,
                 *("-m", "quire.cluster.cli.main", "serve", *arguments),
@@ -90,44 +90,44 @@ class DemoNodes:
         self._changed.set()
 
     async def kill(self, node_id: str) -> None:
-        """SIGKILL, on purpose; return when the process is gone."""
+        """Send SIGKILL; return when the process has exited."""
         process = self._processes.pop(node_id)
         process.kill()
         await process.wait()
 
     async def leave(self, node_id: str) -> None:
-        """SIGTERM, on purpose; return when the process is gone."""
+        """Send SIGTERM; return when the process has exited."""
         process = self._processes.pop(node_id)
         process.terminate()
         await process.wait()
 
     def pause(self, node_id: str) -> None:
-        """SIGSTOP: it stands still, and its connections stay."""
+        """Send SIGSTOP: the process freezes, and its connections stay open."""
         self._processes[node_id].send_signal(signal.SIGSTOP)
 
     def resume(self, node_id: str) -> None:
-        """SIGCONT."""
+        """Send SIGCONT."""
         self._processes[node_id].send_signal(signal.SIGCONT)
 
     async def cut(self, node_id: str) -> None:
-        """Cut every link from and to a node; clients still reach it."""
-        for pair, relay in self._relays.items():
+        """Cut every link from and to a node. Clients still reach it."""
+        for pair, proxy in self._proxies.items():
             if node_id in pair:
-                await relay.cut()
+                await proxy.cut()
 
     async def heal(self) -> None:
         """Heal every link."""
-        for relay in self._relays.values():
-            await relay.heal()
+        for proxy in self._proxies.values():
+            await proxy.heal()
 
-    async def _lay_relays(self) -> None:
+    async def _start_proxies(self) -> None:
         pairs = [(dialler, target) for dialler in self.addresses for target in self.addresses if dialler != target]
         for (dialler, target), port in zip(pairs, _free_ports(len(pairs)), strict=True):
-            self._relays[dialler, target] = Relay(port, int(self.addresses[target].rpartition(":")[2]))
+            self._proxies[dialler, target] = LinkProxy(port, int(self.addresses[target].rpartition(":")[2]))
         await self.heal()
 
     async def watch(self) -> NoReturn:
-        """Raises DemoFailed, with the last lines of its log, as soon as a node ends by itself."""
+        """Wait until a node exits by itself; then raise DemoFailed with the last lines of its output."""
         while True:
             self._changed.clear()
             waits = {asyncio.create_task(process.wait()): process for process in self._processes.values()}
@@ -148,11 +148,11 @@ class DemoNodes:
         )
 
     async def stop(self) -> None:
-        """Stop all nodes cleanly; kill one that does not stop in time."""
+        """Stop all nodes cleanly. Kill those that do not stop in time."""
         running = [process for process in self._processes.values() if process.returncode is None]
         for process in running:
             process.terminate()
-            process.send_signal(signal.SIGCONT)  # One that stands still would not hear of it.
+            process.send_signal(signal.SIGCONT)  # A frozen process handles SIGTERM only after SIGCONT.
         try:
             async with asyncio.timeout(STOP_TIMEOUT_S):
                 await asyncio.gather(*(process.wait() for process in running))
@@ -161,11 +161,11 @@ class DemoNodes:
                 if process.returncode is None:
                     process.kill()
             await asyncio.gather(*(process.wait() for process in running))
-        for relay in self._relays.values():
-            await relay.cut()
+        for proxy in self._proxies.values():
+            await proxy.cut()
 
     def _ports(self) -> dict[str, int]:
-        """The ports of an earlier run with this directory, which its log names; else free ones, kept for the next."""
+        """The ports of an earlier run on this directory, since its log names them; otherwise free ports."""
         file = self.directory / PORTS_FILE
         if file.exists():
             ports: dict[str, int] = json.loads(file.read_text())["ports"]
@@ -181,7 +181,7 @@ class DemoNodes:
 
 
 def _free_ports(count: int) -> list[int]:
-    # Below the ephemeral range, from which the kernel gives a port to whoever connects before a node has started.
+    # Below the ephemeral range: from there, the kernel could give the port to a connection before the node starts.
     tried = random.sample(range(*PORTS), PORT_TRIES)
     free = list(islice(filter(_is_free, tried), count))
     if len(free) < count:

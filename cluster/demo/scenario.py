@@ -1,55 +1,63 @@
-"""What every demo does around its own: three nodes in a directory, watched until Ctrl-C or the end, and stopped."""
+"""What all demos share: three nodes that are watched and stopped, and a workload for those that inject a fault."""
 
 import asyncio
 import shutil
 import signal
 import sys
 import tempfile
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+import time
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 import uvloop
 from rich.console import Console
 
 from ..cli.output import Exit, complain, to_json
 from ..cli.status import Rows, ask_nodes
-from ..client import Client, ClientError
+from ..client import Client, ClientError, Unavailable, connect
 from .nodes import DemoFailed, DemoNodes
+from .writers import BATCH_COMMANDS, Writers
 
 READY_TIMEOUT_S = 30.0
-EQUAL_TIMEOUT_S = 60.0
-POLL_S = 0.05
+APPLIED_TIMEOUT_S = 60.0
+CONDITION_TIMEOUT_S = 60.0
+APPLIED_POLL_S = 0.05
+CONDITION_POLL_S = 0.02
+CLIENTS = 4
+OBSERVATIONS = 4
+OBSERVE_EVERY_S = 0.7
 
 T = TypeVar("T")
 
 
-class Shown(Protocol):
-    """What a demo came to."""
+class Result(Protocol):
+    """The result of a demo."""
 
     @property
     def differences(self) -> list[str]:
-        """What is not as it must be, in words; empty if all is well."""
+        """What is wrong, in sentences; empty if nothing is."""
         ...
 
 
-Outcome = TypeVar("Outcome", bound=Shown)
+Outcome = TypeVar("Outcome", bound=Result)
 
 
-class Stage:
-    """Three nodes that run, and where to tell of them."""
+class Demo:
+    """Three running nodes, and the console to report to."""
 
     def __init__(self, nodes: DemoNodes, console: Console, interrupted: asyncio.Event) -> None:
         self.nodes = nodes
         self.console = console
         self._interrupted = interrupted
 
-    def say(self, sentence: str) -> None:
-        """Tell whoever watches, on a line of its own."""
+    def report(self, sentence: str) -> None:
+        """Print a line."""
         self.console.print(sentence, highlight=False, soft_wrap=True)
 
-    async def unless_ended(self, work: Awaitable[T]) -> T | None:
-        """What the work gives; None after Ctrl-C. Raises DemoFailed if a node ends meanwhile."""
+    async def unless_interrupted(self, work: Awaitable[T]) -> T | None:
+        """The result of the work, or None after Ctrl-C. Raises DemoFailed if a node exits."""
         working = asyncio.ensure_future(work)
         watching = asyncio.create_task(self.nodes.watch())
         others = [watching, asyncio.create_task(self._interrupted.wait())]
@@ -64,69 +72,148 @@ class Stage:
             await asyncio.gather(working, *others, return_exceptions=True)
 
     async def all_applied(self, client: Client, index: int) -> Rows:
-        """The nodes' rows once all have applied everything below `index`, or as they are when the time is over."""
-        deadline = asyncio.get_running_loop().time() + EQUAL_TIMEOUT_S
+        """The status of all nodes once they have applied everything below `index`; at the timeout, as it is then."""
+        deadline = asyncio.get_running_loop().time() + APPLIED_TIMEOUT_S
         while True:
             rows = await ask_nodes(client, self.nodes.addresses)
             if all(row.status and row.status["applied_index"] >= index for row in rows.values()):
                 return rows
             if asyncio.get_running_loop().time() > deadline:
                 return rows
-            await asyncio.sleep(POLL_S)
+            await asyncio.sleep(APPLIED_POLL_S)
 
 
-def run_shown(
-    work: Callable[[Stage], Awaitable[Outcome]],
+class Leader(NamedTuple):
+    """A leader, its epoch, and the reason it gives for leading."""
+
+    node_id: str
+    epoch: int
+    reason: str
+
+
+class Scenario(NamedTuple):
+    """A demo under load.
+
+    `leader` led and `state_before` was the state when the load began. `writing` is the task of the writers.
+    """
+
+    demo: Demo
+    client: Client
+    writers: Writers
+    leader: str
+    state_before: int
+    writing: asyncio.Task[None]
+
+    @property
+    def nodes(self) -> DemoNodes:
+        """The nodes."""
+        return self.demo.nodes
+
+    async def status(self, node_id: str) -> dict[str, Any]:
+        """The status of a node. Raises ClientError."""
+        return await self.client.status(self.nodes.addresses[node_id])
+
+    async def until(self, what: str, condition: Callable[[], Awaitable[bool]]) -> None:
+        """Wait until the condition holds. Raises DemoFailed at the timeout."""
+        deadline = time.monotonic() + CONDITION_TIMEOUT_S
+        while time.monotonic() < deadline:
+            with suppress(ClientError):
+                if await condition():
+                    return
+            await asyncio.sleep(CONDITION_POLL_S)
+        raise DemoFailed(f"{what}: not within {CONDITION_TIMEOUT_S:g} s")
+
+    async def end(self) -> tuple[Rows, int]:
+        """Stop the writers; return the nodes' status once all have applied everything, and the error of the state."""
+        self.writers.end()
+        await self.writing
+        rows = await self.demo.all_applied(self.client, (await self.client.status())["highest_index"])
+        return rows, int((await self.client.state()).state) - self.state_before - self.writers.sum
+
+
+@asynccontextmanager
+async def under_load(demo: Demo, commands: int, batch_commands: int = BATCH_COMMANDS) -> AsyncGenerator[Scenario, None]:
+    """A scenario whose writers have this many commands acknowledged.
+
+    Raises the first error of the block or of a writer.
+    """
+    nodes = demo.nodes
+    try:
+        async with connect(nodes.servers, timeout_s=READY_TIMEOUT_S) as client, asyncio.TaskGroup() as tasks:
+            await asyncio.gather(*map(client.ready, nodes.addresses.values()))
+            before = int((await client.state()).state)
+            writers = Writers(nodes.servers, CLIENTS, batch_commands)
+            writing = tasks.create_task(writers.run())
+            await writers.acknowledged(commands)
+            yield Scenario(demo, client, writers, (await find_leader(client)).node_id, before, writing)
+    except ExceptionGroup as failed:
+        raise failed.exceptions[0] from None
+
+
+async def find_leader(client: Client) -> Leader:
+    """The leader that serves now. Raises Unavailable if there is none within the timeout."""
+    deadline = time.monotonic() + READY_TIMEOUT_S
+    while time.monotonic() < deadline:
+        status = await client.status()
+        if status["serving"]:
+            own = [change for change in status["leaders"] if change["role"] == "leader"]
+            return Leader(status["node_id"], status["epoch"], own[-1]["reason"])
+        await client.state()  # A linearizable read is answered once a leader serves; the client then knows that leader.
+    raise Unavailable("no leader was found")
+
+
+def run_scenario(
+    work: Callable[[Demo], Awaitable[Outcome]],
     show: Callable[[Outcome, Console], None],
     document: Callable[[Outcome], dict[str, Any]],
     *,
     as_json: bool,
-    relayed: bool = False,
+    proxied: bool = False,
     flags: Mapping[str, Sequence[str]] | None = None,
 ) -> Exit:
-    """Run a demo on fresh nodes, show what it came to, as JSON, too, if asked; return the exit code: 0 if all is well.
+    """Run a scenario on new nodes and show its outcome, also as JSON if asked; return the exit code.
 
-    `relayed`, `flags`: as `run_scenario`.
+    It is 0 if there are no differences. `proxied` and `flags` are those of `DemoNodes`.
     """
 
-    async def scenario(stage: Stage) -> Exit:
-        outcome = await stage.unless_ended(work(stage))
+    async def run(demo: Demo) -> Exit:
+        outcome = await demo.unless_interrupted(work(demo))
         if outcome is None:
             return Exit.INTERRUPTED
         if as_json:
             sys.stdout.write(to_json(document(outcome)) + "\n")
-        show(outcome, stage.console)
+        show(outcome, demo.console)
         return Exit.FAILED if outcome.differences else Exit.DONE
 
-    return run_scenario(scenario, data_dir=None, as_json=as_json, relayed=relayed, flags=flags)
+    return run_on_nodes(run, data_dir=None, as_json=as_json, proxied=proxied, flags=flags)
 
 
-def run_scenario(
-    scenario: Callable[[Stage], Awaitable[Exit]],
+def run_on_nodes(
+    work: Callable[[Demo], Awaitable[Exit]],
     *,
     data_dir: Path | None,
     as_json: bool,
-    relayed: bool = False,
+    proxied: bool = False,
     flags: Mapping[str, Sequence[str]] | None = None,
 ) -> Exit:
-    """Run a scenario on three nodes; return the exit code. A fresh directory goes if nothing failed.
+    """Run a demo on three nodes, in a temporary directory if `data_dir` is None; return the exit code.
 
-    `relayed`: over links that `DemoNodes.cut` and `heal` work on. `flags`: further ones of each node, by its id.
+    A temporary directory is kept if the demo fails. `proxied` and `flags` are those of `DemoNodes`.
     """
     directory = Path(tempfile.mkdtemp(prefix="quire-demo-")) if data_dir is None else data_dir
     directory.mkdir(parents=True, exist_ok=True)
     try:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            code = runner.run(_on_stage(scenario, DemoNodes(directory, relayed=relayed, flags=flags), as_json=as_json))
+            code = runner.run(_run_watched(work, DemoNodes(directory, proxied=proxied, flags=flags), as_json=as_json))
     except (DemoFailed, ClientError) as error:
-        complain(f"{error}\nquire: the nodes' logs are in {directory}")
+        complain(f"{error}\nquire: the nodes' data and logs are in {directory}")
         return Exit.FAILED
     if data_dir is None and code is not Exit.FAILED:
         shutil.rmtree(directory, ignore_errors=True)
     return code
 
 
-async def _on_stage(scenario: Callable[[Stage], Awaitable[Exit]], nodes: DemoNodes, *, as_json: bool) -> Exit:
+async def _run_watched(work: Callable[[Demo], Awaitable[Exit]], nodes: DemoNodes, *, as_json: bool) -> Exit:
     console = Console(stderr=as_json)
     interrupted = asyncio.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
@@ -134,7 +221,7 @@ async def _on_stage(scenario: Callable[[Stage], Awaitable[Exit]], nodes: DemoNod
     try:
         await nodes.start()
         console.print(f"Three nodes are starting; their data and logs are in {nodes.directory}", highlight=False)
-        return await scenario(Stage(nodes, console, interrupted))
+        return await work(Demo(nodes, console, interrupted))
     finally:
         console.print("Stopping the nodes ...")
         await nodes.stop()

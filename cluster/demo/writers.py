@@ -1,4 +1,4 @@
-"""Clients that write without a pause, and their record of what was acknowledged: to be held against the log."""
+"""The demo's workload: clients that write without pause, and their record of what was acknowledged."""
 
 import asyncio
 import time
@@ -10,22 +10,22 @@ from ..client import Client, connect
 
 BATCH_COMMANDS = 5
 PATIENCE_S = 60.0
-APART = 10**9  # Between the operands of two clients: no two commands are equal, so each can be found in the log.
+APART = 10**9  # Between the operands of two clients, so that no two commands are equal.
 
 Command = list[int | str]
 
 
 class Acknowledged(NamedTuple):
-    """A batch that a client was told stands at [index, index + len(commands)); `at` in monotonic seconds."""
+    """A batch acknowledged at [index, index + len(commands)); `at` is in monotonic seconds."""
 
     at: float
-    index: int  # type: ignore[assignment]  # It hides tuple.index, which nobody needs here.
+    index: int  # type: ignore[assignment]  # It hides tuple.index, which is not used here.
     epoch: int
     commands: list[Command]
 
 
 class Writers:
-    """So many clients, each with a session of its own; `run` until `end`."""
+    """A number of clients, each with its own session, that write from `run` to `end`."""
 
     def __init__(self, servers: str, clients: int, batch_commands: int = BATCH_COMMANDS) -> None:
         self.record: list[Acknowledged] = []
@@ -36,27 +36,27 @@ class Writers:
         self._awaited: list[tuple[int, int, asyncio.Future[Acknowledged]]] = []
 
     async def run(self) -> None:
-        """Write until `end`; each command was acknowledged then, or this raises what its client raised."""
+        """Write until `end`, and until every command is acknowledged. Raises what a client raises."""
         await asyncio.gather(*map(self._write, range(self._clients)))
 
     def end(self) -> None:
-        """Send nothing more."""
+        """Stop sending."""
         self._ending = True
 
     async def acknowledged(self, commands: int, above_epoch: int = -1) -> Acknowledged:
-        """The batch that is acknowledged as this many commands are, counted from now, in epochs above `above_epoch`."""
+        """Wait for this many more acknowledged commands, of epochs above `above_epoch`; return the last batch."""
         awaited: asyncio.Future[Acknowledged] = asyncio.get_running_loop().create_future()
         self._awaited.append((commands, above_epoch, awaited))
         return await awaited
 
     @property
     def commands(self) -> int:
-        """How many are acknowledged."""
+        """The number of acknowledged commands."""
         return sum(len(batch.commands) for batch in self.record)
 
     @property
     def sum(self) -> int:
-        """What all that is acknowledged adds to the state."""
+        """The sum that the acknowledged commands add to the state."""
         return sum(int(command[1]) for batch in self.record for command in batch.commands)
 
     async def _write(self, number: int) -> None:
@@ -78,9 +78,9 @@ class Writers:
                 future.set_result(batch)
 
     async def lost(self, client: Client, from_index: int = 0) -> int:
-        """How many acknowledged commands do not stand in the log where their client was told that they do.
+        """The number of acknowledged commands that the log does not hold at the acknowledged index.
 
-        Only what stands at `from_index` and above is looked at: where the log has expired, the state alone tells.
+        Checks indices from `from_index` on. Where the log has expired, only the state can show a loss.
         """
         values = {record.index: record.value async for record in client.read_range(from_index)}
         return sum(
@@ -92,10 +92,10 @@ class Writers:
 
 
 def differences_in(rows: Rows, acknowledged: int, lost: int, off: int) -> list[str]:
-    """What is not as it must be, in words: acknowledged commands lost, the state off by so much, nodes that differ."""
+    """What is wrong, in sentences: lost commands, a wrong state, nodes that differ. Empty if nothing is."""
     found = [f"acknowledged commands lost: {lost} of {acknowledged:,}"] if lost else []
     if off:
-        found.append(f"the state is off by {off:,}: a command executed twice, or not at all")
+        found.append(f"the state is off by {off:,}: a command was executed twice or not at all")
     for name in ("applied_index", "digest"):
         values = {node_id: row.status[name] for node_id, row in rows.items() if row.status}
         if len(set(values.values())) != 1 or len(values) < len(rows):

@@ -8,8 +8,7 @@ from rich.console import Console
 
 from quire.cluster.client import connect
 from quire.cluster.demo.nodes import DemoFailed, DemoNodes
-from quire.cluster.demo.room import writing
-from quire.cluster.demo.scenario import Stage
+from quire.cluster.demo.scenario import Demo, under_load
 from quire.cluster.demo.writers import BATCH_COMMANDS, Writers
 from tests.cluster.running import RunningCluster, running_cluster
 
@@ -60,5 +59,5 @@ async def test_what_goes_wrong_in_a_demo_under_load_is_told_as_it_is(tmp_path: P
         nodes = DemoNodes(tmp_path)
         nodes.addresses = {"n1": cluster.address("n1")}
         with pytest.raises(DemoFailed, match=r"^too busy$"):
-            async with asyncio.timeout(60), writing(Stage(nodes, Console(), asyncio.Event()), 1):
+            async with asyncio.timeout(60), under_load(Demo(nodes, Console(), asyncio.Event()), 1):
                 raise DemoFailed("too busy")

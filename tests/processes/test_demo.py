@@ -33,7 +33,7 @@ def node_pids(directory: Path) -> list[int]:
 
 @contextmanager
 def running_demo(directory: Path, *flags: str) -> Generator["subprocess.Popen[str]", None, None]:
-    """A demo that stays up, once it has said what to try next."""
+    """A demo that stays up after it has suggested what to try next."""
     with subprocess.Popen(
         [*QUIRE, "demo", "--data-dir", str(directory), *flags],
         stdout=subprocess.PIPE,
@@ -63,7 +63,7 @@ def test_check_ends_with_three_equal_answers_and_leaves_no_process(tmp_path: Pat
     ended = run_quire("demo", "--check", "--commands", "5000", "--data-dir", str(tmp_path), timeout_s=TIMEOUT_S)
 
     assert ended.code == 0, ended
-    for words in ("n1", "n2", "n3", "leader", "follower", "applied_index", "digest", "knows nothing of quire"):
+    for words in ("n1", "n2", "n3", "leader", "follower", "applied_index", "digest", "shares no code with quire"):
         assert words in ended.stdout
     # Four indices on three nodes: genesis, an epoch_start (more, if a busy machine took more), open_session, commands.
     assert len(re.findall(r" 5,00[3-9]\b", ended.stdout)) >= 12, ended.stdout
@@ -160,19 +160,19 @@ def test_a_killed_leader_is_followed_by_another_and_nothing_acknowledged_is_lost
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("lesson", ["pause", "cut", "absent", "diverge"])
-def test_a_node_that_was_behind_comes_level_and_what_it_lacked_is_told(lesson: str) -> None:
-    ended = run_quire("demo", lesson, "--json", timeout_s=TIMEOUT_S)
+@pytest.mark.parametrize("fault", ["pause", "cut", "absent", "diverge"])
+def test_a_node_that_was_behind_catches_up_and_the_demo_reports_what_it_lacked(fault: str) -> None:
+    ended = run_quire("demo", fault, "--json", timeout_s=TIMEOUT_S)
 
     assert ended.code == 0, ended
     document = json.loads(ended.stdout)
-    assert document["lesson"] == lesson
+    assert document["lesson"] == fault
     assert document["differences"] == []
     assert document["acknowledged"] >= 3_000
     assert document["most"]["seconds"] > 1
-    assert (document["most"]["records"] > 0) or lesson == "diverge", "nobody but itself knows what was cut off has"
+    assert (document["most"]["records"] > 0) or fault == "diverge", "only the leader that was cut off knows what it has"
     assert document["received_bytes"] > 0
-    assert (document["truncated"] >= 20) == (lesson == "diverge"), "20 commands reached the leader that was cut off"
+    assert (document["truncated"] >= 20) == (fault == "diverge"), "20 commands reached the leader that was cut off"
     assert 0 < document["match_index"] < min(row["status"]["highest_index"] for row in document["nodes"].values())
     assert len({row["status"]["digest"] for row in document["nodes"].values()}) == 1
     assert "acknowledged commands lost: 0 (of" in ended.stderr
@@ -192,9 +192,9 @@ def test_logs_expire_by_limits_of_their_own_and_who_comes_back_too_late_is_sent_
     assert re.fullmatch(r"index 0 has expired; the lowest index on this node is \d+", document["reader"])
     assert len({row["status"]["digest"] for row in document["nodes"].values()}) == 1
     for words in (
-        "KiB, and has removed ",
+        "KiB and has deleted ",
         "nothing is kept for it",
-        "was sent the snapshot at",
+        "received the snapshot at",
         "acknowledged commands lost: 0 (of",
     ):
         assert words in ended.stderr

@@ -1,16 +1,15 @@
-"""`quire demo kill leader`: what a failover costs, and that it costs nothing that was acknowledged."""
+"""`quire demo kill leader`: how long a failover takes, and that it loses no acknowledged command."""
 
 import time
 from typing import Any, NamedTuple
 
 from rich.console import Console
 
-from ..cli.output import complain
+from ..cli.output import Exit, complain
 from ..cli.status import Rows, node_table
 from ..client import Client
 from .nodes import DemoFailed, DemoNodes
-from .room import CLIENTS, Leader, find_leader, writing
-from .scenario import Stage, run_shown
+from .scenario import CLIENTS, Demo, Leader, find_leader, run_scenario, under_load
 from .writers import Writers, differences_in
 
 COMMANDS_BEFORE = 2_000
@@ -18,7 +17,7 @@ COMMANDS_AFTER = 2_000
 
 
 class Failover(NamedTuple):
-    """A kill of the leader. `seconds`: from just before the signal to the next leader's first acknowledged command."""
+    """A failover. `seconds` runs from just before the kill to the next leader's first acknowledged command."""
 
     killed: Leader
     elected: Leader
@@ -26,7 +25,7 @@ class Failover(NamedTuple):
 
 
 class Outcome(NamedTuple):
-    """What the scenario came to: how many acknowledged commands the log lacks, and by how much the state is off."""
+    """The result: `lost` acknowledged commands are not in the log; the state is `off` by so much."""
 
     failover: Failover
     acknowledged: int
@@ -36,30 +35,30 @@ class Outcome(NamedTuple):
 
     @property
     def differences(self) -> list[str]:
-        """What is not as it must be, in words; empty if all is well."""
+        """What is wrong, in sentences; empty if nothing is."""
         return differences_in(self.rows, self.acknowledged, self.lost, self.off)
 
 
-def run_kill(*, as_json: bool) -> int:
-    """Run it on fresh nodes; return the exit code: 0 if nothing was lost."""
-    return run_shown(_kill_the_leader, _show, _document, as_json=as_json)
+def run_failover(*, as_json: bool) -> Exit:
+    """Run the scenario on new nodes; return the exit code: 0 if nothing was lost."""
+    return run_scenario(_kill_the_leader, _show, _document, as_json=as_json)
 
 
-async def _kill_the_leader(stage: Stage) -> Outcome:
-    nodes, say = stage.nodes, stage.say
-    async with writing(stage, COMMANDS_BEFORE) as room:
-        writers = room.writers
-        failover = await kill_leader(room.client, nodes, writers)
+async def _kill_the_leader(demo: Demo) -> Outcome:
+    nodes, report = demo.nodes, demo.report
+    async with under_load(demo, COMMANDS_BEFORE) as scenario:
+        writers = scenario.writers
+        failover = await kill_leader(scenario.client, nodes, writers)
         killed, elected = failover.killed, failover.elected
-        say(f"{killed.node_id} led epoch {killed.epoch} ({killed.reason}); kill -9, while {CLIENTS} clients write")
-        say(f"{elected.node_id} leads epoch {elected.epoch} ({elected.reason})")
-        say(f"from the kill to the next acknowledged command: {failover.seconds:.3f} s")
+        report(f"{killed.node_id} led epoch {killed.epoch} ({killed.reason}); SIGKILL while {CLIENTS} clients write")
+        report(f"{elected.node_id} leads epoch {elected.epoch} ({elected.reason})")
+        report(f"time from the kill to the next acknowledged command: {failover.seconds:.3f} s")
         await nodes.start_node(killed.node_id)
-        await room.client.ready(nodes.addresses[killed.node_id])
-        say(f"{killed.node_id} was started again and follows")
+        await scenario.client.ready(nodes.addresses[killed.node_id])
+        report(f"{killed.node_id} is restarted and follows")
         await writers.acknowledged(COMMANDS_AFTER)
-        rows, off = await room.end()
-        return Outcome(failover, writers.commands, await writers.lost(room.client), off, rows)
+        rows, off = await scenario.end()
+        return Outcome(failover, writers.commands, await writers.lost(scenario.client), off, rows)
 
 
 def _show(outcome: Outcome, console: Console) -> None:
@@ -69,21 +68,23 @@ def _show(outcome: Outcome, console: Console) -> None:
     if not outcome.differences:
         console.print(
             f"acknowledged commands lost: 0 (of {outcome.acknowledged:,})\n"
-            "Each stands in the log where its client was told that it does, each was\n"
-            "executed once, as the state says, and all three nodes agree.",
+            "Each is in the log at its acknowledged index, each was executed exactly\n"
+            "once, and all three nodes agree.",
             highlight=False,
         )
 
 
 async def kill_leader(client: Client, nodes: DemoNodes, writers: Writers) -> Failover:
-    """SIGKILL to whoever leads, and the way to the next one. Raises DemoFailed, Unavailable."""
+    """Kill the leader, and wait until the next one acknowledges a command. Raises DemoFailed, Unavailable."""
     killed = await find_leader(client)
     at = time.monotonic()
     await nodes.kill(killed.node_id)
     first = await writers.acknowledged(1, above_epoch=killed.epoch)
     elected = await find_leader(client)
     if elected.epoch < first.epoch:
-        raise DemoFailed(f"epoch {first.epoch} answered, and {elected.node_id} leads {elected.epoch}")
+        raise DemoFailed(
+            f"a command was acknowledged in epoch {first.epoch}, but {elected.node_id} leads epoch {elected.epoch}"
+        )
     return Failover(killed, elected, first.at - at)
 
 

@@ -1,4 +1,4 @@
-"""A link between two nodes that a demo can cut and heal: bytes are passed on, or every connection is closed."""
+"""A TCP proxy for the link between two nodes, which a demo can cut and heal."""
 
 import asyncio
 from contextlib import suppress
@@ -7,8 +7,8 @@ CHUNK_BYTES = 65_536
 HOST = "127.0.0.1"
 
 
-class Relay:
-    """Listens on a port of this machine and passes what connects there on to another."""
+class LinkProxy:
+    """Listens on a port of this machine and forwards connections to another port."""
 
     def __init__(self, port: int, target_port: int) -> None:
         self.port = port
@@ -17,7 +17,7 @@ class Relay:
         self._connections: set[asyncio.Task[None]] = set()
 
     async def heal(self) -> None:
-        """Accept connections. Raises OSError where the port is taken."""
+        """Accept connections. Raises OSError if the port is taken."""
         if self._server is None:
             self._server = await asyncio.start_server(self._serve, HOST, self.port)
 
@@ -36,33 +36,33 @@ class Relay:
             raise RuntimeError("a connection is served by a task")
         self._connections.add(task)
         try:
-            there = await asyncio.open_connection(HOST, self._target_port)
+            target = await asyncio.open_connection(HOST, self._target_port)
         except OSError:
-            writer.transport.abort()  # The node is not there; who dialled learns that as without a relay.
+            writer.transport.abort()  # The node is down. The dialler sees a broken connection, as without a proxy.
         else:
-            with suppress(asyncio.CancelledError):  # By `cut` alone.
-                await self._carry((reader, writer), there)
+            with suppress(asyncio.CancelledError):  # Only `cut` cancels it.
+                await self._forward((reader, writer), target)
         finally:
             self._connections.discard(task)
 
-    async def _carry(
+    async def _forward(
         self,
-        here: tuple[asyncio.StreamReader, asyncio.StreamWriter],
-        there: tuple[asyncio.StreamReader, asyncio.StreamWriter],
+        dialler: tuple[asyncio.StreamReader, asyncio.StreamWriter],
+        target: tuple[asyncio.StreamReader, asyncio.StreamWriter],
     ) -> None:
-        """Both directions, until one ends: a node never closes half of a connection."""
-        ways = [asyncio.create_task(_pass_on(here[0], there[1])), asyncio.create_task(_pass_on(there[0], here[1]))]
+        """Copy both directions until one ends: nodes never half-close a connection."""
+        copies = [asyncio.create_task(_copy(dialler[0], target[1])), asyncio.create_task(_copy(target[0], dialler[1]))]
         try:
-            await asyncio.wait(ways, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait(copies, return_when=asyncio.FIRST_COMPLETED)
         finally:
-            for way in ways:
-                way.cancel()
-            await asyncio.gather(*ways, return_exceptions=True)
-            here[1].transport.abort()
-            there[1].transport.abort()
+            for copy in copies:
+                copy.cancel()
+            await asyncio.gather(*copies, return_exceptions=True)
+            dialler[1].transport.abort()
+            target[1].transport.abort()
 
 
-async def _pass_on(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+async def _copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
     with suppress(OSError):
         while data := await reader.read(CHUNK_BYTES):
             writer.write(data)
