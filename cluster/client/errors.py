@@ -26,10 +26,12 @@ class Refused(ClientError):
     """
 
     def __init__(self, refused: list[list[Any]], index: int | None = None) -> None:
-        place, self.code, self.text = refused[0]
+        place, code, text = refused[0]
         which = f"command {place}, the first of {len(refused)} refused," if len(refused) > 1 else "the command"
-        super().__init__(f"{which} was refused, {self.code}: {self.text}")
+        super().__init__(f"{which} was refused, {code}: {text}")
         self.place: int = place
+        self.code: str = code
+        self.text: str = text
         self.refused = refused
         self.index = index
 
