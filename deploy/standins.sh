@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
-# Local stand-ins, under the same names, for the images that deploy/ uses, where no image can be pulled.
+# Builds local substitutes, under the same names, for the images that deploy/ uses, if no image can be pulled.
 #
-#   deploy/standins.sh base IMAGE          Python and certificates, from Debian's packages: a minute, and needs root
-#   deploy/standins.sh toxiproxy IMAGE     the pinned server that the tests use (tests/setup/toxiproxy.sh), and nothing else
+#   deploy/standins.sh base IMAGE          Python and certificates, from Debian's packages; needs root, takes a minute
+#   deploy/standins.sh toxiproxy IMAGE     only the pinned server that the tests use (tests/setup/toxiproxy.sh)
 #
-# Does nothing where the image is there. What pip needs to trust this machine's package index goes into the base image.
+# Does nothing if the image exists. The base image gets this machine's certificates, so that pip trusts its package index.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -19,8 +19,8 @@ fail() {
 }
 
 base() {
-    [ "$(id -u)" = 0 ] || fail "A stand-in for $image is made with debootstrap, which needs root."
-    command -v debootstrap >/dev/null || fail "A stand-in for $image needs debootstrap: apt-get install debootstrap"
+    [ "$(id -u)" = 0 ] || fail "The substitute for $image is built with debootstrap, which needs root."
+    command -v debootstrap >/dev/null || fail "The substitute for $image needs debootstrap: apt-get install debootstrap"
     debootstrap --variant=minbase --include=python3,python3-venv,ca-certificates bookworm "$work/root" >"$work/log" 2>&1 || {
         tail -n 5 "$work/log" >&2
         fail "debootstrap failed (the lines above say why)."
@@ -44,4 +44,4 @@ case $kind in
 base | toxiproxy) "$kind" ;;
 *) fail "$kind is neither base nor toxiproxy" ;;
 esac
-echo "made a local stand-in for $image"
+echo "made a local substitute for $image"

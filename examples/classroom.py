@@ -1,33 +1,25 @@
-"""The classroom's instructions: N arithmetic commands, one JSON array a line, the same for a seed on any Python.
+"""Write N arithmetic commands as NDJSON, one JSON array per line. A seed gives the same commands on every Python.
 
     python examples/classroom.py > instructions.ndjson
     python examples/classroom.py --count 1000000 --seed 7 --output instructions.ndjson
 
-This script is what is committed; the file is made from it where it is needed. It uses the standard library only,
-and of `random` only `getrandbits`, whose sequence for a seed does not change between Python versions.
+It uses only the standard library, and of `random` only `getrandbits`, whose sequence for a seed does not change between
+Python versions.
 
-What the instructions keep to, so that a lost, doubled or swapped line shows in the answer and not only in the digest:
+A lost, duplicated or swapped line changes the answer, because the commands keep these rules:
 
-- They never multiply by 0 nor divide by 0, and never add 0.
-- The product of all factors so far walks between 1/1000 and 1000: where it would leave, mul becomes div or div
-  becomes mul. So an early addition is neither blown up until later ones vanish beside it, nor scaled away.
-- Additions and subtractions are of about one size, and pull the sum back where it has wandered far.
-"""
+- They never multiply by 0, divide by 0, or add 0.
+- The product of all factors stays between 1/1000 and 1000: a mul or div that would leave this range becomes its
+  inverse. So no addition grows until later ones vanish beside it, and none is scaled down to nothing.
+- Additions and subtractions have similar sizes, and pull the sum back when it grows large. """
 
-import argparse
-import json
-import random
-import sys
-from collections.abc import Iterator
-from typing import TextIO
+import argparse import json import random import sys from collections.abc import Iterator from typing import TextIO
 
-DEFAULT_COUNT = 100_000
-DEFAULT_SEED = 42
+DEFAULT_COUNT = 100_000 DEFAULT_SEED = 42
 
-PRODUCT_HIGHEST = 1000.0
-SUM_HIGHEST = 1_000_000.0
+PRODUCT_HIGHEST = 1000.0 SUM_HIGHEST = 1_000_000.0
 
-# Factors as they are written in an instruction. Some repeat their number in another spelling, on purpose.
+# Factors as written in an instruction. Some spell the same number differently, on purpose.
 FACTORS: tuple[int | str, ...] = (
     2, 3, 4, 5, 6, 7, 8, 9, 11, -2, -3,
     "1.25", "0.8", "0.75", "1.1", "2.5", "0.3", "-1.5", "7e-1", "12E-1", "3.0", "1.0625", "0.0009765625e3",
@@ -35,9 +27,9 @@ FACTORS: tuple[int | str, ...] = (
 
 
 class Instructions:
-    """Draws instructions one after the other.
+    """Draws instructions one by one.
 
-    The steering uses binary floats and of them only *, / and +, which IEEE 754 rounds alike everywhere.
+    It tracks the answer in binary floats, and uses only *, / and +, which IEEE 754 rounds identically everywhere.
     """
 
     def __init__(self, seed: int) -> None:
@@ -46,7 +38,7 @@ class Instructions:
         self._sum = 42.0
 
     def draw(self) -> list[int | str]:
-        """The next instruction: additions and subtractions two times in three, else mul or div."""
+        """The next instruction: in two of three cases add or sub, otherwise mul or div."""
         return self._scale() if self._below(3) == 0 else self._shift()
 
     def _below(self, bound: int) -> int:
@@ -78,7 +70,7 @@ class Instructions:
         return [operation, operand]
 
     def _operand(self) -> int | str:
-        """A number of a size from 0.001 to 1,000, never 0: an int, or a string with a point or an exponent."""
+        """A number between 0.001 and 1,000 in size: an int, or a string with a point or an exponent."""
         whole = 1 + self._below(999)
         sign = "-" if self._below(4) == 0 else ""
         match self._below(4):
@@ -91,7 +83,7 @@ class Instructions:
 
 
 def instructions(count: int, seed: int) -> Iterator[list[int | str]]:
-    """`count` instructions; those of a smaller count are the first ones of a greater."""
+    """The first `count` instructions of a seed."""
     source = Instructions(seed)
     for _ in range(count):
         yield source.draw()
@@ -103,11 +95,11 @@ def write_instructions(output: TextIO, count: int, seed: int) -> None:
 
 
 def main() -> int:
-    """The exit status, after the instructions are written."""
-    parser = argparse.ArgumentParser(description="Write arithmetic instructions, one JSON array a line.")
-    parser.add_argument("--count", type=int, default=DEFAULT_COUNT, help="how many (default %(default)s)")
-    parser.add_argument("--seed", type=int, default=DEFAULT_SEED, help="which ones (default %(default)s)")
-    parser.add_argument("--output", help="file to write (default: standard output)")
+    """Write the instructions that the arguments ask for; return the exit status."""
+    parser = argparse.ArgumentParser(description="Write arithmetic commands as NDJSON, one JSON array per line.")
+    parser.add_argument("--count", type=int, default=DEFAULT_COUNT, help="number of commands (default %(default)s)")
+    parser.add_argument("--seed", type=int, default=DEFAULT_SEED, help="seed of the random sequence (default %(default)s)")
+    parser.add_argument("--output", help="file to write (default: stdout)")
     arguments = parser.parse_args()
     if arguments.count < 0:
         parser.error("--count is 0 or more")

@@ -1,32 +1,25 @@
-r"""The classroom's answer, worked out a second time, by a program that knows nothing of quire.
+r"""Compute the arithmetic machine's answer to a file of commands, without quire.
 
     python examples/classroom_check.py instructions.ndjson          prints the answer, e.g. 9
     python examples/classroom.py | python examples/classroom_check.py -
 
-It reads one JSON command a line (`["add"|"sub"|"mul"|"div", x]`), starts from 42 and prints what quire's arithmetic
-machine must answer, written from the rules and not from quire's code. It needs the standard library only.
+It reads one JSON command per line (`["add"|"sub"|"mul"|"div", x]`), starts from 42, and prints what quire's arithmetic
+machine must answer. It is written from the rules and shares no code with quire; it uses only the standard library.
 
-The rules: x is an int from -2^63 to 2^64-1 (true and false are none) or a string of ASCII characters
-`-?\d{1,34}(\.\d{1,34})?([eE][+-]?\d{1,4})?`, and stands for exactly that number. Each result is rounded to 34
-digits, half to even, with exponents from -6143 to 6144, clamped. Dividing by zero is not allowed. A result that
-overflows is refused: the number stays what it was.
+The rules: x is an int from -2^63 to 2^64-1 (not true or false), or a string of ASCII characters
+`-?\d{1,34}(\.\d{1,34})?([eE][+-]?\d{1,4})?` that stands for exactly that number. Each result is rounded to 34 digits,
+half to even, with exponents from -6143 to 6144, clamped. Division by zero is not allowed. A result that overflows is
+refused: the value stays what it was.
 
-Exit status: 0, or 2 where a line is no allowed command (the number of the line is named).
-"""
+Exit status: 0, or 2 if a line is not a valid command; the error names the line. """
 
-import argparse
-import decimal
-import json
-import string
-import sys
-from collections.abc import Iterable
+import argparse import decimal import json import string import sys from collections.abc import Iterable
 
-DIGITS_LIMIT = 34
-EXPONENT_DIGITS_LIMIT = 4
+DIGITS_LIMIT = 34 EXPONENT_DIGITS_LIMIT = 4
 
 
 class NotAllowed(Exception):
-    """A line that is no command; its text says why."""
+    """A line is not a valid command; the text says why."""
 
 
 def is_digits(text: str, limit: int) -> bool:
@@ -35,7 +28,7 @@ def is_digits(text: str, limit: int) -> bool:
 
 
 def spells_a_number(text: str) -> bool:
-    """Whether the text is a number as the rules write it, told without a regular expression."""
+    """Whether the text is a number by the rules; checked without a regular expression."""
     mantissa, mark, exponent = text.replace("E", "e").partition("e")
     if mark and not is_digits(exponent[1:] if exponent[:1] in ("+", "-") else exponent, EXPONENT_DIGITS_LIMIT):
         return False
@@ -46,14 +39,14 @@ def spells_a_number(text: str) -> bool:
 
 
 def number(operand: object) -> decimal.Decimal:
-    """The number that an operand stands for, exactly."""
+    """The exact number of an operand."""
     if isinstance(operand, bool) or not isinstance(operand, (int, str)):
         raise NotAllowed(f"{operand!r} is neither an int nor a string")
     if isinstance(operand, int):
         if operand < -(2**63) or operand >= 2**64:
-            raise NotAllowed(f"{operand} is outside of -2^63 to 2^64-1")
+            raise NotAllowed(f"{operand} is outside -2^63 to 2^64-1")
     elif not spells_a_number(operand):
-        raise NotAllowed(f"{operand!r} spells no number")
+        raise NotAllowed(f"{operand!r} is not a number")
     return decimal.Decimal(operand)
 
 
@@ -75,11 +68,11 @@ def step(value: decimal.Decimal, command: object, context: decimal.Context) -> d
             return context.divide(value, x)
     except decimal.Overflow:
         return value
-    raise NotAllowed(f"{operation!r} is no operation")
+    raise NotAllowed(f"{operation!r} is not an operation")
 
 
 def answer(lines: Iterable[str | bytes], initial: int | str = 42) -> str:
-    """What the machine must answer after these lines. Raises NotAllowed, naming the line."""
+    """The machine's answer after these lines. Raises NotAllowed with the number of the line."""
     context = decimal.Context(
         prec=34,
         rounding=decimal.ROUND_HALF_EVEN,
@@ -105,10 +98,10 @@ def answer(lines: Iterable[str | bytes], initial: int | str = 42) -> str:
 
 
 def main() -> int:
-    """The exit status, after the answer is printed or an error told."""
-    parser = argparse.ArgumentParser(description="Print the answer of a file of arithmetic instructions.")
-    parser.add_argument("file", help="NDJSON file, or - for standard input")
-    parser.add_argument("--initial", default="42", help="the number to start from (default %(default)s)")
+    """Print the answer or the error; return the exit status."""
+    parser = argparse.ArgumentParser(description="Print the answer to a file of arithmetic commands.")
+    parser.add_argument("file", help="NDJSON file, or - for stdin")
+    parser.add_argument("--initial", default="42", help="initial value (default %(default)s)")
     arguments = parser.parse_args()
     try:
         if arguments.file == "-":
