@@ -5,22 +5,45 @@ Builds the image (on a local substitute for its base, if none can be pulled), st
 link, and applies the example instructions in three parts: undisturbed, while the leader's container is killed, and
 while toxiproxy cuts off a follower. Exits with 0 if all nodes then have equal digests and the answer that
 examples/classroom_check.py computes. Needs docker, docker-compose and Python's standard library. Removes everything at
-the end. """
+the end.
+"""
 
 from __future__ import annotations
 
-import json import os import secrets import shutil import socket import subprocess import sys import tempfile import
-threading import time import urllib.request from collections.abc import Callable, Generator from contextlib import
-ExitStack, contextmanager from pathlib import Path from typing import Any, TypeVar
+import json
+import os
+import secrets
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import urllib.request
+from collections.abc import Callable, Generator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any, TypeVar
 
-DEPLOY = Path(__file__).resolve().parent TOP = DEPLOY.parent PROJECT = "quire-demo" IMAGE = "quire:dev" BASE_IMAGE =
-"python:3.11-slim-bookworm" TOXIPROXY_IMAGE = "ghcr.io/shopify/toxiproxy:2.12.0" NODES = ("n1", "n2", "n3") SERVERS =
-",".join(f"{node_id}:7001" for node_id in NODES)
+DEPLOY = Path(__file__).resolve().parent
+TOP = DEPLOY.parent
+PROJECT = "quire-demo"
+IMAGE = "quire:dev"
+BASE_IMAGE = "python:3.11-slim-bookworm"
+TOXIPROXY_IMAGE = "ghcr.io/shopify/toxiproxy:2.12.0"
+NODES = ("n1", "n2", "n3")
+SERVERS = ",".join(f"{node_id}:7001" for node_id in NODES)
 
-PARTS = (40_000, 30_000, 30_000) CHUNK_LINES = 200  # Sent to a load every PAUSE_S, until it may go at full speed.
-PAUSE_S = 0.02 INTO_THE_LOAD = 3_000  # Instructions of a part that are applied before the fault.
+PARTS = (40_000, 30_000, 30_000)
+CHUNK_LINES = 200  # Sent to a load every PAUSE_S, until it may go at full speed.
+PAUSE_S = 0.02
+INTO_THE_LOAD = 3_000  # Instructions of a part that are applied before the fault.
 
-COMMAND_TIMEOUT_S = 900.0 WAIT_TIMEOUT_S = 90.0 CALL_TIMEOUT_S = 5.0 POLL_S = 0.02
+COMMAND_TIMEOUT_S = 900.0
+WAIT_TIMEOUT_S = 90.0
+CALL_TIMEOUT_S = 5.0
+POLL_S = 0.02
 
 T = TypeVar("T")
 
@@ -54,7 +77,8 @@ def run(*command: str, environment: dict[str, str] | None = None, quiet: bool = 
     return ended.stdout
 
 
-@contextmanager def timed(what: str) -> Generator[None]:
+@contextmanager
+def timed(what: str) -> Generator[None]:
     """Print how long the block took."""
     began = time.monotonic()
     yield

@@ -11,13 +11,21 @@ A lost, duplicated or swapped line changes the answer, because the commands keep
 - They never multiply by 0, divide by 0, or add 0.
 - The product of all factors stays between 1/1000 and 1000: a mul or div that would leave this range becomes its
   inverse. So no addition grows until later ones vanish beside it, and none is scaled down to nothing.
-- Additions and subtractions have similar sizes, and pull the sum back when it grows large. """
+- Additions and subtractions have similar sizes, and pull the sum back when it grows large.
+"""
 
-import argparse import json import random import sys from collections.abc import Iterator from typing import TextIO
+import argparse
+import json
+import random
+import sys
+from collections.abc import Iterator
+from typing import TextIO
 
-DEFAULT_COUNT = 100_000 DEFAULT_SEED = 42
+DEFAULT_COUNT = 100_000
+DEFAULT_SEED = 42
 
-PRODUCT_HIGHEST = 1000.0 SUM_HIGHEST = 1_000_000.0
+PRODUCT_HIGHEST = 1000.0
+SUM_HIGHEST = 1_000_000.0
 
 # Factors as written in an instruction. Some spell the same number differently, on purpose.
 FACTORS: tuple[int | str, ...] = (
@@ -98,7 +106,9 @@ def main() -> int:
     """Write the instructions that the arguments ask for; return the exit status."""
     parser = argparse.ArgumentParser(description="Write arithmetic commands as NDJSON, one JSON array per line.")
     parser.add_argument("--count", type=int, default=DEFAULT_COUNT, help="number of commands (default %(default)s)")
-    parser.add_argument("--seed", type=int, default=DEFAULT_SEED, help="seed of the random sequence (default %(default)s)")
+    parser.add_argument(
+        "--seed", type=int, default=DEFAULT_SEED, help="seed of the random sequence (default %(default)s)"
+    )
     parser.add_argument("--output", help="file to write (default: stdout)")
     arguments = parser.parse_args()
     if arguments.count < 0:

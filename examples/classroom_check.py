@@ -11,11 +11,18 @@ The rules: x is an int from -2^63 to 2^64-1 (not true or false), or a string of 
 half to even, with exponents from -6143 to 6144, clamped. Division by zero is not allowed. A result that overflows is
 refused: the value stays what it was.
 
-Exit status: 0, or 2 if a line is not a valid command; the error names the line. """
+Exit status: 0, or 2 if a line is not a valid command; the error names the line.
+"""
 
-import argparse import decimal import json import string import sys from collections.abc import Iterable
+import argparse
+import decimal
+import json
+import string
+import sys
+from collections.abc import Iterable
 
-DIGITS_LIMIT = 34 EXPONENT_DIGITS_LIMIT = 4
+DIGITS_LIMIT = 34
+EXPONENT_DIGITS_LIMIT = 4
 
 
 class NotAllowed(Exception):

@@ -6,11 +6,15 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 TOP = Path(__file__).parents[2]
 FOLDER = TOP / "tests" / "typing"
 EXPECTED = re.compile(r"  # type: ignore\[([a-z-]+)\]$")
 FOUND = re.compile(r"^[^:]+:(\d+): error: .*\[([a-z-]+)\]$", re.MULTILINE)
 TIMEOUT_S = 280
+
+pytestmark = pytest.mark.slow  # Without mypy's cache, a minute.
 
 
 def mypy(*arguments: str) -> str:
