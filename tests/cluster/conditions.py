@@ -1,4 +1,4 @@
-"""What a test does to a running cluster so that it answers what it seldom answers."""
+"""Conditions that make a running cluster give its rare answers."""
 
 from collections.abc import Generator
 from contextlib import contextmanager
@@ -17,7 +17,7 @@ def replica_of(cluster: RunningCluster, at: str = "n1") -> Replica[Waiter]:
 
 @contextmanager
 def core_limits(cluster: RunningCluster, **limits: int) -> Generator[None, None, None]:
-    """Other limits for the leader's core, as long as the block runs."""
+    """Other limits for the leader's core while the block runs."""
     state = replica_of(cluster).core.state
     before = state.options
     state.options = replace(before, **limits)
@@ -29,6 +29,6 @@ def core_limits(cluster: RunningCluster, **limits: int) -> Generator[None, None,
 
 @contextmanager
 def held(cluster: RunningCluster, **limits: int) -> Generator[None, None, None]:
-    """The leader takes writes and appends none: as behind a device that does nothing any more."""
+    """The leader accepts writes and appends none, as with a stalled disk."""
     with core_limits(cluster, uncommitted_bytes=0, **limits):
         yield

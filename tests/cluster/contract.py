@@ -1,8 +1,8 @@
-"""What each call of the HTTP interface answers, and when: every status and problem, with a request that leads to it.
+"""What each call of the HTTP interface answers, and when: every status and problem, with a request that causes it.
 
-A call's rows are those that all calls of its kind have (an unknown parameter is malformed, what only the leader may
-answer is 503 without one, ...) and its own. `test_contract.py` asks every row of real clusters, through leader and
-follower alike, and compares the table with the routes and the problems that there are.
+A call's rows are those of all calls of its kind (an unknown parameter is malformed, a call for the leader is 503
+without one, ...) and its own. `test_contract.py` sends every row to real clusters, through leader and follower, and
+compares the table with the existing routes and problems.
 """
 
 from collections.abc import Iterator, Mapping
@@ -17,16 +17,16 @@ from tests.cluster.worlds import Condition, in_the_mood
 
 JSON, TEXT, OCTETS = "application/json", "text/plain", "application/octet-stream"
 NOWHERE_YET = {
-    "body-timeout": "408: a body that stops half-way is no request; see test_inflow.py",
-    "expired": "410: it takes an expiry; see test_retention.py",
-    "snapshot-failed": "503: a child that is killed, a full disk; see test_snapshots.py",
-    "transfer-failed": "503: it takes three election timeouts; see test_transfer.py",
-    "members-full": "409: it takes 65 nodes; see tests/replication/test_members.py",
-    "leader-not-serving": "503: it lasts for the first moments of a leadership; see test_members.py",
-    "change-under-way": "503: it lasts for one commit; see test_members.py",
-    "node-behind": "503: it takes a node that lags; see test_members.py",
-    "voters-unheard": "503: it takes a voter that falls silent just now; see test_members.py",
-    "internal": "500: a fault of ours; nothing that a caller sends is known to lead to it",
+    "body-timeout": "408: an incomplete body is not a request that this table can hold; see test_request_bodies.py",
+    "expired": "410: needs an expiry; see test_retention.py",
+    "snapshot-failed": "503: needs a killed child or a full disk; see test_snapshots.py",
+    "transfer-failed": "503: takes three election timeouts; see test_transfer.py",
+    "members-full": "409: needs 65 nodes; see tests/replication/test_members.py",
+    "leader-not-serving": "503: possible only in the first moments of a leadership; see test_members.py",
+    "change-under-way": "503: possible only during one commit; see test_members.py",
+    "node-behind": "503: needs a node that lags; see test_members.py",
+    "voters-unheard": "503: needs a voter that has just fallen silent; see test_members.py",
+    "internal": "500: a fault of the node; no request is known to cause it",
 }
 ADD_0 = b'{"commands": [["add", 0]]}'
 IN_SESSION = {"Quire-Session": "{session}", "Quire-Sequence": "2"}
@@ -34,7 +34,7 @@ EVERYWHERE, FOLLOWER = ("n1", "n3"), ("n3",)
 
 
 class Ask(NamedTuple):
-    """A request; what stands in braces is filled in by the row's condition. `message`: on the stream that it opens."""
+    """A request; the row's condition fills in names in braces. `message` is sent on the stream that it opens."""
 
     method: str
     path: str
@@ -46,9 +46,9 @@ class Ask(NamedTuple):
 
 @dataclass(frozen=True)
 class Row:
-    """One answer of a call. `problem` is empty for a good one; `at` are the nodes that are asked.
+    """One answer of a call. `problem` is empty on success; `at` are the nodes that are asked.
 
-    `gives` are the keys of a good answer, if it is a document of which more is known.
+    `gives` are the keys of a successful answer, if it is a document with fixed keys.
     """
 
     status: int
@@ -194,7 +194,7 @@ CALLS = [
         given=worlds.a_session,
         own=[
             Row(400, "malformed", get("/commands/stream?session=x")),
-            Row(400, "http", _STREAM, given=worlds.a_session),  # It is no WebSocket.
+            Row(400, "http", _STREAM, given=worlds.a_session),  # Not a WebSocket request.
             Row(400, "malformed", said(pack([2, []])), given=worlds.a_session),
             Row(409, "sequence-refused", said(pack([0, [["add", 0]]])), given=worlds.a_session),
             Row(413, "limit-exceeded", said(pack([2, [["add", 0]] * (SESSION_WINDOW + 1)])), given=worlds.a_session),
@@ -374,11 +374,11 @@ CALLS = [
 
 ROWS = sorted(
     ((call, row, at) for call in CALLS for row in call.rows() for at in row.at),
-    key=lambda asked: asked[1].world,  # sorted, so that each world is made once
+    key=lambda asked: asked[1].world,  # Sorted, so that each world is set up once.
 )
 
 
 def filled(ask: Ask, values: worlds.Values) -> Ask:
-    """The request with what the row's condition gave."""
+    """The request, with the values of the row's condition."""
     headers = {name: value.format(**values) for name, value in ask.headers.items()}
     return ask._replace(path=ask.path.format(**values), headers=headers)

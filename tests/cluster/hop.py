@@ -1,4 +1,4 @@
-"""The hop from a follower to its leader, with a leader that dies, for the follower, at any step of a call."""
+"""The hop from a follower to its leader; to the follower, the leader dies at a chosen step of a call."""
 
 import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable
@@ -13,7 +13,7 @@ END_OF_HEAD = b"\r\n\r\n"
 
 
 class Call:
-    """One connection over the hop, whose first request's head has come; both ends still wait."""
+    """One connection over the hop: the head of its first request has arrived, and both ends wait."""
 
     def __init__(self, head: bytes, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.head = head
@@ -32,7 +32,7 @@ class Call:
         self.leader_reader, self.leader_writer = await asyncio.open_connection(*host_and_port(leader))
 
     async def send(self, body_bytes: int) -> None:
-        """Let the leader have the head and so much of the body."""
+        """Pass the head and a part of the body to the leader."""
         self.leader_writer.write(self.head + await self.reader.readexactly(body_bytes))
         await self.leader_writer.drain()
 
@@ -40,7 +40,7 @@ class Call:
         return await self.leader_reader.readuntil(END_OF_HEAD)
 
     async def pass_on(self) -> None:
-        """Pass everything on, both ways, until either end is done."""
+        """Pass everything on, both ways, until either end closes."""
         self.leader_writer.write(self.head)
         ways = [_copy(self.reader, self.leader_writer), _copy(self.leader_reader, self.writer)]
         await asyncio.wait([asyncio.create_task(way) for way in ways], return_when=asyncio.FIRST_COMPLETED)
@@ -62,7 +62,7 @@ Step = Callable[[Call], Awaitable[None]]
 
 
 class Hop:
-    """Passes everything on until `dies` says at which step a call's connection breaks. Peers always pass."""
+    """Passes everything on, until `dies` names the step at which a call's connection breaks. Peers always pass."""
 
     def __init__(self, leader: str) -> None:
         self.leader = leader
@@ -79,7 +79,7 @@ class Hop:
         self.address = "{}:{}".format(*self._server.sockets[0].getsockname()[:2])
 
     def refuse(self) -> None:
-        """Take no further connection."""
+        """Accept no further connection."""
         if self._server is not None:
             self._server.close()
 
@@ -99,7 +99,7 @@ class Hop:
             self.calls.append(call.head.partition(b"\r\n")[0])
             await (self.dies or Call.pass_on)(call)
         except (ConnectionError, asyncio.IncompleteReadError):
-            return  # One of the ends went first.
+            return  # One of the ends closed first.
         finally:
             call.abort()
             self._serving.discard(task)
@@ -113,7 +113,7 @@ class Hop:
 
 @asynccontextmanager
 async def cluster_with_hop(directory: Path, **settings: Any) -> AsyncGenerator[tuple[RunningCluster, Hop], None]:
-    """Three nodes, of which n2 reaches the leader n1 over the hop alone."""
+    """Three nodes; n2 reaches the leader n1 only over the hop."""
     addresses = free_addresses(3)
     hop = Hop(addresses[0])
     await hop.open()

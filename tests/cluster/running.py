@@ -1,4 +1,4 @@
-"""Real nodes with real logs and sockets, in this process: what the HTTP API is tested against."""
+"""Real nodes with real logs and sockets in this process, for tests of the HTTP API."""
 
 import asyncio
 import socket
@@ -21,8 +21,8 @@ from tests.cluster.closing import close_server
 from tests.ports import HOST, free_ports
 
 START_TIMEOUT_S = 20.0
-# All nodes share one event loop, which stands still between tests and for whatever else a busy machine does: as long as
-# no test is about that, no leader shall fence itself for it. A link that breaks is noticed at once all the same.
+# All nodes share one event loop, which does not run between tests, and stalls on a busy machine. No leader should fence
+# itself for that, unless a test is about it. A broken link is noticed at once all the same.
 ELECTION_TIMEOUT_MS = 5_000
 
 
@@ -107,14 +107,14 @@ class RunningCluster:
         self.nodes[node_id] = await started(running.config)
 
     async def lead(self, node_id: str) -> None:
-        """Let a node lead, whichever was elected, and wait until all follow it."""
+        """Transfer leadership to a node, and wait until all follow it."""
         leader = next(running.node for running in self.nodes.values() if running.node.is_leader)
         if leader.node_id != node_id:
             await leader.leadership.transfer(node_id)
         await self.ready()
 
     async def ready(self) -> None:
-        """Wait until no node that runs has a reason to get no traffic.
+        """Wait until every running node is ready.
 
         Between two restarts of a rolling one, too: without it the leader may be left without a majority for a moment,
         and a write that falls into it ends, rightly, as *outcome unknown*.
@@ -144,7 +144,7 @@ def free_addresses(count: int) -> list[str]:
 async def running_cluster(
     directory: Path, count: int = 3, links: dict[str, dict[str, str]] | None = None, **settings: Any
 ) -> AsyncGenerator[RunningCluster, None]:
-    """A formed cluster whose nodes are all ready; `links` gives nodes another way to a peer."""
+    """A formed cluster whose nodes are all ready; `links` gives nodes another address for a peer."""
     settings.setdefault("election_timeout_ms", ELECTION_TIMEOUT_MS)
     settings.setdefault("check_invariants", True)
     node_ids = [f"n{number}" for number in range(1, count + 1)]

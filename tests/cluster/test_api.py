@@ -1,4 +1,4 @@
-"""The HTTP API of a real cluster, through leader and follower alike."""
+"""The HTTP API of a real cluster, through leader and follower."""
 
 import base64
 from collections.abc import AsyncGenerator
@@ -77,7 +77,7 @@ async def test_commands_come_in_three_encodings(
 
 
 @EVERYWHERE
-async def test_commands_are_answered_in_msgpack_where_that_is_accepted(cluster: RunningCluster, at: str) -> None:
+async def test_commands_are_answered_in_msgpack_if_that_is_accepted(cluster: RunningCluster, at: str) -> None:
     await reset(cluster)
 
     reply = await cluster.ask(at, "POST", "/commands", b'["add", 3]', NDJSON, {"Accept": f"text/html, {MSGPACK};q=0.9"})
@@ -187,7 +187,7 @@ async def test_a_json_body_is_one_record(log_cluster: RunningCluster, at: str) -
 
 
 @EVERYWHERE
-async def test_what_json_has_no_word_for_is_exact_in_msgpack(log_cluster: RunningCluster, at: str) -> None:
+async def test_values_that_json_cannot_express_are_exact_in_msgpack(log_cluster: RunningCluster, at: str) -> None:
     value = {1: b"\x00", "t": ExtType(20, b"\x01")}
     index = (await log_cluster.ask(at, "POST", "/records", pack([value]), MSGPACK)).document["write_index"]
 
@@ -299,7 +299,7 @@ async def test_a_record_that_is_not_there_is_named_with_the_bounds(cluster: Runn
 
 @EVERYWHERE
 @pytest.mark.parametrize("consistency", ["linearizable", "leader", "local"])
-async def test_a_state_tells_what_was_applied_to_reach_it(cluster: RunningCluster, at: str, consistency: str) -> None:
+async def test_a_state_names_its_applied_index(cluster: RunningCluster, at: str, consistency: str) -> None:
     index = (await cluster.commands("n1", ["add", 1]))["index"]
 
     reply = await cluster.ask(at, "GET", f"/state?consistency={consistency}")

@@ -1,4 +1,4 @@
-"""`GET /cluster`: every member as the asked node gets it."""
+"""`GET /cluster`: every member's status, as the asked node gets it."""
 
 import asyncio
 from collections.abc import AsyncGenerator
@@ -34,14 +34,14 @@ async def test_the_cluster_is_every_member_s_own_status(cluster: RunningCluster,
         assert row["status"]["role"] == ("leader" if node_id == "n1" else "follower")
 
 
-async def test_the_cluster_is_told_in_msgpack_too(cluster: RunningCluster) -> None:
+async def test_the_cluster_call_answers_in_msgpack(cluster: RunningCluster) -> None:
     reply = await cluster.ask("n1", "GET", "/cluster", headers={"Accept": "application/msgpack"})
 
     assert unpack(reply.body)["nodes"]["n2"]["status"]["node_id"] == "n2"
 
 
 @EVERYWHERE
-async def test_a_member_that_is_gone_is_shown_as_that(cluster: RunningCluster, at: str) -> None:
+async def test_a_member_that_is_gone_is_shown_as_unreachable(cluster: RunningCluster, at: str) -> None:
     await cluster.stop("n2")
 
     rows = (await cluster.ask(at, "GET", "/cluster")).document["nodes"]
@@ -61,7 +61,7 @@ async def test_a_member_that_is_gone_is_shown_as_that(cluster: RunningCluster, a
         ([lambda _request: None], "disconnected"),
     ],
 )
-async def test_a_member_that_does_not_answer_as_itself_is_shown_as_that(
+async def test_a_member_that_does_not_answer_as_itself_is_shown_with_the_reason(
     cluster: RunningCluster, monkeypatch: pytest.MonkeyPatch, steps: list[object], failure: str
 ) -> None:
     monkeypatch.setattr("quire.cluster.http.routes.cluster.DEADLINE_S", 0.2)
@@ -75,7 +75,7 @@ async def test_a_member_that_does_not_answer_as_itself_is_shown_as_that(
     assert rows["n3"]["failure"] is None
 
 
-async def test_asking_everybody_costs_a_member_few_connections(
+async def test_asking_all_members_uses_few_connections_to_each(
     cluster: RunningCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     connected, enough = 0, asyncio.Event()

@@ -1,4 +1,4 @@
-"""Every row of the contract, asked of real clusters; and that there is a row for everything that there is."""
+"""Every row of the contract, sent to real clusters; and every route and problem has a row."""
 
 from collections.abc import AsyncGenerator
 from pathlib import Path
@@ -19,7 +19,7 @@ from tests.cluster.worlds import Worlds
 DEADLINE_S = 20.0
 PEERS = {("GET", "/peer"), ("GET", "/peer/stream"), ("GET", "/peer/snapshot")}
 NOTHING_WRITTEN = {400, 404, 405, 408, 409, 410, 413, 415, 422, 429, 503}
-DECIDED_IN_THE_LOG = {"session-refused", "session-unknown", "sessions-full"}  # The attempt stands there, and no more.
+DECIDED_IN_THE_LOG = {"session-refused", "session-unknown", "sessions-full"}  # Only the attempt is in the log.
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
@@ -32,7 +32,7 @@ async def worlds(tmp_path_factory: pytest.TempPathFactory) -> AsyncGenerator[Wor
 
 
 async def exchanged(cluster: RunningCluster, at: str, ask: Ask) -> tuple[int, str]:
-    """The status and problem of what a stream answers to a message; 200 for a good answer."""
+    """The status and problem with which a stream answers a message; 200 for a result."""
     url = f"http://{cluster.address(at)}{ask.path}"
     async with cluster.session.ws_connect(url, headers=ask.headers, max_msg_size=0) as socket:
         return await _answer(socket, ask.message or b"")
@@ -51,7 +51,7 @@ async def _answer(socket: ClientWebSocketResponse, message: bytes) -> tuple[int,
 
 
 async def asked(cluster: RunningCluster, at: str, ask: Ask, gives: frozenset[str]) -> tuple[int, str]:
-    """The status and problem of an answer, whose form is looked at, too."""
+    """The status and problem of an answer; its form is checked, too."""
     reply = await cluster.ask(at, ask.method, ask.path, ask.body, ask.content_type, ask.headers)
     assert reply.headers["Quire-Request-Id"]
     leader = cluster.nodes[at].node.leader_id
@@ -66,7 +66,7 @@ async def asked(cluster: RunningCluster, at: str, ask: Ask, gives: frozenset[str
 
 
 def written(cluster: RunningCluster) -> int:
-    """Where the log of the leader ends, or of a node that has lost it."""
+    """Where the leader's log ends, or the log of a node that has lost its leader."""
     parts = next(iter(cluster.nodes.values())).node.formed
     return 0 if parts is None else parts.log.bounds.highest_index
 
@@ -95,7 +95,7 @@ async def test_a_call_answers_as_its_row_says(worlds: Worlds, call: Call, row: R
 
 
 async def _stream_answer(cluster: RunningCluster, at: str, ask: Ask) -> tuple[int, str]:
-    """What is answered to a message; where the stream is refused, what is answered to the same as a plain GET."""
+    """The answer to a message; if the stream is refused, the answer to the same request as a plain GET."""
     plain = await cluster.ask(at, ask.method, ask.path, None, None, ask.headers)
     if plain.problem != "http":
         return plain.status, plain.problem

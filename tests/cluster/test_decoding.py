@@ -1,4 +1,4 @@
-"""Request bodies: what is exactly a value passes unchanged, everything else is refused by name."""
+"""Request bodies: an exact value passes unchanged, everything else is refused with a reason."""
 
 import json
 
@@ -21,11 +21,11 @@ from quire.log.packing import ExtType, Timestamp
 
 
 class Pairs(list[tuple[str, object]]):
-    """A map as JSON writes it: a key may come again."""
+    """A map as JSON text may have it: with repeated keys."""
 
 
 def written(value: object, space: str) -> str:
-    """The value as JSON, with so much space around its colons."""
+    """The value as JSON, with `space` around its colons."""
     if isinstance(value, Pairs):
         return "{" + ",".join(f"{json.dumps(key)}{space}:{space}{written(of, space)}" for key, of in value) + "}"
     if isinstance(value, list):
@@ -96,7 +96,7 @@ def test_the_three_encodings_of_a_batch_decode_to_the_same_commands() -> None:
         "﻿".encode("utf-16"),
     ],
 )
-def test_json_that_is_no_batch_of_commands_is_refused(body: bytes) -> None:
+def test_json_that_is_not_a_batch_of_commands_is_refused(body: bytes) -> None:
     with pytest.raises(Malformed):
         decode_commands(JSON, body)
 
@@ -127,7 +127,7 @@ def test_json_that_is_no_batch_of_commands_is_refused(body: bytes) -> None:
         b"\x81\xa8commands" + b"\x91" * 100_000 + b"\x01",
     ],
 )
-def test_msgpack_that_is_no_batch_of_commands_is_refused(body: bytes) -> None:
+def test_msgpack_that_is_not_a_batch_of_commands_is_refused(body: bytes) -> None:
     with pytest.raises(Malformed):
         decode_commands(MSGPACK, body)
 
@@ -155,7 +155,7 @@ def test_a_bad_line_is_refused_by_its_number(body: bytes, line: int) -> None:
     assert refused.value.line == line
 
 
-def test_no_line_at_all_is_refused() -> None:
+def test_a_body_without_lines_is_refused() -> None:
     with pytest.raises(Malformed, match="at least one"):
         decode_commands(NDJSON, b"")
 
@@ -181,7 +181,7 @@ def test_every_integer_of_64_bits_passes_unchanged(number: int) -> None:
         assert value == number
 
 
-def test_long_digits_that_are_no_integer_pass() -> None:
+def test_long_digits_that_are_not_an_integer_pass() -> None:
     body = b'["123456789012345678901234567890", 0.1234567890123456789012345, 12345678901234567890123e2]'
 
     [value] = decode_records(JSON, body)
@@ -267,7 +267,7 @@ def test_a_map_that_has_a_key_twice_is_refused(value: str) -> None:
         decode_commands(JSON, b'{"commands": [' + value.encode() + b"]}")
 
 
-def test_commands_given_twice_are_not_taken_for_the_last_of_them() -> None:
+def test_a_body_with_two_lists_of_commands_is_refused() -> None:
     with pytest.raises(Malformed, match="the same key twice"):
         decode_commands(JSON, b'{"commands": [["add", 1]], "commands": [["add", 2]]}')
     with pytest.raises(Malformed, match="the same key twice"):
@@ -275,7 +275,7 @@ def test_commands_given_twice_are_not_taken_for_the_last_of_them() -> None:
 
 
 @pytest.mark.parametrize("pairs", [b"\x82\x01\x01\x01\x02", b"\x82\xa1a\x01\xa1a\x02", b"\x82\x01\x01\xc3\x02"])
-def test_a_msgpack_map_whose_keys_are_one_in_python_is_refused(pairs: bytes) -> None:
+def test_a_msgpack_map_whose_keys_are_equal_in_python_is_refused(pairs: bytes) -> None:
     with pytest.raises(Malformed, match="the same key twice"):
         decode_records(MSGPACK, b"\x91" + pairs)
 
@@ -289,7 +289,7 @@ VALUES = st.recursive(
 
 
 @given(VALUES, st.sampled_from(["", " ", "\t\r\n"]))
-def test_colons_and_quotes_in_texts_are_no_keys(value: object, space: str) -> None:
+def test_colons_and_quotes_in_strings_are_not_keys(value: object, space: str) -> None:
     text = written(value, space)
 
     if repeats(value):

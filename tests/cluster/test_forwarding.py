@@ -1,4 +1,4 @@
-"""One hop to the leader: what is written once is answered once, and never answered falsely."""
+"""One hop to the leader: a write is written once and answered truthfully."""
 
 import asyncio
 from collections.abc import AsyncGenerator, Callable
@@ -21,7 +21,7 @@ ADD_3 = orjson.dumps({"commands": [["add", 3]]})
 
 
 class Relay:
-    """A way to a node that a test can cut. It passes everything on until `cut` says otherwise for a request."""
+    """A relay to a node. It passes everything on until `cut` says otherwise for a request."""
 
     def __init__(self, target: str) -> None:
         self.target = target
@@ -31,7 +31,7 @@ class Relay:
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Pass one connection on; a request that is to be cut reaches the node, but its answer does not come back."""
+        """Pass one connection on; a request to be cut reaches the node, but its answer does not come back."""
         upstream_reader, upstream_writer = await asyncio.open_connection(*host_and_port(self.target))
         back = asyncio.create_task(_copy(upstream_reader, writer))
         try:
@@ -109,7 +109,7 @@ async def test_a_write_whose_answer_is_lost_on_the_hop_has_an_unknown_outcome(tm
                 await client.append(["add", 3])
 
         assert (reply.status, reply.problem) == (504, "outcome-unknown")
-        # Both were written, each once: that is what unknown means here.
+        # Both were written, each once, although the outcome was unknown to the caller.
         assert (await cluster.ask("n1", "GET", "/state")).document["state"] == "48"
 
 
@@ -127,8 +127,8 @@ async def test_a_leader_that_is_gone_is_503_and_nothing_is_written(tmp_path: Pat
         await cluster.commands("n1", ["add", 3])
         async with asyncio.timeout(DEADLINE_S):
             while (await cluster.ask("n2", "GET", LOCAL_STATE)).document["state"] != "45":
-                pass  # a follower hears of a commit a moment after its client
-        await cluster.stop("n3")  # so that n2 can elect nobody
+                pass  # A follower learns of a commit a moment after the client.
+        await cluster.stop("n3")  # So that n2 cannot win an election.
         await cluster.stop("n1")
         problems = set()
         while True:

@@ -1,4 +1,4 @@
-"""Limits of a node, at them and one past them: connections, headers, the writer's queue, a session's window."""
+"""Limits of a node, each at the limit and one past it: connections, headers, the writer's queue, a session's window."""
 
 import asyncio
 from collections.abc import AsyncGenerator
@@ -51,13 +51,13 @@ async def add_0(cluster: RunningCluster, at: str, headers: dict[str, str] | None
 
 
 async def waiting(cluster: RunningCluster, count: int) -> None:
-    """Return when so many requests wait for the leader's writer."""
+    """Return when `count` requests wait for the leader's writer."""
     async with asyncio.timeout(DEADLINE_S):
         while replica_of(cluster).queues.waiting_requests < count:
             await cluster.ask("n1", "GET", "/healthz")
 
 
-# What a caller sends
+# Requests
 
 
 @EVERYWHERE
@@ -85,7 +85,7 @@ async def test_raw_bytes_may_be_as_long_as_a_frame_and_no_longer(small_cluster: 
 
 
 async def test_a_write_may_be_as_long_as_a_frame_s_payload_and_no_longer(small_cluster: RunningCluster) -> None:
-    # What calls refuse before is a little less; this is what holds whoever proposes.
+    # The handlers refuse a little less; this limit holds for every proposal.
     node = small_cluster.nodes["n1"].node
     assert node.formed is not None
     limit = node.formed.genesis.payload_bytes
@@ -118,7 +118,7 @@ async def test_a_session_s_body_and_name_may_be_as_long_as_their_limits_and_no_l
 
 @EVERYWHERE
 @pytest.mark.parametrize("limit", [{"waiting_requests": 3}, {"waiting_bytes": 3 * ADD_0_BYTES}])
-async def test_as_many_writes_as_the_limit_wait_and_what_comes_on_top_is_told_to_come_back(
+async def test_as_many_writes_as_the_limit_wait_and_one_more_is_overloaded(
     cluster: RunningCluster, at: str, limit: dict[str, int]
 ) -> None:
     with held(cluster, **limit):
@@ -150,7 +150,7 @@ def place(session: int, sequence: int) -> dict[str, str]:
 
 
 @EVERYWHERE
-async def test_a_session_s_window_may_be_under_way_and_no_more(cluster: RunningCluster, at: str) -> None:
+async def test_a_session_may_have_its_window_in_flight_and_no_more(cluster: RunningCluster, at: str) -> None:
     session, other = await opened(cluster, at), await opened(cluster, at)
     window = orjson.dumps({"commands": [["add", 0]] * (SESSION_WINDOW - 1)})
     with held(cluster):
@@ -211,7 +211,7 @@ async def caller(cluster: RunningCluster, at: str, opened: ExitStack) -> Caller:
 
 
 @EVERYWHERE
-async def test_past_the_limit_of_connections_only_peers_are_answered_and_past_the_reserve_nobody(
+async def test_above_the_connection_limit_only_peers_are_answered_and_above_the_reserve_none(
     cluster: RunningCluster, at: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     connections = connections_of(cluster, at)
@@ -232,7 +232,7 @@ async def test_past_the_limit_of_connections_only_peers_are_answered_and_past_th
         assert orjson.loads(body)["type"] == orjson.loads(refusal)["type"] == "urn:quire:problem:overloaded"
         assert await surplus.at_end()
         assert await too_many.at_end()
-        assert peer_status == b"HTTP/1.1 400 Bad Request"  # It is no WebSocket; but it was let in.
+        assert peer_status == b"HTTP/1.1 400 Bad Request"  # Admitted; the request is no WebSocket's.
         assert (await last.ask("/healthz"))[0] == b"HTTP/1.1 200 OK"
     async with asyncio.timeout(DEADLINE_S):
         while len(connections) >= connections.limit:
@@ -242,7 +242,7 @@ async def test_past_the_limit_of_connections_only_peers_are_answered_and_past_th
 
 
 @EVERYWHERE
-async def test_past_the_limit_of_connections_every_path_of_the_peers_is_answered(
+async def test_above_the_connection_limit_every_path_of_the_peers_is_answered(
     cluster: RunningCluster, at: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     paths = [route.path for route in cluster.nodes[at].node.routes()]
@@ -257,7 +257,7 @@ async def test_past_the_limit_of_connections_every_path_of_the_peers_is_answered
 
 
 @EVERYWHERE
-async def test_connections_that_come_at_once_are_counted_one_by_one(
+async def test_connections_that_arrive_together_are_counted_one_by_one(
     cluster: RunningCluster, at: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     connections = connections_of(cluster, at)
@@ -277,7 +277,7 @@ async def test_connections_that_come_at_once_are_counted_one_by_one(
 @EVERYWHERE
 async def test_as_many_headers_as_the_limit_are_taken_and_no_more(cluster: RunningCluster, at: str) -> None:
     def headers(count: int) -> bytes:
-        return b"".join(b"X-%d: x\r\n" % number for number in range(count - 1))  # Host is one, too.
+        return b"".join(b"X-%d: x\r\n" % number for number in range(count - 1))  # Host is a header, too.
 
     with ExitStack() as opened:
         most = await (await caller(cluster, at, opened)).ask("/healthz", headers(HEADERS_LIMIT))

@@ -1,4 +1,4 @@
-"""`docs/limits.md` says what the code says, and leaves no limit of the HTTP interface out."""
+"""`docs/limits.md` agrees with the code, and has every limit of the HTTP interface."""
 
 import re
 from importlib import import_module
@@ -13,7 +13,7 @@ from quire.sm.machines import kv
 
 PAGE = Path(__file__).parents[2] / "docs" / "limits.md"
 UNITS = {"": 1, "bytes": 1, "characters": 1, "s": 1, "ms": 1, "KiB": 1 << 10, "MiB": 1 << 20}
-VALUE = re.compile(r"([0-9,]+)(?: (bytes|characters|s|ms|KiB|MiB))?")
+VALUE = re.compile(r"([0-9][0-9,]*)(?: (bytes|characters|s|ms|KiB|MiB))?")
 IS_LIMIT = re.compile(
     r"LIMIT|_CHARACTERS$|_RESERVE$|AT_ONCE$|STALL_TIMEOUT_S$|HELD_BYTES|WINDOW_BYTES|RANGE_|BODY_BYTES"
 )
@@ -57,7 +57,7 @@ def test_a_limit_is_what_the_code_says(row: Row) -> None:
     assert amounts == [value_of(name) for name in names]
 
 
-def test_every_limit_of_the_interface_stands_on_the_page() -> None:
+def test_every_limit_of_the_interface_is_on_the_page() -> None:
     said = PAGE.read_text()
     folder = Path(next(iter(api.__path__)))
     constants = [
@@ -72,7 +72,7 @@ def test_every_limit_of_the_interface_stands_on_the_page() -> None:
     assert [name for name in constants + fields if f"`{name}`" not in said] == []
 
 
-def test_every_limit_of_the_kv_machine_stands_on_the_page() -> None:
+def test_every_limit_of_the_kv_machine_is_on_the_page() -> None:
     said = PAGE.read_text()
     names = [name for name in vars(kv) if name.endswith(("_BYTES", "_KEYS", "_LIMIT")) and not name.startswith("_")]
 
@@ -80,5 +80,5 @@ def test_every_limit_of_the_kv_machine_stands_on_the_page() -> None:
     assert [name for name in names if f"`quire.sm.machines.kv.{name}`" not in said] == []
 
 
-def test_a_frame_s_overhead_is_what_the_page_takes_off() -> None:
+def test_a_frame_s_overhead_is_what_the_page_subtracts() -> None:
     assert UNITS["KiB"] == FRAME_OVERHEAD_BYTES

@@ -1,4 +1,4 @@
-"""Malformed input, at leader and follower: each its own answer, never a 500, and the log stays as it was."""
+"""Malformed input, to leader and follower: each has its answer, never a 500, and nothing is appended."""
 
 import asyncio
 import struct
@@ -48,7 +48,7 @@ def tail(cluster: RunningCluster) -> int:
 
 @contextmanager
 def nothing_written(cluster: RunningCluster, caplog: pytest.LogCaptureFixture) -> Generator[None, None, None]:
-    """The log ends where it ended, and no journal has an error."""
+    """Check that nothing was appended and no error was logged."""
     before = tail(cluster)
     caplog.clear()
     with capture_logs() as said:
@@ -99,7 +99,7 @@ async def test_a_kind_of_malformed_requests_has_one_answer(
     content_type=st.sampled_from([JSON, NDJSON, MSGPACK, OCTETS]),
     body=st.binary(max_size=64) | st.text(max_size=64).map(str.encode),
 )
-async def test_whatever_bytes_are_sent_the_answer_is_no_500(
+async def test_random_bytes_are_never_answered_500(
     cluster: RunningCluster, caplog: pytest.LogCaptureFixture, at: str, path: str, content_type: str, body: bytes
 ) -> None:
     before = tail(cluster)
@@ -111,14 +111,16 @@ async def test_whatever_bytes_are_sent_the_answer_is_no_500(
 
 
 async def answered(cluster: RunningCluster, at: str, pieces: tuple[bytes, ...]) -> tuple[int, str]:
-    """The status, and the problem if it is one, of what is answered to bytes; a text without a type is said so."""
+    """The status of the answer to raw bytes, and its problem, if it is one; 'in plain text' if it has no type."""
     reader, writer = await asyncio.open_connection(*host_and_port(cluster.address(at)))
     try:
         async with asyncio.timeout(DEADLINE_S):
             for piece in pieces:
                 writer.write(piece)
                 await writer.drain()
-                await cluster.ask(at, "GET", "/healthz")  # The node has taken the piece before the next one comes.
+                await cluster.ask(
+                    at, "GET", "/healthz"
+                )  # So that the node has read this piece before the next one arrives.
             head, body = await read_answer(reader)
     finally:
         writer.close()
@@ -132,7 +134,7 @@ async def answered(cluster: RunningCluster, at: str, pieces: tuple[bytes, ...]) 
 
 
 async def read_answer(reader: asyncio.StreamReader) -> tuple[bytes, bytes]:
-    """The head, and as much of a body as it announces."""
+    """The head, and as much of the body as it announces."""
     head = await reader.readuntil(b"\r\n\r\n")
     lines = [line.partition(b":") for line in head.split(b"\r\n")]
     [length] = [int(value) for name, _, value in lines if name.lower() == b"content-length"]
@@ -145,7 +147,7 @@ RAW = [*BODIES, *LINES, *TAKEN]
 @pytest.mark.asyncio(loop_scope="module")
 @LEADER_AND_FOLLOWER
 @pytest.mark.parametrize("case", RAW, ids=[case.says for case in RAW])
-async def test_what_is_no_http_is_answered_as_a_problem_and_harms_nobody(
+async def test_non_http_input_gets_a_problem_and_affects_nobody_else(
     cluster: RunningCluster, caplog: pytest.LogCaptureFixture, at: str, case: Raw
 ) -> None:
     with nothing_written(cluster, caplog):
@@ -156,7 +158,7 @@ async def test_what_is_no_http_is_answered_as_a_problem_and_harms_nobody(
 
 @pytest.mark.asyncio(loop_scope="module")
 @LEADER_AND_FOLLOWER
-async def test_a_caller_that_hangs_up_in_the_middle_leaves_no_trace(
+async def test_a_caller_that_disconnects_inside_a_request_leaves_no_trace(
     cluster: RunningCluster, caplog: pytest.LogCaptureFixture, at: str
 ) -> None:
     whole = b'POST /commands HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: 99\r\n\r\n{"com'
@@ -172,7 +174,7 @@ async def test_a_caller_that_hangs_up_in_the_middle_leaves_no_trace(
 
 
 async def on_stream(cluster: RunningCluster, at: str, sent: bytes) -> tuple[int, str]:
-    """The code with which a stream is closed, and the problem that is told before."""
+    """The code with which a stream is closed, and the problem that was sent before."""
     session = (await cluster.ask("n1", "POST", "/sessions", b"{}", JSON)).document["session"]
     reader, writer = await asyncio.open_connection(*host_and_port(cluster.address(at)))
     problem = ""
@@ -180,7 +182,7 @@ async def on_stream(cluster: RunningCluster, at: str, sent: bytes) -> tuple[int,
         async with asyncio.timeout(DEADLINE_S):
             writer.write(HANDSHAKE % str(session).encode())
             assert (await reader.readuntil(b"\r\n\r\n")).startswith(b"HTTP/1.1 101 ")
-            with suppress(ConnectionError):  # What is too long may be refused before all of it has left.
+            with suppress(ConnectionError):  # A message that is too long may be refused before all of it was sent.
                 writer.write(sent)
                 await writer.drain()
             while (heard := await read_frame(reader))[0] != 0x88:
@@ -203,7 +205,7 @@ STREAMED = [*MESSAGES, *FRAMES]
 @pytest.mark.asyncio(loop_scope="module")
 @LEADER_AND_FOLLOWER
 @pytest.mark.parametrize("case", STREAMED, ids=[case.says for case in STREAMED])
-async def test_what_a_stream_cannot_take_ends_it_with_a_reason(
+async def test_a_message_that_a_stream_refuses_ends_it_with_a_reason(
     cluster: RunningCluster, caplog: pytest.LogCaptureFixture, at: str, case: OnStream
 ) -> None:
     before = tail(cluster)

@@ -115,7 +115,7 @@ async def test_the_write_path_s_steps_are_timed_where_they_run(cluster: RunningC
     assert behind["quire_flush_seconds_count"] >= 5
 
 
-async def test_every_metric_stands_in_the_docs_as_it_is_shown(cluster: RunningCluster) -> None:
+async def test_every_metric_is_in_the_docs(cluster: RunningCluster) -> None:
     await cluster.commands("n1", ["add", 1])
     shown: dict[str, str] = {}
     for at in ("n1", "n3"):

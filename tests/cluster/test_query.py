@@ -1,4 +1,4 @@
-"""`POST /query` of a real cluster, through leader and follower alike."""
+"""`POST /query` of a real cluster, through leader and follower."""
 
 from collections.abc import AsyncGenerator
 from pathlib import Path
@@ -41,7 +41,7 @@ async def test_a_query_is_answered_by_the_machine(cluster: RunningCluster, at: s
 
 
 @EVERYWHERE
-async def test_the_askednull_asks_for_the_whole_state(cluster: RunningCluster, at: str) -> None:
+async def test_a_null_request_asks_for_the_whole_state(cluster: RunningCluster, at: str) -> None:
     assert (await query(cluster, at, None)).document["answer"] == ["first", "second"]
 
 
@@ -65,7 +65,7 @@ async def test_a_query_that_the_machine_refuses_is_422(cluster: RunningCluster, 
 
 @EVERYWHERE
 @pytest.mark.parametrize("asked", ["fail", "unsendable"])
-async def test_a_query_that_the_machine_fails_at_is_named_as_that_and_stops_nothing(
+async def test_a_query_on_which_the_machine_fails_is_500_and_stops_nothing(
     cluster: RunningCluster, at: str, asked: str
 ) -> None:
     for accept in (JSON, MSGPACK):
@@ -90,7 +90,7 @@ async def test_a_query_that_the_machine_fails_at_is_named_as_that_and_stops_noth
         (b'{"request": "' + b"x" * (1 << 20) + b'"}', JSON, 413, "limit-exceeded"),
     ],
 )
-async def test_a_query_that_is_none_is_refused(
+async def test_a_malformed_query_is_refused(
     cluster: RunningCluster, at: str, body: bytes, content_type: str, status: int, problem: str
 ) -> None:
     reply = await cluster.ask(at, "POST", "/query", body, content_type)
@@ -100,7 +100,7 @@ async def test_a_query_that_is_none_is_refused(
 
 @EVERYWHERE
 @pytest.mark.parametrize("parameters", ["?consistency=sometimes", "?max_lag=1", "?consistency=local&max_lag=x", "?a=1"])
-async def test_a_query_of_no_known_consistency_is_malformed(cluster: RunningCluster, at: str, parameters: str) -> None:
+async def test_a_query_of_unknown_consistency_is_malformed(cluster: RunningCluster, at: str, parameters: str) -> None:
     reply = await query(cluster, at, None, parameters)
 
     assert (reply.status, reply.problem) == (400, "malformed")

@@ -1,4 +1,4 @@
-"""Ranges of a real cluster, through leader and follower alike: waiting at the end, shards, kinds, long frames."""
+"""Ranges of a real cluster, from leader and follower: long polls, shards, kinds, long frames."""
 
 import asyncio
 from collections.abc import AsyncGenerator
@@ -48,7 +48,7 @@ async def end_of(cluster: RunningCluster, at: str) -> int:
 
 
 async def waiting(cluster: RunningCluster, at: str, query: str, accept: str = NDJSON) -> "asyncio.Task[Reply]":
-    """A request that waits at the end: on return the node has taken it."""
+    """A request that waits at the end of the log; on return the node handles it."""
     places = cluster.nodes[at].runner.app
     assert places is not None
     before = len(places[API].long_polls)
@@ -124,7 +124,7 @@ async def test_a_reader_that_waits_in_vain_gets_nothing_and_the_same_index(clust
 
 
 @EVERYWHERE
-async def test_nobody_waits_for_what_is_there_or_for_an_empty_range(cluster: RunningCluster, at: str) -> None:
+async def test_a_range_that_is_there_or_empty_is_answered_at_once(cluster: RunningCluster, at: str) -> None:
     first = await append(cluster, 1, 2)
     end = await end_of(cluster, at)
 
@@ -162,7 +162,7 @@ async def test_a_reader_ahead_of_the_end_waits_for_its_index(cluster: RunningClu
 
 
 @EVERYWHERE
-async def test_shards_are_parts_of_the_log_that_make_the_whole(cluster: RunningCluster, at: str) -> None:
+async def test_the_shards_together_are_the_whole_log(cluster: RunningCluster, at: str) -> None:
     first = await append(cluster, *range(10))
     end = await end_of(cluster, at)
 
@@ -175,7 +175,7 @@ async def test_shards_are_parts_of_the_log_that_make_the_whole(cluster: RunningC
 
 
 @EVERYWHERE
-async def test_a_waiting_reader_of_a_shard_sleeps_through_the_other_shards(cluster: RunningCluster, at: str) -> None:
+async def test_a_waiting_reader_of_a_shard_ignores_the_other_shards(cluster: RunningCluster, at: str) -> None:
     end = await end_of(cluster, at)
     shard = (end + 2) % 4
 
@@ -188,7 +188,7 @@ async def test_a_waiting_reader_of_a_shard_sleeps_through_the_other_shards(clust
 
 
 @EVERYWHERE
-async def test_an_empty_range_of_a_shard_says_where_to_go_on(cluster: RunningCluster, at: str) -> None:
+async def test_an_empty_range_of_a_shard_says_where_the_next_begins(cluster: RunningCluster, at: str) -> None:
     first = await append(cluster, "a", "b")
     await end_of(cluster, at)
 
@@ -198,7 +198,7 @@ async def test_an_empty_range_of_a_shard_says_where_to_go_on(cluster: RunningClu
 
 
 @EVERYWHERE
-async def test_system_records_are_shown_to_who_asks_for_all_kinds(cluster: RunningCluster, at: str) -> None:
+async def test_system_records_are_shown_with_kinds_all(cluster: RunningCluster, at: str) -> None:
     reply = await cluster.ask(at, "GET", "/records?from=0&to=2&kinds=all")
     packed = await cluster.ask(at, "GET", "/records?from=0&to=2&kinds=all", headers={"Accept": MSGPACK})
     raw = await cluster.ask(at, "GET", "/records?from=0&to=2&kinds=all", headers={"Accept": RAW_FRAMES})
@@ -247,7 +247,7 @@ async def test_as_many_shards_as_the_limit_are_fine_and_raw_frames_have_none(clu
     assert (raw.status, raw.problem) == (400, "malformed")
 
 
-async def test_as_many_readers_as_the_limit_wait_and_one_more_is_told_to_come_back(
+async def test_as_many_readers_as_the_limit_wait_and_one_more_is_overloaded(
     cluster: RunningCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(waiting_of(cluster, "n3"), "_limit", 3)
@@ -281,7 +281,7 @@ async def test_a_reader_that_hung_up_gives_its_place_to_the_next(
     assert (reply.status, reply.headers["Quire-Next-Index"]) == (200, str(end))
 
 
-async def test_a_node_that_stops_lets_its_waiting_readers_go(tmp_path: Path) -> None:
+async def test_a_node_that_stops_releases_its_waiting_readers(tmp_path: Path) -> None:
     async with running_cluster(tmp_path, count=1) as one:
         end = await end_of(one, "n1")
         reader = await waiting(one, "n1", f"from={end}&wait_ms=60000")

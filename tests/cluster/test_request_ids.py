@@ -1,4 +1,4 @@
-"""A request's name: in its answer, in its problem, in each log line about it, on both sides of the hop."""
+"""A request's id: in its response, its problem, and each log line about it, on both sides of the hop."""
 
 from collections.abc import AsyncGenerator
 from typing import Any
@@ -32,7 +32,7 @@ async def cluster(tmp_path_factory: pytest.TempPathFactory) -> AsyncGenerator[Ru
 
 @pytest.fixture(autouse=True)
 def _nothing_kept_back(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What one test logs keeps nothing of another's back."""
+    """A fresh log, so that one test's warnings do not suppress another's."""
     monkeypatch.setattr(app, "rate_limited", RateLimitedLog(structlog.get_logger(app.__name__)))
 
 
@@ -41,7 +41,7 @@ def commands(*values: Any) -> bytes:
 
 
 @EVERYWHERE
-async def test_every_answer_has_a_name_of_its_own(cluster: RunningCluster, at: str) -> None:
+async def test_every_response_has_its_own_id(cluster: RunningCluster, at: str) -> None:
     names = set()
     for method, path in [("POST", "/commands"), ("GET", "/status"), ("GET", "/state"), ("GET", "/nowhere")] * 2:
         names.add((await cluster.ask(at, method, path)).headers[REQUEST_ID])
@@ -51,7 +51,7 @@ async def test_every_answer_has_a_name_of_its_own(cluster: RunningCluster, at: s
 
 @EVERYWHERE
 @pytest.mark.parametrize("given", ["order-17", "a:b_c.D-9", LONGEST])
-async def test_a_caller_s_own_name_is_kept(cluster: RunningCluster, at: str, given: str) -> None:
+async def test_a_caller_s_own_id_is_kept(cluster: RunningCluster, at: str, given: str) -> None:
     good = await cluster.ask(at, "POST", "/commands", commands("x"), JSON, {REQUEST_ID: given})
     bad = await cluster.ask(at, "POST", "/commands", commands("no x"), JSON, {REQUEST_ID: given})
 
@@ -61,7 +61,7 @@ async def test_a_caller_s_own_name_is_kept(cluster: RunningCluster, at: str, giv
 
 @EVERYWHERE
 @pytest.mark.parametrize("given", ["", "two words", 'quo"te', "\u00e4", LONGEST + "a"])
-async def test_a_name_that_is_no_good_is_replaced(cluster: RunningCluster, at: str, given: str) -> None:
+async def test_an_id_that_is_unsafe_is_replaced(cluster: RunningCluster, at: str, given: str) -> None:
     reply = await cluster.ask(at, "POST", "/commands", commands("x"), JSON, {REQUEST_ID: given})
 
     assert reply.status == 200
@@ -69,7 +69,7 @@ async def test_a_name_that_is_no_good_is_replaced(cluster: RunningCluster, at: s
 
 
 @EVERYWHERE
-async def test_a_failure_is_logged_under_the_name_where_it_happened(cluster: RunningCluster, at: str) -> None:
+async def test_a_failure_is_logged_with_the_id_where_it_happened(cluster: RunningCluster, at: str) -> None:
     with capture_logs(processors=[merge_contextvars]) as lines:
         reply = await cluster.ask(at, "POST", "/commands", commands("check fails"), JSON, {REQUEST_ID: f"order-{at}"})
 
@@ -79,7 +79,7 @@ async def test_a_failure_is_logged_under_the_name_where_it_happened(cluster: Run
 
 
 @EVERYWHERE
-async def test_a_request_that_is_answered_leaves_no_line(cluster: RunningCluster, at: str) -> None:
+async def test_a_successful_request_is_not_logged(cluster: RunningCluster, at: str) -> None:
     with capture_logs() as lines:
         await cluster.commands(at, "quiet")
         await cluster.ask(at, "GET", "/records?from=0&wait_ms=1000")
@@ -101,7 +101,7 @@ async def test_a_slow_request_is_logged_but_one_that_waits_on_purpose_is_not(
     assert line["took_s"] >= 0
 
 
-async def test_a_line_of_a_kind_comes_once_in_its_time_and_says_how_many_it_stands_for() -> None:
+async def test_a_warning_of_a_kind_is_logged_once_per_interval_with_the_number_dropped() -> None:
     limited, unlimited = RateLimitedLog(structlog.get_logger(), 3600), RateLimitedLog(structlog.get_logger(), 0)
     with capture_logs() as lines:
         for number in range(3):
@@ -118,7 +118,7 @@ async def test_a_line_of_a_kind_comes_once_in_its_time_and_says_how_many_it_stan
 
 
 @EVERYWHERE
-async def test_a_stream_s_problem_bears_its_name(cluster: RunningCluster, at: str) -> None:
+async def test_a_stream_s_problem_has_its_request_id(cluster: RunningCluster, at: str) -> None:
     url = f"http://{cluster.address(at)}/commands/stream?session=1"
     async with cluster.session.ws_connect(url, headers={REQUEST_ID: "stream-1"}) as socket:
         await socket.send_bytes(pack([1, []]))

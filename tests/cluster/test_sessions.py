@@ -1,4 +1,4 @@
-"""Sessions over HTTP, through leader and follower alike: opened, used again and again, executed once."""
+"""Sessions over HTTP, through leader and follower: a repeated command is executed once."""
 
 from collections.abc import AsyncGenerator
 from typing import Any
@@ -46,9 +46,7 @@ async def test_a_new_session_begins_at_sequence_one(cluster: RunningCluster, at:
 
 
 @EVERYWHERE
-async def test_a_command_that_is_sent_again_is_answered_again_and_executed_once(
-    cluster: RunningCluster, at: str
-) -> None:
+async def test_a_repeated_command_is_answered_again_and_executed_once(cluster: RunningCluster, at: str) -> None:
     session = (await opened(cluster, at))["session"]
     before = await state(cluster)
 
@@ -81,7 +79,9 @@ async def test_a_sequence_that_is_not_the_next_executes_nothing(
 
 
 @EVERYWHERE
-async def test_a_name_that_is_opened_again_goes_on_and_fences_the_old_holder(cluster: RunningCluster, at: str) -> None:
+async def test_reopening_a_name_continues_its_sequence_and_fences_the_old_session(
+    cluster: RunningCluster, at: str
+) -> None:
     old = await opened(cluster, at, f"billing-{at}")
     done = await send(cluster, at, old["session"], 1, ["add", 5])
     before = await state(cluster)
@@ -115,9 +115,7 @@ async def test_a_closed_session_is_unknown(cluster: RunningCluster, at: str) -> 
 
 
 @EVERYWHERE
-async def test_a_record_that_is_appended_again_under_its_sequence_stands_once_in_the_state(
-    cluster: RunningCluster, at: str
-) -> None:
+async def test_a_repeated_append_under_its_sequence_is_in_the_state_once(cluster: RunningCluster, at: str) -> None:
     session = (await opened(cluster, at))["session"]
     before = await state(cluster)
     headers = {"Quire-Session": str(session), "Quire-Sequence": "1"}
@@ -143,9 +141,7 @@ async def test_a_record_that_is_appended_again_under_its_sequence_stands_once_in
         {"Quire-Sesion": "5"},
     ],
 )
-async def test_headers_that_name_no_place_are_malformed(
-    cluster: RunningCluster, at: str, headers: dict[str, str]
-) -> None:
+async def test_malformed_session_headers_are_refused(cluster: RunningCluster, at: str, headers: dict[str, str]) -> None:
     before = await state(cluster)
 
     reply = await cluster.ask(at, "POST", "/commands", b'{"commands": [["add", 1]]}', JSON, headers)

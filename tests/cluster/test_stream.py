@@ -1,4 +1,4 @@
-"""`/commands/stream`, through leader and follower alike."""
+"""`/commands/stream`, through leader and follower."""
 
 import asyncio
 from collections.abc import AsyncGenerator

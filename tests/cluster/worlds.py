@@ -1,4 +1,4 @@
-"""Clusters in every state in which a call has an answer of its own, and what brings a running one into such a state."""
+"""Clusters in every state in which a call has its own answer, and what brings a running cluster into such a state."""
 
 import errno
 import os
@@ -24,7 +24,7 @@ Values = Mapping[str, str]
 Condition = Callable[[RunningCluster, str], AbstractAsyncContextManager[Values]]
 
 
-# Whole clusters. Each is a real one of three nodes that n1 leads, but for what is said.
+# Whole clusters. Each has three real nodes and n1 leads, unless its docstring says otherwise.
 
 SEGMENT_BYTES = 1 << 16
 HASTY_MS = 500
@@ -52,7 +52,7 @@ async def moody(folder: Path) -> AsyncGenerator[RunningCluster, None]:
 
 @asynccontextmanager
 async def failed(folder: Path) -> AsyncGenerator[RunningCluster, None]:
-    """On every node the machine has stopped: its apply raised something else than Refused."""
+    """On every node applying has stopped: the machine's apply raised an error other than Refused."""
     async with running_cluster(folder, machine=MOODY, election_timeout_ms=PATIENT_MS) as cluster:
         await cluster.ask("n1", "POST", "/commands", orjson.dumps({"commands": ["apply fails"]}), JSON)
         for node_id in cluster.nodes:
@@ -63,7 +63,7 @@ async def failed(folder: Path) -> AsyncGenerator[RunningCluster, None]:
 
 @asynccontextmanager
 async def headless(folder: Path) -> AsyncGenerator[RunningCluster, None]:
-    """n2 is left alone, and knows it."""
+    """n2 is alone, and knows it."""
     async with running_cluster(folder) as cluster:
         await cluster.stop("n1")
         await cluster.stop("n3")
@@ -82,7 +82,7 @@ async def cut(folder: Path) -> AsyncGenerator[RunningCluster, None]:
 
 @asynccontextmanager
 async def alone(folder: Path) -> AsyncGenerator[RunningCluster, None]:
-    """The leader is alone, does not know it yet, and holds a record that no majority holds."""
+    """The leader is alone, does not know it yet, and has a record that is not committed."""
     async with running_cluster(folder, election_timeout_ms=PATIENT_MS, request_timeout_ms=100) as cluster:
         await cluster.stop("n2")
         await cluster.stop("n3")
@@ -105,7 +105,7 @@ async def forming(folder: Path) -> AsyncGenerator[RunningCluster, None]:
 
 @asynccontextmanager
 async def rotten(folder: Path) -> AsyncGenerator[RunningCluster, None]:
-    """On every node the bytes of the last record have changed on the disk, long after it was read."""
+    """On every node the last record's bytes on disk are corrupt."""
     async with running_cluster(folder, machine="log", election_timeout_ms=PATIENT_MS) as cluster:
         last = (await cluster.ask("n1", "POST", "/records", b'"rotten soon"', JSON)).document["write_index"]
         for node_id in cluster.nodes:
@@ -141,7 +141,7 @@ class Worlds:
         await self._open.aclose()
 
 
-# What is done to a world for one call. Each gives what the call's path and headers name.
+# Conditions: what is done to a world for one call. Each gives the values for the names in the call's path and headers.
 
 
 @asynccontextmanager
@@ -150,7 +150,7 @@ async def nothing(cluster: RunningCluster, at: str) -> AsyncGenerator[Values, No
 
 
 async def _done(cluster: RunningCluster, path: str, body: bytes, headers: Mapping[str, str] | None = None) -> Reply:
-    """The answer to a write that may be sent twice, and is where a busy machine took longer than the deadline."""
+    """The answer to a write that may be repeated, as it is if a busy machine took longer than the deadline."""
     while (reply := await cluster.ask("n1", "POST", path, body, JSON, headers)).status == 504:
         pass
     assert reply.status == 200, reply
@@ -159,7 +159,7 @@ async def _done(cluster: RunningCluster, path: str, body: bytes, headers: Mappin
 
 @asynccontextmanager
 async def a_session(cluster: RunningCluster, at: str) -> AsyncGenerator[Values, None]:
-    """A session of which one command is done."""
+    """A session with one executed command."""
     session = str((await _done(cluster, "/sessions", b"{}")).document["session"])
     await _done(cluster, "/commands", b'{"commands": [["add", 0]]}', {"Quire-Session": session, "Quire-Sequence": "1"})
     yield {"session": session}
@@ -167,7 +167,7 @@ async def a_session(cluster: RunningCluster, at: str) -> AsyncGenerator[Values, 
 
 @asynccontextmanager
 async def a_record(cluster: RunningCluster, at: str) -> AsyncGenerator[Values, None]:
-    """A record that the asked node shows."""
+    """A record that is visible on the asked node."""
     index = (await cluster.ask("n1", "GET", "/index_bounds")).document["highest_index"] - 1
     await cluster.ask(at, "GET", f"/records?from={index}&kinds=all&wait_ms=10000")
     yield {"index": str(index), "next": str(index + 1)}
@@ -175,7 +175,7 @@ async def a_record(cluster: RunningCluster, at: str) -> AsyncGenerator[Values, N
 
 @asynccontextmanager
 async def overloaded(cluster: RunningCluster, at: str) -> AsyncGenerator[Values, None]:
-    """As many writes wait for the writer as may."""
+    """As many writes as the limit wait for the writer."""
     async with a_session(cluster, at) as values:
         with conditions.core_limits(cluster, waiting_requests=0):
             yield values
@@ -183,19 +183,19 @@ async def overloaded(cluster: RunningCluster, at: str) -> AsyncGenerator[Values,
 
 @asynccontextmanager
 async def held(cluster: RunningCluster, at: str) -> AsyncGenerator[Values, None]:
-    """The leader appends nothing, and nobody has long to wait for it."""
+    """The leader appends nothing, and requests time out soon."""
     async with a_session(cluster, at) as values:
         with conditions.held(cluster), pytest.MonkeyPatch.context() as patch:
             for running in cluster.nodes.values():
                 hasty = running.node.config.model_copy(update={"request_timeout_ms": HASTY_MS})
                 patch.setattr(running.node, "config", hasty)
             yield values
-        await cluster.commands("n1", ["add", 0])  # What was held is written before it.
+        await cluster.commands("n1", ["add", 0])  # The held writes are written before it.
 
 
 @asynccontextmanager
 async def no_reads(cluster: RunningCluster, at: str) -> AsyncGenerator[Values, None]:
-    """As many reads wait for their proof as may."""
+    """As many reads as the limit wait for a majority's confirmation."""
     async with a_session(cluster, at) as values:
         with conditions.core_limits(cluster, reads_waiting=0):
             yield values
@@ -203,7 +203,7 @@ async def no_reads(cluster: RunningCluster, at: str) -> AsyncGenerator[Values, N
 
 @asynccontextmanager
 async def stopping(cluster: RunningCluster, at: str) -> AsyncGenerator[Values, None]:
-    """The leader is about to stop."""
+    """The leader is stopping."""
     async with a_session(cluster, at) as values:
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(cluster.nodes["n1"].node, "stopping", True)
@@ -212,7 +212,7 @@ async def stopping(cluster: RunningCluster, at: str) -> AsyncGenerator[Values, N
 
 @asynccontextmanager
 async def full_disk(cluster: RunningCluster, at: str) -> AsyncGenerator[Values, None]:
-    """The next frame needs another segment, for which no disk has room."""
+    """The next frame needs another segment, and no disk has room for it."""
 
     def full(descriptor: int, begin: int, length: int) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
@@ -226,7 +226,7 @@ async def full_disk(cluster: RunningCluster, at: str) -> AsyncGenerator[Values, 
 
 @asynccontextmanager
 async def no_room_for_sessions(cluster: RunningCluster, at: str) -> AsyncGenerator[Values, None]:
-    """As many sessions are open as may, on every node."""
+    """As many sessions as the limit are open, on every node."""
     with pytest.MonkeyPatch.context() as patch:
         for running in cluster.nodes.values():
             patch.setattr(running.node.components.applying.applier.sessions, "max_sessions", 0)
@@ -235,7 +235,7 @@ async def no_room_for_sessions(cluster: RunningCluster, at: str) -> AsyncGenerat
 
 @asynccontextmanager
 async def no_places(cluster: RunningCluster, at: str) -> AsyncGenerator[Values, None]:
-    """As many wait, and as many streams are open, as may."""
+    """As many long polls and streams as the limits are open."""
     app = cluster.nodes[at].runner.app
     assert app is not None
     with pytest.MonkeyPatch.context() as patch:
@@ -246,7 +246,7 @@ async def no_places(cluster: RunningCluster, at: str) -> AsyncGenerator[Values, 
 
 @asynccontextmanager
 async def crowded(cluster: RunningCluster, at: str) -> AsyncGenerator[Values, None]:
-    """As many connections are open as may, and the caller's is one more."""
+    """As many connections as the limit are open, and the caller's is one more."""
     async with a_record(cluster, at) as record, a_session(cluster, at) as session:
         app = cluster.nodes[at].runner.app
         assert app is not None
@@ -258,7 +258,7 @@ async def crowded(cluster: RunningCluster, at: str) -> AsyncGenerator[Values, No
 
 
 def in_the_mood(mood: str) -> Condition:
-    """The machine answers queries so, on the asked node, too."""
+    """The machine answers queries in this mood, on the asked node, too."""
 
     @asynccontextmanager
     async def condition(cluster: RunningCluster, at: str) -> AsyncGenerator[Values, None]:

@@ -1,4 +1,4 @@
-"""Kinds of malformed requests, of which hypothesis makes as many as asked for."""
+"""Kinds of malformed requests; hypothesis generates examples of each."""
 
 import json
 import re
@@ -36,7 +36,7 @@ def with_header(names: SearchStrategy[str], values: SearchStrategy[str], **more:
 
 
 def get(path: str, texts: SearchStrategy[str]) -> Asks:
-    """GET requests, with a text where the path has {}."""
+    """GET requests with a text in place of the {} in the path."""
     return texts.map(lambda text: Ask("GET", path.format(quote(text, safe=""))))
 
 
@@ -115,16 +115,16 @@ def refused(says: str, commands: SearchStrategy[Any]) -> Many:
 
 
 GENERATED = [
-    malformed("JSON that is cut anywhere", post(cut(AS_JSON, len(AS_JSON)))),
-    malformed("msgpack that is cut anywhere", post(cut(AS_MSGPACK, len(AS_MSGPACK)), MSGPACK)),
-    malformed("msgpack with anything behind it", post(st.binary(min_size=1).map(AS_MSGPACK.__add__), MSGPACK)),
-    malformed("lines of which the last is cut", post(cut(AS_LINES, 10), NDJSON)),
-    malformed("bytes that are no JSON", post(st.binary().filter(lambda data: not is_json(data)))),
+    malformed("JSON that is truncated anywhere", post(cut(AS_JSON, len(AS_JSON)))),
+    malformed("msgpack that is truncated anywhere", post(cut(AS_MSGPACK, len(AS_MSGPACK)), MSGPACK)),
+    malformed("msgpack with bytes after it", post(st.binary(min_size=1).map(AS_MSGPACK.__add__), MSGPACK)),
+    malformed("lines of which the last is truncated", post(cut(AS_LINES, 10), NDJSON)),
+    malformed("bytes that are not JSON", post(st.binary().filter(lambda data: not is_json(data)))),
     malformed(
-        "JSON that is no map of commands",
+        "JSON that is not a map of commands",
         post(VALUES.filter(lambda value: not is_batch(value)).map(lambda value: json.dumps(value).encode())),
     ),
-    malformed("commands beside another key", post(other_than(WORDS, "commands").map(beside))),
+    malformed("commands and another key", post(other_than(WORDS, "commands").map(beside))),
     malformed("an integer above 64 bits", commanding(BEYOND.map(lambda number: ["add", number]))),
     malformed("an integer below 64 bits", commanding(BEYOND.map(lambda number: ["add", -number]))),
     malformed(
@@ -134,7 +134,7 @@ GENERATED = [
     malformed("lists more than 32 deep", post(st.integers(33, 5000).map(nested))),
     malformed("a map with a key twice", post(WORDS.map(twice))),
     malformed("half a surrogate pair", post(st.integers(0xD800, 0xDFFF).map(half_a_pair))),
-    malformed("text that is no UTF-8", post(WORDS.map(no_text))),
+    malformed("text that is not UTF-8", post(WORDS.map(no_text))),
     malformed(
         "a reserved ext type",
         post(st.builds(ExtType, st.integers(0, 15), st.binary()).map(lambda ext: pack([ext])), MSGPACK, "/records"),
@@ -146,19 +146,19 @@ GENERATED = [
             other_than(WORDS, "session", "sequence", "forwarded", "request-id").map("Quire-{}".format), st.just("1")
         ),
     ),
-    malformed("a `from` that is no number", get("/records?from={}", NO_INDEX)),
-    malformed("a `wait_ms` that is no number", get("/records?wait_ms={}", NO_INDEX)),
+    malformed("a `from` that is not a number", get("/records?from={}", NO_INDEX)),
+    malformed("a `wait_ms` that is not a number", get("/records?wait_ms={}", NO_INDEX)),
     malformed(
-        "a `shard` that is none", get("/records?shard={}", no_match(NO_INDEX, re.compile("[0-9]+/[0-9]+").match))
+        "a `shard` that is not i/n", get("/records?shard={}", no_match(NO_INDEX, re.compile("[0-9]+/[0-9]+").match))
     ),
-    malformed("an index that is no number", get("/records/{}", NO_SEGMENT)),
+    malformed("an index that is not a number", get("/records/{}", NO_SEGMENT)),
     malformed("an index beyond 64 bits", get("/records/{}", BEYOND.map(str))),
-    malformed("a session that is no number", get("/sessions/{}", NO_SEGMENT)),
+    malformed("a session that is not a number", get("/sessions/{}", NO_SEGMENT)),
     malformed(
         "an unknown consistency", get("/state?consistency={}", other_than(WORDS, "linearizable", "leader", "local"))
     ),
     malformed(
-        "a `Quire-Sequence` that is no number",
+        "a `Quire-Sequence` that is not a number",
         with_header(
             st.just("Quire-Sequence"),
             no_match(st.text("0123456789.-+ex", min_size=1, max_size=9), is_index),
@@ -166,18 +166,18 @@ GENERATED = [
         ),
     ),
     unsupported(
-        "a foreign content type",
+        "an unsupported content type",
         other_than(WORDS.map("application/{}".format), JSON, MSGPACK, NDJSON, OCTETS).flatmap(
             lambda name: post(st.just(ADD), name)
         ),
     ),
     unsupported("a content encoding", with_header(st.just("Content-Encoding"), other_than(WORDS, "identity"))),
     refused("an unknown operation", other_than(WORDS, "add", "sub", "mul", "div").map(lambda name: [name, 3])),
-    refused("an operand that is no number", no_match(st.text(), OPERAND.fullmatch).map(lambda text: ["add", text])),
+    refused("an operand that is not a number", no_match(st.text(), OPERAND.fullmatch).map(lambda text: ["add", text])),
     refused("a division by zero", st.sampled_from([0, "0", "-0", "0.00", "0e99"]).map(lambda zero: ["div", zero])),
     Many("an unknown route", get("/{}", other_than(WORDS, "peer", *ROUTES)), 404, "http"),
     Many(
-        "a method that the call has not",
+        "a method that the route does not have",
         st.tuples(
             st.sampled_from(["PUT", "PATCH", "DELETE", "OPTIONS"]), st.sampled_from(ROUTES).map("/{}".format)
         ).map(lambda found: Ask(*found)),

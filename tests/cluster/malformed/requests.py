@@ -1,4 +1,4 @@
-"""Requests that are proper HTTP, and wrong."""
+"""Requests that are valid HTTP, but malformed."""
 
 import json
 
@@ -23,7 +23,7 @@ def bad(content_type: str | None, body: bytes | None, status: int = 400, problem
 
 
 def refused(*values: object) -> Case:
-    """Commands that the machine arithmetic refuses."""
+    """Commands that the arithmetic machine refuses."""
     return bad(JSON, commands(*values), 422, "commands-refused")
 
 
@@ -37,7 +37,7 @@ def get(path: str, status: int = 400, problem: str = "malformed") -> Case:
 
 
 def expecting(index: str, status: int = 400, problem: str = "malformed") -> Case:
-    """A record that is to stand at an index."""
+    """A record with an expected index."""
     return Case(Ask("POST", f"/records?index={index}", JSON, b'["add", 3]'), status, problem)
 
 
@@ -86,8 +86,8 @@ FORMS = [
     bad(JSON, b"{'commands': [['add', 3]]}"),
     bad(JSON, b"\xef\xbb\xbf" + ADD),
     bad(JSON, ADD.decode().encode("utf-16")),
-    Case(Ask("POST", "/commands", JSON, f'{{"commands": [{DEEP}]}}'.encode()), 400, "malformed", "40 lists in a list"),
-    Case(Ask("POST", "/commands", JSON, b"[" * 100_000), 400, "malformed", "100,000 times `[`"),
+    Case(Ask("POST", "/commands", JSON, f'{{"commands": [{DEEP}]}}'.encode()), 400, "malformed", "40 nested lists"),
+    Case(Ask("POST", "/commands", JSON, b"[" * 100_000), 400, "malformed", "`[` 100,000 times"),
     bad(NDJSON, b""),
     bad(NDJSON, b"\n"),
     bad(NDJSON, b'["add", 3]\n["add"'),
@@ -104,10 +104,13 @@ FORMS = [
     bad(MSGPACK, pack({"commands": [["add", ExtType(1, b"")]]})),
     bad(MSGPACK, b"\x81\xa8commands\x91\x92\xa3add\xa1\xff"),
     bad(MSGPACK, b"\x81\xa8commands\x91\x81\x90\x01"),
+    Case(Ask("POST", "/commands", MSGPACK, b"\x91" * 5000), 400, "malformed", "5,000 nested list headers"),
     Case(
-        Ask("POST", "/commands", MSGPACK, b"\x91" * 5000), 400, "malformed", "5,000 heads of a list, one in the other"
+        Ask("POST", "/commands", MSGPACK, b"\xdd\xff\xff\xff\xff"),
+        400,
+        "malformed",
+        "the header of a list of 2^32 - 1 items",
     ),
-    Case(Ask("POST", "/commands", MSGPACK, b"\xdd\xff\xff\xff\xff"), 400, "malformed", "the head of 2^32 - 1 items"),
 ]
 
 TYPES = [
@@ -224,7 +227,7 @@ READS = [
     get("/state?at=5"),
     other("POST", "/query", b"{}"),
     other("POST", "/query", b'{"request": null, "more": 1}'),
-    other("POST", "/query", b"[" * 2000, says="2,000 times `[`"),
+    other("POST", "/query", b"[" * 2000, says="`[` 2,000 times"),
     get("/status?x=1"),
     get("/cluster?x=1"),
     get("/healthz?x=1"),
@@ -246,7 +249,7 @@ READS = [
 ]
 
 OPERATIONS = [
-    other("POST", "/admin/members", b"", says="`POST /admin/members` without a body"),
+    other("POST", "/admin/members", b""),
     other("POST", "/admin/members", b"{}"),
     other("POST", "/admin/members", b"{"),
     other("POST", "/admin/members", b'"n3"'),

@@ -1,4 +1,4 @@
-"""Bytes that are no proper HTTP, or no proper WebSocket."""
+"""Bytes that are not valid HTTP, or not a valid WebSocket."""
 
 import struct
 
@@ -18,7 +18,7 @@ CONTINUED, TEXT, BINARY, CLOSE, PING = 0, 1, 2, 8, 9
 
 
 def wrong(says: str, *pieces: bytes) -> Raw:
-    """What cannot be read as HTTP."""
+    """Input that cannot be read as HTTP."""
     return Raw(says, pieces, 400, "malformed")
 
 
@@ -45,7 +45,7 @@ BODIES = [
     wrong("`Content-Length: 1.5`", sized(b"1.5")),
     wrong("`Content-Length: +26`", sized(b"+26")),
     wrong("`Content-Length: 0x1a`", sized(b"0x1a")),
-    wrong("`Content-Length:` and nothing", sized(b"")),
+    wrong("`Content-Length:` without a value", sized(b"")),
     wrong("`Content-Length:` of 23 digits", sized(b"9" * 23)),
     wrong("`Content-Length: 26` twice", sized(b"26\r\nContent-Length: 26")),
     wrong("`Content-Length: 26` and `Content-Length: 3`", sized(b"26\r\nContent-Length: 3")),
@@ -54,8 +54,8 @@ BODIES = [
     wrong("a chunk of `zz` bytes", CHUNKED + b"zz\r\n"),
     wrong("a chunk of `-5` bytes", CHUNKED + b"-5\r\nhello\r\n0\r\n\r\n"),
     wrong("a chunk of more than 2^64 bytes", CHUNKED + b"f" * 18 + b"\r\n{"),
-    wrong("a chunk that is longer than it says", CHUNKED + b"2\r\n{}xx0\r\n\r\n"),
-    Raw("a body of 1 MiB and a byte in chunks", (CHUNKED, b"100001\r\n" + bytes((1 << 20) + 1)), 413, "limit-exceeded"),
+    wrong("a chunk that is longer than its size", CHUNKED + b"2\r\n{}xx0\r\n\r\n"),
+    Raw("a chunked body of 1 MiB and a byte", (CHUNKED, b"100001\r\n" + bytes((1 << 20) + 1)), 413, "limit-exceeded"),
     Raw("`Content-Length` of 9 EiB", (HEAD + b"Content-Length: 9223372036854775807\r\n\r\n",), 413, "limit-exceeded"),
 ]
 
@@ -64,12 +64,12 @@ LINES = [
     wrong("four bytes of binary", b"\x00\x01\x02\x03\r\n\r\n"),
     wrong("the first bytes of TLS", b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + bytes(50)),
     wrong("the preface of HTTP/2", b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"),
-    wrong("a version `HTTP/9.9`", b"GET /index_bounds HTTP/9.9\r\nHost: x\r\n\r\n"),
-    wrong("a version `HTTP/1.1x`", b"GET /index_bounds HTTP/1.1x\r\nHost: x\r\n\r\n"),
-    wrong("a method `G@T`", b"G@T /index_bounds HTTP/1.1\r\nHost: x\r\n\r\n"),
-    wrong("a method `get`", b"get /index_bounds HTTP/1.1\r\nHost: x\r\n\r\n"),
-    wrong("a method `BREW`", b"BREW /index_bounds HTTP/1.1\r\nHost: x\r\n\r\n"),
-    wrong("line feeds alone", b"GET /index_bounds HTTP/1.1\nHost: x\n\n"),
+    wrong("the version `HTTP/9.9`", b"GET /index_bounds HTTP/9.9\r\nHost: x\r\n\r\n"),
+    wrong("the version `HTTP/1.1x`", b"GET /index_bounds HTTP/1.1x\r\nHost: x\r\n\r\n"),
+    wrong("the method `G@T`", b"G@T /index_bounds HTTP/1.1\r\nHost: x\r\n\r\n"),
+    wrong("the method `get`", b"get /index_bounds HTTP/1.1\r\nHost: x\r\n\r\n"),
+    wrong("the method `BREW`", b"BREW /index_bounds HTTP/1.1\r\nHost: x\r\n\r\n"),
+    wrong("line feeds without carriage returns", b"GET /index_bounds HTTP/1.1\nHost: x\n\n"),
     wrong("a path with a space", b"GET /index bounds HTTP/1.1\r\nHost: x\r\n\r\n"),
     wrong("a path of 20,000 bytes", b"GET /records/" + b"9" * 20_000 + b" HTTP/1.1\r\nHost: x\r\n\r\n"),
     wrong("`GET http://x:99999/index_bounds`", b"GET http://x:99999/index_bounds HTTP/1.1\r\nHost: x\r\n\r\n"),
@@ -81,11 +81,11 @@ LINES = [
     header("a header with a space before its colon", b"X : a"),
     header("a header with a control character", b"X: a\x01b"),
     header("a header with a zero byte", b"X: a\x00b"),
-    header("a header that is folded", b"X: a\r\n b"),
+    header("a folded header", b"X: a\r\n b"),
     header("a header whose name is not ASCII", "Ü: a".encode()),
-    header("`Accept` that is not ASCII", b"Accept: \xff"),
-    wrong("`Content-Type` that is not ASCII", sized(b"26").replace(b"/json", b"/json; x=\xff")),
-    wrong("`Quire-Session` that is not ASCII", sized(b"26\r\nQuire-Session: \xff\r\nQuire-Sequence: 1")),
+    header("an `Accept` that is not ASCII", b"Accept: \xff"),
+    wrong("a `Content-Type` that is not ASCII", sized(b"26").replace(b"/json", b"/json; x=\xff")),
+    wrong("a `Quire-Session` that is not ASCII", sized(b"26\r\nQuire-Session: \xff\r\nQuire-Sequence: 1")),
     Raw("`Expect: banana`", (sized(b"26\r\nExpect: banana"),), 417, "in plain text"),
     target(b"/records/\xff"),
     target(b"/records?from=\xff"),
@@ -107,21 +107,21 @@ LINES = [
     Raw("a stream of WebSocket version 99", (shaken(b"13", b"99"),), 400, "http"),
     Raw("a stream without `Sec-WebSocket-Key`", (shaken(b"Sec-WebSocket-Key", b"X"),), 400, "http"),
     Raw("a stream whose key is `xx`", (shaken(b"dGhlIHNhbXBsZSBub25jZQ==", b"xx"),), 400, "http"),
-    Raw("a stream by `POST`", (shaken(b"GET", b"POST"),), 405, "http"),
+    Raw("a stream with `POST`", (shaken(b"GET", b"POST"),), 405, "http"),
 ]
 
 TAKEN = [
     Raw("`GET /index_bounds` without a version", (b"GET /index_bounds\r\n\r\n",), 200),
     Raw("HTTP/1.0 without a `Host`", (b"GET /index_bounds HTTP/1.0\r\n\r\n",), 200),
-    Raw("a `Host` that is no address", (b"GET /index_bounds HTTP/1.1\r\nHost: [::1\r\n\r\n",), 200),
-    Raw("a foreign header that is not ASCII", (GET + b"X: \xff\xfe\r\n\r\n",), 200),
-    Raw("`Quire-Request-Id` that is not ASCII: replaced", (GET + b"Quire-Request-Id: \xff\r\n\r\n",), 200),
-    Raw("a body where none belongs", (GET + b"Content-Length: 5\r\n\r\nhello",), 200),
+    Raw("a `Host` that is not an address", (b"GET /index_bounds HTTP/1.1\r\nHost: [::1\r\n\r\n",), 200),
+    Raw("an unrelated header that is not ASCII", (GET + b"X: \xff\xfe\r\n\r\n",), 200),
+    Raw("a `Quire-Request-Id` that is not ASCII: replaced", (GET + b"Quire-Request-Id: \xff\r\n\r\n",), 200),
+    Raw("a body where none is expected", (GET + b"Content-Length: 5\r\n\r\nhello",), 200),
     Raw("a fragment in the path", (b"GET /index_bounds#x HTTP/1.1\r\nHost: x\r\n\r\n",), 200),
-    Raw("an absolute path", (b"GET http://y/index_bounds HTTP/1.1\r\nHost: x\r\n\r\n",), 200),
+    Raw("an absolute URL", (b"GET http://y/index_bounds HTTP/1.1\r\nHost: x\r\n\r\n",), 200),
     Raw("`Upgrade: h2c`", (GET + b"Upgrade: h2c\r\nConnection: Upgrade\r\n\r\n",), 200),
     Raw(
-        "`Upgrade: websocket` of a call that is none",
+        "`Upgrade: websocket` for a route that is not a stream",
         (GET + b"Upgrade: websocket\r\nConnection: Upgrade\r\n\r\n",),
         200,
     ),
@@ -129,7 +129,7 @@ TAKEN = [
 
 
 def frame(code: int, data: bytes, *, fin: bool = True, reserved: int = 0, length: int | None = None) -> bytes:
-    """A masked WebSocket frame; `length` is what it says of itself, where that is not true."""
+    """A masked WebSocket frame; `length` is what its header claims, if not the truth."""
     said = len(data) if length is None else length
     head = bytes([fin << 7 | reserved << 4 | code])
     if said < 126:
@@ -142,7 +142,7 @@ def frame(code: int, data: bytes, *, fin: bool = True, reserved: int = 0, length
 
 
 def message(says: str, data: bytes, problem: str = "malformed") -> OnStream:
-    """A message that is told what is wrong with it."""
+    """A message that is answered with a problem."""
     return OnStream(says, frame(BINARY, data), 1000, problem)
 
 
@@ -158,50 +158,52 @@ MESSAGES = [
     message("a map", pack({"sequence": 1, "commands": [["add", 0]]})),
     message("a list of three", pack([1, [["add", 0]], 1])),
     message("no commands", pack([1, []])),
-    message("commands that are no list", pack([1, "add"])),
+    message("commands that are not a list", pack([1, "add"])),
     message("a sequence that is text", pack(["1", [["add", 0]]])),
     message("a sequence that is a float", pack([1.0, [["add", 0]]])),
     message("a sequence that is true", pack([True, [["add", 0]]])),
     message("a sequence below 0", pack([-1, [["add", 0]]])),
     message("sequence 0", pack([0, [["add", 0]]]), "sequence-refused"),
-    message("something behind the message", GOOD + b"x"),
-    message("a message that is cut", GOOD[:-1]),
-    message("a list of two with the head of a long one", b"\xdc\x00\x02\x01" + pack([["add", 0]])),
-    message("a sequence that is written longer than needed", b"\x92\xcd\x00\x01" + pack([["add", 0]])),
+    message("bytes after the message", GOOD + b"x"),
+    message("a truncated message", GOOD[:-1]),
+    message("a list of two with the header of a long list", b"\xdc\x00\x02\x01" + pack([["add", 0]])),
+    message("a sequence that is not in its smallest encoding", b"\x92\xcd\x00\x01" + pack([["add", 0]])),
     message("a float that is not finite", pack([1, [["add", float("inf")]]])),
-    message("33 lists in a list", b"\x92\x01\x91" + b"\x91" * 33 + b"\xc0"),
-    message("5,000 lists in a list", b"\x92\x01\x91" + b"\x91" * 5000 + b"\xc0"),
+    message("33 nested lists", b"\x92\x01\x91" + b"\x91" * 33 + b"\xc0"),
+    message("5,000 nested lists", b"\x92\x01\x91" + b"\x91" * 5000 + b"\xc0"),
     message("a reserved ext type", b"\x92\x01\x91\xc7\x01\x05x"),
-    message("text that is no UTF-8", b"\x92\x01\x91\xa1\xff"),
+    message("text that is not UTF-8", b"\x92\x01\x91\xa1\xff"),
     message("a map with a key twice", b"\x92\x01\x91\x82\xa1a\x01\xa1a\x02"),
     message("a map whose key is a list", b"\x92\x01\x91\x81\x90\x01"),
     message("8,193 commands", pack([1, [["add", 0]] * 8193]), "limit-exceeded"),
-    message("what the machine refuses", pack([1, [["div", 0]]]), "commands-refused"),
-    OnStream("a frame of text", frame(TEXT, b"hello"), 1000, "malformed"),
+    message("a command that the machine refuses", pack([1, [["div", 0]]]), "commands-refused"),
+    OnStream("a text frame", frame(TEXT, b"hello"), 1000, "malformed"),
 ]
 FRAMES = [
-    OnStream("a frame of text that is no UTF-8", frame(TEXT, b"\xff\xfe"), 1007),
+    OnStream("a text frame that is not UTF-8", frame(TEXT, b"\xff\xfe"), 1007),
     OnStream("a message of 2 MiB", frame(BINARY, bytes(2 << 20)), 1009),
-    OnStream("a frame that says it has 2^40 bytes", frame(BINARY, b"", length=1 << 40), 1009),
-    OnStream("a frame that says it has 2^63 + 5 bytes", frame(BINARY, b"", length=(1 << 63) + 5), 1009),
+    OnStream("a frame that claims 2^40 bytes", frame(BINARY, b"", length=1 << 40), 1009),
+    OnStream("a frame that claims 2^63 + 5 bytes", frame(BINARY, b"", length=(1 << 63) + 5), 1009),
     OnStream(
-        "twelve frames of 128 KiB that are one message",
+        "twelve frames of 128 KiB that form one message",
         b"".join(frame(CONTINUED if number else BINARY, bytes(1 << 17), fin=False) for number in range(12)),
         1009,
     ),
     OnStream("the first reserved bit", frame(BINARY, GOOD, reserved=4), 1002),
     OnStream("the second reserved bit", frame(BINARY, GOOD, reserved=2), 1002),
-    OnStream("an unknown kind of data", frame(3, GOOD), 1002),
-    OnStream("an unknown kind of control", frame(11, GOOD), 1002),
-    OnStream("the continuation of nothing", frame(CONTINUED, GOOD), 1002),
-    OnStream("text in the middle of a message", frame(BINARY, GOOD[:3], fin=False) + frame(TEXT, GOOD[3:]), 1002),
+    OnStream("an unknown data opcode", frame(3, GOOD), 1002),
+    OnStream("an unknown control opcode", frame(11, GOOD), 1002),
+    OnStream("a continuation without a first frame", frame(CONTINUED, GOOD), 1002),
+    OnStream(
+        "a text frame inside a fragmented message", frame(BINARY, GOOD[:3], fin=False) + frame(TEXT, GOOD[3:]), 1002
+    ),
     OnStream("a ping of 200 bytes", frame(PING, bytes(200)), 1002),
     OnStream("a ping in fragments", frame(PING, b"hi", fin=False), 1002),
-    OnStream("a close of one byte", closing(b"\x03"), 1002),
-    OnStream("a close with code 0", closing(struct.pack(">H", 0)), 1002),
-    OnStream("a close with code 999", closing(struct.pack(">H", 999)), 1002),
-    OnStream("a close with code 1005", closing(struct.pack(">H", 1005)), 1002),
-    OnStream("a close with code 65535", closing(struct.pack(">H", 65535)), 1000),
+    OnStream("a close frame of one byte", closing(b"\x03"), 1002),
+    OnStream("a close frame with code 0", closing(struct.pack(">H", 0)), 1002),
+    OnStream("a close frame with code 999", closing(struct.pack(">H", 999)), 1002),
+    OnStream("a close frame with code 1005", closing(struct.pack(">H", 1005)), 1002),
+    OnStream("a close frame with code 65535", closing(struct.pack(">H", 65535)), 1000),
     OnStream("a close whose reason is no UTF-8", closing(struct.pack(">H", 1000) + b"\xff"), 1007),
     OnStream("a close of 202 bytes", closing(struct.pack(">H", 1000) + bytes(200)), 1002),
     OnStream("a request for something else", GET + b"\r\n", 1002),

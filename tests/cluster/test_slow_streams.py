@@ -1,4 +1,4 @@
-"""Callers of /commands/stream that are slow, stuck, or too many: what they cost, at leader and follower alike."""
+"""Clients of /commands/stream that are slow, stalled, or too many: what they cost a leader and a follower."""
 
 import asyncio
 from collections.abc import AsyncGenerator
@@ -22,9 +22,9 @@ pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 EVERYWHERE = pytest.mark.parametrize("at", ["n1", "n3"])
 DEADLINE_S = 60.0
-COMMANDS, RESULT_BYTES, MESSAGES = 16, 1 << 12, 3200  # The answers come to 200 MiB, if a node makes them all.
-WINDOW_RESULTS_BYTES = SESSION_WINDOW * RESULT_BYTES  # What was taken before the first answer was not.
-SOCKET_BUFFERS_BYTES = 32 << 20  # More than the kernel's, both ways, on both hops.
+COMMANDS, RESULT_BYTES, MESSAGES = 16, 1 << 12, 3200  # The answers are 200 MiB, if a node makes them all.
+WINDOW_RESULTS_BYTES = SESSION_WINDOW * RESULT_BYTES  # Accepted before the first answer was left untaken.
+SOCKET_BUFFERS_BYTES = 32 << 20  # More than the kernel buffers, both ways, on both hops.
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
@@ -89,7 +89,7 @@ async def flooded_by_a_silent_caller(cluster: RunningCluster, at: str) -> int:
 
 
 @EVERYWHERE
-async def test_a_caller_that_takes_no_answers_holds_a_bounded_memory_is_cut_off_and_holds_nobody_up(
+async def test_a_caller_that_takes_no_answers_holds_bounded_memory_and_is_cut_off(
     cluster: RunningCluster, at: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(slow_callers, "STALL_TIMEOUT_S", 1.0)
@@ -138,7 +138,7 @@ async def test_an_answer_is_as_long_as_its_results_are(cluster: RunningCluster, 
 
 
 @EVERYWHERE
-async def test_as_many_streams_as_the_limit_are_open_and_one_more_is_told_to_come_back(
+async def test_as_many_streams_as_the_limit_are_open_and_one_more_is_overloaded(
     cluster: RunningCluster, at: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await none_open(cluster)

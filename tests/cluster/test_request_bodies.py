@@ -1,4 +1,4 @@
-"""Bodies on their way in: what callers that are slow, stuck or too many cost, at leader and follower alike."""
+"""Request bodies of callers that are slow, stalled or too many: what they cost a leader and a follower."""
 
 import asyncio
 from collections.abc import AsyncGenerator, Callable
@@ -50,12 +50,12 @@ def limited(cluster: RunningCluster, monkeypatch: pytest.MonkeyPatch) -> Limited
 
 
 def padded(size: int) -> bytes:
-    """A command of so many bytes."""
+    """A command of `size` bytes."""
     return ADD_0.ljust(size)
 
 
 class Sender:
-    """A caller that sends what it is told to, and looks at the answer when it is told to."""
+    """A caller that sends and reads step by step."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._reader = reader
@@ -66,7 +66,7 @@ class Sender:
         await self._writer.drain()
 
     async def answer(self) -> bytes:
-        """The line with the status; nothing where the connection was cut."""
+        """The status line; empty if the connection was cut."""
         async with asyncio.timeout(DEADLINE_S):
             try:
                 return await self._reader.readline()
@@ -78,7 +78,7 @@ class Sender:
 
 
 async def sender(cluster: RunningCluster, at: str, sends: bytes, of: int) -> Sender:
-    """A caller that has sent so much of a body."""
+    """A caller that has sent a part of a body of `of` bytes."""
     made = Sender(*await asyncio.open_connection(*host_and_port(cluster.address(at))))
     await made.send(HEAD + b"Content-Length: %d\r\n\r\n" % of + sends)
     return made
@@ -91,7 +91,7 @@ async def holds(cluster: RunningCluster, bodies: RequestBodyLimit, held_bytes: i
 
 
 @EVERYWHERE
-async def test_bodies_may_be_as_long_together_as_the_limit_and_no_longer(
+async def test_all_bodies_together_may_be_as_long_as_the_limit_and_no_longer(
     cluster: RunningCluster, limited: Limited, at: str
 ) -> None:
     bodies = limited(at)
@@ -113,7 +113,7 @@ async def test_bodies_may_be_as_long_together_as_the_limit_and_no_longer(
 
 
 @EVERYWHERE
-async def test_who_sends_nothing_for_longest_makes_room_for_another(
+async def test_the_caller_that_was_idle_for_longest_makes_room_for_another(
     cluster: RunningCluster, limited: Limited, at: str
 ) -> None:
     bodies = limited(at, idle_s=0.0)
@@ -133,7 +133,7 @@ async def test_who_sends_nothing_for_longest_makes_room_for_another(
 
 
 @EVERYWHERE
-async def test_however_many_are_stuck_memory_has_its_bound_and_the_others_are_served(
+async def test_stalled_callers_hold_bounded_memory_and_others_are_served(
     cluster: RunningCluster, limited: Limited, at: str
 ) -> None:
     bodies = limited(at, held_bytes=1 << 20, idle_s=0.0)
@@ -152,9 +152,7 @@ async def test_however_many_are_stuck_memory_has_its_bound_and_the_others_are_se
 
 
 @EVERYWHERE
-async def test_a_body_that_is_whole_is_not_cut_off_for_another(
-    cluster: RunningCluster, limited: Limited, at: str
-) -> None:
+async def test_a_complete_body_is_not_cut_off_for_another(cluster: RunningCluster, limited: Limited, at: str) -> None:
     bodies = limited(at, idle_s=0.0)
     with held(cluster):
         waits = asyncio.create_task(cluster.ask(at, "POST", "/commands", padded(900), JSON))
@@ -168,7 +166,7 @@ async def test_a_body_that_is_whole_is_not_cut_off_for_another(
 
 @EVERYWHERE
 @pytest.mark.parametrize("sent", [b"", ADD_0[:9], b'5\r\n{"com\r\n'], ids=["nothing", "a part", "a chunk"])
-async def test_a_body_that_does_not_come_on_is_told_so(
+async def test_a_body_that_stalls_is_answered_408(
     cluster: RunningCluster, limited: Limited, at: str, sent: bytes
 ) -> None:
     bodies = limited(at, stall_timeout_s=0.05)
@@ -183,10 +181,10 @@ async def test_a_body_that_does_not_come_on_is_told_so(
 
 
 @EVERYWHERE
-async def test_a_later_chunk_that_is_none_is_told_in_the_end(
+async def test_a_malformed_later_chunk_is_answered_408_in_the_end(
     cluster: RunningCluster, limited: Limited, at: str
 ) -> None:
-    # aiohttp tells its handler nothing of it.
+    # aiohttp does not report it to the handler.
     bodies = limited(at, stall_timeout_s=0.5)
     caller = Sender(*await asyncio.open_connection(*host_and_port(cluster.address(at))))
     await caller.send(HEAD + b'Transfer-Encoding: chunked\r\n\r\n5\r\n{"com\r\n')

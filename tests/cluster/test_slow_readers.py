@@ -1,4 +1,4 @@
-"""Readers of long answers that are slow, or take nothing: what they cost, at leader and follower alike."""
+"""Readers of long responses that are slow, or take nothing: what they cost a leader and a follower."""
 
 import asyncio
 import socket
@@ -22,12 +22,12 @@ ENCODED = pytest.mark.parametrize("accept", [NDJSON, RAW_FRAMES])
 DEADLINE_S = 60.0
 LIMIT_BYTES = 20 << 20
 FIRST, LAST = 20, 27
-FALSES = 1_000_000  # A byte each as msgpack, six as JSON: an answer that no socket buffers hold.
+FALSES = 1_000_000  # A byte each as msgpack, six as JSON: more than socket buffers hold.
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def cluster(tmp_path_factory: pytest.TempPathFactory) -> AsyncGenerator[RunningCluster, None]:
-    """The records FIRST to LAST are of a mebibyte each, and visible everywhere; elections leave room before them."""
+    """The records FIRST to LAST have 1 MiB each and are visible everywhere; elections may use the indices below."""
     folder = tmp_path_factory.mktemp("stuck_readers")
     async with running_cluster(folder, machine="log", election_timeout_ms=5000) as running:
         begun = (await running.ask("n1", "GET", "/index_bounds")).document["highest_index"]
@@ -48,7 +48,7 @@ def responses_of(cluster: RunningCluster, at: str) -> ResponseBodyLimit:
 
 
 def stuck_reader(cluster: RunningCluster, at: str, accept: str, opened: ExitStack) -> socket.socket:
-    """A caller that asks for what is long, and takes nothing of it."""
+    """A caller that requests a long response and takes nothing of it."""
     caller = opened.enter_context(socket.socket())
     caller.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
     caller.connect(host_and_port(cluster.address(at)))
@@ -57,14 +57,14 @@ def stuck_reader(cluster: RunningCluster, at: str, accept: str, opened: ExitStac
 
 
 async def held(cluster: RunningCluster, at: str, *, above: int) -> None:
-    """Return when the node holds more than so many bytes for its readers."""
+    """Return when the node holds more than `above` bytes for its readers."""
     async with asyncio.timeout(DEADLINE_S):
         while responses_of(cluster, at).held_bytes <= above:
             await cluster.ask(at, "GET", "/healthz")
 
 
 async def nothing_held(cluster: RunningCluster, at: str) -> None:
-    """Return when the node holds nothing for a reader any more."""
+    """Return when the node holds nothing for readers any more."""
     async with asyncio.timeout(DEADLINE_S):
         while responses_of(cluster, at).held_bytes:
             await cluster.ask(at, "GET", "/healthz")
@@ -86,7 +86,7 @@ async def test_a_reader_that_takes_nothing_is_cut_off_in_the_end(
 
 @EVERYWHERE
 @ENCODED
-async def test_stuck_readers_hold_a_bounded_memory_and_nobody_else_up(
+async def test_stalled_readers_hold_bounded_memory_and_delay_nobody_else(
     cluster: RunningCluster, monkeypatch: pytest.MonkeyPatch, at: str, accept: str
 ) -> None:
     responses, epoch = responses_of(cluster, at), cluster.nodes[at].node.role.epoch
@@ -105,11 +105,11 @@ async def test_stuck_readers_hold_a_bounded_memory_and_nobody_else_up(
             assert responses.held_bytes <= LIMIT_BYTES
             assert (written.status, told.status, long.status) == (200, 200, 200)
             assert told.document["value"] == 1
-    assert cluster.nodes[at].node.role.epoch == epoch, "nobody took the leader for dead"
+    assert cluster.nodes[at].node.role.epoch == epoch, "nobody started an election"
 
 
 @EVERYWHERE
-async def test_where_every_answer_moves_a_new_one_is_told_to_come_back(
+async def test_if_every_response_moves_a_new_one_is_overloaded(
     cluster: RunningCluster, monkeypatch: pytest.MonkeyPatch, at: str
 ) -> None:
     responses = responses_of(cluster, at)
