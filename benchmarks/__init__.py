@@ -1,1 +1,1 @@
-"""What the project measures, each by a command; the figures of one machine stand in docs/benchmarks.md."""
+"""Benchmarks, each a command. docs/benchmarks.md has the figures of one machine."""

@@ -1,6 +1,6 @@
-"""Callers of a WebSocket that cost little, so that a benchmark measures the server: frames by hand, no task a message.
+"""Cheap WebSocket callers, so that a benchmark measures the server: hand-made frames, and no task per message.
 
-Each has a connection of its own and sends its next message when an answer arrives; `depth` of them are under way.
+Each caller has its own connection, keeps `depth` messages in flight, and sends the next one when an answer arrives.
 """
 
 import asyncio
@@ -14,7 +14,7 @@ from typing import NamedTuple, Protocol, cast
 FINAL_BINARY = 0x82
 CLOSE = 0x88
 MASKED = 0x80
-NO_MASK = bytes(4)  # A mask of zeros is one, too, and leaves the payload as it is.
+NO_MASK = bytes(4)  # A mask of zeros is valid and leaves the payload as it is.
 TWO_BYTES, EIGHT_BYTES = 126, 127
 ANSWER_TIMEOUT_S = 60.0
 WARM_S = 0.5
@@ -23,35 +23,35 @@ Watch = Callable[[], None]
 
 
 class CallFailed(Exception):
-    """A caller was closed, or answered something else than a result."""
+    """A caller was disconnected, or got something other than a result."""
 
 
 class Messages(Protocol):
-    """What one caller sends."""
+    """The messages of one caller."""
 
     def next(self) -> bytes:
         """The next message."""
         ...
 
     def check(self, answer: bytes) -> None:
-        """Raise CallFailed unless it is the answer to be expected."""
+        """Raise CallFailed unless the answer is the expected one."""
         ...
 
 
 class Measured(NamedTuple):
-    """Messages answered in `seconds`, and how long each waited, sorted."""
+    """The messages answered in `seconds`, and their sorted waits."""
 
     messages: int
     seconds: float
     waits_s: list[float]
 
     def wait_ms(self, share: float) -> float:
-        """The wait that a share of the messages did not exceed, in milliseconds."""
+        """The percentile of the waits, in milliseconds; `share` is between 0 and 1."""
         return self.waits_s[min(len(self.waits_s) - 1, int(share * len(self.waits_s)))] * 1000
 
 
 class Caller(asyncio.Protocol):
-    """One connection to a WebSocket's path."""
+    """A connection to a WebSocket."""
 
     def __init__(self, host: str, path: str, messages: Messages) -> None:
         loop = asyncio.get_running_loop()
@@ -65,7 +65,7 @@ class Caller(asyncio.Protocol):
         self._transport: asyncio.Transport
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Ask for the upgrade."""
+        """Request the upgrade."""
         self._transport = cast("asyncio.Transport", transport)
         self._upgrade()
 
@@ -76,7 +76,7 @@ class Caller(asyncio.Protocol):
         self._transport.write("\r\n".join(lines).encode())
 
     def send(self) -> None:
-        """Send one message more."""
+        """Send the next message."""
         message = self._messages.next()
         size = len(message)
         if size < TWO_BYTES:
@@ -89,17 +89,17 @@ class Caller(asyncio.Protocol):
         self._transport.write(b"".join((head, NO_MASK, message)))
 
     def stop(self) -> None:
-        """Send nothing more; `idle` when all is answered."""
+        """Stop sending. `idle` resolves once everything is answered."""
         self._stopping = True
         if not self._sent and not self.idle.done():
             self.idle.set_result(None)
 
     def close(self) -> None:
-        """Hang up."""
+        """Close the connection."""
         self._transport.abort()
 
     def data_received(self, data: bytes) -> None:
-        """Answers; each makes room for the next message."""
+        """Handle answers. Each one sends the next message."""
         received = self._received + data if self._received else data
         try:
             if not self.opened.done():
@@ -140,7 +140,7 @@ class Caller(asyncio.Protocol):
             self.send()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Whoever waits is told."""
+        """Fail the waiting futures."""
         self._fail(CallFailed(f"the connection was lost: {exc}"))
 
     def _fail(self, error: CallFailed) -> None:
@@ -152,12 +152,12 @@ class Caller(asyncio.Protocol):
 async def measure(
     host: str, port: int, callers: Sequence[tuple[str, Messages]], depth: int, seconds: float, watch: Watch
 ) -> Measured:
-    """Have callers, each a path and its messages, call for a while; the first WARM_S do not count.
+    """Run callers, each given as a path and its messages, for `seconds` after a warm-up of WARM_S.
 
-    `watch` is called when the measurement begins and when it ends.
+    `watch` is called at the start and at the end of the measurement.
 
     Raises:
-        CallFailed: one of them did not get what it should.
+        CallFailed: a caller got a wrong answer or none.
     """
     loop = asyncio.get_running_loop()
     opened: list[Caller] = []

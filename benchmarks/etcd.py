@@ -1,4 +1,4 @@
-"""Three etcd members and clients that put keys over the JSON gateway, for `benchmarks.failover`."""
+"""Three etcd members under load from clients of the JSON gateway, for `benchmarks.failover`."""
 
 import asyncio
 import base64
@@ -14,7 +14,7 @@ import aiohttp
 
 MEMBERS: tuple[str, ...] = ("m1", "m2", "m3")
 PORTS = (20_000, 32_000)
-PAUSE_S = 0.02  # between two attempts of one client, as quire's begin
+PAUSE_S = 0.02  # Between two attempts of a client, like quire's first backoff.
 ATTEMPT_TIMEOUT_S = 1.0
 DEADLINE_S = 60.0
 STOP_S = 10.0
@@ -23,7 +23,7 @@ VALUE = base64.b64encode(bytes(16)).decode()
 
 
 class Etcd:
-    """Members that run below a folder, under load as long as the context lasts."""
+    """etcd members below a folder, under load while the context lasts."""
 
     def __init__(self, program: Path, folder: Path, clients: int) -> None:
         ports = random.sample(range(*PORTS), 2 * len(MEMBERS))
@@ -57,12 +57,12 @@ class Etcd:
             await process.wait()
 
     async def version(self) -> str:
-        """Its name and version."""
+        """The name and version."""
         answer = await self._call(MEMBERS[0], "maintenance/status", {})
         return f"etcd {answer['version']}"
 
     async def fail_over(self) -> float:
-        """Kill the leader; the seconds until a put is answered in a later epoch. Then all three run again."""
+        """Kill the leader; return the seconds until a later epoch answers a put. Then restart the killed member."""
         await self._puts(BETWEEN_PUTS, 0)
         leader, epoch = await self._leader()
         process = self._processes.pop(leader)
@@ -75,7 +75,7 @@ class Etcd:
         return ended - began
 
     async def _follows(self, member: str) -> None:
-        """Return when a member that was started again carries a put to the leader."""
+        """Wait until a restarted member forwards a put to the leader."""
         async with asyncio.timeout(DEADLINE_S):
             while True:
                 with suppress(aiohttp.ClientError, OSError, TimeoutError):
@@ -115,7 +115,7 @@ class Etcd:
                 await asyncio.sleep(PAUSE_S)
 
     async def _puts(self, count: int, above_epoch: int) -> float:
-        """When so many puts more were answered in an epoch above this one."""
+        """The time at which `count` more puts were answered in epochs above this one."""
         awaited: asyncio.Future[float] = asyncio.get_running_loop().create_future()
         self._awaited.append((count, above_epoch, awaited))
         async with asyncio.timeout(DEADLINE_S):

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Builds etcd into .cache/bin/etcd, for `python -m benchmarks.failover --etcd .cache/bin/etcd`. Needs Go 1.26 or newer, and
-# takes a few minutes, once. A module of ten lines around its main does what a clone and its own scripts do.
+# Builds etcd into .cache/bin/etcd, for `python -m benchmarks.failover --etcd .cache/bin/etcd`. Needs Go 1.26 or newer;
+# takes a few minutes once. A module of ten lines around etcd's main replaces a clone and its build scripts.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 

@@ -1,14 +1,14 @@
-"""From `kill -9` of a loaded leader to the next leader's first acknowledged command; etcd's beside it in the same run.
+"""The time from `kill -9` of a leader under load to the next leader's first acknowledged command; for etcd, too.
 
     python -m benchmarks.failover [--rounds 20] [--clients 4] [--etcd PROGRAM] [--json]
 
-Three nodes on this machine, default settings; the clients write one batch after the other, each when the last one was
-acknowledged. A round kills whoever leads, notes the time until a later epoch acknowledges something, starts the killed
-node again and waits until it is ready. At the end every acknowledged command is looked for in the log.
+Runs three nodes on this machine with default settings. Each client sends its next batch when the previous one is
+acknowledged. A round kills the leader, measures the time until a later epoch acknowledges a command, restarts the
+killed node, and waits until it is ready. At the end, every acknowledged command is looked up in the log.
 
-`--etcd` names an etcd to measure likewise, over its JSON gateway: three members with their defaults, the same number of
-clients, each asking the next member when one fails; the time runs until a put is answered in a later raft term.
-`benchmarks/etcd.sh` builds one.
+`--etcd` names an etcd program to measure in the same way, over its JSON gateway: three members with default settings
+and the same number of clients, which try the next member when one fails. The time runs until a put is answered in a
+later raft term. `benchmarks/etcd.sh` builds the program.
 """
 
 import argparse
@@ -32,11 +32,11 @@ from quire.cluster.demo.writers import Writers
 from .etcd import Etcd
 
 READY_TIMEOUT_S = 60.0
-BETWEEN_COMMANDS = 500  # acknowledged between a start and the next kill
+BETWEEN_COMMANDS = 500  # Acknowledged between a restart and the next kill.
 
 
 class Figures(NamedTuple):
-    """Seconds of each round, and what was lost."""
+    """The seconds of each round, and the number of lost commands."""
 
     name: str
     seconds: list[float]
@@ -44,7 +44,7 @@ class Figures(NamedTuple):
     lost: int | None
 
     def sentence(self) -> str:
-        """For people."""
+        """The figures as a sentence."""
         seconds, middle = sorted(self.seconds), statistics.median(self.seconds)
         lost = "" if self.lost is None else f"; acknowledged commands lost: {self.lost} of {self.acknowledged:,}"
         return (
@@ -54,7 +54,7 @@ class Figures(NamedTuple):
 
 
 async def measure_quire(rounds: int, clients: int) -> Figures:
-    """Failovers of three nodes, which are gone afterwards."""
+    """Failovers of three quire nodes in a temporary directory."""
     with tempfile.TemporaryDirectory(prefix="quire-failover-") as folder:
         nodes = DemoNodes(Path(folder))
         await nodes.start()
@@ -78,7 +78,7 @@ async def measure_quire(rounds: int, clients: int) -> Figures:
 
 
 async def measure_etcd(program: Path, rounds: int, clients: int) -> Figures:
-    """The same of three etcd members."""
+    """Failovers of three etcd members in a temporary directory."""
     with tempfile.TemporaryDirectory(prefix="etcd-failover-") as folder:
         async with Etcd(program, Path(folder), clients) as etcd:
             seconds = [await etcd.fail_over() for _ in range(rounds)]
@@ -86,7 +86,7 @@ async def measure_etcd(program: Path, rounds: int, clients: int) -> Figures:
 
 
 async def run(arguments: argparse.Namespace) -> list[Figures]:
-    """Both, one after the other."""
+    """Measure quire, then etcd if it is given."""
     figures = [await measure_quire(arguments.rounds, arguments.clients)]
     if arguments.etcd is not None:
         figures.append(await measure_etcd(arguments.etcd, arguments.rounds, arguments.clients))
@@ -94,11 +94,11 @@ async def run(arguments: argparse.Namespace) -> list[Figures]:
 
 
 def main() -> None:
-    """Measure and print."""
+    """Measure, and print the figures."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.failover", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--rounds", type=int, default=20)
     parser.add_argument("--clients", type=int, default=4)
-    parser.add_argument("--etcd", type=Path, help="an etcd program to measure likewise")
+    parser.add_argument("--etcd", type=Path, help="an etcd program to measure, too")
     parser.add_argument("--json", action="store_true")
     arguments = parser.parse_args()
     stamina.instrumentation.set_on_retry_hooks([])

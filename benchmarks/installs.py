@@ -1,8 +1,9 @@
-"""How fast a snapshot is installed, beside a bare copy: `python -m benchmarks.installs`.
+"""The speed of installing a snapshot, compared with a bare copy: `python -m benchmarks.installs`.
 
-Two processes on one machine. The bare copy takes messages of 1 MiB from an aiohttp WebSocket and writes each to a file
-with fdatasync. The install is what a node does: it asks for chunks, verifies, writes and syncs each, and then reads all
-of it once more, verified, for a machine that keeps nothing. Both move the same bytes, in turn.
+Uses two processes on one machine. The bare copy receives messages of 1 MiB from an aiohttp WebSocket and writes each to
+a file with fdatasync. The install does what a node does: it requests chunks, verifies, writes and syncs each one, and
+then reads and verifies all of them again, for a machine that keeps nothing. Both move the same number of bytes, in
+turn.
 """
 
 import argparse
@@ -37,7 +38,7 @@ BARE_PATH = "/bare"
 
 
 class Bytes:
-    """A machine whose state is so many random mebibytes, of which it keeps none."""
+    """A machine whose snapshot is a number of random mebibytes, and which keeps no state."""
 
     name = "bytes"
     version = 1
@@ -46,36 +47,36 @@ class Bytes:
         self._mebibytes = int(initial)
 
     def check(self, command: Any) -> None:
-        """Nobody asks."""
+        """Not used."""
 
     def apply(self, command: Any, context: Any) -> Any:
-        """Nobody asks."""
+        """Not used."""
 
     def query(self, request: Any) -> Any:
-        """Nobody asks."""
+        """Not used."""
 
     def snapshot(self) -> Iterator[bytes]:
-        """The state."""
+        """The random bytes."""
         return (os.urandom(MIB) for _ in range(self._mebibytes))
 
     def restore(self, chunks: Iterable[bytes]) -> None:
-        """Read it all."""
+        """Read everything and keep nothing."""
         for _ in chunks:
             pass
 
 
 def store_in(directory: Path) -> SnapshotStore:
-    """The snapshots below a directory."""
+    """The snapshot store in a directory."""
     return SnapshotStore.open(FileDirectory(directory), OWNER)
 
 
 def who(node_id: str) -> PeerInfo:
-    """What a node of this benchmark says of itself."""
+    """The identity of a node in this benchmark."""
     return PeerInfo(CLUSTER, node_id, node_id.encode().ljust(16, b"."), 1, f"{HOST}:1")
 
 
 async def serve(directory: Path, mebibytes: int, ready: Connection) -> None:
-    """Write a snapshot, tell the port, and give both until the process is ended."""
+    """Write a snapshot, report the port, and serve both copies until the process is killed."""
     store = store_in(directory)
     boundary = Boundary(tail=Tail(INDEX, 1, 1, 1))
     write_snapshot(store.begin(INDEX), OWNER, boundary, content_of(Bytes(mebibytes), Sessions()))
@@ -92,7 +93,7 @@ async def serve(directory: Path, mebibytes: int, ready: Connection) -> None:
 
 
 def bare_server(mebibytes: int) -> Any:
-    """A handler that sends so many mebibytes."""
+    """A handler that sends a number of mebibytes."""
     piece = os.urandom(MIB)
 
     async def give(request: web.Request) -> web.WebSocketResponse:
@@ -107,7 +108,7 @@ def bare_server(mebibytes: int) -> Any:
 
 
 async def bare(session: ClientSession, address: str, directory: Path) -> float:
-    """Seconds of a bare copy."""
+    """The seconds of a bare copy."""
     began = time.perf_counter()
     with (directory / "bare").open("wb", buffering=0) as file:
         async with session.ws_connect(f"http://{address}{BARE_PATH}", max_msg_size=2 * MIB) as socket:
@@ -126,7 +127,7 @@ def write_through(descriptor: int, data: bytes) -> None:
 
 
 async def install(session: ClientSession, address: str, directory: Path) -> tuple[float, float]:
-    """Seconds until all of a snapshot was fetched and synced, and until it was read again and counts."""
+    """The seconds until a snapshot is fetched and synced, and until it is read again and complete."""
     store = store_in(directory)
     began = time.perf_counter()
     async with SnapshotFetch.dialled(session, who("n2"), ("n1", address), INDEX, None) as fetch:
@@ -141,7 +142,7 @@ async def install(session: ClientSession, address: str, directory: Path) -> tupl
 
 
 async def measure(directory: Path, address: str, mebibytes: int, rounds: int) -> None:
-    """Print a table of both."""
+    """Measure both in turn, and print a table."""
     bares, fetches, wholes = list[float](), list[float](), list[float]()
     async with ClientSession() as session:
         for _ in range(rounds):
@@ -157,28 +158,30 @@ async def measure(directory: Path, address: str, mebibytes: int, rounds: int) ->
 
 
 def run_server(directory: Path, mebibytes: int, ready: Connection) -> None:
-    """What the other process does."""
+    """The main function of the serving process."""
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(serve(directory, mebibytes, ready))
 
 
 def main() -> None:
-    """Measure in a directory that is removed afterwards."""
+    """Measure in a temporary directory."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--mebibytes", type=int, default=SIZE_MIB)
     parser.add_argument("--rounds", type=int, default=ROUNDS)
-    parser.add_argument("--directory", type=Path, default=None, help="where the data stands; default: a temporary one")
+    parser.add_argument(
+        "--directory", type=Path, default=None, help="parent of the data's directory; default: the system's"
+    )
     arguments = parser.parse_args()
     spawning = multiprocessing.get_context("spawn")
     with tempfile.TemporaryDirectory(dir=arguments.directory) as folder:
         given, taken = Path(folder) / "given", Path(folder) / "taken"
         given.mkdir()
         taken.mkdir()
-        told, ready = spawning.Pipe(duplex=False)
+        port, ready = spawning.Pipe(duplex=False)
         server = spawning.Process(target=run_server, args=(given, arguments.mebibytes, ready), daemon=True)
         server.start()
         try:
-            address = f"{HOST}:{told.recv()}"
+            address = f"{HOST}:{port.recv()}"
             with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
                 runner.run(measure(taken, address, arguments.mebibytes, arguments.rounds))
         finally:

@@ -1,11 +1,11 @@
-"""The log's speed, and laminarmq's beside it: one run, one table, printed and never asserted.
+"""The log's speed, compared with laminarmq's in the same run.
 
     python benchmarks/log.py [--laminarmq PROGRAM] [--values 10000,1000000] [--sizes 12,140,...] [--folder DIR]
 
-The workloads are laminarmq's: values of 12 to 11,760 bytes, segments of 10 MB, nothing flushed; append all, then read
-all in order. `--laminarmq` names the program of benchmarks/laminarmq (see its Cargo.toml); without it, its published
-medians stand below the table, marked so. Workloads of more than `--most-bytes` are left out. Other work on the machine
-spoils all of this: of several passes in turns the best one counts.
+The workloads are laminarmq's: values of 12 to 11,760 bytes, segments of 10 MB, no flushes; append all values, then read
+them in order. `--laminarmq` names the program of benchmarks/laminarmq (see its Cargo.toml); without it, the published
+medians are printed below the table. Workloads of more than `--most-bytes` are skipped. Since other work on the machine
+distorts the figures, the passes alternate, and the best one counts.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ CLOCKS: dict[str, Clock] = {"wall": time.perf_counter, "cpu": time.process_time}
 
 @contextmanager
 def new_log(folder: Path, options: LogOptions) -> Generator[Log]:
-    """Give a log in a folder of its own, and remove it."""
+    """Yield a log in a new folder, and remove it."""
     place = tempfile.mkdtemp(dir=folder)
     log = open_log(place, options)
     try:
@@ -65,14 +65,14 @@ def open_log(place: str | Path, options: LogOptions) -> Log:
 
 
 def rate(count: int, seconds: float) -> str:
-    """Return a number per second, in three digits or so."""
+    """Return a number per second as text, rounded."""
     each = count / seconds
     return f"{round(each, -3):,.0f}" if each >= 10_000 else f"{each:,.0f}"
 
 
 def workload(folder: Path, size: int, values: int, batch: int, now: Clock) -> tuple[float, float]:
     """Return the seconds to append and to read `values` values of `size` bytes in frames of `batch`."""
-    # A value of text with its head is `size` bytes in the frame.
+    # A string and its msgpack head take `size` bytes in the frame.
     frame = ["x" * (size - (1 if size < 33 else 2 if size < 258 else 3))] * batch
     options = LogOptions(segment_bytes=SEGMENT_BYTES, index_bytes=SEGMENT_BYTES, flush_policy=FLUSH_NEVER)
     with new_log(folder, options) as log:
@@ -88,7 +88,7 @@ def workload(folder: Path, size: int, values: int, batch: int, now: Clock) -> tu
 
 
 def laminarmq(program: str, folder: Path, size: int, values: int, now: Clock) -> tuple[float, float, int]:
-    """Return laminarmq's seconds in the same workload, and how many values it read."""
+    """Return laminarmq's seconds for the same workload, and how many values it read."""
     done = subprocess.run([program, str(folder), f"{size}x{values}"], check=True, capture_output=True, text=True)
     _, _, append, read, append_cpu, read_cpu, count = done.stdout.split()
     if now is time.process_time:
@@ -97,7 +97,7 @@ def laminarmq(program: str, folder: Path, size: int, values: int, now: Clock) ->
 
 
 def best(runs: list[tuple[float, float]]) -> tuple[float, float]:
-    """Return the least seconds of several runs: other work on the machine only ever adds to them."""
+    """Return the fewest seconds of several runs: other work on the machine can only add to them."""
     return min(append for append, _ in runs), min(read for _, read in runs)
 
 
@@ -117,7 +117,7 @@ def workloads(
             batches: list[tuple[float, float]] = []
             others: list[tuple[float, float, int]] = []
             for _ in range(passes):
-                # In turns, so that all see the same machine.
+                # Alternating, so that all see the same machine.
                 singles.append(workload(folder, size, values, 1, now))
                 batches.append(workload(folder, size, values, BATCH, now))
                 if program is not None:
@@ -130,7 +130,7 @@ def workloads(
             cells = [rate(values, single[0]), rate(values, batched[0]), append]
             cells += [rate(values, single[1]), rate(values, batched[1]), read]
             print(f"| {size:,} | {values:,} | {' | '.join(cells)} |", flush=True)
-    left_out = f"Workloads above {most_bytes:,} bytes were left out."
+    left_out = f"Workloads above {most_bytes:,} bytes are skipped."
     print(f"\nRecords a second. {left_out}" + ("" if program else f" laminarmq was not run here. {PUBLISHED}."))
 
 
@@ -144,7 +144,7 @@ def flush_always(folder: Path) -> None:
     through: list[float] = []
     with new_log(folder, LogOptions(segment_bytes=2 * total)) as log:
         for k in range(FLUSHES):
-            # In turns, so that both see the same device; by the median, for it has its moods.
+            # Alternating, so that both see the same device; the median, because its latency varies.
             start = time.perf_counter()
             os.pwrite(descriptor, raw, k * FLUSH_BYTES)
             os.fdatasync(descriptor)
@@ -158,12 +158,12 @@ def flush_always(folder: Path) -> None:
     ours, theirs = statistics.median(through), statistics.median(bare)
     rates = f"{FLUSH_BYTES / ours / 1e6:,.0f} MB/s", f"{FLUSH_BYTES / theirs / 1e6:,.0f} MB/s"
     share = f"{100 * theirs / ours:.0f}%"
-    told = f"{rates[0]}: {share} of a bare loop of write and fdatasync, {rates[1]} (wall, medians)"
-    print(f"| flush `always`, 1 MiB waiting | {told} |", flush=True)
+    text = f"{rates[0]}: {share} of a bare loop of write and fdatasync, {rates[1]} (wall, medians)"
+    print(f"| flush `always`, 1 MiB waiting | {text} |", flush=True)
 
 
 def random_reads(folder: Path, segments: int, now: Clock) -> None:
-    """Print what a random read costs in a log of that many segments, and what its opening takes."""
+    """Print the cost of a random read in a log of that many segments, and the time to open it."""
     place = tempfile.mkdtemp(dir=folder)
     options = LogOptions(segment_bytes=50_000, cached_indexes=None)
     large = LogOptions()
@@ -192,7 +192,7 @@ def random_reads(folder: Path, segments: int, now: Clock) -> None:
 
 
 def growth(folder: Path) -> None:
-    """Print what an append costs at the beginning and at the end of a growing log."""
+    """Print the cost of an append as the log grows."""
     costs: list[float] = []
     options = LogOptions(segment_bytes=1_000_000, flush_policy=FLUSH_NEVER)
     with new_log(folder, options) as log:
@@ -207,17 +207,19 @@ def growth(folder: Path) -> None:
 
 
 def main() -> None:
-    """Run everything and print the page."""
+    """Run all benchmarks and print the tables."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--laminarmq", metavar="PROGRAM", help="benchmarks/laminarmq, built")
     parser.add_argument("--values", default=",".join(map(str, VALUES)))
     parser.add_argument("--sizes", default=",".join(map(str, SIZES)))
-    parser.add_argument("--most-bytes", type=int, default=1 << 30, help="larger workloads are left out")
-    parser.add_argument("--passes", type=int, default=3, help="of each workload; the best one counts")
+    parser.add_argument("--most-bytes", type=int, default=1 << 30, help="skip larger workloads")
+    parser.add_argument("--passes", type=int, default=3, help="passes of each workload; the best one counts")
     parser.add_argument(
-        "--clock", choices=CLOCKS, default="wall", help="cpu: of the process, all threads; for a busy machine"
+        "--clock", choices=CLOCKS, default="wall", help="cpu: processor time of all threads, for a busy machine"
     )
-    parser.add_argument("--folder", type=Path, help="where the logs are written; default: the temporary folder")
+    parser.add_argument(
+        "--folder", type=Path, help="parent of the logs' folder; default: the system's temporary folder"
+    )
     chosen = parser.parse_args()
     now = CLOCKS[chosen.clock]
     folder = Path(tempfile.mkdtemp(dir=chosen.folder))

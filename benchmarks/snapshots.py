@@ -1,7 +1,7 @@
-"""How long a snapshot keeps commits waiting, and how long a restart takes: `python -m benchmarks.snapshots`.
+"""How long a snapshot delays commits, and how long a restart takes: `python -m benchmarks.snapshots`.
 
-One node with a machine of KEYS keys, in this process, on uvloop. While a client writes one command after the other, a
-snapshot is taken: the longest commit beside it is told, with and without. Then the node restarts from the snapshot.
+Runs one node with a machine of KEYS keys in this process, on uvloop. A client writes one command after another; the
+benchmark prints the longest commit with and without a snapshot in progress. Then the node restarts from the snapshot.
 """
 
 import argparse
@@ -30,7 +30,7 @@ ADDRESS = "127.0.0.1:7999"
 
 
 class Keys:
-    """A map of so many keys as the command ["fill", n] says; ["put", key, value] changes one."""
+    """A map. The command ["fill", n] creates n keys; ["put", key, value] changes one."""
 
     name = "keys"
     version = 1
@@ -39,10 +39,10 @@ class Keys:
         self.values: dict[str, str] = {}
 
     def check(self, command: Any) -> None:
-        """Whatever comes is this benchmark's."""
+        """Accept everything; only this benchmark sends commands."""
 
     def apply(self, command: Any, context: Context) -> Any:
-        """How many keys there are then."""
+        """Apply the command; return the number of keys."""
         if command[0] == "fill":
             self.values = {f"key-{number:09d}": f"value-{number * 7919:024d}" for number in range(command[1])}
         else:
@@ -50,11 +50,11 @@ class Keys:
         return len(self.values)
 
     def query(self, request: Any) -> Any:
-        """How many keys there are."""
+        """The number of keys."""
         return len(self.values)
 
     def snapshot(self) -> Iterator[bytes]:
-        """Rows of many keys, each behind its length."""
+        """Pieces of many keys, each after its length."""
         rows: list[str] = []
         for key, value in self.values.items():
             rows += (key, value)
@@ -64,7 +64,7 @@ class Keys:
         yield from _piece(rows)
 
     def restore(self, chunks: Iterable[bytes]) -> None:
-        """All of them again."""
+        """Read the pieces."""
         self.values, buffer = {}, bytearray()
         for chunk in chunks:
             buffer += chunk
@@ -80,7 +80,7 @@ def _piece(rows: list[str]) -> Iterator[bytes]:
 
 
 def config_of(directory: Path) -> ServeConfig:
-    """One node that takes snapshots only when it is asked to."""
+    """The configuration of one node that takes snapshots only on request."""
     return ServeConfig(
         node="n1",
         listen=ADDRESS,
@@ -93,7 +93,7 @@ def config_of(directory: Path) -> ServeConfig:
 
 
 async def started(directory: Path) -> tuple[Node, float]:
-    """A node that leads, and how long that took."""
+    """A node that is ready and leads, and the seconds this took."""
     began = time.monotonic()
     node = Node(config_of(directory))
     await node.start()
@@ -104,7 +104,7 @@ async def started(directory: Path) -> tuple[Node, float]:
 
 
 async def longest_commit(node: Node, until: asyncio.Event) -> tuple[float, int]:
-    """One write behind the other until the event: the longest that one took, in ms, and how many there were."""
+    """Write one command after another until the event; return the longest commit in ms, and their number."""
     longest, count = 0.0, 0
     while not until.is_set():
         began = time.monotonic()
@@ -115,7 +115,7 @@ async def longest_commit(node: Node, until: asyncio.Event) -> tuple[float, int]:
 
 
 async def measure(directory: Path) -> None:
-    """Print what it took."""
+    """Measure and print."""
     collecting = asyncio.create_task(collect_less_often())
     node, _ = await started(directory)
     await node.write(Write(encode_records([["fill", KEYS]]), 1, owner=FutureWaiter(applied=True)))
@@ -133,7 +133,7 @@ async def measure(directory: Path) -> None:
         pause = node.status()["snapshots"]["pause_ms"]
         print(
             f"snapshot {number}: {manifest.size / 1e6:.0f} MB in {took:.2f} s; the fork paused {pause:.1f} ms; longest "
-            f"of {count} commits beside it {beside:.1f} ms, without one {without:.1f} ms"
+            f"of {count} commits meanwhile {beside:.1f} ms, without a snapshot {without:.1f} ms"
         )
     await node.stop()
     for _ in range(3):
@@ -144,9 +144,11 @@ async def measure(directory: Path) -> None:
 
 
 def main() -> None:
-    """Measure in a directory that is removed afterwards."""
+    """Measure in a temporary directory."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--directory", type=Path, default=None, help="where the data stands; default: a temporary one")
+    parser.add_argument(
+        "--directory", type=Path, default=None, help="parent of the data's directory; default: the system's"
+    )
     parent = parser.parse_args().directory
     with (
         tempfile.TemporaryDirectory(dir=parent) as directory,

@@ -1,8 +1,8 @@
-"""How fast Spark reads a log from files: `python -m benchmarks.spark`, in the environment that has quire.
+"""How fast Spark reads a log from files: `python -m benchmarks.spark`, in an environment with quire[spark].
 
-Spark runs on this machine with two threads. In one run and in turns: the quire source, Parquet of the same rows, a bare
-Python loop over the same log; then a stream beside a writer that appends at a steady rate, and the planning of a read
-of a log of many segments. Processor time is that of the JVM and of all Python workers, of the bare loop its own.
+Spark runs on this machine with two threads. The benchmark alternates between the quire source, Parquet with the same
+rows, and a Python loop over the same log. Then it measures a stream while a writer appends at a steady rate, and the
+planning of a read of a log with many segments. Processor time includes the JVM and all Python workers.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ TICK_S = 0.02
 DEADLINE_S = 600.0
 CLUSTER = b"benchmark-spark!"
 PARENT, TIMES = 1, slice(11, 15)
-"""Of /proc/PID/stat, behind the name in parentheses; the times are user's and system's, own and of ended children."""
+"""Fields of /proc/PID/stat after the name: user and system time, of the process and of its exited children."""
 
 
 @contextmanager
@@ -65,17 +65,17 @@ def writing(path: Path, options: LogOptions | None = None) -> Generator[Log]:
 
 
 def raw_values(start: int, count: int) -> list[bytes]:
-    """Values of VALUE_BYTES, each another one."""
+    """Distinct values of VALUE_BYTES."""
     return [b"%0*d" % (VALUE_BYTES, number) for number in range(start, start + count)]
 
 
 def commands(start: int, count: int) -> list[list[object]]:
-    """Commands that take about as many bytes."""
+    """Commands of about the same size."""
     return [["set", number, "x" * (VALUE_BYTES - 12)] for number in range(start, start + count)]
 
 
 def write_log(path: Path, records: int, values: Callable[[int, int], list[bytes] | list[list[object]]]) -> None:
-    """So many records in frames of BATCH."""
+    """Write a log of this many records, in frames of BATCH."""
     with writing(path) as log:
         for start in range(0, records, BATCH):
             log.append(values(start, BATCH))
@@ -84,7 +84,7 @@ def write_log(path: Path, records: int, values: Callable[[int, int], list[bytes]
 
 
 def started() -> SparkSession:
-    """Spark on two threads; its workers run this very interpreter."""
+    """Spark on two threads, with this Python interpreter for its workers."""
     os.environ["PYSPARK_PYTHON"] = sys.executable
     session = (
         SparkSession.Builder()
@@ -102,7 +102,7 @@ def started() -> SparkSession:
 
 
 class Measured:
-    """Wall and processor seconds of what is run again and again."""
+    """The wall and processor seconds of repeated runs."""
 
     def __init__(self, name: str, records: int, goal: str, run: Callable[[], int]) -> None:
         self.name, self.records, self.goal, self.run = name, records, goal, run
@@ -110,7 +110,7 @@ class Measured:
         self._processor: list[float] = []
 
     def once(self, *, counts: bool = True) -> None:
-        """Run it; a first run, which warms up, does not count."""
+        """Run once. With `counts=False`, as a warm-up."""
         before, began = _processor_seconds(), time.perf_counter()
         found = self.run()
         took = time.perf_counter() - began
@@ -121,17 +121,17 @@ class Measured:
             self._processor.append(_processor_seconds() - before)
 
     def line(self) -> str:
-        """Its row of the table."""
+        """The row of the table."""
         best, median = self.records / min(self._seconds), self.records / statistics.median(self._seconds)
         processor = statistics.median(self._processor) / self.records * 1e6
         return f"| {self.name} | {median:,.0f} | {best:,.0f} | {processor:.2f} | {self.goal} |"
 
 
 def _processor_seconds() -> float:
-    """Of this process and all below it, the JVM and Spark's daemons and workers, ended ones, too. Linux only."""
+    """Of this process and all its descendants: the JVM and Spark's workers, also exited ones. Linux only."""
     spent: dict[int, tuple[int, int]] = {}
     for stat in Path("/proc").glob("[0-9]*/stat"):
-        with suppress(OSError):  # It ended meanwhile, and is in its parent's times of children.
+        with suppress(OSError):  # It has exited, and its parent's times include it.
             fields = stat.read_text().rpartition(")")[2].split()
             spent[int(stat.parent.name)] = int(fields[PARENT]), sum(map(int, fields[TIMES]))
     below = {os.getpid()}
@@ -141,19 +141,19 @@ def _processor_seconds() -> float:
 
 
 def summed(frame: DataFrame) -> int:
-    """Have Spark look at every value; how many there were."""
+    """Have Spark read every value; return their number."""
     [row] = frame.agg(sql.count("*").alias("rows"), sql.sum(sql.length("value")).alias("bytes")).collect()
     return int(row["rows"]) if row["bytes"] else 0
 
 
 def passed(frame: DataFrame, records: int) -> int:
-    """Have Spark make every column of every row, for nobody."""
+    """Have Spark produce every column of every row, without a sink."""
     frame.write.format("noop").mode("overwrite").save()
     return records
 
 
 def bare_loop(path: Path) -> int:
-    """What a program without Spark does: an object for each record, every crc checked, one thread."""
+    """Read the log without Spark: one object per record, every crc checked, one thread."""
     count = 0
     with closing(DataDirLog(str(path))) as files:
         end = files.bounds().highest_index
@@ -162,12 +162,12 @@ def bare_loop(path: Path) -> int:
         for frame in walk_frames(raw):
             count += sum(1 for record in stored_records(frame) if record.value)
             if count == end:
-                break  # What stands behind is preallocated.
+                break  # The rest is preallocated.
     return count
 
 
 def batch_lines(spark: SparkSession, top: Path, records: int) -> list[str]:
-    """The table of batch reads."""
+    """Measure batch reads; return the lines of the table."""
     raw, texts, parquet = top / "raw", top / "texts", top / "parquet"
     write_log(raw, records, raw_values)
     write_log(texts, records, commands)
@@ -204,7 +204,7 @@ def batch_lines(spark: SparkSession, top: Path, records: int) -> list[str]:
 
 
 def write_steadily(path: str, rate: int, seconds: int) -> None:
-    """Append at a rate, in frames of BATCH, a flush each TICK_S; what a process of its own runs."""
+    """Append at a rate, in frames of BATCH, with a flush every TICK_S. Runs in a separate process."""
     with writing(Path(path)) as log:
         began, first = time.perf_counter(), log.bounds.highest_index
         written = 0
@@ -217,7 +217,7 @@ def write_steadily(path: str, rate: int, seconds: int) -> None:
 
 
 def stream_lines(spark: SparkSession, top: Path, rate: int, seconds: int) -> list[str]:
-    """How a stream keeps up with a writer."""
+    """Measure how a stream keeps up with a writer; return the lines of the report."""
     path = top / "stream"
     write_log(path, BATCH, raw_values)
     source = spark.readStream.format("quire").option("startingOffsets", "earliest").load(str(path))
@@ -238,16 +238,16 @@ def stream_lines(spark: SparkSession, top: Path, rate: int, seconds: int) -> lis
     behind = time.perf_counter() - ended
     query.stop()
     early, late = statistics.median(lags[: len(lags) // 2]), statistics.median(lags[len(lags) // 2 :])
-    behind_in = f"{early:,.0f} records behind in the first half of the time, {late:,.0f} in the second"
+    behind_in = f"{early:,.0f} records behind in the first half, {late:,.0f} in the second"
     return [
-        f"- a writer beside it appended {(count - BATCH) / seconds:,.0f} records/s for {seconds} s",
+        f"- a concurrent writer appended {(count - BATCH) / seconds:,.0f} records/s for {seconds} s",
         f"- the stream was {behind_in} (medians; {max(lags):,} at most)",
-        f"- it had all of {count:,} records {behind:.1f} s after the writer's end",
+        f"- it had all {count:,} records {behind:.1f} s after the writer finished",
     ]
 
 
 def _reached(query: StreamingQuery) -> int:
-    """The index behind the last batch that is done."""
+    """The end of the last completed batch."""
     progress = query.lastProgress
     if progress is None:
         return 0
@@ -260,12 +260,12 @@ def _wait_for(query: StreamingQuery, index: int) -> None:
     deadline = time.monotonic() + DEADLINE_S
     while _reached(query) < index:
         if query.exception() is not None or time.monotonic() > deadline:
-            raise SystemExit(f"the stream stands at {_reached(query)} of {index}: {query.exception()}")
+            raise SystemExit(f"the stream is at {_reached(query)} of {index}: {query.exception()}")
         time.sleep(TICK_S)
 
 
 def planning_lines(spark: SparkSession, top: Path, segments: int) -> list[str]:
-    """How long the planning of a read takes: here, and with all that Spark does for it."""
+    """Measure how long it takes to plan a read, alone and through Spark; return the lines of the table."""
     path = top / "segments"
     middle, middle_ms = 0, 0
     with writing(path, LogOptions(segment_bytes=1 << 12, index_bytes=1 << 12)) as log:
@@ -293,9 +293,11 @@ def planning_lines(spark: SparkSession, top: Path, segments: int) -> list[str]:
 
 
 def main() -> None:
-    """Measure in a directory that is removed afterwards."""
+    """Measure in a temporary directory."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--directory", type=Path, default=None, help="where the data stands; default: a temporary one")
+    parser.add_argument(
+        "--directory", type=Path, default=None, help="parent of the data's directory; default: the system's"
+    )
     parser.add_argument("--records", type=int, default=RECORDS)
     parser.add_argument("--rate", type=int, default=STREAM_RATE)
     parser.add_argument("--seconds", type=int, default=STREAM_S)

@@ -1,10 +1,10 @@
-"""The write path: three nodes of the demo and the load beside them; an answer is on a majority's disks by fdatasync.
+"""The write path: three nodes and their load on one machine; an answer means an fdatasync on a majority's disks.
 
     python -m benchmarks.write_path [--seconds 5] [--json]
 
-The commands are the arithmetic machine's. Beside each figure stands the processor time that a command cost the leader,
-a follower and the load itself: on a shared machine it says more than the rate. The row "bare WebSocket" is an aiohttp
-server with nothing behind it, in the same run and with the same callers: what the connections alone cost.
+The commands are the arithmetic machine's. The table has the processor time per command of the leader, a follower and
+the load itself, which on a shared machine says more than the rate. The row "bare WebSocket" is an aiohttp server that
+answers the same callers at once: the cost of the connections alone.
 """
 
 import argparse
@@ -38,7 +38,7 @@ from .spent import Spent
 COMMANDS = (["add", "3.25"], ["sub", 2], ["mul", "1.5"], ["div", "1.5"], ["add", 7], ["sub", "8.25"])
 ANSWER_HEAD = b"\x95"  # [sequence, index, epoch, results, refused]
 READY_TIMEOUT_S = 60.0
-SUBMITTED = 8192  # How far the pipelining client runs ahead of the answers; a session's window.
+SUBMITTED = 8192  # How far the pipelining client runs ahead of the answers: a session's window.
 TABLE_WIDTH = 132
 WRK_THREADS = 1
 WRK_SCRIPT = """
@@ -54,7 +54,7 @@ end
 
 
 class Figure(NamedTuple):
-    """One measurement: commands a second, waits in milliseconds, processor time in microseconds a command."""
+    """A measurement: commands per second, waits in milliseconds, processor time in microseconds per command."""
 
     name: str
     goal: str
@@ -65,7 +65,7 @@ class Figure(NamedTuple):
 
 
 class Batches:
-    """A session's messages, of so many commands each."""
+    """The messages of a session, with a number of commands each."""
 
     def __init__(self, commands: int) -> None:
         self._commands = commands
@@ -74,19 +74,19 @@ class Batches:
         self._packed = array_head(commands) + b"".join(map(pack, picked))
 
     def next(self) -> bytes:
-        """[sequence, commands]."""
+        """The next [sequence, commands]."""
         message = b"".join((b"\x92", pack(self._next_sequence), self._packed))
         self._next_sequence += self._commands
         return message
 
     def check(self, answer: bytes) -> None:
-        """It is an answer, and no problem. Raises CallFailed."""
+        """Raise CallFailed if the answer is a problem."""
         if not answer.startswith(ANSWER_HEAD):
             raise CallFailed(f"a problem: {unpack(answer)}")
 
 
 class Cluster:
-    """The three nodes, the seconds that each measurement takes, and what was measured."""
+    """The measurements on three nodes, each of which takes `seconds`."""
 
     def __init__(self, nodes: DemoNodes, leader_id: str, seconds: float) -> None:
         self.address = nodes.addresses[leader_id]
@@ -95,7 +95,7 @@ class Cluster:
         self._servers = nodes.servers
 
     async def streams(self, name: str, goal: str, callers: int, commands: int, depth: int) -> Figure:
-        """Callers with a stream and a session each, `depth` messages of `commands` each under way."""
+        """Callers with a stream and a session each, and `depth` messages of `commands` in flight."""
         async with aiohttp.ClientSession(f"http://{self.address}") as http:
             paths = []
             for _ in range(callers):
@@ -107,7 +107,7 @@ class Cluster:
         return self._figure(name, goal, measured, commands)
 
     async def pipelined(self, name: str, goal: str) -> Figure:
-        """The Python client: one caller submits singles and looks at the answers in order, thousands later."""
+        """The Python client: one caller submits commands and takes the answers in order, thousands later."""
         async with connect(self._servers) as client:
             rate, count = await _submit_for(client, self.seconds, self.spent.watch)
         return Figure(name, goal, rate, None, None, self.spent.us_for(count))
@@ -127,7 +127,7 @@ class Cluster:
         return self._figure(name, goal, Measured(len(waits), now - began, sorted(waits)), 1)
 
     async def posts(self, name: str, goal: str, clients: int) -> Figure | None:
-        """POST /commands by wrk, or None where it is not installed."""
+        """POST /commands by wrk; None if it is not installed."""
         wrk = shutil.which("wrk")
         if wrk is None:
             return None
@@ -154,7 +154,7 @@ class Cluster:
 
 
 async def _submit_for(client: Client, seconds: float, watch: Callable[[], None]) -> tuple[float, int]:
-    """Commands a second, and how many."""
+    """The commands per second, and their number."""
     under_way: deque[asyncio.Future[Any]] = deque()
 
     async def submit_until(end: float) -> int:
@@ -178,7 +178,7 @@ async def _submit_for(client: Client, seconds: float, watch: Callable[[], None])
 
 
 async def bare_websocket(name: str, callers: int, seconds: float) -> Figure:
-    """Aiohttp alone: an answer of the same length to every message, in a process of its own."""
+    """Aiohttp alone, in a separate process: an answer of the same length to every message."""
     process = await asyncio.create_subprocess_exec(
         sys.executable, "-m", "benchmarks.write_path", "--bare", stdout=asyncio.subprocess.PIPE
     )
@@ -240,7 +240,7 @@ async def _measure_all(seconds: float, console: Console) -> list[Figure]:
         for measurement in _measurements(Cluster(nodes, leader, seconds)):
             figure = await measurement()
             if figure is None:
-                console.print("wrk is not installed (Debian: apt install wrk), so nothing is said of POST /commands")
+                console.print("wrk is not installed (Debian: apt install wrk); POST /commands is not measured")
             else:
                 figures.append(figure)
                 console.print(f"{figure.name}: {figure.rate:,.0f}/s", highlight=False)
@@ -273,8 +273,8 @@ def _table(figures: list[Figure]) -> Table:
 def main() -> None:
     """Measure, and print the table."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--seconds", type=float, default=5.0, help="of each measurement")
-    parser.add_argument("--json", action="store_true", help="the figures as JSON on standard output")
+    parser.add_argument("--seconds", type=float, default=5.0, help="duration of each measurement")
+    parser.add_argument("--json", action="store_true", help="print the figures as JSON")
     parser.add_argument("--bare", action="store_true", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.bare:
