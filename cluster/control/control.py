@@ -56,16 +56,19 @@ class Control:
         times: ControlTimes,
         send: Callable[[str, bytes], None],
         nominate: Callable[[bool], None],
-        fit: Callable[[], bool],
+        may_lead: Callable[[], bool],
     ) -> None:
-        """`send` gets messages to peers, `nominate` each change; while the node is not `fit` to lead it is silent."""
+        """`send` gets the messages to peers, `nominate` each change of the nomination.
+
+        While `may_lead` is false the node sends nothing, so that another one is elected.
+        """
         self.nominated = False
         self._node_id = node_id
         self._others = frozenset(others)
         self._times = times
         self._send = send
         self._nominate = nominate
-        self._fit = fit
+        self._may_lead = may_lead
         self._connected: set[str] = set()
         self._raft: Raft | None = None
         self._task: asyncio.Task[None] | None = None
@@ -87,7 +90,7 @@ class Control:
         """PySyncObj's status; None while it is being rebuilt."""
         return self._raft.status() if self._raft else None
 
-    def regroup(self, others: Iterable[str]) -> None:
+    def set_other_voters(self, others: Iterable[str]) -> None:
         """Set the other voters; if they change, PySyncObj is rebuilt (rule 13)."""
         if self._others != frozenset(others):
             self._others = frozenset(others)
@@ -107,7 +110,7 @@ class Control:
         if node_id in self._others:
             self._guarded(lambda raft: raft.disconnected(node_id))
 
-    def told(self, node_id: str, data: bytes) -> None:
+    def receive(self, node_id: str, data: bytes) -> None:
         """Take a message of another voter's control plane; an invalid one is dropped."""
         if node_id not in self._others:
             return
@@ -118,7 +121,7 @@ class Control:
             return
         self._guarded(lambda raft: raft.received(node_id, message))
 
-    def _say(self, node_id: str, message: Mapping[str, Any]) -> None:
+    def _send_message(self, node_id: str, message: Mapping[str, Any]) -> None:
         try:
             data = encode(message)
         except NotAdmitted as error:
@@ -130,7 +133,7 @@ class Control:
 
     def _build(self) -> None:
         try:
-            raft = Raft(self._node_id, self._others, self._times.raft, self._say)
+            raft = Raft(self._node_id, self._others, self._times.raft, self._send_message)
             for node_id in self._connected & self._others:
                 raft.connected(node_id)
         except Exception:
@@ -140,7 +143,7 @@ class Control:
 
     async def _run(self) -> None:
         while True:
-            if not self._fit():
+            if not self._may_lead():
                 self._drop()
             elif self._raft is None:
                 await asyncio.sleep(REBUILD_PAUSE_S)
@@ -151,11 +154,11 @@ class Control:
     def _tick(self, raft: Raft) -> None:
         raft.tick()
         status = raft.status()
-        self._level(status.leads and status.has_quorum)
+        self._set_nominated(status.leads and status.has_quorum)
         if status.log_length > MAX_LOG_LENGTH:
             self._drop()
 
-    def _level(self, nominated: bool) -> None:
+    def _set_nominated(self, nominated: bool) -> None:
         if nominated != self.nominated:
             self.nominated = nominated
             self._nominate(nominated)
@@ -172,7 +175,7 @@ class Control:
 
     def _drop(self) -> None:
         raft, self._raft = self._raft, None
-        self._level(False)
+        self._set_nominated(False)
         try:
             if raft is not None:
                 raft.destroy()

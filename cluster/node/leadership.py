@@ -82,7 +82,7 @@ class Leadership:
                 self._ending.add(ending)
                 ending.add_done_callback(self._ending.discard)
         elif self._control is not None:
-            self._control.regroup(others)
+            self._control.set_other_voters(others)
         else:
             times = ControlTimes.of_heartbeat(self._heartbeat_s)
             self._control = Control(
@@ -140,7 +140,7 @@ class Leadership:
         """Pass on a message of a voter's control plane."""
         if self._control is not None and self._replica is not None:
             if self._replica.status().members.is_voter(peer.node_id, peer.disk_id):
-                self._control.told(peer.node_id, data)
+                self._control.receive(peer.node_id, data)
 
     # Events of the core
 

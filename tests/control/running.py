@@ -1,4 +1,4 @@
-"""Control planes of several nodes on one event loop: messages cross at once, where no link is cut."""
+"""The control planes of several nodes on one event loop, with links that a test can cut."""
 
 import asyncio
 from collections.abc import AsyncGenerator
@@ -10,7 +10,7 @@ TIMES = ControlTimes.of_heartbeat(0.04)
 
 
 class Plane:
-    """The control planes by node id, and what each was told to suggest."""
+    """Control planes by node id, and the nominations that each has made."""
 
     def __init__(self, *node_ids: str) -> None:
         self.levels: dict[str, list[bool]] = {node_id: [] for node_id in node_ids}
@@ -22,7 +22,7 @@ class Plane:
             self.make(node_id)
 
     def make(self, node_id: str) -> Control:
-        """A control plane that knows nothing yet."""
+        """A new control plane, without any state."""
         others = [other for other in self.levels if other != node_id]
 
         def send(target: str, data: bytes) -> None:
@@ -37,17 +37,17 @@ class Plane:
 
     def _arrive(self, source: str, target: str, data: bytes) -> None:
         if target in self.controls:
-            self.controls[target].told(source, data)
+            self.controls[target].receive(source, data)
 
     def link(self) -> None:
-        """All links stand, but those that are cut."""
+        """Connect all links that are not cut."""
         for source, control in self.controls.items():
             for target in self.levels:
                 linked = target in self.controls and (source, target) not in self.cut
                 (control.peer_linked if linked else control.peer_unlinked)(target)
 
     def isolate(self, node_id: str) -> None:
-        """Cut whatever goes to or from a node."""
+        """Cut all links to and from a node."""
         self.cut |= {(node_id, other) for other in self.levels} | {(other, node_id) for other in self.levels}
         self.link()
 

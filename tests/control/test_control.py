@@ -101,7 +101,7 @@ async def test_of_other_voters_it_is_made_anew_and_counts_a_majority_of_them() -
         await until(lambda: plane.candidates == [])  # Two of four are no majority.
 
         for node_id, other in (("n1", "n2"), ("n2", "n1")):
-            plane.controls[node_id].regroup([other])
+            plane.controls[node_id].set_other_voters([other])
 
         await until(lambda: len(plane.candidates) == 1)
         await plane.lose("n2")
@@ -127,9 +127,9 @@ async def test_what_makes_pysyncobj_fail_makes_it_anew_and_nothing_else() -> Non
         other = next(node_id for node_id in plane.levels if node_id != first)
         far = encode({"type": "next_node_idx", "next_node_idx": 1 << 50, "reset": True, "success": True})
 
-        plane.controls[first].told(other, far)
-        plane.controls[first].told("n9", far)
-        plane.controls[first].told(other, b"nonsense")
+        plane.controls[first].receive(other, far)
+        plane.controls[first].receive("n9", far)
+        plane.controls[first].receive(other, b"nonsense")
 
         await until(lambda: len(plane.candidates) == 1)
 
@@ -153,8 +153,8 @@ async def test_a_pysyncobj_that_neither_begins_nor_ends_is_made_anew_until_it_do
     async with planes("n1", "n2", "n3") as plane:
         await until(lambda: len(plane.candidates) == 1)
         for control in plane.controls.values():
-            control.regroup([])
-            control.regroup([node_id for node_id in plane.levels if plane.controls[node_id] is not control])
+            control.set_other_voters([])
+            control.set_other_voters([node_id for node_id in plane.levels if plane.controls[node_id] is not control])
         await until(lambda: failures > 2)
         await until(lambda: len(plane.candidates) == 1)
 
@@ -173,7 +173,7 @@ async def test_whatever_integers_a_peer_sends_the_node_lives() -> None:
                         [4, a, True, b > 2],
                     ):
                         for source in plane.levels:
-                            control.told(source, pack(row))
+                            control.receive(source, pack(row))
             await asyncio.sleep(0)
         assert all(control.status() is None or control.status() for control in plane.controls.values())
 
@@ -227,7 +227,7 @@ async def test_a_gadget_planted_in_any_field_command_or_dump_is_never_unpickled(
         control.start()
         for source in ("n2", "n3"):
             control.peer_linked(source)
-            control.told(source, data)
+            control.receive(source, data)
     await until(lambda: all(own == {"n2", "n3"} for own in said))  # It has taken whatever it took, and stands.
     await asyncio.gather(*(control.stop() for control in controls))
 
