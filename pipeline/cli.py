@@ -1,4 +1,4 @@
-"""`quire spark`: the jobs on the command line. What they need beyond quire itself is imported when one of them runs."""
+"""`quire spark`: the jobs on the command line. The dependencies of a job are imported only when it runs."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ MEBIBYTE = 1 << 20
 
 app = typer.Typer(
     name="spark",
-    help="Jobs over a whole log, on Spark: archive, scrub, replay it, report on it.",
+    help="Run jobs over a whole log on Spark: archive, scrub, replay, report.",
     no_args_is_help=True,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
@@ -35,14 +35,14 @@ app = typer.Typer(
 
 Path_ = Annotated[str, typer.Option("--path", metavar="DIR", help="A node's data_dir, or an archive.")]
 Bootstrap = Annotated[str, typer.Option("--bootstrap", metavar="HOST:PORT,...", help="Nodes of a running cluster.")]
-On = Annotated[str, typer.Option("--on", metavar="URL", help="The Spark to run on; as it is configured, else here.")]
-Conf = Annotated[list[str] | None, typer.Option("--conf", metavar="KEY=VALUE", help="A setting of Spark's.")]
-Json = Annotated[bool, typer.Option("--json", help="Answer as one JSON value.")]
+On = Annotated[str, typer.Option("--on", metavar="URL", help="Spark master. Default: as configured, else local.")]
+Conf = Annotated[list[str] | None, typer.Option("--conf", metavar="KEY=VALUE", help="A Spark setting; repeatable.")]
+Json = Annotated[bool, typer.Option("--json", help="Print the summary as one JSON value.")]
 
 
 @app.callback()
 def spark_command() -> None:
-    """Jobs over a whole log, on Spark."""
+    """Run jobs over a whole log on Spark."""
     missing = [name for name in NEEDED if find_spec(name) is None]
     if missing:
         how = "in quire's checkout, .venv/bin/pip install -e '.[spark]'"
@@ -52,20 +52,18 @@ def spark_command() -> None:
 
 @app.command()
 def archive(
-    archive_dir: Annotated[
-        str, typer.Argument(metavar="ARCHIVE", help="A folder of its own, made if it is not there.")
-    ],
+    archive_dir: Annotated[str, typer.Argument(metavar="ARCHIVE", help="The archive's folder; created if missing.")],
     path: Path_ = "",
     bootstrap: Bootstrap = "",
     every: Annotated[
         float,
-        typer.Option("--every", metavar="SECONDS", min=0, help="Go on until Ctrl-C: so often what has come since."),
+        typer.Option("--every", metavar="SECONDS", min=0, help="Repeat at this interval until Ctrl-C."),
     ] = 0,
     on: On = "",
     conf: Conf = None,
     as_json: Json = False,
 ) -> None:
-    """Append to an archive, as Parquet, what the log has committed behind the archive's end."""
+    """Append to a Parquet archive what the log has committed after the archive's end."""
     with _complaining():
         from .jobs import archive as run  # noqa: PLC0415
 
@@ -76,7 +74,7 @@ def archive(
 
 
 def _rounds(run: Callable[[], ArchiveSummary], every_s: float) -> Iterator[ArchiveSummary]:
-    """What a run came to; where there is a pause, of one after the other that found anything, until Ctrl-C."""
+    """The summary of one run; with an interval, of each run that found anything, until Ctrl-C."""
     try:
         yield run()
         while every_s:
@@ -104,14 +102,14 @@ def _archive_lines(summary: ArchiveSummary) -> list[str]:
 @app.command()
 def scrub(
     path: Annotated[
-        list[str] | None, typer.Option("--path", metavar="DIR", help="A data_dir or archive; any number.")
+        list[str] | None, typer.Option("--path", metavar="DIR", help="A data_dir or an archive; repeatable.")
     ] = None,
     bootstrap: Bootstrap = "",
     on: On = "",
     conf: Conf = None,
     as_json: Json = False,
 ) -> None:
-    """Verify every frame of some nodes, and compare the nodes; ends with 1 if anything is not as it was written."""
+    """Verify every frame of some nodes, and compare the nodes. Exits with 1 if anything is damaged or differs."""
     with _complaining():
         from .jobs import scrub as run  # noqa: PLC0415
 
@@ -141,25 +139,23 @@ def _scrub_lines(summary: ScrubSummary) -> list[str]:
 def replay(
     path: Path_ = "",
     archive_dir: Annotated[
-        str, typer.Option("--archive", metavar="ARCHIVE", help="An archive that goes before the data_dir at --path.")
+        str, typer.Option("--archive", metavar="ARCHIVE", help="An archive to read before the data_dir at --path.")
     ] = "",
     bootstrap: Annotated[
         str,
-        typer.Option(
-            "--bootstrap", metavar="HOST:PORT,...", help="Nodes whose answers are compared with the replay's."
-        ),
+        typer.Option("--bootstrap", metavar="HOST:PORT,...", help="Nodes whose answers to compare with the replay's."),
     ] = "",
     machine: Annotated[
         str, typer.Option("--machine", metavar="PACKAGE.MODULE:CLASS", help="The cluster's machine, if not built in.")
     ] = "",
     key_parts: Annotated[
-        int, typer.Option("--key-parts", min=1, help="For kv: cut stretches into so many parts of the keys, too.")
+        int, typer.Option("--key-parts", min=1, help="For kv: split stretches into this many parts by key.")
     ] = 1,
     on: On = "",
     conf: Conf = None,
     as_json: Json = False,
 ) -> None:
-    """Apply the log again, in parallel between snapshots; ends with 1 at the first index whose result differs."""
+    """Replay the log, in parallel between snapshots. Exits with 1 if a result differs, and names the first index."""
     with _complaining():
         from .jobs import replay as run  # noqa: PLC0415
 
@@ -191,9 +187,9 @@ def _replay_lines(summary: ReplaySummary) -> list[str]:
     ]
     if summary.compared_keys:
         lines.append(f"{summary.compared_keys:,} values compared at snapshots, {len(summary.keys)} differ")
-    lines += [f"left out: {told}" for told in summary.left_out]
+    lines += [f"left out: {reason}" for reason in summary.left_out]
     lines += [each.sentence() for each in summary.keys]
-    lines += [f"{server}: {told}" for server, told in summary.live.items()]
+    lines += [f"{server}: {verdict}" for server, verdict in summary.live.items()]
     if summary.difference is not None:
         lines.append(summary.difference.sentence())
     return [*lines, summary.verdict]
@@ -201,17 +197,17 @@ def _replay_lines(summary: ReplaySummary) -> list[str]:
 
 @app.command()
 def report(
-    folder: Annotated[str, typer.Argument(metavar="FOLDER", help="Where the pages go; made if it is not there.")],
+    folder: Annotated[str, typer.Argument(metavar="FOLDER", help="The folder for the report; created if missing.")],
     path: Path_ = "",
     bootstrap: Bootstrap = "",
     archive_dir: Annotated[
-        str, typer.Option("--archive", metavar="ARCHIVE", help="An archive, read together with the live log.")
+        str, typer.Option("--archive", metavar="ARCHIVE", help="An archive to read together with the live log.")
     ] = "",
     on: On = "",
     conf: Conf = None,
     as_json: Json = False,
 ) -> None:
-    """Count commands, throughput, pauses and failovers; write a page with plots. With --bootstrap lag, too."""
+    """Report commands, throughput, pauses and failovers on a page with plots; with --bootstrap, lag as well."""
     with _complaining():
         from .jobs import report as run  # noqa: PLC0415
 
@@ -230,7 +226,7 @@ def _report_lines(made: Report) -> list[str]:
 
 
 def _servers(bootstrap: str) -> tuple[str, ...]:
-    """All members that the named nodes know of."""
+    """All members that the named nodes know."""
     from .origin.cluster import ClusterLog  # noqa: PLC0415
     from .source.options import SourceOptions  # noqa: PLC0415
 
@@ -251,7 +247,7 @@ def _options(path: str, bootstrap: str, archive_dir: str = "") -> SourceOptions:
 
 @contextmanager
 def _session(job: str, on: str, conf: list[str] | None) -> Generator[SparkSession]:
-    """A Spark whose workers run in this interpreter, unless it is told another."""
+    """A Spark session whose workers run in this interpreter, unless PYSPARK_PYTHON names another."""
     from pyspark.errors import PySparkRuntimeError  # noqa: PLC0415
     from pyspark.sql import SparkSession  # noqa: PLC0415
 
@@ -267,7 +263,7 @@ def _session(job: str, on: str, conf: list[str] | None) -> Generator[SparkSessio
     try:
         session = (builder.config("spark.master", on) if on else builder).getOrCreate()
     except PySparkRuntimeError as error:
-        _complain(f"Spark does not start ({error}); it needs a Java 17 or newer, in PATH or JAVA_HOME")
+        _complain(f"Spark does not start ({error}); it needs Java 17 or newer, in PATH or JAVA_HOME")
         raise typer.Exit(EXIT_FAILED) from None
     session.sparkContext.setLogLevel("OFF")
     try:
@@ -279,7 +275,7 @@ def _session(job: str, on: str, conf: list[str] | None) -> Generator[SparkSessio
 
 @contextmanager
 def _progress(name: str, *, hidden: bool) -> Generator[Callable[[int, int], None]]:
-    """A bar on stderr while the block runs; nothing where stderr is no terminal."""
+    """A progress bar on stderr while the block runs, if stderr is a terminal."""
     from rich.console import Console  # noqa: PLC0415
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn  # noqa: PLC0415
 
@@ -299,7 +295,7 @@ def _tell(document: dict[str, Any], lines: list[str], *, as_json: bool) -> None:
 
 @contextmanager
 def _complaining() -> Generator[None]:
-    """What goes wrong as one sentence and an exit code."""
+    """Report an error as one sentence and an exit code."""
     from quire.log import LogError  # noqa: PLC0415
     from quire.sm import MachineError  # noqa: PLC0415
 

@@ -1,13 +1,13 @@
-"""The one writer of an archive: what new files become part of it, and what a run that was killed left behind.
+"""Append files to an archive, one process at a time; remove what a killed run left there.
 
-A file becomes part of the archive in this order, each step durable before the next:
+A file becomes part of the archive in these steps, each durable before the next:
 
-1. It is whole among the new ones, under a name of its own.
-2. It is renamed into its folder. Here it is seen by whoever lists folders, and does not count.
-3. Its line stands in the manifest. Now it counts.
+1. The file is complete in the folder of new files, under a name of its own.
+2. It is renamed into its folder. It is visible there, but not yet part of the archive.
+3. Its line is in the manifest. Now it is part of the archive.
 
-Killed between 1 and 3, the next run removes it and writes its records again: a file that no line names goes. Killed in
-the middle of 3, the line is cut short and is none.
+If a run is killed between 1 and 3, the next run removes the file, since no line names it, and writes its records again.
+If it is killed during 3, the line is incomplete and is ignored.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from .writer import NEW_FOLDER, Written
 
 
 class ArchiveAppender:
-    """An archive that is open for growing; one at a time."""
+    """An archive that is open for appending, by one process at a time."""
 
     def __init__(self, path: str, manifest: ArchiveManifest | None) -> None:
         self.path = path
@@ -40,19 +40,19 @@ class ArchiveAppender:
 
     @property
     def tail(self) -> Tail | None:
-        """The chain's end behind what the archive holds; None while it holds nothing."""
+        """The chain's end after the archive's last frame; None if the archive is empty."""
         return None if self._manifest is None else self._manifest.tail
 
     def check_cluster(self, name: str, cluster_id: str) -> None:
-        """Raise ForeignLog where the archive is another cluster's."""
+        """Raise ForeignLog if the archive is of another cluster."""
         if self._manifest is not None and self._manifest.cluster_id != cluster_id:
             raise ForeignLog(name, cluster_id, self._manifest.cluster_id)
 
     def commit(self, name: str, cluster_id: str, written: Written) -> None:
-        """Make a new file the archive's last one; durable on return. `name` is the log's, for messages.
+        """Append a new file to the archive; durable on return. `name`: the log's name in messages.
 
         Raises:
-            ArchiveDiverges: it does not follow what stands there.
+            ArchiveDiverges: the file does not follow the archive's last frame.
             OSError: the file system failed.
         """
         held = written.held
@@ -74,7 +74,7 @@ class ArchiveAppender:
         return ArchiveManifest(self.path, cluster_id, origin, [])
 
     def _make_folders(self, folder: str) -> None:
-        """Each level durable in the one above."""
+        """Create each missing folder, durable in the one above."""
         above = self.path
         for part in folder.split("/"):
             below = os.path.join(above, part)
@@ -90,7 +90,7 @@ class ArchiveAppender:
             os.fsync(file.fileno())
 
     def clean(self) -> None:
-        """Remove what no line of the manifest names."""
+        """Remove files that no line of the manifest names."""
         counted = set() if self._manifest is None else {held.file for held in self._manifest.files}
         top = Path(self.path)
         for file in [*top.glob("date=*/segment=*/*.parquet"), *top.glob(f"{NEW_FOLDER}/*")]:
@@ -100,15 +100,15 @@ class ArchiveAppender:
 
 @contextmanager
 def open_archive(path: str) -> Generator[ArchiveAppender]:
-    """The archive at a path, which is made if there is nothing yet; what a run that was killed left there is gone.
+    """Open the archive at a path for appending, or create it; what a killed run left there is removed.
 
     Raises:
-        OptionRefused: something else stands there.
-        LogLocked: another process has it open so.
-        ArchiveDamaged, ArchiveGap: its manifest is not whole.
+        OptionRefused: the path holds something else.
+        LogLocked: another process has the archive open for appending.
+        ArchiveDamaged, ArchiveGap: its manifest is damaged, or has a gap.
     """
     if os.path.exists(path) and not os.path.isdir(os.path.join(path, OWN_FOLDER)) and os.listdir(path):
-        raise OptionRefused("archive", f"{path} holds something else; name a folder of its own")
+        raise OptionRefused("archive", f"{path} holds something other than an archive; name another folder")
     os.makedirs(os.path.join(path, NEW_FOLDER), exist_ok=True)
     directory = FileDirectory(os.path.join(path, OWN_FOLDER))
     directory.lock()
@@ -122,7 +122,7 @@ def open_archive(path: str) -> Generator[ArchiveAppender]:
 
 
 def _cut_short_line(path: str) -> None:
-    """Cut off what stands behind the last whole line."""
+    """Truncate the manifest after its last complete line."""
     raw = read_manifest_bytes(path)
     whole = 0 if raw is None else raw.rfind(b"\n") + 1
     if raw is not None and whole < len(raw):

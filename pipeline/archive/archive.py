@@ -1,7 +1,7 @@
-"""`archive`: what a log has committed, appended to an archive; each record once, whatever ends a run.
+"""`archive`: append the committed log to an archive, each record once, even if runs are interrupted.
 
-Tasks write files, one or more for each piece of the log; this process alone lets them count, in the order of the log. A
-run goes on where the archive ends.
+Tasks write files, one or more for each piece of the log; only this process adds them to the archive, in the order of
+the log. A run continues where the archive ends.
 """
 
 from __future__ import annotations
@@ -44,24 +44,24 @@ class ArchiveSummary:
 
     @property
     def records(self) -> int:
-        """How many."""
+        """The number of records added."""
         return self.to_index - self.from_index
 
 
 def archive(
     options: SourceOptions, path: str, *, spark: SparkSession | None = None, progress: Progress = no_progress
 ) -> ArchiveSummary:
-    """Append to the archive at `path` all that the log has committed behind the archive's end.
+    """Append to the archive at `path` all that the log has committed after the archive's end.
 
-    The options name the log (`path` or `bootstrap`). Executors must see `path`, too. Each file that is
-    done is durable and counts at once. Without a Spark this process does it all.
+    The options name the log (`path` or `bootstrap`). Executors must see the archive, too. Each file is durable and part
+    of the archive as soon as it is appended. Without Spark, this process does all the work.
 
     Raises:
-        OptionRefused: the options name a part of the log.
-        ArchiveGap: the log expired beyond the archive's end.
+        OptionRefused: the options select a part of the log, or `path` holds something other than an archive.
+        ArchiveGap: the log has expired past the archive's end.
         ForeignLog, ArchiveDiverges: the archive is of another cluster, or of another history.
-        LogLocked: another process appends to it.
-        FrameCorrupt, RecordsLost, ClusterUnavailable: as the log is found.
+        LogLocked: another process appends to the archive.
+        FrameCorrupt, RecordsLost, ClusterUnavailable: from the log.
     """
     refuse_ranges(options)
     options, path = absolute(options), os.path.abspath(path)
@@ -97,7 +97,7 @@ def archive(
 def _in_order(
     options: SourceOptions, path: str, pieces: list[LogPartition], spark: SparkSession | None
 ) -> Iterator[Written]:
-    """The files of all pieces, in the order of the log; what is written before its turn has come waits."""
+    """The files of all pieces in the order of the log. Files that are written early wait for their turn."""
     waiting: dict[int, list[Written]] = {}
     turn = 0
     for outcome in spread(spark, partial(_write, options, path), pieces):
@@ -113,7 +113,7 @@ def _write(options: SourceOptions, path: str, piece: LogPartition) -> list[Writt
 
 
 def _copy_snapshots(options: SourceOptions, keeper: ArchiveAppender, path: str) -> list[int]:
-    """Those of a data_dir, as far as the archive holds the log that they stand in; a cluster's nodes show none."""
+    """Copy a data_dir's genesis and the snapshots within the archived log. Nodes do not serve theirs over HTTP."""
     if options.path is None or is_archive(options.path) or keeper.tail is None:
         return []
     copy_genesis(options.path, path)

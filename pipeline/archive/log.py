@@ -1,7 +1,7 @@
-"""An archive as a log to read from; see `Origin`.
+"""An archive as a log to read, alone or followed by the live log; see `Origin`.
 
-The rows of a file are put together to frames again, as they stood in the log, and go the way that frames from a store
-go: every crc, the chain, and the very same columns.
+The rows of a file are assembled into the frames that they had in the log, and those are read like frames from a store:
+every crc and the chain are checked, and the same code makes the columns.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ INDEX = "index"
 
 
 class ArchiveLog:
-    """The log in an archive. It never changes but by growing at its end, which is seen by `bounds` alone: what is asked
-    between two calls of it is answered from one manifest.
+    """The log in an archive. It only grows at its end, and only `bounds` looks for that: between two calls of `bounds`,
+    all answers are from one manifest.
     """
 
     servers: tuple[str, ...] = ()
@@ -53,7 +53,7 @@ class ArchiveLog:
 
     def index_at(self, timestamp: int, bounds: Bounds) -> int:
         files = self.manifest.files
-        # The first file whose last frame is not older; within it, frames tell.
+        # The first file whose last frame is not older; then look at the frames within it.
         place = bisect_left(files, timestamp, key=lambda held: held.timestamp)
         if place == len(files):
             return bounds.highest_index
@@ -100,7 +100,7 @@ class ArchiveLog:
         return found
 
     def _check_size(self, held: ArchiveFile) -> None:
-        """A file that is gone or cut short is found before anything is read."""
+        """Raise ArchiveDamaged for a missing or truncated file before anything is read."""
         try:
             size = os.stat(os.path.join(self.name, held.file)).st_size
         except FileNotFoundError:
@@ -120,7 +120,7 @@ class ArchiveLog:
         """Nothing is held open between two calls."""
 
     def _file_rows(self, place: int, stretch: Stretch, skimmer: Skimmer) -> Iterator[Rows]:
-        """The rows of a stretch that lies in one file, whose frames are checked by crc and chain."""
+        """The rows of a stretch within one file; its frames are verified by crc and chain."""
         held = self.manifest.files[place]
         tail: Tail | None = None
         try:
@@ -139,10 +139,10 @@ class ArchiveLog:
         if tail is None or tail.index < stretch.to_index:
             raise self._damaged(held, "rows are missing at its end", tail)
         if tail.index == held.to_index and tail != held.tail:
-            raise self._damaged(held, f"it ends with {tail}, the manifest says {held.tail}", tail)
+            raise self._damaged(held, f"it ends with {tail}, but the manifest says {held.tail}", tail)
 
     def _raw_pieces(self, held: ArchiveFile, from_index: int, to_index: int) -> Iterator[bytes]:
-        """The frames of the row groups that hold [from_index, to_index), as they stood in the log."""
+        """The frames of the row groups that hold [from_index, to_index), byte for byte as in the log."""
         path = os.path.join(self.name, held.file)
         if footer_crc32c(path) != held.footer_crc32c:
             raise self._damaged(held, "its footer fails its crc32c")
@@ -161,12 +161,12 @@ class ArchiveLog:
 
 
 def _joined(leads: Any, values: Any) -> bytes:
-    """What stands in the two columns, row after row: a Python object for a frame, none for a record."""
+    """The bytes of both columns, row by row. This makes Python objects per frame, not per record."""
     lead_ends, lead_data = _buffers(leads)
     value_ends, value_data = _buffers(values)
     rows = np.flatnonzero(lead_ends[1:] > lead_ends[:-1])
     if not len(rows) or rows[0]:
-        raise PayloadInvalid("its first record has no frame")
+        raise PayloadInvalid("its first record has no frame header")
     firsts, lasts = lead_ends[rows].tolist(), lead_ends[rows + 1].tolist()
     starts, ends = value_ends[rows].tolist(), value_ends[np.append(rows[1:], len(value_ends) - 1)].tolist()
     pieces: list[memoryview] = []
@@ -177,7 +177,7 @@ def _joined(leads: Any, values: Any) -> bytes:
 
 
 def _buffers(column: Any) -> tuple[Integers, memoryview]:
-    """The offsets of a binary column, from 0 on, and its bytes; null is empty."""
+    """The offsets of a binary column, starting at 0, and its bytes; null counts as empty."""
     array = column.combine_chunks()
     if isinstance(array, pa.ChunkedArray):
         array = pa.concat_arrays(array.chunks)
@@ -187,7 +187,11 @@ def _buffers(column: Any) -> tuple[Integers, memoryview]:
 
 
 class JoinedLog:
-    """The archive's records, and behind them the live log's."""
+    """The archive's records, followed by the live log's.
+
+    Everything that the archive holds is read from it: it does not change, so nothing can expire between planning and
+    reading, and the nodes are spared. The first frame of the live log must follow the archive's last.
+    """
 
     def __init__(self, archive: ArchiveLog, live: Origin) -> None:
         self.archive, self.live = archive, live
@@ -199,19 +203,19 @@ class JoinedLog:
 
     @property
     def _boundary(self) -> int:
-        """Where the live log is read from: the archive's end, as it was when bounds were asked for."""
+        """The index from which the live log is read: the archive's end at the last call of `bounds`."""
         return self.archive.manifest.tail.index
 
     def cluster_id(self) -> str:
-        """Raises ForeignLog: they are of two clusters."""
+        """Raises ForeignLog: archive and live log are of different clusters."""
         archived, found = self.archive.cluster_id(), self.live.cluster_id()
         if found != archived:
             raise ForeignLog(self.live.name, found, archived)
         return found
 
     def bounds(self) -> Bounds:
-        """Raises ArchiveGap: the live log begins behind the archive's end."""
-        # The archive last: what has expired from the live log by then was archived before.
+        """Raises ArchiveGap: the live log starts after the archive's end."""
+        # Look at the archive last: then records that expire from the live log in between are in the archive.
         live, archived = self.live.bounds(), self.archive.bounds()
         if live.lowest_index > archived.highest_index:
             raise ArchiveGap(self.archive.name, archived.highest_index, live.lowest_index)
@@ -224,7 +228,7 @@ class JoinedLog:
         return max(self._boundary, self.live.index_at(timestamp, self.live.bounds()))
 
     def index_within_bytes(self, from_index: int, to_index: int, max_bytes: int) -> int:
-        # A batch of a stream does not reach across the boundary: it is short once.
+        # A batch of a stream does not cross the boundary: one batch is shorter.
         if from_index < self._boundary:
             return self.archive.index_within_bytes(from_index, min(to_index, self._boundary), max_bytes)
         return self.live.index_within_bytes(from_index, to_index, max_bytes)
@@ -245,7 +249,7 @@ class JoinedLog:
             except RecordsLost as error:
                 if self.archive.bounds().highest_index <= error.from_index:
                     raise
-                # It was archived since the stretch was planned, and expired then.
+                # The records were archived after the stretch was planned, and then expired.
                 yield from self.rows(stretch._replace(from_index=error.from_index), skimmer)
 
     def _check_boundary(self, rows: Rows) -> None:

@@ -1,17 +1,19 @@
-"""An archive: Parquet files that hold a log's frames to the byte, and a manifest that says which of them count.
+"""The format of an archive: Parquet files that hold a log's frames byte for byte, and a manifest that lists them.
 
     ARCHIVE/
       date=2026-11-21/segment=00000000000000042000/00000000000000042000-00000000000000084000.parquet
       _quire/manifest       lines: JSON, a space, its crc32c in hex
-      _quire/new/           on its way; emptied at the next run
+      _quire/new/           files being written; emptied at the next run
       _quire/snapshots/     snapshots of the machine, as in a data_dir
-      _quire/lock           one archiver a directory
+      _quire/lock           held by the one process that appends
 
-The manifest's first line says whose log it is and what stood before its first frame; each further line is one file,
-which begins where the one before ends. A file counts once its line is there, durably; a line that was cut short by a
-crash is none. A row is a record, with the columns of the source and one more, `lead`: the bytes of the log between the
-record before and this one's value, which are a frame's header at its first record. So `lead` and `value`, row by row,
-are the log itself, and its crcs and its chain are checked whenever an archive is read.
+The manifest's first line has the cluster's id and the chain's end before the first frame. Each further line is one
+file, which starts where the previous file ends. A file is part of the archive once its line is durable; a last line
+that a crash cut short is ignored.
+
+A row is a record, with the columns of the source and one more, `lead`: the bytes of the log between the previous
+record's value and this one's, which include the frame's header at the first record of a frame. So `lead` and `value`,
+row by row, are the log itself, and its crcs and its chain are checked whenever an archive is read.
 """
 
 from __future__ import annotations
@@ -29,7 +31,7 @@ from quire.log import Tail
 from ..errors import ArchiveDamaged, ArchiveGap, NoLog
 
 OWN_FOLDER = "_quire"
-"""Spark passes over names that begin so."""
+"""Spark ignores names that start with an underscore."""
 MANIFEST_FILE = f"{OWN_FOLDER}/manifest"
 MANIFEST_VERSION = 1
 CRC_DIGITS = 8
@@ -45,25 +47,25 @@ class ArchiveFile(NamedTuple):
     from_index: int
     to_index: int
     epoch: int
-    """Of the last frame, as the next two."""
+    """Of the last frame, like `timestamp` and `crc32c`."""
     timestamp: int
     crc32c: int
     frames: int
     log_bytes: int
-    """Of those frames in the log."""
+    """The size of those frames in the log."""
     file_bytes: int
     footer_crc32c: int
-    """Of what `footer_crc32c` reads: what a page holds has crcs of its own, where pages stand has none in Parquet."""
+    """From `footer_crc32c`: Parquet has crcs for pages, but none for the footer that lists them."""
     sha256: str
 
     @property
     def tail(self) -> Tail:
-        """The chain's end behind the file."""
+        """The chain's end after the file."""
         return Tail(self.to_index, self.epoch, self.timestamp, self.crc32c)
 
 
 class ArchiveManifest:
-    """What counts in an archive: a log from some boundary on, without a gap."""
+    """The files of an archive: a log from some boundary on, without a gap."""
 
     def __init__(self, path: str, cluster_id: str, origin: Tail, files: list[ArchiveFile]) -> None:
         """`origin`: the chain's end before the first file. Raises ArchiveGap."""
@@ -75,13 +77,13 @@ class ArchiveManifest:
                 raise ArchiveGap(path, reached, first)
 
     def add(self, held: ArchiveFile) -> None:
-        """Take note of one more file, which follows."""
+        """Add the next file."""
         self.files.append(held)
         self._firsts.append(held.from_index)
 
     @property
     def tail(self) -> Tail:
-        """The chain's end behind the last file."""
+        """The chain's end after the last file."""
         return self.files[-1].tail if self.files else self.origin
 
     def before(self, place: int) -> Tail:
@@ -97,33 +99,33 @@ class ArchiveManifest:
         """The manifest of the archive at a path.
 
         Raises:
-            NoLog: there is no archive.
-            ArchiveDamaged: a line of it is not what was written.
-            ArchiveGap: two files do not follow one another.
+            NoLog: there is no archive, or it is empty.
+            ArchiveDamaged: a line is damaged, or of another version.
+            ArchiveGap: a file does not start where the previous one ends.
         """
         raw = read_manifest_bytes(path)
         if raw is None:
-            raise NoLog(path, f"it has no {MANIFEST_FILE}, so it is no archive")
+            raise NoLog(path, f"it has no {MANIFEST_FILE}, so it is not an archive")
         lines = list(whole_lines(path, raw))
         if not lines:
-            raise NoLog(path, f"its {MANIFEST_FILE} holds nothing yet")
+            raise NoLog(path, f"its {MANIFEST_FILE} is still empty")
         try:
             head = lines[0]
             if head["version"] != MANIFEST_VERSION:
-                raise ArchiveDamaged(path, MANIFEST_FILE, f"it is of version {head['version']}, unknown here")
+                raise ArchiveDamaged(path, MANIFEST_FILE, f"it has version {head['version']}, which is unknown here")
             files = [ArchiveFile(**line) for line in lines[1:]]
             return cls(path, head["cluster_id"], Tail(*head["origin"]), files)
         except (TypeError, KeyError) as error:
-            raise ArchiveDamaged(path, MANIFEST_FILE, f"a line lacks a part ({error})") from error
+            raise ArchiveDamaged(path, MANIFEST_FILE, f"a line lacks a field ({error})") from error
 
 
 def is_archive(path: str) -> bool:
-    """Whether an archive stands at a path."""
+    """Whether there is an archive at a path."""
     return os.path.isfile(os.path.join(path, MANIFEST_FILE))
 
 
 def read_manifest_bytes(path: str) -> bytes | None:
-    """The manifest's bytes, None if there is none."""
+    """The manifest's bytes; None if there is no manifest."""
     try:
         with open(os.path.join(path, MANIFEST_FILE), "rb") as file:
             return file.read()
@@ -132,7 +134,7 @@ def read_manifest_bytes(path: str) -> bytes | None:
 
 
 def manifest_stamp(path: str) -> tuple[int, int, int] | None:
-    """What differs once the manifest has grown or been replaced; None if there is none."""
+    """A stamp that changes when the manifest grows or is replaced; None if there is no manifest."""
     try:
         status = os.stat(os.path.join(path, MANIFEST_FILE))
     except (FileNotFoundError, NotADirectoryError):
@@ -141,7 +143,7 @@ def manifest_stamp(path: str) -> tuple[int, int, int] | None:
 
 
 def footer_crc32c(path: str) -> int:
-    """The crc32c of a Parquet file's footer: what stands in front of its length, and what follows. Raises OSError."""
+    """The crc32c of a Parquet file's footer, its length and the final `PAR1`. Raises OSError."""
     with open(path, "rb") as file:
         end = file.seek(0, os.SEEK_END)
         file.seek(max(0, end - FOOTER_TAIL_BYTES))
@@ -157,12 +159,12 @@ def encode_line(document: dict[str, Any]) -> bytes:
 
 
 def whole_lines(path: str, raw: bytes) -> Iterator[dict[str, Any]]:
-    """The lines' documents; a last one that was cut short by a crash is passed over.
+    """The documents in the lines, without a last line that a crash cut short.
 
     Raises:
-        ArchiveDamaged: another one is not what was written.
+        ArchiveDamaged: another line is damaged.
     """
-    lines = raw.split(b"\n")[:-1]  # Behind the last newline stands nothing, or what was cut short.
+    lines = raw.split(b"\n")[:-1]  # After the last newline there is nothing, or an incomplete line.
     for number, line in enumerate(lines, 1):
         text, crc = line[: -CRC_DIGITS - 1], line[-CRC_DIGITS:]
         if b"%08x" % crc32c(text) != crc:

@@ -1,4 +1,4 @@
-"""The snapshots of a data_dir or an archive, looked at without changing them, and copied from one into the other."""
+"""The snapshots of a data_dir or an archive: read without changing them, and copied from one to the other."""
 
 from __future__ import annotations
 
@@ -17,28 +17,28 @@ GENESIS_FILE = "genesis"
 
 
 class StoredSnapshot(NamedTuple):
-    """A snapshot, and the data_dir or archive that it stands in."""
+    """A snapshot, and the data_dir or archive that holds it."""
 
     path: str
     manifest: Manifest
 
 
-class Found(NamedTuple):
-    """The snapshots of a data_dir or an archive, as far as their manifests tell."""
+class StoredSnapshots(NamedTuple):
+    """The snapshots of a data_dir or an archive, by their manifests."""
 
     manifests: list[Manifest]
-    """Of the whole ones, the oldest first."""
+    """The intact ones, oldest first."""
     damaged: list[SnapshotDamaged]
 
 
 def snapshot_root(path: str) -> str:
-    """The folder that `snapshots/` stands in: a data_dir itself, an archive's own folder."""
+    """The folder with `snapshots/`: a data_dir itself, or an archive's own folder."""
     return os.path.join(path, OWN_FOLDER) if is_archive(path) else path
 
 
-def stored_snapshots(path: str) -> Found:
-    """What stands in a data_dir or an archive; chunks are not looked at."""
-    top, found = snapshot_root(path), Found([], [])
+def stored_snapshots(path: str) -> StoredSnapshots:
+    """The snapshots in a data_dir or an archive. Only manifests are checked, not chunks."""
+    top, found = snapshot_root(path), StoredSnapshots([], [])
     if not os.path.isdir(os.path.join(top, SNAPSHOTS_FOLDER)):
         return found
     folder = ReadOnlyDirectory(os.path.join(top, SNAPSHOTS_FOLDER))
@@ -47,7 +47,7 @@ def stored_snapshots(path: str) -> Found:
             with closing(folder.child(name).open(MANIFEST_NAME)) as file:
                 found.manifests.append(decode_manifest(file.read_at(0, MAX_MANIFEST_BYTES), name))
         except FileNotFoundError:
-            continue  # A node removes old ones meanwhile.
+            continue  # The node has removed it in the meantime.
         except SnapshotDamaged as error:
             found.damaged.append(error)
     return found
@@ -59,7 +59,7 @@ def reading_store(path: str, manifest: Manifest) -> SnapshotStore:
 
 
 def copy_genesis(data_dir: str, archive: str) -> None:
-    """Copy the file that outlives a log's first frame into an archive, where it is not there yet; durable on return."""
+    """Copy the genesis file, which outlives the log's first frame, to an archive that lacks it; durable on return."""
     source, folder = os.path.join(data_dir, GENESIS_FILE), FileDirectory(os.path.join(archive, OWN_FOLDER))
     if GENESIS_FILE in folder.list() or not os.path.isfile(source):
         return
@@ -73,14 +73,14 @@ def copy_genesis(data_dir: str, archive: str) -> None:
 
 
 def copy_snapshots(data_dir: str, archive: str, to_index: int) -> list[int]:
-    """Copy the snapshots at or below an index into an archive; the indices of those that were not there yet.
+    """Copy the snapshots at or below an index to an archive; return the indices of those that were copied.
 
     Raises:
         SnapshotForeign: they are of another machine than those in the archive.
-        DiskFull, OSError: there is no room, or the file system failed.
+        DiskFull, OSError: the disk is full, or the file system failed.
     """
     copied: list[int] = []
-    for manifest in stored_snapshots(data_dir).manifests:  # Damaged ones a node sets aside by itself.
+    for manifest in stored_snapshots(data_dir).manifests:  # The node itself handles damaged ones.
         if manifest.index > to_index:
             continue
         owner = Owner(manifest.cluster_id, manifest.machine)
@@ -92,7 +92,7 @@ def copy_snapshots(data_dir: str, archive: str, to_index: int) -> list[int]:
             for number in range(len(manifest.chunks)):
                 write_file(folder, chunk_name(number), source.chunk(manifest, number))
         except SnapshotDamaged:
-            kept.give_up(manifest.index)  # The node removed it meanwhile; or it is damaged, which the node will say.
+            kept.give_up(manifest.index)  # The node has removed it, or it is damaged, which the node reports itself.
             continue
         write_file(folder, MANIFEST_NAME, manifest.encode())
         folder.sync()

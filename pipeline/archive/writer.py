@@ -1,4 +1,4 @@
-"""One piece of a log as Parquet files, one for each day; see archive_manifest for what stands in them."""
+"""Write one piece of a log as Parquet files, one for each day. `manifest` describes their contents."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from .manifest import OWN_FOLDER, ArchiveFile, footer_crc32c
 
 NEW_FOLDER = f"{OWN_FOLDER}/new"
 GROUP_BYTES = 8 << 20
-"""Of the log in one row group, about: what a reader holds at a time."""
+"""About how much of the log is in one row group, which a reader holds in memory."""
 DAY = 86_400_000_000
 """Microseconds."""
 
@@ -52,21 +52,21 @@ FILE_SCHEMA = ROW_SCHEMA.append(pa.field(LEAD, pa.binary()))
 
 
 class Written(NamedTuple):
-    """A file that is written and does not count yet: it has a name of its own among the new ones."""
+    """A complete file that is not yet part of the archive, in the folder of new files."""
 
     new: str
     held: ArchiveFile
     prev_crc32c: int
-    """Of its first frame: what must stand before it."""
+    """Of its first frame: the crc32c of the frame that must precede it."""
 
 
 def write_stretch(origin: Origin, path: str, stretch: Stretch) -> list[Written]:
-    """Write the records of a stretch, both of whose ends are frame boundaries, below the archive's folder of new files.
+    """Write the records of a stretch, whose ends are frame boundaries, to the archive's folder of new files.
 
-    All of it is durable on return, and none of it counts. Each attempt has files of its own.
+    The files are durable on return, but not yet part of the archive. Each attempt writes files of its own.
 
     Raises:
-        FrameCorrupt, RecordsLost, ClusterUnavailable: as the origin finds it.
+        FrameCorrupt, RecordsLost, ClusterUnavailable: from the origin.
         OSError: the file system failed.
     """
     written: list[Written] = []
@@ -91,7 +91,7 @@ def write_stretch(origin: Origin, path: str, stretch: Stretch) -> list[Written]:
 
 
 class _Part(NamedTuple):
-    """The rows [first, last) of some, of one day."""
+    """The rows [first, last), all of one day."""
 
     day: int
     first: int
@@ -112,7 +112,7 @@ def _table(rows: Rows) -> pa.Table:
 
 
 def _leads(rows: Rows) -> pa.Array:
-    """What stands in the log between a record's value and the one before."""
+    """The bytes of the log between each record's value and the previous one's."""
     before = np.empty_like(rows.start)
     before[1:] = rows.end[:-1]
     before[0] = rows.frames[0][1]
@@ -126,7 +126,7 @@ def _leads(rows: Rows) -> pa.Array:
 
 
 class _File:
-    """A Parquet file on its way."""
+    """A Parquet file that is being written."""
 
     def __init__(self, path: str, stretch: Stretch, day: int) -> None:
         self.day = day
@@ -143,7 +143,7 @@ class _File:
         self._log_bytes = 0
 
     def add(self, table: pa.Table, rows: Rows, part: _Part) -> None:
-        """Take rows that are whole frames."""
+        """Add rows that are whole frames."""
         first, last = int(rows.index[part.first]), int(rows.index[part.last - 1])
         for header, _ in rows.frames:
             if first <= header.index <= last:
@@ -162,7 +162,7 @@ class _File:
         self._group, self._group_bytes = [], 0
 
     def finish(self) -> Written:
-        """Make it durable."""
+        """Close the file, durable on return."""
         if self._group:
             self._write_group()
         self._writer.close()
@@ -189,12 +189,12 @@ class _File:
         return Written(self._new, held, self._before.crc32c)
 
     def give_up(self) -> None:
-        """Close it; what is left of it is removed at the next run."""
+        """Close the unfinished file; the next run removes it."""
         self._sink.close()
 
 
 class _HashedFile:
-    """A file that is written once from its beginning, with the sha256 and the size of what was."""
+    """A file that is written once, from start to end; it computes the sha256 and the size of its content."""
 
     def __init__(self, path: str) -> None:
         self._file: BinaryIO = open(path, "xb")  # noqa: SIM115  # Closed by finish or close.
@@ -215,7 +215,7 @@ class _HashedFile:
         self._file.flush()
 
     def finish(self) -> None:
-        """Durable, and closed."""
+        """Close the file, durable on return."""
         with closing(self._file):
             self._file.flush()
             os.fsync(self._file.fileno())

@@ -1,9 +1,9 @@
-"""Where a replay and the cluster part: the first index whose result is another, as far as anything kept tells it.
+"""Where a replay and the cluster diverge: the first index whose result differs, as far as the kept replies show it.
 
-A digest says that something before it differs, not what. But a snapshot keeps the replies of every session, the last
-`session_window` of each, so that retries are answered: so they are compared with those of the replay, one by one, and
-the first that differs has an index in the log. It is the first of all where every reply before it is kept and equal;
-otherwise one of those that are not kept may differ, too.
+A digest shows that something before it differs, but not what. A snapshot, however, keeps the last `session_window`
+replies of every session, so that retries can be answered. They are compared with the replay's replies one by one, and
+the first that differs belongs to an index in the log. If every reply before it is kept and equal, it is the first of
+all; otherwise one of the replies that are not kept may differ, too.
 """
 
 from __future__ import annotations
@@ -17,35 +17,35 @@ from quire.sm import Refused, Sessions
 
 
 class Difference(NamedTuple):
-    """At a boundary, somebody's digest is not the replay's."""
+    """At a boundary, a recorded digest or state differs from the replay's."""
 
     boundary: int
     source: str
-    """Whose."""
+    """Where it was recorded: a node's address, or a snapshot."""
     found: str
     """The replay's digest."""
     expected: str
     reason: str
     first_index: int | None = None
-    """Of the first record whose result is known to differ; None where nothing that is kept tells it."""
+    """The first record whose result is known to differ; None if no kept reply shows it."""
     found_result: str = ""
     expected_result: str = ""
 
     def sentence(self) -> str:
-        """For people."""
+        """The difference as one line of text."""
         if self.first_index is None:
             return (
                 f"at index {self.boundary}, {self.source} has digest {self.expected}, the replay {self.found}: "
                 f"{self.reason}"
             )
         return (
-            f"the first differing result is that of index {self.first_index}: {self.expected_result} in {self.source}, "
+            f"the first differing result is at index {self.first_index}: {self.expected_result} in {self.source}, "
             f"{self.found_result} in the replay"
         )
 
 
 class _Reply(NamedTuple):
-    """One session's first reply that differs."""
+    """The first reply of a session that differs."""
 
     session: int
     sequence: int
@@ -54,7 +54,7 @@ class _Reply(NamedTuple):
 
 
 class _Compared:
-    """The replies of two tables of one boundary, as far as both keep them."""
+    """The replies in two session tables of one boundary, as far as both keep them."""
 
     def __init__(self, own: Sessions, recorded: Sessions) -> None:
         self.differing: dict[tuple[int, int], _Reply] = {}
@@ -77,21 +77,21 @@ class _Compared:
             self._equal[session] = range(first, end)
 
     def heir(self, session: int) -> int:
-        """The session that has the replies of this one: itself, or who took over its name."""
+        """The session that has the replies of this one: itself, or the session that took over its name."""
         while session in self._heirs:
             session = self._heirs[session]
         return session
 
     def is_equal(self, session: int, sequence: int) -> bool:
-        """Whether both keep this reply, and it is the same."""
+        """Whether both tables keep this reply, and it is the same."""
         return sequence in self._equal.get(session, ())
 
 
 def first_difference(difference: Difference, own: Sessions, recorded: Sessions, frames: Iterable[Frame]) -> Difference:
-    """The difference with the first index that the replies at its boundary tell; `frames` are the stretch's."""
+    """The difference, with the first index that the replies at its boundary show; `frames` are of its stretch."""
     compared = _Compared(own, recorded)
     unknown: int | None = None
-    """The first record whose replies are not both kept."""
+    """The first record whose reply is not kept by both."""
     for index, session, sequence in _numbered(frames):
         heir = compared.heir(session)
         reply = compared.differing.get((heir, sequence))
@@ -102,23 +102,23 @@ def first_difference(difference: Difference, own: Sessions, recorded: Sessions, 
         found, expected = _shown(reply.found), _shown(reply.expected)
         if unknown is None:
             return difference._replace(first_index=index, found_result=found, expected_result=expected)
-        reason = f"the first differing result is in [{unknown}, {index + 1}): that of index {index} is {expected} "
-        reason += f"there, {found} in the replay, and of some before it no reply is kept"
+        reason = f"the first differing result is in [{unknown}, {index + 1}): at index {index} it is {expected} there "
+        reason += f"and {found} in the replay, and some replies before that are not kept"
         return difference._replace(reason=reason, found_result=found, expected_result=expected)
     if compared.differing:
-        reason = "a reply of the stretch before differs"
+        reason = "a reply of the previous stretch differs"
     elif unknown is None:
-        reason = "every reply of the stretch is kept, and is the same"
+        reason = "every reply of the stretch is kept and equal"
     else:
         reason = (
-            f"the first differing result is in [{unknown}, {difference.boundary}): no reply that its snapshot keeps "
+            f"the first differing result is in [{unknown}, {difference.boundary}): no reply that the snapshot keeps "
         )
-        reason += "differs, so it is older than those, or of no session that is open there"
+        reason += "differs, so it is older than those, or of a session that is not open there"
     return difference._replace(reason=reason)
 
 
 def _numbered(frames: Iterable[Frame]) -> Iterator[tuple[int, int, int]]:
-    """(index, session, sequence) of the records that have a result; session 0 where it was sent under none."""
+    """(index, session, sequence) of the records that have a result; session 0 if they were sent under none."""
     for header, payload in frames:
         if header.kind == Kind.RUNS:
             index = header.index

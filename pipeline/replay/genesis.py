@@ -1,4 +1,4 @@
-"""What a cluster's log begins with: its machine, the value it starts from, and the limits that all nodes share."""
+"""A log's genesis record: the cluster's machine, its initial value, and the limits that all nodes share."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ SESSION_LIMITS = ("session_window", "max_sessions", "session_bytes", "sessions_b
 
 
 class Genesis(NamedTuple):
-    """A genesis record, as far as a replay needs it."""
+    """The fields of a genesis record that a replay needs."""
 
     machine: tuple[str, int]
     initial: Any
     limits: dict[str, int]
 
     def new_machine(self, spec: str | None) -> StateMachine:
-        """The machine that `spec` names, None: the built-in one of that name, as it begins.
+        """A new machine: the one that `spec` names, or, if None, the built-in one with the recorded name.
 
         Raises:
-            MachineUnknown: there is none.
-            MachineDiffers: it is another one, or of another version.
+            MachineUnknown: there is no such machine.
+            MachineDiffers: it is another machine than the recorded one, or another version.
         """
         kind = load_machine(spec or self.machine[0])
         if (kind.name, kind.version) != self.machine:
@@ -36,12 +36,12 @@ class Genesis(NamedTuple):
         return kind(self.initial)
 
     def new_sessions(self) -> Sessions:
-        """An empty table, with the limits that the cluster agreed on."""
+        """An empty session table with the cluster's limits."""
         return Sessions(**{name: self.limits[name] for name in SESSION_LIMITS if name in self.limits})
 
 
 def genesis_of(path: str, origin: Origin) -> Genesis:
-    """From the file that outlives the first segment, or from the log's first frame.
+    """The genesis of a log, from the file that outlives the first segment or from the log's first frame.
 
     Raises:
         GenesisMissing: there is neither.

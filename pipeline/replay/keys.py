@@ -1,8 +1,8 @@
-"""A stretch of the `kv` machine's log, applied again key by key: a task executes the commands on its part of the keys.
+"""A stretch of the log of machine `kv`, replayed in parts by key: each task executes the commands on some of the keys.
 
-A command of `kv` reads and changes one key. So keys are independent of each other, and one long stretch without a
-snapshot inside runs in parallel, too. Every task goes over all frames, for sessions are judged by all that they sent,
-but executes its part alone. What comes out is compared with the snapshot at the end, key by key: values, not digests.
+A command of `kv` reads and changes one key. So keys are independent of each other, and even one long stretch without a
+snapshot inside can be replayed in parallel. Every task reads all frames, since sessions depend on everything that was
+sent, but executes only its own part. The result is compared with the snapshot at the end by values, not by digest.
 """
 
 from __future__ import annotations
@@ -18,30 +18,30 @@ from quire.sm import Applier, Context, KvMachine, Refused, StateMachine
 from .stretch import ReplayPiece, frames_of_piece, restored
 
 MAX_DIFFERENCES = 100
-"""Told of one part; there may be more."""
+"""The most differences that one part reports."""
 
 
 class KeyDifference(NamedTuple):
-    """A key whose value is another than a snapshot's."""
+    """A key whose value differs from a snapshot's."""
 
     key: str
     boundary: int
-    """Where the snapshot stands."""
+    """The snapshot's index."""
     found: str | None
-    """The replay's value as JSON; None: it has none."""
+    """The replay's value as JSON; None if it has none."""
     expected: str | None
     last_index: int | None
-    """Of the last command on it in the stretch; None: there is none."""
+    """The index of the last command on the key in the stretch; None if there is none."""
 
     def sentence(self) -> str:
-        """For people."""
+        """The difference as one line of text."""
         found, expected = ("no value" if value is None else value for value in (self.found, self.expected))
         last = "no command of the stretch" if self.last_index is None else f"index {self.last_index}"
         return f"key {self.key!r} is {expected} in the snapshot {self.boundary}, {found} in the replay; last: {last}"
 
 
 class KeyPiece(NamedTuple):
-    """A part of the keys of a stretch that ends at a snapshot."""
+    """One part of the keys of a stretch that ends at a snapshot."""
 
     stretch: ReplayPiece
     part: int
@@ -49,7 +49,7 @@ class KeyPiece(NamedTuple):
 
 
 class ReplayedKeys(NamedTuple):
-    """What came of a part."""
+    """The result of one part."""
 
     from_index: int
     to_index: int
@@ -60,10 +60,10 @@ class ReplayedKeys(NamedTuple):
 
 
 class _KeyPartMachine:
-    """The `kv` machine, executing the commands on some keys; the others' result is null."""
+    """The `kv` machine, which executes only the commands on its part of the keys; the result of others is null."""
 
     def __init__(self, initial: tuple[StateMachine, int, int]) -> None:
-        """`initial`: the machine, which part of the keys is executed, and of how many."""
+        """`initial`: the machine, the part of the keys to execute, and the number of parts."""
         machine, part, parts = initial
         self.name, self.version = machine.name, machine.version
         self.executed = 0
@@ -71,11 +71,11 @@ class _KeyPartMachine:
         self._machine, self._part, self._parts = machine, part, parts
 
     def has(self, key: str) -> bool:
-        """Whether it is one of this part's."""
+        """Whether the key is in this part."""
         return crc32(key.encode("utf-8", "surrogatepass")) % self._parts == self._part
 
     def apply_batch(self, commands: Sequence[Any], contexts: Sequence[Context]) -> list[Any]:
-        """As the applier calls it."""
+        """Execute the commands on this part's keys, as the applier calls it."""
         results: list[Any] = [None] * len(commands)
         for place, (command, context) in enumerate(zip(commands, contexts, strict=True)):
             if self.has(command[1]):
@@ -104,7 +104,10 @@ class _KeyPartMachine:
 
 
 def replay_keys(piece: KeyPiece) -> ReplayedKeys:
-    """Apply a part of the keys of a stretch, and compare with the snapshot at its end. Raises as `replay_stretch`."""
+    """Replay one part of the keys of a stretch and compare it with the snapshot at its end.
+
+    Raises as `replay_stretch`.
+    """
     stretch = piece.stretch
     if stretch.start is None:
         machine, sessions = stretch.genesis.new_machine(stretch.machine_spec), stretch.genesis.new_sessions()
@@ -117,7 +120,7 @@ def replay_keys(piece: KeyPiece) -> ReplayedKeys:
     for frame in frames_of_piece(stretch):
         applier.apply(frame)
     if stretch.end is None:
-        raise ValueError("a stretch without a snapshot at its end")
+        raise ValueError("the stretch has no snapshot at its end")
     recorded, _ = restored(stretch, stretch.end)
     found, expected = ({key: value for key, value in _pairs(each) if own.has(key)} for each in (machine, recorded))
     differing = sorted(key for key in {*found, *expected} if not _is_one(found, expected, key))
@@ -140,7 +143,7 @@ def _pairs(machine: StateMachine) -> Iterator[tuple[str, Any]]:
 
 
 def _is_one(found: dict[str, Any], expected: dict[str, Any], key: str) -> bool:
-    """As the machine compares: by msgpack bytes."""
+    """Compare as the machine does: by msgpack bytes."""
     return key in found and key in expected and pack(found[key]) == pack(expected[key])
 
 
@@ -149,5 +152,5 @@ def _shown(values: dict[str, Any], key: str) -> str | None:
 
 
 def is_by_key(machine: StateMachine) -> bool:
-    """Whether a machine's commands are on one key each."""
+    """Whether each command of a machine is on one key."""
     return isinstance(machine, KvMachine)

@@ -1,7 +1,7 @@
-"""`replay`: a log applied again, from its beginning or its snapshots on, and compared with what the cluster says.
+"""`replay`: apply a log again, from its start or its snapshots, and compare the results with the cluster's.
 
-Stretches between snapshots are independent of each other: each begins from a snapshot and must come to the next one's
-digest and content. So all of them run in parallel, and where all are right, the whole history is.
+The stretches between snapshots are independent: each starts from a snapshot and must arrive at the digest and content
+of the next one. So they run in parallel, and if all of them are correct, the whole history is.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class ReplaySummary:
-    """What was applied again, and what differs."""
+    """What was replayed, and what differs."""
 
     cluster_id: str
     machine: str
@@ -39,34 +39,34 @@ class ReplaySummary:
     records: int = 0
     stretches: int = 0
     checked: int = 0
-    """Digests that were compared and are right."""
+    """The number of digests that were compared and are equal."""
     digest: str = ""
-    """At the end."""
+    """The digest at the end."""
     compared_to: int = 0
-    """The last index at which something was compared, and is right: a digest, or the values of keys."""
+    """The last index at which a digest, or the values of keys, were compared."""
     difference: Difference | None = None
     """The first one."""
     compared_keys: int = 0
-    """At all snapshots together, where the stretches were replayed key by key."""
+    """The number of values compared at all snapshots, if stretches were replayed in parts by key."""
     keys: list[KeyDifference] = field(default_factory=list[KeyDifference])
-    """The keys that differ, where the stretches were replayed key by key."""
+    """The keys that differ, if stretches were replayed in parts by key."""
     live: dict[str, str] = field(default_factory=dict[str, str])
-    """By node that was asked: `equal` (or by its digest alone), what its answer is, or why it was not compared."""
+    """By node: `equal` (perhaps by its digest alone), how its answer differs, or why it was not compared."""
     left_out: list[str] = field(default_factory=list[str])
-    """Snapshots whose manifest is damaged; one longer stretch goes over the place of each."""
+    """Snapshots whose manifest is damaged; a longer stretch spans the index of each."""
     seconds: float = 0.0
 
     @property
     def is_proven(self) -> bool:
-        """Whether something was compared, every node that was asked among it, and nothing differs."""
+        """Whether something was compared, including every node that was asked, and nothing differs."""
         is_right = self.difference is None and not self.keys and set(self.live.values()) <= {EQUAL, EQUAL_BY_DIGEST}
         return is_right and self.compared_to > self.from_index
 
     @property
     def verdict(self) -> str:
-        """For people: whether it is proven, and how far."""
+        """The result as text: whether the log is proven, and how far."""
         if self.is_proven and self.compared_to < self.to_index:
-            return f"proven up to index {self.compared_to}: nothing was compared behind it, up to {self.to_index}"
+            return f"proven up to index {self.compared_to}: nothing was compared from there to {self.to_index}"
         if self.is_proven:
             return "proven: all of it follows from the log"
         if self.difference is not None or self.keys:
@@ -94,21 +94,22 @@ def replay(
     spark: SparkSession | None = None,
     progress: Progress = no_progress,
 ) -> ReplaySummary:
-    """Apply the log at `path`, a data_dir or an archive, again, and compare digests at every snapshot.
+    """Replay the log at `path`, a data_dir or an archive, and compare digests at every snapshot.
 
     With `servers`, nodes of the cluster, their answers are compared, too: each node's state and digest with those of
-    the replay at the very index that it has applied. With more than one of `key_parts`, which only machine `kv` takes,
-    each stretch that ends at a snapshot, and in which no node's answer is compared, is cut into so many parts of its
-    keys, too, and values are compared instead of digests. `archive` in the options goes before `path`.
-    Executors need the machine's module. Without a Spark this process does it all.
+    the replay at the index that the node has applied. With `key_parts` above 1, which only machine `kv` supports, each
+    stretch that ends at a snapshot and contains no node's answer is also split into that many parts by key, and values
+    are compared instead of digests. An `archive` in the options is read before `path`.
+    Executors must be able to import the machine. Without Spark, this process does all the work.
 
     Raises:
-        OptionRefused: no `path`, the options name a part of the log, or `key_parts` fit neither machine nor log.
-        GenesisMissing, GroundMissing: there is nothing to begin from.
-        MachineDiffers, MachineUnknown: there is no such machine here.
+        OptionRefused: `path` is missing, the options select a part of the log, or the machine does not support
+            `key_parts`.
+        GenesisMissing, GroundMissing: there is nothing to start from.
+        MachineDiffers, MachineUnknown: the cluster's machine is not available here.
         ApplyFailed: the machine failed at an index.
-        SnapshotDamaged: a stretch cannot begin from its snapshot.
-        ArchiveGap, ArchiveDamaged, FrameCorrupt, RecordsLost, ForeignLog: as the log is found.
+        SnapshotDamaged: a snapshot to start from is damaged.
+        ArchiveGap, ArchiveDamaged, FrameCorrupt, RecordsLost, ForeignLog: from the log.
     """
     refuse_ranges(options)
     options = absolute(options)
@@ -119,9 +120,9 @@ def replay(
     with closing(open_origin(options)) as origin:
         cluster_id, bounds = origin.cluster_id(), origin.bounds()
         genesis = genesis_of(path, origin)
-        # A machine that is not there is refused here, before anything is begun.
+        # Refuse a machine that is not available before any work starts.
         if not is_by_key(genesis.new_machine(machine)) and key_parts > 1:
-            raise OptionRefused("key_parts", f"machine {genesis.machine[0]} has no keys that are independent")
+            raise OptionRefused("key_parts", f"machine {genesis.machine[0]} does not have independent keys")
         live = [ask(server, cluster_id) for server in servers]
         snapshots, left_out = _snapshots(sorted({path, options.path}), cluster_id, genesis.machine)
         cuts = _cuts(origin.name, bounds, snapshots)
@@ -147,15 +148,15 @@ def replay(
     for difference in (difference for each in found for difference in each.differences):
         if difference.source not in servers:
             wrong[difference.boundary] = place_of(difference)
-    gone_over = Bounds(summary.from_index, summary.to_index)
-    summary.live = {node.server: node.told(found, wrong, gone_over) for node in live}
+    replayed = Bounds(summary.from_index, summary.to_index)
+    summary.live = {node.server: node.verdict(found, wrong, replayed) for node in live}
     summary.seconds = time.monotonic() - began
     return summary
 
 
 def _parts(piece: ReplayPiece, key_parts: int) -> list[ReplayPiece | KeyPiece]:
-    # Parts compare values with the snapshot at the end. A node's answer is compared by who applies all of a stretch.
-    is_asked = any(not witness.sha256 for witness in piece.witnesses)
+    # Parts compare values with the snapshot at the end. To compare a node's answer, one task must replay all keys.
+    is_asked = any(not expected.sha256 for expected in piece.digests)
     if key_parts == 1 or piece.end is None or is_asked:
         return [piece]
     return [KeyPiece(piece, part, key_parts) for part in range(key_parts)]
@@ -191,11 +192,11 @@ def _range(pieces: list[ReplayPiece], bounds: Bounds) -> tuple[int, int]:
 
 
 def _snapshots(paths: list[str], cluster_id: str, machine: tuple[str, int]) -> tuple[list[StoredSnapshot], list[str]]:
-    """All that stand there, one for each index, ascending; and what is told of those that are damaged.
+    """The snapshots at the paths, one for each index, ascending; and a text for each damaged one.
 
     Raises:
-        ForeignLog: one of another cluster.
-        MachineDiffers: one of another machine or version.
+        ForeignLog: one is of another cluster.
+        MachineDiffers: one is of another machine or version.
     """
     found: dict[int, StoredSnapshot] = {}
     left_out: list[str] = []
@@ -229,7 +230,7 @@ def _cuts(name: str, bounds: Bounds, snapshots: list[StoredSnapshot]) -> list[_C
 def _piece(
     options: SourceOptions, origin: Origin, cut: _Cut, genesis: Genesis, machine: str | None, live: list[NodeAnswer]
 ) -> ReplayPiece:
-    witnesses = [
+    digests = [
         RecordedDigest(node.index, node.digest, node.server, state=node.state)
         for node in live
         if cut.from_index < node.index <= cut.to_index
@@ -237,7 +238,7 @@ def _piece(
     if cut.end is not None:
         end, path = cut.end.manifest, cut.end.path
         source = f"the snapshot {end.index} of {path}"
-        witnesses.append(RecordedDigest(end.index, end.boundary.digest.hex(), source, end.sha256.hex()))
+        digests.append(RecordedDigest(end.index, end.boundary.digest.hex(), source, end.sha256.hex()))
     return ReplayPiece(
         options=options,
         partitions=whole_frames(origin, options, cut.from_index, cut.to_index),
@@ -247,5 +248,5 @@ def _piece(
         machine_spec=machine,
         start=cut.start,
         end=cut.end,
-        witnesses=sorted(witnesses, key=lambda witness: witness.index),
+        digests=sorted(digests, key=lambda expected: expected.index),
     )

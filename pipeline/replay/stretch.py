@@ -1,4 +1,4 @@
-"""One stretch of a log, applied again: from a snapshot, or the log's beginning, up to the next snapshot or an end."""
+"""One stretch of a log, replayed: from a snapshot or the start of the log to the next snapshot or the log's end."""
 
 from __future__ import annotations
 
@@ -22,19 +22,19 @@ from .genesis import Genesis
 
 
 class RecordedDigest(NamedTuple):
-    """Somebody's word for what the digest is at an index."""
+    """The digest at an index, as recorded by a snapshot or a node."""
 
     index: int  # type: ignore[assignment]
     digest: str
     source: str
     sha256: str = ""
-    """Of a snapshot's content; empty where only the digest is known."""
+    """Of a snapshot's content; empty for a node."""
     state: bytes | None = None
-    """The machine's whole state as JSON, where that is known."""
+    """The machine's whole state as JSON, if a node returned it."""
 
 
 class ReplayPiece(NamedTuple):
-    """A stretch, and what it begins and ends with."""
+    """A stretch to replay, with its start and what to compare it with."""
 
     options: SourceOptions
     partitions: list[LogPartition]
@@ -43,15 +43,15 @@ class ReplayPiece(NamedTuple):
     genesis: Genesis
     machine_spec: str | None
     start: StoredSnapshot | None
-    """The snapshot to begin from; None: the log's beginning."""
+    """The snapshot to start from; None: the start of the log."""
     end: StoredSnapshot | None
-    """The one that it must come to."""
-    witnesses: list[RecordedDigest]
+    """The snapshot that the replay must arrive at."""
+    digests: list[RecordedDigest]
     """Of indices in (from_index, to_index], ascending."""
 
 
 class Replayed(NamedTuple):
-    """What came of a stretch."""
+    """The result of one stretch."""
 
     from_index: int
     to_index: int
@@ -59,23 +59,23 @@ class Replayed(NamedTuple):
     digest: str
     seconds: float
     equal: dict[str, int]
-    """Who was compared and is right, and at which index: a node by its address, a snapshot by its name."""
+    """What was compared and is equal, and at which index: a node by its address, a snapshot by its name."""
     differences: list[Difference]
-    """Whose word was another, in the log's order."""
+    """What was compared and differs, in the log's order."""
 
 
 def replay_stretch(piece: ReplayPiece) -> Replayed:
-    """Apply all frames of a stretch, and compare with each witness, whatever the others said.
+    """Apply all frames of a stretch, and compare with every recorded digest, even after one differs.
 
     Raises:
-        SnapshotDamaged, SnapshotInvalid: it cannot begin from its snapshot.
+        SnapshotDamaged, SnapshotInvalid: the snapshot to start from is damaged.
         ApplyFailed: the machine failed at an index.
-        MachineDiffers, MachineUnknown: there is no such machine here.
-        FrameCorrupt, RecordsLost, ArchiveDamaged: as the log is found.
+        MachineDiffers, MachineUnknown: the cluster's machine is not available here.
+        FrameCorrupt, RecordsLost, ArchiveDamaged: from the log.
     """
     began = time.monotonic()
     applier = _begin(piece)
-    waiting = list(reversed(piece.witnesses))
+    waiting = list(reversed(piece.digests))
     records = 0
     equal: dict[str, int] = {}
     differences: list[Difference] = []
@@ -83,10 +83,10 @@ def replay_stretch(piece: ReplayPiece) -> Replayed:
         applier.apply(frame)
         records += frame.header.count
         while waiting and waiting[-1].index <= applier.applied_index:
-            witness = waiting.pop()
-            difference = _compare(piece, applier, witness)
+            expected = waiting.pop()
+            difference = _compare(piece, applier, expected)
             if difference is None:
-                equal[witness.source] = witness.index
+                equal[expected.source] = expected.index
             else:
                 differences.append(difference)
     return Replayed(
@@ -118,7 +118,7 @@ def _begin(piece: ReplayPiece) -> Applier:
 
 
 def frames_of_piece(piece: ReplayPiece) -> Iterator[Frame]:
-    """The frames of a stretch, verified, each once."""
+    """The verified frames of a stretch, in order."""
     skimmer = Skimmer()
     for partition in piece.partitions:
         with closing(origin_of(piece.options, partition)) as origin:
@@ -133,31 +133,31 @@ def _frames(origin: Origin, partition: LogPartition, skimmer: Skimmer) -> Iterat
                 yield Frame(header, bytes(rows.raw[body : body + header.length]))
 
 
-def _compare(piece: ReplayPiece, applier: Applier, witness: RecordedDigest) -> Difference | None:
-    """What is wrong at a witness's index, None if nothing is."""
+def _compare(piece: ReplayPiece, applier: Applier, expected: RecordedDigest) -> Difference | None:
+    """What differs from a recorded digest at its index; None if nothing does."""
     found = applier.digest.hex()
-    if applier.applied_index != witness.index:
-        reason = f"index {witness.index} is no frame boundary here: a frame ends at {applier.applied_index}"
-        return Difference(witness.index, witness.source, found, witness.digest, reason)
-    if found != witness.digest:
-        difference = Difference(witness.index, witness.source, found, witness.digest, "the digests differ")
-        if piece.end is None or _place_of(piece.end) != (witness.index, witness.digest):
-            return difference  # The snapshot's replies are those of who came to its digest, and of no other.
+    if applier.applied_index != expected.index:
+        reason = f"index {expected.index} is not a frame boundary here: a frame ends at {applier.applied_index}"
+        return Difference(expected.index, expected.source, found, expected.digest, reason)
+    if found != expected.digest:
+        difference = Difference(expected.index, expected.source, found, expected.digest, "the digests differ")
+        if piece.end is None or _place_of(piece.end) != (expected.index, expected.digest):
+            return difference  # The snapshot's replies belong to its own digest only.
         _, recorded = restored(piece, piece.end)
         return first_difference(difference, applier.sessions, recorded, frames_of_piece(piece))
-    if witness.sha256:
+    if expected.sha256:
         check = sha256()
         for chunk in applier.content():
             check.update(chunk)
-        if check.hexdigest() != witness.sha256:
-            reason = f"every result is right, and the state is another: its sha256 is {check.hexdigest()}, "
-            reason += f"the snapshot's {witness.sha256}"
-            return Difference(witness.index, witness.source, found, witness.digest, reason)
-    if witness.state is not None:
+        if check.hexdigest() != expected.sha256:
+            reason = f"every result is equal, but the state differs: its sha256 is {check.hexdigest()}, "
+            reason += f"the snapshot's {expected.sha256}"
+            return Difference(expected.index, expected.source, found, expected.digest, reason)
+    if expected.state is not None:
         state = _state_text(applier.machine)
-        if state != witness.state:
-            reason = f"every result is right, and the answer is another: {state[:200]!r}, not {witness.state[:200]!r}"
-            return Difference(witness.index, witness.source, found, witness.digest, reason)
+        if state != expected.state:
+            reason = f"every result is equal, but the answer differs: {state[:200]!r}, not {expected.state[:200]!r}"
+            return Difference(expected.index, expected.source, found, expected.digest, reason)
     return None
 
 
@@ -166,7 +166,7 @@ def _place_of(snapshot: StoredSnapshot) -> tuple[int, str]:
 
 
 def _state_text(machine: StateMachine) -> bytes:
-    """The whole state as JSON; the refusal where the machine does not tell it, as it does when it is too large."""
+    """The whole state as JSON; or the machine's refusal, as when the state is too large."""
     try:
         return to_json(machine.query(None))
     except Refused as refusal:

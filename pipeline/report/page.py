@@ -1,4 +1,4 @@
-"""The report as one HTML page, which needs nothing else: the plots stand in it, for light and for dark screens."""
+"""The report as one self-contained HTML page, with embedded plots for light and dark screens."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from .report import Report
 
 SHOWN_EPOCHS = 200
-"""The newest ones."""
+"""How many leaderships the page lists: the latest ones."""
 
 _PAGE = """<!doctype html>
 <html lang="en">
@@ -60,7 +60,7 @@ def page_of(report: Report, light: bytes, dark: bytes) -> str:
 
 
 def facts(report: Report) -> list[tuple[str, str]]:
-    """The log in numbers."""
+    """The figures of the log as (name, text)."""
     mean = report.records / report.span_s if report.span_s else 0.0
     return [
         ("records", f"{report.records:,}"),
@@ -100,7 +100,7 @@ def _failovers(report: Report) -> str:
 
 def _lag(report: Report) -> str:
     rows = [
-        (each.server, each.role, "not told", "", "")
+        (each.server, each.role, "unknown", "", "")
         if each.records is None
         else (each.server, each.role, f"{each.records:,}", f"{each.bytes:,}", f"{each.seconds:,.3f} s")
         for each in report.lag
@@ -115,5 +115,5 @@ def _table(title: str, names: Sequence[str], rows: Iterable[Sequence[str]]) -> s
 
 
 def shown_time(seconds: float) -> str:
-    """A time for people, in UTC."""
+    """A time as text, in UTC."""
     return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")

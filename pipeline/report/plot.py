@@ -1,4 +1,4 @@
-"""The report's plots: throughput by operation, pauses and leaders over time, lag by node; for light and dark pages."""
+"""The report's plots: throughput by operation, pauses and leaders over time, lag by node, in a light or dark theme."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ if TYPE_CHECKING:
 
 WIDTH_INCHES = 11.0
 PANEL_INCHES = 2.9
-_dates: Any = matplotlib.dates  # It has no types.
+_dates: Any = matplotlib.dates  # The module has no types.
 PAD_INCHES = 0.12
 DPI = 110
 LABELLED_LEADERS = 12
-"""More names would lie over each other."""
+"""More labels would overlap."""
 
-# Okabe and Ito's colours, which colour-blind people tell apart; the last is for `other`.
+# The palette of Okabe and Ito, which colour-blind people can distinguish; the last colour is for `other`.
 COLOURS = ["#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#B8A800", "#8C8C8C"]
 
 
@@ -161,7 +161,7 @@ def _lag(axes: Any, report: Report, theme: Theme) -> None:
     records = [each.records or 0 for each in report.lag]
     axes.barh(range(len(names)), records, height=0.55, color=COLOURS[1], linewidth=0)
     for row, each in enumerate(report.lag):
-        text = "not told" if each.records is None else f"{each.records:,} records, {each.seconds:,.3f} s"
+        text = "unknown" if each.records is None else f"{each.records:,} records, {each.seconds:,.3f} s"
         axes.annotate(
             text,
             (records[row], row),
@@ -180,7 +180,7 @@ def _lag(axes: Any, report: Report, theme: Theme) -> None:
 
 
 def shown_seconds(seconds: float) -> str:
-    """A duration in the largest unit that it is a whole number of."""
+    """A duration in the largest unit of which it is a whole number."""
     for size, unit in ((86_400, "d"), (3600, "h"), (60, "min")):
         if seconds >= size and seconds % size == 0:
             return f"{seconds / size:g} {unit}"

@@ -1,7 +1,7 @@
-"""`report`: what a log tells of a cluster's life: which commands, how many at a time, how often leaders changed.
+"""`report`: the history of a cluster from its log: which commands, throughput over time, changes of leader.
 
-How far followers were behind is not in the log. So lag is that of this moment, asked of the nodes, if they are named;
-of the past the log tells the longest pause between two frames, which is what clients felt of a failover.
+The log does not record how far followers lagged. So the lag is that of the moment, asked from the nodes if they are
+named. For the past, the log shows the longest pauses between two frames, which is what clients saw of a failover.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 BUCKETS = 120
 SHOWN_OPERATIONS = 7
-"""The rest is `other`: more colours cannot be told apart."""
+"""The others are counted as `other`: more colours cannot be distinguished."""
 NODE_TIMEOUT_S = 10.0
 SECOND = 1_000_000
 WIDTHS_S = [0.1, 0.5, 1, 5, 10, 30, 60, 300, 600, 1800, 3600, 6 * 3600, 86_400, 7 * 86_400]
@@ -39,7 +39,7 @@ WIDTHS_S = [0.1, 0.5, 1, 5, 10, 30, 60, 300, 600, 1800, 3600, 6 * 3600, 86_400, 
 
 @dataclass(slots=True)
 class NodeLag:
-    """How far a node is behind its leader at this moment; None: it did not say."""
+    """How far a node lags behind its leader at the moment; None: its status does not say."""
 
     server: str
     role: str
@@ -50,7 +50,7 @@ class NodeLag:
 
 @dataclass(slots=True)
 class Report:
-    """What the pages show. Times are seconds since 1970, lists have a value for each bucket of time."""
+    """What the pages show. Times are seconds since 1970; lists have one value for each bucket of time."""
 
     cluster_id: str
     from_index: int
@@ -71,7 +71,7 @@ class Report:
 
     @property
     def span_s(self) -> float:
-        """From the first bucket's beginning to the last one's end."""
+        """From the start of the first bucket to the end of the last."""
         return self.bucket_s * len(self.pauses_s)
 
     @property
@@ -80,7 +80,7 @@ class Report:
         return max(map(sum, zip(*self.operations.values(), strict=True)), default=0) / self.bucket_s
 
     def document(self) -> dict[str, Any]:
-        """As JSON shows it."""
+        """The report as a JSON document."""
         return asdict(self) | {"epochs": [each._asdict() for each in self.epochs]}
 
 
@@ -92,13 +92,13 @@ def report(
     spark: SparkSession | None = None,
     progress: Progress = no_progress,
 ) -> Report:
-    """Count the log that the options name; write report.html, report-light.png, report-dark.png and report.json.
+    """Report on the log that the options name; write report.html, report-light.png, report-dark.png and report.json.
 
-    With `servers` their lag at this moment is part of it. Without a Spark this process does it all.
+    With `servers`, the report includes their lag at the moment. Without Spark, this process does all the work.
 
     Raises:
-        OptionRefused: the options name a part of the log.
-        ArchiveGap, ArchiveDamaged, FrameCorrupt, RecordsLost, ClusterUnavailable: as the log is found.
+        OptionRefused: the options select a part of the log.
+        ArchiveGap, ArchiveDamaged, FrameCorrupt, RecordsLost, ClusterUnavailable: from the log.
         OSError: the folder cannot be written.
     """
     refuse_ranges(options)
@@ -129,7 +129,7 @@ def report(
 
 
 def _buckets(origin: Origin, bounds: Bounds) -> tuple[int, int]:
-    """The first one's beginning and the width of each, in microseconds: BUCKETS at most, of a width that people use."""
+    """The start of the first bucket and the width of all, in microseconds: at most BUCKETS, of a customary width."""
     low, high = bounds
     if low == high:
         return 0, SECOND

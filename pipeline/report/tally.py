@@ -1,6 +1,6 @@
-"""What a report counts of a piece of a log: records by time and operation, pauses, and who began to lead.
+"""What a report counts in a piece of a log: records by time and operation, pauses, and changes of leader.
 
-No object is made for a record: an operation is the text that a command begins with, and numpy finds it in the bytes.
+No object is made per record: an operation is the text that a command starts with, and numpy finds it in the bytes.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from ..source.options import SourceOptions
 from ..source.reading import LogPartition, origin_of
 
 NAME_BYTES = 16
-"""Of an operation's name; longer ones are cut."""
+"""The most bytes of an operation's name; longer ones are cut."""
 OTHER = "other"
 _KIND_NAMES = {Kind.BLOB: "blob", Kind.SYSTEM: "system"}
 _ARRAY_HEADS = (0x91, 0x9F)
@@ -29,7 +29,7 @@ _TEXT_HEADS = (0xA1, 0xBF)
 
 
 class EpochStart(NamedTuple):
-    """A leadership's first record."""
+    """The first record of a leadership."""
 
     epoch: int
     node_id: str
@@ -37,7 +37,7 @@ class EpochStart(NamedTuple):
     timestamp: int
     """Microseconds since 1970."""
     pause: int
-    """Microseconds since the frame before."""
+    """Microseconds since the previous frame."""
 
 
 class TallyPiece(NamedTuple):
@@ -46,27 +46,27 @@ class TallyPiece(NamedTuple):
     options: SourceOptions
     partition: LogPartition
     start: int
-    """Of the first bucket; microseconds since 1970."""
+    """The start of the first bucket, in microseconds since 1970."""
     width: int
-    """Of a bucket, in microseconds."""
+    """The width of a bucket, in microseconds."""
 
 
 @dataclass(slots=True)
 class Tally:
-    """What was counted; by bucket, and where it says so by operation."""
+    """Counts by bucket; `operations` by bucket and operation."""
 
     operations: Counter[tuple[int, str]] = field(default_factory=Counter[tuple[int, str]])
     frames: Counter[int] = field(default_factory=Counter[int])
     log_bytes: Counter[int] = field(default_factory=Counter[int])
     pauses: dict[int, int] = field(default_factory=dict[int, int])
-    """The longest between two frames, in microseconds, by the bucket of the second."""
+    """The longest pause between two frames, in microseconds, by the bucket of the second frame."""
     epochs: list[EpochStart] = field(default_factory=list[EpochStart])
     first: int | None = None
     """Timestamp of the first frame."""
     last: int | None = None
 
     def add(self, other: Tally, bucket: int) -> None:
-        """Take what was counted behind this; `bucket` is that of its first frame."""
+        """Add the counts of the next piece; `bucket` is that of its first frame."""
         self.operations.update(other.operations)
         self.frames.update(other.frames)
         self.log_bytes.update(other.log_bytes)
@@ -82,12 +82,12 @@ class Tally:
         self.last = self.last if other.last is None else other.last
 
     def note_pause(self, bucket: int, pause: int) -> None:
-        """Keep the longest."""
+        """Keep the longest pause of a bucket."""
         self.pauses[bucket] = max(pause, self.pauses.get(bucket, 0))
 
 
 def tally(piece: TallyPiece) -> Tally:
-    """Count the records of a stretch. Raises as the log is found."""
+    """Count the records of a stretch. Raises as the origin's `rows`."""
     counted = Tally()
     stretch = piece.partition.stretch
     with closing(origin_of(piece.options, piece.partition)) as origin:
@@ -128,7 +128,7 @@ def _count_operations(counted: Tally, rows: Rows, piece: TallyPiece) -> None:
 
 
 def _names(rows: Rows) -> NDArray[np.bytes_]:
-    """The text that each value begins with, if it is an array that begins with one; `other` for the others."""
+    """The text at the start of each value that is an array starting with text; `other` for all others."""
     octets = np.frombuffer(rows.raw, np.uint8)
     last = len(octets) - 1
     head = octets[np.minimum(rows.start, last)]

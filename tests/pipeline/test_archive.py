@@ -220,7 +220,7 @@ def test_one_archiver_at_a_time(tmp_path: Path) -> None:
 
 def test_a_folder_with_something_else_is_no_place_for_an_archive(tmp_path: Path) -> None:
     grow(tmp_path / "log", 0, 10)
-    with pytest.raises(OptionRefused, match="holds something else"):
+    with pytest.raises(OptionRefused, match="holds something other"):
         archive(SourceOptions(path=str(tmp_path / "log")), str(tmp_path / "log"))
 
 
@@ -483,9 +483,9 @@ def test_a_gap_between_two_files_is_told_with_its_range(tmp_path: Path) -> None:
     ("harm", "says"),
     [
         (lambda raw: raw.replace(b'"frames":', b'"frameS":', 1), "line 2 fails its crc32c"),
-        (lambda raw: encode_line({"version": 2}) + raw, "it is of version 2"),
-        (lambda raw: encode_line({"version": 1}) + raw, "a line lacks a part"),
-        (lambda raw: b"", "holds nothing yet"),
+        (lambda raw: encode_line({"version": 2}) + raw, "it has version 2"),
+        (lambda raw: encode_line({"version": 1}) + raw, "a line lacks a field"),
+        (lambda raw: b"", "is still empty"),
     ],
 )
 def test_a_manifest_that_is_none_is_told(tmp_path: Path, harm: Callable[[bytes], bytes], says: str) -> None:
@@ -499,7 +499,7 @@ def test_a_manifest_that_is_none_is_told(tmp_path: Path, harm: Callable[[bytes],
 
 
 def test_a_folder_without_an_archive_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(NoLog, match="is no archive"):
+    with pytest.raises(NoLog, match="is not an archive"):
         ArchiveLog(str(tmp_path))
 
 

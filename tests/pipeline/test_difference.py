@@ -51,12 +51,12 @@ def test_where_every_reply_is_kept_the_index_is_exact(tmp_path: Path, wrong_at: 
 
     assert difference.first_index == wrong_at
     assert difference.sentence() == (
-        f'the first differing result is that of index {wrong_at}: "wrong" in n1, "{41 + wrong_at}" in the replay'
+        f'the first differing result is at index {wrong_at}: "wrong" in n1, "{41 + wrong_at}" in the replay'
     )
 
 
 def test_a_digest_that_differs_where_no_result_does_is_told_as_that(tmp_path: Path) -> None:
-    assert told(tmp_path, one_session, -1).reason == "every reply of the stretch is kept, and is the same"
+    assert told(tmp_path, one_session, -1).reason == "every reply of the stretch is kept and equal"
 
 
 def under_a_name_that_is_opened_again(frames: Frames) -> None:
@@ -96,16 +96,16 @@ def test_a_reply_behind_one_that_is_not_kept_is_not_called_the_first(tmp_path: P
     behind = told(tmp_path / "behind", write, 14)
     assert behind.first_index is None
     assert behind.reason == (
-        'the first differing result is in [12, 15): that of index 14 is "wrong" there, "55" in the replay, '
-        "and of some before it no reply is kept"
+        'the first differing result is in [12, 15): at index 14 it is "wrong" there and "55" in the replay, '
+        "and some replies before that are not kept"
     )
     assert f"at index {behind.boundary}, n1 has digest" in behind.sentence()
 
     its_own = told(tmp_path / "its own", write, 13)
     assert its_own.first_index is None
     assert its_own.reason == (
-        f"the first differing result is in [12, {its_own.boundary}): no reply that its snapshot keeps differs, "
-        "so it is older than those, or of no session that is open there"
+        f"the first differing result is in [12, {its_own.boundary}): no reply that the snapshot keeps differs, "
+        "so it is older than those, or of a session that is not open there"
     )
 
 
@@ -121,6 +121,6 @@ def test_the_first_reply_that_a_full_window_keeps_is_not_called_the_first(tmp_pa
     assert difference is not None
     assert difference.first_index is None
     assert difference.boundary == boundary
-    found = re.match(r"the first differing result is in \[3, (\d+)\): that of index (\d+) is ", difference.reason)
+    found = re.match(r"the first differing result is in \[3, (\d+)\): at index (\d+) it is ", difference.reason)
     assert found is not None
     assert 301 < int(found[2]) < int(found[1]) <= boundary

@@ -82,7 +82,7 @@ def test_a_node_that_answers_what_the_log_says_is_equal(log: Path, index: int) -
     ("false", "says"),
     [
         ({"digest": FALSE_DIGEST}, "the digests differ"),
-        ({"state": "12345"}, "every result is right, and the answer is another"),
+        ({"state": "12345"}, "every result is equal, but the answer differs"),
     ],
 )
 def test_a_node_that_answers_something_else_is_told(log: Path, index: int, false: dict[str, Any], says: str) -> None:
@@ -101,7 +101,7 @@ def test_a_node_that_answers_at_no_boundary_of_the_log_is_told(log: Path) -> Non
 
     assert told == ["differs at index 500"]
     assert summary.difference is not None
-    assert "no frame boundary" in summary.difference.reason
+    assert "not a frame boundary" in summary.difference.reason
 
 
 def test_what_one_node_answers_does_not_stand_for_another(log: Path) -> None:
@@ -122,7 +122,7 @@ def test_a_node_that_follows_from_a_wrong_snapshot_is_not_equal(tmp_path: Path) 
     end = {"state": applier.machine.query(None), "applied_index": END, "digest": applier.digest.hex()}
     summary, told = asked(tmp_path / "n1", end)
 
-    assert told == ["follows from what differs from index 300 on"]
+    assert told == ["follows from a state that differs from index 300 on"]
     assert not summary.is_proven
 
 
@@ -136,7 +136,7 @@ def test_a_node_that_lags_behind_the_replay_s_start_is_not_compared(tmp_path: Pa
     for answer in (FALSE | {"applied_index": 105}, right):
         summary, told = asked(log, answer)
         assert summary.from_index == 405
-        assert told == [f"not compared: it has applied {answer['applied_index']}, and the replay begins at 405"]
+        assert told == [f"not compared: it has applied {answer['applied_index']}, but the replay starts at 405"]
         assert not summary.is_proven
         assert summary.verdict == "NOT proven: not every node was compared"
 
@@ -144,7 +144,7 @@ def test_a_node_that_lags_behind_the_replay_s_start_is_not_compared(tmp_path: Pa
 def test_a_node_that_is_ahead_of_the_log_is_told_to_be(log: Path) -> None:
     summary, [told] = asked(log, FALSE | {"applied_index": END + 1})
 
-    assert told == f"it has applied {END + 1}, and the log here ends at {END}: try again in a moment"
+    assert told == f"it has applied {END + 1}, but the log here ends at {END}: try again in a moment"
     assert not summary.is_proven
 
 
@@ -161,7 +161,7 @@ def test_a_log_of_which_nothing_is_applied_again_proves_nothing(tmp_path: Path) 
     summary, told = asked(log, FALSE | {"applied_index": 505})
 
     assert (summary.stretches, summary.records, summary.checked) == (0, 0, 0)
-    assert told == ["not compared: it has applied 505, and the replay begins at 505"]
+    assert told == ["not compared: it has applied 505, but the replay starts at 505"]
     assert not summary.is_proven
     assert not replay(SourceOptions(path=str(log))).is_proven
 
@@ -177,7 +177,7 @@ def test_a_replay_that_compares_nothing_proves_nothing(tmp_path: Path) -> None:
 
 
 def test_the_verdict_says_how_far_it_goes(log: Path) -> None:
-    assert asked(log)[0].verdict == f"proven up to index 805: nothing was compared behind it, up to {END}"
+    assert asked(log)[0].verdict == f"proven up to index 805: nothing was compared from there to {END}"
     assert asked(log, answer_at(log, END))[0].verdict == "proven: all of it follows from the log"
 
 
@@ -210,7 +210,7 @@ def test_a_node_whose_state_is_too_large_is_compared_by_its_digest(log: Path, re
 
     assert time.monotonic() - began < NODE_TIMEOUT_S
     assert [summary.live[server] for server in both] == [
-        "equal by its digest: it does not tell its whole state",
+        "equal by its digest: it does not return its whole state",
         "differs at index 505",
     ]
     assert not summary.is_proven
@@ -234,7 +234,7 @@ def test_a_node_that_refuses_its_state_and_tells_no_digest_is_unavailable(
     answers = node_of_large_state(answer_at(log, 505), 422)
     answers["/status"] = (200, json.dumps({"cluster_id": CLUSTER.hex()}).encode())
 
-    with serving(answers) as server, pytest.raises(ClusterUnavailable, match="does not tell its digest"):
+    with serving(answers) as server, pytest.raises(ClusterUnavailable, match="its status has no digest"):
         replay(SourceOptions(path=str(log)), servers=[server])
 
 
