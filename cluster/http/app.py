@@ -101,14 +101,14 @@ def _gauges(admission: Admission, api: Callable[[], NodeApi]) -> list[Gauge]:
     bodies, connections = admission.request_bodies, admission.connections
     return [
         Gauge("quire_http_waiting", "Requests that wait at the end of the log", lambda: len(api().long_polls)),
-        Gauge("quire_http_body_bytes", "Bodies of requests that are not answered", lambda: bodies.held_bytes),
+        Gauge("quire_http_body_bytes", "Bytes of the bodies of unanswered requests", lambda: bodies.held_bytes),
         Gauge(
             "quire_http_held_bytes",
-            "Long answers that callers have not taken",
+            "Bytes of long responses that callers have not taken",
             lambda: api().response_bodies.held_bytes,
         ),
-        Gauge("quire_http_connections", "Connections that are open, peers' included", lambda: len(connections)),
-        Gauge("quire_http_streams", "Streams of commands that are open", lambda: len(api().streams)),
+        Gauge("quire_http_connections", "Open connections, those of peers included", lambda: len(connections)),
+        Gauge("quire_http_streams", "Open streams of commands", lambda: len(api().streams)),
     ]
 
 

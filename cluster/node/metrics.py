@@ -52,29 +52,29 @@ class _NodeCollector(Collector):
         for gauge in self._gauges:
             yield GaugeMetricFamily(gauge.name, gauge.text, value=gauge.value())
         status = self._node.status()
-        role = GaugeMetricFamily("quire_role", "1 for the role that the node has", labels=["role"])
+        role = GaugeMetricFamily("quire_role", "1 for the node's role, 0 for the others", labels=["role"])
         for name in dict.fromkeys([*ROLES, status["role"]]):
             role.add_metric([name], float(name == status["role"]))
         yield role
-        yield GaugeMetricFamily("quire_epoch", "The epoch that the node is in", value=status["epoch"])
+        yield GaugeMetricFamily("quire_epoch", "The node's epoch", value=status["epoch"])
         changes = self._node.leadership.changes
-        text = "How often this node heard of another leader since its start"
+        text = "Changes of leader that this node saw since its start"
         yield CounterMetricFamily("quire_leader_changes", text, value=changes)
-        text = "1 where the control plane suggests this node"
+        text = "1 if the control plane nominates this node"
         yield GaugeMetricFamily("quire_nominated", text, value=self._node.leadership.nominated)
-        yield GaugeMetricFamily("quire_serving", "1 where the node leads and serves", value=status["serving"])
-        yield GaugeMetricFamily("quire_ready", "1 where /readyz says so", value=status["ready"])
+        yield GaugeMetricFamily("quire_serving", "1 if the node leads and serves", value=status["serving"])
+        yield GaugeMetricFamily("quire_ready", "1 if /readyz answers 200", value=status["ready"])
         for name in INDICES:
             if name in status:
                 yield GaugeMetricFamily(f"quire_{name}", f"{name} of the node's log or machine", value=status[name])
         if "log_bytes" in status:
-            yield GaugeMetricFamily("quire_log_bytes", "Bytes that the log's files hold", value=status["log_bytes"])
+            yield GaugeMetricFamily("quire_log_bytes", "Size of the log's files", value=status["log_bytes"])
             yield from _compaction(status["snapshots"], status["expiry"])
         for unit, value in status.get("lag", {}).items():
             yield GaugeMetricFamily(f"quire_lag_{unit}", f"How many {unit} the node is behind its leader", value=value)
         if "nodes" in status:
             yield from _lags_of_others(status["nodes"])
-            text = "1 where another node's digest differs from this leader's at the same index"
+            text = "1 if another node's digest differs from this leader's at the same index"
             differs = GaugeMetricFamily("quire_node_digest_differs", text, labels=["node"])
             for node_id, row in status["nodes"].items():
                 differs.add_metric([node_id], float(row["differs"] is not None))
@@ -89,7 +89,7 @@ class _NodeCollector(Collector):
             ("payload_bytes", "Bytes of the writes in those frames", counts.payload_bytes),
         ):
             yield CounterMetricFamily(f"quire_write_{name}", text, value=value)
-        answers = CounterMetricFamily("quire_http_answers", "Answers begun", labels=["method", "path", "status"])
+        answers = CounterMetricFamily("quire_http_answers", "Responses started", labels=["method", "path", "status"])
         for (method, path, code), count in self._answers.items():
             answers.add_metric([method, path, str(code)], count)
         yield answers
@@ -101,14 +101,16 @@ class _NodeCollector(Collector):
         if (components := self._node.formed) is None:
             return
         durations = components.replica.flush_durations
-        yield _histogram("quire_flush_seconds", "From a flush's begin until the node heard of its end", durations)
+        yield _histogram(
+            "quire_flush_seconds", "From the start of a flush until the node learned of its end", durations
+        )
         queues = components.replica.queues
         for name, text, value in (
             ("waiting_requests", "Writes that wait for this leader's writer", queues.waiting_requests),
             ("waiting_bytes", "Bytes of the writes that wait for this leader's writer", queues.waiting_bytes),
             (
                 "uncommitted_bytes",
-                "Bytes that this leader appended and no majority holds yet",
+                "Bytes that this leader appended and that are not committed yet",
                 queues.uncommitted_bytes,
             ),
         ):
@@ -125,9 +127,13 @@ def _compaction(snapshots: dict[str, Any], expiry: dict[str, Any]) -> Iterator[M
     for name, text, value in (
         ("snapshot_index", "Every record below it is in the newest snapshot, 0 without one", newest["index"]),
         ("snapshot_bytes", "Size of the newest snapshot", newest["bytes"]),
-        ("snapshot_pause_seconds", "How long the last snapshot kept commits waiting", snapshots["pause_ms"] / 1000),
-        ("snapshot_failed", "1 where the last snapshot that was begun came to nothing", bool(snapshots["failure"])),
-        ("snapshots_damaged", "Snapshots that were set aside since the node's start", len(snapshots["damaged"])),
+        ("snapshot_pause_seconds", "How long the last snapshot delayed commits", snapshots["pause_ms"] / 1000),
+        ("snapshot_failed", "1 if the last attempt to take a snapshot failed", bool(snapshots["failure"])),
+        (
+            "snapshots_damaged",
+            "Damaged snapshots that were quarantined since the node's start",
+            len(snapshots["damaged"]),
+        ),
         ("expiry_floor_index", "Nothing at or above it may expire", expiry["floor"]),
     ):
         yield GaugeMetricFamily(f"quire_{name}", text, value=value)

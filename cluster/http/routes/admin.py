@@ -4,6 +4,8 @@ from typing import Any
 
 from aiohttp import web
 
+from quire.replication.core import NodeRole
+
 from ...compaction.retention import shown
 from ...errors import Malformed, NodeUnknown
 from ...node.membership import members_document
@@ -62,7 +64,7 @@ async def post_members(request: web.Request) -> web.StreamResponse:
         raise Malformed('the body is {"promote": node_id}')
     if promoted not in node.config.members:
         raise NodeUnknown(promoted, list(node.config.members))
-    if node.role.role != "leader":  # A leader that does not serve yet refuses by itself, with a reason.
+    if node.role.role is not NodeRole.LEADER:  # A leader that does not serve yet refuses by itself, with a reason.
         forwarded = await api.leader.forward(request, body, writes=True)
         if forwarded is not None:
             return forwarded

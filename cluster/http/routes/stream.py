@@ -6,8 +6,8 @@
 
 While a window of commands or bytes is in flight, the node reads no further: TCP pushes back on the client. The commands
 of a message go into the frame as the client packed them. A follower carries the stream to the leader and back. A stream
-that its leader can no longer answer is closed without a problem; the client then asks the session about the rest, on
-another stream.
+that its leader can no longer answer is closed without a problem; the client then resends the unanswered messages, under
+the same sequences, on another stream.
 """
 
 import asyncio
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 
 WINDOW_BYTES = 4 << 20
 MESSAGE_OVERHEAD_BYTES = 64
-SILENT_S, PROBE_S, PROBES = 15, 5, 3  # The kernel probes a silent client: aiohttp's heartbeat costs time each message.
+SILENT_S, PROBE_S, PROBES = 15, 5, 3  # The kernel probes a silent client: aiohttp's heartbeat costs time per message.
 TWO = 0x92  # The head of a msgpack array of two.
 
 
@@ -84,9 +84,9 @@ class CommandStream:
         self._session = session
         self._window = node.session_window
         self._next_sequence: int | None = None
-        self._waiting = 0
-        self._waiting_commands = 0
-        self._waiting_bytes = 0
+        self._in_flight_messages = 0
+        self._in_flight_commands = 0
+        self._in_flight_bytes = 0
         self._outbox = Outbox(socket)
         self._room = asyncio.Event()
         self._ended = asyncio.Event()
@@ -131,8 +131,8 @@ class CommandStream:
 
     @property
     def _is_full(self) -> bool:
-        held_bytes = self._waiting_bytes + self._outbox.waiting_bytes
-        return self._waiting_commands >= self._window or held_bytes >= WINDOW_BYTES
+        held_bytes = self._in_flight_bytes + self._outbox.waiting_bytes
+        return self._in_flight_commands >= self._window or held_bytes >= WINDOW_BYTES
 
     def _take(self, data: bytes) -> None:
         """Check a message and propose it. Raises ClusterError: nothing of it will be appended."""
@@ -148,9 +148,9 @@ class CommandStream:
         waiter = StreamWaiter(self, sequence, len(commands), len(payload))
         self._node.propose(Write(payload, len(commands), session=self._session, sequence=sequence, owner=waiter))
         self._next_sequence = sequence + len(commands)
-        self._waiting += 1
-        self._waiting_commands += waiter.commands
-        self._waiting_bytes += waiter.size
+        self._in_flight_messages += 1
+        self._in_flight_commands += waiter.commands
+        self._in_flight_bytes += waiter.size
 
     def answered(self, waiter: "StreamWaiter", reply: "WriteReply") -> None:
         """A message was applied: send its answer, after those of the previous messages."""
@@ -179,15 +179,15 @@ class CommandStream:
         self._end_if_answered()
 
     def _forget(self, waiter: "StreamWaiter") -> None:
-        self._waiting -= 1
-        self._waiting_commands -= waiter.commands
-        self._waiting_bytes -= waiter.size
+        self._in_flight_messages -= 1
+        self._in_flight_commands -= waiter.commands
+        self._in_flight_bytes -= waiter.size
         self._room.set()
         if self._failed:
             self._end_if_answered()
 
     def _end_if_answered(self) -> None:
-        if not self._waiting:
+        if not self._in_flight_messages:
             if self._problem is not None:
                 self._outbox.send(self._problem)
             self._outbox.when_taken(self._ended.set)
