@@ -41,6 +41,7 @@ structlog.configure(processors=[*structlog.get_config()["processors"][:-1], PLAI
 
 
 @pytest.hookimpl(tryfirst=True)  # Before pytest chooses by marks.
+@pytest.hookimpl(tryfirst=True)  # Before pytest chooses by marks.
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Order the tests by folder (FIRST, the others, LAST), and mark those that run alone."""
     items.sort(key=lambda item: _turn(_folder(item.path)))

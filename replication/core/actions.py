@@ -1,4 +1,4 @@
-"""What a core asks of its driver, in order. Disk actions are answered by the event that each names."""
+"""What a core asks of its driver, in order. Each disk action names the event that answers it."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -9,8 +9,8 @@ from .members import Members
 from .messages import Ack, CoreMessage, CrcMismatch, Open, OpenAnswer, Promise, Snapshot
 from .status import NodeRole
 
-# Disk: carried out one at a time, in the order asked; only appends go on beside a flush (rule 2). The rules rest on the
-# order: an append that was asked before a promise or a truncation is in the file before that one begins.
+# Disk: carried out one at a time, in the order asked; only appends may run during a flush (rule 2). The rules rely on
+# the order: an append that was asked for before a promise or a truncation is in the file before that begins.
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +46,7 @@ class AppendFrames:
 
 @dataclass(frozen=True, slots=True)
 class Truncate:
-    """Cut the log to a frame boundary, durably, then `Truncated`."""
+    """Truncate the log to a frame boundary, durably, then `Truncated`."""
 
     stream_id: int
     index: int
@@ -54,7 +54,7 @@ class Truncate:
 
 @dataclass(frozen=True, slots=True)
 class Install:
-    """Let the fetched snapshot count, durably, and have the log go on from there, then `Installed`."""
+    """Make the fetched snapshot count, durably, and reset the log to begin there, then `Installed`."""
 
     stream_id: int
     snapshot: Snapshot
@@ -62,7 +62,7 @@ class Install:
 
 @dataclass(frozen=True, slots=True)
 class Flush:
-    """Make durable what has been appended, then `Flushed` or `DiskFailed`."""
+    """Make everything appended so far durable, then `Flushed` or `DiskFailed`."""
 
 
 # Network
@@ -70,7 +70,7 @@ class Flush:
 
 @dataclass(frozen=True, slots=True)
 class Send:
-    """Send on the link that this node dialled; lost without a word if there is none."""
+    """Send on the link that this node dialled; dropped silently if there is none."""
 
     node_id: str
     message: CoreMessage
@@ -86,7 +86,7 @@ class DialStream:
 
 @dataclass(frozen=True, slots=True)
 class SendOpen:
-    """Say what this node has."""
+    """Open the stream: say what this node's log has."""
 
     stream_id: int
     open: Open
@@ -102,7 +102,7 @@ class AnswerOpen:
 
 @dataclass(frozen=True, slots=True)
 class Ship:
-    """Send the positions and whole frames from `from_index`, at most `max_bytes` (or one frame), then `Shipped`."""
+    """Send positions and whole frames from `from_index`, at most `max_bytes` or one frame, then `Shipped`."""
 
     stream_id: int
     from_index: int
@@ -113,7 +113,7 @@ class Ship:
 
 @dataclass(frozen=True, slots=True)
 class SendAck:
-    """Acknowledge on a stream. The driver fills in what only it knows: the applied index and digest."""
+    """Acknowledge on a stream. The driver adds what only it knows: the applied index and the digest."""
 
     stream_id: int
     durable_index: int
@@ -134,7 +134,7 @@ class SendCrcMismatch:
 
 @dataclass(frozen=True, slots=True)
 class CloseStream:
-    """Close a stream; `StreamClosed` need not follow."""
+    """Close a stream; a `StreamClosed` need not follow."""
 
     stream_id: int
     reason: str
@@ -142,9 +142,10 @@ class CloseStream:
 
 @dataclass(frozen=True, slots=True)
 class FetchSnapshot:
-    """Fetch the leader's snapshot, whole and verified, beside what counts; then `SnapshotFetched` or `FetchFailed`.
+    """Fetch the leader's snapshot, whole and verified, without touching what counts; then `SnapshotFetched` or
+    `FetchFailed`.
 
-    A part that was fetched earlier is used again. A later `FetchSnapshot`, of another stream, takes this one's place.
+    A part that was fetched earlier is used again. A later `FetchSnapshot`, of another stream, replaces this one.
     """
 
     stream_id: int
@@ -157,14 +158,14 @@ class FetchSnapshot:
 
 @dataclass(frozen=True, slots=True)
 class Apply:
-    """Every record below `to_index` is committed, and durable on this node (rule 7): apply up to there."""
+    """Apply up to `to_index`: every record below it is committed, and durable on this node (rule 7)."""
 
     to_index: int
 
 
 @dataclass(frozen=True, slots=True)
 class RoleChanged:
-    """The node's role, epoch or leader changed. `serving`: a leader whose `epoch_start` is committed (rule 6)."""
+    """The node's role, epoch or leader changed. `serving`: it leads, and its `epoch_start` is committed (rule 6)."""
 
     role: NodeRole
     epoch: int
@@ -175,14 +176,14 @@ class RoleChanged:
 
 @dataclass(frozen=True, slots=True)
 class MembersChanged:
-    """The log names other members than before: a record was appended, cut, or came with a snapshot (rule 15)."""
+    """The log names other members: a record was appended, truncated, or came with a snapshot (rule 15)."""
 
     members: Members
 
 
 @dataclass(frozen=True, slots=True)
 class ChangeEnded:
-    """The answer to a `PromoteRequested`: at once where nothing is changed, else once the record is committed."""
+    """The answer to a `PromoteRequested`: at once if nothing changes, otherwise once the record is committed."""
 
     ask_id: int
     outcome: Outcome
@@ -190,7 +191,7 @@ class ChangeEnded:
 
 @dataclass(frozen=True, slots=True)
 class TransferEnded:
-    """A `TransferRequested` came to nothing, and this node goes on. One that succeeds ends the leadership instead."""
+    """A `TransferRequested` failed, and this node still leads. One that succeeds ends the leadership instead."""
 
     reason: str
 
@@ -205,7 +206,7 @@ class RejectRequest:
 
 @dataclass(frozen=True, slots=True)
 class ReadReady:
-    """A linearizable read may answer from a state at or after `index`; None: this node cannot answer it."""
+    """A linearizable read may be answered from a state at or after `index`; None: this node cannot answer it."""
 
     read_id: int
     index: int | None
@@ -213,7 +214,7 @@ class ReadReady:
 
 @dataclass(frozen=True, slots=True)
 class Halt:
-    """A broken invariant or a failed disk: stop the node and say the values."""
+    """A broken rule or a failed disk: stop the node, and log the reason with its values."""
 
     reason: str
 

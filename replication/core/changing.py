@@ -1,18 +1,17 @@
 """Rule 15: the members change one voter at a time, through the log.
 
-A record of members counts as soon as it stands in a node's log, committed or not, and no longer when it is truncated
-(Raft 4.1 of the thesis). Any majority of the voters before a change and any after it share a voter, as long as only
-one was added or removed, so two leaders can not be elected beside each other. That holds only under two conditions,
-which the leader looks at before it appends:
+A record of members counts from when it is in a node's log, committed or not, until it is truncated (section 4.1 of the
+Raft thesis). If only one voter is added or removed, any majority before the change and any majority after it share a
+voter, so two leaders cannot be elected side by side. That requires two things, which the leader checks before it
+appends:
 
-- *The change before is committed.* Two uncommitted ones are two voters at a time.
+- *The previous change is committed.* Two uncommitted changes are two voters at a time.
 - *A record of the leader's own epoch is committed, its `epoch_start`.* Otherwise a change that an earlier leader left
-  on a minority may come back and stand beside this one (the bug found in 2015 in the thesis' one-server changes).
+  on a minority may come back next to this one (the bug found in 2015 in the thesis' single-server changes).
 
-A disk that was lost is replaced by two changes: its vote is removed, and when that is committed the new disk is added.
-One record that does both has majorities before and after it without a common voter: of n1, n2 and n3's old disk the
-first and the last; of n1, n2 and n3's new disk n2 and the new one. Whoever asked for it and was interrupted between
-the two asks again: what is next follows from the log alone.
+A lost disk is replaced by two changes: its vote is removed, and when that is committed the new disk is added. One
+record that does both has majorities before and after it without a common voter: n1 and the old disk, before; n2 and the
+new disk, after. An operator who was interrupted between the two asks again: the log alone says what comes next.
 """
 
 from collections.abc import Callable
@@ -34,7 +33,7 @@ class Changed:
 
 @dataclass(frozen=True, slots=True)
 class AlreadyVoter:
-    """The node is a voter with the disk that it has: nothing is to be done."""
+    """The node is a voter with its present disk: there is nothing to do."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,26 +59,26 @@ class ChangeUnderWay:
 
 @dataclass(frozen=True, slots=True)
 class TransferUnderWay:
-    """This leader is handing over to another node; nothing was appended."""
+    """This leader is transferring its leadership to `target`; nothing was appended."""
 
     target: str
 
 
 @dataclass(frozen=True, slots=True)
 class NotConnected:
-    """The leader has no link to that node, only to others; nothing was appended."""
+    """The leader has no link to that node, only to those in `connected`; nothing was appended."""
 
     connected: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class NotFollowing:
-    """The node has no stream from this leader yet: it fetches a snapshot, or cuts what diverges."""
+    """The node has no open stream from this leader yet: it fetches a snapshot, or truncates what diverges."""
 
 
 @dataclass(frozen=True, slots=True)
 class Behind:
-    """The node lacks more than a new voter may: until it had that, it would hold commits up."""
+    """The node lacks more than a new voter may: until it has caught up it would delay commits."""
 
     lag_bytes: int
     limit_bytes: int
@@ -87,7 +86,7 @@ class Behind:
 
 @dataclass(frozen=True, slots=True)
 class Unheard:
-    """Of the voters that there would be, fewer than a majority were heard within an election timeout."""
+    """Of the voters after the change, fewer than a majority were heard within an election timeout."""
 
     node_ids: tuple[str, ...]
     heard: int
@@ -96,7 +95,7 @@ class Unheard:
 
 @dataclass(frozen=True, slots=True)
 class TooMany:
-    """There would be more members than may be."""
+    """The change would exceed the limit of members."""
 
     count: int
     limit: int
@@ -109,7 +108,7 @@ class Full:
 
 @dataclass(frozen=True, slots=True)
 class Lost:
-    """The record was appended, and the leadership ended before it was committed: nobody knows what becomes of it."""
+    """The record was appended, and the leadership ended before it was committed: the outcome is unknown."""
 
 
 Refused = (
@@ -127,7 +126,7 @@ Outcome = Changed | AlreadyVoter | Refused | Full | Lost
 
 
 class ChangeContext(NamedTuple):
-    """What a leader knows of itself and of a node that is to be a voter. `match_index` is None without a stream."""
+    """What a leader knows of itself and of the node to be promoted. `match_index` is None if it has no stream."""
 
     serving: bool
     start_index: int | None
@@ -137,7 +136,7 @@ class ChangeContext(NamedTuple):
 
 
 def next_change(state: "State", context: ChangeContext, node_id: str, address: str) -> Members | AlreadyVoter | Refused:
-    """The members as they are to stand in the log next, on the way of a node to be a voter with its present disk."""
+    """The members to append next, on a node's way to being a voter with its present disk; or why there are none."""
     if not context.serving:
         return NotServing(context.start_index or 0, state.commit_index)
     if (members_index := state.log.members_index or 0) >= state.commit_index:
@@ -159,7 +158,7 @@ def next_change(state: "State", context: ChangeContext, node_id: str, address: s
 
 
 def _after(members: Members, new: Member) -> tuple[Member, ...]:
-    """The old disk's vote goes first; with none, the new one comes."""
+    """Remove the old disk's vote if it has one; otherwise add the new disk."""
     old = members.of_node(new.node_id)
     others = tuple(member for member in members.members if member.node_id != new.node_id)
     if old is not None and old.role is Role.VOTER:
@@ -168,7 +167,7 @@ def _after(members: Members, new: Member) -> tuple[Member, ...]:
 
 
 def _admissible(after: tuple[Member, ...], context: ChangeContext) -> Members | TooMany | Unheard:
-    """Refuse what could not be committed, and nothing after it: it would count at once, and could not be taken back."""
+    """Refuse a change that could not be committed: it would count at once, and could not be taken back either."""
     if len(after) > MAX_MEMBERS:
         return TooMany(len(after), MAX_MEMBERS)
     members = Members(after)

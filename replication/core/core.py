@@ -1,15 +1,15 @@
 """The core: one node's replication, as a machine that is handed events and hands out actions.
 
-It is always in one of three states; the last two are objects that are dropped whole at the end of it:
+It is always in one of three states. The last two are objects, dropped whole when the state ends:
 
-    nobody's  -> it follows nobody since its last promise, which may be its own, of an attempt to lead
-    Following -> an elected leader was heard, and its triple promised; until another is promised, heard or not
-    Leading   -> a majority promised this node's triple
+    neither   -> it has followed nobody since its last promise, which may be its own, made in a campaign
+    Following -> it heard an elected leader and promised it; lasts until another is promised, even if it falls silent
+    Leading   -> a majority promised this node
 
-Whether a leader is heard is another question: `live_promise` answers it. A candidate (`election`) stands beside the
-first two.
+Whether a leader is heard now is another question: `live_promise` answers it. In the first two states a node may
+campaign (`election`).
 
-`handle` runs the event, then lets the writer queue go on as far as the disk admits, then ships. An event may queue a
+`handle` dispatches the event, then runs the writer's jobs as far as the disk allows, then ships. An event may queue a
 job, but only the head of the queue promises, truncates or writes a leader's frames.
 """
 
@@ -47,7 +47,7 @@ class Core:
         self.candidate = Candidate(state)
         self.leading: Leading | None = None
         self.following: Following | None = None
-        self._storing_vote: HandleVote | None = None  # whose promise is going to disk, to be answered then
+        self._storing_vote: HandleVote | None = None  # Answered when its promise is on disk.
         self._ticked_at = 0
         # Rule 1: at start the promise is at least the last frame's epoch.
         if state.log.last_epoch > state.promise.epoch:
@@ -62,13 +62,13 @@ class Core:
         if state.halted is not None:
             return []
         state.now, state.clock = now, clock
-        if not isinstance(event, events.Stopped):  # It may be because they cannot be read.
+        if not isinstance(event, events.Stopped):  # The node may stop because its members cannot be read.
             self._take_members()
         if self.leading and now - self._ticked_at > state.options.election_timeout_us:
-            self._tick()  # This process stood still: rule 11 comes before whatever waited meanwhile.
+            self._tick()  # This process was frozen: rule 11 goes before whatever waited.
         self._dispatch(event)
         if isinstance(event, events.Shipped):
-            self._ship()  # It has freed a stream, and nothing else.
+            self._ship()  # It frees a stream, and nothing else.
         else:
             self._advance()
         self._end_if_halted()
@@ -76,12 +76,12 @@ class Core:
         return actions
 
     def _take_members(self) -> None:
-        """Rule 15: a record of members takes effect when it is appended, and is undone when it is truncated."""
+        """Rule 15: a record of members counts from when it is appended, and is undone when it is truncated."""
         state = self.state
         if (members := state.log.members) is state.members:
             return
         state.members = members
-        self.candidate.give_up()  # It keeps answers by node id: they may be another disk's now.
+        self.candidate.give_up()  # Its answers are kept by node id, and may now be another disk's.
         state.act(actions.MembersChanged(members))
 
     # Events
@@ -159,7 +159,7 @@ class Core:
         self._campaign_if_due()
 
     def _campaign_if_due(self) -> None:
-        """Rule 13: look at all causes to stand, as long as this node may."""
+        """Rule 13: campaign if this node may, and has a reason to."""
         live, state = self.live_promise, self.state
         if live is not None:
             self.candidate.heard_leader(self.following.heard_at if self.following else state.now)
@@ -171,21 +171,21 @@ class Core:
 
     @property
     def _may_campaign(self) -> bool:
-        """Whether no leader is heard, or the one that is has asked this node to stand; and the disk answers."""
+        """No leader is heard, or the leader itself asked this node to campaign; and the disk answers."""
         return self.live_promise in (None, self.candidate.transferred_by) and not self._disk_hangs
 
     @property
     def _disk_hangs(self) -> bool:
-        """Rule 11: a disk that does not answer for an election timeout neither leads nor stands."""
+        """Rule 11: a node whose disk has not answered for an election timeout neither leads nor campaigns."""
         return self.writer.hangs(self.state.now, self.state.options.election_timeout_us)
 
     def _request_own_vote(self) -> None:
-        """Ask this node's own promise first, once a majority would promise."""
+        """Once a majority would promise, ask for this node's own promise first."""
         if (request := self.candidate.begin_vote()) is not None:
             self.writer.submit(HandleVote(self.state.me.node_id, request))
 
     def _lead_if_elected(self) -> None:
-        """Lead, once a majority has promised."""
+        """Lead once a majority has promised."""
         if self.leading is None and (promise := self.candidate.take_election()) is not None:
             self.leading = Leading(self.state, promise)
             self.leading.start()
@@ -216,7 +216,7 @@ class Core:
                 assert_never(event)
 
     def _refuse_not_leading(self, event: events.LeaderEvent) -> None:
-        """Tell who asks that this node does not lead; what belongs to a leadership that is over counts for nothing."""
+        """Refuse what only a leader does. Acks and the like, of a leadership that is over, are dropped."""
         match event:
             case events.StreamOpened(stream_id):
                 self.state.act(
@@ -264,19 +264,19 @@ class Core:
                 if self.leading:
                     self.leading.echoed(sender, event.disk_id, message)
             case PreVote():
-                # It changes nothing here and counts for nothing, so anyone may ask.
+                # The answer changes nothing here, so anyone may ask.
                 answer_pre_vote(state, sender, message, self.live_promise)
             case VoteRequest(promise):
-                # Whether this log names it a voter does not matter: it may hold a newer record (`election`).
+                # Whether this log names the candidate a voter does not matter: its own log may be newer (`election`).
                 if promise.candidate == sender and not self.writer.has_vote_from(sender):
                     self.writer.submit(HandleVote(sender, message))
             case _:
-                # A node whose disk is not a member's neither counts nor is counted.
+                # A node whose disk is not a voter's does not count.
                 if state.members.is_voter(sender, event.disk_id):
                     self._received_from_voter(sender, message)
 
     def _step_down_on_higher_epoch(self, sender: str, held_epoch: int) -> None:
-        """Rule 10: a higher epoch in any answer ends a leadership. The target of a hand-over is not stood against."""
+        """Rule 10: a higher epoch in any answer ends a leadership. The target of a transfer gets time to win."""
         if held_epoch <= self.state.promise.epoch:
             return
         self.candidate.highest_epoch = max(self.candidate.highest_epoch, held_epoch)
@@ -303,7 +303,7 @@ class Core:
                 assert_never(message)
 
     def _campaign_requested(self, sender: str, transferred_by: Promise | None) -> None:
-        """Stand because another asked for it: a candidate where no leader is heard, or that leader itself."""
+        """Campaign because another node asks: a candidate, if no leader is heard; or the leader that is heard."""
         if (
             self.live_promise == transferred_by
             and self.leading is None
@@ -317,11 +317,11 @@ class Core:
     def _heartbeat(self, sender: str, message: Heartbeat) -> None:
         state, leader = self.state, message.promise
         if leader.candidate != sender or leader.candidate == state.me.node_id:
-            return  # Nobody speaks for another, or for this node.
+            return  # A heartbeat is valid only from its leader, and never from this node itself.
         following = self.following
         if following and following.leader == leader:
             following.heard()
-        # Rule 1: only what is on disk is echoed as followed. One that leads no more is told so (rule 10).
+        # Rule 1: only a promise on disk is echoed. A leader that was replaced learns so from the echo (rule 10).
         if (leader == state.stored_promise and following) or leader.epoch < state.promise.epoch:
             echo = HeartbeatEcho(leader.epoch, message.sequence, state.promise.epoch)
             state.act(actions.Send(sender, echo))
@@ -358,9 +358,9 @@ class Core:
                 assert_never(event)
 
     def _log_moved(self, event: events.Truncated | events.Installed) -> None:
-        """The log ends, or begins, elsewhere."""
+        """The log was truncated, or reset to a snapshot."""
         if isinstance(event, events.Installed):
-            self.state.commit(event.index)  # A snapshot holds nothing else (rule 7).
+            self.state.commit(event.index)  # A snapshot holds committed records only (rule 7).
             if self.following:
                 self.following.installed(event.stream_id)
         elif self.following:
@@ -380,7 +380,7 @@ class Core:
         if self.leading.serving:
             self.leading.refuse_waiting(reason)
         else:
-            self._step_down(reason)  # Without its epoch_start it never serves.
+            self._step_down(reason)  # Without its `epoch_start` it would never serve.
 
     # Promises (rule 1)
 
@@ -401,10 +401,10 @@ class Core:
             state.act(actions.Send(asked.node_id, answer))
 
     def _handle_vote(self, job: HandleVote) -> None:
-        """Rules 1 and 5, at the head of the queue: refuse, grant once more, or store the promise and grant then."""
+        """Rules 1 and 5, at the head of the queue: refuse, grant again, or store the promise and grant it then."""
         state = self.state
         if job.node_id == state.me.node_id and job.request.promise != self.candidate.wanted:
-            return  # Its attempt ended while it waited: promised now, it would end a leadership for nobody.
+            return  # The campaign ended while this waited: the promise would depose a leader for nobody.
         if refusal(state, job.request) is not None:
             self._answer_vote(job, granted=False)
             if job.request.promise == self.candidate.wanted:
@@ -417,7 +417,7 @@ class Core:
         self._store_promise(job.request.promise, f"promised epoch {job.request.promise.epoch} to {job.node_id}")
 
     def _follow_leader(self, job: FollowLeader) -> None:
-        """Rule 1, at the head of the queue: follow an elected leader, and promise it what another was promised."""
+        """Rule 1, at the head of the queue: follow an elected leader, and promise it its epoch."""
         state, leader = self.state, job.promise
         if leader.epoch < state.promise.epoch or (self.following and self.following.leader == leader):
             return
@@ -433,7 +433,7 @@ class Core:
         self._report_role(f"heard the leader of epoch {leader.epoch}")
 
     def _store_promise(self, promise: Promise, reason: str) -> None:
-        """Send a promise to disk; from here on it counts (rule 2), and whatever was done under the last one is over."""
+        """Send a promise to disk. From here on it counts (rule 2), and everything under the last one is over."""
         state = self.state
         if self.leading and self.leading.transferring_to == promise.candidate:
             reason = f"handed over to {promise.candidate}"
@@ -448,10 +448,10 @@ class Core:
         self.writer.begin_exclusive(self.state.now)
         state.act(actions.StorePromise(promise))
 
-    # Every step's end
+    # The end of every step
 
     def _advance(self) -> None:
-        """Let the writer queue go on as far as the disk admits, ship, and tell the node above."""
+        """Run the writer's jobs as far as the disk allows, ship, and report to the node above."""
         self._run_jobs()
         if self.leading:
             self.leading.continue_transfer()
@@ -497,7 +497,7 @@ class Core:
             self._step_down(self.state.halted)
 
     def _report_role(self, reason: str = "") -> None:
-        """Tell the node above if its role moved; `reason` is then why, and for a leader it is why it stood."""
+        """Report the role if it changed. `reason` says why; a leader's is always why it campaigned."""
         state = self.state
         if self.leading:
             leading = self.leading
@@ -525,7 +525,7 @@ class Core:
     # What others may know of it
 
     def status(self) -> Status:
-        """A copy of this node's replication as it is now. Made when asked for: it costs the steps nothing."""
+        """A copy of this node's replication as it is now, made when asked for."""
         state, following = self.state, self.following
         return Status(
             me=state.me,
@@ -581,7 +581,7 @@ class Core:
 
     @property
     def announces_commit_after_us(self) -> int | None:
-        """In how many microseconds a tick is wanted, to tell followers what is committed; None if none is needed."""
+        """When the driver must send a `Tick`, to announce a commit to followers; None: no need."""
         waits = self.leading is not None and self.leading.downstreams.has_unannounced_commit
         return self.state.options.commit_announce_us if waits else None
 

@@ -1,18 +1,19 @@
 """Rules 1, 3, 4, 5 and 13: a candidate asks, voters answer, a majority of durable promises makes a leader.
 
-    IDLE --it should stand--> PRE_VOTE --majority would--> PROMISING --own promise durable--> REQUESTING
-    PRE_VOTE --a better one answered--> sends it `campaign`, asks again       REQUESTING --majority promised--> leads
-    any --another promise, a leader is adopted, or time is up--> IDLE     PRE_VOTE --a leader is heard again--> IDLE
+    IDLE --a reason to campaign--> PRE_VOTE --a majority would promise--> PROMISING --own promise durable--> REQUESTING
+    REQUESTING --a majority promised--> leads
+    PRE_VOTE --a better log answered--> sends it `Campaign`, asks again      PRE_VOTE --a leader is heard again--> IDLE
+    any --another is promised, a leader is followed, or time is up--> IDLE
 
-It should stand (rule 13) as long as one of these holds: the control plane nominates it; a `campaign` asked it to; no
-leader was heard for three election timeouts. Each is a level, looked at on each tick, and not an event: nothing is
-lost with a message. No such cause is trusted: whoever stands, only promises make a leader.
+A node has a reason to campaign (rule 13) as long as one of these holds: the control plane nominates it; a `Campaign`
+asked it to; no leader was heard for three election timeouts. Each is a level that every tick reads, not an event, so
+nothing depends on one message. No reason is trusted: only promises make a leader.
 
-Answers are kept by node id: `core` lets only those through that come from a voter on its own disk.
+Answers are kept by node id; `core` passes on only those of voters with their own disks.
 
-Only voters of the candidate's own log are asked, on the disks that it names, and they alone are counted. Whether the
-node that is asked counts itself, or the candidate, as a voter does not matter (Raft 4.1 of the thesis): the record
-that made it one may not have reached it, and without its vote nobody could be elected.
+Only the voters that the candidate's own log names are asked and counted, with the disks that it names. Whether a node
+that is asked knows itself or the candidate as a voter does not matter (section 4.1 of the Raft thesis): the record that
+made it one may not have reached it, and without its vote nobody could be elected.
 
 The voter's half is in `answer_pre_vote` (no effect) and `refusal` (at the head of the writer queue).
 """
@@ -25,12 +26,12 @@ from .actions import Send
 from .messages import Campaign, PreVote, PreVoteAnswer, Promise, VoteAnswer, VoteRequest
 from .state import State
 
-FALLBACK_TIMEOUTS = 3  # Rule 13: any voter may after three election timeouts without a leader.
+FALLBACK_TIMEOUTS = 3  # Rule 13: after three election timeouts without a leader any voter may campaign.
 MAX_BACKOFF_DOUBLINGS = 3
 
 
 class Phase(Enum):
-    """How far an attempt is."""
+    """How far a campaign is."""
 
     IDLE = auto()
     PRE_VOTE = auto()
@@ -39,7 +40,7 @@ class Phase(Enum):
 
 
 def answer_pre_vote(state: State, sender: str, message: PreVote, live: Promise | None) -> None:
-    """Say what this node would answer. `live` is the promise of the leader that it hears, itself included.
+    """Answer a pre-vote. `live` is the promise of the leader that this node hears, itself included.
 
     Rule 4: a node that hears a live leader says no, unless the candidate shows that leader's own `Campaign`. A leader
     that campaigns has stepped down, so hearing it earlier is no reason to refuse it.
@@ -52,9 +53,9 @@ def answer_pre_vote(state: State, sender: str, message: PreVote, live: Promise |
 
 
 def refusal(state: State, request: VoteRequest) -> str | None:
-    """Why this node does not promise, or None. Called at the head of the writer queue: nothing is being flushed.
+    """Why this node refuses to promise, or None. Called at the head of the writer queue, while nothing is flushed.
 
-    The same for a candidate's own request: one whose log grew since it asked is refused, and it begins anew.
+    A candidate's own request is treated alike: if its log grew since it asked, it is refused and campaigns again.
     """
     asked = request.promise
     if asked == state.promise:
@@ -68,11 +69,11 @@ def refusal(state: State, request: VoteRequest) -> str | None:
 
 
 class Candidate:
-    """Whether this node should try to lead, and its attempts to."""
+    """Whether this node should campaign, and its campaigns."""
 
     def __init__(self, state: State) -> None:
         self.state = state
-        # The causes to stand (rule 13), and what holds it back.
+        # The reasons to campaign (rule 13), and what holds it back.
         self.nominated = False
         self._requested_by = ""
         self._requested_until = 0
@@ -80,24 +81,24 @@ class Candidate:
         self._hold_until = 0
         self._failures = 0
         self._draws = 0
-        # The attempt under way.
+        # The campaign under way.
         self.phase = Phase.IDLE
         self.attempt = 0
         self.reason = ""
         self._phase_began = 0
         self._asked_at = 0
-        self.transferred_by: Promise | None = None  # of the leader whose `campaign` this attempt follows
+        self.transferred_by: Promise | None = None  # of the leader that asked this node to campaign
         self.pre_votes: dict[str, PreVoteAnswer] = {}
-        self.wanted: Promise | None = None  # from PROMISING on
+        self.wanted: Promise | None = None  # The promise that it asks for, from PROMISING on.
         self.grants: dict[str, int] = {}  # node -> its clock
         self.refusals: set[str] = set()
-        # Of all attempts (rule 3).
+        # Of all campaigns (rule 3).
         self.highest_epoch = 0
 
-    # Whether to stand (rule 13)
+    # Whether to campaign (rule 13)
 
     def _campaign_reason(self) -> str:
-        """Why this node should try to lead now; empty if it should not."""
+        """Why this node should campaign now; empty if it should not."""
         now, patience = self.state.now, self.state.options.election_timeout_us
         if not self.state.is_voter:
             return ""
@@ -115,38 +116,38 @@ class Candidate:
         return ""
 
     def _jitter(self, span: int) -> int:
-        """A number of [0, span) that differs between nodes, and on one between attempts that failed.
+        """A number in [0, span) that differs between nodes, and on one node between failed campaigns.
 
-        Drawn from the incarnation, which is random at each start: the core has no chance of its own, and the same
+        Derived from the incarnation, which is random at each start: the core has no randomness of its own, so the same
         incarnations make the same run.
         """
         drawn = blake2b(b"%d %d" % (self.state.me.incarnation, self._draws), digest_size=8).digest()
         return int.from_bytes(drawn, "little") % span
 
     def _hold(self, at_least: int, span: int) -> None:
-        """Let others go first, for a time that differs between nodes: two that duel part so."""
+        """Let others go first, for a time that differs between nodes, so that two rivals part."""
         self._draws += 1
         self._hold_until = self.state.now + at_least + self._jitter(span)
 
     def heard_leader(self, heard_at: int) -> None:
-        """A leader lives: there is nothing to hold back from when it is lost."""
+        """A leader is alive. When it is lost, nothing holds this node back."""
         self._leader_heard_at = heard_at
         self._hold_until = self._failures = 0
 
     def yield_to_another(self) -> None:
-        """Another candidate was promised, or is ahead: give it time (Raft resets its timer at a granted vote)."""
+        """Another candidate was promised, or is ahead: give it time (Raft resets its timer when it grants a vote)."""
         self.give_up()
         half = self.state.options.election_timeout_us // 2
         self._hold(half, half)
 
     def _fail(self) -> None:
-        """The attempt found no majority: back off, longer each time, so that of two candidates one comes through."""
+        """The campaign found no majority: back off, longer each time, so that one of two rivals gets through."""
         self.give_up()
         self._hold(0, self.state.options.election_timeout_us << min(self._failures, MAX_BACKOFF_DOUBLINGS))
         self._failures += 1
 
     def campaign_requested(self, sender: str, transferred_by: Promise | None) -> None:
-        """A `campaign` came: stand at once and for one election timeout; show a live leader's wish to its followers."""
+        """A `Campaign` arrived: campaign now and for one election timeout; if its sender leads, show its promise."""
         if self.phase not in (Phase.IDLE, Phase.PRE_VOTE):
             return
         self._requested_by, self.transferred_by = sender, transferred_by
@@ -154,13 +155,13 @@ class Candidate:
         if self.phase is Phase.IDLE or transferred_by is not None:
             self._begin(self._campaign_reason())
 
-    # An attempt
+    # A campaign
 
     def tick(self) -> None:
-        """Begin an attempt, go on asking, or give one up."""
+        """Begin a campaign, continue it, or give it up."""
         state = self.state
         if self._leader_heard_at is None:
-            self._leader_heard_at = state.now  # A start without a leader counts as the loss of one.
+            self._leader_heard_at = state.now  # A start counts as the loss of a leader.
         age = state.now - self._phase_began
         if self.phase in (Phase.PROMISING, Phase.REQUESTING):
             if age < state.options.election_timeout_us:
@@ -172,7 +173,7 @@ class Candidate:
         elif self.phase is Phase.IDLE or age >= state.options.election_timeout_us:
             self._defer_to_best(waited=True)
             self._begin(why)
-        elif state.now - self._asked_at >= state.options.heartbeat_us:  # it changes nothing: asking often is free
+        elif state.now - self._asked_at >= state.options.heartbeat_us:  # Pre-votes have no effect: repeat them freely.
             self._defer_to_best(waited=True)
             self._ask_pre_votes()
 
@@ -183,7 +184,7 @@ class Candidate:
         self._ask_pre_votes()
 
     def _ask_pre_votes(self) -> None:
-        """Ask, or ask again: an attempt counts each voter's newest answer, however slow the network is."""
+        """Ask, or ask again: each voter's newest answer counts, however slow the network is."""
         state, number = self.state, self.attempt
         self._asked_at = state.now
         mine = PreVoteAnswer(number, True, state.promise.epoch, state.log.durable, state.clock)
@@ -193,12 +194,12 @@ class Candidate:
     def _send_voters(self, message: PreVote | VoteRequest) -> None:
         state = self.state
         for voter in state.members.voters():
-            # A node that came back with another disk is no voter of this log's: it is not asked to promise.
+            # A node that came back with another disk is not a voter of this log: it is not asked.
             if not state.is_me(voter) and state.links.get(voter.node_id, voter.disk_id) == voter.disk_id:
                 state.act(Send(voter.node_id, message))
 
     def pre_vote_answered(self, sender: str, answer: PreVoteAnswer) -> None:
-        """Count an answer to this attempt; refusals teach the highest epoch, too (rule 3)."""
+        """Count an answer to this campaign. A refusal counts too: it shows the highest epoch (rule 3)."""
         self.highest_epoch = max(self.highest_epoch, answer.held_epoch)
         if self.phase is Phase.PRE_VOTE and answer.attempt == self.attempt:
             self.pre_votes[sender] = answer
@@ -217,11 +218,10 @@ class Candidate:
         return self._is_majority(granted) and self._clock_is_acceptable(granted)
 
     def _defer_to_best(self, *, waited: bool) -> None:
-        """Rule 4: a candidate that is not the best of a majority hands over by `campaign` to the best.
+        """Rule 4: a candidate that is not the best of a majority asks the best to campaign instead.
 
-        It does so when every linked voter has answered, or when it has `waited` for those that did not. A voter that
-        refuses although its log is no better hears a leader, so it is not counted: it would not promise the best
-        either.
+        It does so when every linked voter has answered, or has had time to (`waited`). A voter that refuses although
+        its log is no better hears a leader. It is not counted, since it would not promise the best one either.
         """
         state = self.state
         if self.phase is not Phase.PRE_VOTE or self._would_win():
@@ -233,7 +233,7 @@ class Candidate:
             state.act(Send(max(others, key=lambda node: free[node].last), Campaign(None)))
 
     def begin_vote(self) -> VoteRequest | None:
-        """Once a majority would promise: choose the epoch, and return what to ask of this node itself first."""
+        """Once a majority would promise: choose the epoch, and return the request to this node itself; None before."""
         state = self.state
         if self.phase is not Phase.PRE_VOTE or not self._would_win():
             return None
@@ -245,14 +245,14 @@ class Candidate:
         return VoteRequest(self.wanted, state.log.durable)
 
     def own_vote_stored(self) -> None:
-        """Ask the others. Rule 5: the durable last is taken now, after the own promise is durable."""
+        """Ask the others. Rule 5: the durable last is taken now that this node's own promise is durable."""
         if self.wanted is None or self.state.stored_promise != self.wanted:
             return
         self.phase, self.grants, self.refusals = Phase.REQUESTING, {self.state.me.node_id: self.state.clock}, set()
         self._send_voters(VoteRequest(self.wanted, self.state.log.durable))
 
     def vote_answered(self, sender: str, answer: VoteAnswer) -> None:
-        """Count a promise of what is wanted; a higher epoch somewhere, or too many refusals, end the attempt."""
+        """Count a vote. A higher epoch, or too many refusals, end the campaign."""
         self.highest_epoch = max(self.highest_epoch, answer.held_epoch)
         if self.phase is not Phase.REQUESTING or answer.asked != self.wanted:
             return
@@ -266,7 +266,7 @@ class Candidate:
                 self._fail()
 
     def take_election(self) -> Promise | None:
-        """End the attempt and return the promise to lead under, once a majority holds it durably; None before."""
+        """Once a majority has promised: end the campaign, and return the promise to lead under; None before."""
         if self.phase is not Phase.REQUESTING or self.wanted != self.state.promise:
             return None
         if not self._is_majority(self.grants) or not self._clock_is_acceptable(self.grants):
@@ -276,11 +276,11 @@ class Candidate:
         return wanted
 
     def stop_pre_vote(self) -> None:
-        """A leader is heard, or the disk hangs: end an attempt that has raised no epoch yet (rule 4)."""
+        """A leader is heard, or the disk hangs: end a campaign that has not raised its epoch yet (rule 4)."""
         if self.phase is Phase.PRE_VOTE:
             self.give_up()
 
     def give_up(self) -> None:
-        """This attempt is over; its epoch is never used again (rule 3)."""
+        """End this campaign; its epoch is never used again (rule 3)."""
         self.phase, self.wanted = Phase.IDLE, None
         self.transferred_by, self._requested_until = None, 0

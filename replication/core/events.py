@@ -32,23 +32,23 @@ class Tick:
 
 @dataclass(frozen=True, slots=True)
 class Nominated:
-    """The control plane's level: whether this node should try to lead (rule 13)."""
+    """The control plane nominates this node, or no longer does. A level: it holds until the next one (rule 13)."""
 
     nominated: bool
 
 
 @dataclass(frozen=True, slots=True)
 class TransferRequested:
-    """An operator, or this node's own stop, asks the leader to hand over: to a voter, or to the best one (None)."""
+    """Transfer leadership to `target`, or to the voter that has most (None): an operator asks, or this node stops."""
 
     target: str | None
 
 
 @dataclass(frozen=True, slots=True)
 class PromoteRequested:
-    """An operator asks that a node become a voter: for the next change on the way there (rule 15).
+    """Append the next change on a node's way to being a voter; an operator asks (rule 15).
 
-    `address` is where its row will say that it is; `ChangeEnded` with the same `ask_id` answers.
+    `address` is what its row will name. `ChangeEnded` with the same `ask_id` answers.
     """
 
     ask_id: int
@@ -58,7 +58,7 @@ class PromoteRequested:
 
 @dataclass(frozen=True, slots=True)
 class Stopped:
-    """The node stops: what waits is given back, and nothing is done any more."""
+    """The node stops: whatever waits is refused, and nothing more is done."""
 
     reason: str
 
@@ -79,7 +79,7 @@ class ReadRequested:
 
 @dataclass(frozen=True, slots=True)
 class LinkUp:
-    """The link that this node dialled to a peer stands: what is sent now can arrive. Its hello named the disk."""
+    """The link that this node dialled to a peer is up: what is sent now can arrive. The peer's hello named its disk."""
 
     node_id: str
     disk_id: bytes
@@ -87,14 +87,14 @@ class LinkUp:
 
 @dataclass(frozen=True, slots=True)
 class LinkDown:
-    """The link that this node dialled to a peer is gone, so the peer may be: it is not heard until it speaks again."""
+    """The link that this node dialled to a peer is down. So the peer may be: it is not heard until it speaks again."""
 
     node_id: str
 
 
 @dataclass(frozen=True, slots=True)
 class Received:
-    """A message from a peer, over the link that it dialled. `disk_id` is the one its hello named."""
+    """A message from a peer, on the link that it dialled. Its hello named `disk_id`."""
 
     node_id: str
     disk_id: bytes
@@ -103,7 +103,7 @@ class Received:
 
 @dataclass(frozen=True, slots=True)
 class StreamConnected:
-    """The stream that this node asked for stands; nothing was said on it."""
+    """The stream that this node dialled is connected; nothing was sent on it yet."""
 
     stream_id: int
 
@@ -147,7 +147,7 @@ class AckArrived:
 
 @dataclass(frozen=True, slots=True)
 class CrcMismatchArrived:
-    """A follower says that its frame contradicts this leader's (rule 8)."""
+    """A follower says that its frame differs from this leader's at the same (epoch, index) (rule 8)."""
 
     stream_id: int
     mismatch: CrcMismatch
@@ -155,7 +155,7 @@ class CrcMismatchArrived:
 
 @dataclass(frozen=True, slots=True)
 class Shipped:
-    """A `Ship` was handed to the socket: whole frames up to `next_index`."""
+    """A `Ship` was handed to the socket, with whole frames up to `next_index`."""
 
     stream_id: int
     next_index: int
@@ -164,14 +164,14 @@ class Shipped:
 
 @dataclass(frozen=True, slots=True)
 class StreamClosed:
-    """A stream ended, whoever ended it."""
+    """A stream ended, at whichever side."""
 
     stream_id: int
 
 
 @dataclass(frozen=True, slots=True)
 class Expired:
-    """The log begins higher than before: segments were removed."""
+    """Segments were removed: the log begins higher than before."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,7 +183,7 @@ class PromiseStored:
 
 @dataclass(frozen=True, slots=True)
 class Appended:
-    """An append reached the file (not the disk), in the order asked; `stream_id` 0 means this node's own."""
+    """An append is in the file, not yet on disk; in the order asked. `stream_id` is 0 for a leader's own append."""
 
     stream_id: int
 
@@ -216,7 +216,7 @@ class Truncated:
 
 @dataclass(frozen=True, slots=True)
 class SnapshotFetched:
-    """A `FetchSnapshot` is done: the snapshot is whole, synced and readable by this machine, and does not count yet."""
+    """A `FetchSnapshot` is done: the snapshot is whole, synced and readable by this machine. It does not count yet."""
 
     stream_id: int
     snapshot: Snapshot
@@ -224,7 +224,7 @@ class SnapshotFetched:
 
 @dataclass(frozen=True, slots=True)
 class FetchFailed:
-    """A `FetchSnapshot` came to nothing; what was fetched is kept for the next one."""
+    """A `FetchSnapshot` failed; the part that was fetched is kept for the next one."""
 
     stream_id: int
     reason: str
@@ -240,12 +240,12 @@ class Installed:
 
 @dataclass(frozen=True, slots=True)
 class Flushed:
-    """A `Flush` ended well: what was written before it began is durable."""
+    """A `Flush` succeeded: everything written before it began is durable."""
 
 
 @dataclass(frozen=True, slots=True)
 class DiskFailed:
-    """A flush or a write failed: final, since nobody knows what of it is on disk."""
+    """A flush or a write failed. That is final: what of it is on disk is unknown."""
 
     reason: str
 

@@ -1,4 +1,4 @@
-"""Rules 1, 7, 8 and 9 from the follower's side: open a stream, cut what diverges, append, acknowledge.
+"""Rules 1, 7, 8, 9 and 16 at the follower's end: open a stream, truncate what diverges, append, acknowledge.
 
     promise stored -> DIALLING -> OPENING -> (TRUNCATING ->) MATCHED -> gone -> DIALLING ...
                                      |
@@ -7,8 +7,8 @@
                                      +-- the leader has expired what comes next
                                              -> (TRUNCATING ->) FETCHING -> INSTALLING -> gone -> DIALLING ...
 
-`matched` is what this stream has proved to be equal to the leader's log. Neither an ack nor commit_index goes beyond
-it: a divergent suffix is durable, too, and must not count (rule 8).
+`matched` is what this stream has proved equal to the leader's log. Neither an ack nor commit_index goes above it: a
+divergent suffix is durable as well, and must not count (rule 8).
 """
 
 from dataclasses import dataclass
@@ -45,7 +45,7 @@ class Step(Enum):
 
 @dataclass(slots=True)
 class Upstream:
-    """The stream opened last: no other may write here."""
+    """The stream opened last: no other may change this log."""
 
     stream_id: int
     step: Step = Step.DIALLING
@@ -58,7 +58,7 @@ class Upstream:
 class Following:
     """Following one elected leader, heard or not. Dropped whole when another promise is made, and only then (rule 2).
 
-    So whatever is done here is done under the leader's own promise; what was queued under an earlier one finds its
+    So everything here is done under this leader's promise; jobs that were queued under an earlier one find their
     stream gone.
     """
 
@@ -81,16 +81,16 @@ class Following:
         self.heard_at, self._link_lost = self.state.now, False
 
     def link_lost(self) -> None:
-        """A process that ended says so by its closed connections: no timeout need pass. One that lives speaks soon."""
+        """The leader's process has probably ended, so no timeout need pass. If it is alive it is heard again soon."""
         self._link_lost = True
 
     def tick(self) -> None:
-        """Dial when there is no stream, the promise is on disk and the leader lives."""
+        """Dial if there is no stream, the promise is on disk and the leader is heard."""
         state = self.state
         if self.stream or not self.hears_leader or state.now < self._dial_at or state.stored_promise != self.leader:
             return
         if self.writer.is_exclusive:
-            return  # The log may move: an opening would tell of a place that is gone when the answer comes.
+            return  # The log is about to change: an opening now would be out of date when its answer comes.
         self._dial_at = state.now + state.options.heartbeat_us
         self.stream = Upstream(state.next_stream_id())
         state.act(DialStream(self.stream.stream_id, self.leader.candidate))
@@ -100,7 +100,7 @@ class Following:
         return stream if stream and stream.stream_id == stream_id and stream.step is step else None
 
     def connected(self, stream_id: int) -> None:
-        """Say what this node has."""
+        """Open the stream: say what this node's log has."""
         state, stream = self.state, self._current(stream_id, Step.DIALLING)
         if stream is None:
             return
@@ -110,7 +110,7 @@ class Following:
         state.act(SendOpen(stream_id, asked))
 
     def open_answered(self, event: OpenAnswered) -> None:
-        """Resume, or truncate first. Rule 9: never below commit_index."""
+        """The leader answered: resume, truncate, install or stop. Rule 9: never below commit_index."""
         state, stream, answer = self.state, self._current(event.stream_id, Step.OPENING), event.answer
         if stream is None:
             if self._current(event.stream_id, Step.MISMATCHED) and answer.verb is OpenVerb.REFUSE:
@@ -135,9 +135,9 @@ class Following:
             self._match(stream, answer.index)
 
     def _begin_install(self, stream: Upstream, answer: OpenAnswer) -> None:
-        """Rule 16: cut what the leader's log, as far as its epochs tell, does not have; then fetch what is beyond.
+        """Rule 16: truncate what the leader's log does not have, as far as its epochs tell; then fetch the snapshot.
 
-        The cut is a truncation like any other. So the install itself lowers neither durable_index nor commit_index.
+        So the install itself lowers neither durable_index nor commit_index.
         """
         state = self.state
         if answer.snapshot_index <= max(answer.index, state.commit_index):
@@ -155,19 +155,19 @@ class Following:
         self.state.act(FetchSnapshot(stream.stream_id, self.leader.candidate, stream.install_index))
 
     def fetched(self, event: SnapshotFetched) -> None:
-        """Queue the install: what was promised meanwhile is looked at there (rule 2)."""
+        """Queue the install; the promise is checked again at the head of the queue (rule 2)."""
         stream = self._current(event.stream_id, Step.FETCHING)
         if stream is not None and event.snapshot.index == stream.install_index:
             stream.step = Step.INSTALLING
             self.writer.submit(InstallSnapshot(event.stream_id, event.snapshot))
 
     def fetch_failed(self, event: FetchFailed) -> None:
-        """Open anew: the leader may have another snapshot by then."""
+        """Open again: the leader may have another snapshot by then."""
         if self._current(event.stream_id, Step.FETCHING) is not None:
             self.close_stream(f"the snapshot was not fetched: {event.reason}")
 
     def install(self, job: InstallSnapshot) -> bool:
-        """Rule 2, at the head of the queue: only for the stream opened last, and never to go back."""
+        """Rule 2, at the head of the queue: install only for the stream opened last, and never backwards."""
         state, stream, index = self.state, self._current(job.stream_id, Step.INSTALLING), job.snapshot.index
         if stream is None:
             return False
@@ -178,7 +178,7 @@ class Following:
         return True
 
     def installed(self, stream_id: int) -> None:
-        """The log begins behind the snapshot: open anew from there, at once."""
+        """The log begins where the snapshot ends: open again from there, at once."""
         if self._current(stream_id, Step.INSTALLING) is not None:
             self.close_stream("a snapshot was installed")
             self._dial_at = self.state.now
@@ -187,8 +187,8 @@ class Following:
     def _report_mismatch(self, stream: Upstream, answer: OpenAnswer) -> None:
         """Rule 8: equal (epoch, index) with unequal crc is never divergence.
 
-        Who fails its own crc has rot, and the other is told nothing of it. If this side verifies, the leader is asked:
-        it refuses this stream if the rot is its own; otherwise both halt.
+        A frame that fails its own crc is rot. If it is this node's frame, this node alone halts. If it verifies, the
+        leader checks its own: it refuses this stream if the rot is there; otherwise both halt.
         """
         state, mine = self.state, self.state.log.crc32c_before(answer.index)
         values = f"the frame before {answer.index} has crc32c {mine:#x} here and {answer.crc32c:#x} at the leader"
@@ -204,7 +204,7 @@ class Following:
         self.acknowledge()
 
     def truncate(self, job: TruncateLog) -> bool:
-        """Rule 9, at the head of the queue: only for the stream opened last, and never below commit_index."""
+        """Rule 9, at the head of the queue: truncate only for the stream opened last, and never below commit_index."""
         stream = self._current(job.stream_id, Step.TRUNCATING)
         if stream is None:
             return False
@@ -215,7 +215,7 @@ class Following:
         return True
 
     def truncated(self, stream_id: int, index: int) -> None:
-        """The log is a prefix of the leader's now."""
+        """The log is now a prefix of the leader's."""
         stream = self._current(stream_id, Step.TRUNCATING)
         if stream is not None and stream.install_index:
             self._fetch(stream)
@@ -223,7 +223,7 @@ class Following:
             self._match(stream, index)
 
     def frames_arrived(self, event: FramesArrived) -> None:
-        """Note the leader's positions, queue its frames (behind a truncation, if one is due)."""
+        """Note the leader's positions; queue its frames, after a truncation if one is due."""
         stream = self.stream
         if stream is None or stream.stream_id != event.stream_id:
             return
@@ -240,7 +240,7 @@ class Following:
             self._commit(stream)
 
     def append(self, job: WriteFrames) -> None:
-        """Append, at the head of the queue: a stream's queued frames die with it (rule 9)."""
+        """Append, at the head of the queue. A stream's queued frames die with it (rule 9)."""
         if self._current(job.stream_id, Step.MATCHED) is not None:
             self.state.act(AppendFrames(job.stream_id, job.raw))
 
@@ -275,9 +275,9 @@ class Following:
             self.stream = None
 
     def stream_closed(self, stream_id: int) -> None:
-        """The stream is gone. In a mismatch that halts this node: a leader that verified its side has halted, too.
+        """The stream is gone. After a crc mismatch that halts this node: a leader whose frame verifies has halted, too.
 
-        A stream that merely broke looks the same. To halt is the safe side, and waits for no message that may be lost.
+        A stream that merely broke looks the same. Halting is safe, and waits for no message that may be lost.
         """
         if self.stream is not None and self.stream.stream_id == stream_id:
             if self.stream.step is Step.MISMATCHED:

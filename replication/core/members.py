@@ -21,7 +21,7 @@ class Identity(NamedTuple):
 
 
 class Role(StrEnum):
-    """What a member is for: a voter counts, an observer only replicates."""
+    """A voter counts for majorities; an observer only replicates."""
 
     VOTER = "voter"
     OBSERVER = "observer"
@@ -29,7 +29,7 @@ class Role(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """One node with one disk. A node that comes back with another disk is another member."""
+    """A node with its disk. A node that comes back with another disk is another member."""
 
     node_id: str
     disk_id: bytes
@@ -39,21 +39,21 @@ class Member:
 
 def _member(row: Sequence[Any]) -> Member:
     if type(row) is not list or len(row) != 4:
-        raise ValueError(f"{row!r} is no row of node_id, disk_id, address and role")
+        raise ValueError(f"{row!r} is not a row of node_id, disk_id, address and role")
     node_id, disk_id, address, role = row
     if type(node_id) is not str or type(address) is not str or type(disk_id) is not bytes:
-        raise ValueError(f"{row!r} names no node")
+        raise ValueError(f"{row!r} does not name a node")
     if not 0 < len(node_id) <= MAX_NODE_ID_BYTES or len(disk_id) != DISK_ID_BYTES:
-        raise ValueError(f"{row!r} has ids of another length")
+        raise ValueError(f"{row!r} has ids of a wrong length")
     return Member(node_id, disk_id, address, Role(role))
 
 
 @dataclass(frozen=True, slots=True)
 class Members:
-    """The members as the log's last `genesis` or `members` record names them."""
+    """The members that a `genesis` or `members` record names."""
 
     members: tuple[Member, ...]
-    _voters: tuple[Member, ...] = field(init=False, repr=False, compare=False)  # Asked for several times a step.
+    _voters: tuple[Member, ...] = field(init=False, repr=False, compare=False)  # Read several times per step.
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "_voters", tuple(m for m in self.members if m.role is Role.VOTER))
@@ -63,15 +63,15 @@ class Members:
         """The members of a system record's `members` field: rows of node_id, disk_id, address, role.
 
         Raises:
-            ValueError: a row of another shape.
+            ValueError: a row has another shape, or their number is out of range.
         """
         members = tuple(_member(row) for row in rows)
         if not 0 < len(members) <= MAX_MEMBERS:
-            raise ValueError(f"{len(members)} members, not 1 to {MAX_MEMBERS}")
+            raise ValueError(f"{len(members)} members; there are 1 to {MAX_MEMBERS}")
         return cls(members)
 
     def to_record(self) -> list[list[Any]]:
-        """The rows that stand in a system record."""
+        """The rows for a system record."""
         return [[m.node_id, m.disk_id, m.address, str(m.role)] for m in self.members]
 
     def voters(self) -> tuple[Member, ...]:
@@ -79,7 +79,7 @@ class Members:
         return self._voters
 
     def is_voter(self, node_id: str, disk_id: bytes) -> bool:
-        """Whether this node with this disk counts. A known node with an unknown disk does not."""
+        """Whether this node counts, with this disk. A voter's node id with another disk does not."""
         return any(voter.node_id == node_id and voter.disk_id == disk_id for voter in self._voters)
 
     def of_node(self, node_id: str) -> Member | None:
@@ -87,7 +87,7 @@ class Members:
         return next((member for member in self.members if member.node_id == node_id), None)
 
     def majority(self) -> int:
-        """How many voters are more than half of them."""
+        """How many voters are a majority."""
         return len(self._voters) // 2 + 1
 
     def is_majority(self, agrees: Callable[[Member], bool]) -> bool:

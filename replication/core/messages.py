@@ -1,10 +1,10 @@
-"""What nodes say to one another, as data. `quire.replication.net.wire` gives the bytes.
+"""What nodes send each other, as data; `quire.replication.net.wire` encodes it.
 
-On `/peer` (rule 10), each on the socket that its sender dialled: `CoreMessage`, which the core reads, and the rest of
-`PeerMessage`, which it does not. DESIGN.md has the table: who sends which to whom, when, and what its arrival proves.
+On `/peer` (rule 10), each on the link that its sender dialled: `CoreMessage`, which the core reads, and the rest of
+`PeerMessage`, which it does not. `replication/DESIGN.md` has the table of who sends what, when, and what it proves.
 
 On `/peer/stream` (rule 8), which the follower dials: Open, OpenAnswer, then shipments one way and Acks the other; or
-CrcMismatch, where the two logs contradict each other.
+CrcMismatch, if the two logs contradict each other.
 """
 
 from dataclasses import dataclass
@@ -29,7 +29,7 @@ NO_PROMISE = Promise(0, "", 0)
 
 
 class Last(NamedTuple):
-    """The end of what is durable: (epoch of the last frame, next index). Compared in this order (Raft 5.4.1)."""
+    """The durable end of a log: (epoch of the last frame, next index), compared in this order (Raft 5.4.1)."""
 
     epoch: int
     index: int  # type: ignore[assignment]  # It hides tuple.index, which nobody needs here.
@@ -45,7 +45,7 @@ class GenesisOffer:
 
 @dataclass(frozen=True, slots=True)
 class PreVote:
-    """Would you promise me an epoch? Changes nothing anywhere (Raft 9.6 of the thesis).
+    """Would you promise me an epoch? Has no effect on the receiver (section 9.6 of the Raft thesis).
 
     `transferred_by` is the promise of the live leader that asked this candidate to take over (`Campaign`, rule 4).
     """
@@ -57,7 +57,7 @@ class PreVote:
 
 @dataclass(frozen=True, slots=True)
 class PreVoteAnswer:
-    """`granted` counts towards an attempt; the rest says which epoch is free and whose log is the best."""
+    """`granted` counts towards an attempt; the rest says which epoch is free and which log is the best."""
 
     attempt: int
     granted: bool
@@ -79,7 +79,7 @@ class Campaign:
 
 @dataclass(frozen=True, slots=True)
 class VoteRequest:
-    """Promise me this triple; `last` was taken after my own promise was durable."""
+    """Promise me this triple. `last` was taken after my own promise was durable."""
 
     promise: Promise
     last: Last
@@ -87,7 +87,7 @@ class VoteRequest:
 
 @dataclass(frozen=True, slots=True)
 class VoteAnswer:
-    """The answer to exactly `asked`. Granted: it is on my disk."""
+    """The answer to `asked`. If granted, that promise is on my disk."""
 
     asked: Promise
     granted: bool
@@ -97,7 +97,7 @@ class VoteAnswer:
 
 @dataclass(frozen=True, slots=True)
 class Heartbeat:
-    """I was elected under `promise` and lead. Says nothing of what is committed: that is the stream's (rule 7)."""
+    """I was elected under `promise`, and lead. What is committed is said on streams only (rule 7)."""
 
     promise: Promise
     sequence: int
@@ -106,9 +106,9 @@ class Heartbeat:
 
 @dataclass(frozen=True, slots=True)
 class HeartbeatEcho:
-    """I heard heartbeat `sequence` of epoch `epoch`; `held_epoch` is the one I have promised now.
+    """I heard heartbeat `sequence` of `epoch`; `held_epoch` is the epoch that I have promised now.
 
-    Where they are equal I follow its sender. Where `held_epoch` is higher, the sender leads no more.
+    If they are equal, I follow the sender. If `held_epoch` is higher, the sender no longer leads.
     """
 
     epoch: int
@@ -118,7 +118,7 @@ class HeartbeatEcho:
 
 @dataclass(frozen=True, slots=True)
 class PositionReport:
-    """Where a node stands, told to its leader beside each echo."""
+    """How far a node is, sent to its leader with each echo."""
 
     durable_index: int
     applied_index: int
@@ -127,7 +127,7 @@ class PositionReport:
 
 @dataclass(frozen=True, slots=True)
 class LagReport:
-    """A node's lag as its leader knows it: `since` is the timestamp of the first record that it lacks, 0 if none."""
+    """A node's lag as its leader knows it. `since` is the timestamp of the first record that it lacks, 0 if none."""
 
     durable_index: int
     lag_bytes: int
@@ -136,21 +136,21 @@ class LagReport:
 
 @dataclass(frozen=True, slots=True)
 class Probe:
-    """Are you still there? Asked of the dialler on its own link when its disk's twin comes (rule 10)."""
+    """Are you alive? Sent back on the dialler's own link when another process of its disk connects (rule 10)."""
 
     nonce: int
 
 
 @dataclass(frozen=True, slots=True)
 class ProbeEcho:
-    """I am, and this answers your probe `nonce`."""
+    """I am alive: the answer to probe `nonce`."""
 
     nonce: int
 
 
 @dataclass(frozen=True, slots=True)
 class ControlMessage:
-    """What the control plane says to itself, in its own bytes: nothing here reads them."""
+    """A message between two nodes' control planes, in their own encoding."""
 
     data: bytes
 
@@ -163,8 +163,8 @@ PeerMessage = CoreMessage | GenesisOffer | PositionReport | LagReport | Probe | 
 class Open:
     """A follower asks for the log from where the two logs part.
 
-    `epochs` are its last (epoch, first index) pairs, ascending; `highest_index` ends the last of them. `fetching` is
-    the index of a snapshot of which it has a part already, 0 if there is none.
+    `epochs` are its newest (epoch, first index) pairs, ascending; the last of them ends at `highest_index`. `fetching`
+    is the index of a snapshot of which it already has a part, 0 if there is none.
     """
 
     promise: Promise
@@ -175,7 +175,7 @@ class Open:
 
 
 class OpenVerb(StrEnum):
-    """What a leader answers to an opening."""
+    """A leader's answer to an opening."""
 
     RESUME = "resume"
     TRUNCATE = "truncate"
@@ -186,12 +186,16 @@ class OpenVerb(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class OpenAnswer:
-    """Frames follow from `index`; where the verb is `truncate`, cut to there first.
+    """Frames follow from `index`, where the logs part.
 
-    `crc32c` is the crc field of the leader's frame before `index`: the follower's must be equal. `reason` explains a
-    refusal. Where the verb is `went_back`, the follower's disk acknowledged up to `index` and holds less: it has to be
-    replaced. Where it is `install`, the leader has no frames from `index` on, where the logs part: what the
-    follower has beyond is to be cut first, and then the snapshot at `snapshot_index` to be fetched and installed.
+    `crc32c` is the crc field of the leader's frame before `index`: the follower's must be equal. By the verb:
+
+    - RESUME: the follower's log ends at `index`.
+    - TRUNCATE: it truncates its log to `index` first.
+    - INSTALL: the leader's log begins above `index`. The follower truncates to `index`, then fetches and installs the
+      snapshot at `snapshot_index`.
+    - LOST_DATA: the follower's disk acknowledged up to `index` and holds less. It has to be replaced.
+    - REFUSE: `reason` says why.
     """
 
     verb: OpenVerb
@@ -203,7 +207,7 @@ class OpenAnswer:
 
 @dataclass(frozen=True, slots=True)
 class Ack:
-    """What this stream has matched and this disk holds: the only index that commit counts (rule 8)."""
+    """`durable_index` is what this stream has matched and this disk holds: all that commit counts (rule 8)."""
 
     durable_index: int
     plain_durable_index: int
@@ -213,14 +217,14 @@ class Ack:
 
 @dataclass(frozen=True, slots=True)
 class CrcMismatch:
-    """The follower's frame before `index` has this crc field, verifies, and is not the leader's (rule 8)."""
+    """The follower's frame before `index` has this crc field and verifies, but is not the leader's (rule 8)."""
 
     index: int
     crc32c: int
 
 
 class Snapshot(NamedTuple):
-    """Where a snapshot stands that was fetched whole and read: the chain's end below it, and what epochs there were."""
+    """A snapshot that was fetched whole and read: the end of the frame chain below it, and the epochs there."""
 
     index: int  # type: ignore[assignment]  # It hides tuple.index, which nobody needs here.
     epoch: int

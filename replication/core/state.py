@@ -1,4 +1,4 @@
-"""What all rules of the core share: who this node is, what it promised, what is committed, and the actions so far."""
+"""What all rules of the core share: who this node is, what it promised, what is committed, and this step's actions."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -11,7 +11,7 @@ from .status import NodeRole
 
 
 class LogView(Protocol):
-    """What the core may ask of a log: facts that are in memory, never a wait."""
+    """What the core may ask of a log: facts in memory, with two exceptions that are read from disk and say so."""
 
     @property
     def highest_index(self) -> int:
@@ -25,22 +25,22 @@ class LogView(Protocol):
 
     @property
     def snapshot_indices(self) -> Sequence[int]:
-        """Where this node's whole snapshots stand, ascending."""
+        """The indices of this node's complete snapshots, ascending."""
         ...
 
     @property
     def fetching(self) -> int:
-        """The index of a snapshot of which a part was fetched, 0 if there is none."""
+        """The index of a partly fetched snapshot, 0 if there is none."""
         ...
 
     @property
     def members(self) -> Members:
-        """The members that the log's last `genesis` or `members` record names, committed or not."""
+        """The members that the last `genesis` or `members` record names, committed or not."""
         ...
 
     @property
     def members_index(self) -> int | None:
-        """Where that record stands."""
+        """The index of that record."""
         ...
 
     @property
@@ -59,7 +59,7 @@ class LogView(Protocol):
         ...
 
     def bytes_from(self, index: int) -> int:
-        """How many bytes of durable frames stand from this boundary on."""
+        """How many bytes of durable frames there are from this boundary on."""
         ...
 
     def is_boundary(self, index: int) -> bool:
@@ -67,11 +67,11 @@ class LogView(Protocol):
         ...
 
     def crc32c_before(self, index: int) -> int:
-        """The crc field of the frame that ends at this frame boundary, 0 at the log's origin."""
+        """The crc field of the frame that ends at this boundary, 0 at the log's origin. May be read from disk."""
         ...
 
     def verifies_before(self, index: int) -> bool:
-        """Whether the frame that ends at this frame boundary verifies. It is read for that: not for the usual path."""
+        """Whether the frame that ends at this boundary verifies. Reads it from disk: only for a dispute (rule 8)."""
         ...
 
 
@@ -79,31 +79,31 @@ class LogView(Protocol):
 class CoreOptions:
     """Times in microseconds, sizes in bytes. Every queue and window of the core has its limit here."""
 
-    heartbeat_us: int = 100_000  # Also how often a candidate asks again, and a follower dials again.
-    election_timeout_us: int = 1_000_000  # Silence after which a leader is lost, here and for itself (rule 11).
+    heartbeat_us: int = 100_000  # Also how often a candidate repeats its pre-votes and a follower dials.
+    election_timeout_us: int = 1_000_000  # Silence after which a leader is lost, and steps down (rule 11).
     clock_ahead_us: int = 10_000_000  # How far ahead of a majority's clocks a leader's may be (rule 5).
-    commit_announce_us: int = 2_000  # How long a commit waits for frames to travel with, before it is told alone.
+    commit_announce_us: int = 2_000  # How long a new commit_index waits for frames to carry it.
     window_bytes: int = 8 << 20  # In flight on one stream: shipped, not acknowledged.
     shipment_bytes: int = 1 << 20  # In one shipment (rule 8).
-    frame_requests: int = 1_000  # In one frame of clients' writes, as `frame_bytes`.
+    frame_requests: int = 1_000  # In one frame of clients' writes; so is `frame_bytes`.
     frame_bytes: int = 1 << 20
-    waiting_requests: int = 20_000  # For the leader's writer, as `waiting_bytes`; beyond: "overloaded".
+    waiting_requests: int = 20_000  # For the leader's writer; so is `waiting_bytes`. More: OVERLOADED.
     waiting_bytes: int = 64 << 20
-    uncommitted_bytes: int = 64 << 20  # Appended by the leader beyond commit_index; beyond: writes wait.
-    open_epochs: int = 10_000  # The newest ones, named in one opening.
-    reads_waiting: int = 10_000  # Linearizable reads that wait for an echo.
-    promotable_bytes: int = 8 << 20  # What a node may lack at most to become a voter: a stream's window (rule 15).
+    uncommitted_bytes: int = 64 << 20  # Appended by the leader above commit_index. More: writes wait.
+    open_epochs: int = 10_000  # Named in one opening: the newest.
+    reads_waiting: int = 10_000  # Linearizable reads that wait for an echo. More: refused.
+    promotable_bytes: int = 8 << 20  # What a new voter may lack: a stream's window (rule 15).
 
 
 @dataclass(slots=True)
 class State:
     """Shared by the rules; changed only while an event is handled.
 
-    `promise` counts for every check from the moment it is queued to disk (rule 2); `stored_promise` is on disk. They
-    differ only while a `StorePromise` is under way, and at a start whose log has frames of a later epoch. `members` are
-    those that the log names (rule 15), taken at the beginning of each step. `links` are the peers to which a link that
-    this node dialled stands, each with the disk that its hello named. The `told_...` keep the same news from being told
-    twice.
+    `promise` counts for every check from the moment it is sent to disk (rule 2); `stored_promise` is on disk. They
+    differ only during a `StorePromise`, and at a start whose log has frames of a later epoch. `members` are those that
+    the log names (rule 15), read at the beginning of each step. `links` are the peers that this node has dialled and
+    reached, each with the disk that its hello named. `reported_apply` and `reported_role` keep a report from being
+    repeated.
     """
 
     me: Identity
@@ -139,17 +139,17 @@ class State:
         return self.members.is_voter(self.me.node_id, self.me.disk_id)
 
     def act(self, action: Action) -> None:
-        """Ask the driver for an action, after those asked before."""
+        """Ask the driver for an action, after those asked for earlier."""
         self.actions.append(action)
 
     def halt(self, reason: str) -> None:
-        """Stop for good: a broken invariant is never worked around."""
+        """Stop for good: a broken rule is never worked around."""
         if self.halted is None:
             self.halted = reason
             self.act(Halt(reason))
 
     def next_stream_id(self) -> int:
-        """A number that no stream of this node had in this run; 0 means none."""
+        """A number that no stream of this process has had; 0 means no stream."""
         self.last_stream_id += 1
         return self.last_stream_id
 
@@ -158,21 +158,21 @@ class State:
         self.commit_index = max(self.commit_index, index)
 
     def report_apply(self) -> None:
-        """Rule 7: nodes apply only below min(commit_index, durable_index)."""
+        """Rule 7: a node applies only below min(commit_index, durable_index)."""
         to_index = min(self.commit_index, self.log.durable.index)
         if to_index > self.reported_apply:
             self.reported_apply = to_index
             self.act(Apply(to_index))
 
     def report_role(self, role: NodeRole, epoch: int, leader_id: str | None, serving: bool, reason: str) -> None:
-        """Tell the node above what it is now, once a change."""
-        told = self.reported_role
+        """Report role, epoch, leader and serving to the node above, if one of them changed."""
+        last = self.reported_role
         if (
-            told is None
-            or told.epoch != epoch
-            or told.serving != serving
-            or told.leader_id != leader_id
-            or told.role != role
+            last is None
+            or last.epoch != epoch
+            or last.serving != serving
+            or last.leader_id != leader_id
+            or last.role != role
         ):
             self.reported_role = RoleChanged(role, epoch, leader_id, serving, reason)
             self.act(self.reported_role)

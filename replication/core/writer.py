@@ -1,4 +1,4 @@
-"""Rule 2, one writer: whatever changes this node's disk stands in one queue.
+"""Rule 2, one writer: everything that changes this node's disk passes through one queue.
 
     job              at the head of the queue it              waits for
     HandleVote       decides on a promise and stores it       flush, promise, truncation, install
@@ -10,11 +10,11 @@
     (none)           a leader appends clients' writes,        everything (`may_append`)
                      all that wait as one frame
 
-Since a promise is decided at the head, with no flush running, the comparison of rule 5 sees all that is durable, and
-no flush that began under an older promise ends after it. Frames may be in the file that no flush has covered: the
-next one does, under the new promise, and then no object is left that would count or acknowledge them. Since a
-truncation waits for the flush, no flush spans one. An `epoch_start` needs no job either: a leader appends it when its
-majority is complete, while nothing but a flush can be under way.
+A promise is decided at the head, while no flush runs. So the comparison of rule 5 sees all that is durable, and no
+flush that began under an older promise ends after it. Frames in the file that no flush has covered are covered by the
+next one, under the new promise; by then no object is left that would count or acknowledge them. A truncation waits for
+the flush, so no flush spans one. An `epoch_start` needs no job: a leader appends it when its majority is complete,
+while nothing but a flush can be running.
 """
 
 from collections import deque
@@ -26,7 +26,7 @@ from .messages import Promise, Snapshot, VoteRequest
 
 @dataclass(frozen=True, slots=True)
 class HandleVote:
-    """A candidate asks for a promise; `node_id` is where the answer goes (this node's own id for its own attempt)."""
+    """A candidate asks for a promise. The answer goes to `node_id`; it is this node's own id in its own campaign."""
 
     node_id: str
     request: VoteRequest
@@ -41,7 +41,7 @@ class FollowLeader:
 
 @dataclass(frozen=True, slots=True)
 class TruncateLog:
-    """A stream's opening said: truncate."""
+    """The answer to an opening was: truncate."""
 
     stream_id: int
     index: int
@@ -57,7 +57,7 @@ class InstallSnapshot:
 
 @dataclass(frozen=True, slots=True)
 class WriteFrames:
-    """A stream brought frames."""
+    """A stream delivered frames."""
 
     stream_id: int
     raw: bytes
@@ -75,7 +75,7 @@ class Disk(Enum):
 
 
 class Writer:
-    """The queue, and what the disk is doing. It decides when; the rules decide whether."""
+    """The queue, and what the disk is doing. It decides when a job runs; the rules decide whether."""
 
     def __init__(self) -> None:
         self._jobs: deque[Job] = deque()
@@ -84,7 +84,7 @@ class Writer:
         self._unflushed = False
 
     def submit(self, job: Job) -> None:
-        """Queue a job behind those that wait."""
+        """Queue a job."""
         self._jobs.append(job)
 
     def is_queued(self, job: Job) -> bool:
@@ -92,11 +92,11 @@ class Writer:
         return job in self._jobs
 
     def has_vote_from(self, node_id: str) -> bool:
-        """Whether a candidate's request is queued already. One bounds the queue; the next attempt asks anew."""
+        """Whether a candidate's request is queued already. One per candidate bounds the queue; later ones ask again."""
         return any(isinstance(job, HandleVote) and job.node_id == node_id for job in self._jobs)
 
     def take(self) -> Job | None:
-        """The next job, if it may begin now."""
+        """Remove and return the next job, if it may begin now."""
         if not self._jobs or self._disk is Disk.EXCLUSIVE:
             return None
         if self._disk is Disk.FLUSHING and not isinstance(self._jobs[0], WriteFrames):
@@ -117,11 +117,11 @@ class Writer:
         return self._disk is Disk.EXCLUSIVE
 
     def appended(self) -> None:
-        """Something reached the file: a flush is due."""
+        """Something is in the file: a flush is due."""
         self._unflushed = True
 
     def take_flush(self, now: int) -> bool:
-        """Whether a flush begins now. It covers what was appended before this call and nothing later."""
+        """Whether a flush begins now. It covers everything appended before this call, and nothing later."""
         if not self._unflushed or self._disk is not Disk.FREE:
             return False
         self._unflushed = False
@@ -133,7 +133,7 @@ class Writer:
         self._disk = Disk.FREE
 
     def hangs(self, now: int, patience: int) -> bool:
-        """Whether the disk has been at one thing for longer than `patience` (rule 11: a hung flush)."""
+        """Whether the disk has been busy with one thing for longer than `patience` (rule 11: a hung flush)."""
         return self._disk is not Disk.FREE and now - self._busy_since > patience
 
     @property
@@ -143,5 +143,5 @@ class Writer:
 
     @property
     def is_quiet(self) -> bool:
-        """Whether nothing is under way or due."""
+        """Whether nothing is queued, running or due."""
         return self.may_append and not self._unflushed
