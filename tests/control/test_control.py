@@ -219,7 +219,7 @@ async def test_a_gadget_planted_in_any_field_command_or_dump_is_never_unpickled(
     gadget = pickle.dumps(Gadget(file))
     messages = [gadget, *(pack(row) for row in planted(gadget))]
     said: list[set[str]] = [set() for _ in messages]
-    # A control plane each, so that none is spared by what an earlier message did to it.
+    # A new control plane for each message, so that earlier messages have no effect.
     controls = [Control("n1", ("n2", "n3"), TIMES, noting(own), lambda _: None, lambda: True) for own in said]
     UNPICKLED.clear()
 
@@ -228,7 +228,7 @@ async def test_a_gadget_planted_in_any_field_command_or_dump_is_never_unpickled(
         for source in ("n2", "n3"):
             control.peer_linked(source)
             control.receive(source, data)
-    await until(lambda: all(own == {"n2", "n3"} for own in said))  # It has taken whatever it took, and stands.
+    await until(lambda: all(own == {"n2", "n3"} for own in said))  # It survived the message and campaigns.
     await asyncio.gather(*(control.stop() for control in controls))
 
     assert UNPICKLED == []

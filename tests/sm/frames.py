@@ -21,7 +21,7 @@ TIMESTAMP = 1_700_000_000_000_000
 
 
 def boundary_at(index: int, digest: bytes = EMPTY_DIGEST) -> Boundary:
-    """What an applier is told that goes on at `index`."""
+    """The boundary of an applier that continues at `index`."""
     return LOG_START._replace(tail=Tail(index, 1, TIMESTAMP, 0), digest=digest)
 
 

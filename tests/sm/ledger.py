@@ -53,7 +53,7 @@ class Ledger:
 
 
 class Desk:
-    """A ledger behind an applier. Each method appends a frame to the log and applies it."""
+    """An applier with a ledger. Each method appends a frame to the log and applies it."""
 
     def __init__(self, **limits: int) -> None:
         self.limits = limits
@@ -95,7 +95,7 @@ class Desk:
         return applier
 
     def restart(self) -> None:
-        """Go on from a snapshot of what was applied, as a restarted replica does."""
+        """Continue from a snapshot of the current state, as a restarted replica does."""
         content, boundary = list(self.applier.content()), self.applier.boundary
         self.ledger, sessions = Ledger(), Sessions(**self.limits)
         restore_content(content, self.ledger, sessions, "a snapshot")

@@ -1,4 +1,4 @@
-"""The applier: results, refusals, digests, and that it never goes on after a failure."""
+"""The applier: results, refusals, digests, and that it never continues after a failure."""
 
 import struct
 from collections.abc import Sequence

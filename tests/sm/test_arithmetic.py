@@ -233,7 +233,7 @@ def test_a_batch_answers_as_single_commands_do(initial: int | str, batch: list[A
 
 
 def rounded(exact: Fraction) -> Fraction | None:
-    """The exact number rounded to decimal128 by whole-number arithmetic, or None where it overflows."""
+    """The exact number rounded to decimal128 by whole-number arithmetic, or None if it overflows."""
     if exact == 0:
         return exact
     size = abs(exact)

@@ -1,4 +1,4 @@
-"""The classroom: its instructions, the independent answer, and that no change of a line goes unseen."""
+"""The classroom example: its instructions, the independent answer, and that any changed line is noticed."""
 
 import ast
 import json
@@ -176,7 +176,7 @@ def test_a_script_imports_only_the_standard_library(name: str) -> None:
 
 
 class Lesson:
-    """All instructions applied once in frames of FRAME_COMMANDS, with what stood before each frame."""
+    """All instructions applied once in frames of FRAME_COMMANDS, with the state before each frame."""
 
     def __init__(self) -> None:
         self.packed = [pack(instruction) for instruction in INSTRUCTIONS]
@@ -189,7 +189,7 @@ class Lesson:
             self.digests.append(applier.digest)
 
     def digests_with(self, place: int, *replacement: bytes) -> Iterator[tuple[bytes, bytes]]:
-        """(digest, digest of the unchanged lesson) after each frame from the one in which `place` stands.
+        """(digest, digest of the unchanged lesson) after each frame, from the frame with `place` on.
 
         The replacement stands for the two lines from `place`. Where it has one line less or more, the last frame is
         shorter, or there is one more (compared with the digest of the whole lesson).

@@ -1,4 +1,4 @@
-"""The kv machine: what each command does, its limits at and past them, scans page by page, snapshots."""
+"""The kv machine: its commands, each limit at it and one past it, scans page by page, snapshots."""
 
 from typing import Any
 
@@ -27,7 +27,7 @@ def answers(machine: KvMachine, *commands: list[Any]) -> list[Any]:
 
 
 def codes(*commands: Any) -> list[str]:
-    """What `check` says of each, "" where nothing; by `check_batch`, which must agree with `check`."""
+    """The code that `check_batch` gives each command, "" if none; `check` must agree."""
     machine = KvMachine()
     refused = check_batch(machine, commands)
     assert refused == check_one_by_one(machine, commands)

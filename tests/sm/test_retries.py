@@ -197,7 +197,7 @@ def test_sessions_that_share_a_frame_are_each_answered_what_they_were(share: int
     first_two = desk.send(two, 1, ["before"])
     given = desk.send_runs(
         (one, 1, ones[:share]),
-        (two, 1, ["before"]),  # a retry among what executes
+        (two, 1, ["before"]),  # a retry among new commands
         (two, 2, twos),
         (0, 0, [["x" * 80]] * others),
         (one, share + 1, ones[share:]),

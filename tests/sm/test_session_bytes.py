@@ -16,7 +16,7 @@ BLOCK = len(pack([[LENGTH], [["x" * LENGTH], []]]))
 
 
 class Counting(Wide):
-    """Answers as long as the command says, and counts what it executes."""
+    """Returns results of the length that a command asks for, and counts its executions."""
 
     def __init__(self, initial: Any = None) -> None:
         super().__init__(initial)

@@ -90,7 +90,7 @@ class SessionsAgainstModel(RuleBasedStateMachine):
     def start(self, window: int) -> None:
         self.desk = Desk(session_window=window, max_sessions=MAX_SESSIONS)
         self.model = Model(window)
-        self.ids: dict[int, int] = {}  # the number of the history behind every id that was ever opened
+        self.ids: dict[int, int] = {}  # each id ever opened, to the number of its history
 
     @rule(name=NAMES)
     def open(self, name: str | None) -> None:
@@ -121,7 +121,7 @@ class SessionsAgainstModel(RuleBasedStateMachine):
         self.desk.restart()
 
     def check(self, given: list[Any], *runs: tuple[int, int, list[Any]]) -> None:
-        """The replies and what has executed are the model's. (Of refusals by a session, the model knows the codes.)"""
+        """Replies and executions equal the model's. (The model has only the codes of a session's refusals.)"""
         note(str([(session, sequence, len(commands)) for session, sequence, commands in runs]))
         first = self.desk.applier.applied_index - len(given)
         expected: list[Any] = []
@@ -133,7 +133,7 @@ class SessionsAgainstModel(RuleBasedStateMachine):
         assert self.desk.ledger.executed == self.model.executed
 
     def draw_run(self, data: st.DataObject) -> tuple[int, int, list[Any]]:
-        """A session, mostly one that is open, and commands around where it stands; now and then others than before."""
+        """A session, usually an open one, and commands around its next sequence; sometimes changed ones."""
         session = data.draw(st.sampled_from([*self.model.open, *self.model.open, *self.ids, 0, 10_000]))
         number = self.ids.get(session, -1)
         at_end = len(self.model.histories[number].answered) + 1 if number >= 0 else 1
@@ -169,7 +169,7 @@ class SessionsAgainstModel(RuleBasedStateMachine):
         if hasattr(self, "desk"):
             again = self.desk.again()
             assert (again.digest, again.state()) == (self.desk.applier.digest, self.model.executed)
-            # However often it restarted: what it would write now is what a replica would that never did.
+            # However often it restarted, it writes what a replica that never restarted would write.
             assert b"".join(again.content()) == self.desk.content()
 
 

@@ -55,7 +55,7 @@ def test_a_fenced_session_executes_nothing_and_is_answered_so_from_then_on() -> 
     new = desk.open("billing")
     refusal = ["SESSION_FENCED", f"session {old} was taken over by session {new} of its name"]
     assert desk.send(old, 2, ["b", "c"]) == [refusal, refusal]
-    assert desk.send(old, 1, ["a"]) == [refusal]  # not even what it knows already
+    assert desk.send(old, 1, ["a"]) == [refusal]  # not even a recorded reply
     assert desk.applier.sessions.find(old) is None
     assert replies(desk.close(old)) == [refusal]  # nor may it close the new holder's
     newest = desk.open("billing")

@@ -1,4 +1,4 @@
-"""The manifest and the content of a snapshot: what is written is read back, and what is damaged is told."""
+"""The manifest and the content of a snapshot: both are read back as written, and damage is reported."""
 
 from collections.abc import Iterable, Iterator
 from typing import Any

@@ -106,7 +106,7 @@ def test_a_pinned_snapshot_stays_until_it_is_not_pinned_any_more() -> None:
 
 @pytest.mark.parametrize("keep", [Keep.NOTHING, Keep.SOME, Keep.EVERYTHING])
 def test_a_snapshot_that_is_stopped_at_any_operation_is_whole_or_not_there(keep: Keep) -> None:
-    """Written, renamed, the oldest one removed: at each step the power goes, and again on the way up."""
+    """Write, rename, remove the oldest: the power fails at each operation, and again during the next start."""
     for seed in range(3 if keep is Keep.SOME else 1):
         stopped, stop = True, 0
         while stopped:
@@ -145,7 +145,7 @@ def ended_early(steps: Callable[[], object]) -> bool:
 
 
 def stop_again(disk: Disk, chance: random.Random, possible: list[int]) -> None:
-    """The way up from a crash is stopped, too, and what that leaves is still whole."""
+    """The start after a crash is stopped as well; the snapshots are still whole."""
     disk.stop_before, disk.on_power_loss = chance.randint(1, 6), Keep.SOME
     ended_early(lambda: opened(disk))
     disk.stop_before = None
@@ -156,7 +156,7 @@ def stop_again(disk: Disk, chance: random.Random, possible: list[int]) -> None:
 
 
 class Killed(Exception):
-    """The process ends; the machine goes on, with all that its memory has of the disk."""
+    """The process dies; the host keeps running, with its page cache."""
 
 
 def test_what_counts_after_a_kill_counts_after_a_loss_of_power_too() -> None:
@@ -268,7 +268,7 @@ def test_a_snapshot_that_another_program_wrote_is_refused_by_name() -> None:
 
 
 def test_a_state_that_the_machine_refuses_is_no_damage() -> None:
-    """The bytes are what was written: who changed the machine and not its version hears so; nothing is moved."""
+    """The bytes are undamaged, so the machine changed without its version: an error, and nothing is moved."""
     disk, machine = Disk(), Machine()
     store = opened(disk)
     index = machine.applier.applied_index
