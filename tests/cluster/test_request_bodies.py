@@ -117,17 +117,17 @@ async def test_the_caller_that_was_idle_for_longest_makes_room_for_another(
     cluster: RunningCluster, limited: Limited, at: str
 ) -> None:
     bodies = limited(at, idle_s=0.0)
-    stuck = [await sender(cluster, at, padded(300), of=900) for _ in range(3)]
+    stalled = [await sender(cluster, at, padded(300), of=900) for _ in range(3)]
     await holds(cluster, bodies, 900)
 
     reply = await cluster.ask(at, "POST", "/commands", padded(300), JSON)
 
     assert reply.status == 200
-    assert await stuck[0].answer() == b""
+    assert await stalled[0].answer() == b""
     await holds(cluster, bodies, 600)
-    await stuck[1].send(padded(900)[300:600])
+    await stalled[1].send(padded(900)[300:600])
     assert bodies.held_bytes <= LIMIT
-    for caller in stuck:
+    for caller in stalled:
         caller.hang_up()
     await holds(cluster, bodies, 0)
 

@@ -28,7 +28,7 @@ FALSES = 1_000_000  # A byte each as msgpack, six as JSON: more than socket buff
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def cluster(tmp_path_factory: pytest.TempPathFactory) -> AsyncGenerator[RunningCluster, None]:
     """The records FIRST to LAST have 1 MiB each and are visible everywhere; elections may use the indices below."""
-    folder = tmp_path_factory.mktemp("stuck_readers")
+    folder = tmp_path_factory.mktemp("slow_readers")
     async with running_cluster(folder, machine="log", election_timeout_ms=5000) as running:
         begun = (await running.ask("n1", "GET", "/index_bounds")).document["highest_index"]
         await running.ask("n1", "POST", "/records", pack([0] * (FIRST - begun)), "application/msgpack")
@@ -47,7 +47,7 @@ def responses_of(cluster: RunningCluster, at: str) -> ResponseBodyLimit:
     return app[API].response_bodies
 
 
-def stuck_reader(cluster: RunningCluster, at: str, accept: str, opened: ExitStack) -> socket.socket:
+def stalled_reader(cluster: RunningCluster, at: str, accept: str, opened: ExitStack) -> socket.socket:
     """A caller that requests a long response and takes nothing of it."""
     caller = opened.enter_context(socket.socket())
     caller.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
@@ -78,7 +78,7 @@ async def test_a_reader_that_takes_nothing_is_cut_off_in_the_end(
     await nothing_held(cluster, at)
     monkeypatch.setattr(responses_of(cluster, at), "_stall_timeout_s", 0.3)
     with ExitStack() as opened:
-        stuck_reader(cluster, at, accept, opened)
+        stalled_reader(cluster, at, accept, opened)
         await held(cluster, at, above=0)
 
         await nothing_held(cluster, at)
@@ -95,7 +95,7 @@ async def test_stalled_readers_hold_bounded_memory_and_delay_nobody_else(
     monkeypatch.setattr(responses, "_idle_s", 0.0)
     with ExitStack() as opened:
         for number in range(1, 7):
-            stuck_reader(cluster, at, accept, opened)
+            stalled_reader(cluster, at, accept, opened)
             await held(cluster, at, above=0 if number == 1 else 5 << 20)
 
             written = await cluster.ask(at, "POST", "/records", b"1", JSON)
@@ -116,7 +116,7 @@ async def test_if_every_response_moves_a_new_one_is_overloaded(
     await nothing_held(cluster, at)
     monkeypatch.setattr(responses, "_idle_s", 3600.0)
     with ExitStack() as opened:
-        stuck_reader(cluster, at, RAW_FRAMES, opened)
+        stalled_reader(cluster, at, RAW_FRAMES, opened)
         await held(cluster, at, above=0)
         monkeypatch.setattr(responses, "_limit", responses.held_bytes)
 
