@@ -1,4 +1,4 @@
-"""A server that says what a test tells it to: what a client meets when a node, or its network, misbehaves."""
+"""A server with scripted answers: what a client meets when a node, or its network, misbehaves."""
 
 import asyncio
 from collections.abc import AsyncGenerator, Callable
@@ -15,7 +15,7 @@ Step = Callable[[web.Request], web.Response | None]
 
 @dataclass
 class ScriptedServer:
-    """Answers requests by its steps, in order, the last one for ever. A step that gives None breaks the connection."""
+    """Answers requests by its steps in order, then by the last. A step that returns None breaks the connection."""
 
     steps: list[Step]
     address: str = ""
@@ -51,7 +51,7 @@ async def scripted(*steps: Step) -> AsyncGenerator[ScriptedServer, None]:
 
 @asynccontextmanager
 async def silent() -> AsyncGenerator[str, None]:
-    """The address of a server that takes connections and never answers."""
+    """The address of a server that accepts connections and never answers."""
 
     async def ignore(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
@@ -68,7 +68,7 @@ async def silent() -> AsyncGenerator[str, None]:
 
 
 def appended(index: int, leader: str | None = None) -> Step:
-    """A good answer to POST /records."""
+    """A successful answer to POST /records."""
 
     def step(_request: web.Request) -> web.Response:
         headers = {"Quire-Leader": f"n1={leader}"} if leader else None
@@ -79,7 +79,7 @@ def appended(index: int, leader: str | None = None) -> Step:
 
 
 def document(value: object) -> Step:
-    """A good answer of any call."""
+    """A successful answer to any call."""
     return lambda _request: web.Response(body=pack(value), content_type="application/msgpack")
 
 
@@ -98,7 +98,7 @@ def lines(*indices: int, next_index: int) -> Step:
 
 
 def refusing(status: int, name: str, leader: str | None = None, **members: object) -> Step:
-    """A problem of a node's own."""
+    """A node's problem."""
 
     def step(_request: web.Request) -> web.Response:
         response = problem(status, name, "title", f"detail of {name}", members)
@@ -110,9 +110,9 @@ def refusing(status: int, name: str, leader: str | None = None, **members: objec
 
 
 def foreign(status: int) -> Step:
-    """What some proxy on the way says."""
+    """The answer of a proxy."""
     return lambda _request: web.Response(status=status, text="<html>bad gateway</html>")
 
 
 def broken(_request: web.Request) -> None:
-    """The connection breaks after the request came."""
+    """The connection breaks after the request arrived."""

@@ -24,15 +24,15 @@ STOPPING = {"type": TYPE_PREFIX + "stopping", "status": 503, "detail": "this nod
 
 
 class Fault(Enum):
-    """What becomes of a message and its stream, in place of an answer."""
+    """What happens to a message and its stream instead of an answer."""
 
     NOT_TAKEN = auto()  # The connection breaks before anything is executed.
-    NOT_ANSWERED = auto()  # It breaks behind the execution.
-    ANSWERED = auto()  # It breaks behind the answer.
+    NOT_ANSWERED = auto()  # It breaks after the execution.
+    ANSWERED = auto()  # It breaks after the answer.
     BUSY = auto()  # A problem, and nothing is executed.
-    STOPPING = auto()  # The same, and no other stream is opened until `stopping` is taken back.
+    STOPPING = auto()  # The same, and no other stream is accepted until `stopping` is reset.
     CLOSED = auto()  # The server closes, and nothing is executed.
-    SILENT = auto()  # Nothing is executed or answered, of this message and those behind it.
+    SILENT = auto()  # This message and those after it are neither executed nor answered.
 
 
 @dataclass
@@ -46,11 +46,11 @@ class Held:
 
 @dataclass
 class StreamServer:
-    """`faults` strike the messages that come, one after the other, None sparing one; behind the last all is well."""
+    """`faults` apply to the messages in order, None to spare one; after the last there are no more faults."""
 
     faults: list[Fault | None] = field(default_factory=list)
     address: str = ""
-    leader: str | None = None  # Whom its answers name; itself, if nobody.
+    leader: str | None = None  # The leader that its answers name; None for itself.
     window: int = WINDOW
     executed: list[Any] = field(default_factory=list)
     sessions: dict[int, Held] = field(default_factory=dict)
@@ -61,14 +61,16 @@ class StreamServer:
     stopping: bool = False
     came: asyncio.Event = field(default_factory=asyncio.Event)
     refusals: int = 0
-    evicts_at: Any = None  # Behind it all sessions go, the connection breaks, and `answering` has to be set again.
+    evicts_at: Any = (
+        None  # After it all sessions are evicted, the connection breaks, and `answering` must be set again.
+    )
 
     def __post_init__(self) -> None:
         self.answering.set()
         self.closing.set()
 
     async def heard(self, messages: int) -> None:
-        """Return when so many messages have come."""
+        """Return when so many messages have arrived."""
         async with asyncio.timeout(DEADLINE_S):
             while sum(map(len, self.streams)) < messages:
                 self.came.clear()
@@ -116,7 +118,7 @@ class StreamServer:
             try:
                 if not await self._take(request, socket, sequence, commands):
                     break
-            except ConnectionError:  # The client has gone.
+            except ConnectionError:  # The client is gone.
                 break
         await socket.close()
         return socket
@@ -164,7 +166,7 @@ class StreamServer:
         return None
 
     def _execute(self, session: int, sequence: int, commands: list[Any]) -> tuple[list[Any], list[Any]]:
-        """Decide record by record, as a machine's sessions do."""
+        """Decide for each record, as a machine's sessions do."""
         held = self.sessions.get(session)
         results: list[Any] = []
         refused: list[Any] = []
@@ -189,14 +191,14 @@ class StreamServer:
 
 
 async def answers_of(*futures: "asyncio.Future[Any]") -> list[Any]:
-    """What each ends with, an error too."""
+    """The outcome of each, errors included."""
     async with asyncio.timeout(DEADLINE_S):
         return await asyncio.gather(*futures, return_exceptions=True)
 
 
 @asynccontextmanager
 async def streaming(faults: Iterable[Fault | None] = (), **settings: Any) -> AsyncGenerator[StreamServer, None]:
-    """A server that runs."""
+    """A running server."""
     server = StreamServer(list(faults), **settings)
     app = web.Application()
     app.add_routes(
@@ -220,7 +222,7 @@ async def streaming(faults: Iterable[Fault | None] = (), **settings: Any) -> Asy
 
 @dataclass
 class DeafRelay:
-    """A way to a server on which, once it is deaf, nothing comes through, and nobody is told."""
+    """A relay to a server; once it is deaf, nothing passes, and neither side is told."""
 
     target: str
     address: str = ""
