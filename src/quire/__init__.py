@@ -1,4 +1,4 @@
-"""A replicated state-machine cluster: one log, and on every node the same answer."""
+"""A replicated state machine: one durable log, and the same state on every node."""
 
 from importlib import import_module
 from typing import TYPE_CHECKING
@@ -12,7 +12,7 @@ __all__ = ["__version__", "connect", "connect_sync"]
 
 
 def __getattr__(name: str) -> object:
-    # Lazily: a node, a Spark worker or a tool that reads a log imports quire, too, and needs no client.
+    # Lazily, because a node, a Spark worker or a tool that reads a log imports quire without needing the client.
     if name not in ("connect", "connect_sync"):
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(import_module("quire.cluster.client"), name)

@@ -1,4 +1,4 @@
-"""The client: it follows the leader, sends again only what provably did nothing, and reports the rest as it is."""
+"""The client follows the leader, retries only what provably had no effect, and raises the right error otherwise."""
 
 import socket
 
@@ -24,7 +24,7 @@ def closed_port() -> str:
         return f"127.0.0.1:{taken.getsockname()[1]}"
 
 
-async def test_append_gives_the_index() -> None:
+async def test_append_returns_the_index() -> None:
     async with scripted(appended(7)) as server, connect(server.address) as cluster:
         assert await cluster.append(["add", 3]) == 7
         assert [request[:2] for request in server.requests] == [("POST", "/records")]
@@ -40,7 +40,7 @@ async def test_a_record_that_check_refuses_raises_without_an_index() -> None:
     assert (refused.value.code, refused.value.index) == ("DIVISION_BY_ZERO", None)
 
 
-async def test_a_write_is_sent_again_while_nothing_was_written() -> None:
+async def test_a_write_is_retried_while_nothing_was_written() -> None:
     steps = [refusing(503, "no-leader"), refusing(503, "leader-unreachable"), appended(7)]
     async with scripted(*steps) as server, connect(server.address) as cluster:
         assert await cluster.append(["add", 3]) == 7
@@ -51,7 +51,7 @@ async def test_a_write_is_sent_again_while_nothing_was_written() -> None:
     "step",
     [broken, refusing(504, "outcome-unknown"), refusing(500, "internal"), foreign(502), foreign(503), foreign(504)],
 )
-async def test_a_write_whose_outcome_is_unknown_is_never_sent_again(step: object) -> None:
+async def test_a_write_whose_outcome_is_unknown_is_never_retried(step: object) -> None:
     async with (
         scripted(step) as server,  # type: ignore[arg-type]
         scripted(appended(7)) as other,
@@ -69,12 +69,12 @@ async def test_a_write_that_gets_no_answer_in_time_has_an_unknown_outcome() -> N
             await cluster.append(["add", 3])
 
 
-async def test_a_write_goes_to_the_next_server_where_one_cannot_be_reached() -> None:
+async def test_a_write_goes_to_the_next_server_if_one_cannot_be_reached() -> None:
     async with scripted(appended(7)) as server, connect(f"{closed_port()},{server.address}") as cluster:
         assert await cluster.append(["add", 3]) == 7
 
 
-async def test_nobody_there_is_unavailable_before_the_deadline() -> None:
+async def test_a_write_that_reaches_no_server_fails_as_unavailable_before_the_deadline() -> None:
     async with connect(closed_port(), timeout_s=0.2) as cluster:
         with pytest.raises(Unavailable, match="connection refused"):
             await cluster.append(["add", 3])
@@ -89,25 +89,25 @@ async def test_the_leader_that_an_answer_names_is_asked_next() -> None:
         assert [await cluster.append(["add", 1]) for _ in range(3)] == [1, 2, 1]
 
 
-async def test_a_leader_that_cannot_be_reached_is_left_for_the_servers_that_were_named() -> None:
+async def test_a_client_that_cannot_reach_the_leader_returns_to_the_servers_it_was_given() -> None:
     async with scripted(appended(1, leader=closed_port())) as server, connect(server.address) as cluster:
         assert [await cluster.append(["add", 1]) for _ in range(3)] == [1, 1, 1]
         assert len(server.requests) == 3
 
 
 @pytest.mark.parametrize("step", [broken, refusing(504, "outcome-unknown"), refusing(503, "no-leader"), foreign(502)])
-async def test_a_read_is_asked_again_whatever_went_wrong(step: object) -> None:
+async def test_a_read_is_retried_after_every_failure(step: object) -> None:
     async with scripted(step, STATE) as server, connect(server.address) as cluster:  # type: ignore[arg-type]
         assert (await cluster.state()).state == "45"
 
 
-async def test_a_read_is_asked_of_another_server_where_one_is_silent(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_read_goes_to_another_server_if_one_is_silent(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("quire.cluster.client.transport.READ_ATTEMPT_TIMEOUT_S", 0.1)
     async with silent() as address, scripted(STATE) as server, connect([address, server.address]) as cluster:
         assert (await cluster.state()).applied_index == 8
 
 
-async def test_a_record_that_a_follower_does_not_know_yet_is_asked_of_the_leader() -> None:
+async def test_a_record_that_a_follower_does_not_have_yet_is_read_from_the_leader() -> None:
     async with scripted(document("value")) as leader:
         behind = refusing(404, "not-committed", leader=leader.address)
         async with scripted(behind) as follower, connect(follower.address) as cluster:
@@ -115,7 +115,7 @@ async def test_a_record_that_a_follower_does_not_know_yet_is_asked_of_the_leader
             assert (len(follower.requests), len(leader.requests)) == (1, 1)
 
 
-async def test_a_range_that_a_server_knows_only_a_part_of_is_not_given_out_as_whole() -> None:
+async def test_a_range_that_a_server_has_only_in_part_does_not_end_early() -> None:
     bounds = document({"lowest_index": 0, "highest_index": 9})
     async with (
         scripted(bounds, lines(1, next_index=2), lines(next_index=2)) as server,
@@ -127,7 +127,7 @@ async def test_a_range_that_a_server_knows_only_a_part_of_is_not_given_out_as_wh
             await anext(records)
 
 
-async def test_what_is_not_there_is_not_asked_for_again() -> None:
+async def test_a_read_of_a_missing_record_is_not_retried() -> None:
     async with scripted(refusing(410, "expired", lowest_index=5)) as server, connect(server.address) as cluster:
         with pytest.raises(NotFound) as missing:
             await cluster.read(1)
@@ -137,7 +137,7 @@ async def test_what_is_not_there_is_not_asked_for_again() -> None:
 
 
 @pytest.mark.parametrize("status", [400, 409, 413, 415])
-async def test_a_request_that_is_wrong_is_not_sent_again(status: int) -> None:
+async def test_a_bad_request_is_not_retried(status: int) -> None:
     async with scripted(refusing(status, "malformed")) as server, connect(server.address) as cluster:
         with pytest.raises(BadRequest) as wrong:
             await cluster.apply("nonsense")
@@ -154,20 +154,20 @@ async def test_a_value_that_msgpack_cannot_hold_is_refused_before_it_is_sent() -
         assert server.requests == []
 
 
-async def test_a_server_that_fails_at_a_read_is_reported_as_that() -> None:
+async def test_a_read_that_fails_on_the_server_raises_server_fault() -> None:
     async with scripted(refusing(500, "internal")) as server, connect(server.address) as cluster:
         with pytest.raises(ServerFault):
             await cluster.state()
 
 
-async def test_a_machine_that_fails_at_its_check_has_written_nothing() -> None:
+async def test_a_record_whose_check_fails_raises_server_fault_and_is_not_retried() -> None:
     async with scripted(refusing(500, "machine-failed")) as server, connect(server.address) as cluster:
         with pytest.raises(ServerFault, match="machine-failed"):
             await cluster.append(["add", 3])
         assert len(server.requests) == 1
 
 
-async def test_a_server_that_is_no_node_is_named_as_that() -> None:
+async def test_a_server_that_is_no_quire_node_is_reported_as_such() -> None:
     async with scripted(foreign(200)) as server, connect(server.address) as cluster:
         with pytest.raises(ClientError, match="no quire node"):
             await cluster.state()

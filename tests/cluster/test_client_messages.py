@@ -1,4 +1,4 @@
-"""What a client's stream puts into its messages, how much of it, and what is refused before any is sent."""
+"""How a client's stream forms its messages, their limits, and what is refused before it is sent."""
 
 import asyncio
 from itertools import pairwise
@@ -10,12 +10,12 @@ from tests.cluster.streaming import DEADLINE_S, MESSAGE_BYTES, answers_of, strea
 
 
 @pytest.fixture(autouse=True)
-def _standstill_proof(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What goes into a message is not decided by how long the machine stands still between two calls."""
+def _endless_gathering(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A message takes all submissions, even if the test machine pauses between two calls."""
     monkeypatch.setattr("quire.cluster.client.pipeline.GATHERING_S", DEADLINE_S)
 
 
-async def test_what_is_submitted_meanwhile_leaves_as_one_message_in_order() -> None:
+async def test_commands_submitted_together_leave_as_one_message_in_order() -> None:
     async with streaming() as server, connect(server.address) as cluster:
         await cluster.apply("first")
         futures = [await cluster.submit(f"c{number}") for number in range(100)]
@@ -26,7 +26,7 @@ async def test_what_is_submitted_meanwhile_leaves_as_one_message_in_order() -> N
         assert server.streams == [[(1, ["first"]), (2, [f"c{number}" for number in range(100)] + ["b1", "b2"])]]
 
 
-async def test_a_message_takes_so_many_singles_and_a_batch_is_never_split() -> None:
+async def test_a_message_takes_at_most_1024_single_commands_and_never_splits_a_batch() -> None:
     async with streaming() as server, connect(server.address) as cluster:
         await cluster.apply("first")
         server.answering.clear()
@@ -41,7 +41,7 @@ async def test_a_message_takes_so_many_singles_and_a_batch_is_never_split() -> N
         assert all(one + len(commands) == other for (one, commands), (other, _) in pairwise(server.streams[0]))
 
 
-async def test_a_message_takes_so_many_bytes() -> None:
+async def test_a_message_takes_at_most_512_kib() -> None:
     piece = "x" * 1000  # 3 bytes more as msgpack
     fitting = (512 << 10) // 1003
     async with streaming() as server, connect(server.address) as cluster:
@@ -51,8 +51,8 @@ async def test_a_message_takes_so_many_bytes() -> None:
         assert [len(commands) for _, commands in server.streams[0][1:]] == [fitting, 1]
 
 
-async def test_a_message_takes_nothing_that_comes_long_behind_its_first(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("quire.cluster.client.pipeline.GATHERING_S", -1)  # Each comes too late for the one before it.
+async def test_a_message_takes_no_command_submitted_long_after_its_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("quire.cluster.client.pipeline.GATHERING_S", -1)  # Each is too late for the previous one.
     async with streaming() as server, connect(server.address) as cluster:
         await cluster.apply("first")
         await answers_of(*[await cluster.submit("x") for _ in range(3)])
@@ -60,7 +60,7 @@ async def test_a_message_takes_nothing_that_comes_long_behind_its_first(monkeypa
         assert [len(commands) for _, commands in server.streams[0][1:]] == [1, 1, 1]
 
 
-async def test_so_many_messages_are_on_their_way_and_what_comes_is_gathered() -> None:
+async def test_with_16_messages_in_flight_new_commands_gather_in_one_message() -> None:
     async with streaming() as server, connect(server.address) as cluster:
         await cluster.apply("first")
         server.answering.clear()
@@ -74,7 +74,7 @@ async def test_so_many_messages_are_on_their_way_and_what_comes_is_gathered() ->
         assert [len(commands) for _, commands in server.streams[0][1:]] == [1] * 16 + [4]
 
 
-async def test_the_window_pushes_back() -> None:
+async def test_a_full_window_blocks_submit() -> None:
     async with streaming(window=10) as server, connect(server.address) as cluster:
         server.answering.clear()
         futures = [await cluster.submit(number) for number in range(10)]
@@ -87,7 +87,7 @@ async def test_the_window_pushes_back() -> None:
         assert await answers_of(*futures) == list(range(1, 11))
 
 
-async def test_the_window_of_bytes_pushes_back() -> None:
+async def test_a_full_window_of_bytes_blocks_submit() -> None:
     eighth = "x" * ((512 << 10) - 5)
     async with streaming() as server, connect(server.address) as cluster:
         await cluster.apply("first")
@@ -102,7 +102,7 @@ async def test_the_window_of_bytes_pushes_back() -> None:
         assert await answers_of(*futures) == list(range(2, 10))
 
 
-async def test_a_batch_fits_the_window_exactly_or_is_refused_before_anything_is_sent() -> None:
+async def test_a_batch_larger_than_the_window_is_refused_before_anything_is_sent() -> None:
     async with streaming(window=10) as server, connect(server.address) as cluster:
         assert (await cluster.apply_batch(["x"] * 10)).results[-1] == 10
         with pytest.raises(BadRequest, match="is 11, above the limit of 10") as refused:
@@ -111,7 +111,7 @@ async def test_a_batch_fits_the_window_exactly_or_is_refused_before_anything_is_
         assert server.executed == ["x"] * 10
 
 
-async def test_a_command_is_as_large_as_a_message_may_be_and_no_larger() -> None:
+async def test_a_command_as_large_as_the_message_limit_is_sent_and_a_larger_one_refused() -> None:
     # 5 bytes of an array's head and 5 of the text's
     fits = "x" * (MESSAGE_BYTES - 10)
     async with streaming() as server, connect(server.address) as cluster:
@@ -122,7 +122,7 @@ async def test_a_command_is_as_large_as_a_message_may_be_and_no_larger() -> None
         assert len(server.executed) == 2
 
 
-async def test_an_empty_batch_and_what_msgpack_does_not_hold_are_refused_at_once() -> None:
+async def test_empty_batches_and_values_that_msgpack_cannot_hold_are_refused_at_once() -> None:
     async with streaming() as server, connect(server.address) as cluster:
         for wrong in (cluster.submit_batch([]), cluster.submit(object()), cluster.submit(2**64)):
             with pytest.raises(BadRequest):

@@ -1,4 +1,4 @@
-"""A client that goes on, under a named session, from a sequence of its own choice."""
+"""A client that resumes a named session at a given sequence."""
 
 import pytest
 
@@ -6,7 +6,7 @@ from quire.cluster.client import connect
 from tests.cluster.streaming import streaming
 
 
-async def test_who_kept_what_was_sent_is_answered_from_the_record_and_executes_only_the_rest() -> None:
+async def test_a_resumed_session_answers_executed_commands_and_executes_only_the_rest() -> None:
     async with streaming() as server:
         async with connect(server.address, session="billing") as old:
             first = await old.apply_batch(["a", "b", "c"])
@@ -19,7 +19,7 @@ async def test_who_kept_what_was_sent_is_answered_from_the_record_and_executes_o
             assert server.streams[-1] == [(2, ["b", "c", "d"])]
 
 
-async def test_a_sequence_that_leaves_a_gap_or_comes_behind_what_is_under_way_is_refused() -> None:
+async def test_a_session_resumes_neither_with_a_gap_nor_with_commands_in_flight() -> None:
     async with streaming() as server, connect(server.address, session="billing") as cluster:
         for sequence in (0, 2):
             with pytest.raises(ValueError, match="the session is at sequence 0"):

@@ -1,4 +1,4 @@
-"""The client's stream: each command executes once and in order, whatever becomes of the connections it goes over."""
+"""The client's stream executes each command once and in order, whatever happens to its connections."""
 
 import asyncio
 from typing import Any
@@ -37,7 +37,7 @@ def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
 # Refusals
 
 
-async def test_refused_commands_fail_alone_and_the_rest_is_sent_again_without_them() -> None:
+async def test_refused_commands_fail_alone_and_the_rest_is_resent_without_them() -> None:
     async with streaming() as server, connect(server.address) as cluster:
         await cluster.apply("first")
         server.answering.clear()
@@ -56,7 +56,7 @@ async def test_refused_commands_fail_alone_and_the_rest_is_sent_again_without_th
         assert server.refusals == 1
 
 
-async def test_a_batch_with_a_refused_command_goes_as_a_whole_and_names_its_places() -> None:
+async def test_a_batch_with_a_refused_command_fails_as_a_whole_and_names_the_places() -> None:
     async with streaming() as server, connect(server.address) as cluster:
         await cluster.apply("first")
         before = await cluster.submit("before")
@@ -70,7 +70,7 @@ async def test_a_batch_with_a_refused_command_goes_as_a_whole_and_names_its_plac
         assert server.executed == ["first", "before", "z"]
 
 
-async def test_of_a_message_that_is_malformed_somewhere_only_that_command_fails() -> None:
+async def test_a_malformed_command_fails_alone() -> None:
     async with streaming() as server, connect(server.address) as cluster:
         await cluster.apply("first")
         futures = [await cluster.submit(command) for command in ("a", "odd", "b")]
@@ -82,7 +82,7 @@ async def test_of_a_message_that_is_malformed_somewhere_only_that_command_fails(
         assert server.executed == ["first", "a", "b"]
 
 
-async def test_a_command_that_apply_refuses_has_used_its_place() -> None:
+async def test_a_command_that_apply_refuses_uses_its_sequence() -> None:
     async with streaming() as server, connect(server.address) as cluster:
         futures = [await cluster.submit(command) for command in ("a", "over", "b")]
         answers = await answers_of(*futures)
@@ -92,7 +92,7 @@ async def test_a_command_that_apply_refuses_has_used_its_place() -> None:
     assert (batch.results, batch.refused) == ([None, 5], [[0, "OVER", "too much"]])
 
 
-async def test_with_halt_on_failure_nothing_is_sent_behind_a_refusal() -> None:
+async def test_with_halt_on_failure_nothing_is_sent_after_a_refusal() -> None:
     async with streaming() as server, connect(server.address, halt_on_failure=True) as cluster:
         await cluster.apply("first")
         server.answering.clear()
@@ -115,7 +115,7 @@ async def test_with_halt_on_failure_nothing_is_sent_behind_a_refusal() -> None:
 
 @pytest.mark.parametrize("fault", BREAKING)
 @pytest.mark.parametrize("place", range(4))
-async def test_a_stream_that_is_lost_at_any_step_loses_nothing_and_repeats_nothing(fault: Fault, place: int) -> None:
+async def test_a_stream_lost_at_any_step_loses_and_repeats_nothing(fault: Fault, place: int) -> None:
     faults = [None] * place + [fault, fault]
     async with streaming(faults) as server, connect(server.address) as cluster:
         answers = [await cluster.apply(number) for number in range(3)]
@@ -125,7 +125,7 @@ async def test_a_stream_that_is_lost_at_any_step_loses_nothing_and_repeats_nothi
         assert server.executed == list(range(50))
 
 
-async def test_what_may_have_been_taken_is_sent_again_under_its_sequence_and_in_its_groups() -> None:
+async def test_messages_in_doubt_are_resent_unchanged_under_their_sequences() -> None:
     async with streaming([None, Fault.NOT_TAKEN]) as server, connect(server.address) as cluster:
         await cluster.apply("first")
         server.answering.clear()
@@ -139,7 +139,7 @@ async def test_what_may_have_been_taken_is_sent_again_under_its_sequence_and_in_
 
 
 @pytest.mark.parametrize("fault", [Fault.NOT_TAKEN, Fault.NOT_ANSWERED, Fault.BUSY])
-async def test_a_refusal_among_what_is_sent_again_still_fails_alone(fault: Fault) -> None:
+async def test_a_command_refused_in_a_resent_message_fails_alone(fault: Fault) -> None:
     async with streaming([None, None, fault]) as server, connect(server.address) as cluster:
         await cluster.apply("first")
         server.answering.clear()
@@ -165,7 +165,7 @@ FAULTS = st.lists(st.sampled_from([None, None, *BREAKING]), max_size=8)
 
 @settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.lists(SINGLES | BATCHES | st.just(("look",)), min_size=1, max_size=12), FAULTS, st.integers(1, 12))
-def test_every_command_is_executed_once_in_order_and_answered_truly(
+def test_every_command_is_executed_once_in_order_and_gets_its_answer(
     calls: list[Call], faults: list[Fault | None], window: int
 ) -> None:
     async def run() -> None:
@@ -193,7 +193,7 @@ def named(number: int, command: str) -> str:
 
 
 def check(calls: list[Call], answers: list[Any], server: StreamServer) -> None:
-    """What was executed is what was handed in without what checks refuse; and the answers say so."""
+    """The server executed all submitted commands but those that checks refuse, and the answers say so."""
     executed: list[str] = []
     for call, answer in zip(calls, answers, strict=True):
         commands = call[1:] if call[0] == "batch" else call
@@ -215,7 +215,7 @@ def check(calls: list[Call], answers: list[Any], server: StreamServer) -> None:
     assert [command.rstrip("0123456789") for command in server.executed] == executed
 
 
-async def test_an_answer_that_is_too_long_ends_the_stream(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_an_answer_above_the_limit_ends_the_stream(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("quire.cluster.client.transport.ANSWER_BYTES", 5000)
     async with streaming() as server, connect(server.address, timeout_s=BRIEFLY_S) as cluster:
         assert len((await cluster.apply_batch(["x"] * 900)).results) == 900
@@ -225,7 +225,7 @@ async def test_an_answer_that_is_too_long_ends_the_stream(monkeypatch: pytest.Mo
         assert len(server.executed) == 3900
 
 
-async def test_a_stream_whose_server_falls_silent_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_stream_whose_server_falls_silent_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("quire.cluster.client.transport.HEARTBEAT_S", 0.1)
     async with streaming() as server, deaf_relay(server.address) as relay:
         async with connect(f"{relay.address},{server.address}") as cluster:
@@ -237,7 +237,7 @@ async def test_a_stream_whose_server_falls_silent_is_given_up(monkeypatch: pytes
         assert server.executed == ["first", "second"]
 
 
-async def test_a_stream_goes_to_the_next_server_where_one_is_silent(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_stream_goes_to_the_next_server_if_one_is_silent(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("quire.cluster.client.transport.STREAM_CONNECT_TIMEOUT_S", 0.1)
     monkeypatch.setattr("quire.cluster.client.transport.READ_ATTEMPT_TIMEOUT_S", 0.1)
     async with silent() as nobody, streaming() as server, connect([nobody, server.address]) as cluster:
@@ -246,7 +246,7 @@ async def test_a_stream_goes_to_the_next_server_where_one_is_silent(monkeypatch:
         assert await cluster.apply("x") == 1
 
 
-async def test_a_client_ends_in_time_although_nobody_closes_its_session(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_client_closes_in_time_even_if_its_session_cannot_be_closed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("quire.cluster.client.stream.CLOSE_TIMEOUT_S", 0.1)
     async with streaming() as server, asyncio.timeout(DEADLINE_S):
         async with connect(server.address) as cluster:
@@ -258,14 +258,14 @@ async def test_a_client_ends_in_time_although_nobody_closes_its_session(monkeypa
 # Deadlines, cancelling, closing
 
 
-async def test_what_was_never_sent_is_unavailable_at_the_deadline() -> None:
+async def test_a_command_never_sent_fails_as_unavailable_at_the_deadline() -> None:
     nobody = closed_port()
     async with connect(nobody, timeout_s=0.2) as cluster:
         with pytest.raises(Unavailable, match=rf"available: {nobody} cannot be reached \(.*\), for 0\.2 s$"):
             await cluster.apply("x")
 
 
-async def test_what_may_have_been_sent_is_unknown_at_the_deadline_and_its_place_is_kept() -> None:
+async def test_a_command_in_flight_is_unknown_at_the_deadline_and_keeps_its_sequence() -> None:
     async with streaming() as server, connect(server.address, timeout_s=BRIEFLY_S) as cluster:
         await cluster.apply("first")
         server.answering.clear()
@@ -277,7 +277,7 @@ async def test_what_may_have_been_sent_is_unknown_at_the_deadline_and_its_place_
         assert server.executed == ["first", "late", "next"]
 
 
-async def test_what_a_busy_server_did_not_take_is_unavailable_and_is_not_sent_later() -> None:
+async def test_a_command_that_a_busy_server_did_not_take_is_unavailable_and_never_sent() -> None:
     async with streaming([None]) as server, connect(server.address, timeout_s=BRIEFLY_S) as cluster:
         await cluster.apply("first")
         server.faults = [Fault.STOPPING]
@@ -289,7 +289,7 @@ async def test_what_a_busy_server_did_not_take_is_unavailable_and_is_not_sent_la
         assert server.executed == ["first", "next"]
 
 
-async def test_what_was_lost_once_is_unknown_although_a_busy_server_did_not_take_it_again() -> None:
+async def test_a_command_in_doubt_stays_unknown_even_if_a_busy_server_does_not_take_it_again() -> None:
     async with streaming([None]) as server, connect(server.address, timeout_s=BRIEFLY_S) as cluster:
         await cluster.apply("first")
         server.faults = [Fault.NOT_ANSWERED, Fault.STOPPING]
@@ -301,7 +301,7 @@ async def test_what_was_lost_once_is_unknown_although_a_busy_server_did_not_take
         assert server.executed == ["first", "executed", "next"]
 
 
-async def test_what_was_reported_as_unknown_and_provably_not_taken_is_not_sent_later() -> None:
+async def test_a_command_reported_as_unknown_and_provably_not_taken_is_never_resent() -> None:
     async with streaming() as server, connect(server.address, timeout_s=BRIEFLY_S) as cluster:
         await cluster.apply("first")
         server.answering.clear()
@@ -314,7 +314,7 @@ async def test_what_was_reported_as_unknown_and_provably_not_taken_is_not_sent_l
         assert server.executed == ["first", "next"]
 
 
-async def test_no_room_until_the_deadline_is_unavailable() -> None:
+async def test_submit_fails_as_unavailable_if_the_window_stays_full_until_the_deadline() -> None:
     async with streaming(window=1) as server, connect(server.address, timeout_s=BRIEFLY_S) as cluster:
         await cluster.apply("first")
         server.answering.clear()
@@ -337,7 +337,7 @@ async def test_a_cancelled_future_drops_its_answer_and_nothing_else() -> None:
         assert server.executed == ["first", "a", "dropped", "b"]
 
 
-async def test_whoever_gives_up_waiting_for_room_has_submitted_nothing() -> None:
+async def test_a_submit_cancelled_while_it_waits_for_space_submits_nothing() -> None:
     async with streaming(window=1) as server, connect(server.address) as cluster:
         await cluster.apply("first")
         server.answering.clear()
@@ -352,7 +352,7 @@ async def test_whoever_gives_up_waiting_for_room_has_submitted_nothing() -> None
         assert server.executed == ["first", "a", "b"]
 
 
-async def test_closing_waits_for_the_answers_that_are_due() -> None:
+async def test_closing_waits_for_outstanding_answers() -> None:
     async with streaming([None, Fault.NOT_ANSWERED]) as server:
         async with connect(server.address) as cluster:
             await cluster.apply("first")
@@ -360,7 +360,7 @@ async def test_closing_waits_for_the_answers_that_are_due() -> None:
         assert [future.result() for future in futures] == list(range(2, 12))
 
 
-async def test_an_error_in_the_block_closes_at_once_and_says_of_everything_what_is_known() -> None:
+async def test_an_error_in_the_block_closes_at_once_and_fails_every_outstanding_command() -> None:
     futures: list[asyncio.Future[Any]] = []
 
     async def fail_with_things_waiting(server: StreamServer) -> None:
@@ -392,7 +392,7 @@ async def test_a_closed_client_says_how_to_open_one() -> None:
 # Sessions
 
 
-async def test_a_name_goes_on_where_its_last_holder_stopped_who_is_fenced() -> None:
+async def test_a_named_session_continues_where_its_previous_holder_stopped_and_fences_it() -> None:
     async with streaming() as server, connect(server.address, session="billing") as old:
         await old.apply_batch(["a", "b"])
         async with connect(server.address, session="billing") as new:
@@ -405,7 +405,7 @@ async def test_a_name_goes_on_where_its_last_holder_stopped_who_is_fenced() -> N
     assert "DELETE" not in dict(server.calls)
 
 
-async def test_what_a_fenced_client_lost_sight_of_is_unknown() -> None:
+async def test_a_command_in_doubt_of_a_fenced_client_is_unknown() -> None:
     async with streaming() as server, connect(server.address, session="billing") as old:
         await old.apply("a")
         server.answering.clear()
@@ -422,7 +422,7 @@ async def test_what_a_fenced_client_lost_sight_of_is_unknown() -> None:
     assert isinstance(answers[0], OutcomeUnknown)
 
 
-async def test_a_session_that_was_evicted_is_replaced_and_what_it_did_not_execute_goes_under_the_next() -> None:
+async def test_an_evicted_session_is_replaced_and_its_unexecuted_commands_go_under_the_next() -> None:
     async with streaming() as server, connect(server.address) as cluster:
         await cluster.apply("a")
         server.sessions.clear()
@@ -433,9 +433,7 @@ async def test_a_session_that_was_evicted_is_replaced_and_what_it_did_not_execut
         assert len(server.sessions) == 1
 
 
-async def test_what_an_evicted_session_may_have_executed_is_unknown_and_what_was_behind_it_goes_under_the_next() -> (
-    None
-):
+async def test_commands_in_doubt_of_an_evicted_session_are_unknown_and_later_ones_go_under_the_next() -> None:
     async with streaming() as server, connect(server.address) as cluster:
         await cluster.apply("a")
         server.evicts_at = "lost"
@@ -449,7 +447,7 @@ async def test_what_an_evicted_session_may_have_executed_is_unknown_and_what_was
     assert server.executed == ["a", "lost", "behind"]
 
 
-async def test_behind_what_an_evicted_session_may_have_executed_nothing_is_sent_where_failures_halt() -> None:
+async def test_with_halt_on_failure_nothing_is_sent_after_a_command_in_doubt_of_an_evicted_session() -> None:
     async with streaming() as server, connect(server.address, halt_on_failure=True) as cluster:
         await cluster.apply("a")
         server.evicts_at = "lost"
@@ -464,7 +462,7 @@ async def test_behind_what_an_evicted_session_may_have_executed_nothing_is_sent_
     assert server.executed == ["a", "lost"]
 
 
-async def test_a_named_session_that_was_closed_is_not_opened_behind_one_s_back() -> None:
+async def test_a_closed_named_session_is_not_reopened_silently() -> None:
     async with streaming() as server, connect(server.address, session="billing") as cluster:
         await cluster.apply("a")
         server.sessions.clear()

@@ -1,4 +1,4 @@
-"""How a file becomes batches, and where a load stops when an answer is missing."""
+"""How `quire load` splits a file into batches, and where it stops when an answer is missing."""
 
 import asyncio
 import io
@@ -30,7 +30,7 @@ def test_batches_hold_every_line_once_in_order(count: int, batch: int) -> None:
     assert sum(part.to_line - part.from_line for part in made) == count
 
 
-def test_a_batch_of_long_lines_is_cut_at_the_limit_of_bytes() -> None:
+def test_a_batch_of_long_lines_ends_at_the_limit_of_bytes() -> None:
     lines = [b"x" * 30 + b"\n", b"y" * 30 + b"\n", b"z" * 200 + b"\n", b"w\n"]
 
     made = list(batches(io.BytesIO(b"".join(lines)), 4, limit_bytes=70))
@@ -39,7 +39,7 @@ def test_a_batch_of_long_lines_is_cut_at_the_limit_of_bytes() -> None:
     assert all(len(part.body) <= 70 or part.to_line - part.from_line == 1 for part in made)
 
 
-def test_a_last_line_without_an_end_is_a_line() -> None:
+def test_a_last_line_without_a_newline_is_a_line() -> None:
     assert list(batches(io.BytesIO(b"1\n2"), 5)) == [Batch(1, 3, b"1\n2")]
 
 
@@ -70,7 +70,7 @@ async def loaded(server: StreamServer, file: Path, timeout_s: float = 20.0, **se
 
 
 def summary_in(output: str) -> dict[str, Any]:
-    """The last line; stamina may have told of retries before."""
+    """The last line; earlier ones may be stamina's reports of retries."""
     summary: dict[str, Any] = json.loads(output.splitlines()[-1])
     return summary
 
@@ -91,7 +91,7 @@ async def test_an_unknown_outcome_stops_the_load_at_once(file: Path, capsys: pyt
     assert len(server.executed) == BATCH
 
 
-async def test_a_cluster_that_goes_away_stops_the_load_with_nothing_unknown(
+async def test_a_cluster_that_stops_ends_the_load_with_nothing_unknown(
     file: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     async with streaming([None, Fault.STOPPING]) as server:
@@ -103,7 +103,7 @@ async def test_a_cluster_that_goes_away_stops_the_load_with_nothing_unknown(
 
 
 @pytest.mark.parametrize("fault", [Fault.NOT_TAKEN, Fault.NOT_ANSWERED, Fault.ANSWERED, Fault.BUSY])
-async def test_a_load_rides_over_lost_streams_and_each_line_is_executed_once(
+async def test_a_load_survives_lost_streams_and_executes_each_line_once(
     file: Path, capsys: pytest.CaptureFixture[str], fault: Fault
 ) -> None:
     async with streaming([fault, None, fault, fault]) as server:
@@ -113,7 +113,7 @@ async def test_a_load_rides_over_lost_streams_and_each_line_is_executed_once(
     assert summary_in(capsys.readouterr().out)["commands"] == 3 * BATCH
 
 
-async def test_nothing_is_sent_behind_a_refused_line(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+async def test_nothing_is_sent_after_a_refused_line(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
     replace_line(file, BATCH + 6, b'"bad"')
     async with streaming() as server:
         assert await loaded(server, file) == Exit.FAILED
@@ -126,7 +126,7 @@ async def test_nothing_is_sent_behind_a_refused_line(file: Path, capsys: pytest.
     )
 
 
-async def test_a_load_under_a_name_goes_on_behind_what_was_executed(
+async def test_a_load_under_a_name_continues_after_the_executed_lines(
     file: Path, short: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     async with streaming([None, Fault.NOT_ANSWERED, Fault.SILENT]) as server:
@@ -155,7 +155,7 @@ async def test_a_load_under_a_name_goes_on_behind_what_was_executed(
         (b"[" * 40 + b"]" * 40, "nests too deep"),
     ],
 )
-async def test_a_line_that_cannot_be_sent_is_named_and_nothing_from_it_on_is_sent(
+async def test_an_invalid_line_is_named_and_nothing_from_it_on_is_sent(
     file: Path, capsys: pytest.CaptureFixture[str], line: bytes, words: str
 ) -> None:
     replace_line(file, BATCH + 8, line)

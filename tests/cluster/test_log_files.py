@@ -1,4 +1,4 @@
-"""`quire log segments|dump|verify|repair` on the files of logs that nobody uses."""
+"""`quire log segments|dump|verify|repair` on the files of closed logs."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def test_dump_prints_every_record_of_a_range_as_a_line(data_dir: Path) -> None:
     assert lines[1]["prev_crc32c"] == lines[0]["crc32c"]
 
 
-def test_dump_shows_the_header_of_what_is_too_large_for_a_line(data_dir: Path) -> None:
+def test_dump_shows_only_the_header_of_a_blob_too_large_for_a_line(data_dir: Path) -> None:
     log = open_log(data_dir)
     log.append_stream([bytes(1 << 20)] * 2)
     log.close()
@@ -87,7 +87,7 @@ def test_dump_shows_the_header_of_what_is_too_large_for_a_line(data_dir: Path) -
     assert (line["kind"], line["index"], line["length"]) == ("blob", VALUES, (2 << 20) + 4)
 
 
-def test_dump_goes_on_behind_rot_and_says_where_it_was(data_dir: Path) -> None:
+def test_dump_reports_a_corrupt_frame_and_continues_with_the_next_segment(data_dir: Path) -> None:
     second = stores(data_dir)[1]
     spoil(second)
     result = quire("dump", data_dir)
@@ -98,7 +98,7 @@ def test_dump_goes_on_behind_rot_and_says_where_it_was(data_dir: Path) -> None:
     assert f"segment {int(second.stem)} ends at byte" in result.stderr
 
 
-def test_verify_says_that_a_log_is_whole_or_what_is_rotten(data_dir: Path) -> None:
+def test_verify_reports_an_intact_log_or_what_is_corrupt(data_dir: Path) -> None:
     assert quire("verify", data_dir).stdout == f"{len(stores(data_dir))} segments, {VALUES} records: intact\n"
     assert answered("verify", data_dir)["faults"] == []
     second = stores(data_dir)[1]
@@ -112,7 +112,7 @@ def test_verify_says_that_a_log_is_whole_or_what_is_rotten(data_dir: Path) -> No
 
 
 @pytest.mark.parametrize("side", ["before", "after"])
-def test_repair_sets_aside_deletes_nothing_and_says_what_was_lost(data_dir: Path, side: str) -> None:
+def test_repair_moves_files_to_quarantine_and_reports_what_was_lost(data_dir: Path, side: str) -> None:
     bytes_before = sum(path.stat().st_size for path in stores(data_dir))
     spoil(stores(data_dir)[1])
     said = answered("repair", data_dir, "--keep", side)
@@ -130,7 +130,7 @@ def test_repair_sets_aside_deletes_nothing_and_says_what_was_lost(data_dir: Path
     assert answered("repair", data_dir) == {"repaired": False, "faults": []}
 
 
-def test_repair_asks_which_part_is_to_stay_where_there_are_two(data_dir: Path) -> None:
+def test_repair_asks_which_part_to_keep_if_there_are_two(data_dir: Path) -> None:
     spoil(stores(data_dir)[1])
     before = {path: path.read_bytes() for path in stores(data_dir)}
     result = quire("repair", data_dir)
@@ -140,7 +140,7 @@ def test_repair_asks_which_part_is_to_stay_where_there_are_two(data_dir: Path) -
     assert {path: path.read_bytes() for path in stores(data_dir)} == before
 
 
-def test_repair_needs_no_side_where_there_is_one(data_dir: Path) -> None:
+def test_repair_needs_no_side_if_only_one_is_possible(data_dir: Path) -> None:
     spoil(stores(data_dir)[-1], 200)
     result = quire("repair", data_dir)
     assert result.exit_code == 0
@@ -150,7 +150,7 @@ def test_repair_needs_no_side_where_there_is_one(data_dir: Path) -> None:
     assert quire("repair", data_dir, "--keep", "before").exit_code == 1
 
 
-def test_on_a_cluster_s_directory_repair_only_reports(data_dir: Path) -> None:
+def test_repair_does_not_change_a_cluster_node_s_log(data_dir: Path) -> None:
     PromiseFile.create(FileDirectory(data_dir), bytes(16)).close()
     spoil(stores(data_dir)[1])
     before = {path: path.read_bytes() for path in data_dir.rglob("*") if path.is_file()}
@@ -164,7 +164,7 @@ def test_on_a_cluster_s_directory_repair_only_reports(data_dir: Path) -> None:
 
 
 @pytest.mark.parametrize("command", ["segments", "dump", "verify", "repair"])
-def test_a_directory_in_use_or_without_a_log_is_refused_with_a_sentence(data_dir: Path, command: str) -> None:
+def test_a_directory_in_use_or_without_a_log_is_refused(data_dir: Path, command: str) -> None:
     log = open_log(data_dir)
     result = quire(command, data_dir)
     assert result.exit_code == 1

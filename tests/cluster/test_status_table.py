@@ -13,7 +13,7 @@ def shown(answer: str) -> str:
     return text.getvalue()
 
 
-def test_a_long_answer_is_cut_and_one_as_long_as_the_limit_is_not() -> None:
+def test_an_answer_above_the_limit_is_shortened_and_one_at_the_limit_is_not() -> None:
     longest = "7" * ANSWER_CHARACTERS
     assert longest in shown(longest)
     assert "7" * (ANSWER_CHARACTERS - 3) + "... " in shown(longest + "7")

@@ -1,4 +1,4 @@
-"""Following the log with the client: every record once, whatever happens to the servers; and the blocking face."""
+"""`tail` yields every record once, whatever happens to the servers; the blocking client matches the async one."""
 
 import asyncio
 import inspect
@@ -51,7 +51,7 @@ async def taken(client: Client, from_index: int | None, count: int) -> list[Reco
     return found
 
 
-async def test_a_tail_gives_every_record_once_while_each_node_is_restarted(three: RunningCluster) -> None:
+async def test_a_tail_yields_every_record_once_while_each_node_restarts(three: RunningCluster) -> None:
     servers, numbers = servers_of(three), list(range(60))
     async with connect(servers) as cluster, connect(servers) as writing:
         following = asyncio.create_task(taken(cluster, 0, len(numbers)))
@@ -68,7 +68,7 @@ async def test_a_tail_gives_every_record_once_while_each_node_is_restarted(three
     assert indices == sorted(set(indices))
 
 
-async def test_a_tail_of_what_comes_next_leaves_out_what_was(three: RunningCluster) -> None:
+async def test_a_tail_without_an_index_yields_only_new_records(three: RunningCluster) -> None:
     async with connect(servers_of(three)) as cluster:
         await cluster.append("before")
         tail = cluster.tail_pages(None)
@@ -86,7 +86,7 @@ async def test_a_tail_of_what_comes_next_leaves_out_what_was(three: RunningClust
     assert (record.index, record.value) == (end, "after")
 
 
-async def test_a_tail_goes_on_where_a_connection_broke() -> None:
+async def test_a_tail_continues_after_a_broken_connection() -> None:
     steps = [lines(3, 4, next_index=5), broken, refusing(503, "no-leader"), lines(next_index=6), lines(6, next_index=7)]
     async with scripted(*steps) as server, connect(server.address) as cluster:
         assert [record.index for record in await taken(cluster, 3, 3)] == [3, 4, 6]
@@ -95,20 +95,20 @@ async def test_a_tail_goes_on_where_a_connection_broke() -> None:
     assert asked == [f"/records?from={index}" for index in (3, 5, 5, 5, 6)]
 
 
-async def test_a_tail_waits_for_a_server_that_is_behind() -> None:
+async def test_a_tail_waits_for_a_server_that_lags() -> None:
     behind = refusing(404, "out-of-bounds", index=5, lowest_index=0, highest_index=4)
     async with scripted(behind, behind, lines(5, next_index=6)) as server, connect(server.address) as cluster:
         assert [record.index for record in await taken(cluster, 5, 1)] == [5]
 
 
-async def test_a_tail_that_no_server_comes_to_ends_after_the_time_of_a_call() -> None:
+async def test_a_tail_whose_index_no_server_reaches_ends_at_the_timeout() -> None:
     behind = refusing(404, "out-of-bounds", index=5, lowest_index=0, highest_index=4)
     async with scripted(behind) as server, connect(server.address, timeout_s=0.3) as cluster:
         with pytest.raises(NotFound):
             await taken(cluster, 5, 1)
 
 
-async def test_a_tail_from_what_has_expired_ends_at_once() -> None:
+async def test_a_tail_from_an_expired_index_ends_at_once() -> None:
     async with scripted(refusing(410, "expired", lowest_index=9)) as server, connect(server.address) as cluster:
         with pytest.raises(NotFound) as expired:
             await taken(cluster, 5, 1)
@@ -117,7 +117,7 @@ async def test_a_tail_from_what_has_expired_ends_at_once() -> None:
     assert expired.value.problem["lowest_index"] == 9
 
 
-async def test_a_tail_without_any_server_is_unavailable_after_the_time_of_a_call() -> None:
+async def test_a_tail_without_any_server_is_unavailable_at_the_timeout() -> None:
     async with scripted(refusing(503, "stopping")) as server, connect(server.address, timeout_s=0.3) as cluster:
         with pytest.raises(Unavailable):
             await taken(cluster, 5, 1)
@@ -126,13 +126,13 @@ async def test_a_tail_without_any_server_is_unavailable_after_the_time_of_a_call
 @pytest.mark.parametrize(
     "step", [lines(4, next_index=6), lines(5, 5, next_index=6), lines(6, next_index=6), lines(next_index=4)]
 )
-async def test_a_server_that_would_give_a_record_twice_or_not_at_all_is_not_believed(step: object) -> None:
+async def test_a_page_that_repeats_or_skips_a_record_raises(step: object) -> None:
     async with scripted(step) as server, connect(server.address) as cluster:  # type: ignore[arg-type]
         with pytest.raises(ClientError, match="a server"):
             await taken(cluster, 5, 2)
 
 
-async def test_a_query_is_answered_or_refused_or_named_as_the_machine_s_fault(three: RunningCluster) -> None:
+async def test_a_query_is_answered_or_refused_or_raises_server_fault(three: RunningCluster) -> None:
     async with connect(servers_of(three)) as cluster:
         await cluster.append("first")
 
@@ -158,19 +158,19 @@ async def test_bytes_above_a_mebibyte_are_appended_as_a_blob(tmp_path: Path) -> 
     assert (record.kind, record.value == body) == ("blob", True)
 
 
-# The blocking face
+# The blocking client
 
 
-def test_the_blocking_client_has_every_call_of_the_other_with_the_same_parameters() -> None:
-    def calls(face: type) -> dict[str, list[str]]:
-        public = {name: call for name, call in inspect.getmembers(face, inspect.isfunction) if name[0] != "_"}
+def test_the_blocking_client_has_every_call_of_the_async_client_with_the_same_parameters() -> None:
+    def calls(client: type) -> dict[str, list[str]]:
+        public = {name: call for name, call in inspect.getmembers(client, inspect.isfunction) if name[0] != "_"}
         return {name: list(inspect.signature(call).parameters) for name, call in public.items()}
 
     expected = {name: call for name, call in calls(Client).items() if not name.endswith("_pages")}
     assert calls(BlockingClient) == expected
 
 
-async def test_the_blocking_client_does_what_the_other_does(three: RunningCluster) -> None:
+async def test_the_blocking_client_returns_what_the_async_client_returns(three: RunningCluster) -> None:
     def session() -> None:
         with connect_sync(servers_of(three)) as cluster:
             assert cluster.apply("one") == 1
@@ -202,7 +202,7 @@ def test_a_blocking_client_that_is_not_open_says_how_to_open_it() -> None:
         connect_sync("127.0.0.1:1").apply("x")
 
 
-async def test_a_closed_blocking_client_leaves_no_thread_and_no_one_waiting() -> None:
+async def test_a_closed_blocking_client_leaves_no_thread_and_no_blocked_call() -> None:
     def session() -> None:
         before = set(threading.enumerate())
         with connect_sync(server.address) as cluster:

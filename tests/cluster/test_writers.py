@@ -1,4 +1,4 @@
-"""The demo's record: what is counted as lost is what the log does not hold where a client was told that it does."""
+"""The demo's writers count a command as lost if the log does not hold it at its acknowledged index."""
 
 import asyncio
 from pathlib import Path
@@ -22,7 +22,7 @@ async def written(cluster: RunningCluster) -> Writers:
     return writers
 
 
-async def test_nothing_is_lost_where_all_that_was_acknowledged_stands_in_the_log(tmp_path: Path) -> None:
+async def test_nothing_is_lost_if_the_log_holds_every_acknowledged_command(tmp_path: Path) -> None:
     async with running_cluster(tmp_path, 1) as cluster, connect(cluster.address("n1")) as client:
         writers = await written(cluster)
 
@@ -30,7 +30,7 @@ async def test_nothing_is_lost_where_all_that_was_acknowledged_stands_in_the_log
         assert (await client.state()).state == str(42 + writers.sum)
 
 
-async def test_commands_that_the_log_does_not_hold_at_their_index_are_lost(tmp_path: Path) -> None:
+async def test_commands_that_are_not_at_their_acknowledged_index_are_lost(tmp_path: Path) -> None:
     async with running_cluster(tmp_path, 1) as cluster, connect(cluster.address("n1")) as client:
         writers = await written(cluster)
         first, last = writers.record[0], writers.record[-1]
@@ -40,7 +40,7 @@ async def test_commands_that_the_log_does_not_hold_at_their_index_are_lost(tmp_p
         assert await writers.lost(client) == 1 + BATCH_COMMANDS
 
 
-async def test_whoever_waits_for_a_later_epoch_is_told_of_none_that_is_earlier(tmp_path: Path) -> None:
+async def test_waiting_for_a_later_epoch_ignores_commands_of_earlier_ones(tmp_path: Path) -> None:
     async with running_cluster(tmp_path) as cluster:
         writers = Writers(cluster.address("n1"), 1)
         async with asyncio.timeout(60), asyncio.TaskGroup() as tasks:
@@ -54,7 +54,7 @@ async def test_whoever_waits_for_a_later_epoch_is_told_of_none_that_is_earlier(t
             writers.end()
 
 
-async def test_what_goes_wrong_in_a_demo_under_load_is_told_as_it_is(tmp_path: Path) -> None:
+async def test_an_error_in_a_demo_under_load_is_raised_unwrapped(tmp_path: Path) -> None:
     async with running_cluster(tmp_path, 1) as cluster:
         nodes = DemoNodes(tmp_path)
         nodes.addresses = {"n1": cluster.address("n1")}

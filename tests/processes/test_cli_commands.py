@@ -1,4 +1,4 @@
-"""The commands of `quire` against a real cluster: what they print, and what they end with."""
+"""The commands of `quire` against a real cluster: their output and exit codes."""
 
 import json
 import signal
@@ -28,7 +28,7 @@ def quire(cluster: Cluster, *arguments: str, at: str = "n2") -> Ended:
 
 
 def reset(cluster: Cluster) -> None:
-    """Bring the machine to 42."""
+    """Set the machine's value to 42."""
     cluster.leader.apply(["sub", cluster.leader.get("/state")["state"]], ["add", 42])
 
 
@@ -65,7 +65,7 @@ def test_a_refused_command_is_one_sentence_and_exit_1(cluster: Cluster) -> None:
 
 
 @pytest.mark.full
-def test_no_server_is_a_usage_error_and_one_that_is_not_there_unavailable() -> None:
+def test_no_server_is_a_usage_error_and_an_unreachable_one_is_unavailable() -> None:
     check_one_sentence(run_quire("apply", "add", "3"), USAGE, "--server", "QUIRE_SERVER")
     nobody = f"{HOST}:{free_port()}"
     ended = run_quire("apply", "add", "3", "--server", nobody, "--timeout", "0.2")
@@ -82,11 +82,11 @@ def test_a_server_without_a_port_is_a_usage_error_at_once(named: str, capsys: py
     check_one_sentence(Ended(ended.value.exit_code, said.out, said.err), USAGE, "--server", "is not HOST:PORT")
 
 
-def test_servers_are_taken_as_they_are_meant() -> None:
+def test_spaces_and_empty_items_in_the_list_of_servers_are_ignored() -> None:
     assert servers_of(" 127.0.0.1:7001, [::1]:65535,,n3.example:1 ") == "127.0.0.1:7001,[::1]:65535,n3.example:1"
 
 
-def test_state_tells_answer_applied_index_and_digest(cluster: Cluster) -> None:
+def test_state_prints_the_state_the_applied_index_and_the_digest(cluster: Cluster) -> None:
     reset(cluster)
     status = cluster.wait_for_equal()["n1"]
 
@@ -110,7 +110,7 @@ def test_read_prints_a_record_or_a_range(cluster: Cluster) -> None:
 
 
 @pytest.mark.full
-def test_a_record_that_is_not_there_is_one_sentence_and_exit_1(cluster: Cluster) -> None:
+def test_a_missing_record_is_one_sentence_and_exit_1(cluster: Cluster) -> None:
     check_one_sentence(quire(cluster, "read", "99999999"), FAILED, "99999999")
 
 
@@ -156,7 +156,7 @@ def test_load_sends_a_file_in_order_and_records_what_is_acknowledged(cluster: Cl
     ("bad", "words"),
     [('["div", 0]', "DIVISION_BY_ZERO"), ('["add", 3', "not JSON"), ("", "empty"), ("[1,2] [3]", "not JSON")],
 )
-def test_load_stops_at_a_wrong_line_and_says_exactly_what_is_acknowledged(
+def test_load_stops_at_an_invalid_line_and_names_the_acknowledged_ones(
     cluster: Cluster, tmp_path: Path, bad: str, words: str
 ) -> None:
     reset(cluster)
@@ -175,7 +175,7 @@ def test_load_stops_at_a_wrong_line_and_says_exactly_what_is_acknowledged(
 
 
 @pytest.mark.full
-def test_load_counts_what_apply_refuses_and_goes_on(cluster: Cluster, tmp_path: Path) -> None:
+def test_load_counts_commands_that_apply_refuses_and_continues(cluster: Cluster, tmp_path: Path) -> None:
     reset(cluster)
     file = tmp_path / "commands.ndjson"
     file.write_text('["add", 1]\n["mul", "9e6144"]\n["add", 1]\n')
@@ -188,7 +188,7 @@ def test_load_counts_what_apply_refuses_and_goes_on(cluster: Cluster, tmp_path: 
 
 
 @pytest.mark.full
-def test_an_interrupted_load_says_exactly_what_is_acknowledged(cluster: Cluster, tmp_path: Path) -> None:
+def test_an_interrupted_load_names_the_acknowledged_lines(cluster: Cluster, tmp_path: Path) -> None:
     file, acknowledged = tmp_path / "commands.ndjson", tmp_path / "acknowledged.ndjson"
     file.write_text('["add", 1]\n' * 300_000)
     command = [*QUIRE, "load", str(file), "--batch", "10", "--json", "--acknowledged", str(acknowledged)]
@@ -221,7 +221,7 @@ def test_load_of_an_empty_file_loads_nothing(cluster: Cluster, tmp_path: Path) -
 
 
 @pytest.mark.full
-def test_load_of_a_file_that_is_not_there_is_a_usage_error(cluster: Cluster) -> None:
+def test_load_of_a_missing_file_is_a_usage_error(cluster: Cluster) -> None:
     check_one_sentence(quire(cluster, "load", "nowhere.ndjson"), USAGE, "nowhere.ndjson", "no such file")
 
 

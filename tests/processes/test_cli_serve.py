@@ -1,4 +1,4 @@
-"""`quire serve`'s command line. What a wrong start ends in stands in `test_bad_starts.py`."""
+"""The command line of `quire serve`. Invalid starts are tested in `test_bad_starts.py`."""
 
 import subprocess
 import sys

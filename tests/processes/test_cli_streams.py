@@ -33,7 +33,7 @@ def log_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
 
 @contextmanager
 def running(cluster: Cluster, *arguments: str) -> Generator[subprocess.Popen[str], None, None]:
-    """A command that goes on until the test ends it."""
+    """A command that runs until the test ends it."""
     pipe = subprocess.PIPE
     with subprocess.Popen(
         [*QUIRE, *arguments, "--server", cluster.servers],
@@ -71,7 +71,7 @@ def test_append_appends_a_json_value_and_prints_its_index(log_cluster: Cluster) 
 
 
 @pytest.mark.full
-def test_append_appends_a_file_or_stdin_as_they_are(log_cluster: Cluster, tmp_path: Path) -> None:
+def test_append_raw_appends_the_bytes_of_a_file_or_of_stdin(log_cluster: Cluster, tmp_path: Path) -> None:
     body, index = bytes(range(256)) * 5000, highest_index(log_cluster)
     (tmp_path / "raw").write_bytes(body)
 
@@ -101,7 +101,7 @@ def test_append_appends_a_file_or_stdin_as_they_are(log_cluster: Cluster, tmp_pa
         (["append", "--raw", "nowhere"], "no such file"),
     ],
 )
-def test_append_of_nothing_that_can_be_sent_is_a_usage_error(arguments: list[str], words: str) -> None:
+def test_append_of_an_invalid_value_is_a_usage_error(arguments: list[str], words: str) -> None:
     ended = run_quire(*arguments, "--server", "127.0.0.1:1")
 
     assert ended.code == Exit.USAGE
@@ -119,7 +119,7 @@ def test_a_record_that_the_machine_refuses_is_not_appended(cluster: Cluster) -> 
 
 
 @pytest.mark.full
-def test_tail_prints_as_many_records_as_it_is_told_to_as_lines_of_json(cluster: Cluster) -> None:
+def test_tail_prints_the_given_number_of_records_as_lines_of_json(cluster: Cluster) -> None:
     index = cluster.leader.apply(["add", 1], ["add", 2], ["add", 3])["index"]
 
     ended = run_quire("tail", "--from", str(index), "--count", "2", "--server", cluster.servers)
@@ -129,7 +129,7 @@ def test_tail_prints_as_many_records_as_it_is_told_to_as_lines_of_json(cluster: 
     assert [(line["index"], line["value"]) for line in lines] == [(index, ["add", 1]), (index + 1, ["add", 2])]
 
 
-def test_tail_prints_what_comes_and_ends_cleanly_at_ctrl_c(cluster: Cluster) -> None:
+def test_tail_prints_new_records_and_ends_cleanly_at_ctrl_c(cluster: Cluster) -> None:
     index = cluster.leader.apply(["add", 1])["index"]
     with running(cluster, "tail", "--from", str(index), "--json") as process:
         assert json.loads(line_of(process))["index"] == index
@@ -143,7 +143,7 @@ def test_tail_prints_what_comes_and_ends_cleanly_at_ctrl_c(cluster: Cluster) -> 
 
 
 @pytest.mark.full
-def test_tail_ends_quietly_when_its_reader_has_seen_enough(cluster: Cluster) -> None:
+def test_tail_ends_quietly_when_its_reader_closes_the_pipe(cluster: Cluster) -> None:
     index = cluster.leader.apply(*[["add", 1]] * 3)["index"]
     with running(cluster, "tail", "--from", str(index)) as process:
         line_of(process)
@@ -157,14 +157,14 @@ def test_tail_ends_quietly_when_its_reader_has_seen_enough(cluster: Cluster) -> 
 
 
 @pytest.mark.full
-def test_tail_of_nobody_is_unavailable() -> None:
+def test_tail_without_a_server_is_unavailable() -> None:
     ended = run_quire("tail", "--server", f"{HOST}:{free_port()}", "--timeout", "0.2")
 
     assert ended.code == Exit.UNAVAILABLE
 
 
 @pytest.mark.parametrize("flags", [["--json"], []])
-def test_status_is_shown_again_and_again_until_ctrl_c(cluster: Cluster, flags: list[str]) -> None:
+def test_status_watch_repeats_until_ctrl_c(cluster: Cluster, flags: list[str]) -> None:
     with running(cluster, "status", "--watch", "--interval", "0.1", *flags) as process:
         if flags:
             assert [set(json.loads(line_of(process))) for _ in range(3)] == [{"n1", "n2", "n3"}] * 3
@@ -209,14 +209,14 @@ def test_load_from_a_pipe_sends_a_full_batch_at_once_and_ends_at_ctrl_c(cluster:
     assert code == Exit.INTERRUPTED
 
 
-def test_the_documented_exit_codes_are_those_that_there_are() -> None:
+def test_every_exit_code_is_documented() -> None:
     rows = re.findall(r"^\| (\d+) \|", (DOCS / "command-line.md").read_text(), re.MULTILINE)
 
     assert [int(row) for row in rows] == [int(code) for code in Exit]
 
 
 @pytest.mark.full
-def test_completion_is_offered_to_the_shell_that_asks() -> None:
+def test_completion_is_printed_for_the_calling_shell() -> None:
     asked = f"{shlex.join([*QUIRE, '--show-completion'])}; exit $?"  # One command alone bash would become itself.
     ended = subprocess.run(
         ["bash", "-c", asked], capture_output=True, text=True, check=True, timeout=DEADLINE_S, env=environment()

@@ -1,4 +1,4 @@
-"""`quire demo`: three nodes, one answer, and honest words where there is none."""
+"""`quire demo`: three nodes with one answer, and a clear error if there is none."""
 
 import json
 import os
@@ -19,7 +19,7 @@ README = Path(__file__).resolve().parents[2] / "README.md"
 
 
 def node_pids(directory: Path) -> list[int]:
-    """The processes of `quire serve` whose data stand below the directory."""
+    """The `quire serve` processes whose data is below the directory."""
     found: list[int] = []
     for process in Path("/proc").glob("[0-9]*"):
         try:
@@ -49,7 +49,7 @@ def running_demo(directory: Path, *flags: str) -> Generator["subprocess.Popen[st
 
 
 def read_until(process: "subprocess.Popen[str]", words: str) -> str:
-    """What it prints up to a line with these words."""
+    """The output up to a line with these words."""
     assert process.stdout is not None
     lines: list[str] = []
     for line in process.stdout:
@@ -59,7 +59,7 @@ def read_until(process: "subprocess.Popen[str]", words: str) -> str:
     raise AssertionError(f"{words!r} never came:\n{''.join(lines)}\n{process.stderr and process.stderr.read()}")
 
 
-def test_check_ends_with_three_equal_answers_and_leaves_no_process(tmp_path: Path) -> None:
+def test_check_exits_after_three_equal_answers_and_leaves_no_process(tmp_path: Path) -> None:
     ended = run_quire("demo", "--check", "--commands", "5000", "--data-dir", str(tmp_path), timeout_s=TIMEOUT_S)
 
     assert ended.code == 0, ended
@@ -70,17 +70,17 @@ def test_check_ends_with_three_equal_answers_and_leaves_no_process(tmp_path: Pat
     assert node_pids(tmp_path) == []
     [page] = re.findall(r"    \$ make demo\n    Three .*\n((?:    .+\n|\n)+?)    \$ make test", README.read_text())
     shown = ended.stdout.removesuffix("Stopping the nodes ...\n")
-    assert spoken_of(textwrap.dedent(page)) == spoken_of(shown[shown.index("5,000 instructions") :])
+    assert sentences_of(textwrap.dedent(page)) == sentences_of(shown[shown.index("5,000 instructions") :])
 
 
-def spoken_of(shown: str) -> list[str]:
-    """The sentences of a demo, without their figures, and what the rows of its table are called."""
+def sentences_of(shown: str) -> list[str]:
+    """The sentences of a demo without their figures, and the names of its table's rows."""
     lines = re.findall(r"^ {0,2}(\S.*)", shown, re.MULTILINE)
     return [re.sub(r"[-\d.,]*\d", "_", re.split(" {2}| ?$", line)[0]) for line in lines]
 
 
 @pytest.mark.full
-def test_the_same_directory_may_be_used_again_and_goes_on_where_it_was(tmp_path: Path) -> None:
+def test_a_demo_on_an_earlier_directory_continues_from_its_state(tmp_path: Path) -> None:
     answers: list[str] = []
     for _ in range(2):
         ended = run_quire(
@@ -96,7 +96,7 @@ def test_the_same_directory_may_be_used_again_and_goes_on_where_it_was(tmp_path:
 
 
 @pytest.mark.full
-def test_without_check_it_stays_up_says_what_to_try_and_ctrl_c_stops_it_cleanly(tmp_path: Path) -> None:
+def test_without_check_the_demo_suggests_commands_and_runs_until_ctrl_c(tmp_path: Path) -> None:
     with running_demo(tmp_path, "--commands", "1000") as process:
         shown = read_until(process, "quire read")
         assert len(node_pids(tmp_path)) == 3
@@ -113,7 +113,7 @@ def test_without_check_it_stays_up_says_what_to_try_and_ctrl_c_stops_it_cleanly(
 
 @pytest.mark.full
 @pytest.mark.parametrize("node_id", ["n1", "n3"])
-def test_a_node_that_dies_is_named_with_the_last_lines_of_its_log(tmp_path: Path, node_id: str) -> None:
+def test_a_node_that_exits_is_named_with_the_last_lines_of_its_output(tmp_path: Path, node_id: str) -> None:
     with running_demo(tmp_path, "--commands", "1000") as process:
         read_until(process, "quire read")
         [pid] = [
@@ -180,7 +180,7 @@ def test_a_node_that_was_behind_catches_up_and_the_demo_reports_what_it_lacked(f
 
 
 @pytest.mark.full
-def test_logs_expire_by_limits_of_their_own_and_who_comes_back_too_late_is_sent_a_snapshot() -> None:
+def test_logs_expire_by_their_own_limits_and_a_stale_node_receives_a_snapshot() -> None:
     ended = run_quire("demo", "expire", "--json", timeout_s=TIMEOUT_S)
 
     assert ended.code == 0, ended
@@ -202,12 +202,12 @@ def test_logs_expire_by_limits_of_their_own_and_who_comes_back_too_late_is_sent_
 
 
 def shape_of(line: str) -> str:
-    """A line without its numbers, node ids, paths, and why somebody leads: which of the reasons it is, is chance."""
+    """A line without its numbers, node ids, paths, and the reason for leading, which varies."""
     return re.sub(r"epoch \d+ \([^)]*\)|/\S+|\bn\d\b|[\d.,]*\d", "_", line.strip())
 
 
 @pytest.mark.full
-def test_the_leadership_page_shows_the_demo_as_it_is() -> None:
+def test_the_leadership_page_shows_what_the_demo_prints() -> None:
     page = (Path(__file__).resolve().parents[2] / "docs" / "leadership.md").read_text()
     [block] = re.findall(r"    \$ quire demo kill leader\n((?:    .+\n)+)", page)
 
@@ -219,6 +219,6 @@ def test_the_leadership_page_shows_the_demo_as_it_is() -> None:
 
 
 @pytest.mark.full
-def test_whom_to_kill_must_be_said() -> None:
+def test_kill_requires_the_word_leader() -> None:
     assert run_quire("demo", "kill").code == 2
     assert run_quire("demo", "kill", "n1").code == 2

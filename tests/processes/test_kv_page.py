@@ -1,4 +1,4 @@
-"""What docs/kv.md shows, on a cluster of three processes."""
+"""docs/kv.md shows what the commands print, checked against a cluster of three processes."""
 
 import doctest
 import re
@@ -15,7 +15,7 @@ SHOWN = re.compile(r"^    \$ quire (.*)\n((?:    (?!\$).*\n)*)", re.MULTILINE)
 
 
 @pytest.mark.full
-def test_the_page_on_kv_shows_what_happens(clusters: Clusters) -> None:
+def test_the_kv_page_shows_what_the_commands_print(clusters: Clusters) -> None:
     cluster = clusters.formed(flags=["--machine", "kv"])
     shown = SHOWN.findall(PAGE.read_text())
 

@@ -1,11 +1,11 @@
-"""`quire snapshot` and `quire expire`, of processes."""
+"""`quire snapshot` and `quire expire` against a real cluster."""
 
 import json
 
 from tests.processes.cluster import Clusters, run_quire
 
 
-def test_snapshots_and_expiries_are_asked_of_every_node_or_of_one(clusters: Clusters) -> None:
+def test_snapshot_and_expire_ask_every_node_or_the_named_one(clusters: Clusters) -> None:
     cluster = clusters.formed(flags=["--retention-bytes=1"])
     cluster.leader.apply(["add", 1])
     cluster.wait_for_equal()
