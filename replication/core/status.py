@@ -57,7 +57,7 @@ class Status:
     """One node's replication at one moment.
 
     `promise` is the one that counts, which may still be on its way to disk. `leader_id` is the leader that this node
-    hears, itself included. `links` are the peers to which a link that this node dialled stands, with their disks.
+    hears, itself included. `links` are the peers to which a link that this node dialled is up, with their disks.
     `following` is the promise of the leader that this node follows, heard or not. `is_matched`: its log matches that
     leader's. `disk_answers` is False while the disk has been busy with one thing for an election timeout.
     """

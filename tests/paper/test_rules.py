@@ -1,4 +1,4 @@
-"""DESIGN 5, rules 0 to 13, one test each."""
+"""Rules 0 to 13 of `docs/protocol.md`, one test each."""
 
 from quire.replication.core import Identity, Promise, actions, events
 from quire.replication.core.election import FALLBACK_TIMEOUTS
@@ -71,7 +71,7 @@ def test_rule_3_a_new_epoch_is_above_the_highest_seen_and_never_resumed() -> Non
     assert world["n1"].state.promise.epoch > first
 
 
-def test_rule_4_a_pre_vote_has_no_effect_and_finds_no_friend_of_a_live_leader() -> None:
+def test_rule_4_a_pre_vote_has_no_effect_and_no_voter_that_hears_a_leader_grants_it() -> None:
     """A node that was cut off comes back and disturbs a healthy leader."""
     world = led()
     epoch = world["n1"].state.promise.epoch
@@ -84,7 +84,7 @@ def test_rule_4_a_pre_vote_has_no_effect_and_finds_no_friend_of_a_live_leader() 
     assert {node.state.promise.epoch for node in world.nodes.values()} == {epoch}
 
 
-def test_rule_4_a_candidate_that_is_not_the_best_of_a_majority_hands_over_to_the_best() -> None:
+def test_rule_4_a_candidate_that_is_not_the_best_of_a_majority_asks_the_best_to_campaign() -> None:
     """The control plane names one that cannot win, and nobody leads."""
     world = led()
     world.isolate("n3")

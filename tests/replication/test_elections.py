@@ -332,12 +332,12 @@ def test_a_candidate_that_nobody_would_promise_raises_no_epoch() -> None:
     world["n3"].nominate()
     world.run_for(5)
 
-    # Rule 4: it hands over to the better one.
+    # Rule 4: it asks the better one to campaign.
     assert world.leader() is world["n2"]
     assert world["n2"].state.promise == Promise(held.epoch + 1, "n2", world["n2"].incarnation)
 
 
-def test_an_epoch_is_above_what_any_answer_to_a_pre_vote_told() -> None:
+def test_an_epoch_is_above_every_epoch_that_a_pre_vote_answer_named() -> None:
     node = alone("n1", "n2", "n3")
     assert node.core is not None
     attempt = node.core.candidate.attempt
@@ -378,7 +378,7 @@ def test_a_heartbeat_is_echoed_only_once_the_leaders_promise_is_on_disk() -> Non
     assert sent(third) == [HeartbeatEcho(7, 3, 7)]
 
 
-def test_a_heartbeat_of_an_older_epoch_is_told_the_newer_one_and_not_followed() -> None:
+def test_a_heartbeat_of_an_older_epoch_is_answered_with_the_newer_one_and_not_followed() -> None:
     follower = started("n1", "n2", "n3")["n2"]
     handled(follower, received("n3", VoteRequest(ASKED, HIGH)), events.PromiseStored(ASKED))
 
@@ -389,7 +389,7 @@ def test_a_heartbeat_of_an_older_epoch_is_told_the_newer_one_and_not_followed() 
     assert follower.core.following is None
 
 
-def test_a_leader_heard_before_a_higher_promise_but_queued_behind_it_is_not_followed() -> None:
+def test_a_leader_heard_before_a_higher_promise_but_queued_after_it_is_not_followed() -> None:
     world = started("n1", "n2", "n3")
     world.elect("n1")
     world.run_for(0.3)

@@ -86,7 +86,7 @@ def test_a_member_that_left_is_awaited_again() -> None:
     assert lowest.members() is None
 
 
-def test_a_member_that_came_back_with_another_disk_stands_with_that_one() -> None:
+def test_a_member_that_came_back_with_another_disk_is_formed_in_with_that_one() -> None:
     lowest = formation("n1", 1, ["n1", "n2"])
     link(lowest, "n2", 2)
     link(lowest, "n2", 9)
@@ -144,7 +144,7 @@ def refused(raw: bytes) -> bool:
     return False
 
 
-def test_what_is_no_genesis_frame_is_refused_as_a_peers_fault() -> None:
+def test_bytes_that_are_not_a_genesis_frame_are_refused_as_a_peers_fault() -> None:
     whole = genesis_frame(voters("n1"))
     flipped = bytearray(whole)
     flipped[-1] ^= 1

@@ -41,7 +41,7 @@ def fetched(node: SimNode, fetch: actions.FetchSnapshot) -> None:
     node.step(events.SnapshotFetched(fetch.stream_id, snapshot))
 
 
-def test_a_follower_behind_the_leader_s_log_installs_a_snapshot_and_follows_on() -> None:
+def test_a_follower_that_lacks_what_expired_installs_a_snapshot_and_catches_up() -> None:
     world = behind()
     node, fetch = fetching(world)
     leader = world["n1"]
@@ -79,7 +79,7 @@ def test_without_a_snapshot_that_joins_its_log_the_leader_refuses() -> None:
     assert not world["n3"].halted
 
 
-def test_what_diverges_is_cut_first_and_the_install_lowers_nothing() -> None:
+def test_a_divergent_suffix_is_truncated_first_and_the_install_lowers_nothing() -> None:
     world = World("n1", "n2", "n3")
     world.start()
     world.elect("n3")
@@ -183,7 +183,7 @@ def test_an_install_below_what_is_committed_here_halts() -> None:
     assert "below commit_index" in node.halted
 
 
-def test_a_fetch_that_failed_is_begun_anew_by_another_opening() -> None:
+def test_a_fetch_that_failed_is_begun_again_by_another_opening() -> None:
     world = behind()
     node, fetch = fetching(world)
     node.step(events.FetchFailed(fetch.stream_id, "says the test"))
@@ -253,7 +253,7 @@ def test_the_end_of_a_leadership_ends_its_installs() -> None:
     assert not leading.downstreams.installs
 
 
-def test_a_newer_opening_of_the_same_follower_takes_the_place_of_its_install() -> None:
+def test_a_newer_opening_of_the_same_follower_replaces_its_install() -> None:
     world = behind()
     node, _ = fetching(world)
     leader = world["n1"]

@@ -41,7 +41,7 @@ def test_writes_that_the_log_did_not_take_do_not_count_as_uncommitted() -> None:
     world.run_until(lambda: leader.state.commit_index == leader.log.tail.index > leader.start_index + 1)
 
 
-def test_a_leader_that_hears_one_follower_of_two_goes_on() -> None:
+def test_a_leader_that_hears_one_follower_of_two_continues() -> None:
     world = serving("n1", "n2", "n3")
 
     world.isolate("n3")
@@ -50,7 +50,7 @@ def test_a_leader_that_hears_one_follower_of_two_goes_on() -> None:
     assert world["n1"].leads
 
 
-def test_a_leader_that_stood_still_steps_down_before_it_looks_at_what_waited() -> None:
+def test_a_leader_that_was_frozen_steps_down_before_it_handles_what_waited() -> None:
     # Rule 11: a process that was stopped believes that it leads, and finds writes, reads and old echoes in its sockets.
     world = serving("n1", "n2", "n3")
     world["n1"].step(events.Nominated(False))
@@ -97,7 +97,7 @@ def test_a_higher_epoch_in_an_echo_ends_a_leadership() -> None:
     assert not world["n1"].leads
 
 
-def test_writes_that_wait_when_a_leadership_ends_are_given_back_as_not_written() -> None:
+def test_writes_that_wait_when_a_leadership_ends_are_refused_as_not_written() -> None:
     world = serving("n1", "n2", "n3")
     leader = world["n1"]
     leader.hold_flush = True
@@ -175,7 +175,7 @@ def test_as_many_linearizable_reads_as_the_limit_wait_and_one_more_is_refused() 
     assert None not in (leader.reads[0], leader.reads[1])
 
 
-def test_a_node_that_does_not_lead_answers_no_read_and_takes_no_write() -> None:
+def test_a_node_that_does_not_lead_refuses_reads_and_writes() -> None:
     world = serving("n1", "n2", "n3")
 
     world["n2"].step(events.ReadRequested(7))
@@ -262,7 +262,7 @@ def test_a_candidate_somewhat_ahead_leads() -> None:
     assert world.elect("n1").leads
 
 
-def test_a_leader_whose_disk_hangs_steps_down_and_stands_no_more_until_it_answers() -> None:
+def test_a_leader_whose_disk_hangs_steps_down_and_does_not_campaign_until_it_answers() -> None:
     # Rule 11: a failed or hung flush does the same.
     world = serving("n1", "n2", "n3")
     leader = world["n1"]
@@ -278,7 +278,7 @@ def test_a_leader_whose_disk_hangs_steps_down_and_stands_no_more_until_it_answer
     world.run_until(lambda: leader.leads)
 
 
-def test_what_is_appended_and_not_committed_is_bounded() -> None:
+def test_uncommitted_appends_are_bounded() -> None:
     world = serving("n1", "n2", "n3", options=CoreOptions(uncommitted_bytes=1_000))
     for follower in ("n2", "n3"):
         world[follower].hold_flush = True
@@ -300,7 +300,7 @@ def test_what_is_appended_and_not_committed_is_bounded() -> None:
     assert leader.log.size - before > 5_000
 
 
-def test_a_stopped_node_gives_back_what_waits_and_does_nothing_more() -> None:
+def test_a_stopped_node_refuses_what_waits_and_does_nothing_more() -> None:
     world = serving("n1", "n2", "n3")
     leader = world["n1"]
     leader.hold_flush = True

@@ -138,7 +138,7 @@ def test_a_promoted_disk_makes_up_a_majority_with_its_acks_and_its_promise() -> 
 # When they count
 
 
-def test_a_change_counts_as_soon_as_it_stands_in_the_log() -> None:
+def test_a_change_counts_as_soon_as_it_is_in_the_log() -> None:
     world = led("n1", "n2", "n3", observers=("n4",))
     world.isolate("n1")
     world["n1"].promote("n4")
@@ -162,7 +162,7 @@ def test_a_change_that_is_truncated_is_undone() -> None:
     assert world["n1"].members_changed[-1] == world.members
 
 
-def test_a_record_that_takes_the_place_of_a_truncated_one_is_the_one_that_counts() -> None:
+def test_a_record_that_replaces_a_truncated_one_is_the_one_that_counts() -> None:
     world = led("n1", "n2", "n3", observers=("n4", "n5"))
     world.isolate("n1")
     world["n1"].write("where n2 has its epoch_start")
@@ -405,7 +405,7 @@ def test_a_change_that_a_majority_of_those_that_stay_would_not_hear_is_refused_w
     assert voters_of(leader) == ["n1", "n2", "n3"]
 
 
-def test_a_leader_that_hands_over_changes_nothing() -> None:
+def test_a_leader_that_transfers_leadership_refuses_changes_of_members() -> None:
     world = led("n1", "n2", observers=("n3",))
     leader = world["n1"]
     world["n2"].hold_flush = True

@@ -1,4 +1,4 @@
-"""Rules 4 and 13: who stands, when, and for whom it makes way. Liveness only: what a leader may do, promises decide."""
+"""Rules 4 and 13: who campaigns, when, and for whom it makes way. Liveness only: promises decide who leads."""
 
 from collections.abc import Iterable
 
@@ -194,7 +194,7 @@ def test_a_node_that_lost_only_its_own_link_to_the_leader_disturbs_nobody() -> N
 # Nobody is nominated
 
 
-def test_without_a_control_plane_some_voter_stands_after_three_election_timeouts() -> None:
+def test_without_a_control_plane_some_voter_campaigns_after_three_election_timeouts() -> None:
     world = serving("n1", "n2", "n3")
     world["n1"].write("kept")
     world.run_for(0.1)
@@ -216,7 +216,7 @@ def test_a_cluster_that_starts_without_a_control_plane_finds_a_leader() -> None:
 
 
 @pytest.mark.parametrize("first", range(1, 30))
-def test_nodes_that_all_wait_do_not_stand_at_the_same_time(first: int) -> None:
+def test_nodes_that_all_wait_do_not_campaign_at_the_same_time(first: int) -> None:
     world = World("n1", "n2", "n3", "n4", "n5")
     for _ in range(first):
         next(world.incarnations)
@@ -227,7 +227,7 @@ def test_nodes_that_all_wait_do_not_stand_at_the_same_time(first: int) -> None:
     assert epochs(world.nodes.values()) <= 3
 
 
-def test_a_node_that_does_not_count_never_stands() -> None:
+def test_a_node_that_does_not_count_never_campaigns() -> None:
     world = World("n1", "n2", observers=("n3",))
     world.start()
     world.isolate("n3")
@@ -254,7 +254,7 @@ def behind() -> World:
     return world
 
 
-def test_a_candidate_that_is_not_the_best_of_a_majority_hands_over_to_the_best() -> None:
+def test_a_candidate_that_is_not_the_best_of_a_majority_asks_the_best_to_campaign() -> None:
     world = behind()
 
     suggest(world["n3"], nominated=True)
@@ -264,7 +264,7 @@ def test_a_candidate_that_is_not_the_best_of_a_majority_hands_over_to_the_best()
     assert values(world["n2"]) == ["acknowledged"]
 
 
-def test_a_candidate_hands_over_to_the_longest_log_of_those_that_answered() -> None:
+def test_a_candidate_asks_the_longest_log_of_those_that_answered_to_campaign() -> None:
     world = serving("n1", "n2", "n3", "n4", "n5")
     node = world["n2"]
     world.isolate("n2")
@@ -285,7 +285,7 @@ def test_a_candidate_hands_over_to_the_longest_log_of_those_that_answered() -> N
     assert actions.Send("n4", Campaign(None)) in asked
 
 
-def test_a_candidate_whose_clock_is_ahead_hands_over_and_raises_no_epoch() -> None:
+def test_a_candidate_whose_clock_is_ahead_asks_another_to_campaign_and_raises_no_epoch() -> None:
     # Rule 5: it would freeze the log's time.
     world = World("n1", "n2", "n3")
     world.clock_ahead["n1"] = 11_000_000

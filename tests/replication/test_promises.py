@@ -116,7 +116,7 @@ def test_a_follower_that_promises_another_while_it_flushes_acknowledges_nothing_
 
     ask(world, "n2", Promise(50, "n3", 1), Last(last.epoch, last.index + 10))
     follower.release()
-    # The promise stood behind the flush in the queue: that flush's ack may leave, before the promise, and no other.
+    # The promise waited for the flush: the ack of that flush may leave before it, and no other.
     of_the_old_stream = [ack for ack in follower.acked if ack[0] == stream_id]
     world.run_for(1)
 

@@ -69,7 +69,7 @@ def next_frame(node: SimNode, *, epoch: int | None = None) -> bytes:
 # Acks
 
 
-def test_an_ack_counts_once_its_stream_stands() -> None:
+def test_an_ack_counts_while_its_stream_is_open() -> None:
     world = uncommitted()
     leader = world["n1"]
 
@@ -296,7 +296,7 @@ def test_an_opening_under_another_promise_is_refused() -> None:
         assert 770 + place not in leader.leading.downstreams.streams
 
 
-def test_an_opening_that_parts_at_no_boundary_of_the_leaders_log_is_refused_and_harms_nobody() -> None:
+def test_an_opening_that_parts_at_no_boundary_of_the_leaders_log_is_refused() -> None:
     world = serving()
     leader = world["n1"]
     leader.write("a", "b", "c")
@@ -427,7 +427,7 @@ def test_a_higher_epoch_in_a_late_answer_to_an_attempt_ends_the_leadership_that_
     assert not leader.leads
 
 
-def test_a_disk_that_lost_what_it_acknowledged_is_told_so_and_votes_no_more() -> None:
+def test_a_disk_that_lost_what_it_acknowledged_halts_and_votes_no_more() -> None:
     world = World("n1", "n2", "n3")
     world.start()
     leader, node = world.elect("n1"), world["n3"]

@@ -36,7 +36,7 @@ def diverged() -> World:
     return world
 
 
-def test_a_follower_truncates_exactly_to_the_match_boundary_and_goes_on() -> None:
+def test_a_follower_truncates_exactly_to_the_match_boundary_and_continues() -> None:
     world = diverged()
     boundary = world["n2"].start_index
     assert world["n1"].log.tail.index == boundary + 3
@@ -62,7 +62,7 @@ def test_a_divergent_suffix_is_never_acknowledged() -> None:
     assert acked == sorted(acked)
 
 
-def test_a_follower_takes_no_commit_index_before_its_truncation_is_done() -> None:
+def test_a_follower_raises_no_commit_index_before_its_truncation_is_done() -> None:
     # Rule 7: what this stream has matched is nothing yet, however far the leader's commit_index reaches.
     world = diverged()
     follower, boundary = world["n1"], world["n2"].start_index
@@ -168,7 +168,7 @@ def test_a_follower_whose_own_frame_fails_its_crc_does_not_accuse_its_leader() -
     assert world["n1"].leads
 
 
-def test_a_leader_whose_own_frame_fails_its_crc_halts_and_its_follower_goes_on() -> None:
+def test_a_leader_whose_own_frame_fails_its_crc_halts_and_its_follower_continues() -> None:
     world = contradicting()
     rot_last_frame(world["n1"])
 
@@ -219,7 +219,7 @@ def test_an_ack_beyond_what_was_shipped_closes_the_stream() -> None:
     assert world["n1"].state.commit_index == commit
 
 
-def test_shipping_stops_at_the_window_and_goes_on_with_the_acks() -> None:
+def test_shipping_stops_at_the_window_and_continues_with_the_acks() -> None:
     world = World("n1", "n2", "n3", options=CoreOptions(window_bytes=1_000, shipment_bytes=400))
     world.start()
     world.elect("n1")
@@ -237,7 +237,7 @@ def test_shipping_stops_at_the_window_and_goes_on_with_the_acks() -> None:
     world.run_until(lambda: world["n2"].apply_to == world["n1"].log.tail.index)
 
 
-def test_a_refused_open_is_told_why() -> None:
+def test_a_refused_opening_gets_the_reason() -> None:
     world = World("n1", "n2", "n3")
     world.start()
     opened = events.StreamOpened(5, "n2", b"n2".ljust(16, b"\0"), Open(Promise(3, "n1", 1), (), 0, 0))
@@ -291,7 +291,7 @@ def test_an_empty_log_begins_at_the_beginning() -> None:
     assert match_boundary([(0, 0), (9, 1)], 60, [], 0) == 0
 
 
-def test_an_opening_that_names_no_boundary_of_the_leaders_log_is_refused_and_harms_nobody() -> None:
+def test_an_opening_that_names_no_boundary_of_the_leaders_log_is_refused() -> None:
     world = serving("n1", "n2", "n3")
     world["n1"].write("a", "b", "c")
     world.run_until(lambda: world["n2"].apply_to == world["n1"].log.tail.index)

@@ -19,7 +19,7 @@ def serving(*node_ids: str) -> World:
     return world
 
 
-def test_a_leader_hands_over_to_the_voter_that_was_named() -> None:
+def test_a_leader_transfers_leadership_to_the_voter_that_was_named() -> None:
     world = serving("n1", "n2", "n3")
 
     world["n1"].step(events.TransferRequested("n3"))
@@ -30,7 +30,7 @@ def test_a_leader_hands_over_to_the_voter_that_was_named() -> None:
     assert world["n3"].roles[-1].reason == "n1 asked it to"
 
 
-def test_the_one_that_handed_over_does_not_take_leadership_back_though_it_is_nominated() -> None:
+def test_a_leader_that_transferred_does_not_take_leadership_back_though_it_is_nominated() -> None:
     world = serving("n1", "n2", "n3")
 
     world["n1"].step(events.TransferRequested("n3"))
@@ -40,7 +40,7 @@ def test_the_one_that_handed_over_does_not_take_leadership_back_though_it_is_nom
     assert world.leader() is world["n3"]
 
 
-def test_one_that_learns_of_its_target_s_promise_by_an_echo_does_not_stand_against_it_though_it_is_nominated() -> None:
+def test_a_leader_that_learns_of_its_target_s_promise_by_an_echo_does_not_campaign_against_it() -> None:
     world = serving("n1", "n2", "n3")
     leader = world["n1"]
     promise = leader.state.promise
@@ -60,7 +60,7 @@ def test_one_that_learns_of_its_target_s_promise_by_an_echo_does_not_stand_again
     world.run_until(lambda: world.leader() is not None)
 
 
-def test_nobody_named_means_the_voter_that_has_most() -> None:
+def test_without_a_target_leadership_goes_to_the_voter_that_has_most() -> None:
     world = serving("n1", "n2", "n3")
     world["n3"].hold_flush = True
     world["n1"].write("a")
@@ -71,7 +71,7 @@ def test_nobody_named_means_the_voter_that_has_most() -> None:
     world.run_until(lambda: world.leader() is world["n2"], within_s=0.1)
 
 
-def test_a_target_that_lags_gets_everything_first_and_what_waits_is_given_back_as_not_written() -> None:
+def test_a_target_that_lags_gets_everything_first_and_what_waits_is_refused_as_not_written() -> None:
     world = serving("n1", "n2", "n3")
     leader, target = world["n1"], world["n3"]
     target.hold_flush = True
@@ -122,7 +122,7 @@ def test_a_target_that_stays_silent_after_the_campaign_is_given_up_and_what_wait
     assert not target.leads
 
 
-def test_a_leader_that_goes_on_waits_longer_than_its_target_stands() -> None:
+def test_a_leader_waits_longer_for_a_transfer_than_its_target_campaigns() -> None:
     # Else it would take writes again that the late target's election leaves unknown.
     world = serving("n1", "n2", "n3")
     leader, target = world["n1"], world["n3"]
@@ -136,7 +136,7 @@ def test_a_leader_that_goes_on_waits_longer_than_its_target_stands() -> None:
 
 
 @pytest.mark.parametrize("target", ["n1", "n9", None])
-def test_a_leader_without_another_voter_that_is_connected_hands_over_to_nobody(target: str | None) -> None:
+def test_a_leader_without_another_connected_voter_refuses_a_transfer(target: str | None) -> None:
     world = World("n1")
     world.start()
     leader = world.elect("n1")
@@ -162,13 +162,13 @@ def test_a_second_transfer_while_one_is_under_way_is_refused() -> None:
     assert world["n1"].transfers_ended == ["another is under way"]
 
 
-def test_a_node_that_does_not_lead_hands_over_nothing() -> None:
+def test_a_node_that_does_not_lead_refuses_a_transfer() -> None:
     world = serving("n1", "n2", "n3")
     world["n2"].step(events.TransferRequested("n3"))
     assert world["n2"].transfers_ended == ["this node does not lead"]
 
 
-def test_a_leader_that_does_not_serve_yet_hands_over_nothing() -> None:
+def test_a_leader_that_does_not_serve_yet_refuses_a_transfer() -> None:
     world = World("n1", "n2", "n3")
     world.start()
     for follower in ("n2", "n3"):

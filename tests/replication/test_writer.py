@@ -39,7 +39,7 @@ def test_frames_are_appended_beside_a_flush_and_nothing_else_is() -> None:
         assert writer.take() == job
 
 
-def test_frames_behind_a_promise_wait_with_it_for_the_flush() -> None:
+def test_frames_queued_after_a_promise_wait_with_it_for_the_flush() -> None:
     writer = flushing()
     writer.submit(CONSIDER)
     writer.submit(WRITE)
@@ -71,7 +71,7 @@ def test_a_flush_begins_only_when_something_was_appended_since_the_last() -> Non
     assert not writer.take_flush(0)
 
 
-def test_what_is_appended_while_a_flush_runs_needs_another() -> None:
+def test_an_append_while_a_flush_runs_needs_another_flush() -> None:
     writer = flushing()
     writer.appended()
 
@@ -117,7 +117,7 @@ def test_an_equal_job_that_waits_is_known_and_one_that_was_taken_is_not() -> Non
     assert not writer.is_queued(ADOPT)
 
 
-def test_a_disk_hangs_when_one_thing_takes_longer_than_patience() -> None:
+def test_a_disk_hangs_if_one_operation_takes_longer_than_the_timeout() -> None:
     # Rule 11: a hung flush ends a leadership as a failed one does.
     writer = Writer()
     writer.appended()
