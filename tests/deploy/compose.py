@@ -1,4 +1,4 @@
-"""The compose file as compose reads it: its variables filled in, its anchors merged."""
+"""The compose file as compose reads it: variables filled in, anchors merged."""
 
 import re
 import shlex

@@ -1,4 +1,4 @@
-"""The compose file: what compose takes, old and new, and what its nodes are started with."""
+"""The compose file: old and new compose accept it, and the nodes accept their arguments."""
 
 import copy
 import json

@@ -1,4 +1,4 @@
-"""What the dashboard and the alarms ask for is what a node shows, and every alarm has a section in the runbook."""
+"""The dashboard and the alarms query metrics that a node has, and every alarm has a section in the runbook."""
 
 import json
 import re

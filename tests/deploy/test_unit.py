@@ -1,4 +1,4 @@
-"""The systemd unit and its configuration: what systemd takes, and what quire takes."""
+"""The systemd unit and its configuration: systemd and quire accept them."""
 
 import configparser
 import shlex

@@ -1,4 +1,4 @@
-"""The scenarios from the command line: each named, or all; drawn by a seed; their table in docs/reliability.md.
+"""Run fault scenarios: named ones, all, or drawn from a seed; write their table in docs/reliability.md.
 
 python -m tests.faults                             all, one after the other
 python -m tests.faults "the leader is cut off"     one

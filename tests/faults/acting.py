@@ -1,4 +1,4 @@
-"""Does what a scenario says to the nodes and links of a cluster that runs in its mesh."""
+"""Carries out a scenario's actions on the nodes and links of a cluster in its mesh."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What can be done to a cluster's links and nodes, as data.
+"""The actions of scenarios on a cluster's links and nodes, as data.
 
 Nodes are named by their place when a scenario begins: 0 is the leader, 1, 2, ... are its followers. So the same actions
 mean the same whoever was elected.

@@ -1,4 +1,4 @@
-"""The machine of the scenarios: a sum, whose commands may carry any number of bytes that change nothing.
+"""The state machine of the scenarios: a sum, whose commands may carry any number of padding bytes.
 
 The arithmetic machine's commands are short; a log of megabytes made of them would keep two cores busy with arithmetic.
 """

@@ -1,4 +1,4 @@
-"""Scenarios drawn by chance: the same seed draws the same ones."""
+"""Scenarios drawn at random: the same seed draws the same ones."""
 
 import random
 

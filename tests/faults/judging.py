@@ -1,4 +1,4 @@
-"""The one verdict on every scenario, by what clients were told and what stands in every node's log.
+"""The verdict on every scenario, from what clients were told and what every node's log holds.
 
 It knows the log's frames and the arithmetic of adding, and nothing of the machine, the sessions or the protocol: a
 replay of its own decides what must have been executed, and once.

@@ -1,4 +1,4 @@
-"""toxiproxy on every directed link of a cluster, and on what clients dial: the fixture of the scenarios.
+"""toxiproxy on every directed link of a cluster and on the addresses that clients dial.
 
 What n1 dials to n2 goes through a router (`tests/faults/router.py`) and one of two proxies: `/peer` carries n1's
 heartbeats, votes and control plane to n2; everything else, `/peer/stream` above all, the other, on which n2's log

@@ -1,4 +1,4 @@
-"""Parts `/peer` from `/peer/stream`, which share a port: reads a connection's first line and relays it accordingly.
+"""Routes `/peer` and `/peer/stream`, which share a port, apart: reads a connection's first line and relays the rest.
 
 toxiproxy sees ports alone. With a proxy for each of the two behind a router, the control plane can starve while the
 log flows, and the reverse. A router adds no fault of its own: it passes on bytes, ends of one direction and broken

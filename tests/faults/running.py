@@ -1,4 +1,4 @@
-"""Runs a scenario on a cluster of real processes whose links all go through toxiproxy, and has it judged.
+"""Runs a scenario on a cluster of real processes whose links all go through toxiproxy, and judges it.
 
 A cluster serves many scenarios, one after the other: each begins when its links are whole and its nodes equal, has
 clients with sessions of its own, and is judged by its own stretch of the log. After one that failed, a new cluster is

@@ -1,4 +1,4 @@
-"""What a scenario is made of: a cluster's shape, what goes wrong when, and how clients load it meanwhile."""
+"""The parts of a scenario: the cluster's shape, which faults happen when, and the load of the clients."""
 
 from __future__ import annotations
 

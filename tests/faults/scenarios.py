@@ -1,4 +1,4 @@
-"""The scenarios, by name. `tests/faults/running.py` runs them, `tests/faults/judging.py` judges them all alike."""
+"""The scenarios, by name. `tests/faults/running.py` runs them, `tests/faults/judging.py` judges them."""
 
 from tests.faults.actions import (
     CONTROL,

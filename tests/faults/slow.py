@@ -1,4 +1,4 @@
-"""A follower behind a link of 1 MB/s while clients write all that a cluster takes: its cost to others, its way back.
+"""A follower behind a link of 1 MB/s under full load: its cost to the others, and how it catches up.
 
     python -m tests.faults --slow-follower 5       five minutes of it
 

@@ -1,4 +1,4 @@
-"""Elections over links that are cut: what a leader says and what it is told go over different ones.
+"""Elections over cut links, where what a leader sends and what it receives go over different links.
 
 n1 reaches the others through one proxy each, and they reach n1 through others. What n1 dials carries its heartbeats,
 its votes and its control plane; what the others dial to it carries their streams, their echoes and theirs.

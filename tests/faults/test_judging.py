@@ -1,4 +1,4 @@
-"""The verdict can fail: each thing that must never be is found in a log, a history or a report that has it."""
+"""The verdict can fail: it finds each violation planted in a log, a history or a report."""
 
 from collections.abc import Sequence
 from typing import Any

@@ -1,4 +1,4 @@
-"""Five faults, planted one at a time in a copy of the tree: each of two named scenarios judges its cluster wrong."""
+"""Five mistakes, planted one at a time in a copy of the tree: each of two named scenarios finds them."""
 
 import os
 import re

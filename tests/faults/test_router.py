@@ -1,4 +1,4 @@
-"""The router: each path to its own port, bytes unchanged, ends and breaks passed on."""
+"""The router: each path reaches its port, bytes are unchanged, and ends and breaks are passed on."""
 
 import asyncio
 from collections.abc import AsyncIterator

@@ -1,4 +1,4 @@
-"""The toxiproxy server as tests use it: one process a test, links that can be cut, healed and poisoned.
+"""The toxiproxy server for tests: one process per test, and links that can be cut, healed and disturbed.
 
 The Python client for toxiproxy is synchronous and has no timeouts, and its host and port are attributes of a class.
 So every call goes through `ToxiproxyServer._call`: in a thread, with a deadline, with host and port set under a lock.

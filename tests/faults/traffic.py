@@ -1,4 +1,4 @@
-"""The clients of one scenario: their load, and the record of what they were told, in a thread of their own.
+"""A scenario's clients, in a thread of their own: their load, and the record of what they were told.
 
 Writers add numbers no two of which are equal, each in a session of its own, one command under way. A reader is bound to
 each node and asks it for the sum, linearizably, again and again: if a node that no longer leads answers from the past,

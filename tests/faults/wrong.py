@@ -1,4 +1,4 @@
-"""What the verdict on a scenario raises."""
+"""The error of the verdict on a scenario."""
 
 
 class Wrong(AssertionError):

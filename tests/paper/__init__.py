@@ -1,1 +1,1 @@
-"""One readable test a rule and a sentence: of DESIGN's own, and of the papers from which they descend."""
+"""Readable tests: one for each rule of `docs/protocol.md`, and for sentences of the papers from which they descend."""

@@ -1,1 +1,1 @@
-"""Tests of real `quire serve` processes, one cluster after the other."""
+"""Tests of real `quire serve` processes."""

@@ -1,4 +1,4 @@
-"""Real clusters: a `quire serve` process a node, which tests start, ask, pause, kill and start again.
+"""Real clusters: one `quire serve` process per node, which tests start, query, pause, kill and restart.
 
 Every port lies below the ephemeral range, where the kernel gives no port to anybody. A node's process gets SIGKILL
 from the kernel when the tests' process ends, however that ends. Waiting is `Cluster.wait_until` alone: it looks at

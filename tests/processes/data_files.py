@@ -1,4 +1,4 @@
-"""A data_dir's files as tests look at them and spoil them, read by DESIGN 3 and not by the program's own code."""
+"""Reads and damages the files of a data_dir, by the format in `log/DESIGN.md` and not with the program's own code."""
 
 from __future__ import annotations
 

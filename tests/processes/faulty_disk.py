@@ -1,4 +1,4 @@
-"""`quire` with a disk that hangs or fails: run as a program, in the place of `quire`'s own.
+"""`quire` with a disk that hangs or fails: run as a program in place of `quire`.
 
 Each sync of a file's data first looks into the directory that the first argument names. `hang` there is a FIFO, which
 holds up whoever opens it until a test opens it, too; `fail` makes the sync fail.

@@ -1,4 +1,4 @@
-"""Clients that write and read until they are told to stop, and the history of it, which a checker judges."""
+"""Clients that write and read until they are stopped, and record the history for the linearizability checker."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A cluster that writes far more than its nodes keep, each as it was told: disks stay bounded, restarts short."""
+"""A cluster that writes far more than its nodes keep: disks stay bounded, and restarts short."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Clients that write until they are told to stop, in a thread of their own, and note what was acknowledged."""
+"""Clients that write in a thread of their own until they are stopped, and record what was acknowledged."""
 
 from __future__ import annotations
 

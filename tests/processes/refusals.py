@@ -1,4 +1,4 @@
-"""How `quire serve` refuses to start: one sentence on stderr, an exit code of its own, nothing else."""
+"""How `quire serve` refuses to start: one sentence on stderr and an exit code."""
 
 from tests.processes.cluster import Ended
 

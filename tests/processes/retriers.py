@@ -1,4 +1,4 @@
-"""Clients without the client: each command goes to any node, and again to any other, until somebody answers it.
+"""Clients that retry blindly: each command goes to any node, and again to another, until one answers.
 
 They know of no leader and draw no conclusion from a failure but that they have not been answered. Now and then they
 send again what was answered, with what was answered before it. Each has a session and one command under way, so what it

@@ -1,4 +1,4 @@
-"""Three processes, one log, one answer (issue 3, acceptance 2 and 7)."""
+"""Three processes, one log, one answer."""
 
 import json
 from pathlib import Path

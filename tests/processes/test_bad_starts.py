@@ -1,7 +1,4 @@
-"""A wrong start ends in one clear sentence, changes nothing on disk, and costs the running cluster nothing.
-
-Issue 3, "Bad input"; DESIGN 3, 6 and 8.
-"""
+"""A wrong start ends with one clear sentence, changes nothing on disk, and does not disturb the running cluster."""
 
 from collections.abc import Iterator
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""A follower that was gone, or comes late, gets what it lacks and no more (issue 3, acceptance 3; DESIGN 5.0, 5.8)."""
+"""A follower that was away, or joins late, receives what it lacks and no more (rules 0 and 8 of `docs/protocol.md`)."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Leaders that are killed, paused, restarted and left by their disks, under clients whose history is linearizable.
+"""Leaders are killed, paused, restarted, or lose their disks, while the history of their clients stays linearizable.
 
 Every test ends with the verdict of a checker that knows nothing of logs (`tests/linear`). A client that is told that
 the outcome is unknown may be so; it rides through nearly all of this without.

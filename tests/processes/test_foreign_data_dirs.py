@@ -1,7 +1,4 @@
-"""A data_dir of another cluster with the same node ids is refused, and costs the running cluster nothing.
-
-Issue 3, "Bad input".
-"""
+"""A data_dir of another cluster with the same node ids is refused, and does not disturb the running cluster."""
 
 import shutil
 

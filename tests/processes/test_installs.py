@@ -1,4 +1,4 @@
-"""A follower that was gone until the leader's log began above its own gets a snapshot; killed at every stage of it."""
+"""A follower that was away until its leader's log began above its own gets a snapshot; it is killed at every stage."""
 
 import os
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""All nodes killed at once, in the middle of a load: nothing acknowledged is lost (issue 3, acceptance 3)."""
+"""All nodes are killed at once, in the middle of a load: nothing acknowledged is lost."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Lag as the glossary of DESIGN defines it, number for number (issue 3, acceptance 6).
+"""The lag of a node, number for number.
 
 records   the leader's durable_index - the node's
 bytes     likewise: of the frames between the two

@@ -1,4 +1,4 @@
-"""State that lasts: far more commands than the log may hold. In full: `make soak-lasting`."""
+"""State lasts: far more commands than the log may hold. The long form is `make soak-lasting`."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""A node whose disk was wiped is made a voter again, under load; the leader may be killed on the way (DESIGN 5.15)."""
+"""A node whose disk was wiped becomes a voter again, under load; the leader may be killed meanwhile (rule 15)."""
 
 import json
 import shutil

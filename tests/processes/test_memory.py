@@ -1,4 +1,4 @@
-"""What a node's memory grows to under more than it can take: real processes, real sockets, the kernel's own figures."""
+"""How far a node's memory grows under overload: real processes and sockets, and the kernel's figures."""
 
 import asyncio
 import re

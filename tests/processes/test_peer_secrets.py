@@ -1,4 +1,4 @@
-"""Peers prove that they know one secret; who does not is refused, told why, and not heard (DESIGN 5, rule 10)."""
+"""Peers prove that they know a shared secret. A node without it is refused, with the reason, and ignored (rule 10)."""
 
 from pathlib import Path
 from typing import Any

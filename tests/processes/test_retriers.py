@@ -1,4 +1,4 @@
-"""Exactly once: clients that retry blindly, through failovers of real processes. In full: `make soak-retriers`."""
+"""Exactly once: clients that retry blindly through failovers. The long form is `make soak-retriers`."""
 
 import pytest
 

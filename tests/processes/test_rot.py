@@ -1,6 +1,6 @@
-"""A byte that rots in what was durable is found at the start, named, and never taken for a torn tail (DESIGN 4).
+"""A rotten byte in durable data is found at the start and named, and never taken for a torn tail (`log/DESIGN.md`).
 
-A node in a cluster refuses, too, until holes (rule 14) are built.
+A node of a cluster refuses to start, too: repair from other nodes (rule 14) is not built.
 """
 
 import re

@@ -1,4 +1,4 @@
-"""`quire serve --standalone` as a process: its start, its stop, its end by a kill, and its memory."""
+"""`quire serve --standalone` as a process: start, stop, kill, and memory."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A clean stop, and what a start after it begins with (DESIGN 3: mark; DESIGN 5: rules 3 and 6)."""
+"""A clean stop, and the start after it: the mark (`log/DESIGN.md`), and rules 3 and 6 of `docs/protocol.md`."""
 
 import signal
 

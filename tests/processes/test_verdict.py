@@ -1,4 +1,4 @@
-"""The verdict itself: it passes what is right, and each planted fault makes it fail."""
+"""The verdict passes what is right, and fails for each planted fault."""
 
 from collections.abc import Sequence
 

@@ -1,4 +1,4 @@
-"""`quire` with a PySyncObj that does what no rule may depend on: run as a program, in the place of `quire`'s own.
+"""`quire` with a PySyncObj that breaks every promise which no rule may depend on: run as a program in place of `quire`.
 
 Each tick looks into the directory that the first argument names. While `leads` is there, PySyncObj says that it leads
 and hears a majority, whatever the others say of theirs; `forget`, taken away by the tick that finds it, makes it fail,

@@ -1,4 +1,4 @@
-"""What the nodes' logs say of what clients were told: nothing lost, nothing twice, one order, one answer."""
+"""The verdict on the nodes' logs by what clients were told: nothing lost, nothing twice, one order, one answer."""
 
 from __future__ import annotations
 

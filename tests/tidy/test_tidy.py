@@ -36,9 +36,6 @@ RULES: dict[str, Rule] = {
     "always run": testing.always_run,
 }
 
-# Rules that the tree does not keep yet: only their samples are tested.
-NOT_YET = frozenset({"room sizes", "small modules", "citations"})
-
 
 @cache
 def checkout() -> Tree:
@@ -54,7 +51,7 @@ def samples(*, bad: bool) -> list[object]:
     ]
 
 
-@pytest.mark.parametrize("rule", [rule for rule in RULES if rule not in NOT_YET])
+@pytest.mark.parametrize("rule", RULES)
 def test_the_tree_keeps_every_rule(rule: str) -> None:
     findings = sorted({str(finding) for finding in RULES[rule](checkout())})
 
