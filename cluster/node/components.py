@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from aiohttp import ClientSession, ClientTimeout, DummyCookieJar, TCPConnector
 
-from quire.log import Log, LogOptions
+from quire.log import IndexCachePolicy, Log, LogOptions
 from quire.replication import Disk, Replica, ReplicaOptions
 from quire.replication.core import CoreOptions, Identity
 from quire.replication.net.forming import Forming
@@ -51,6 +51,8 @@ class NodeResources:
             segment_bytes=config.segment_bytes,
             segment_overflow_bytes=max(config.segment_bytes // 2, config.max_frame_bytes),  # any frame fits any segment
             max_frame_bytes=config.max_frame_bytes,
+            # Replication and most reads need the newest records: a scan of old ones must not evict their indexes.
+            index_cache_policy=IndexCachePolicy.NEWEST,
         )
         data_dir = await asyncio.to_thread(DataDir.open, config.data_dir, config.node, options)
         http = ClientSession(
