@@ -219,7 +219,7 @@ def load_file(
     as_json: bool,
     timeout_s: float,
     session: str | None = None,
-) -> int:
+) -> Exit:
     """Load a file, show progress on a terminal, print a summary; return the exit code.
 
     Under a named session, the load continues after the lines already executed under that name.

@@ -175,7 +175,7 @@ def test_a_script_imports_only_the_standard_library(name: str) -> None:
     assert {module.partition(".")[0] for module in imported} <= sys.stdlib_module_names
 
 
-class Lesson:
+class UnchangedRun:
     """All instructions applied once in frames of FRAME_COMMANDS, with the state before each frame."""
 
     def __init__(self) -> None:
@@ -189,10 +189,10 @@ class Lesson:
             self.digests.append(applier.digest)
 
     def digests_with(self, place: int, *replacement: bytes) -> Iterator[tuple[bytes, bytes]]:
-        """(digest, digest of the unchanged lesson) after each frame, from the frame with `place` on.
+        """(digest, digest of the unchanged run) after each frame, from the frame with `place` on.
 
         The replacement stands for the two lines from `place`. Where it has one line less or more, the last frame is
-        shorter, or there is one more (compared with the digest of the whole lesson).
+        shorter, or there is one more (compared with the last digest of the unchanged run).
         """
         number = place // FRAME_COMMANDS
         start = number * FRAME_COMMANDS
@@ -218,23 +218,23 @@ def test_a_dropped_a_doubled_and_a_swapped_line_each_give_another_digest() -> No
     # changed lines stay different but for a collision of 128 bits. (That the digest before counts has its own test,
     # test_every_part_changes_the_digest.) So most variations run for three frames, which hold both changed lines
     # and go beyond them, and every tenth sampled line runs to the end to show it.
-    lesson = Lesson()
+    run = UnchangedRun()
     step = (len(INSTRUCTIONS) - 10) // SAMPLED_LINES
     for sample in range(SAMPLED_LINES):
         # Where a line equals the one after it, the next pair is taken: swapping those would change nothing.
         start = 3 + sample * step
-        place = next(at for at in range(start, len(INSTRUCTIONS)) if lesson.packed[at] != lesson.packed[at + 1])
-        line, following = lesson.packed[place], lesson.packed[place + 1]
+        place = next(at for at in range(start, len(INSTRUCTIONS)) if run.packed[at] != run.packed[at + 1])
+        line, following = run.packed[place], run.packed[place + 1]
         frames = None if sample % 10 == 0 else 3
         for change, replacement in {
             "dropped": [following],
             "doubled": [line, line, following],
             "swapped": [following, line],
         }.items():
-            pairs = list(islice(lesson.digests_with(place, *replacement), frames))
+            pairs = list(islice(run.digests_with(place, *replacement), frames))
             # The first frame may end between the two lines; from the second on, both have been applied.
             same = [digest for digest, unchanged in pairs[1:] if digest == unchanged]
             assert pairs[-1][0] != pairs[-1][1], f"{change} line {place}"
             assert not same, f"{change} line {place}"
-        for digest, unchanged in islice(lesson.digests_with(place, line, following), frames):
+        for digest, unchanged in islice(run.digests_with(place, line, following), frames):
             assert digest == unchanged, "the lines as they are give the digest as it is"
