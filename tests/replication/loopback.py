@@ -18,12 +18,12 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 def who(node_id: str, *, cluster_id: bytes = CLUSTER_ID, incarnation: int = 1) -> PeerInfo:
-    """A node as it says who it is."""
+    """What a node says of itself in a hello."""
     return PeerInfo(cluster_id, node_id, node_id.encode().ljust(16, b"\0"), incarnation, f"{HOST}:1")
 
 
 def unformatted(node_id: str) -> PeerInfo:
-    """A node without a cluster."""
+    """An unformatted node."""
     return who(node_id, cluster_id=NO_CLUSTER)
 
 
@@ -41,7 +41,7 @@ async def until(holds: Callable[[], Any], *, within_s: float = DEADLINE_S) -> No
 
 
 async def turns(number: int) -> None:
-    """Let everybody who is ready run so many times."""
+    """Let all ready tasks run this many times."""
     for _ in range(number):
         await asyncio.sleep(0)
 
@@ -63,6 +63,6 @@ async def listening(routes: dict[str, Handler]) -> AsyncGenerator[str]:
 
 @asynccontextmanager
 async def calling() -> AsyncGenerator[ClientSession]:
-    """A session for what is dialled."""
+    """An HTTP session for dialling."""
     async with ClientSession(timeout=ClientTimeout(total=None)) as session:
         yield session

@@ -1,4 +1,4 @@
-"""Replicas that run: real logs on simulated disks, real sockets, and an owner that notes what it is told."""
+"""Replicas that run: real logs on simulated disks, real sockets, and an owner that records its events."""
 
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
@@ -24,7 +24,7 @@ INCARNATIONS = count(1)
 
 @dataclass
 class Owner:
-    """The node above, as a replica sees it."""
+    """The `Owner` of a replica: it records the events."""
 
     applied_index: int = 0
     digest: bytes = bytes(16)
@@ -188,7 +188,7 @@ NODE_ID = web.AppKey("node_id", str)
 
 @asynccontextmanager
 async def cluster_of(*node_ids: str, leader: str | None = None, secret: bytes | None = None) -> AsyncGenerator[Cluster]:
-    """A running cluster; `leader`, the first if not said, serves on entry."""
+    """A running cluster; `leader`, by default the first node, serves on entry."""
     cluster = Cluster(*node_ids, secret=secret)
     runners: list[web.AppRunner] = []
     async with calling() as session:

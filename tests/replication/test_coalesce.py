@@ -1,4 +1,4 @@
-"""Whatever waits becomes one frame: which writes share one, and which stand where they were expected."""
+"""Which writes share a frame, and which get the index that they expected."""
 
 import pytest
 from hypothesis import given
@@ -25,7 +25,7 @@ def drafts(writes: list[Write[None]], next_index: int = 10) -> tuple[list[DraftF
     return list(coalesce(writes, next_index, rejected)), rejected
 
 
-def test_writes_beside_one_another_share_a_frame_in_their_order() -> None:
+def test_consecutive_writes_share_a_frame_in_their_order() -> None:
     writes = [records("a", "b"), records("c"), records("d", "e", "f")]
 
     (draft,), rejected = drafts(writes)
@@ -71,7 +71,7 @@ def test_a_blob_stands_alone_between_frames_of_records() -> None:
     assert all(draft.shares[0].offset == 0 for draft in made)
 
 
-def test_an_expected_index_counts_what_stands_before_it_in_the_same_frame() -> None:
+def test_an_expected_index_counts_the_writes_before_it_in_the_same_frame() -> None:
     right = [
         records("a", "b", at=10),
         records("c", at=12),
@@ -86,7 +86,7 @@ def test_an_expected_index_counts_what_stands_before_it_in_the_same_frame() -> N
     assert sum(draft.count for draft in made) == 6
 
 
-def test_a_write_that_expected_another_index_is_left_out_and_moves_nothing() -> None:
+def test_a_write_that_expected_another_index_is_left_out_and_shifts_no_other() -> None:
     wrong = [records("a", at=9), records("b", at=11), records("x", at=12), blob(b"raw", at=12), blob(b"raw", at=14)]
 
     made, rejected = drafts([wrong[0], records("c"), wrong[2], records("d", at=11), blob(b"raw", at=99)])
@@ -96,7 +96,7 @@ def test_a_write_that_expected_another_index_is_left_out_and_moves_nothing() -> 
     assert decode_values(draft.payload, draft.count) == ["c", "d"]
 
 
-def test_nothing_but_rejected_writes_makes_no_frame() -> None:
+def test_rejected_writes_alone_make_no_frame() -> None:
     assert drafts([records("a", at=1), blob(b"b", at=2)])[0] == []
     assert drafts([])[0] == []
 
@@ -136,7 +136,7 @@ def test_as_many_bytes_as_the_limit_share_a_frame_and_one_more_begins_another() 
     assert appended_counts(options, 20, 20, 21) == [2, 1]
 
 
-def test_a_request_above_the_limit_of_a_shared_frame_stands_alone_and_whole() -> None:
+def test_a_request_above_the_limit_of_a_shared_frame_gets_a_frame_of_its_own() -> None:
     options = CoreOptions(frame_bytes=200)
     assert appended_counts(options, 10, 500, 10, 10) == [1, 1, 2]
 
@@ -173,7 +173,7 @@ def test_a_write_is_in_the_log_exactly_if_it_was_placed() -> None:
     assert appended.rejected[-1] == (writes[3], Reason.WRONG_INDEX)
 
 
-def test_a_write_behind_one_for_which_the_disk_is_full_stands_where_it_was_expected_or_nowhere() -> None:
+def test_a_write_after_one_for_which_the_disk_is_full_gets_its_expected_index_or_none() -> None:
     device = faulty.Disk()
     disk = small_log(device)
     disk.append_writes(1, [blob(bytes(1_800)), blob(bytes(1_500))])
@@ -222,7 +222,7 @@ def test_writes_of_several_sessions_or_with_a_gap_share_a_frame_with_a_run_for_e
     assert values == ["a", "b", "c"]
 
 
-def test_a_write_alone_says_its_session_in_the_header() -> None:
+def test_a_write_alone_has_its_session_in_the_header() -> None:
     (draft,), _ = drafts([of_session(7, 11, "a", "b")])
     assert (draft.kind, draft.session, draft.sequence) == (Kind.RECORDS, 7, 11)
 
@@ -240,7 +240,7 @@ def test_a_frame_is_never_larger_than_its_writes_say(rows: list[tuple[int, int, 
     assert len(draft.payload) <= sum(write.size for write in writes)
 
 
-def test_what_waits_is_not_appended_while_too_much_is_uncommitted() -> None:
+def test_waiting_writes_are_not_appended_while_too_much_is_uncommitted() -> None:
     options = CoreOptions(uncommitted_bytes=3 * size_of(100), frame_requests=1)
     world = World("n1", "n2", "n3", options=options)
     world.start()

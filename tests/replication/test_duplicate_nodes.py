@@ -14,8 +14,8 @@ from quire.replication.net.links import Link, LinkServer
 from quire.replication.net.streams import StreamServer
 from quire.replication.net.wire import decode_peer, encode
 from tests.replication.loopback import DEADLINE_S, calling, listening, until, who
+from tests.replication.recorder import Recorder, ended
 from tests.replication.running import cluster_of
-from tests.replication.told import Told, ended
 
 DISK, OTHER = bytes(16), bytes(range(16))
 NONCE = bytes(16)
@@ -25,19 +25,19 @@ ECHO = HeartbeatEcho(3, 1, 3)
 # The decision
 
 
-def test_a_first_connection_enters() -> None:
+def test_a_first_connection_is_admitted() -> None:
     assert DuplicateNodeGuard().begin_round(Caller(DISK, 1)) is None
 
 
 @pytest.mark.parametrize("second", [Caller(DISK, 1), Caller(OTHER, 2)])
-def test_the_same_process_or_another_disk_enters(second: Caller) -> None:
+def test_the_same_process_or_another_disk_is_admitted(second: Caller) -> None:
     guard = DuplicateNodeGuard()
     guard.opened(7, Caller(DISK, 1))
 
     assert guard.begin_round(second) is None
 
 
-def test_another_incarnation_of_a_disk_enters_only_when_every_link_of_the_first_was_asked() -> None:
+def test_another_incarnation_of_a_disk_is_admitted_only_after_every_link_of_the_first_was_probed() -> None:
     guard = DuplicateNodeGuard()
     for link in (7, 8):
         guard.opened(link, Caller(DISK, 1))
@@ -46,7 +46,7 @@ def test_another_incarnation_of_a_disk_enters_only_when_every_link_of_the_first_
     assert guard.begin_round(Caller(DISK, 2)) == ProbeRound(1, [7, 8])
 
 
-def test_a_link_that_ended_is_not_asked() -> None:
+def test_a_link_that_ended_is_not_probed() -> None:
     guard = DuplicateNodeGuard()
     guard.opened(7, Caller(DISK, 1))
     guard.closed(7)
@@ -54,7 +54,7 @@ def test_a_link_that_ended_is_not_asked() -> None:
     assert guard.begin_round(Caller(DISK, 2)) is None
 
 
-def test_only_an_answer_to_a_probe_that_was_sent_after_the_newcomer_came_refuses_it() -> None:
+def test_only_an_answer_to_a_probe_sent_after_the_caller_came_refuses_it() -> None:
     guard = DuplicateNodeGuard()
     guard.opened(7, Caller(DISK, 1))
     first = guard.begin_round(Caller(DISK, 2))
@@ -72,7 +72,7 @@ def test_only_an_answer_to_a_probe_that_was_sent_after_the_newcomer_came_refuses
 
 
 @asynccontextmanager
-async def serving(theirs: Told) -> AsyncGenerator[tuple[LinkServer, str, ClientSession]]:
+async def serving(theirs: Recorder) -> AsyncGenerator[tuple[LinkServer, str, ClientSession]]:
     """A node's server of links and streams, its address, and something to dial it with."""
     server = LinkServer(theirs, None)
     streams = StreamServer(theirs, None, server.admit)
@@ -103,7 +103,7 @@ async def hello(
 
 @pytest.mark.parametrize("purpose", ["peer", "stream"])
 async def test_a_duplicate_is_refused_with_an_alarm_while_the_first_process_answers(purpose: str) -> None:
-    mine, theirs = Told(who("n1")), Told(who("n2"))
+    mine, theirs = Recorder(who("n1")), Recorder(who("n2"))
     async with serving(theirs) as (_, address, session):
         link = Link(mine, session, "n2", address, None)
         await until(lambda: theirs.came)
@@ -119,8 +119,8 @@ async def test_a_duplicate_is_refused_with_an_alarm_while_the_first_process_answ
         await asyncio.wait_for(link.close(), DEADLINE_S)
 
 
-async def test_a_first_process_that_does_not_answer_is_replaced_and_says_nothing_more() -> None:
-    theirs = Told(who("n2"))
+async def test_a_first_process_that_does_not_answer_is_replaced_and_heard_no_more() -> None:
+    theirs = Recorder(who("n2"))
     async with serving(theirs) as (_, address, session):
         silent = await hello(session, address, who("n1"))
         assert isinstance(silent, ClientWebSocketResponse)
@@ -138,8 +138,8 @@ async def test_a_first_process_that_does_not_answer_is_replaced_and_says_nothing
         await second.close()
 
 
-async def test_a_process_that_restarted_enters_as_soon_as_its_first_connection_ends() -> None:
-    theirs = Told(who("n2"))
+async def test_a_restarted_process_is_admitted_as_soon_as_its_first_connection_ends() -> None:
+    theirs = Recorder(who("n2"))
     async with serving(theirs) as (_, address, session):
         first = await hello(session, address, who("n1"))
         assert isinstance(first, ClientWebSocketResponse)

@@ -1,4 +1,4 @@
-"""Rule 10's hello over real sockets: who is let in, who is not, and what both are told."""
+"""Rule 10's hello over real sockets: which peers are accepted, and what both ends learn."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -60,11 +60,11 @@ def code(end: object) -> str:
     return end.code
 
 
-async def test_two_nodes_of_a_cluster_learn_who_the_other_is() -> None:
+async def test_two_nodes_of_a_cluster_learn_each_others_identity() -> None:
     assert await meet(dialler(who("n1")), dialled(who("n2"))) == (who("n2"), who("n1"))
 
 
-async def test_two_nodes_with_the_same_secret_let_each_other_in() -> None:
+async def test_two_nodes_with_the_same_secret_accept_each_other() -> None:
     assert await meet(dialler(who("n1"), SECRET), dialled(who("n2"), SECRET)) == (who("n2"), who("n1"))
 
 
@@ -84,7 +84,7 @@ async def test_a_node_of_another_cluster_is_refused() -> None:
     assert [code(end) for end in ends] == ["foreign_cluster", "foreign_cluster"]
 
 
-async def test_a_node_without_a_cluster_speaks_to_any_and_any_to_it() -> None:
+async def test_an_unformatted_node_and_any_other_accept_each_other() -> None:
     assert await meet(dialler(unformatted("n1")), dialled(who("n2"))) == (who("n2"), unformatted("n1"))
     assert await meet(dialler(who("n1")), dialled(unformatted("n2"))) == (unformatted("n2"), who("n1"))
 
@@ -128,7 +128,7 @@ def saying(*hello: Any) -> Dial:
     return dial
 
 
-async def test_another_protocol_is_refused_and_told_which_one_is_spoken() -> None:
+async def test_another_protocol_is_refused_with_the_one_that_is_spoken() -> None:
     hello = (PROTOCOL + 1, "peer", row(who("n1")), DIALLER_NONCE, b"")
 
     answer, theirs = await meet(saying(*hello), dialled(who("n2")))
@@ -138,7 +138,7 @@ async def test_another_protocol_is_refused_and_told_which_one_is_spoken() -> Non
     assert answer[:2] == ["refused", "protocol"]
 
 
-async def test_a_node_of_another_protocol_is_not_told_anything() -> None:
+async def test_a_node_of_another_protocol_is_sent_nothing() -> None:
     async def answer(socket: web.WebSocketResponse) -> object:
         await socket.send_bytes(pack([PROTOCOL + 1, DIALLED_NONCE]))
         return (await socket.receive()).type
@@ -185,7 +185,7 @@ async def test_a_reflected_proof_is_refused_at_either_end() -> None:
         replace(who("n1"), address="elsewhere:1"),
     ],
 )
-async def test_a_proof_holds_for_nobody_else_than_who_made_it(claim: PeerInfo) -> None:
+async def test_a_proof_holds_only_for_its_maker(claim: PeerInfo) -> None:
     proof = mac(SECRET, "dialler", DIALLED_NONCE, DIALLER_NONCE, "peer", who("n1"))
     _, theirs = await meet(saying(PROTOCOL, "peer", row(claim), DIALLER_NONCE, proof), dialled(who("n2"), SECRET))
     assert code(theirs) == "peer_secret"
@@ -235,7 +235,7 @@ async def test_a_challenge_of_another_shape_is_refused_as_a_peers_fault(data: by
     assert isinstance(mine, BadMessage)
 
 
-async def test_an_end_that_hangs_up_or_talks_in_words_is_gone() -> None:
+async def test_an_end_that_hangs_up_or_sends_text_is_disconnected() -> None:
     mine, _ = await meet(dialler(who("n1")), lambda socket: socket.close())
     assert isinstance(mine, ConnectionResetError)
     _, theirs = await meet(lambda socket: socket.send_str("hello"), dialled(who("n2")))

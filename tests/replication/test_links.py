@@ -1,4 +1,4 @@
-"""Links over real sockets: what they do when the other side hangs up, says nonsense, or says nothing."""
+"""Links over real sockets: what they do when the other side hangs up, sends garbage, or sends nothing."""
 
 import asyncio
 from collections.abc import AsyncGenerator
@@ -19,13 +19,13 @@ from quire.replication.net.hello import dial_hello
 from quire.replication.net.links import Link, LinkServer
 from quire.replication.net.wire import encode
 from tests.replication.loopback import DEADLINE_S, calling, listening, turns, unformatted, until, who
-from tests.replication.told import HEARTBEAT, NONCE, OPENING, Told, ended, failing
+from tests.replication.recorder import HEARTBEAT, NONCE, OPENING, Recorder, ended, failing
 from tests.replication.world import genesis_frame, voters
 
 
 @asynccontextmanager
-async def linked(mine: Told, theirs: Told) -> AsyncGenerator[tuple[Link, LinkServer]]:
-    """A link that stands, and the server at its other end."""
+async def linked(mine: Recorder, theirs: Recorder) -> AsyncGenerator[tuple[Link, LinkServer]]:
+    """An open link, and the server at its other end."""
     server = LinkServer(theirs, None)
     async with listening({"/peer": server.serve}) as address, calling() as session:
         link = Link(mine, session, theirs.info.node_id, address, None)
@@ -37,8 +37,8 @@ async def linked(mine: Told, theirs: Told) -> AsyncGenerator[tuple[Link, LinkSer
             await server.close()
 
 
-async def test_what_is_sent_on_a_link_arrives_in_order_with_its_senders_name() -> None:
-    mine, theirs = Told(who("n1")), Told(who("n2"))
+async def test_messages_on_a_link_arrive_in_order_with_their_senders_name() -> None:
+    mine, theirs = Recorder(who("n1")), Recorder(who("n2"))
     async with linked(mine, theirs) as (link, _):
         messages = [Heartbeat(Promise(3, "n1", 1), number, 0) for number in range(300)]
         for message in messages:
@@ -49,8 +49,8 @@ async def test_what_is_sent_on_a_link_arrives_in_order_with_its_senders_name() -
         assert (mine.up, theirs.came) == ([who("n2")], [who("n1")])
 
 
-async def test_a_link_that_breaks_is_dialled_again_and_nothing_old_is_sent_on_it() -> None:
-    mine, theirs = Told(who("n1")), Told(who("n2"))
+async def test_a_broken_link_is_redialled_and_carries_no_old_message() -> None:
+    mine, theirs = Recorder(who("n1")), Recorder(who("n2"))
     server = [LinkServer(theirs, None)]
 
     async def serve(request: web.Request) -> web.StreamResponse:
@@ -73,8 +73,8 @@ async def test_a_link_that_breaks_is_dialled_again_and_nothing_old_is_sent_on_it
 
 
 @pytest.mark.parametrize("turn", range(6))
-async def test_a_link_can_be_closed_at_the_moment_at_which_it_ends_by_itself(turn: int) -> None:
-    mine, theirs = Told(who("n1")), Told(who("n2"))
+async def test_a_link_can_be_closed_at_the_moment_it_ends_by_itself(turn: int) -> None:
+    mine, theirs = Recorder(who("n1")), Recorder(who("n2"))
     async with linked(mine, theirs) as (link, server):
         await server.close()
         await until(lambda: link.peer is None)
@@ -82,8 +82,8 @@ async def test_a_link_can_be_closed_at_the_moment_at_which_it_ends_by_itself(tur
         await asyncio.wait_for(link.close(), DEADLINE_S)
 
 
-async def test_a_link_to_a_node_that_is_refused_says_why_and_goes_on_dialling() -> None:
-    mine, theirs = Told(who("n1")), Told(who("n2", cluster_id=b"another cluster."))
+async def test_a_refused_link_reports_why_and_keeps_dialling() -> None:
+    mine, theirs = Recorder(who("n1")), Recorder(who("n2", cluster_id=b"another cluster."))
     server = LinkServer(theirs, None)
     async with listening({"/peer": server.serve}) as address, calling() as session:
         link = Link(mine, session, "n2", address, None)
@@ -95,8 +95,8 @@ async def test_a_link_to_a_node_that_is_refused_says_why_and_goes_on_dialling() 
 
 
 @pytest.mark.parametrize("data", [b"", b"\xc1", b"\x91\x63", encode(OPENING)])
-async def test_a_peer_that_sends_what_is_no_message_is_hung_up_on(data: bytes) -> None:
-    theirs = Told(who("n2"))
+async def test_a_peer_that_sends_garbage_is_disconnected(data: bytes) -> None:
+    theirs = Recorder(who("n2"))
     server = LinkServer(theirs, None)
     async with listening({"/peer": server.serve}) as address, calling() as session:
         socket = await session.ws_connect(f"http://{address}/peer")
@@ -118,7 +118,7 @@ def forming(node_id: str, *initial: str) -> Forming:
 
 
 async def refused_or_hung_up(session: ClientSession, address: str) -> bool:
-    """Whether a dial of `/peer` is turned away, before or after the hello."""
+    """Whether a dial of `/peer` is refused, before or after the hello."""
     try:
         socket = await session.ws_connect(f"http://{address}/peer")
         await dial_hello(socket, who("n1"), "n2", "peer", None, NONCE)
@@ -127,12 +127,12 @@ async def refused_or_hung_up(session: ClientSession, address: str) -> bool:
     return await ended(socket)
 
 
-async def test_a_node_takes_the_genesis_that_it_is_shown() -> None:
+async def test_an_unformatted_node_accepts_the_genesis_that_it_is_shown() -> None:
     frame = genesis_frame(voters("n1"))
     node = forming("n2", "n1", "n2")
     async with listening({"/peer": node.serve}) as address, calling() as session:
         formed = asyncio.create_task(node.run(session, {}))
-        link = Link(Told(who("n1")), session, "n2", address, None)
+        link = Link(Recorder(who("n1")), session, "n2", address, None)
         await until(lambda: link.peer is not None)
         link.send(GenesisOffer(frame, committed=False))
         await turns(200)
@@ -142,12 +142,12 @@ async def test_a_node_takes_the_genesis_that_it_is_shown() -> None:
         await link.close()
 
 
-async def test_whoever_dials_a_node_after_it_took_its_genesis_finds_no_ear_that_is_deaf() -> None:
+async def test_a_dial_after_the_genesis_was_accepted_is_refused_and_not_left_unheard() -> None:
     # A link that stood on what served the formation would stand for ever, and nobody would hear what is said on it.
     node = forming("n2", "n1", "n2")
     async with listening({"/peer": node.serve}) as address, calling() as session:
         formed = asyncio.create_task(node.run(session, {}))
-        link = Link(Told(who("n1")), session, "n2", address, None)
+        link = Link(Recorder(who("n1")), session, "n2", address, None)
         await until(lambda: link.peer is not None)
         link.send(GenesisOffer(genesis_frame(voters("n1")), committed=True))
         await asyncio.wait_for(formed, DEADLINE_S)
@@ -156,12 +156,12 @@ async def test_whoever_dials_a_node_after_it_took_its_genesis_finds_no_ear_that_
         await link.close()
 
 
-async def test_a_hello_under_way_when_a_node_takes_its_genesis_ends_in_no_deaf_link() -> None:
+async def test_a_hello_during_the_acceptance_of_a_genesis_ends_refused_and_not_unheard() -> None:
     node = forming("n2", "n1", "n2")
     async with listening({"/peer": node.serve}) as address, calling() as session:
         formed = asyncio.create_task(node.run(session, {}))
         socket = await session.ws_connect(f"http://{address}/peer")
-        link = Link(Told(who("n1")), session, "n2", address, None)
+        link = Link(Recorder(who("n1")), session, "n2", address, None)
         await until(lambda: link.peer is not None)
         link.send(GenesisOffer(genesis_frame(voters("n1")), committed=True))
         await asyncio.wait_for(formed, DEADLINE_S)
@@ -175,7 +175,7 @@ async def test_a_hello_under_way_when_a_node_takes_its_genesis_ends_in_no_deaf_l
         assert await ended(socket)
 
 
-async def test_all_initial_members_together_form_one_cluster_of_the_lowest_ids_making() -> None:
+async def test_all_initial_members_together_form_one_cluster_with_the_lowest_ids_genesis() -> None:
     names = ["n1", "n2", "n3"]
     nodes = {name: forming(name, *names) for name in names}
     async with (
@@ -201,8 +201,8 @@ async def test_all_initial_members_together_form_one_cluster_of_the_lowest_ids_m
         await asyncio.gather(*waiting.values(), return_exceptions=True)
 
 
-async def test_a_link_whose_messages_cannot_leave_is_dialled_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    mine, theirs = Told(who("n1")), Told(who("n2"))
+async def test_a_link_whose_messages_cannot_leave_is_redialled(monkeypatch: pytest.MonkeyPatch) -> None:
+    mine, theirs = Recorder(who("n1")), Recorder(who("n2"))
     monkeypatch.setattr(Link, "_send_waiting", failing)
     async with linked(mine, theirs) as (link, _):
         await until(lambda: len(mine.failed) == 2)

@@ -1,4 +1,4 @@
-"""Streams over real sockets: what they do when the other side hangs up, says nonsense, or says nothing."""
+"""Streams over real sockets: what they do when the other side hangs up, sends garbage, or sends nothing."""
 
 import asyncio
 from collections.abc import AsyncGenerator, Callable
@@ -21,8 +21,8 @@ from quire.replication.net.links import LinkServer
 from quire.replication.net.streams import Outbox, StreamServer, UpstreamSocket
 from quire.replication.net.wire import ANSWER, FRAMES, SHIPMENT, Positions, Shipment, decode_stream, encode
 from tests.replication.loopback import DEADLINE_S, calling, listening, turns, until, who
+from tests.replication.recorder import HEARTBEAT, MAX_FRAME_BYTES, NONCE, OPENING, Recorder, ended, failing
 from tests.replication.running import Cluster
-from tests.replication.told import HEARTBEAT, MAX_FRAME_BYTES, NONCE, OPENING, Told, ended, failing
 
 
 @dataclass
@@ -64,7 +64,7 @@ def shipment(raw: bytes, *, commit_index: int = 5) -> bytes:
 
 
 @asynccontextmanager
-async def following(leader: Leader, told: Told, *, leader_id: str = "n1") -> AsyncGenerator[UpstreamSocket]:
+async def following(leader: Leader, told: Recorder, *, leader_id: str = "n1") -> AsyncGenerator[UpstreamSocket]:
     async with listening({"/peer/stream": leader.serve}) as address, calling() as session:
         upstream = UpstreamSocket(told, session, 4, (leader_id, address), None, MAX_FRAME_BYTES)
         try:
@@ -78,8 +78,8 @@ def _tasks(name: str) -> list[str]:
     return [task.get_name() for task in asyncio.all_tasks() if task.get_name().startswith(name) and not task.done()]
 
 
-async def test_a_followers_end_hands_on_answers_and_whole_frames_with_the_leaders_positions() -> None:
-    told, raw = Told(who("n2")), frame(0, 2_000) + frame(1)
+async def test_a_followers_socket_passes_on_answers_and_whole_frames_with_the_leaders_positions() -> None:
+    told, raw = Recorder(who("n2")), frame(0, 2_000) + frame(1)
     answer = OpenAnswer(OpenVerb.RESUME, 0, 0, "")
 
     async def lead(socket: web.WebSocketResponse) -> None:
@@ -111,8 +111,8 @@ async def test_a_followers_end_hands_on_answers_and_whole_frames_with_the_leader
         shipment(frame(0, MAX_FRAME_BYTES)[:64]),
     ],
 )
-async def test_a_leader_that_says_nonsense_is_left_and_the_core_is_told(data: bytes) -> None:
-    told = Told(who("n2"))
+async def test_a_leader_that_sends_garbage_is_disconnected_and_the_core_gets_an_event(data: bytes) -> None:
+    told = Recorder(who("n2"))
     leader = Leader(lambda socket: socket.send_bytes(data))
     async with following(leader, told):
         await until(lambda: told.closed)
@@ -121,8 +121,8 @@ async def test_a_leader_that_says_nonsense_is_left_and_the_core_is_told(data: by
     assert [stream_id for stream_id, _ in told.closed] == [4]
 
 
-async def test_a_leader_that_hangs_up_is_told_once() -> None:
-    told = Told(who("n2"))
+async def test_a_leaders_hang_up_is_reported_once() -> None:
+    told = Recorder(who("n2"))
     async with following(Leader(lambda socket: socket.close()), told):
         await until(lambda: told.closed)
         await turns(50)
@@ -131,7 +131,7 @@ async def test_a_leader_that_hangs_up_is_told_once() -> None:
 
 
 async def test_a_stream_that_reaches_another_node_leaves_no_connection_behind() -> None:
-    told = Told(who("n2"))
+    told = Recorder(who("n2"))
     leader = Leader(lambda socket: None)
     async with following(leader, told, leader_id="n3"):
         await until(lambda: told.closed)
@@ -140,8 +140,8 @@ async def test_a_stream_that_reaches_another_node_leaves_no_connection_behind() 
     assert "other_node" in told.closed[0][1]
 
 
-async def test_a_stream_that_is_closed_while_it_says_hello_leaves_no_connection_behind() -> None:
-    told = Told(who("n2"))
+async def test_a_stream_closed_during_its_hello_leaves_no_connection_behind() -> None:
+    told = Recorder(who("n2"))
     ends: list[WSMsgType] = []
 
     async def say_nothing(request: web.Request) -> web.WebSocketResponse:
@@ -181,8 +181,8 @@ def stray(tail: Tail, fault: str) -> bytes:
 
 
 @pytest.mark.parametrize("fault", ["index", "chain", "timestamp", "payload", "system"])
-async def test_a_follower_that_is_sent_frames_that_do_not_follow_opens_another_stream_and_goes_on(fault: str) -> None:
-    told, cluster = Told(who("n1")), Cluster("n1", "n2", "n3")
+async def test_a_follower_that_gets_frames_that_do_not_follow_opens_another_stream(fault: str) -> None:
+    told, cluster = Recorder(who("n1")), Cluster("n1", "n2", "n3")
     links = LinkServer(told, None)
 
     async def lead(socket: web.WebSocketResponse) -> None:
@@ -210,7 +210,7 @@ async def test_a_follower_that_is_sent_frames_that_do_not_follow_opens_another_s
 
 @asynccontextmanager
 async def leading(
-    told: Told, opening_timeout_s: float = DEADLINE_S
+    told: Recorder, opening_timeout_s: float = DEADLINE_S
 ) -> AsyncGenerator[tuple[StreamServer, ClientWebSocketResponse]]:
     """A stream server, and a follower's socket to it that has said hello."""
     server = StreamServer(told, None, opening_timeout_s=opening_timeout_s)
@@ -224,8 +224,8 @@ async def leading(
             await server.close()
 
 
-async def test_a_leaders_end_sends_large_frames_in_pieces_and_tells_when_all_of_it_left() -> None:
-    told = Told(who("n1"))
+async def test_a_leaders_socket_sends_large_frames_in_pieces_and_reports_when_all_have_left() -> None:
+    told = Recorder(who("n1"))
     raw = frame(0, 2_500_000)
     async with leading(told) as (_, socket):
         await socket.send_bytes(encode(OPENING))
@@ -243,8 +243,8 @@ async def test_a_leaders_end_sends_large_frames_in_pieces_and_tells_when_all_of_
     assert told.sent == [(1, len(raw)), (1, 0)]
 
 
-async def test_acks_reach_the_leader_and_the_end_of_a_stream_does_once() -> None:
-    told, ack = Told(who("n1")), Ack(1, 2, 0, bytes(16))
+async def test_acks_reach_the_leader_and_the_end_of_a_stream_is_reported_once() -> None:
+    told, ack = Recorder(who("n1")), Ack(1, 2, 0, bytes(16))
     async with leading(told) as (_, socket):
         await socket.send_bytes(encode(OPENING))
         await socket.send_bytes(encode(ack))
@@ -258,8 +258,8 @@ async def test_acks_reach_the_leader_and_the_end_of_a_stream_does_once() -> None
 
 
 @pytest.mark.parametrize("data", [b"", b"\xc1", encode(Ack(1, 1, 1, bytes(16))), encode(HEARTBEAT)])
-async def test_a_follower_that_opens_with_nonsense_is_hung_up_on(data: bytes) -> None:
-    told = Told(who("n1"))
+async def test_a_follower_that_opens_with_garbage_is_disconnected(data: bytes) -> None:
+    told = Recorder(who("n1"))
     async with leading(told) as (_, socket):
         await socket.send_bytes(data)
         assert await ended(socket)
@@ -267,14 +267,14 @@ async def test_a_follower_that_opens_with_nonsense_is_hung_up_on(data: bytes) ->
     assert (told.opened, told.acks) == ([], [])
 
 
-async def test_a_follower_that_never_opens_is_hung_up_on() -> None:
+async def test_a_follower_that_never_opens_is_disconnected() -> None:
     # Every wait has a deadline.
-    async with leading(Told(who("n1")), opening_timeout_s=0.05) as (_, socket):
+    async with leading(Recorder(who("n1")), opening_timeout_s=0.05) as (_, socket):
         assert await ended(socket)
 
 
 async def test_a_leader_that_hangs_up_ends_the_followers_socket() -> None:
-    told = Told(who("n1"))
+    told = Recorder(who("n1"))
     async with leading(told) as (_, socket):
         await socket.send_bytes(encode(OPENING))
         await until(lambda: told.opened)
@@ -284,7 +284,7 @@ async def test_a_leader_that_hangs_up_ends_the_followers_socket() -> None:
 
 
 async def test_a_stream_whose_messages_cannot_leave_ends_at_the_follower(monkeypatch: pytest.MonkeyPatch) -> None:
-    told = Told(who("n2"))
+    told = Recorder(who("n2"))
     monkeypatch.setattr(Outbox, "carry", failing)
     async with following(Leader(lambda _: None), told):
         await until(lambda: told.closed)
@@ -293,7 +293,7 @@ async def test_a_stream_whose_messages_cannot_leave_ends_at_the_follower(monkeyp
 
 
 async def test_a_stream_whose_messages_cannot_leave_ends_at_the_leader(monkeypatch: pytest.MonkeyPatch) -> None:
-    told = Told(who("n1"))
+    told = Recorder(who("n1"))
     monkeypatch.setattr(Outbox, "carry", failing)
     async with leading(told) as (_, socket):
         await socket.send_bytes(encode(OPENING))
@@ -301,8 +301,8 @@ async def test_a_stream_whose_messages_cannot_leave_ends_at_the_leader(monkeypat
         assert await ended(socket)
 
 
-async def test_a_stream_whose_hello_is_under_way_when_the_leader_stops_is_hung_up_on() -> None:
-    told = Told(who("n1"))
+async def test_a_stream_in_its_hello_when_the_leader_stops_is_disconnected() -> None:
+    told = Recorder(who("n1"))
     server = StreamServer(told, None)
     async with listening({"/peer/stream": server.serve}) as address, calling() as session:
         socket = await session.ws_connect(f"http://{address}/peer/stream")
@@ -317,8 +317,8 @@ async def test_a_stream_whose_hello_is_under_way_when_the_leader_stops_is_hung_u
     assert told.opened == []
 
 
-async def test_a_stream_that_comes_after_the_leader_stopped_is_turned_away() -> None:
-    told = Told(who("n1"))
+async def test_a_stream_that_is_opened_after_the_leader_stopped_is_refused() -> None:
+    told = Recorder(who("n1"))
     server = StreamServer(told, None)
     await server.close()
     async with listening({"/peer/stream": server.serve}) as address, calling() as session:

@@ -73,7 +73,7 @@ async def ends() -> AsyncGenerator[Ends]:
         await asyncio.gather(carrying, return_exceptions=True)
 
 
-async def test_a_message_leaves_in_the_call_that_brings_it() -> None:
+async def test_a_message_leaves_in_the_call_that_sends_it() -> None:
     async with ends() as it:
         it.send(7)
 
@@ -81,7 +81,7 @@ async def test_a_message_leaves_in_the_call_that_brings_it() -> None:
         assert await it.receive() == 7
 
 
-async def test_what_a_reader_does_not_take_waits_in_order_and_arrives_once() -> None:
+async def test_messages_that_a_reader_does_not_take_wait_in_order_and_arrive_once() -> None:
     async with ends() as it:
         count = 0
         while it.outbox.waiting_bytes < 10 * MESSAGE_BYTES:
@@ -99,7 +99,7 @@ async def test_what_a_reader_does_not_take_waits_in_order_and_arrives_once() -> 
         assert await it.receive() == count
 
 
-async def test_what_is_sent_when_something_was_taken_waits_for_room_like_all_the_rest() -> None:
+async def test_a_message_sent_from_a_when_taken_callback_waits_for_room_like_the_others() -> None:
     # As a leader ships: the next shipment, of several messages, begins when the transport took the one before.
     async with ends() as it:
         rounds, shipped = 40, 0
@@ -120,7 +120,7 @@ async def test_what_is_sent_when_something_was_taken_waits_for_room_like_all_the
     assert not carrying
 
 
-async def test_what_waits_can_be_dropped_for_something_newer() -> None:
+async def test_queued_messages_can_be_dropped_for_a_newer_one() -> None:
     async with ends() as it:
         count = 0
         while it.outbox.waiting_bytes < 3 * MESSAGE_BYTES:
@@ -135,7 +135,7 @@ async def test_what_waits_can_be_dropped_for_something_newer() -> None:
     assert received == [*range(count - 3), count]
 
 
-async def test_on_a_connection_that_is_gone_a_message_is_lost_without_a_word() -> None:
+async def test_on_a_broken_connection_a_message_is_lost_silently() -> None:
     async with ends() as it:
         await it.socket.close()
         it.send(1)
@@ -143,7 +143,7 @@ async def test_on_a_connection_that_is_gone_a_message_is_lost_without_a_word() -
         assert it.outbox.waiting_bytes == 0
 
 
-async def test_a_connection_that_goes_while_it_is_full_ends_the_carrying() -> None:
+async def test_a_connection_that_breaks_while_it_is_full_ends_carry() -> None:
     async with ends() as it:
         count = 0
         while not it.outbox.waiting_bytes:

@@ -26,7 +26,7 @@ async def test_a_write_on_one_node_is_appended_flushed_and_committed() -> None:
         assert node.log.durable_index == placed.next_index
 
 
-async def test_all_that_is_proposed_in_one_turn_of_the_loop_is_one_frame() -> None:
+async def test_all_writes_proposed_in_one_turn_of_the_loop_share_a_frame() -> None:
     async with alone() as node:
         writes = [node.write(number) for number in range(5)]
 
@@ -142,7 +142,7 @@ async def test_an_epoch_that_no_promise_can_hold_is_never_taken_as_promised() ->
         assert node.replica.core.state.stored_promise == node.disk.promises.promise
 
 
-async def test_a_leader_whose_flush_hangs_leads_no_longer() -> None:
+async def test_a_leader_whose_flush_hangs_steps_down() -> None:
     # Rule 11.
     async with alone() as node:
         node.device.holding_syncs = threading.Event()
@@ -213,7 +213,7 @@ def raises(*_arguments: object) -> None:
     raise ValueError("planted")
 
 
-async def test_a_core_that_raises_ends_the_node_and_takes_no_further_step(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_core_that_raises_halts_the_node_and_takes_no_further_step(monkeypatch: pytest.MonkeyPatch) -> None:
     async with alone() as node:
         monkeypatch.setattr(node.replica.core, "_tick", raises)
         await until(lambda: node.owner.halts)
@@ -226,7 +226,7 @@ async def test_a_core_that_raises_ends_the_node_and_takes_no_further_step(monkey
         assert node.replica.core.handle(events.Tick(), 0, 0) == []
 
 
-async def test_a_write_that_a_fault_met_on_its_way_is_not_said_to_be_unwritten(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_write_in_flight_during_a_bug_is_not_rejected_as_unwritten(monkeypatch: pytest.MonkeyPatch) -> None:
     async with alone() as node:
         tail = node.log.tail.index
         monkeypatch.setattr(node.owner, "placed", raises)
@@ -238,7 +238,7 @@ async def test_a_write_that_a_fault_met_on_its_way_is_not_said_to_be_unwritten(m
         assert node.owner.rejections == []
 
 
-async def test_a_fault_at_the_end_of_a_flush_ends_the_node(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_bug_at_the_end_of_a_flush_halts_the_node(monkeypatch: pytest.MonkeyPatch) -> None:
     # It comes back from the writer's thread, past every step.
     async with alone() as node:
         monkeypatch.setattr(node.disk.log, "end_flush", raises)
@@ -252,7 +252,7 @@ async def test_a_fault_at_the_end_of_a_flush_ends_the_node(monkeypatch: pytest.M
 # Stopping
 
 
-async def test_a_stopped_replica_takes_no_write_and_says_so() -> None:
+async def test_a_stopped_replica_rejects_a_write() -> None:
     async with alone() as node:
         await node.replica.stop()
         tail = node.log.tail.index
@@ -265,7 +265,7 @@ async def test_a_stopped_replica_takes_no_write_and_says_so() -> None:
         assert node.owner.halts == []
 
 
-async def test_a_read_that_is_asked_of_a_stopped_replica_is_answered() -> None:
+async def test_a_stopped_replica_answers_a_read() -> None:
     async with alone() as node:
         await node.replica.stop()
 
@@ -275,7 +275,7 @@ async def test_a_read_that_is_asked_of_a_stopped_replica_is_answered() -> None:
         assert node.owner.reads == {7: None}
 
 
-async def test_every_write_that_waits_when_a_replica_stops_is_placed_or_given_back() -> None:
+async def test_every_write_that_waits_when_a_replica_stops_is_placed_or_rejected() -> None:
     async with alone() as node:
         node.device.holding_syncs = threading.Event()
         first = node.write("in the flush")

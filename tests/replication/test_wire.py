@@ -1,4 +1,4 @@
-"""Bytes of the messages: each comes back as it went, and nothing else is taken."""
+"""The bytes of the messages: each survives a round trip, and nothing else is accepted."""
 
 from collections.abc import Callable
 
@@ -90,23 +90,23 @@ VALUES = st.recursive(
 
 
 @given(PEER)
-def test_every_message_of_a_peer_link_comes_back_as_it_went(message: PeerMessage) -> None:
+def test_every_message_of_a_peer_link_survives_a_round_trip(message: PeerMessage) -> None:
     assert decode_peer(encode(message)) == message
 
 
 @given(STREAM)
-def test_every_message_of_a_stream_comes_back_as_it_went(message: StreamMessage) -> None:
+def test_every_message_of_a_stream_survives_a_round_trip(message: StreamMessage) -> None:
     assert decode_stream(encode(message)) == message
 
 
 @given(PEER)
-def test_no_message_of_a_peer_link_is_taken_on_a_stream(message: PeerMessage) -> None:
+def test_no_message_of_a_peer_link_is_accepted_on_a_stream(message: PeerMessage) -> None:
     with pytest.raises(BadMessage):
         decode_stream(encode(message))
 
 
 @given(STREAM)
-def test_no_message_of_a_stream_is_taken_on_a_peer_link(message: StreamMessage) -> None:
+def test_no_message_of_a_stream_is_accepted_on_a_peer_link(message: StreamMessage) -> None:
     with pytest.raises(BadMessage):
         decode_peer(encode(message))
 
@@ -126,7 +126,7 @@ def test_any_bytes_are_a_message_or_a_peers_fault(data: bytes) -> None:
 
 
 @given(st.sampled_from([*range(12), 32, 33, 34]), st.lists(VALUES, max_size=6))
-def test_any_fields_behind_a_type_are_a_message_or_a_peers_fault(number: int, fields: list[object]) -> None:
+def test_any_fields_after_a_type_are_a_message_or_a_peers_fault(number: int, fields: list[object]) -> None:
     data = pack([number, *fields])
     taken_or_refused(decode_peer, data)
     taken_or_refused(decode_stream, data)
@@ -144,7 +144,7 @@ def test_a_message_with_one_field_replaced_is_a_message_or_a_peers_fault(
 
 
 @given(st.one_of(PEER, STREAM), st.integers(1, 20))
-def test_a_message_cut_short_or_with_bytes_behind_it_is_refused(
+def test_a_truncated_message_or_one_with_trailing_bytes_is_refused(
     message: PeerMessage | StreamMessage, size: int
 ) -> None:
     data = encode(message)
@@ -204,7 +204,7 @@ def test_the_most_epochs_fit_a_message_and_one_more_is_refused() -> None:
         decode_stream(pack([32, [1, "n1", 1], [[n, n] for n in range(MAX_EPOCHS + 1)], 99_999, 1]))
 
 
-def test_the_most_that_the_control_plane_may_say_passes() -> None:
+def test_a_control_message_at_the_limit_passes() -> None:
     longest = ControlMessage(bytes(MAX_CONTROL_BYTES))
     assert decode_peer(encode(longest)) == longest
 
@@ -218,7 +218,7 @@ def test_a_reason_of_the_limit_passes_and_one_character_more_does_not() -> None:
 
 
 @pytest.mark.parametrize("name", ["n" * 25, "n1\0", "ñ1", "N1", "n 1", ""])
-def test_a_candidate_that_is_no_node_id_is_refused(name: str) -> None:
+def test_a_candidate_that_is_not_a_node_id_is_refused(name: str) -> None:
     # It would be written into the promise file, which holds 24 ASCII bytes padded with zeros.
     with pytest.raises(BadMessage):
         decode_peer(pack([6, [1, name, 1], 1, 1]))

@@ -1,4 +1,4 @@
-"""A node that notes what its links and streams tell it, and the messages that tests of them send."""
+"""A node that records the events of its links and streams, and the messages that tests of them send."""
 
 import asyncio
 from dataclasses import dataclass, field
@@ -26,8 +26,8 @@ MAX_FRAME_BYTES = 1 << 20
 
 
 @dataclass
-class Told:
-    """What a link's or stream's node was told, in order."""
+class Recorder:
+    """The `LinkEvents` and `StreamEvents` of a node, in order."""
 
     info: PeerInfo
     up: list[PeerInfo] = field(default_factory=list)
@@ -97,7 +97,7 @@ class Told:
 
 
 async def ended(socket: ClientWebSocketResponse) -> bool:
-    """Whether the other side hangs up within the deadline."""
+    """True once the other side hangs up; raises TimeoutError after the deadline."""
     async with asyncio.timeout(DEADLINE_S):
         while (await socket.receive()).type is WSMsgType.BINARY:
             pass

@@ -66,7 +66,7 @@ def test_any_cut_of_any_frames_gives_the_same_frames(sizes: list[int], data: st.
     assert b"".join(raws) == stream
 
 
-def test_nothing_gives_nothing_and_keeps_what_waits() -> None:
+def test_an_empty_piece_yields_nothing_and_keeps_the_buffer() -> None:
     part = frames(9)[0]
     raws, epochs = assemble([b"", part[:20], b"", part[20:], b""])
 
@@ -89,14 +89,14 @@ def test_a_frame_that_is_too_large_is_refused_with_its_header_and_not_collected(
         assemble([part[:HEADER_BYTES]])
 
 
-def test_rubbish_is_refused_with_its_first_header() -> None:
+def test_garbage_is_refused_with_its_first_header() -> None:
     with pytest.raises(BadMessage):
         assemble([b"\xff" * HEADER_BYTES])
     with pytest.raises(BadMessage):
         assemble([frames(5)[0] + bytes(HEADER_BYTES)])
 
 
-def test_rubbish_behind_a_piece_of_a_frame_is_refused() -> None:
+def test_garbage_after_a_piece_of_a_frame_is_refused() -> None:
     part = frames(5)[0]
     with pytest.raises(BadMessage):
         assemble([part[:30], part[30:] + b"\xff" * HEADER_BYTES])
