@@ -82,7 +82,7 @@ class StoreSource:
         try:
             return self._store.chunk(manifest, number)
         except SnapshotDamaged as damage:
-            self._store.set_aside(index, damage)
+            self._store.quarantine(index, damage)
             raise SnapshotRefused(str(damage)) from damage
         except OSError as error:
             raise SnapshotRefused(f"it cannot be read: {error}") from error

@@ -151,7 +151,7 @@ class Snapshotting:
             await asyncio.to_thread(self._store.retain, list(self._pinned()))
         except Failure as error:
             self._failed(index, error)
-            await asyncio.to_thread(self._store.give_up, index)
+            await asyncio.to_thread(self._store.abandon, index)
             raise
         self.failure = ""
         journal.info("snapshot taken", index=index, size=manifest.size, pause_ms=round(self.pause_ms, 1))

@@ -92,7 +92,7 @@ def copy_snapshots(data_dir: str, archive: str, to_index: int) -> list[int]:
             for number in range(len(manifest.chunks)):
                 write_file(folder, chunk_name(number), source.chunk(manifest, number))
         except SnapshotDamaged:
-            kept.give_up(manifest.index)  # The node has removed it, or it is damaged, which the node reports itself.
+            kept.abandon(manifest.index)  # The node has removed it, or it is damaged, which the node reports itself.
             continue
         write_file(folder, MANIFEST_NAME, manifest.encode())
         folder.sync()

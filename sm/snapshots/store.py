@@ -95,7 +95,7 @@ class SnapshotStore:
             try:
                 store._manifests[int(name)] = store._read_manifest(name)
             except SnapshotDamaged as damage:
-                store.set_aside(int(name), damage)
+                store.quarantine(int(name), damage)
         for name in names:
             if name.endswith((_NEW, _GONE)):
                 store.delete_folder(name)
@@ -157,7 +157,7 @@ class SnapshotStore:
             self._manifests = {**self._manifests, index: manifest}  # Replaced, not changed: other threads read it.
         return manifest
 
-    def give_up(self, index: int) -> None:
+    def abandon(self, index: int) -> None:
         """Remove what was written of an abandoned snapshot."""
         name = snapshot_name(index) + _NEW
         if name in self._folder.list():
@@ -186,16 +186,16 @@ class SnapshotStore:
         self._folder.sync()
         self.delete_folder(gone)
 
-    def set_aside(self, index: int, damage: SnapshotDamaged) -> None:
+    def quarantine(self, index: int, damage: SnapshotDamaged) -> None:
         """Move a damaged snapshot to the quarantine, from which nothing is ever removed."""
         self.damaged.append(damage)
         self._forget(index)
-        quarantine = self._directory.child(QUARANTINE_FOLDER)
+        folder = self._directory.child(QUARANTINE_FOLDER)
         self._directory.sync()
-        name, held = snapshot_name(index), set(quarantine.list())
+        name, held = snapshot_name(index), set(folder.list())
         number = next(number for number in range(1, len(held) + 2) if f"snapshot-{number}-{name}" not in held)
-        self._folder.move(name, quarantine, f"snapshot-{number}-{name}")
-        quarantine.sync()
+        self._folder.move(name, folder, f"snapshot-{number}-{name}")
+        folder.sync()
         self._folder.sync()
 
     def _forget(self, index: int) -> None:
@@ -283,7 +283,7 @@ def restore_newest(
         try:
             restore_content(store.pieces(manifest), machine, sessions, snapshot_name(manifest.index))
         except SnapshotDamaged as damage:
-            store.set_aside(manifest.index, damage)
+            store.quarantine(manifest.index, damage)
         else:
             return Applier(machine, boundary=manifest.boundary, sessions=sessions)
     return Applier(new_machine(), sessions=new_sessions())

@@ -232,7 +232,7 @@ def test_two_snapshots_at_one_index_are_set_aside_one_beside_the_other() -> None
     for _ in range(2):
         store = opened(disk)
         assert machine.snapshot(store) == index
-        store.set_aside(index, SnapshotDamaged(snapshot=snapshot_name(index), reason="says the test"))
+        store.quarantine(index, SnapshotDamaged(snapshot=snapshot_name(index), reason="says the test"))
     assert disk.names("quarantine") == [f"snapshot-{number}-{snapshot_name(index)}" for number in (1, 2)]
 
 
@@ -291,7 +291,7 @@ def test_no_space_for_a_snapshot_is_an_error_of_its_own_and_nothing_is_lost() ->
     with pytest.raises(DiskFull):
         write_snapshot(folder, OWNER, machine.applier.boundary, machine.applier.content())
     disk.full = False
-    store.give_up(index)
+    store.abandon(index)
     assert indices(store) == taken[1:]
     assert disk.names("snapshots") == [snapshot_name(kept) for kept in taken[1:]]
     assert machine.snapshot(store) == index
