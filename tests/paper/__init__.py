@@ -1,1 +1,1 @@
-"""Readable tests: one for each rule of `docs/protocol.md`, and for sentences of the papers from which they descend."""
+"""One readable test per rule of `docs/protocol.md`, and per sentence of the papers from which the rules descend."""

@@ -1,11 +1,11 @@
-"""How the stories of this folder begin. Details are tested in tests/replication; here a reader follows the rule."""
+"""The scenes in which these tests begin. Details are tested in tests/replication; here a reader follows the rule."""
 
 from quire.replication.core import Promise, events
 from quire.replication.core.messages import CoreMessage, Last, VoteRequest
 from tests.replication.world import SimNode, World, disk_id
 
 FAR = Last(1 << 40, 1 << 40)
-"""A durable last that no voter surpasses."""
+"""A durable last that no voter exceeds."""
 
 
 def started(*node_ids: str) -> World:
@@ -16,7 +16,7 @@ def started(*node_ids: str) -> World:
 
 
 def led(*node_ids: str) -> World:
-    """The first node leads and serves, all follow, nobody is nominated any more."""
+    """The first node leads and serves, all follow, and none is nominated any more."""
     world = started(*node_ids)
     leader = world.elect(next(iter(world.nodes)))
     settled(world, leader)
@@ -25,20 +25,20 @@ def led(*node_ids: str) -> World:
 
 
 def suggested(node: SimNode, *, by_control_plane: bool) -> None:
-    """The control plane's level."""
+    """Set the control plane's nomination of a node."""
     node.nominated = by_control_plane
     node.step(events.Nominated(by_control_plane))
 
 
 def settled(world: World, leader: SimNode) -> None:
-    """Every running node has applied all that the leader wrote."""
+    """Run until every running node has applied all that the leader wrote."""
     others = [node for node in world.nodes.values() if node.core is not None]
     world.run_until(lambda: all(node.apply_to == leader.log.tail.index for node in others))
     world.run_for(0.2)
 
 
 def hear(node: SimNode, sender: str, message: CoreMessage) -> None:
-    """A message arrives."""
+    """Deliver a message."""
     node.step(events.Received(sender, disk_id(sender), message))
 
 
@@ -51,7 +51,7 @@ def ask(node: SimNode, epoch: int, candidate: str, *, last: Last = FAR, incarnat
 
 
 def divided(world: World) -> tuple[SimNode, SimNode]:
-    """n1, cut off, wrote what nobody else has; n2 leads the others and wrote what it lacks. Returns both."""
+    """n1 was cut off and wrote what no other has; n2 leads the others and wrote what n1 lacks. Returns both."""
     old = world["n1"]
     world.isolate("n1")
     old.write("lost")

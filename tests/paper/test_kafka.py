@@ -8,7 +8,7 @@ from tests.replication.world import disk_id, values
 
 
 def test_kip_101_scenario_1_a_restarted_follower_does_not_cut_what_it_acknowledged() -> None:
-    """Truncating to the high watermark loses a record if the leader fails next: it lags a round trip behind.
+    """Truncating to the high watermark loses a record if the leader fails next: it lags by a round trip.
 
     Here only an opening truncates, by epochs; a restart keeps what is durable.
     """

@@ -16,7 +16,7 @@ def voters_of(node: SimNode) -> list[str]:
 
 
 def observed(*observers: str) -> World:
-    """n1 leads n2, n3 and n4, and has all followed by observers; nobody is nominated any more."""
+    """n1 leads n2, n3 and n4, observers follow, and none is nominated any more."""
     world = World("n1", "n2", "n3", "n4", observers=observers)
     world.start()
     leader = world.elect("n1")
@@ -145,7 +145,7 @@ def test_4_1_a_leader_changes_no_members_before_it_has_committed_a_record_of_its
     suggested(second, by_control_plane=False)
     world.run_for(0.3)
     assert isinstance(asked(world, second, "n6"), Changed)
-    # n1 comes back with what it wrote in vain: nobody promises it anything, and it lets go of n5.
+    # n1 comes back with its uncommitted change: nobody promises it anything, and the change is undone.
     world["n1"].nominate()
     world.heal()
     settled(world, second)

@@ -183,7 +183,7 @@ def test_5_4_2_records_of_earlier_epochs_do_not_commit_by_counting() -> None:
     leader = world["n2"]
     suggested(leader, by_control_plane=True)
     world.run_until(lambda: leader.leads)
-    leader.hold_flush = True  # its epoch_start is nowhere durable yet, the old record is everywhere
+    leader.hold_flush = True  # Its epoch_start is durable nowhere yet, the old record everywhere.
     world.run_for(0.2)
 
     assert leader.log.durable_index <= leader.start_index
@@ -270,7 +270,7 @@ def test_8_a_read_only_request_is_answered_after_heartbeats_with_a_majority() ->
 
     leader.step(events.ReadRequested(7))
     hear(leader, "n2", HeartbeatEcho(epoch, 1, epoch))
-    assert leader.reads == {}  # that echo is of a heartbeat sent before
+    assert leader.reads == {}  # That echo is of an earlier heartbeat.
 
     world.heal()
     world.run_until(lambda: leader.reads.get(7) is not None)
@@ -289,7 +289,7 @@ def test_8_a_command_whose_serial_number_was_executed_is_answered_without_execut
 
 
 class SessionLog:
-    """A log in which one session's first command stands twice: its client tried again."""
+    """A log that has one session's first command twice: its client retried."""
 
     def __init__(self) -> None:
         self.node: SimNode = led("n1")["n1"]

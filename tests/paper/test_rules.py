@@ -10,7 +10,7 @@ from tests.replication.world import World, disk_id, values
 
 
 def test_rule_0_a_cluster_forms_only_of_all_its_initial_members_and_all_unformatted() -> None:
-    """A wiped majority would form an empty cluster beside the disks that hold the data."""
+    """A wiped majority would form an empty cluster next to the disks that hold the data."""
     formation = Formation(Identity("n1", disk_id("n1"), 1), "n1:1", ["n1", "n2", "n3"])
 
     formation.linked("n2", disk_id("n2"), "n2:1", formatted=False)
@@ -47,7 +47,7 @@ def test_rule_2_a_promise_waits_for_the_flush_and_nothing_of_the_old_epoch_is_ac
     world["n1"].write("a")
     world.run_until(lambda: bool(follower.held))
 
-    assert not ask(follower, 50, "n3")  # its disk is at the flush: not yet
+    assert not ask(follower, 50, "n3")  # Its disk is busy with the flush: not yet.
     acks = len(follower.acked)
     follower.release()
     world.run_for(0.005)
@@ -58,7 +58,7 @@ def test_rule_2_a_promise_waits_for_the_flush_and_nothing_of_the_old_epoch_is_ac
 
 
 def test_rule_3_a_new_epoch_is_above_the_highest_seen_and_never_resumed() -> None:
-    """An epoch with two sequences of frames, on which no comparison of epochs could be built."""
+    """An epoch would have two sequences of frames, and comparing epochs would prove nothing."""
     world = started()
     assert ask(world["n3"], 41, "n2")
 

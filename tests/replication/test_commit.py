@@ -30,7 +30,7 @@ def test_a_single_node_is_its_own_majority() -> None:
 
 
 def test_nothing_commits_before_the_leaders_own_flush() -> None:
-    # Acceptance 4 of the first issue: both followers hold a frame that the leader has not flushed.
+    # Both followers hold a frame that the leader has not flushed.
     world = serving("n1", "n2", "n3")
     before = world["n1"].state.commit_index
     world["n1"].hold_flush = True

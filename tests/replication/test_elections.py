@@ -29,7 +29,7 @@ def received(sender: str, message: CoreMessage, *, disk: bytes | None = None) ->
 
 
 def handled(node: SimNode, *happened: events.Event) -> list[actions.Action]:
-    """What the core asks for after these events; nobody carries it out."""
+    """The actions that the core asks for after these events; none is carried out."""
     core = node.core
     assert core is not None
     return [action for event in happened for action in core.handle(event, node.world.now, node.world.clock())]
@@ -46,7 +46,7 @@ def started(*node_ids: str) -> World:
 
 
 def alone(*node_ids: str) -> SimNode:
-    """The first node, nominated, which nobody hears and nobody answers."""
+    """The first node, nominated and isolated."""
     world = started(*node_ids)
     world.isolate(node_ids[0])
     node = world[node_ids[0]]
@@ -67,7 +67,7 @@ def pre_vote(node: SimNode, sender: str, *, granted: bool = True, earlier: int =
 
 
 def requesting(*node_ids: str) -> SimNode:
-    """The first node, whose own promise is on disk and which waits for the others'."""
+    """The first node; its own promise is on disk, and it waits for the others'."""
     node = alone(*node_ids)
     for voter in node_ids[1:]:
         node.step(pre_vote(node, voter))
@@ -125,7 +125,7 @@ def test_a_promise_asked_for_by_another_than_the_candidate_is_not_considered() -
 
 @pytest.mark.parametrize(("sender", "disk"), [("n3", bytes(16)), ("n9", None)])
 def test_a_candidate_that_this_log_names_no_voter_is_promised_to(sender: str, disk: bytes | None) -> None:
-    """Raft 4.1 of the thesis: its log may hold the record that made it one, and its log is what is compared."""
+    """Section 4.1 of the Raft thesis: the candidate's log may hold the record that made it a voter."""
     voter = started("n1", "n2", "n3")["n2"]
     promise = Promise(7, sender, 1)
     told = handled(voter, received(sender, VoteRequest(promise, HIGH), disk=disk))
@@ -289,7 +289,7 @@ def test_a_candidate_asks_the_others_only_once_its_own_promise_is_on_disk() -> N
 def test_a_promise_to_another_that_reaches_the_disk_first_is_not_taken_for_the_candidates_own() -> None:
     node = alone("n1", "n2", "n3")
     handled(node, received("n3", VoteRequest(ASKED, HIGH)))
-    node.world.now += node.state.options.election_timeout_us  # it yields for a while
+    node.world.now += node.state.options.election_timeout_us  # It backs off for a while.
     handled(node, events.Tick())
 
     told = handled(node, pre_vote(node, "n2"), events.PromiseStored(ASKED))

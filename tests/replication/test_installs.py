@@ -1,4 +1,4 @@
-"""Rule 16 in the core: who is behind the leader's log gets a snapshot, under its promise, and never goes back."""
+"""Rule 16 in the core: a follower that lacks what expired gets a snapshot, and never goes back."""
 
 import pytest
 
@@ -12,7 +12,7 @@ DEEP = 40
 
 
 def behind() -> World:
-    """n3 was away, and the leader's log begins above where it stands; its snapshot stands at the log's lowest index."""
+    """n3 was down, and the leader's log begins above what n3 has, with a snapshot at its lowest index."""
     world = World("n1", "n2", "n3")
     world.start()
     world.elect("n1")
@@ -29,7 +29,7 @@ def behind() -> World:
 
 
 def fetching(world: World) -> tuple[SimNode, actions.FetchSnapshot]:
-    """n3 is back and was told to fetch."""
+    """n3 is back, and was told to fetch a snapshot."""
     world.start("n3")
     node = world["n3"]
     world.run_until(lambda: bool(node.fetches))
@@ -52,7 +52,7 @@ def test_a_follower_that_lacks_what_expired_installs_a_snapshot_and_catches_up()
     world.run_until(lambda: node.log.tail == leader.log.tail and node.state.commit_index == leader.state.commit_index)
     assert node.log.bounds.lowest_index == fetch.index
     assert not leader.leading.downstreams.installs
-    # Its own epochs are all that the log ever had, so the next opening finds where the logs part.
+    # It knows all epochs that the log ever had, so the next opening finds where the logs part.
     assert list(node.running.epochs) == list(leader.running.epochs)
 
 
@@ -119,11 +119,11 @@ def test_a_snapshot_that_was_fetched_for_a_stream_that_is_gone_is_not_installed(
 
 
 def test_a_node_that_promised_another_leader_meanwhile_installs_nothing() -> None:
-    """Rule 2: the promise is looked at when the install comes to the head of the queue, not when the fetch began."""
+    """Rule 2: the promise is checked when the install reaches the head of the queue, not when the fetch began."""
     world = behind()
     node, fetch = fetching(world)
     assert node.core is not None
-    # Whatever came before is still flushed: the promise waits in the queue for it, and the install behind the promise.
+    # A flush is due: the promise waits in the queue for it, and the install waits for the promise.
     node.hold_flush = True
     node.core.writer.appended()
     node.step(events.Tick())
@@ -156,7 +156,7 @@ def test_nothing_is_promised_while_a_snapshot_is_installed() -> None:
 
 @pytest.mark.parametrize("above", [0, 1])
 def test_a_snapshot_that_brings_nothing_new_is_not_fetched(above: int) -> None:
-    """One at commit_index, or below, would go back; one past it would not."""
+    """A snapshot at or below commit_index would go back; one above it would not."""
     world = behind()
     world.start("n3")
     node = world["n3"]
@@ -189,7 +189,7 @@ def test_a_fetch_that_failed_is_begun_again_by_another_opening() -> None:
     node.step(events.FetchFailed(fetch.stream_id, "says the test"))
     world.run_until(lambda: len(node.fetches) > 1)
     assert node.fetches[-1].stream_id != fetch.stream_id
-    fetched(node, fetch)  # late, and for a stream that is gone
+    fetched(node, fetch)  # Late, and for a stream that is gone.
     assert not node.installs
 
 

@@ -16,7 +16,7 @@ def serving(*node_ids: str, options: CoreOptions | None = None) -> World:
 
 
 def test_a_leader_that_no_majority_hears_steps_down() -> None:
-    # Rule 11; Raft 6.2 of the thesis: a leader steps down if an election timeout passes without a majority's answers.
+    # Rule 11; Raft thesis, 6.2: a leader steps down if an election timeout passes without a majority's answers.
     world = serving("n1", "n2", "n3")
     world["n1"].step(events.Nominated(False))
 
@@ -28,7 +28,7 @@ def test_a_leader_that_no_majority_hears_steps_down() -> None:
 
 
 def test_writes_that_the_log_did_not_take_do_not_count_as_uncommitted() -> None:
-    # No commit would ever take them away again: at the limit the leader would append nothing more, and still lead.
+    # No commit would ever subtract them: at the limit the leader would append nothing more, and still lead.
     world = serving("n1", "n2", "n3", options=CoreOptions(uncommitted_bytes=1_000))
     leader = world["n1"]
     for number in range(100):
@@ -51,7 +51,7 @@ def test_a_leader_that_hears_one_follower_of_two_continues() -> None:
 
 
 def test_a_leader_that_was_frozen_steps_down_before_it_handles_what_waited() -> None:
-    # Rule 11: a process that was stopped believes that it leads, and finds writes, reads and old echoes in its sockets.
+    # Rule 11: a process that was frozen believes that it leads, and finds writes, reads and old echoes in its sockets.
     world = serving("n1", "n2", "n3")
     world["n1"].step(events.Nominated(False))
     leader = world["n1"]
@@ -263,7 +263,7 @@ def test_a_candidate_somewhat_ahead_leads() -> None:
 
 
 def test_a_leader_whose_disk_hangs_steps_down_and_does_not_campaign_until_it_answers() -> None:
-    # Rule 11: a failed or hung flush does the same.
+    # Rule 11: a failed or hung flush has the same effect.
     world = serving("n1", "n2", "n3")
     leader = world["n1"]
     leader.hold_flush = True

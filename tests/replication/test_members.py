@@ -1,4 +1,4 @@
-"""Rule 15: one voter at a time, through the log; effective when appended, undone when truncated."""
+"""Rule 15: one voter at a time, through the log; a change counts when appended, and is undone when truncated."""
 
 from functools import partial
 
@@ -42,7 +42,7 @@ def caught_up(world: World, leader: SimNode) -> None:
 
 
 def replaced() -> World:
-    """n1 leads n2 and n3; n3 came back with another disk, and has all."""
+    """n1 leads n2 and n3; n3 came back with another disk, and has caught up."""
     world = led("n1", "n2", "n3")
     world["n3"].crash()
     world["n3"].wipe()
@@ -53,7 +53,7 @@ def replaced() -> World:
 
 
 def promoted(world: World, leader: SimNode, node_id: str) -> list[object]:
-    """What came of asking until there was nothing more to be done."""
+    """The outcomes of asking until there was nothing more to do."""
     outcomes: list[object] = []
     while not outcomes or isinstance(outcomes[-1], Changed):
         ask_id = leader.promote(node_id)
@@ -246,7 +246,7 @@ NEW_DISK = b"n3/new".ljust(16, b"\0")
 
 
 def beside() -> World:
-    """n1 leads n2 and n3; beside n3 on its old disk, which lives on, there is one on a new disk, and has all."""
+    """n1 leads n2 and n3, which has two processes: one with the old disk, and one with a new disk that caught up."""
     world = led("n1", "n2", "n3")
     leader, end = world["n1"], world["n1"].log.tail.index
     leader.step(events.LinkUp("n3", NEW_DISK))
@@ -256,7 +256,7 @@ def beside() -> World:
 
 
 def test_the_old_disk_s_acks_count_for_nothing_once_its_vote_is_removed() -> None:
-    """Of n1 and n2, whose votes are left, n2 does not answer."""
+    """Only n1 and n2 are voters, and n2 does not answer."""
     world = beside()
     leader, end = world["n1"], world["n1"].log.tail.index
     world.cut(("n1", "n2"))
@@ -283,7 +283,7 @@ def test_the_old_disk_s_acks_do_not_count_for_the_new_one() -> None:
 
 
 def half_promoted(cut_off: str, holder: str) -> World:
-    """n3's promotion reached one of n2 and n3, `holder`, and not the other, `cut_off`; n1, which led, is gone."""
+    """n3's promotion reached `holder`, one of n2 and n3, and not the other, `cut_off`; n1, which led, is down."""
     world = led("n1", "n2", observers=("n3",))
     leader = world["n1"]
     world.cut(("n1", cut_off), (cut_off, "n1"))
@@ -296,7 +296,7 @@ def half_promoted(cut_off: str, holder: str) -> World:
 
 @pytest.mark.parametrize(("candidate", "behind"), [("n2", "n3"), ("n3", "n2")])
 def test_a_voter_whose_log_lacks_the_record_still_answers_its_candidate(candidate: str, behind: str) -> None:
-    """n3 counts for n2, whose log says so, before n3's own does, and n2 answers n3: else n1's end would be theirs."""
+    """Without n1 it takes both n2 and n3 to elect a leader, and the log of one does not count n3 yet."""
     world = half_promoted(cut_off=behind, holder=candidate)
 
     world.elect(candidate)
@@ -394,7 +394,7 @@ def test_what_a_node_lacks_is_counted_in_bytes_of_the_leader_s_durable_log() -> 
 
 
 def test_a_change_that_a_majority_of_those_that_stay_would_not_hear_is_refused_with_names() -> None:
-    """n1 is heard by n3's old disk: without that one's vote, and without n2, nothing would be committed any more."""
+    """n1 hears n3's old disk. Without that disk's vote, and without n2, nothing would commit any more."""
     world = beside()
     world["n2"].crash()
     world.run_for(2)

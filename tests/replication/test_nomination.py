@@ -27,7 +27,7 @@ def started(*node_ids: str) -> World:
 
 
 def serving(*node_ids: str) -> World:
-    """The first node leads, was nominated, and is no longer."""
+    """The first node leads, and is no longer nominated."""
     world = started(*node_ids)
     leader = world.elect(node_ids[0])
     world.run_for(0.3)
@@ -50,7 +50,7 @@ def epochs(nodes: Iterable[SimNode]) -> int:
 
 
 def sent(node: SimNode, event: events.Event) -> list[object]:
-    """What a node's core would send at an event; nobody carries it out."""
+    """What a node's core would send after an event; nothing is sent."""
     assert node.core is not None
     told = node.core.handle(event, node.world.now, node.world.clock())
     return [action.message for action in told if isinstance(action, actions.Send)]
@@ -122,7 +122,7 @@ def test_candidates_that_part_the_votes_find_one_leader_by_backing_off(first: in
     for _ in range(first):
         next(world.incarnations)
     world.start()
-    # Each reaches one voter sooner than the other candidate does: two votes each, and half of four is no majority.
+    # Each reaches one voter before the other candidate does: two votes each, and half of four is not a majority.
     near = {("n1", "n3"), ("n2", "n4")}
     world.delay_us = lambda source, target: MILLISECOND if (source, target) in near else 3 * MILLISECOND
 

@@ -1,4 +1,4 @@
-"""Rules 1, 2, 3 and 5: who is promised what, and what a promise ends."""
+"""Rules 1, 2, 3 and 5: what a node promises to whom, and what a promise ends."""
 
 from quire.replication.core import Promise, events
 from quire.replication.core.messages import Heartbeat, Last, VoteRequest

@@ -1,4 +1,4 @@
-"""What comes late, twice, or from somewhere else counts for nothing (rules 2, 7, 8 and 9)."""
+"""What arrives late, twice or from elsewhere counts for nothing (rules 2, 7, 8 and 9)."""
 
 import pytest
 
@@ -31,7 +31,7 @@ def serving() -> World:
 
 
 def stream_of(leader: SimNode, node_id: str) -> int:
-    """The number that the leader gave a follower's stream."""
+    """The leader's number of a follower's stream."""
     return next(number for number, stream in leader.leading.downstreams.streams.items() if stream.node_id == node_id)
 
 
@@ -119,7 +119,7 @@ def test_an_ack_of_a_voter_with_another_disk_does_not_count() -> None:
 
 
 def test_records_of_an_older_epoch_are_not_committed_by_counting_them() -> None:
-    # Raft 5.4.2, figure 8: a majority holds the old record, and none but the leader its own first one.
+    # Raft 5.4.2, figure 8: a majority holds the old record, and the leader alone its own first one.
     world = serving()
     before = world["n1"].state.commit_index
     world["n1"].hold_flush = True
@@ -161,7 +161,7 @@ def test_a_follower_acknowledges_nothing_while_its_stream_is_being_opened() -> N
 
 
 def test_a_truncation_for_an_earlier_stream_is_dropped_at_the_head_of_the_queue() -> None:
-    # Rule 9: *the first opening's truncation, delayed, cuts what the second one acknowledged.*
+    # Rule 9: the first opening's delayed truncation would remove what the second one acknowledged.
     world = uncommitted()
     follower = world["n2"]
     follower.release()
@@ -365,7 +365,7 @@ def test_positions_that_come_on_another_stream_commit_nothing() -> None:
 
 
 def test_an_ack_names_no_more_than_its_stream_has_matched_whatever_is_durable() -> None:
-    # Rule 8: plain durable_index has a field of its own.
+    # Rule 8: the plain durable_index has a field of its own.
     world = uncommitted()
     follower = world["n2"]
     matched = follower.upstream.matched - 1

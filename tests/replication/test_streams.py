@@ -19,7 +19,7 @@ def serving(*node_ids: str) -> World:
 
 
 def diverged() -> World:
-    """n1 led alone for a while: it holds a suffix that the cluster, now led by n2, does not have."""
+    """n1 was cut off as the leader: it holds a suffix that the cluster, now led by n2, does not have."""
     world = serving("n1", "n2", "n3")
     world["n1"].write("shared")
     world.run_until(lambda: all(node.apply_to == world["n1"].log.tail.index for node in world.nodes.values()))
@@ -49,7 +49,7 @@ def test_a_follower_truncates_exactly_to_the_match_boundary_and_continues() -> N
 
 
 def test_a_divergent_suffix_is_never_acknowledged() -> None:
-    # Rule 8: *a divergent suffix is counted as an ack.*
+    # Rule 8: a divergent suffix would be counted as acknowledged.
     world = diverged()
     boundary = world["n2"].start_index
     first = len(world["n1"].acked)
@@ -63,7 +63,7 @@ def test_a_divergent_suffix_is_never_acknowledged() -> None:
 
 
 def test_a_follower_raises_no_commit_index_before_its_truncation_is_done() -> None:
-    # Rule 7: what this stream has matched is nothing yet, however far the leader's commit_index reaches.
+    # Rule 7: this stream has matched nothing yet, however high the leader's commit_index is.
     world = diverged()
     follower, boundary = world["n1"], world["n2"].start_index
     world.heal()
@@ -111,7 +111,7 @@ def test_a_truncation_below_commit_index_halts_the_node() -> None:
 
 
 def contradicting() -> World:
-    """n2 holds another frame than n1 and n3 at the same index of the same epoch, and both verify; n1 leads on."""
+    """n2 holds another frame than n1 and n3 at the same index and epoch, and both verify; n1 still leads."""
     world = serving("n1", "n2", "n3")
     world.run_for(0.2)
     world.isolate("n2")
@@ -133,7 +133,7 @@ def contradicting() -> World:
 
 
 def rot_last_frame(node: SimNode) -> None:
-    """A bit of what the last frame holds changes on the disk."""
+    """Flip a bit of the last frame on the disk."""
     store = "log/00000000000000000000.store"
     content = node.storage.content(store)
     place = max(content.rfind(b"this"), content.rfind(b"that"))
@@ -155,7 +155,7 @@ def test_equal_indices_with_unequal_crcs_halt_both_and_name_the_values() -> None
 
 
 def test_a_follower_whose_own_frame_fails_its_crc_does_not_accuse_its_leader() -> None:
-    # Rule 8: who fails its own crc repairs (until that is built: halts, and the leader goes on).
+    # Rule 8: the side whose own frame fails its crc halts, and the leader continues.
     world = contradicting()
     rot_last_frame(world["n2"])
 
@@ -181,7 +181,7 @@ def test_a_leader_whose_own_frame_fails_its_crc_halts_and_its_follower_continues
 
 
 def test_an_earlier_streams_truncation_is_not_carried_out() -> None:
-    # Rule 9: *the first opening's truncation, delayed, cuts what the second one acknowledged.*
+    # Rule 9: the first opening's delayed truncation would remove what the second one acknowledged.
     world = diverged()
     node = world["n1"]
     node.hold_flush = True

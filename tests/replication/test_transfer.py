@@ -1,4 +1,4 @@
-"""Rule 4's `campaign` of a live leader: leadership moves, and no write is lost, doubled or left unknown."""
+"""Rule 4, transfer: leadership moves, and no write is lost, doubled or left unknown."""
 
 import pytest
 
@@ -123,7 +123,7 @@ def test_a_target_that_stays_silent_after_the_campaign_is_given_up_and_what_wait
 
 
 def test_a_leader_waits_longer_for_a_transfer_than_its_target_campaigns() -> None:
-    # Else it would take writes again that the late target's election leaves unknown.
+    # Otherwise it would accept writes whose outcome the late target's election makes unknown.
     world = serving("n1", "n2", "n3")
     leader, target = world["n1"], world["n3"]
     world.cut(("n3", "n2"), ("n3", "n1"))

@@ -1,4 +1,4 @@
-"""Rule 2's queue by itself: what may begin while the disk does something else."""
+"""Rule 2's queue by itself: what may begin while the disk is busy."""
 
 from quire.replication.core import Promise
 from quire.replication.core.messages import Last, VoteRequest
@@ -11,7 +11,7 @@ WRITE = WriteFrames(1, b"frames")
 
 
 def flushing() -> Writer:
-    """A writer whose flush is on its way."""
+    """A writer whose flush is running."""
     writer = Writer()
     writer.appended()
     assert writer.take_flush(0)

@@ -1,8 +1,7 @@
 """A small deterministic world: several cores with real logs on simulated disks, one clock, one network.
 
-Everything that happens is a thing in one queue, ordered by time and then by when it was put there, so a run is the
-same each time. Tests cut links, hold flushes, crash and restart nodes in it. Only clock, network and storage are not
-the shipped ones.
+Everything that happens is an entry of one queue, ordered by time and then by insertion, so each run is the same. Tests
+cut links, hold flushes, crash and restart nodes. Everything but clock, network and storage is the shipped code.
 """
 
 import heapq
@@ -79,7 +78,7 @@ def genesis_frame(members: Members) -> bytes:
 
 @dataclass
 class Snapshots:
-    """Where a node's snapshots stand; in this world nobody writes any."""
+    """The indices of a node's snapshots; in this world none is written."""
 
     indices: list[int] = field(default_factory=list)
     fetching: int = 0
@@ -92,7 +91,7 @@ class Snapshots:
 
 @dataclass(eq=False)
 class SimNode:
-    """One node: what survives a loss of power (its storage, as far as it was synced) and what does not."""
+    """One node: what survives a loss of power (its storage, as far as synced), and what does not."""
 
     world: "World"
     node_id: str
@@ -130,7 +129,7 @@ class SimNode:
         self.snapshots.members[0] = self.world.members.to_record()
 
     def wipe(self) -> None:
-        """Lose the disk of a node that is down, for another: what comes back has not the one that the genesis names."""
+        """Replace the disk of a node that is down: what comes back is not the disk that the genesis names."""
         self.storage = faulty.Disk()
         self.directory = self.storage.directory()
         self.disk_id = f"{self.node_id}/new".encode().ljust(16, b"\0")
@@ -157,7 +156,7 @@ class SimNode:
 
     @property
     def start_index(self) -> int:
-        """Where its leadership's `epoch_start` stands."""
+        """The index of its leadership's `epoch_start`."""
         return self._needed(self.leading.start_index)
 
     @property
@@ -167,7 +166,7 @@ class SimNode:
 
     @property
     def has_stream(self) -> bool:
-        """Whether it follows on a stream, however far that is."""
+        """Whether it has a stream to its leader, in whatever state."""
         return self.core is not None and self.core.following is not None and self.core.following.stream is not None
 
     @property
@@ -214,7 +213,7 @@ class SimNode:
         self.world.link_all()
 
     def crash(self, keep: faulty.Keep = faulty.Keep.NOTHING) -> None:
-        """Lose power: of what was not synced, `keep` survives."""
+        """Lose power. Of what was not synced, `keep` says what survives."""
         self.core, self.disk, self.held, self.hold_flush = None, None, [], False
         self.storage.lose_power(keep)
         self.directory = self.storage.directory()
@@ -231,7 +230,7 @@ class SimNode:
         self.step(events.Nominated(True))
 
     def promote(self, node_id: str) -> int:
-        """An operator asks this node to make another a voter; the number under which `changes` has the outcome."""
+        """An operator asks this node to make another a voter; return the key of the outcome in `changes`."""
         ask_id = next(self.world.asks)
         self.step(events.PromoteRequested(ask_id, node_id, f"{node_id}:1"))
         return ask_id
@@ -411,7 +410,7 @@ class World:
         heapq.heappush(self._queue, (self.now + delay, next(self._order), call, arguments))
 
     def run_until(self, holds: Callable[[], bool], *, within_s: float = 60) -> None:
-        """Move time until `holds`; a deadline of simulated time passes first: an error."""
+        """Move time until `holds`; fail if a deadline of simulated time passes first."""
         end = self.now + int(within_s * 1_000_000)
         for _ in range(LIMIT_STEPS):
             if holds():
@@ -431,7 +430,7 @@ class World:
         self.now = end
 
     def describe(self) -> str:
-        """A line a node, for a failing test."""
+        """One entry per node, for a failing test."""
         return "; ".join(
             f"{node.node_id}: {node.halted or ''} {node.core.state.promise if node.core else 'down'} "
             f"commit {node.core.state.commit_index if node.core else '-'} "
@@ -442,20 +441,20 @@ class World:
     # Network
 
     def cut(self, *pairs: tuple[str, str]) -> None:
-        """Lose what goes from the first to the second of each pair."""
+        """Drop what is sent from the first to the second of each pair."""
         self._cut.update(pairs)
 
     def isolate(self, node_id: str) -> None:
-        """Lose whatever goes from or to a node."""
+        """Drop everything sent from or to a node."""
         self.cut(*((a, b) for a in self.nodes for b in self.nodes if a != b and node_id in (a, b)))
 
     def heal(self) -> None:
-        """Lose nothing more; connections that a cut broke are made again."""
+        """Drop nothing more; connections that a cut broke are made again."""
         self._cut.clear()
         self.link_all()
 
     def link_all(self) -> None:
-        """Tell every running node which links stand."""
+        """Tell every running node which links are up."""
         for node in self._running():
             for other in self._running():
                 if node is not other and (node.node_id, other.node_id) not in self._cut:
@@ -465,7 +464,7 @@ class World:
         return [node for node in self.nodes.values() if node.core is not None]
 
     def forget(self, node_id: str) -> None:
-        """A node is gone: its streams end at the other side."""
+        """A node is down: its streams end at the other side."""
         for (owner, stream_id), (peer, _) in list(self._streams.items()):
             if node_id in (owner, peer):
                 self._streams.pop((owner, stream_id))
@@ -526,7 +525,7 @@ class World:
                 node.step(events.StreamOpened(stream_id, source, self.nodes[source].disk_id, opening))
 
     def close_stream(self, node: SimNode, stream_id: int) -> None:
-        """One side hangs up; the other hears so."""
+        """One side closes the stream; the other learns of it."""
         end = self._streams.pop((node.node_id, stream_id), None)
         if end is not None:
             self._streams.pop(end, None)
