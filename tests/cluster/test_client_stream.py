@@ -225,6 +225,7 @@ async def test_an_answer_above_the_limit_ends_the_stream(monkeypatch: pytest.Mon
         assert len(server.executed) == 3900
 
 
+@pytest.mark.full
 async def test_a_stream_whose_server_falls_silent_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("quire.cluster.client.transport.HEARTBEAT_S", 0.1)
     async with streaming() as server, deaf_relay(server.address) as relay:

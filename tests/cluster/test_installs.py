@@ -115,6 +115,7 @@ def cluster_without(cluster: RunningCluster, node_id: str) -> RunningCluster:
     return RunningCluster(cluster.session, {name: node for name, node in cluster.nodes.items() if name != node_id})
 
 
+@pytest.mark.full
 @pytest.mark.asyncio
 async def test_a_fetch_that_breaks_off_goes_on_with_the_chunks_that_came(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -146,6 +147,7 @@ async def test_a_fetch_that_breaks_off_goes_on_with_the_chunks_that_came(
         assert twice <= {asked[3], asked[4]}, asked  # What was asked for and did not come; nothing else again.
 
 
+@pytest.mark.full
 @pytest.mark.asyncio
 async def test_a_chunk_that_is_damaged_at_the_leader_is_not_sent_and_its_other_snapshot_is(tmp_path: Path) -> None:
     async with running_cluster(tmp_path, 3, **SETTINGS) as cluster:
@@ -207,6 +209,7 @@ async def test_a_follower_that_lags_is_kept_its_log_up_to_its_bytes(tmp_path: Pa
         assert cluster.nodes["n3"].node.status()["snapshots"]["kept"] == []
 
 
+@pytest.mark.full
 @pytest.mark.asyncio
 @pytest.mark.parametrize(
     ("fails", "error"),

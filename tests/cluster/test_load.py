@@ -75,6 +75,7 @@ def summary_in(output: str) -> dict[str, Any]:
     return summary
 
 
+@pytest.mark.full
 async def test_an_unknown_outcome_stops_the_load_at_once(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
     acknowledged = file.with_name("acknowledged.ndjson")
     async with streaming([None, Fault.SILENT]) as server:
@@ -91,6 +92,7 @@ async def test_an_unknown_outcome_stops_the_load_at_once(file: Path, capsys: pyt
     assert len(server.executed) == BATCH
 
 
+@pytest.mark.full
 async def test_a_cluster_that_stops_ends_the_load_with_nothing_unknown(
     file: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

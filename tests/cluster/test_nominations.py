@@ -4,6 +4,8 @@ import asyncio
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
+
 from quire.cluster.client import connect
 from tests.cluster.running import RunningCluster, running_cluster
 
@@ -49,6 +51,7 @@ async def test_all_that_pysyncobj_knew_may_be_lost_everywhere_and_no_leader_is(t
         assert epochs(cluster) == before
 
 
+@pytest.mark.full
 async def test_two_nodes_that_are_both_suggested_take_nothing_from_a_leader_that_is_heard(tmp_path: Path) -> None:
     async with running_cluster(tmp_path, election_timeout_ms=1000) as cluster:
         before = epochs(cluster)
@@ -67,6 +70,7 @@ async def test_two_nodes_that_are_both_suggested_take_nothing_from_a_leader_that
         assert (await cluster.commands("n2", ["add", 1]))["results"] == ["63"]
 
 
+@pytest.mark.full
 async def test_without_any_suggestion_another_leads_when_the_leader_is_gone(tmp_path: Path) -> None:
     async with running_cluster(tmp_path, election_timeout_ms=1000) as cluster:
         await silence(cluster)

@@ -125,6 +125,7 @@ async def test_if_every_response_moves_a_new_one_is_overloaded(
     assert (reply.status, reply.problem, reply.headers["Retry-After"]) == (429, "overloaded", "1")
 
 
+@pytest.mark.full
 @EVERYWHERE
 async def test_a_slow_reader_that_takes_something_now_and_then_gets_all_of_it(
     cluster: RunningCluster, monkeypatch: pytest.MonkeyPatch, at: str

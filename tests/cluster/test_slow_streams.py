@@ -113,6 +113,7 @@ async def test_a_follower_that_cuts_a_silent_caller_off_has_the_leader_answer_no
     assert taken <= WINDOW_BYTES + WINDOW_RESULTS_BYTES + SOCKET_BUFFERS_BYTES
 
 
+@pytest.mark.full
 @EVERYWHERE
 async def test_a_slow_caller_that_takes_something_now_and_then_is_not_cut_off(
     cluster: RunningCluster, at: str, monkeypatch: pytest.MonkeyPatch

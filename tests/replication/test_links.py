@@ -82,6 +82,7 @@ async def test_a_link_can_be_closed_at_the_moment_it_ends_by_itself(turn: int) -
         await asyncio.wait_for(link.close(), DEADLINE_S)
 
 
+@pytest.mark.full
 async def test_a_refused_link_reports_why_and_keeps_dialling() -> None:
     mine, theirs = Recorder(who("n1")), Recorder(who("n2", cluster_id=b"another cluster."))
     server = LinkServer(theirs, None)

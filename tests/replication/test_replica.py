@@ -98,6 +98,7 @@ async def test_a_mark_that_cannot_be_written_ends_the_leadership() -> None:
         assert node.log.failure is not None
 
 
+@pytest.mark.full
 async def test_a_mark_that_cannot_be_synced_halts_the_node_and_it_still_stops() -> None:
     async with alone() as node:
         failing(node.device, "sync", "mark")
@@ -142,6 +143,7 @@ async def test_an_epoch_that_no_promise_can_hold_is_never_taken_as_promised() ->
         assert node.replica.core.state.stored_promise == node.disk.promises.promise
 
 
+@pytest.mark.full
 async def test_a_leader_whose_flush_hangs_steps_down() -> None:
     # Rule 11.
     async with alone() as node:
