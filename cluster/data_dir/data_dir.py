@@ -12,13 +12,13 @@ from pathlib import Path
 
 from quire.log import Directory, FileDirectory, Log, LogLocked, LogOptions, wall_clock
 from quire.replication import PromiseFile, PromiseLost
+from quire.replication.core.members import DISK_ID_BYTES
 from quire.replication.promises import PROMISE_FILE
 from quire.sm import Applier, Owner, Sessions, SnapshotPart, SnapshotStore, StateMachine, restore_newest
 
 from .genesis import Genesis, read_genesis, read_genesis_file, write_genesis_file
 from .identity import DataDirRefused, NodeIdentity, read_identity, write_identity
 
-DISK_ID_BYTES = 16
 LOG_FOLDER = "log"
 MARK_FILE = "mark"
 

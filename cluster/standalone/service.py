@@ -28,9 +28,11 @@ from quire.log import (
     stored_cluster_id,
     wall_clock,
 )
+from quire.replication.core.members import DISK_ID_BYTES
 from quire.replication.promises import PROMISE_FILE
 
-from ..data_dir.data_dir import DISK_ID_BYTES, LOG_FOLDER
+from ..data_dir.data_dir import LOG_FOLDER
+from ..data_dir.genesis import CLUSTER_ID_BYTES
 from ..data_dir.identity import DataDirRefused, NodeIdentity, read_identity, write_identity
 from ..errors import (
     CorruptHere,
@@ -50,7 +52,6 @@ from .config import StandaloneConfig
 MODE = "standalone"
 MARK_INTERVAL_S = 1.0
 EXPIRY_INTERVAL_S = 10.0
-CLUSTER_ID_BYTES = 16
 
 logger = structlog.get_logger(__name__)
 
