@@ -26,9 +26,8 @@ CONNECT_TIMEOUT_S = 1.0
 READ_ATTEMPT_TIMEOUT_S = 5.0  # Another server can answer a read; a write waits for its own answer.
 BACKOFF_FIRST_S = 0.02
 BACKOFF_LONGEST_S = 1.0
-LAST_SHARE = (
-    0.1  # No attempt starts in the last tenth of a call's time: it would only turn a write into an unknown one.
-)
+# No attempt starts in the last tenth of a call's time: it would only turn a write into an unknown one.
+LAST_SHARE = 0.1
 UNREACHABLE_FOR_S = 30.0  # How long to avoid a leader's address that cannot be reached, as from another network.
 READ_BUFFER_BYTES = 1 << 18
 STREAM_CONNECT_TIMEOUT_S = 3.0  # A follower first connects to the leader itself.
@@ -158,7 +157,7 @@ class Transport:
                         max_msg_size=ANSWER_BYTES,
                     )
             except aiohttp.WSServerHandshakeError as error:
-                failure = NothingWritten(f"{server} says {error.status}")
+                failure = NothingWritten(f"{server} answered {error.status}")
                 if error.headers is not None:
                     self._learn_leader(error.headers.get("Quire-Leader"))
             except aiohttp.InvalidURL:
@@ -262,7 +261,7 @@ def _failure_of(server: str, attempt: _Attempt, answer: aiohttp.ClientResponse, 
     """The error for a response with a status other than 200."""
     problem = _parse_problem(answer.status, content)
     own = str(problem.get("type", "")).startswith(OWN_TYPE)
-    detail = f"{server} says {answer.status}: {problem.get('detail') or problem.get('title')}"
+    detail = f"{server} answered {answer.status}: {problem.get('detail') or problem.get('title')}"
     match answer.status:
         case HTTPStatus.TOO_MANY_REQUESTS if own:
             patience = answer.headers.get("Retry-After", "")

@@ -282,7 +282,7 @@ async def test_a_command_that_a_busy_server_did_not_take_is_unavailable_and_neve
     async with streaming([None]) as server, connect(server.address, timeout_s=BRIEFLY_S) as cluster:
         await cluster.apply("first")
         server.faults = [Fault.STOPPING]
-        with pytest.raises(Unavailable, match="says 503"):
+        with pytest.raises(Unavailable, match="answered 503"):
             await cluster.apply("not taken")
         server.stopping = False
 
