@@ -15,10 +15,10 @@ from .change.append import append_raw, make_room, put_spooled
 from .change.expiry import Expirable, expirable, remove_expired
 from .change.recovery import OpenRequest, open_state
 from .change.reset import follows, remove_log, reset_to
-from .change.rewrite import cut_frame, finish_rewrites, rewrite, set_aside
+from .change.rewrite import finish_rewrites, split_last_frame
 from .change.spool import Spool
 from .change.truncation import truncate_at
-from .errors import DiskFull, LogClosed, LogError, LogReadOnly, NotFrameBoundary, RecordTooLarge, UnexpectedIndex
+from .errors import DiskFull, LogClosed, NotFrameBoundary, UnexpectedIndex
 from .frames import HEADER_BYTES, Frame, FrameHeader, Kind, Tail, seal_header
 from .options import FLUSH_ALWAYS, STORE_HEADER_BYTES, FlushPolicy, LogOptions
 from .payload import StoredRecord, encode_records, stored_record
@@ -417,27 +417,15 @@ class Log:
         except NotFrameBoundary as inside:
             if not state.standalone:
                 raise
-            self._cut_frame(inside)
+            # A restart may have to replace the frame: everything before it must be durable.
+            self._cut(inside.next_index)
+            frame = self._reader.frame(inside.frame_index)
+            split_last_frame(self, state, frame, inside.index - inside.frame_index)
 
     def _cut(self, boundary: int) -> None:
         tail, segment, position = self._lookup.end_before(boundary)
         self._lookup.forget_boundaries()
         truncate_at(self._state, tail, segment, position)
-
-    def _cut_frame(self, inside: NotFrameBoundary) -> None:
-        state = self._state
-        # A restart may have to replace the frame: everything before it must be durable.
-        self._cut(inside.next_index)
-        raw = cut_frame(self._reader.frame(inside.frame_index), inside.index - inside.frame_index)
-        if len(raw) > state.frame_limit:
-            raise RecordTooLarge(len(raw), state.frame_limit)
-        with state.failing("splitting a frame"):
-            set_aside(state.files, raw, inside.frame_index)
-            try:
-                rewrite(self, state.files, raw, inside.frame_index)
-            except LogError as error:
-                # The old frame may be gone already: nothing may be appended before a restart puts the new one there.
-                raise self._failed("splitting a frame", error) from error
 
     def remove_expired(
         self, now: int, *, age: int | None = None, max_bytes: int | None = None, floor: int | None = None
@@ -591,7 +579,3 @@ class Log:
         """
         self.close()
         remove_log(self._directory)
-
-    def _failed(self, doing: str, error: Exception) -> LogReadOnly:
-        self._state.fail(f"{doing}: {error}")
-        return LogReadOnly(self._state.failure or doing)

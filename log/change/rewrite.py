@@ -14,10 +14,11 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from ..errors import DiskFull, FrameInvalid, UnknownVersion
+from ..errors import DiskFull, FrameInvalid, LogError, LogReadOnly, RecordTooLarge, UnknownVersion
 from ..frames import Frame, Kind, encode_frame, walk_frames
 from ..payload import cut_runs, decode_records, encode_records
 from ..segment.store import base_of_name, create_fresh
+from ..state import LogState
 from ..storage import Directory
 
 REWRITE_SUFFIX = ".rewrite"
@@ -88,14 +89,29 @@ def set_aside(files: Directory, raw: bytes, index: int) -> None:
     files.sync()
 
 
-def rewrite(log: Rewritable, files: Directory, raw: bytes, index: int) -> None:
-    """Replace the frame at `index`, the log's last, by the one that was set aside. Blocks.
+def split_last_frame(log: Rewritable, state: LogState, frame: Frame, count: int) -> None:
+    """Replace `frame`, the log's last, by one that holds its first `count` records. Blocks.
 
     All of the log must be durable before, because a restart may have to repeat this.
 
     Raises:
-        OSError, LogReadOnly, DiskFull: only a restart tells which of the two frames is there.
+        RecordTooLarge, DiskFull: nothing changed.
+        LogReadOnly: only a restart tells which of the two frames is there.
     """
+    raw = cut_frame(frame, count)
+    if len(raw) > state.frame_limit:
+        raise RecordTooLarge(len(raw), state.frame_limit)
+    with state.failing("splitting a frame"):
+        set_aside(state.files, raw, frame.header.index)
+        try:
+            _replace(log, state.files, raw, frame.header.index)
+        except LogError as error:
+            # The old frame may be gone already: nothing may be appended before a restart puts the new one there.
+            state.fail(f"splitting a frame: {error}")
+            raise LogReadOnly(state.failure or str(error)) from error
+
+
+def _replace(log: Rewritable, files: Directory, raw: bytes, index: int) -> None:
     log.truncate(index)
     log.append_frames(raw)
     log.flush()
@@ -121,7 +137,7 @@ def finish_rewrites(log: Rewritable, files: Directory) -> None:
             storage.close()
         files.sync()
         if whole:
-            rewrite(log, files, raw, index)
+            _replace(log, files, raw, index)
         else:
             files.remove(name)
 

@@ -91,7 +91,6 @@ def mark_before_flush(patch: Patch) -> None:
 
 def rewrite_without_setting_the_frame_aside(patch: Patch) -> None:
     unsynced(patch, quire.log.change.rewrite, "set_aside")
-    patch.setattr("quire.log.log.set_aside", quire.log.change.rewrite.set_aside)
 
 
 def reset_without_syncing_the_folder(patch: Patch) -> None:
