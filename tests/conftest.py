@@ -24,8 +24,10 @@ TESTS = Path(__file__).resolve().parent
 FIRST = ["tidy", "log", "sm", "replication", "cluster"]
 LAST = ["processes", "faults"]
 
-# These start processes or Spark, and measure or wait for time: one runs at a time.
-ALONE = frozenset({"processes", "faults", "pipeline"})
+# These start processes, and measure or wait for time: one runs at a time.
+ALONE = frozenset({"processes", "faults"})
+# Here only the tests with one of these fixtures do: a session of Spark, or a cluster of processes.
+ALONE_IF_FIXTURE = {"pipeline": frozenset({"spark", "cluster"})}
 # Modules with coroutines here start nodes with sockets and timeouts; the others run side by side.
 ALONE_IF_ASYNC = frozenset({"cluster", "replication", "control", "deploy"})
 
@@ -52,6 +54,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         folder = _folder(path)
         if folder in ALONE or (folder in ALONE_IF_ASYNC and any(map(_is_coroutine, its_items))):
             for item in its_items:
+                item.add_marker(pytest.mark.alone)
+        for item in its_items:
+            if not ALONE_IF_FIXTURE.get(folder, frozenset()).isdisjoint(getattr(item, "fixturenames", ())):
                 item.add_marker(pytest.mark.alone)
 
 

@@ -57,11 +57,13 @@ def test_spark_finds_the_source_without_being_told(spark: SparkSession, numbers:
     assert load(spark, numbers).count() == 300
 
 
+@pytest.mark.full
 def test_headers_are_no_column_unless_they_are_asked_for(spark: SparkSession, history: Path) -> None:
     assert "headers" not in load(spark, history).columns
     assert "headers" in load(spark, history, INCLUDEHEADERS="TRUE").columns
 
 
+@pytest.mark.full
 def test_a_schema_of_the_user_s_chooses_columns(spark: SparkSession, history: Path) -> None:
     chosen = spark.read.format("quire").schema("value binary, index long").load(str(history))
 
@@ -70,6 +72,7 @@ def test_a_schema_of_the_user_s_chooses_columns(spark: SparkSession, history: Pa
     assert [(bytes(row[0]), row[1]) for row in chosen.orderBy("index").collect()] == expected
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("schema", ["index int", "nothing string", "index long, value string"])
 def test_a_schema_that_does_not_fit_is_refused(spark: SparkSession, history: Path, schema: str) -> None:
     with pytest.raises(PySparkException, match="there is no column"):
@@ -86,6 +89,7 @@ def test_a_partition_is_a_segment_and_is_split_where_more_are_asked_for(spark: S
     assert sorted(indices(split)) == list(range(300))
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(("start", "end"), [(0, 300), (1, 299), (100, 101), (151, 151), (300, 300)])
 def test_a_range_of_indices_is_half_open(spark: SparkSession, numbers: Path, start: int, end: int) -> None:
     frame = load(spark, numbers, startingOffsets=json.dumps({"index": start}), endingOffsets=str(end))
@@ -93,6 +97,7 @@ def test_a_range_of_indices_is_half_open(spark: SparkSession, numbers: Path, sta
     assert sorted(indices(frame)) == list(range(start, end))
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("start_ms", "end_ms", "expected"),
     [(0, 1_000, (0, 3)), (10_000, 20_000, (30, 60)), (9_999, 10_001, (30, 33)), (10_001, 99_000, (33, 297))],
@@ -106,6 +111,7 @@ def test_a_range_of_time_begins_with_what_is_not_older(
     assert sorted(indices(frame)) == list(range(*expected))
 
 
+@pytest.mark.full
 def test_a_time_that_the_log_has_not_come_to_is_refused_or_is_its_end(spark: SparkSession, numbers: Path) -> None:
     late = START // 1000 + 1_000_000
 
@@ -114,6 +120,7 @@ def test_a_time_that_the_log_has_not_come_to_is_refused_or_is_its_end(spark: Spa
     assert load(spark, numbers, startingTimestamp=late, startingOffsetsByTimestampStrategy="latest").collect() == []
 
 
+@pytest.mark.full
 def test_an_empty_log_has_no_rows(spark: SparkSession, tmp_path: Path) -> None:
     with writing(tmp_path / "empty", first=7):
         pass
@@ -121,6 +128,7 @@ def test_an_empty_log_has_no_rows(spark: SparkSession, tmp_path: Path) -> None:
     assert load(spark, tmp_path / "empty").collect() == []
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("options", "says"),
     [
@@ -138,6 +146,7 @@ def test_what_cannot_be_is_refused_by_name(
         load(spark, numbers, **options).collect()
 
 
+@pytest.mark.full
 def test_a_folder_without_a_log_is_refused(spark: SparkSession, tmp_path: Path) -> None:
     with pytest.raises(PySparkException, match="holds no log of quire"):
         load(spark, tmp_path).collect()

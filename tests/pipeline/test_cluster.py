@@ -30,6 +30,8 @@ from tests.pipeline.servers import answers_of, serving
 from tests.ports import free_port
 from tests.processes.cluster import DEADLINE_S, Cluster, Clusters, ending_clusters
 
+pytestmark = pytest.mark.full
+
 # By hand: PIPELINE_RECORDS=10000000 pytest tests/pipeline/test_cluster.py, which `make soak` does.
 RECORDS = int(os.environ.get("PIPELINE_RECORDS", "500000"))
 BATCH = 1000

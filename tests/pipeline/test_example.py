@@ -26,6 +26,8 @@ from tests.pipeline.sessions import TOP
 from tests.pipeline.test_jobs import history, quire_spark
 from tests.processes.cluster import Cluster, Clusters, Node, ending_clusters, run_quire
 
+pytestmark = pytest.mark.full
+
 README = (TOP / "README.md").read_text()
 COMMANDS = 24_000
 BATCH = 200

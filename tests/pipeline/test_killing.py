@@ -19,6 +19,8 @@ from tests.pipeline import driver
 from tests.pipeline.logs import append_and_flush, expected_rows, writing
 from tests.pipeline.sessions import TOP
 
+pytestmark = pytest.mark.full
+
 # By hand: PIPELINE_KILLS=20 pytest tests/pipeline/test_killing.py, which `make soak` does.
 KILLS = int(os.environ.get("PIPELINE_KILLS", "3"))
 SEED = int(os.environ.get("PIPELINE_SEED", "1"))

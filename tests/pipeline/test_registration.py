@@ -37,6 +37,7 @@ def test_what_every_session_of_spark_imports_is_light() -> None:
     assert ran.stdout.strip() == "[]"
 
 
+@pytest.mark.full
 def test_a_session_that_was_told_of_the_source_reads_with_it(spark: SparkSession, tmp_path: Path) -> None:
     with writing(tmp_path / "log") as log:
         append_and_flush(log, [1, 2, 3])

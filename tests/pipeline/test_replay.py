@@ -451,15 +451,15 @@ def test_a_damaged_snapshot_is_made_up_for_by_the_same_one_elsewhere(tmp_path: P
 
 
 @pytest.mark.parametrize(
-    ("cluster", "machine", "error"),
+    ("cluster_id", "machine", "error"),
     [(CLUSTER, Later(42), MachineDiffers), (b"x" * 16, ArithmeticMachine(42), ForeignLog)],
 )
 def test_a_snapshot_that_is_not_of_this_log_is_refused(
-    tmp_path: Path, cluster: bytes, machine: StateMachine, error: type[Exception]
+    tmp_path: Path, cluster_id: bytes, machine: StateMachine, error: type[Exception]
 ) -> None:
     log = tmp_path / "n1"
     run_cluster(log, ArithmeticMachine(42), snapshots=0)
-    owner = Owner(cluster, (machine.name, machine.version))
+    owner = Owner(cluster_id, (machine.name, machine.version))
     store, other = SnapshotStore.open(FileDirectory(log), owner), run_cluster(tmp_path / "n2", machine, snapshots=0)
     write_snapshot(store.begin(1000), owner, other.boundary, other.content())
     store.complete(1000)

@@ -121,6 +121,7 @@ def test_rows_that_are_no_commands_are_named_and_nothing_of_their_batch_is_writt
     assert os.listdir(tmp_path) == ["identity"]
 
 
+@pytest.mark.full
 def test_what_cannot_be_written_is_refused_before_anything_is(
     cluster: Cluster, spark: SparkSession, tmp_path: Path
 ) -> None:
@@ -238,6 +239,7 @@ def stream(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterat
     made.end()
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("kill", range(KILLS))
 def test_a_stream_killed_at_a_random_point_has_sent_its_commands_once_and_in_order(stream: Stream, kill: int) -> None:
     stream.kill(KINDS[kill % len(KINDS)])
@@ -246,6 +248,7 @@ def test_a_stream_killed_at_a_random_point_has_sent_its_commands_once_and_in_ord
     assert executed == stream.commands[: len(executed)], f"PIPELINE_SEED={SEED}, kill {kill}"
 
 
+@pytest.mark.full
 def test_a_stream_killed_again_and_again_comes_to_the_state_and_commands_of_a_clean_run(
     stream: Stream, spark: SparkSession
 ) -> None:

@@ -237,6 +237,7 @@ def test_a_query_goes_on_where_it_stopped_and_delivers_every_record_once(
     assert [progress["numInputRows"] for progress in query.recentProgress if progress["numInputRows"]] == [20]
 
 
+@pytest.mark.full
 def test_a_query_on_a_log_of_another_cluster_fails_by_name(spark: SparkSession, numbers: Path, tmp_path: Path) -> None:
     start = streamed(spark, numbers, tmp_path)
     assert start().awaitTermination(DEADLINE_S)
