@@ -1,4 +1,4 @@
-"""What a replica tells the node that owns it."""
+"""The events that a replica reports to the node that owns it."""
 
 from typing import Protocol, TypeVar
 
