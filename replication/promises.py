@@ -11,13 +11,12 @@ import struct
 
 from quire.log import Directory, SlotFile
 
-from .core.members import MAX_NODE_ID_BYTES
+from .core.members import DISK_ID_BYTES, MAX_NODE_ID_BYTES
 from .core.messages import NO_PROMISE, Promise
 
 PROMISE_FILE = "promise"
 PROMISE_VERSION = 1
 FILE_BYTES = 8192
-DISK_ID_BYTES = 16
 
 _BODY = struct.Struct(f"<Q{MAX_NODE_ID_BYTES}sQ{DISK_ID_BYTES}s")
 
