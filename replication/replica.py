@@ -346,7 +346,7 @@ class Replica(Generic[OwnerT]):
 
     def _foreign_peers_met(self, foreign: set[str]) -> None:
         """Halt if a majority of this log's members are of another cluster: this node has a wrong disk."""
-        members = self.core.status().members
+        members = self.core.members
         if members.is_majority(lambda member: member.node_id in foreign):
             reason = f"this data_dir is of another cluster than {', '.join(sorted(foreign))}; give this node its own"
             self._driver.halt(reason)

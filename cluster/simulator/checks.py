@@ -352,7 +352,7 @@ class Checks:
 
     def _members(self, node: "Node") -> None:
         """Rule 15: the last record of members in the log counts, from its append until it is cut."""
-        members = node.running.status().members
+        members = node.running.core.members
         known = frozenset((voter.node_id, voter.disk_id) for voter in members.voters())
         named = node.shadow.members_below(node.shadow.end)
         if known != named.voters:

@@ -21,6 +21,7 @@ from .election import Candidate, answer_pre_vote, refusal
 from .events import Reason
 from .following import Following, Step
 from .leading import Leading
+from .members import Members
 from .messages import (
     Campaign,
     Heartbeat,
@@ -94,19 +95,9 @@ class Core:
         elif isinstance(event, events.DiskEvent):
             self._disk_done(event)
         else:
-            self._dispatch_other(event)
+            self._handle_node_event(event)
 
-    def _dispatch_other(
-        self,
-        event: events.Received
-        | events.StreamClosed
-        | events.Expired
-        | events.LinkUp
-        | events.LinkDown
-        | events.Nominated
-        | events.Stopped
-        | events.Tick,
-    ) -> None:
+    def _handle_node_event(self, event: events.NodeEvent) -> None:
         match event:
             case events.Received():
                 self._received(event)
@@ -552,6 +543,11 @@ class Core:
     def halted(self) -> str | None:
         """Why this core has stopped for good; None while it runs."""
         return self.state.halted
+
+    @property
+    def members(self) -> Members:
+        """The members that the log names, as of the last step."""
+        return self.state.members
 
     @property
     def promise(self) -> Promise:

@@ -268,16 +268,7 @@ FollowerEvent = FramesArrived | OpenAnswered | StreamConnected | SnapshotFetched
 DiskEvent = Appended | Flushed | PromiseStored | Truncated | Installed | AppendRefused | FramesRefused | DiskFailed
 """What a disk action came to."""
 
-Event = (
-    LeaderEvent
-    | FollowerEvent
-    | DiskEvent
-    | Received
-    | StreamClosed
-    | Expired
-    | LinkUp
-    | LinkDown
-    | Nominated
-    | Stopped
-    | Tick
-)
+NodeEvent = Received | StreamClosed | Expired | LinkUp | LinkDown | Nominated | Stopped | Tick
+"""What every node handles, whether it leads, follows or neither."""
+
+Event = LeaderEvent | FollowerEvent | DiskEvent | NodeEvent

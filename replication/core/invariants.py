@@ -44,9 +44,8 @@ class Invariants:
         self._before = after
 
 
-def _require(holds: bool, rule: str, *values: object) -> None:
-    if not holds:
-        raise InvariantBroken(f"{rule}: {', '.join(map(str, values))}")
+def _broken(rule: str, *values: object) -> InvariantBroken:
+    return InvariantBroken(f"{rule}: {', '.join(map(str, values))}")
 
 
 def check_point(core: Core) -> Point:
@@ -55,57 +54,60 @@ def check_point(core: Core) -> Point:
     Raises:
         InvariantBroken: with the rule and its values.
     """
-    state, leading, following, candidate = core.state, core.leading, core.following, core.candidate
-    highest, promise, stored = state.log.highest_index, state.promise, state.stored_promise
-    _require(not (leading and following), "a node does not lead and follow at once", state.me.node_id)
-    _require(state.commit_index <= highest, "rule 9: nothing committed was cut", state.commit_index, highest)
-    _require(promise.epoch >= state.log.last_epoch, "rule 1: the promise covers the log", promise)
-    _require(promise.epoch >= stored.epoch, "rule 2: a queued promise counts", promise)
-    # At the start the log's last epoch may be above the stored promise: then nobody is promised.
-    _require(
-        promise == stored or not promise.candidate or core.writer.is_exclusive,
-        "rule 2: nothing else uses the disk while a promise is written",
-        promise,
-        stored,
-    )
-    _require(
-        state.reported_apply <= min(state.commit_index, state.log.durable.index),
-        "rule 7: only what is committed and durable is applied",
-        state.reported_apply,
-        state.commit_index,
-        state.log.durable.index,
-    )
-    _require(
-        candidate.phase is not Phase.REQUESTING or candidate.wanted == stored,
-        "rule 5: votes are asked for after the own promise is durable",
-        candidate.wanted,
-        stored,
-    )
+    state, leading, following = core.state, core.leading, core.following
+    highest, durable, committed = state.log.highest_index, state.log.durable.index, state.commit_index
+    if leading and following:
+        raise _broken("a node does not lead and follow at once", state.me.node_id)
+    if committed > highest:
+        raise _broken("rule 9: nothing committed was cut", committed, highest)
+    _check_promise(core)
+    if state.reported_apply > committed or state.reported_apply > durable:
+        raise _broken("rule 7: only what is committed and durable is applied", state.reported_apply, committed, durable)
     if leading:
-        _require(candidate.phase is Phase.IDLE, "rule 4: a leader does not campaign", candidate.phase)
-        _check_leader(core, leading)
+        _check_leader(core, leading, durable)
     if following:
-        _require(following.leader == promise, "rule 1: it follows whom it promised", following.leader)
-        if following.stream:
-            _require(following.stream.matched <= highest, "rule 8: what matches is here", following.stream)
-    return Point(promise, stored, following.leader if following else None, state.commit_index, state.reported_apply)
+        if following.leader != state.promise:
+            raise _broken("rule 1: it follows whom it promised", following.leader)
+        if following.stream and following.stream.matched > highest:
+            raise _broken("rule 8: what matches is here", following.stream)
+    followed = following.leader if following else None
+    return Point(state.promise, state.stored_promise, followed, committed, state.reported_apply)
 
 
-def _check_leader(core: Core, leading: Leading) -> None:
-    state = core.state
-    _require(leading.promise == state.stored_promise, "rule 1: a leader holds its own promise", leading.promise)
-    _require(not core.writer.is_exclusive, "rule 2: a leader neither promises, truncates nor installs", leading.promise)
-    _require(state.is_voter, "rule 15: a leader is a voter of its own log", state.me.node_id, state.log.members_index)
-    _require(state.commit_index <= state.log.durable.index, "rule 7: never above its own", state.commit_index)
+def _check_promise(core: Core) -> None:
+    state, candidate = core.state, core.candidate
+    promise, stored = state.promise, state.stored_promise
+    if promise.epoch < state.log.last_epoch:
+        raise _broken("rule 1: the promise covers the log", promise)
+    if promise.epoch < stored.epoch:
+        raise _broken("rule 2: a queued promise counts", promise)
+    # At the start the log's last epoch may be above the stored promise: then nobody is promised.
+    if promise is not stored and promise != stored and promise.candidate and not core.writer.is_exclusive:
+        raise _broken("rule 2: nothing else uses the disk while a promise is written", promise, stored)
+    if candidate.phase is Phase.REQUESTING and candidate.wanted != stored:
+        raise _broken("rule 5: votes are asked for after the own promise is durable", candidate.wanted, stored)
+
+
+def _check_leader(core: Core, leading: Leading, durable: int) -> None:
+    state, phase = core.state, core.candidate.phase
+    if leading.promise != state.stored_promise:
+        raise _broken("rule 1: a leader holds its own promise", leading.promise)
+    if core.writer.is_exclusive:
+        raise _broken("rule 2: a leader neither promises, truncates nor installs", leading.promise)
+    if not state.is_voter:
+        raise _broken("rule 15: a leader is a voter of its own log", state.me.node_id, state.log.members_index)
+    if state.commit_index > durable:
+        raise _broken("rule 7: never above its own", state.commit_index)
+    if phase is not Phase.IDLE:
+        raise _broken("rule 4: a leader does not campaign", phase)
+    lowest, highest = state.log.lowest_index, state.log.highest_index
     for stream in leading.downstreams.streams.values():
-        shipped = stream.next_index
-        _require(stream.match_index <= shipped <= state.log.highest_index, "rule 6: ships what it wrote", stream)
-        _require(state.log.lowest_index <= shipped, "rule 16: ships what is there", stream)
-        _require(
-            stream.announced_commit <= state.commit_index,
-            "rule 7: announces what is committed",
-            stream.announced_commit,
-        )
+        if not stream.match_index <= stream.next_index <= highest:
+            raise _broken("rule 6: ships what it wrote", stream)
+        if stream.next_index < lowest:
+            raise _broken("rule 16: ships what is there", stream)
+        if stream.announced_commit > state.commit_index:
+            raise _broken("rule 7: announces what is committed", stream.announced_commit)
 
 
 def check_step(before: Point, after: Point) -> None:
@@ -114,15 +116,15 @@ def check_step(before: Point, after: Point) -> None:
     Raises:
         InvariantBroken: with both points.
     """
-    _require(after.promise.epoch >= before.promise.epoch, "rule 1: a promise never falls", before, after)
-    _require(after.stored_promise.epoch >= before.stored_promise.epoch, "rule 1: on disk neither", before, after)
-    # Rule 1: within an epoch a promise changes only to the leader that was elected in it, who is then followed.
-    is_same = after.promise == before.promise
-    _require(
-        is_same or after.promise.epoch > before.promise.epoch or after.following == after.promise,
-        "rule 1: an epoch is promised once",
-        before,
-        after,
-    )
-    _require(after.commit_index >= before.commit_index, "commit_index never falls", before, after)
-    _require(after.apply_index >= before.apply_index, "rule 7: what is applied is never taken back", before, after)
+    if after.promise.epoch < before.promise.epoch:
+        raise _broken("rule 1: a promise never falls", before, after)
+    if after.stored_promise.epoch < before.stored_promise.epoch:
+        raise _broken("rule 1: on disk neither", before, after)
+    # Within an epoch a promise changes only to the leader that was elected in it, and is followed.
+    if after.promise is not before.promise and after.promise != before.promise:
+        if after.promise.epoch == before.promise.epoch and after.following != after.promise:
+            raise _broken("rule 1: an epoch is promised once", before, after)
+    if after.commit_index < before.commit_index:
+        raise _broken("commit_index never falls", before, after)
+    if after.apply_index < before.apply_index:
+        raise _broken("rule 7: what is applied is never taken back", before, after)
