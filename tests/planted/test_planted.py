@@ -18,7 +18,7 @@ AT_ONCE = 1
 SEEDS = 40
 """How many histories to look in: another version of the core makes other histories of the same seeds."""
 
-CHANGED = "replication/core/promise.py"
+CHANGED = "replication/core/messages.py"
 
 
 def patch_of(folder: Path, finder: str, *, added: str = '"""More."""', after: str = "") -> Path:
