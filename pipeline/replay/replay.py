@@ -131,6 +131,17 @@ def replay(
         cluster_id, " version ".join(map(str, genesis.machine)), *_range(pieces, bounds), left_out=left_out
     )
     work = [part for piece in pieces for part in _parts(piece, key_parts)]
+    found, of_keys = _run(work, spark, progress)
+    _sum_up(summary, found, of_keys)
+    summary.stretches = len(pieces)
+    summary.live = _verdicts(live, found, of_keys, Bounds(summary.from_index, summary.to_index))
+    summary.seconds = time.monotonic() - began
+    return summary
+
+
+def _run(
+    work: list[ReplayPiece | KeyPiece], spark: SparkSession | None, progress: Progress
+) -> tuple[list[Replayed], list[ReplayedKeys]]:
     found: list[Replayed] = []
     of_keys: list[ReplayedKeys] = []
     done, total = 0, sum(_length(each) for each in work)
@@ -142,16 +153,19 @@ def replay(
             found.append(outcome.result)
         done += _length(work[outcome.place])
         progress(done, total)
-    _sum_up(summary, found, of_keys)
-    summary.stretches, summary.left_out = len(pieces), left_out
+    return found, of_keys
+
+
+def _verdicts(
+    live: list[NodeAnswer], found: list[Replayed], of_keys: list[ReplayedKeys], replayed: Bounds
+) -> dict[str, str]:
+    """By node: how its answer compares. A difference at a snapshot affects every node that is compared after it."""
     wrong = {each.to_index: f"at index {each.to_index}" for each in of_keys if each.differences}
+    servers = {node.server for node in live}
     for difference in (difference for each in found for difference in each.differences):
         if difference.source not in servers:
             wrong[difference.boundary] = place_of(difference)
-    replayed = Bounds(summary.from_index, summary.to_index)
-    summary.live = {node.server: node.verdict(found, wrong, replayed) for node in live}
-    summary.seconds = time.monotonic() - began
-    return summary
+    return {node.server: node.verdict(found, wrong, replayed) for node in live}
 
 
 def _parts(piece: ReplayPiece, key_parts: int) -> list[ReplayPiece | KeyPiece]:
