@@ -118,6 +118,7 @@ class Driver(Generic[OwnerT]):
         self._sockets = sockets
         self._device = device
         self._events: deque[events.Event] = deque()
+        self._append_results: deque[actions.AppendResult] = deque()
         self._stepping = False
         self._reminded = False
         self._shipped: tuple[int, Tail | None, bytes] = (
@@ -139,7 +140,7 @@ class Driver(Generic[OwnerT]):
                 self.handle(self._events.popleft())
             self._remind_of_commit()
         except LogError as error:
-            self._events.clear()
+            self._forget_what_waits()
             self.log_failed(error)
         except Exception as fault:
             self.faulted(fault)
@@ -159,8 +160,15 @@ class Driver(Generic[OwnerT]):
         self.step(events.Tick())
 
     def handle(self, event: events.Event) -> None:
-        """One step of the core, and its actions."""
-        for action in self.core.handle(event, self._device.now(), self._device.clock()):
+        """One step of the core and its actions; then, as steps of their own, the results of its appends."""
+        self.carry_out_step(event, self.core.handle(event, self._device.now(), self._device.clock()))
+        while self._append_results:
+            result = self._append_results.popleft()
+            self.carry_out_step(result, self.core.append_done(result, self._device.now(), self._device.clock()))
+
+    def carry_out_step(self, cause: events.Event | actions.AppendResult, step: list[actions.Action]) -> None:
+        """The actions of one step of the core. Subclasses look at the core after each step here."""
+        for action in step:
             self._carry_out(action)
 
     def log_failed(self, error: LogError) -> None:
@@ -177,9 +185,13 @@ class Driver(Generic[OwnerT]):
 
         Unlike `halt` it rejects no waiting writes: how far the step came is unknown, and so is every outcome.
         """
-        self._events.clear()
+        self._forget_what_waits()
         self.core.abandon(f"a fault of this program: {fault!r}")
         self._owner.failed(fault)
+
+    def _forget_what_waits(self) -> None:
+        self._events.clear()
+        self._append_results.clear()
 
     @contextmanager
     def _errors_end_node(self) -> Generator[None]:
@@ -318,9 +330,10 @@ class Driver(Generic[OwnerT]):
         try:
             self._disk.append_system(epoch, value)
         except DiskFull:
-            self.step(events.AppendRefused(Reason.DISK_FULL))
+            result = actions.AppendResult(is_made=False, refused=Reason.DISK_FULL)
         else:
-            self.step(events.Appended(0))
+            result = actions.AppendResult()
+        self._append_results.append(result)
 
     def _append_frames(self, stream_id: int, raw: bytes) -> None:
         try:
@@ -328,9 +341,10 @@ class Driver(Generic[OwnerT]):
         except (LogReadOnly, LogClosed):
             raise
         except LogError as error:  # A full disk; or a peer's fault: bytes that are no frames, or do not follow.
-            self.step(events.FramesRefused(stream_id, str(error)))
+            result = actions.AppendResult(stream_id, is_made=False, error=str(error))
         else:
-            self.step(events.Appended(stream_id))
+            result = actions.AppendResult(stream_id)
+        self._append_results.append(result)
 
     def _append_writes(self, epoch: int, writes: tuple[Write[OwnerT], ...]) -> None:
         appended = self._disk.append_writes(epoch, writes)
@@ -338,9 +352,8 @@ class Driver(Generic[OwnerT]):
             self._owner.placed(placed)
         for write, reason in appended.rejected:
             self._owner.rejected(write, reason)
-        self.step(events.Appended(0))
-        if appended.disk_full:
-            self.step(events.AppendRefused(Reason.DISK_FULL))
+        refused = Reason.DISK_FULL if appended.disk_full else None
+        self._append_results.append(actions.AppendResult(refused=refused))
 
     def _flush(self) -> None:
         flush = self._disk.log.begin_flush()
@@ -421,8 +434,8 @@ class CheckedDriver(Driver[OwnerT]):
         super().__init__(core, disk, owner, sockets, device)
         self._invariants = Invariants()
 
-    def handle(self, event: events.Event) -> None:
-        """One step of the core, its actions, and the check."""
-        super().handle(event)
+    def carry_out_step(self, cause: events.Event | actions.AppendResult, step: list[actions.Action]) -> None:
+        """The actions of one step of the core, and the check."""
+        super().carry_out_step(cause, step)
         if self.core.halted is None:
             self._invariants.check(self.core)

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
 from quire.log import Frame
-from quire.replication.core import Promise, events
+from quire.replication.core import Promise, actions, events
 from quire.replication.core.messages import Ack, Heartbeat, HeartbeatEcho, PeerMessage, VoteAnswer
 from quire.sm import Applied, Manifest
 
@@ -273,8 +273,8 @@ class Checks:
 
     # After a step
 
-    def stepped(self, node: "Node", event: events.Event) -> None:
-        """Check a node that has handled an event."""
+    def stepped(self, node: "Node", event: events.Event | actions.AppendResult) -> None:
+        """Check a node after a step of its core: an event, or the result of an append."""
         self.counts.steps += 1
         process, seen = node.running, self.of(node)
         core = process.core

@@ -72,13 +72,13 @@ class Proposer(Waiter, Protocol):
 class WatchedDriver(Driver[Proposer]):
     """A driver that runs the checks after each step of its core."""
 
-    watch: Callable[[events.Event], None]
+    watch: Callable[[events.Event | actions.AppendResult], None]
 
-    def handle(self, event: events.Event) -> None:
-        """Handle one event, then check the node, even if the log failed."""
+    def carry_out_step(self, cause: events.Event | actions.AppendResult, step: list[actions.Action]) -> None:
+        """Carry out one step, then check the node, even if the log failed."""
         try:
-            super().handle(event)
+            super().carry_out_step(cause, step)
         except LogError:
-            self.watch(event)
+            self.watch(cause)
             raise
-        self.watch(event)
+        self.watch(cause)

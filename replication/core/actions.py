@@ -22,7 +22,7 @@ class StorePromise:
 
 @dataclass(frozen=True, slots=True)
 class AppendRequests:
-    """Append these requests as one frame of `epoch`, then `Appended`."""
+    """Append these requests as one frame of `epoch`; its `AppendResult` goes back at once."""
 
     epoch: int
     requests: tuple[Request, ...]
@@ -30,7 +30,7 @@ class AppendRequests:
 
 @dataclass(frozen=True, slots=True)
 class AppendSystem:
-    """Append one system record as a frame of `epoch`, then `Appended`."""
+    """Append one system record as a frame of `epoch`; its `AppendResult` goes back at once."""
 
     epoch: int
     value: dict[str, Any]
@@ -38,10 +38,24 @@ class AppendSystem:
 
 @dataclass(frozen=True, slots=True)
 class AppendFrames:
-    """Verify and append a leader's frames, then `Appended` or `FramesRefused`."""
+    """Verify and append a leader's frames; their `AppendResult` goes back at once."""
 
     stream_id: int
     raw: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class AppendResult:
+    """What an append came to. It waits for nothing, so it is no event: the driver passes it to `Core.append_done`.
+
+    `is_made`: something is in the file, not yet on disk. `refused`: why a leader's own append was not made, or only in
+    part. `error`: why a leader's frames were not appended here. `stream_id` is 0 for a leader's own append.
+    """
+
+    stream_id: int = 0
+    is_made: bool = True
+    refused: Reason | None = None
+    error: str = ""
 
 
 @dataclass(frozen=True, slots=True)

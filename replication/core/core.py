@@ -59,22 +59,41 @@ class Core:
 
         `now` is monotonic and `clock` the wall clock, both in microseconds.
         """
-        state = self.state
-        if state.halted is not None:
+        if self.state.halted is not None:
             return []
-        state.now, state.clock = now, clock
-        if not isinstance(event, events.Stopped):  # The node may stop because its members cannot be read.
-            self._take_members()
-        if self.leading and now - self._ticked_at > state.options.election_timeout_us:
-            self._tick()  # This process was frozen: rule 11 goes before whatever waited.
+        self._begin_step(now, clock, members=not isinstance(event, events.Stopped))
         self._dispatch(event)
         if isinstance(event, events.Shipped):
             self._ship()  # It frees a stream, and nothing else.
         else:
             self._advance()
+        return self._end_step()
+
+    def append_done(self, result: actions.AppendResult, now: int, clock: int) -> list[actions.Action]:
+        """Take the result of an append action, a step of its own; return what to do, in order.
+
+        To be called when the other actions of the append's step are carried out, before any event.
+        """
+        if self.state.halted is not None:
+            return []
+        self._begin_step(now, clock, members=True)
+        self._appended(result)
+        self._advance()
+        return self._end_step()
+
+    def _begin_step(self, now: int, clock: int, *, members: bool) -> None:
+        """`members`: whether to take them from the log; a node may stop because they cannot be read."""
+        state = self.state
+        state.now, state.clock = now, clock
+        if members:
+            self._take_members()
+        if self.leading and now - self._ticked_at > state.options.election_timeout_us:
+            self._tick()  # This process was frozen: rule 11 goes before whatever waited.
+
+    def _end_step(self) -> list[actions.Action]:
         self._end_if_halted()
-        actions, state.actions = state.actions, []
-        return actions
+        taken, self.state.actions = self.state.actions, []
+        return taken
 
     def _take_members(self) -> None:
         """Rule 15: a record of members counts from when it is appended, and is undone when it is truncated."""
@@ -323,8 +342,6 @@ class Core:
     def _disk_done(self, event: events.DiskEvent) -> None:
         following = self.following
         match event:
-            case events.Appended(stream_id):
-                self._appended(stream_id)
             case events.Flushed():
                 self.writer.end_flush()
                 if self.leading:
@@ -337,11 +354,6 @@ class Core:
             case events.Truncated() | events.Installed():
                 self.writer.end_exclusive()
                 self._log_moved(event)
-            case events.AppendRefused(reason):
-                self._append_refused(reason)
-            case events.FramesRefused(stream_id, error):
-                if following:
-                    following.frames_refused(stream_id, error)
             case events.DiskFailed(reason):
                 self._step_down(reason)
                 self.state.halt(reason)
@@ -357,19 +369,24 @@ class Core:
         elif self.following:
             self.following.truncated(event.stream_id, event.index)
 
-    def _appended(self, stream_id: int) -> None:
-        self.writer.appended()
-        if self.following and stream_id:
-            self.following.appended(stream_id)
-        if self.leading and not stream_id:
-            self.leading.appended()
+    def _appended(self, result: actions.AppendResult) -> None:
+        if result.is_made:
+            self.writer.appended()
+        if result.stream_id:
+            if self.following and result.is_made:
+                self.following.appended(result.stream_id)
+            elif self.following:
+                self.following.frames_refused(result.stream_id, result.error)
+        elif self.leading:
+            if result.is_made:
+                self.leading.appended()
+            if result.refused is not None:
+                self._append_refused(self.leading, result.refused)
 
-    def _append_refused(self, reason: Reason) -> None:
-        if self.leading is None:
-            return
-        self.leading.change_refused()
-        if self.leading.serving:
-            self.leading.refuse_waiting(reason)
+    def _append_refused(self, leading: Leading, reason: Reason) -> None:
+        leading.change_refused()
+        if leading.serving:
+            leading.refuse_waiting(reason)
         else:
             self._step_down(reason)  # Without its `epoch_start` it would never serve.
 

@@ -182,31 +182,6 @@ class PromiseStored:
 
 
 @dataclass(frozen=True, slots=True)
-class Appended:
-    """An append is in the file, not yet on disk; in the order asked. `stream_id` is 0 for a leader's own append."""
-
-    stream_id: int
-
-
-@dataclass(frozen=True, slots=True)
-class AppendRefused:
-    """A leader's own append was not made, or only in part.
-
-    Requests for which there was room are in the file: `Appended` comes first, and counts them.
-    """
-
-    reason: Reason
-
-
-@dataclass(frozen=True, slots=True)
-class FramesRefused:
-    """An `AppendFrames` was not carried out: the frames failed their checks, or the disk is full."""
-
-    stream_id: int
-    error: str
-
-
-@dataclass(frozen=True, slots=True)
 class Truncated:
     """A `Truncate` is done and durable."""
 
@@ -265,7 +240,7 @@ LeaderEvent = (
 FollowerEvent = FramesArrived | OpenAnswered | StreamConnected | SnapshotFetched | FetchFailed
 """What happens on the stream to a leader."""
 
-DiskEvent = Appended | Flushed | PromiseStored | Truncated | Installed | AppendRefused | FramesRefused | DiskFailed
+DiskEvent = Flushed | PromiseStored | Truncated | Installed | DiskFailed
 """What a disk action came to."""
 
 NodeEvent = Received | StreamClosed | Expired | LinkUp | LinkDown | Nominated | Stopped | Tick

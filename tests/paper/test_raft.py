@@ -182,8 +182,8 @@ def test_5_4_2_records_of_earlier_epochs_do_not_commit_by_counting() -> None:
     assert held > before
     leader = world["n2"]
     suggested(leader, by_control_plane=True)
+    leader.hold_flush = True  # Its epoch_start becomes durable nowhere; the old record is everywhere.
     world.run_until(lambda: leader.leads)
-    leader.hold_flush = True  # Its epoch_start is durable nowhere yet, the old record everywhere.
     world.run_for(0.2)
 
     assert leader.log.durable_index <= leader.start_index

@@ -208,6 +208,7 @@ class SimNode:
             )
         )
         self.invariants, self.halted, self.apply_to = Invariants(), None, 0
+        self._append_results: list[actions.AppendResult] = []
         self.step(events.Nominated(self.nominated))
         self.world.later(TICK_US, self._tick, self.incarnation)
         self.world.link_all()
@@ -245,11 +246,21 @@ class SimNode:
         """One step of the core, its invariants, its actions."""
         if self.core is None or self.halted:
             return
-        taken = self.core.handle(event, self.world.now, self.world.clock(self.node_id))
-        self.world.watch(self, event, taken)
+        self._carry_out_step(event, self.core.handle(event, self.world.now, self.world.clock(self.node_id)))
+        while self._append_results:
+            self.append_done(self._append_results.pop(0))
+
+    def append_done(self, result: actions.AppendResult) -> None:
+        """A step of the core by the result of an append."""
+        if self.core is not None:
+            clock = self.world.clock(self.node_id)
+            self._carry_out_step(result, self.core.append_done(result, self.world.now, clock))
+
+    def _carry_out_step(self, cause: events.Event | actions.AppendResult, taken: list[actions.Action]) -> None:
+        self.world.watch(self, cause, taken)
         for action in taken:
             self._carry_out(action)
-        if self.checked:
+        if self.checked and self.core is not None:
             self.invariants.check(self.core)
 
     def release(self) -> None:
@@ -267,17 +278,18 @@ class SimNode:
         match action:
             case actions.AppendRequests(epoch, writes):
                 self.running.append_writes(epoch, writes)  # type: ignore[arg-type]
-                self._soon(0, events.Appended(0))
+                self._append_results.append(actions.AppendResult())
             case actions.AppendSystem(epoch, value):
                 self.running.append_system(epoch, value)
-                self._soon(0, events.Appended(0))
+                self._append_results.append(actions.AppendResult())
             case actions.AppendFrames(stream_id, raw):
                 try:
                     self.log.append_frames(raw)
                 except FrameInvalid as error:
-                    self._soon(0, events.FramesRefused(stream_id, str(error)))
+                    result = actions.AppendResult(stream_id, is_made=False, error=str(error))
                 else:
-                    self._soon(0, events.Appended(stream_id))
+                    result = actions.AppendResult(stream_id)
+                self._append_results.append(result)
             case actions.Truncate(stream_id, index):
                 self.running.truncate(index)
                 self.truncations.append(index)
@@ -390,7 +402,7 @@ class World:
         self._streams: dict[tuple[str, int], tuple[str, int]] = {}
         self._stream_ids = count(1_000)
         self.nodes = {node: SimNode(self, node) for node in (*node_ids, *observers)}
-        self.watch: Callable[[SimNode, Event, list[actions.Action]], None] = lambda node, event, taken: None
+        self.watch: Callable[[SimNode, Event | actions.AppendResult, list[actions.Action]], None] = lambda *_: None
         self.delay_us: Callable[[str, str], int] = lambda source, target: MESSAGE_US
 
     def __getitem__(self, node_id: str) -> SimNode:
