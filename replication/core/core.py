@@ -16,18 +16,15 @@ job, but only the head of the queue promises, truncates or writes a leader's fra
 from typing import assert_never
 
 from . import actions, events
-from .changing import NotLeading
 from .election import Candidate, answer_pre_vote, refusal
 from .events import Reason
 from .following import Following, Step
-from .leading import Leading
+from .leading import Leading, refuse_not_leading
 from .members import Members
 from .messages import (
     Campaign,
     Heartbeat,
     HeartbeatEcho,
-    OpenAnswer,
-    OpenVerb,
     PreVote,
     PreVoteAnswer,
     Promise,
@@ -108,9 +105,13 @@ class Core:
 
     def _dispatch(self, event: events.Event) -> None:
         if isinstance(event, events.LeaderEvent):
-            self._to_leading(event)
+            if self.leading:
+                self.leading.handle(event)
+            else:
+                refuse_not_leading(self.state, event)
         elif isinstance(event, events.FollowerEvent):
-            self._to_following(event)
+            if self.following:
+                self.following.handle(event)
         elif isinstance(event, events.DiskEvent):
             self._disk_done(event)
         else:
@@ -199,70 +200,6 @@ class Core:
         if self.leading is None and (promise := self.candidate.take_election()) is not None:
             self.leading = Leading(self.state, promise)
             self.leading.start()
-
-    def _to_leading(self, event: events.LeaderEvent) -> None:
-        leading = self.leading
-        if leading is None:
-            self._refuse_not_leading(event)
-            return
-        match event:
-            case events.AckArrived():
-                leading.acknowledged(event)
-            case events.CrcMismatchArrived():
-                leading.downstreams.crc_mismatch(event)
-            case events.Shipped():
-                leading.downstreams.shipped(event)
-            case events.StreamOpened():
-                leading.downstreams.open(event)
-            case events.Proposed(requests):
-                leading.propose(requests)
-            case events.ReadRequested(read_id):
-                leading.read(read_id)
-            case events.TransferRequested(target):
-                leading.transfer(target)
-            case events.PromoteRequested():
-                leading.promote(event)
-            case _:
-                assert_never(event)
-
-    def _refuse_not_leading(self, event: events.LeaderEvent) -> None:
-        """Refuse what only a leader does. Acks and the like, of a leadership that is over, are dropped."""
-        match event:
-            case events.StreamOpened(stream_id):
-                self.state.act(
-                    actions.AnswerOpen(stream_id, OpenAnswer(OpenVerb.REFUSE, 0, 0, "this node does not lead"))
-                )
-            case events.Proposed(requests):
-                for request in requests:
-                    self.state.act(actions.RejectRequest(request, Reason.NOT_LEADER))
-            case events.ReadRequested(read_id):
-                self.state.act(actions.ReadReady(read_id, None))
-            case events.TransferRequested():
-                self.state.act(actions.TransferEnded("this node does not lead"))
-            case events.PromoteRequested(ask_id):
-                self.state.act(actions.ChangeEnded(ask_id, NotLeading()))
-            case events.AckArrived() | events.CrcMismatchArrived() | events.Shipped():
-                pass
-            case _:
-                assert_never(event)
-
-    def _to_following(self, event: events.FollowerEvent) -> None:
-        following = self.following
-        if following is None:
-            return
-        match event:
-            case events.FramesArrived():
-                following.frames_arrived(event)
-            case events.OpenAnswered():
-                following.open_answered(event)
-            case events.StreamConnected(stream_id):
-                following.connected(stream_id)
-            case events.SnapshotFetched():
-                following.fetched(event)
-            case events.FetchFailed():
-                following.fetch_failed(event)
-            case _:
-                assert_never(event)
 
     def _received(self, event: events.Received) -> None:
         state, sender, message = self.state, event.node_id, event.message

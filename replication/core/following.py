@@ -13,19 +13,9 @@ divergent suffix is durable as well, and must not count (rule 8).
 
 from dataclasses import dataclass
 from enum import Enum, auto
+from typing import assert_never
 
-from .actions import (
-    AppendFrames,
-    CloseStream,
-    DialStream,
-    FetchSnapshot,
-    Install,
-    SendAck,
-    SendCrcMismatch,
-    SendOpen,
-    Truncate,
-)
-from .events import FetchFailed, FramesArrived, OpenAnswered, SnapshotFetched
+from . import actions, events
 from .messages import CrcMismatch, Open, OpenAnswer, OpenVerb, Promise
 from .state import State
 from .writer import InstallSnapshot, TruncateLog, WriteFrames, Writer
@@ -71,6 +61,22 @@ class Following:
         self._dial_at = state.now
         self._link_lost = False
 
+    def handle(self, event: events.FollowerEvent) -> None:
+        """Take one event of the stream to the leader."""
+        match event:
+            case events.FramesArrived():
+                self.frames_arrived(event)
+            case events.OpenAnswered():
+                self.open_answered(event)
+            case events.StreamConnected(stream_id):
+                self.connected(stream_id)
+            case events.SnapshotFetched():
+                self.fetched(event)
+            case events.FetchFailed():
+                self.fetch_failed(event)
+            case _:
+                assert_never(event)
+
     @property
     def hears_leader(self) -> bool:
         """Whether the leader was heard within an election timeout, and since the link to it was lost."""
@@ -93,7 +99,7 @@ class Following:
             return  # The log is about to change: an opening now would be out of date when its answer comes.
         self._dial_at = state.now + state.options.heartbeat_us
         self.stream = Upstream(state.next_stream_id())
-        state.act(DialStream(self.stream.stream_id, self.leader.candidate))
+        state.act(actions.DialStream(self.stream.stream_id, self.leader.candidate))
 
     def _current(self, stream_id: int, step: Step) -> Upstream | None:
         stream = self.stream
@@ -107,9 +113,9 @@ class Following:
         stream.step = Step.OPENING
         epochs = tuple(state.log.epochs)[-state.options.open_epochs :]
         asked = Open(self.leader, epochs, state.log.highest_index, state.log.durable.index, state.log.fetching)
-        state.act(SendOpen(stream_id, asked))
+        state.act(actions.SendOpen(stream_id, asked))
 
-    def open_answered(self, event: OpenAnswered) -> None:
+    def open_answered(self, event: events.OpenAnswered) -> None:
         """The leader answered: resume, truncate, install or stop. Rule 9: never below commit_index."""
         state, stream, answer = self.state, self._current(event.stream_id, Step.OPENING), event.answer
         if stream is None:
@@ -152,16 +158,16 @@ class Following:
 
     def _fetch(self, stream: Upstream) -> None:
         stream.step = Step.FETCHING
-        self.state.act(FetchSnapshot(stream.stream_id, self.leader.candidate, stream.install_index))
+        self.state.act(actions.FetchSnapshot(stream.stream_id, self.leader.candidate, stream.install_index))
 
-    def fetched(self, event: SnapshotFetched) -> None:
+    def fetched(self, event: events.SnapshotFetched) -> None:
         """Queue the install; the promise is checked again at the head of the queue (rule 2)."""
         stream = self._current(event.stream_id, Step.FETCHING)
         if stream is not None and event.snapshot.index == stream.install_index:
             stream.step = Step.INSTALLING
             self.writer.submit(InstallSnapshot(event.stream_id, event.snapshot))
 
-    def fetch_failed(self, event: FetchFailed) -> None:
+    def fetch_failed(self, event: events.FetchFailed) -> None:
         """Open again: the leader may have another snapshot by then."""
         if self._current(event.stream_id, Step.FETCHING) is not None:
             self.close_stream(f"the snapshot was not fetched: {event.reason}")
@@ -174,7 +180,7 @@ class Following:
         if state.stored_promise != self.leader or index <= max(state.log.highest_index, state.commit_index):
             self.close_stream(f"the log moved to {state.log.highest_index} while the snapshot at {index} was fetched")
             return False
-        state.act(Install(job.stream_id, job.snapshot))
+        state.act(actions.Install(job.stream_id, job.snapshot))
         return True
 
     def installed(self, stream_id: int) -> None:
@@ -196,7 +202,7 @@ class Following:
             state.halt(f"{values}; the one here fails its own: rot")
             return
         stream.step, stream.mismatch = Step.MISMATCHED, values
-        state.act(SendCrcMismatch(stream.stream_id, CrcMismatch(answer.index, mine)))
+        state.act(actions.SendCrcMismatch(stream.stream_id, CrcMismatch(answer.index, mine)))
 
     def _match(self, stream: Upstream, index: int) -> None:
         stream.step, stream.matched = Step.MATCHED, index
@@ -211,7 +217,7 @@ class Following:
         if job.index < self.state.commit_index:
             self.state.halt(f"truncating to {job.index}, below commit_index {self.state.commit_index}")
             return False
-        self.state.act(Truncate(job.stream_id, job.index))
+        self.state.act(actions.Truncate(job.stream_id, job.index))
         return True
 
     def truncated(self, stream_id: int, index: int) -> None:
@@ -222,7 +228,7 @@ class Following:
         elif stream is not None:
             self._match(stream, index)
 
-    def frames_arrived(self, event: FramesArrived) -> None:
+    def frames_arrived(self, event: events.FramesArrived) -> None:
         """Note the leader's positions; queue its frames, after a truncation if one is due."""
         stream = self.stream
         if stream is None or stream.stream_id != event.stream_id:
@@ -242,7 +248,7 @@ class Following:
     def append(self, job: WriteFrames) -> None:
         """Append, at the head of the queue. A stream's queued frames die with it (rule 9)."""
         if self._current(job.stream_id, Step.MATCHED) is not None:
-            self.state.act(AppendFrames(job.stream_id, job.raw))
+            self.state.act(actions.AppendFrames(job.stream_id, job.raw))
 
     def appended(self, stream_id: int) -> None:
         """The frames passed their checks (crcs, chain, index, epoch): they match."""
@@ -266,12 +272,12 @@ class Following:
         if stream is None or stream.step is not Step.MATCHED or state.stored_promise != self.leader:
             return
         durable = state.log.durable.index
-        state.act(SendAck(stream.stream_id, min(durable, stream.matched), durable))
+        state.act(actions.SendAck(stream.stream_id, min(durable, stream.matched), durable))
 
     def close_stream(self, reason: str) -> None:
         """Drop the stream; `tick` dials another."""
         if self.stream is not None:
-            self.state.act(CloseStream(self.stream.stream_id, reason))
+            self.state.act(actions.CloseStream(self.stream.stream_id, reason))
             self.stream = None
 
     def stream_closed(self, stream_id: int) -> None:

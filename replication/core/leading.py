@@ -7,14 +7,14 @@ flushes find nothing to count in (rule 2). Its followers' streams are in `downst
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, assert_never
 
-from .actions import AppendRequests, AppendSystem, ChangeEnded, ReadReady, RejectRequest, Send, TransferEnded
-from .changing import ChangeContext, Changed, Full, Lost, Outcome, next_change
+from . import actions, events
+from .changing import ChangeContext, Changed, Full, Lost, NotLeading, Outcome, next_change
 from .downstreams import Downstreams
-from .events import AckArrived, PromoteRequested, Reason, Request
+from .events import Reason, Request
 from .members import Member, Members
-from .messages import Campaign, Heartbeat, HeartbeatEcho, Promise
+from .messages import Campaign, Heartbeat, HeartbeatEcho, OpenAnswer, OpenVerb, Promise
 from .state import State
 from .status import InstallStatus, LeaderStatus, Queues, StreamStatus
 
@@ -67,6 +67,28 @@ class Leading:
         self._transfer: Transfer | None = None
         self._change: Change | None = None
 
+    def handle(self, event: events.LeaderEvent) -> None:
+        """Take one event that concerns the leader alone."""
+        match event:
+            case events.AckArrived():
+                self.acknowledged(event)
+            case events.CrcMismatchArrived():
+                self.downstreams.crc_mismatch(event)
+            case events.Shipped():
+                self.downstreams.shipped(event)
+            case events.StreamOpened():
+                self.downstreams.open(event)
+            case events.Proposed(requests):
+                self.propose(requests)
+            case events.ReadRequested(read_id):
+                self.read(read_id)
+            case events.TransferRequested(target):
+                self.transfer(target)
+            case events.PromoteRequested():
+                self.promote(event)
+            case _:
+                assert_never(event)
+
     @property
     def serving(self) -> bool:
         """Rule 6: nothing is served until `epoch_start` is committed."""
@@ -93,7 +115,8 @@ class Leading:
         That end is final: every append that was asked for earlier was carried out before this node's own promise.
         """
         self.start_index = self.state.log.highest_index
-        self.state.act(AppendSystem(self.promise.epoch, {"type": "epoch_start", "node_id": self.state.me.node_id}))
+        record = {"type": "epoch_start", "node_id": self.state.me.node_id}
+        self.state.act(actions.AppendSystem(self.promise.epoch, record))
         self.send_heartbeats()
 
     def propose(self, requests: tuple[Request, ...]) -> None:
@@ -107,7 +130,7 @@ class Leading:
             if reason is None and (len(self._waiting) >= options.waiting_requests or size > options.waiting_bytes):
                 reason = Reason.OVERLOADED
             if reason is not None:
-                self.state.act(RejectRequest(request, reason))
+                self.state.act(actions.RejectRequest(request, reason))
             else:
                 self._waiting.append(request)
                 self._waiting_bytes = size
@@ -115,7 +138,7 @@ class Leading:
     def refuse_waiting(self, reason: Reason) -> None:
         """Refuse everything that waits: what follows a write that could not be appended is not appended either."""
         for request in self._waiting:
-            self.state.act(RejectRequest(request, reason))
+            self.state.act(actions.RejectRequest(request, reason))
         self._waiting.clear()
         self._waiting_bytes = 0
 
@@ -131,7 +154,7 @@ class Leading:
             size += batch[-1].size
         self._waiting_bytes -= size
         self._appending_bytes += size
-        self.state.act(AppendRequests(self.promise.epoch, tuple(batch)))
+        self.state.act(actions.AppendRequests(self.promise.epoch, tuple(batch)))
 
     def appended(self) -> None:
         """What `append_waiting` asked for is in the file, as far as the log accepted it.
@@ -153,7 +176,7 @@ class Leading:
 
     # Commit
 
-    def acknowledged(self, event: AckArrived) -> None:
+    def acknowledged(self, event: events.AckArrived) -> None:
         """Count a follower's ack."""
         if self.downstreams.acknowledged(event):
             self.advance_commit()
@@ -185,7 +208,7 @@ class Leading:
         for read in self._reads:
             read.sequence = read.sequence or self._sequence
         for node_id in sorted(state.links):
-            state.act(Send(node_id, Heartbeat(self.promise, self._sequence, state.clock)))
+            state.act(actions.Send(node_id, Heartbeat(self.promise, self._sequence, state.clock)))
 
     def echoed(self, sender: str, disk_id: bytes, echo: HeartbeatEcho) -> None:
         """Note who heard which heartbeat."""
@@ -231,7 +254,7 @@ class Leading:
     def read(self, read_id: int) -> None:
         """Note commit_index; answer once a majority echoed a heartbeat that was sent after this call."""
         if not self.serving or len(self._reads) >= self.state.options.reads_waiting:
-            self.state.act(ReadReady(read_id, None))
+            self.state.act(actions.ReadReady(read_id, None))
             return
         under_way = bool(self._reads)  # A heartbeat of theirs is out, and its echo sends the next.
         self._reads.append(Read(read_id, self.state.commit_index, 0))
@@ -249,7 +272,7 @@ class Leading:
         answered = False
         while self._reads and 0 < self._reads[0].sequence <= reached:
             read = self._reads.popleft()
-            self.state.act(ReadReady(read.read_id, read.index))
+            self.state.act(actions.ReadReady(read.read_id, read.index))
             answered = True
         if answered and self._reads and not self._reads[0].sequence:
             self.send_heartbeats()
@@ -268,7 +291,7 @@ class Leading:
             target = max(others, key=lambda voter: (self.downstreams.durable_on(voter), voter.node_id)).node_id
         if self._transfer or not self.serving or target not in [voter.node_id for voter in others]:
             why = "another is under way" if self._transfer else f"{target or 'no other voter'} is not connected"
-            state.act(TransferEnded(why if self.serving else "this leader does not serve yet"))
+            state.act(actions.TransferEnded(why if self.serving else "this leader does not serve yet"))
             return
         self._transfer = Transfer(target, state.now + state.options.election_timeout_us)
 
@@ -281,11 +304,11 @@ class Leading:
         if self.downstreams.has_acknowledged(transfer.target, end) and state.commit_index == end:
             # The target campaigns for one election timeout from when it receives this: this leader waits longer.
             transfer.campaign_sent, transfer.until = True, state.now + 2 * state.options.election_timeout_us
-            state.act(Send(transfer.target, Campaign(self.promise)))
+            state.act(actions.Send(transfer.target, Campaign(self.promise)))
 
     def _end_transfer(self, reason: str) -> None:
         self._transfer = None
-        self.state.act(TransferEnded(reason))
+        self.state.act(actions.TransferEnded(reason))
 
     @property
     def transferring_to(self) -> str | None:
@@ -294,7 +317,7 @@ class Leading:
 
     # Members (rule 15)
 
-    def promote(self, asked: PromoteRequested) -> None:
+    def promote(self, asked: events.PromoteRequested) -> None:
         """Append the next change on a node's way to being a voter, or say why there is none.
 
         It counts for every majority as soon as it is in the log, for its own commit too; `ChangeEnded` follows when it
@@ -303,10 +326,10 @@ class Leading:
         state = self.state
         answer = next_change(state, self._change_context(asked.node_id), asked.node_id, asked.address)
         if not isinstance(answer, Members):
-            state.act(ChangeEnded(asked.ask_id, answer))
+            state.act(actions.ChangeEnded(asked.ask_id, answer))
             return
         self._change = Change(asked.ask_id, state.log.highest_index)
-        state.act(AppendSystem(self.promise.epoch, {"type": "members", "members": answer.to_record()}))
+        state.act(actions.AppendSystem(self.promise.epoch, {"type": "members", "members": answer.to_record()}))
 
     def _change_context(self, node_id: str) -> ChangeContext:
         return ChangeContext(
@@ -324,7 +347,7 @@ class Leading:
 
     def _end_change(self, outcome: Outcome) -> None:
         if self._change:
-            self.state.act(ChangeEnded(self._change.ask_id, outcome))
+            self.state.act(actions.ChangeEnded(self._change.ask_id, outcome))
         self._change = None
 
     # The end
@@ -334,6 +357,27 @@ class Leading:
         self.refuse_waiting(Reason.NOT_LEADER)
         self._end_change(Lost())
         for read in self._reads:
-            self.state.act(ReadReady(read.read_id, None))
+            self.state.act(actions.ReadReady(read.read_id, None))
         self._reads.clear()
         self.downstreams.close_all("this node no longer leads")
+
+
+def refuse_not_leading(state: State, event: events.LeaderEvent) -> None:
+    """Refuse what only a leader does. Acks and the like, of a leadership that is over, are dropped."""
+    match event:
+        case events.StreamOpened(stream_id):
+            refused = OpenAnswer(OpenVerb.REFUSE, 0, 0, "this node does not lead")
+            state.act(actions.AnswerOpen(stream_id, refused))
+        case events.Proposed(requests):
+            for request in requests:
+                state.act(actions.RejectRequest(request, Reason.NOT_LEADER))
+        case events.ReadRequested(read_id):
+            state.act(actions.ReadReady(read_id, None))
+        case events.TransferRequested():
+            state.act(actions.TransferEnded("this node does not lead"))
+        case events.PromoteRequested(ask_id):
+            state.act(actions.ChangeEnded(ask_id, NotLeading()))
+        case events.AckArrived() | events.CrcMismatchArrived() | events.Shipped():
+            pass
+        case _:
+            assert_never(event)
