@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from .jobs import ArchiveSummary, ReplaySummary, Report, ScrubSummary
+    from .replay.difference import Difference
+    from .replay.keys import KeyDifference
     from .source.options import SourceOptions
 
 EXIT_FAILED, EXIT_USAGE, EXIT_UNAVAILABLE = 1, 2, 3
@@ -169,11 +171,17 @@ def replay(
                 spark=spark,
                 progress=progress,
             )
-        document = asdict(summary) | {"difference": summary.difference and summary.difference._asdict()}
-        document["keys"] = [each._asdict() for each in summary.keys]
+        document = asdict(summary) | {"difference": summary.difference and document_of(summary.difference)}
+        document["keys"] = [document_of(each) for each in summary.keys]
         _tell(document | {"proven": summary.is_proven}, _replay_lines(summary), as_json=as_json)
         if not summary.is_proven:
             raise typer.Exit(EXIT_FAILED)
+
+
+def document_of(difference: Difference | KeyDifference) -> dict[str, Any]:
+    """A difference as `--json` prints it. There the boundary's key is `border`: programs read it."""
+    fields = difference._asdict()
+    return {"border": fields.pop("boundary")} | fields
 
 
 def _replay_lines(summary: ReplaySummary) -> list[str]:

@@ -16,7 +16,7 @@ from ..errors import TransferFailed
 from .pending import Waiter
 
 HISTORY_LENGTH = 100
-TRANSFER_TIMEOUTS = 4  # A hand-over takes at most three election timeouts; the new leader is heard soon after.
+TRANSFER_TIMEOUTS = 4  # A transfer takes at most three election timeouts; the new leader is heard soon after.
 
 journal = structlog.get_logger(__name__)
 
@@ -159,17 +159,17 @@ class Leadership:
         return was
 
     def transfer_ended(self, reason: str) -> None:
-        """A hand-over failed; this node keeps leading."""
+        """A transfer failed; this node keeps leading."""
         if self._transfer is not None and not self._transfer.done():
             self._transfer.set_exception(TransferFailed(reason))
 
-    # Handing over
+    # Transfer
 
     async def transfer(self, target: str | None) -> str:
-        """Hand over to a voter, or to the most up-to-date one; return the new leader.
+        """Transfer leadership to a voter, or to the most up-to-date one; return the new leader.
 
-        Writes that arrive meanwhile wait. If the hand-over fails, this leader appends them; else nobody does. No
-        outcome is unknown.
+        Writes that arrive during the transfer wait. If it fails, this leader appends them; otherwise they are rejected
+        as not written. No outcome is unknown.
 
         Raises:
             TransferFailed: this node keeps leading, or does not lead, or no other leader was heard.

@@ -369,7 +369,7 @@ class Node:
         self.promotions.ended(ask_id, outcome)
 
     def transfer_ended(self, reason: str) -> None:
-        """A hand-over failed."""
+        """A transfer failed."""
         self.leadership.transfer_ended(reason)
 
     def fetch_snapshot(self, action: actions.FetchSnapshot) -> None:

@@ -75,7 +75,7 @@ LINKS = (
         Said(of(LEADER, *FOLLOWERS), "limit_data", {"bytes": 150_000}, STREAM),
         bulk=True,
     ),
-    scenario("control links that end again and again", Said(ALL, "limit_data", {"bytes": 3_000}, CONTROL)),
+    scenario("control links that end repeatedly", Said(ALL, "limit_data", {"bytes": 3_000}, CONTROL)),
 )
 
 # What the leader dials goes first: its followers have heard its last heartbeat when their own connections to it break,
@@ -174,7 +174,7 @@ CLIENTS = (
         lasting_s=1.2,
     ),
     scenario(
-        "clients' connections are reset again and again",
+        "clients' connections are reset repeatedly",
         ClientsSaid(THREE, "reset_peer", "downstream", {"timeout": 250}),
     ),
     scenario("answers end in the middle", ClientsSaid(THREE, "limit_data", "downstream", {"bytes": 700})),
@@ -188,17 +188,17 @@ CLIENTS = (
 )
 
 LEADERSHIP = (
-    scenario("a hand-over over slow links", slow(ALL, 60, 30), Step(0.3, Transfer(FOLLOWER))),
-    scenario("a hand-over to a node that is cut off", Cut(between([FOLLOWER], [LEADER])), Transfer(FOLLOWER)),
+    scenario("a transfer over slow links", slow(ALL, 60, 30), Step(0.3, Transfer(FOLLOWER))),
+    scenario("a transfer to a node that is cut off", Cut(between([FOLLOWER], [LEADER])), Transfer(FOLLOWER)),
     scenario(
-        "a hand-over in the middle of which the leader is cut off",
+        "a transfer during which the leader is cut off",
         slow(between([LEADER], FOLLOWERS), 100),
         Step(0.2, Transfer(FOLLOWER)),
         Step(0.3, Cut(between([LEADER], FOLLOWERS))),
         lasting_s=2.0,
     ),
     scenario(
-        "a hand-over whose target falls silent",
+        "a transfer whose target falls silent",
         Transfer(FOLLOWER),
         silent(between([FOLLOWER], [LEADER, OTHER])),
         lasting_s=2.5,
@@ -206,7 +206,7 @@ LEADERSHIP = (
     scenario("the leader is stopped over slow links", slow(ALL, 60, 30), Step(0.2, Stop(LEADER))),
     scenario("the leader is killed behind slow links", slow(ALL, 60, 30), Step(0.2, Kill(LEADER)), lasting_s=4.0),
     scenario("the leader is killed over cut streams", Cut(ALL, STREAM), Step(0.2, Kill(LEADER)), lasting_s=1.2),
-    scenario("the leader stands still and is cut off", Pause(LEADER), Cut(between([LEADER], FOLLOWERS)), lasting_s=2.0),
+    scenario("the leader is frozen and cut off", Pause(LEADER), Cut(between([LEADER], FOLLOWERS)), lasting_s=2.0),
     scenario(
         "a follower catches up over a narrow link",
         Cut(between([FOLLOWER], [LEADER, OTHER])),
@@ -286,7 +286,7 @@ INSTALLS = (
         shape=EXPIRING,
     ),
     scenario(
-        "a follower is cut off in the middle of an install",
+        "a follower is cut off during an install",
         *FETCHING,
         Cut(between([FOLLOWER], [LEADER, OTHER])),
         lasting_s=1.0,
@@ -294,7 +294,7 @@ INSTALLS = (
         shape=EXPIRING,
     ),
     scenario(
-        "the leader is cut off in the middle of an install",
+        "the leader is cut off during an install",
         *FETCHING,
         Cut(between([LEADER], FOLLOWERS)),
         lasting_s=2.0,
@@ -302,21 +302,21 @@ INSTALLS = (
         shape=EXPIRING,
     ),
     scenario(
-        "the leader hands over in the middle of an install",
+        "the leader transfers leadership during an install",
         *FETCHING,
         Transfer(OTHER),
         bulk=True,
         shape=EXPIRING,
     ),
     scenario(
-        "the leader is killed in the middle of an install",
+        "the leader is killed during an install",
         *FETCHING,
         Kill(LEADER),
         bulk=True,
         shape=EXPIRING,
     ),
     scenario(
-        "a follower is killed in the middle of an install",
+        "a follower is killed during an install",
         *FETCHING,
         Kill(FOLLOWER),
         lasting_s=0.5,
@@ -338,7 +338,7 @@ OF_EACH_TEST = frozenset(
         "one node after the other is cut off",
         "control to a follower starves while the stream flows",
         "clients lose their answers as the leader is cut off",
-        "a hand-over in the middle of which the leader is cut off",
+        "a transfer during which the leader is cut off",
         "the leader is killed behind slow links",
     }
 )
@@ -363,12 +363,12 @@ LEFT_TO_THE_SOAK = frozenset(
         "control is cut everywhere while streams stay",
         "streams are cut everywhere while control stays",
         "latency of clients",
-        "clients' connections are reset again and again",
+        "clients' connections are reset repeatedly",
         "clients do not reach the leader",
-        "a hand-over to a node that is cut off",
+        "a transfer to a node that is cut off",
         "the leader is stopped over slow links",
         "the leader is killed over cut streams",
-        "the leader stands still and is cut off",
+        "the leader is frozen and cut off",
         "a follower catches up over a narrow link",
         "latency with jitter of five",
         "the leader of five is cut off and missed at once",
@@ -380,9 +380,9 @@ LEFT_TO_THE_SOAK = frozenset(
         "two followers die as the leader is cut off",
         "a follower is left behind the log",
         "a snapshot over a narrow link",
-        "a follower is cut off in the middle of an install",
-        "the leader hands over in the middle of an install",
-        "the leader is killed in the middle of an install",
+        "a follower is cut off during an install",
+        "the leader transfers leadership during an install",
+        "the leader is killed during an install",
     }
 )
 OF_TEST_ALL = tuple(each for each in SCENARIOS if each.name not in LEFT_TO_THE_SOAK)

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from quire.log import Run
+from quire.pipeline.cli import document_of
 from quire.pipeline.replay.difference import Difference, first_difference
 from quire.sm import Applier, ArithmeticMachine
 from tests.pipeline.logs import Frames, writing
@@ -124,3 +125,18 @@ def test_the_first_reply_that_a_full_window_keeps_is_not_called_the_first(tmp_pa
     found = re.match(r"the first differing result is in \[3, (\d+)\): at index (\d+) it is ", difference.reason)
     assert found is not None
     assert 301 < int(found[2]) < int(found[1]) <= boundary
+
+
+def test_a_difference_as_json_has_the_keys_that_programs_read() -> None:
+    difference = Difference(10, "n1", "aa", "bb", "one reason")
+    assert list(document_of(difference)) == [
+        "border",
+        "source",
+        "found",
+        "expected",
+        "reason",
+        "first_index",
+        "found_result",
+        "expected_result",
+    ]
+    assert document_of(difference)["border"] == 10
