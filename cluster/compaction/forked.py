@@ -1,4 +1,6 @@
-"""Long work in a forked child, such as writing a snapshot (`snapshotting`). It sees this process's memory as it was at the fork; this process continues at once.
+"""Long work in a forked child, such as writing a snapshot (`snapshotting`).
+
+The child sees this process's memory as it was at the fork; this process continues at once.
 
 Why this is safe in a process with threads and an event loop:
 
