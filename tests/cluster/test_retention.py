@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from quire.cluster.address import host_and_port
+from quire.cluster.compaction import compaction
 from quire.cluster.errors import Expired
 from tests.cluster.running import RunningCluster, free_addresses, running_cluster
 
@@ -89,7 +90,10 @@ async def test_a_node_s_log_stays_within_its_bytes_while_it_is_written(tmp_path:
 
 
 @pytest.mark.asyncio
-async def test_without_two_snapshots_nothing_expires_and_the_status_says_why(tmp_path: Path) -> None:
+async def test_without_two_snapshots_nothing_expires_and_the_status_says_why(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(compaction, "EXPIRY_PAUSE_S", 3_600.0)  # Nothing expires but by the calls of this test.
     settings: dict[str, Any] = SETTINGS | {"snapshot_log_bytes": 0}
     async with running_cluster(tmp_path, 1, retention_bytes=SEGMENT_BYTES, **settings) as cluster:
         await written(cluster, 5)
