@@ -90,6 +90,7 @@ def main() -> int:
     parser.add_argument("names", nargs="*")
     parser.add_argument("--tries", type=int, default=1, help="run each so often, or until something is wrong")
     parser.add_argument("--election-timeout-ms", type=int, default=ELECTION_TIMEOUT_MS)
+    parser.add_argument("--unchecked", action="store_true", help="nodes check no invariants: the verdict judges alone")
     parser.add_argument("--page", action="store_true")
     parser.add_argument("--seed", type=int)
     parser.add_argument("--minutes", type=float, default=30.0)
@@ -100,7 +101,7 @@ def main() -> int:
         if given.slow_follower is not None:
             print(slow_follower(Path(folder), given.slow_follower, BEFORE_S, KEPT_RATE))
             return 0
-        grounds = Grounds(Path(folder), given.election_timeout_ms)
+        grounds = Grounds(Path(folder), given.election_timeout_ms, check_invariants=not given.unchecked)
         try:
             if given.seed is not None:
                 well = run_drawn(grounds, given.seed, given.minutes)

@@ -210,9 +210,12 @@ class Ground:
 class Grounds:
     """Gives a ground for each scenario: the one of before, unless it has another shape or something failed on it."""
 
-    def __init__(self, folder: Path, election_timeout_ms: int = ELECTION_TIMEOUT_MS) -> None:
+    def __init__(
+        self, folder: Path, election_timeout_ms: int = ELECTION_TIMEOUT_MS, *, check_invariants: bool = True
+    ) -> None:
         self._folder = folder
-        self._flags = ("--election-timeout-ms", str(election_timeout_ms))
+        checked = "true" if check_invariants else "false"
+        self._flags = ("--election-timeout-ms", str(election_timeout_ms), "--check-invariants", checked)
         self._made = 0
         self._standing: tuple[Ground, Shape] | None = None
         self._closing: list[Generator[Ground]] = []

@@ -46,6 +46,7 @@ async def linked(clusters: Clusters, toxiproxy: ToxiproxyServer) -> Linked:
     return Linked(cluster, from_n1, to_n1)
 
 
+@pytest.mark.full
 async def test_a_leader_that_is_heard_by_nobody_is_replaced_although_their_data_reaches_it(
     clusters: Clusters, toxiproxy: ToxiproxyServer
 ) -> None:

@@ -89,7 +89,7 @@ def test_the_data_dir_of_another_node_is_refused_and_left_as_it_is(cluster: Clus
 
     ended = cluster["n3"].run_to_end("--data-dir", str(stopped.data_dir), "--listen", f"{HOST}:{free_port()}")
 
-    check_refused(ended, FAILED, f"data_dir {stopped.data_dir}", "n2's, not n3's")
+    check_refused(ended, FAILED, f"data_dir {stopped.data_dir}", "belongs to node n2, not n3")
     assert contents(stopped.data_dir) == before
 
 
@@ -106,7 +106,7 @@ def test_another_machine_than_the_genesis_is_refused_by_both_names(stopped: Node
 def test_another_initial_value_than_the_genesis_is_refused_by_both_values(stopped: Node) -> None:
     ended = stopped.run_to_end("--initial", "7")
 
-    check_refused(ended, FAILED, "started from 42", "told 7")
+    check_refused(ended, FAILED, "started from 42", "configured with 7")
 
 
 @pytest.mark.full

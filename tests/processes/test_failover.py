@@ -165,6 +165,7 @@ def test_a_rolling_restart_leaves_no_outcome_unknown(clusters: Clusters) -> None
         assert clients.unknown == clients.not_executed == 0
 
 
+@pytest.mark.full
 def test_leadership_that_is_transferred_again_and_again_leaves_no_outcome_unknown(clusters: Clusters) -> None:
     cluster = formed(clusters)
     with recording(cluster) as clients:
@@ -230,6 +231,7 @@ def test_two_that_pysyncobj_calls_leaders_depose_nobody_and_one_of_them_leads_wh
 # Pauses
 
 
+@pytest.mark.full
 def test_a_leader_that_was_paused_past_its_timeout_fences_itself_before_it_answers_anything(clusters: Clusters) -> None:
     cluster = formed(clusters)
     with recording(cluster) as clients:
