@@ -38,7 +38,8 @@ async def written(cluster: RunningCluster, segments: int) -> None:
 
 @pytest.mark.asyncio
 async def test_reads_of_old_records_leave_the_index_cache_of_a_node_as_it_is(tmp_path: Path) -> None:
-    async with running_cluster(tmp_path, 1, **SETTINGS | {"snapshot_log_bytes": 0}) as cluster:
+    settings: dict[str, Any] = SETTINGS | {"snapshot_log_bytes": 0}
+    async with running_cluster(tmp_path, 1, **settings) as cluster:
         await written(cluster, 4)
         log = cluster.nodes["n1"].node.components.log
         assert list(log.cached_indexes) == list(log.segment_bases[:-1])
