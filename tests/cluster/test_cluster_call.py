@@ -51,6 +51,7 @@ async def test_a_member_that_is_gone_is_shown_as_unreachable(cluster: RunningClu
     assert all(rows[node_id]["status"]["node_id"] == node_id for node_id in ("n1", "n3"))
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("steps", "failure"),
     [

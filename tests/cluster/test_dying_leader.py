@@ -128,6 +128,7 @@ async def test_a_session_whose_close_went_out_is_not_called_unknown(
         assert left.status == (404 if executed else 200)
 
 
+@pytest.mark.full
 @AT_EACH_STEP
 @pytest.mark.parametrize(("method", "path", "body"), READS)
 async def test_a_read_that_broke_off_is_503(

@@ -88,6 +88,7 @@ async def flooded_by_a_silent_caller(cluster: RunningCluster, at: str) -> int:
     return (await highest_index(cluster) - before) * RESULT_BYTES
 
 
+@pytest.mark.full
 @EVERYWHERE
 async def test_a_caller_that_takes_no_answers_holds_bounded_memory_and_is_cut_off(
     cluster: RunningCluster, at: str, monkeypatch: pytest.MonkeyPatch

@@ -221,6 +221,7 @@ def rows_in(spark: SparkSession, folder: Path) -> list[tuple[int, bytes]]:
     return [(row["index"], bytes(row["value"])) for row in spark.read.parquet(str(folder / "rows")).collect()]
 
 
+@pytest.mark.full
 def test_a_query_goes_on_where_it_stopped_and_delivers_every_record_once(
     spark: SparkSession, numbers: Path, tmp_path: Path
 ) -> None:
