@@ -34,7 +34,12 @@ ALONE_IF_ASYNC = frozenset({"cluster", "replication", "control", "deploy"})
 # No deadline: the machine may be busy with other things. CI always tries the same examples; a developer, new ones.
 settings.register_profile("house", deadline=None, print_blob=True)
 settings.register_profile("ci", settings.get_profile("house"), derandomize=True)
-settings.load_profile("ci" if os.environ.get("CI") else "house")
+# Workers inherit the choice.
+settings.load_profile(os.environ.setdefault("TESTS_PROFILE", "ci" if os.environ.get("CI") else "house"))
+
+# With one of these, pytest explains a failed comparison by its whole difference: minutes for two lists of a MiB each.
+for variable in ("CI", "BUILD_NUMBER"):
+    os.environ.pop(variable, None)
 
 # Tracebacks as on a node's own console. The default renderer prints every local variable in a box, which takes a second
 # on a busy machine: long enough for a node in this process to miss an election timeout.

@@ -53,6 +53,7 @@ class PreVote:
     attempt: int
     last: Last
     transferred_by: Promise | None
+    fitness: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +65,7 @@ class PreVoteAnswer:
     held_epoch: int
     last: Last
     clock: int
+    fitness: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +104,7 @@ class Heartbeat:
     promise: Promise
     sequence: int
     clock: int
+    fitness: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,6 +117,8 @@ class HeartbeatEcho:
     epoch: int
     sequence: int
     held_epoch: int
+    fitness: int = 0
+    clock: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,6 +177,7 @@ class Open:
     highest_index: int
     durable_index: int
     fetching: int = 0
+    reason: str = ""
 
 
 class OpenVerb(StrEnum):

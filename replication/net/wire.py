@@ -167,8 +167,9 @@ def _plain(value: Any) -> Any:
 
 def encode(message: PeerMessage | StreamMessage) -> bytes:
     """Encode a message."""
-    fields = [_plain(getattr(message, name)) for name in type(message).__slots__]
-    return pack([_TYPES[type(message)], *fields])
+    number = _TYPES[type(message)]
+    names = type(message).__slots__[: len((_PEER.get(number) or _STREAM[number])[1])]
+    return pack([number, *(_plain(getattr(message, name)) for name in names)])
 
 
 def decode_peer(data: bytes) -> PeerMessage:
