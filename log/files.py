@@ -113,6 +113,9 @@ class FileDirectory:
     def child(self, name: str) -> FileDirectory:
         return FileDirectory(f"{self._path}/{name}")
 
+    def existing(self, name: str) -> FileDirectory:
+        return ReadOnlyDirectory(f"{self._path}/{name}")
+
     def remove_child(self, name: str) -> None:
         os.rmdir(f"{self._path}/{name}")
 

@@ -105,6 +105,11 @@ class MemoryDirectory:
             self._children[name] = MemoryDirectory(f"{self._path}/{name}")
         return self._children[name]
 
+    def existing(self, name: str) -> MemoryDirectory:
+        if name not in self._children:
+            raise FileNotFoundError(f"{self._path}/{name}")
+        return self._children[name]
+
     def remove_child(self, name: str) -> None:
         if self._children.pop(name, None) is None:
             raise FileNotFoundError(f"{self._path}/{name}")

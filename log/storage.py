@@ -97,6 +97,14 @@ class Directory(Protocol):
         """Return a folder in this one, created if it does not exist (durable after a `sync` of this one)."""
         ...
 
+    def existing(self, name: str) -> Directory:
+        """Return a folder in this one, to read its files; nothing is created.
+
+        Raises:
+            FileNotFoundError: it does not exist.
+        """
+        ...
+
     def remove_child(self, name: str) -> None:
         """Remove an empty folder in this one.
 

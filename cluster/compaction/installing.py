@@ -82,6 +82,8 @@ class StoreSource:
         try:
             return self._store.chunk(manifest, number)
         except SnapshotDamaged as damage:
+            if index not in self._store.indices:
+                raise SnapshotRefused(f"the snapshot at {index} was removed") from None
             self._store.quarantine(index, damage)
             raise SnapshotRefused(str(damage)) from damage
         except OSError as error:

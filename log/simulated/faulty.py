@@ -439,6 +439,13 @@ class FaultyDirectory:
             raise NotADirectoryError(name)
         return FaultyDirectory(self.disk, node, f"{self._path}/{name}")
 
+    def existing(self, name: str) -> FaultyDirectory:
+        self.disk.check(self._life)
+        node = self._folder.cached.get(name)
+        if not isinstance(node, DiskFolder):
+            raise FileNotFoundError(name)
+        return FaultyDirectory(self.disk, node, f"{self._path}/{name}")
+
     def lock(self) -> bool:
         # No other process can hold it: `Disk.directory` ended the one before.
         taken, self._locked = not self._locked, True

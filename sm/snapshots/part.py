@@ -79,7 +79,7 @@ class SnapshotPart:
     @staticmethod
     def _read(store: SnapshotStore, name: str) -> Manifest | None:
         try:
-            with closing(store.folder.child(name).open(MANIFEST_NAME)) as file:
+            with closing(store.folder.existing(name).open(MANIFEST_NAME)) as file:
                 return decode_manifest(file.read_at(0, MAX_MANIFEST_BYTES), name)
         except (FileNotFoundError, SnapshotDamaged):
             return None

@@ -187,16 +187,23 @@ class SnapshotStore:
         self.delete_folder(gone)
 
     def quarantine(self, index: int, damage: SnapshotDamaged) -> None:
-        """Move a damaged snapshot to the quarantine, from which nothing is ever removed."""
-        self.damaged.append(damage)
-        self._forget(index)
-        folder = self._directory.child(QUARANTINE_FOLDER)
-        self._directory.sync()
-        name, held = snapshot_name(index), set(folder.list())
-        number = next(number for number in range(1, len(held) + 2) if f"snapshot-{number}-{name}" not in held)
-        self._folder.move(name, folder, f"snapshot-{number}-{name}")
-        folder.sync()
-        self._folder.sync()
+        """Move a damaged snapshot to the quarantine, from which nothing is ever removed.
+
+        One that another thread removed or moved in the meantime is left alone.
+        """
+        name = snapshot_name(index)
+        with self._lock:
+            if name not in self._folder.list():
+                return
+            self.damaged.append(damage)
+            self._forget(index)
+            folder = self._directory.child(QUARANTINE_FOLDER)
+            self._directory.sync()
+            held = set(folder.list())
+            number = next(number for number in range(1, len(held) + 2) if f"snapshot-{number}-{name}" not in held)
+            self._folder.move(name, folder, f"snapshot-{number}-{name}")
+            folder.sync()
+            self._folder.sync()
 
     def _forget(self, index: int) -> None:
         self._manifests = {kept: manifest for kept, manifest in self._manifests.items() if kept != index}
@@ -236,7 +243,7 @@ class SnapshotStore:
         """
         name, chunk = snapshot_name(manifest.index), manifest.chunks[number]
         try:
-            with closing(self._folder.child(folder or name).open(chunk_name(number))) as file:
+            with closing(self._folder.existing(folder or name).open(chunk_name(number))) as file:
                 data = file.read_at(0, chunk.size + 1)
         except FileNotFoundError:
             raise SnapshotDamaged(snapshot=name, reason=f"{chunk_name(number)} is missing") from None
@@ -246,7 +253,7 @@ class SnapshotStore:
 
     def _read_manifest(self, name: str) -> Manifest:
         try:
-            with closing(self._folder.child(name).open(MANIFEST_NAME)) as file:
+            with closing(self._folder.existing(name).open(MANIFEST_NAME)) as file:
                 raw = file.read_at(0, MAX_MANIFEST_BYTES)
         except FileNotFoundError:
             raise SnapshotDamaged(snapshot=name, reason="its manifest is missing") from None

@@ -217,6 +217,20 @@ def test_a_snapshot_that_lacks_a_file_is_set_aside(missing: str) -> None:
     assert [damage.snapshot for damage in store.damaged] == [snapshot_name(taken[-1])]
 
 
+def test_a_read_of_a_snapshot_that_was_just_removed_makes_no_folder_and_sets_nothing_aside() -> None:
+    disk = Disk()
+    machine, store = Machine(), opened(disk)
+    machine.snapshot(store)
+    manifest = store.manifests[-1]
+    store.remove_all([manifest.index])
+    with pytest.raises(SnapshotDamaged, match="is missing") as raised:
+        store.chunk(manifest, 0)
+    assert disk.names("snapshots") == []
+    store.quarantine(manifest.index, raised.value)
+    assert store.damaged == []
+    assert opened(disk).damaged == []
+
+
 def test_without_a_whole_snapshot_the_machine_begins_anew() -> None:
     disk = Disk()
     _, taken = three_snapshots(disk)
