@@ -202,9 +202,19 @@ class Log:
         ).index
 
     def append_payload(
-        self, payload: bytes, *, count: int, kind: int, epoch: int, session: int = 0, sequence: int = 0
+        self,
+        payload: bytes,
+        *,
+        count: int,
+        kind: int,
+        epoch: int,
+        session: int = 0,
+        sequence: int = 0,
+        timestamp: int | None = None,
     ) -> FrameHeader:
-        """Buffer one frame with an encoded payload. Its timestamp is now, or the last frame's if that is later.
+        """Buffer one frame with an encoded payload.
+
+        Its timestamp is `timestamp`, without one the log's clock; or the last frame's if that is later.
 
         Raises:
             RecordTooLarge: it fits in no segment, or exceeds `max_frame_bytes`; nothing was appended.
@@ -215,23 +225,23 @@ class Log:
         state = self._state
         if state.failure is not None or state.closed:
             state.refuse_if_unwritable()
-        index, last_epoch, timestamp, prev_crc32c = state.tail
+        index, last_epoch, stamp, prev_crc32c = state.tail
         if epoch < last_epoch or count < 1:
             raise ValueError(f"{count} records of epoch {epoch} cannot follow epoch {last_epoch}")
         members = kind == Kind.SYSTEM and names_members(payload)
-        now = self._clock()
-        if now > timestamp:
-            timestamp = now
+        now = self._clock() if timestamp is None else timestamp
+        if now > stamp:
+            stamp = now
         length = len(payload)
         header, head = seal_header(
-            length, crc32c(payload), index, epoch, timestamp, count, prev_crc32c, session, sequence, kind
+            length, crc32c(payload), index, epoch, stamp, count, prev_crc32c, session, sequence, kind
         )
         size = HEADER_BYTES + length
         if size > state.frame_limit or size > state.writer.free_end - state.writer.segment.end:
             make_room(state, size)
         try:
             state.writer.put(header, head, payload)
-            state.tail = tuple.__new__(Tail, (index + count, epoch, timestamp, header[0]))
+            state.tail = tuple.__new__(Tail, (index + count, epoch, stamp, header[0]))
             if epoch != last_epoch or not state.epochs:
                 state.epochs.append((epoch, index))
             if members:

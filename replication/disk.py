@@ -198,15 +198,18 @@ class Disk:
 
     # Actions
 
-    def append_writes(self, epoch: int, writes: Sequence[Write[OwnerT]]) -> Appended[OwnerT]:
-        """Append clients' writes in as few frames as possible; return which are in the file now and which are not."""
+    def append_writes(self, epoch: int, time: int, writes: Sequence[Write[OwnerT]]) -> Appended[OwnerT]:
+        """Append clients' writes in as few frames as possible; return which are in the file now and which are not.
+
+        Their timestamp is `time`, or the last frame's if that is later.
+        """
         placed: list[Placed[OwnerT]] = []
         rejected: list[Rejected[OwnerT]] = []
         misplaced: list[Write[OwnerT]] = []
         full = False
         for draft in coalesce(writes, self.log.tail.index, misplaced):
             try:
-                header = None if full else self._append(epoch, draft)
+                header = None if full else self._append(epoch, time, draft)
             except DiskFull:
                 header, full = None, True  # Nothing after it: no later write of a client may overtake.
             if header is None:
@@ -216,7 +219,7 @@ class Disk:
         rejected += (Rejected(write, Reason.WRONG_INDEX) for write in misplaced)
         return Appended(placed, rejected, full)
 
-    def _append(self, epoch: int, draft: DraftFrame[object]) -> FrameHeader:
+    def _append(self, epoch: int, time: int, draft: DraftFrame[object]) -> FrameHeader:
         return self.log.append_payload(
             draft.payload,
             count=draft.count,
@@ -224,11 +227,12 @@ class Disk:
             epoch=epoch,
             session=draft.session,
             sequence=draft.sequence,
+            timestamp=time,
         )
 
-    def append_system(self, epoch: int, value: dict[str, Any]) -> None:
-        """Append one system record."""
-        self.log.append_payload(encode_system(value), count=1, kind=Kind.SYSTEM, epoch=epoch)
+    def append_system(self, epoch: int, time: int, value: dict[str, Any]) -> None:
+        """Append one system record; its timestamp is `time`, or the last frame's if that is later."""
+        self.log.append_payload(encode_system(value), count=1, kind=Kind.SYSTEM, epoch=epoch, timestamp=time)
 
     def truncate(self, index: int) -> None:
         """Truncate the log to a frame boundary. Blocks; durable on return."""

@@ -308,10 +308,10 @@ class Driver(Generic[OwnerT]):
         | actions.StorePromise,
     ) -> None:
         match action:
-            case actions.AppendRequests(epoch, writes):
-                self._append_writes(epoch, cast("tuple[Write[OwnerT], ...]", writes))
-            case actions.AppendSystem(epoch, value):
-                self._append_system(epoch, value)
+            case actions.AppendRequests(epoch, time, writes):
+                self._append_writes(epoch, time, cast("tuple[Write[OwnerT], ...]", writes))
+            case actions.AppendSystem(epoch, time, value):
+                self._append_system(epoch, time, value)
             case actions.AppendFrames(stream_id, raw):
                 self._append_frames(stream_id, raw)
             case actions.Truncate(stream_id, index):
@@ -326,9 +326,9 @@ class Driver(Generic[OwnerT]):
             case _:
                 assert_never(action)
 
-    def _append_system(self, epoch: int, value: dict[str, Any]) -> None:
+    def _append_system(self, epoch: int, time: int, value: dict[str, Any]) -> None:
         try:
-            self._disk.append_system(epoch, value)
+            self._disk.append_system(epoch, time, value)
         except DiskFull:
             result = actions.AppendResult(is_made=False, refused=Reason.DISK_FULL)
         else:
@@ -346,8 +346,8 @@ class Driver(Generic[OwnerT]):
             result = actions.AppendResult(stream_id)
         self._append_results.append(result)
 
-    def _append_writes(self, epoch: int, writes: tuple[Write[OwnerT], ...]) -> None:
-        appended = self._disk.append_writes(epoch, writes)
+    def _append_writes(self, epoch: int, time: int, writes: tuple[Write[OwnerT], ...]) -> None:
+        appended = self._disk.append_writes(epoch, time, writes)
         for placed in appended.placed:
             self._owner.placed(placed)
         for write, reason in appended.rejected:

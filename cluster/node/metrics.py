@@ -10,6 +10,7 @@ from prometheus_client.registry import Collector
 
 from quire.replication import Durations
 from quire.replication.core import NodeRole
+from quire.replication.lag import MICROSECONDS
 
 if TYPE_CHECKING:
     from .node import Node
@@ -79,6 +80,11 @@ class _NodeCollector(Collector):
             for node_id, row in status["nodes"].items():
                 differs.add_metric([node_id], float(row["differs"] is not None))
             yield differs
+            text = "How far a voter's clock is ahead of the time that a majority's clocks have reached"
+            offsets = GaugeMetricFamily("quire_node_clock_offset_seconds", text, labels=["node"])
+            for node_id, offset_us in status["clock_offsets_us"].items():
+                offsets.add_metric([node_id], offset_us / MICROSECONDS)
+            yield offsets
 
     def _counters(self) -> Iterator[Metric]:
         counts = self._node.write_counts

@@ -1,15 +1,20 @@
 """`GET /status`: what a node knows of itself, and a leader of the other nodes."""
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from quire.log import wall_clock
 from quire.replication import Replica
+from quire.replication.lag import MICROSECONDS
 
 from .digests import Difference, Digests
 from .pending import Waiter
 
 if TYPE_CHECKING:
     from .node import Node
+
+CLOCK_ALARM_US = 10_000_000
+"""How far a voter's clock may be from the majority's before an operator is told: NTP keeps it far closer."""
 
 
 def node_status(node: "Node") -> dict[str, Any]:
@@ -54,6 +59,7 @@ def node_status(node: "Node") -> dict[str, Any]:
     }
     if status.leader is not None:
         document["nodes"] = _nodes(replica, node.digests, clock)
+        document["clock_offsets_us"] = dict(status.leader.clock_offsets_us)
     elif (upstream := replica.network.reports.upstream) is not None:
         document["stream"] = {"from_index": upstream.from_index, "received_bytes": upstream.received_bytes}
     return document
@@ -79,9 +85,21 @@ def not_ready_reasons(node: "Node") -> list[str]:
 
 
 def alarms(replica: Replica[Waiter], digests: Digests) -> list[str]:
-    """The alarms for an operator: duplicate nodes, and, on the leader, replicas that differ."""
+    """The alarms for an operator: duplicate nodes, and, on the leader, replicas that differ and clocks that are off."""
     differing = [difference.alarm(node_id) for node_id, difference in digests.differing.items()]
-    return sorted([*replica.network.reports.alarms.values(), *differing])
+    leader = replica.status().leader
+    clocks = clock_alarms({} if leader is None else leader.clock_offsets_us)
+    return sorted([*replica.network.reports.alarms.values(), *differing, *clocks])
+
+
+def clock_alarms(offsets_us: Mapping[str, int]) -> list[str]:
+    """An alarm for each node whose clock is far from the time that a majority's clocks have reached."""
+    return [
+        f"the clock of {node} is {abs(offset) / MICROSECONDS:.0f} s {'ahead of' if offset > 0 else 'behind'} the "
+        f"majority's; set it right (NTP)"
+        for node, offset in offsets_us.items()
+        if abs(offset) > CLOCK_ALARM_US
+    ]
 
 
 def _nodes(replica: Replica[Waiter], digests: Digests, clock: int) -> dict[str, Any]:

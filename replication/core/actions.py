@@ -22,9 +22,13 @@ class StorePromise:
 
 @dataclass(frozen=True, slots=True)
 class AppendRequests:
-    """Append these requests as one frame of `epoch`; its `AppendResult` goes back at once."""
+    """Append these requests as one frame of `epoch`; its `AppendResult` goes back at once.
+
+    Its timestamp is `time`, or the last frame's if that is later; so too of a system record (rule 5).
+    """
 
     epoch: int
+    time: int
     requests: tuple[Request, ...]
 
 
@@ -33,6 +37,7 @@ class AppendSystem:
     """Append one system record as a frame of `epoch`; its `AppendResult` goes back at once."""
 
     epoch: int
+    time: int
     value: dict[str, Any]
 
 

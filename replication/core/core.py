@@ -208,6 +208,7 @@ class Core:
                 self._heartbeat(sender, message)
             case HeartbeatEcho():
                 self._step_down_on_higher_epoch(sender, message.held_epoch)
+                state.heard_clock(sender, event.disk_id, message.clock)
                 if self.leading:
                     self.leading.echoed(sender, event.disk_id, message)
             case PreVote():
@@ -220,6 +221,8 @@ class Core:
             case _:
                 # A node whose disk is not a voter's does not count.
                 if state.members.is_voter(sender, event.disk_id):
+                    if isinstance(message, PreVoteAnswer | VoteAnswer):
+                        state.heard_clock(sender, event.disk_id, message.clock)
                     self._received_from_voter(sender, message)
 
     def _step_down_on_higher_epoch(self, sender: str, held_epoch: int) -> None:
@@ -270,7 +273,7 @@ class Core:
             following.heard()
         # Rule 1: only a promise on disk is echoed. A leader that was replaced learns so from the echo (rule 10).
         if (leader == state.stored_promise and following) or leader.epoch < state.promise.epoch:
-            echo = HeartbeatEcho(leader.epoch, message.sequence, state.promise.epoch)
+            echo = HeartbeatEcho(leader.epoch, message.sequence, state.promise.epoch, clock=state.clock)
             state.act(actions.Send(sender, echo))
         elif not self.writer.is_queued(FollowLeader(leader)):
             # Rule 1: following raises the promise; only an elected leader sends heartbeats.

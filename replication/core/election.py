@@ -18,7 +18,7 @@ made it one may not have reached it, and without its vote nobody could be electe
 The voter's half is in `answer_pre_vote` (no effect) and `refusal` (at the head of the writer queue).
 """
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from enum import Enum, auto
 from hashlib import blake2b
 
@@ -90,7 +90,7 @@ class Candidate:
         self.transferred_by: Promise | None = None  # of the leader that asked this node to campaign
         self.pre_votes: dict[str, PreVoteAnswer] = {}
         self.wanted: Promise | None = None  # The promise that it asks for, from PROMISING on.
-        self.grants: dict[str, int] = {}  # node -> its clock
+        self.grants: set[str] = set()
         self.refusals: set[str] = set()
         # Of all campaigns (rule 3).
         self.highest_epoch = 0
@@ -208,14 +208,8 @@ class Candidate:
     def _is_majority(self, nodes: Collection[str]) -> bool:
         return self.state.members.is_majority(lambda member: member.node_id in nodes)
 
-    def _clock_is_acceptable(self, clocks: Mapping[str, int]) -> bool:
-        """Rule 5: a leader far ahead of the others' clocks would freeze the log's time, which never goes back."""
-        earliest = self.state.clock - self.state.options.clock_ahead_us
-        return self._is_majority([node for node, clock in clocks.items() if clock >= earliest])
-
     def _would_win(self) -> bool:
-        granted = {node: vote.clock for node, vote in self.pre_votes.items() if vote.granted}
-        return self._is_majority(granted) and self._clock_is_acceptable(granted)
+        return self._is_majority([node for node, vote in self.pre_votes.items() if vote.granted])
 
     def _defer_to_best(self, *, waited: bool) -> None:
         """Rule 4: a candidate that is not the best of a majority asks the best to campaign instead.
@@ -248,7 +242,7 @@ class Candidate:
         """Ask the others. Rule 5: the durable last is taken now that this node's own promise is durable."""
         if self.wanted is None or self.state.stored_promise != self.wanted:
             return
-        self.phase, self.grants, self.refusals = Phase.REQUESTING, {self.state.me.node_id: self.state.clock}, set()
+        self.phase, self.grants, self.refusals = Phase.REQUESTING, {self.state.me.node_id}, set()
         self._send_voters(VoteRequest(self.wanted, self.state.log.durable))
 
     def vote_answered(self, sender: str, answer: VoteAnswer) -> None:
@@ -257,7 +251,7 @@ class Candidate:
         if self.phase is not Phase.REQUESTING or answer.asked != self.wanted:
             return
         if answer.granted:
-            self.grants[sender] = answer.clock
+            self.grants.add(sender)
         elif answer.held_epoch > answer.asked.epoch:
             self.yield_to_another()
         else:
@@ -269,7 +263,7 @@ class Candidate:
         """Once a majority has promised: end the campaign, and return the promise to lead under; None before."""
         if self.phase is not Phase.REQUESTING or self.wanted != self.state.promise:
             return None
-        if not self._is_majority(self.grants) or not self._clock_is_acceptable(self.grants):
+        if not self._is_majority(self.grants):
             return None
         wanted = self.wanted
         self.give_up()

@@ -14,7 +14,7 @@ from .changing import ChangeContext, Changed, Full, Lost, NotLeading, Outcome, n
 from .downstreams import Downstreams
 from .events import Reason, Request
 from .members import Member, Members
-from .messages import Campaign, Heartbeat, HeartbeatEcho, OpenAnswer, OpenVerb, Promise
+from .messages import Campaign, Heartbeat, HeartbeatEcho, OpenAnswer, OpenVerb, PreVote, Promise
 from .state import State
 from .status import InstallStatus, LeaderStatus, Queues, StreamStatus
 
@@ -105,6 +105,7 @@ class Leading:
             heard=frozenset(heard | {(me.node_id, me.disk_id)}),
             streams=tuple(StreamStatus(s.node_id, s.next_index) for s in self.downstreams.streams.values()),
             installs=tuple(InstallStatus(*install) for install in self.downstreams.installs.values()),
+            clock_offsets_us=self.state.clocks.offsets_us(self.state.members, self.state.now, self.state.clock),
         )
 
     # Writes
@@ -116,7 +117,7 @@ class Leading:
         """
         self.start_index = self.state.log.highest_index
         record = {"type": "epoch_start", "node_id": self.state.me.node_id}
-        self.state.act(actions.AppendSystem(self.promise.epoch, record))
+        self.state.act(actions.AppendSystem(self.promise.epoch, self.state.majority_clock, record))
         self.send_heartbeats()
 
     def propose(self, requests: tuple[Request, ...]) -> None:
@@ -154,7 +155,7 @@ class Leading:
             size += batch[-1].size
         self._waiting_bytes -= size
         self._appending_bytes += size
-        self.state.act(actions.AppendRequests(self.promise.epoch, tuple(batch)))
+        self.state.act(actions.AppendRequests(self.promise.epoch, self.state.majority_clock, tuple(batch)))
 
     def appended(self) -> None:
         """What `append_waiting` asked for is in the file, as far as the log accepted it.
@@ -215,6 +216,19 @@ class Leading:
         if echo.epoch == self.promise.epoch:
             self._echoed[(sender, disk_id)] = max(self._echoed.get((sender, disk_id), 0), echo.sequence)
             self._answer_reads()
+            self._ask_clock(sender, disk_id)
+
+    def _ask_clock(self, sender: str, disk_id: bytes) -> None:
+        """Ask a voter of an earlier version, whose echo names no clock, by a pre-vote: its answer names it (rule 5).
+
+        A pre-vote has no effect on the receiver, and no campaign has the number 0.
+        """
+        state = self.state
+        if not state.members.is_voter(sender, disk_id):
+            return
+        age = state.clocks.age_us(sender, disk_id, state.now)
+        if age is None or age >= state.options.election_timeout_us // 2:
+            state.act(actions.Send(sender, PreVote(0, state.log.durable, None)))
 
     def tick(self) -> None:
         """Send heartbeats when due, and end a transfer whose time is up."""
@@ -329,7 +343,8 @@ class Leading:
             state.act(actions.ChangeEnded(asked.ask_id, answer))
             return
         self._change = Change(asked.ask_id, state.log.highest_index)
-        state.act(actions.AppendSystem(self.promise.epoch, {"type": "members", "members": answer.to_record()}))
+        record = {"type": "members", "members": answer.to_record()}
+        state.act(actions.AppendSystem(self.promise.epoch, state.majority_clock, record))
 
     def _change_context(self, node_id: str) -> ChangeContext:
         return ChangeContext(

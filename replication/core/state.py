@@ -1,8 +1,10 @@
-"""What all rules of the core share: who this node is, what it promised, what is committed, and this step's actions."""
+"""What all rules of the core share: who this node is, what it promised, what is committed, the voters' clocks (rule 5),
+and this step's actions.
+"""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from .actions import Action, Apply, Halt, RoleChanged
 from .members import Identity, Member, Members
@@ -81,7 +83,6 @@ class CoreOptions:
 
     heartbeat_us: int = 100_000  # Also how often a candidate repeats its pre-votes and a follower dials.
     election_timeout_us: int = 1_000_000  # Silence after which a leader is lost, and steps down (rule 11).
-    clock_ahead_us: int = 10_000_000  # How far ahead of a majority's clocks a leader's may be (rule 5).
     commit_announce_us: int = 2_000  # How long a new commit_index waits for frames to carry it.
     window_bytes: int = 8 << 20  # In flight on one stream: shipped, not acknowledged.
     shipment_bytes: int = 1 << 20  # In one shipment (rule 8).
@@ -93,6 +94,65 @@ class CoreOptions:
     open_epochs: int = 10_000  # Named in one opening: the newest.
     reads_waiting: int = 10_000  # Linearizable reads that wait for an echo. More: refused.
     promotable_bytes: int = 8 << 20  # What a new voter may lack: a stream's window (rule 15).
+
+
+class Reading(NamedTuple):
+    """A voter's wall clock as it named it, and when it arrived here, on this node's monotonic clock. Microseconds."""
+
+    clock: int
+    heard_at: int
+
+    def advanced(self, now: int) -> int:
+        """What that clock shows now, if it went on evenly."""
+        return self.clock + now - self.heard_at
+
+
+class VoterClocks:
+    """Rule 5, time: what this node knows of the voters' clocks, and the latest time that a majority has reached.
+
+    A leader stamps its frames with that time, never with its own clock alone: the log's time never goes back, so one
+    clock that is ahead would freeze it for all who lead later.
+
+    A reading is noted when the answer that names the clock arrived: the clock had reached it by then, however long the
+    answer took. It is advanced by the time that has passed here since. A reading older than an election timeout counts
+    no more, and a voter without one counts as if its clock had not begun. So a leader that knows no majority's clocks
+    does not move the log's time; a lone voter is a majority. This node's own clock needs no reading.
+    """
+
+    def __init__(self, me: Identity, patience_us: int) -> None:
+        """A reading counts for `patience_us`, an election timeout."""
+        self._me = (me.node_id, me.disk_id)
+        self._patience_us = patience_us
+        self._readings: dict[tuple[str, bytes], Reading] = {}
+
+    def heard(self, node_id: str, disk_id: bytes, clock: int, now: int) -> None:
+        """Note the clock that a voter named; 0 says nothing: a node of an earlier version names none in an echo."""
+        if clock > 0:
+            self._readings[(node_id, disk_id)] = Reading(clock, now)
+
+    def age_us(self, node_id: str, disk_id: bytes, now: int) -> int | None:
+        """How old the reading of a disk's clock is; None without one."""
+        reading = self._readings.get((node_id, disk_id))
+        return None if reading is None else now - reading.heard_at
+
+    def time(self, members: Members, now: int, own: int) -> int:
+        """The latest time that a majority of the voters' clocks has reached, 0 if too few are known.
+
+        `own` is this node's clock.
+        """
+        known = self._known(now, own)
+        return members.held_by_majority(lambda voter: known.get((voter.node_id, voter.disk_id), 0))
+
+    def offsets_us(self, members: Members, now: int, own: int) -> Mapping[str, int]:
+        """How far each known voter's clock is ahead of that time, negative if behind; empty without such a time."""
+        time, known = self.time(members, now, own), self._known(now, own)
+        ids = {voter.node_id: (voter.node_id, voter.disk_id) for voter in members.voters()}
+        return {node: known[disk] - time for node, disk in ids.items() if disk in known} if time else {}
+
+    def _known(self, now: int, own: int) -> dict[tuple[str, bytes], int]:
+        oldest = now - self._patience_us
+        heard = {disk: reading.advanced(now) for disk, reading in self._readings.items() if reading.heard_at >= oldest}
+        return heard | {self._me: own}
 
 
 @dataclass(slots=True)
@@ -115,6 +175,7 @@ class State:
     now: int = 0
     clock: int = 0
     members: Members = field(init=False)
+    clocks: VoterClocks = field(init=False)
     links: dict[str, bytes] = field(default_factory=dict)
     actions: list[Action] = field(default_factory=list)
     halted: str | None = None
@@ -124,6 +185,7 @@ class State:
 
     def __post_init__(self) -> None:
         self.members = self.log.members
+        self.clocks = VoterClocks(self.me, self.options.election_timeout_us)
 
     def is_me(self, member: Member) -> bool:
         """Whether a member is this node, on this disk."""
@@ -137,6 +199,15 @@ class State:
     def is_voter(self) -> bool:
         """Whether this node counts and answers votes."""
         return self.members.is_voter(self.me.node_id, self.me.disk_id)
+
+    def heard_clock(self, node_id: str, disk_id: bytes, clock: int) -> None:
+        """Note the wall clock that another node named in an answer."""
+        self.clocks.heard(node_id, disk_id, clock, self.now)
+
+    @property
+    def majority_clock(self) -> int:
+        """Rule 5: the latest time that a majority of the voters' clocks has reached, 0 if too few are known."""
+        return self.clocks.time(self.members, self.now, self.clock)
 
     def act(self, action: Action) -> None:
         """Ask the driver for an action, after those asked for earlier."""

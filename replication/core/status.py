@@ -42,7 +42,11 @@ class InstallStatus(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class LeaderStatus:
-    """A leadership. `heard` are the (node_id, disk_id) that echoed a heartbeat of the last election timeout."""
+    """A leadership. `heard` are the (node_id, disk_id) that echoed a heartbeat of the last election timeout.
+
+    `clock_offsets_us`: how far each voter's clock, as far as it is known, is ahead of the time that a majority's clocks
+    have reached; negative if it is behind.
+    """
 
     start_index: int | None
     serving: bool
@@ -50,6 +54,7 @@ class LeaderStatus:
     heard: frozenset[tuple[str, bytes]]
     streams: tuple[StreamStatus, ...]
     installs: tuple[InstallStatus, ...]
+    clock_offsets_us: Mapping[str, int]
 
 
 @dataclass(frozen=True, slots=True)

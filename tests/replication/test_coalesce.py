@@ -159,12 +159,12 @@ def stored(disk: Disk) -> list[object]:
 def test_a_write_is_in_the_log_exactly_if_it_was_placed() -> None:
     device = faulty.Disk()
     disk = small_log(device)
-    disk.append_writes(1, [blob(bytes(1_800)), blob(bytes(1_500))])
+    disk.append_writes(1, 0, [blob(bytes(1_800)), blob(bytes(1_500))])
     device.full = True
     tail = disk.log.tail.index
     writes = [records("fits"), blob(bytes(1_900)), records("behind"), records("misplaced", at=99)]
 
-    appended = disk.append_writes(1, writes)
+    appended = disk.append_writes(1, 0, writes)
 
     placed = [share.write for placed in appended.placed for share in placed.shares]
     assert len(placed) + len(appended.rejected) == len(writes)
@@ -176,12 +176,12 @@ def test_a_write_is_in_the_log_exactly_if_it_was_placed() -> None:
 def test_a_write_after_one_for_which_the_disk_is_full_gets_its_expected_index_or_none() -> None:
     device = faulty.Disk()
     disk = small_log(device)
-    disk.append_writes(1, [blob(bytes(1_800)), blob(bytes(1_500))])
+    disk.append_writes(1, 0, [blob(bytes(1_800)), blob(bytes(1_500))])
     device.full = True
     tail = disk.log.tail.index
     behind, without = records("behind", at=tail + 1), records("without", at=tail)
 
-    appended = disk.append_writes(1, [blob(bytes(1_900), at=tail), behind, without])
+    appended = disk.append_writes(1, 0, [blob(bytes(1_900), at=tail), behind, without])
 
     placed = {share.write: placed.index + share.offset for placed in appended.placed for share in placed.shares}
     assert behind not in placed

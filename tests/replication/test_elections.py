@@ -375,7 +375,7 @@ def test_a_heartbeat_is_echoed_only_once_the_leaders_promise_is_on_disk() -> Non
 
     assert actions.StorePromise(leader) in first
     assert [sent(told) for told in (first, second, stored)] == [[], [], []]
-    assert sent(third) == [HeartbeatEcho(7, 3, 7)]
+    assert sent(third) == [HeartbeatEcho(7, 3, 7, clock=follower.world.clock())]
 
 
 def test_a_heartbeat_of_an_older_epoch_is_answered_with_the_newer_one_and_not_followed() -> None:
@@ -384,7 +384,7 @@ def test_a_heartbeat_of_an_older_epoch_is_answered_with_the_newer_one_and_not_fo
 
     told = handled(follower, received("n1", Heartbeat(Promise(6, "n1", 5), 3, 0)))
 
-    assert sent(told) == [HeartbeatEcho(6, 3, 7)]
+    assert sent(told) == [HeartbeatEcho(6, 3, 7, clock=follower.world.clock())]
     assert follower.core is not None
     assert follower.core.following is None
 

@@ -242,26 +242,6 @@ def test_all_that_waits_for_a_flush_becomes_one_frame() -> None:
     assert last.count == 10
 
 
-def test_a_candidate_far_ahead_of_the_majoritys_clocks_does_not_lead() -> None:
-    # Rule 5: it would freeze the log's time.
-    world = World("n1", "n2", "n3")
-    world.clock_ahead["n1"] = 11_000_000
-    world.start()
-
-    world["n1"].nominate()
-    world.run_for(5)
-
-    assert not world["n1"].leads
-
-
-def test_a_candidate_somewhat_ahead_leads() -> None:
-    world = World("n1", "n2", "n3")
-    world.clock_ahead["n1"] = 9_000_000
-    world.start()
-
-    assert world.elect("n1").leads
-
-
 def test_a_leader_whose_disk_hangs_steps_down_and_does_not_campaign_until_it_answers() -> None:
     # Rule 11: a failed or hung flush has the same effect.
     world = serving("n1", "n2", "n3")

@@ -420,7 +420,7 @@ def test_as_many_members_as_may_be_and_not_one_more(count: int) -> None:
     leader = world["n1"]
     idle = [Member(f"o{number}", bytes(16), "o:1", Role.OBSERVER) for number in range(count - 1)]
     members = Members((*world.members.members, *idle))
-    leader.running.append_system(leader.state.promise.epoch, {"type": "members", "members": members.to_record()})
+    leader.running.append_system(leader.state.promise.epoch, 0, {"type": "members", "members": members.to_record()})
     leader.append_done(actions.AppendResult())
     caught_up(world, leader)
     assert len(leader.state.members.members) == count

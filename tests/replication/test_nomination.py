@@ -285,19 +285,6 @@ def test_a_candidate_asks_the_longest_log_of_those_that_answered_to_campaign() -
     assert actions.Send("n4", Campaign(None)) in asked
 
 
-def test_a_candidate_whose_clock_is_ahead_asks_another_to_campaign_and_raises_no_epoch() -> None:
-    # Rule 5: it would freeze the log's time.
-    world = World("n1", "n2", "n3")
-    world.clock_ahead["n1"] = 11_000_000
-    world.start()
-
-    suggest(world["n1"], nominated=True)
-    world.run_until(lambda: world.leader() is not None, within_s=1)
-
-    assert world.leader() is not world["n1"]
-    assert epochs(world.nodes.values()) == 1
-
-
 def test_a_campaign_of_a_candidate_does_not_disturb_a_live_leader() -> None:
     world = serving("n1", "n2", "n3")
     assert sent(world["n2"], events.Received("n3", disk_id("n3"), Campaign(None))) == []

@@ -75,8 +75,8 @@ def answered(granted: bool) -> str:
 def message_of(message: object) -> str | None:
     """A message in words; None for what is left out."""
     match message:
-        case Heartbeat() | HeartbeatEcho():
-            return None
+        case Heartbeat() | HeartbeatEcho() | PreVote(0) | PreVoteAnswer(0):
+            return None  # The last two: a leader asks an echo's sender for its clock.
         case PreVote(_, last, transferred_by):
             shown = f", asked to by the leader of epoch {transferred_by.epoch}" if transferred_by else ""
             return f"PreVote: {last_of(last)}{shown}"
@@ -117,9 +117,9 @@ def action_of(action: actions.Action) -> str | None:
             return said and f"-> {node_id} {said}"
         case actions.StorePromise(promise):
             return f"stores its promise: {promise_of(promise)}"
-        case actions.AppendRequests(epoch, requests):
+        case actions.AppendRequests(epoch, _, requests):
             return f"appends {len(requests)} write{'s' if len(requests) > 1 else ''} in epoch {epoch}"
-        case actions.AppendSystem(epoch, value):
+        case actions.AppendSystem(epoch, _, value):
             return f"appends {value['type']} in epoch {epoch}"
         case actions.AppendFrames():
             return "appends the leader's frames"

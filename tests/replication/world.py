@@ -276,11 +276,11 @@ class SimNode:
 
     def _carry_out(self, action: actions.Action) -> None:
         match action:
-            case actions.AppendRequests(epoch, writes):
-                self.running.append_writes(epoch, writes)  # type: ignore[arg-type]
+            case actions.AppendRequests(epoch, time, writes):
+                self.running.append_writes(epoch, time, writes)  # type: ignore[arg-type]
                 self._append_results.append(actions.AppendResult())
-            case actions.AppendSystem(epoch, value):
-                self.running.append_system(epoch, value)
+            case actions.AppendSystem(epoch, time, value):
+                self.running.append_system(epoch, time, value)
                 self._append_results.append(actions.AppendResult())
             case actions.AppendFrames(stream_id, raw):
                 try:
