@@ -3,6 +3,7 @@
     python -m quire.cluster.simulator --seeds 0:1000 --jobs 2    1,000 histories, in two processes
     python -m quire.cluster.simulator --seed 17                  one; if it fails, the shortest transcript found
     python -m quire.cluster.simulator --soak 1000000             from that seed on, until a rule breaks
+    python -m quire.cluster.simulator --permanent --histories 50 in each, a minority stays ill for good
 
 A seed determines its history. The exit status is 1 if a rule was broken.
 """
@@ -14,9 +15,12 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import count, islice
 
 from .history import Outcome, run, shrink, transcript
+from .permanent.distribution import Distribution
+from .permanent.illness import has_ordeal
 from .plan import plan_of
 
 MIN_CHANGED = 0.30
@@ -33,9 +37,9 @@ def say(line: str) -> None:
     sys.stdout.flush()
 
 
-def outcome_of(seed: int) -> Outcome:
-    """Run the history of a seed."""
-    return run(plan_of(seed))
+def outcome_of(seed: int, *, permanent: bool = False) -> Outcome:
+    """Run the history of a seed, with its ordeal if `permanent`."""
+    return run(plan_of(seed, permanent=permanent))
 
 
 @dataclass
@@ -48,11 +52,13 @@ class Report:
     lost_tails: int = 0
     totals: Counter[str] = field(default_factory=Counter)
     findings: list[Outcome] = field(default_factory=list)
+    endured: Distribution = field(default_factory=Distribution)
 
     def add(self, outcome: Outcome) -> None:
         """Add the outcome of one history."""
         counts = outcome.counts
         self.histories += 1
+        self.endured.add(outcome.endured)
         self.changed += counts.leader_changes > 0
         self.truncated += counts.truncations > 0
         self.lost_tails += counts.lost_tails > 0
@@ -92,43 +98,52 @@ class Report:
         return f"{self.histories:,} histories: {', '.join(shares)}; {totals}; {len(self.findings)} findings"
 
 
-def outcomes(seeds: Iterable[int], jobs: int) -> Iterator[Outcome]:
+def outcomes(seeds: Iterable[int], jobs: int, *, permanent: bool = False) -> Iterator[Outcome]:
     """The outcomes of seeds, in their order, run in `jobs` processes."""
+    one = partial(outcome_of, permanent=permanent)
     if jobs == 1:
-        yield from map(outcome_of, seeds)
+        yield from map(one, seeds)
         return
     with ProcessPoolExecutor(jobs) as pool:
         seeds = iter(seeds)
         while batch := list(islice(seeds, 50 * jobs)):
-            yield from pool.map(outcome_of, batch, chunksize=5)
+            yield from pool.map(one, batch, chunksize=5)
 
 
-def explain(seed: int) -> int:
+def explain(seed: int, *, permanent: bool = False) -> int:
     """Run one seed; if it fails, print the shortest transcript found. Returns an exit status."""
-    plan = plan_of(seed)
+    plan = plan_of(seed, permanent=permanent)
     outcome = run(plan)
     say(f"seed {seed}: trace {outcome.trace_hash}, {outcome.counts}")
     if not outcome.failure:
         return 0
     say(outcome.failure)
     small = shrink(plan, outcome.rule)
-    say(f"rerun: {RERUN} {seed}")
+    say(f"rerun: {rerun(seed, permanent=permanent)}")
     say(transcript(small, run(small, keep_trace=True)))
     return 1
 
 
-def run_all(seeds: Iterable[int], jobs: int, *, stop_at_first: bool) -> int:
+def rerun(seed: int, *, permanent: bool) -> str:
+    """The command that runs this history again."""
+    return f"{RERUN} {seed}{' --permanent' * permanent}"
+
+
+def run_all(seeds: Iterable[int], jobs: int, *, stop_at_first: bool, permanent: bool = False) -> int:
     """Run seeds, and print failures and totals. Returns an exit status."""
     report, began = Report(), time.monotonic()
-    for outcome in outcomes(seeds, jobs):
+    for outcome in outcomes(seeds, jobs, permanent=permanent):
         report.add(outcome)
         if outcome.failure:
-            say(f"seed {outcome.seed}: {outcome.failure}\n  rerun: {RERUN} {outcome.seed}")
+            say(f"seed {outcome.seed}: {outcome.failure}\n  rerun: {rerun(outcome.seed, permanent=permanent)}")
             if stop_at_first:
-                return explain(outcome.seed)
+                return explain(outcome.seed, permanent=permanent)
         if report.histories % REPORT_EVERY == 0:
             say(f"{time.monotonic() - began:.0f} s: {report}")
     say(f"{time.monotonic() - began:.0f} s: {report}")
+    if permanent:
+        say("median / 99th percentile / worst, in election timeouts:")
+        say("\n".join(report.endured.lines()))
     if report.is_idle:
         say(f"too little happened: {MIN_CHANGED:.0%} must change leaders, {MIN_TRUNCATED:.0%} must truncate")
     return 1 if report.findings or report.is_idle else 0
@@ -145,14 +160,20 @@ def main() -> int:
     what.add_argument("--seed", type=int, help="run one history; if it fails, shrink it to a transcript")
     what.add_argument("--seeds", metavar="A:B", help="run the histories of the seeds from A, below B")
     what.add_argument("--soak", type=int, metavar="A", help="run seeds from A on, until a rule breaks")
+    what.add_argument("--histories", type=int, metavar="N", help="run N histories, from seed 0 on")
+    parser.add_argument("--permanent", action="store_true", help="only seeds in which a minority stays ill, and that")
     parser.add_argument("--jobs", type=int, default=1, help="number of processes")
     arguments = parser.parse_args()
+    permanent = arguments.permanent
     if arguments.seed is not None:
-        return explain(arguments.seed)
-    if arguments.soak is not None:
-        return run_all(count(arguments.soak), arguments.jobs, stop_at_first=True)
-    first, last = map(int, arguments.seeds.split(":"))
-    return run_all(range(first, last), arguments.jobs, stop_at_first=False)
+        return explain(arguments.seed, permanent=permanent)
+    seeds: Iterable[int] = count(arguments.soak or 0)
+    if arguments.seeds is not None:
+        seeds = range(*map(int, arguments.seeds.split(":")))
+    if permanent:
+        seeds = filter(has_ordeal, seeds)
+    seeds = islice(seeds, arguments.histories)
+    return run_all(seeds, arguments.jobs, stop_at_first=arguments.soak is not None, permanent=permanent)
 
 
 if __name__ == "__main__":

@@ -334,6 +334,10 @@ class Client:
             opened = reply.results[0]
             self.session, self.sequence = opened["session"], opened["sequence"]
         self._end(operation)
+        self.acknowledged(operation)
+
+    def acknowledged(self, operation: Operation) -> None:
+        """Note a write whose answer is right. A prober measures here."""
 
     def _wrote(self, operation: Operation, index: int) -> None:
         try:

@@ -61,10 +61,16 @@ class Clocks:
     schedule: Schedule
     rate: float
     ahead: int
+    offset: int = 0
 
     def now(self) -> int:
         """Monotonic microseconds."""
-        return int(self.schedule.now * self.rate)
+        return int(self.schedule.now * self.rate) + self.offset
+
+    def run_at(self, rate: float) -> None:
+        """Run at another rate from now on."""
+        now, self.rate = self.now(), rate
+        self.offset += now - self.now()
 
     def clock(self) -> int:
         """The wall clock, which may be stepped back."""

@@ -18,7 +18,9 @@ from .machine import Model
 from .nemesis import Nemesis
 from .network import Link, Network
 from .nodes import Form, Node
-from .plan import ELECTION_US, Plan
+from .permanent.ordeal import Trial
+from .permanent.prober import Endured, Prober
+from .plan import ELECTION_US, Plan, calm
 
 MIN_STEPS = 2_000
 MIN_OPERATIONS = 50
@@ -26,6 +28,10 @@ CONVERGES_WITHIN_US = 90 * SECOND  # Hundreds of commands may wait for disks tha
 CLUSTER_ID = bytes(range(16))
 MAX_SHRINKING_RUNS = 300
 TRANSCRIPT_STEPS = 60
+PROBER = 14
+"""The prober's number as a client: no other has it, and none its commands."""
+LATEST_REPAIR_US = 2 * SECOND
+"""By then every fault of the chaos has been repaired."""
 
 
 @dataclass
@@ -38,6 +44,8 @@ class Outcome:
     failure: str = ""
     rule: str = ""
     trace: list[str] = field(default_factory=list)
+    endured: Endured | None = None
+    """What its ordeal cost; None without one."""
 
 
 class History:
@@ -46,6 +54,7 @@ class History:
     def __init__(self, plan: Plan) -> None:
         settings = self.settings = plan.settings
         self.plan = plan
+        self.is_nominating = True
         self.schedule = Schedule()
         self.trace: list[str] = []
         self.network = Network(self.schedule, Random(f"{settings.seed}/network"), settings.weather)
@@ -68,6 +77,15 @@ class History:
             Client(str(number), self.schedule, self.nodes, self.checks, self.order, settings.habits, str(settings.seed))
             for number in range(settings.habits.clients)
         ]
+        self.trial = self._trial()
+
+    def _trial(self) -> Trial | None:
+        if self.plan.ordeal is None:
+            return None
+        seed, habits = self.settings.seed, self.settings.habits
+        name = str(PROBER)
+        prober = Prober(name, self.schedule, self.nodes, self.checks, self.order, habits, str(seed))
+        return Trial(self.plan.ordeal, seed, self.network, self.nemesis, prober)
 
     def _form(self) -> Form:
         settings = self.settings
@@ -123,6 +141,8 @@ class History:
             self.schedule.later(SECOND // 4, client.begin)
         self._until(self.settings.chaos_us)
         counts = self.checks.counts
+        if self.trial is not None:
+            self._calm()
         self.nemesis.heal()
         self._nominate(0)
         # A plan may leave too little time or work: continue until there was enough of both.
@@ -131,10 +151,25 @@ class History:
             self.schedule.run_next()
         for client in self.clients:
             client.stopped = True
+        if self.trial is not None:
+            self._until(self.settings.chaos_us + LATEST_REPAIR_US)
         self._settle()
+        if self.trial is not None:
+            self.is_nominating = False
+            self.trial.run()
+            self.is_nominating = True
+            if self.trial.endured is not None and not self.trial.ordeal.heals:
+                return
         for client in self.clients:
             client.want_last()
         self._settle()
+
+    def _calm(self) -> None:
+        """From now on only patients are slow."""
+        settings = self.nemesis.settings = calm(self.settings)
+        self.network.weather = settings.weather
+        for node in self.nodes:
+            node.apply_us = settings.apply_us
 
     def _until(self, time: int) -> None:
         while self.schedule.now < time:
@@ -143,7 +178,7 @@ class History:
     def _nominate(self, turn: int) -> None:
         """The control plane after the faults: nominate one voter after the other until one serves."""
         voters = [node for node in self.nodes if node.counts]
-        if not any(node.process and node.process.role.serving for node in voters):
+        if self.is_nominating and not any(node.process and node.process.role.serving for node in voters):
             candidate = voters[turn % len(voters)]
             for node in voters:
                 node.nominated = node is candidate
@@ -208,7 +243,8 @@ def run(plan: Plan, *, keep_trace: bool = False) -> Outcome:
     counts = history.checks.counts
     counts.leader_changes = max(0, counts.elections - 1)
     digest = blake2b("\n".join(history.trace).encode(), digest_size=16).hexdigest()
-    return Outcome(plan.settings.seed, counts, digest, failure, rule, history.trace if keep_trace else [])
+    endured = history.trial.endured if history.trial is not None else None
+    return Outcome(plan.settings.seed, counts, digest, failure, rule, history.trace if keep_trace else [], endured)
 
 
 def shrink(plan: Plan, rule: str, fails: Callable[[Plan], Outcome] = run) -> Plan:
@@ -231,6 +267,8 @@ def shrink(plan: Plan, rule: str, fails: Callable[[Plan], Outcome] = run) -> Pla
 def transcript(plan: Plan, outcome: Outcome) -> str:
     """The faults of a failing history, and its last steps."""
     faults = "\n".join(f"  {fault}" for fault in plan.faults)
+    if plan.ordeal is not None:
+        faults += f"\n  then, for good: {plan.ordeal}"
     steps = "\n".join(f"  {line}" for line in outcome.trace[-TRANSCRIPT_STEPS:])
     return (
         f"faults that are needed ({len(plan.faults)}):\n{faults}\n"

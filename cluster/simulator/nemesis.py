@@ -77,8 +77,7 @@ class Nemesis:
         elif fault.kind == "wipe":
             self._wipe(fault.whom[0])
         elif fault.kind == "promote":
-            self._count(fault.kind)
-            self._promote(fault.whom[0])
+            self.promote(fault.whom[0])
         elif (node := self._whom(fault.whom[0], fault.kind)) is not None:
             self._count(fault.kind)
             lasts = next((value for value in fault.values if type(value) is int), 0)
@@ -222,6 +221,11 @@ class Nemesis:
 
     # Members
 
+    def promote(self, name: str) -> None:
+        """An operator wants a node to be a voter."""
+        self._count("promote")
+        self._promote(name)
+
     def _promote(self, name: str) -> None:
         """Ask the leader to promote a node, again and again until it is a voter."""
         ask_id = self.promoting[name] = next(self._asks)
@@ -271,6 +275,12 @@ class Nemesis:
         node.run(life, stop)
         if node.runs and node.life == life:
             self._die(node, "kill", lasts)
+
+    def kill(self, node: Node, lasts: int, keep: faulty.Keep | None = None) -> None:
+        """End a node, whatever else is healed by now; it starts again after a while."""
+        self.checks.counts.crashes += 1
+        node.die(keep=keep)
+        self.schedule.later(lasts, self.start, node)
 
     def _die(self, node: Node, how: str, lasts: int) -> None:
         self.checks.counts.crashes += 1

@@ -93,9 +93,13 @@ class Pipe:
         self._clear_at = 0
         self._waiting: list[tuple[Callable[..., None], tuple[Any, ...]]] = []
         self.broken = False
+        self.silent = False
+        """It swallows what is put into it, and neither end notices."""
 
     def put(self, arrive: Callable[..., None], *arguments: Any) -> None:
         """Deliver by calling `arrive` with the arguments, after a delay."""
+        if self.silent:
+            return
         schedule = self._network.schedule
         self._clear_at = max(self._clear_at, schedule.now + self._network.delay(self._route))
         schedule.at(self._clear_at, self._come_out, arrive, arguments)
@@ -166,6 +170,8 @@ class Network:
     held_up: list[Pipe] = field(default_factory=list)
     links: dict[tuple[str, str], Link] = field(default_factory=dict)
     streams: list[Stream] = field(default_factory=list)
+    fetches_nothing: set[str] = field(default_factory=set)
+    """Nodes whose requests for snapshots are never answered."""
 
     def delay(self, route: tuple[str, str]) -> int:
         """The delay of a message sent now, in microseconds."""
@@ -202,6 +208,25 @@ class Network:
                 self.held_up.append(pipe)
             elif not pipe.broken:
                 pipe.resume()
+
+    # Flows that stay
+
+    def silence(self, node: End, *, links: bool, streams: bool) -> None:
+        """The connections that a node has now swallow everything from now on, both ways. New ones work."""
+        for link in self.links.values():
+            if links and link.pipe is not None and node in (link.source, link.target):
+                link.pipe.silent = True
+        for stream in self.streams:
+            if streams and node in (stream.follower, stream.leader):
+                stream.up.silent = stream.down.silent = True
+
+    def miss_pongs(self, pairs: Iterable[tuple[str, str]], after_us: int) -> None:
+        """Both ends of these links get no pongs any more: each closes its link, and dials again."""
+        for source, target in pairs:
+            for link in (self.links[source, target], self.links[target, source]):
+                if link.pipe is not None:
+                    took = after_us + self.random.randint(0, after_us // 4)
+                    self.schedule.later(took, self._link_lost, link, link.pipe)
 
     # Links
 
@@ -368,6 +393,8 @@ class Network:
 
         def answer() -> None:
             data = None
+            if follower.node_id in self.fetches_nothing:
+                return
             if leader.runs and route not in self.cut and back not in self.cut:
                 data = leader.snapshot_part(action.index, number)
             took = self.delay(back) if data is not None else REDIAL_US

@@ -78,6 +78,10 @@ class Node:
         self.armed_fuse = 0
         self.nominated = False
         self.disk_failing = False
+        self.machine_fails = False
+        """Its machine raises at each command, as one that has no memory left."""
+        self.is_ill = False
+        """It is one of the patients of an ordeal, and may say so."""
         self.halt_reason = ""
         self.ended: Callable[[Node, str], None] = lambda *_: None
         self.changed: Callable[[int, Outcome], None] = lambda *_: None
@@ -298,6 +302,8 @@ class Node:
         process = self.running
         process.applying = False
         applier, log = process.applier, process.log
+        if self.machine_fails:
+            return
         while applier.applied_index < process.apply_to and log.failure is None:
             raw, _ = log.read_frames(applier.applied_index, APPLY_BYTES, to_index=process.apply_to)
             if not raw:
@@ -311,6 +317,11 @@ class Node:
                 self._at_boundary(frame.header)
         while process.reading and process.reading[0][0] <= applier.applied_index:
             heappop(process.reading)[2].answer(applier.state(), applier.applied_index)
+
+    def resume_applying(self) -> None:
+        """Apply what is committed, after the machine was mended."""
+        if self.process is not None and not self.halt_reason:
+            self.guarded(self._apply)
 
     def _at_boundary(self, header: FrameHeader) -> None:
         """Begin a snapshot of the present state if one is due; it is written while later frames are applied."""
@@ -470,6 +481,8 @@ class Node:
         """The checks compare the digests of all nodes."""
 
     def alarmed(self, text: str) -> None:
+        if self.is_ill:
+            return
         raise Violation("nothing here should alarm an operator", self.node_id, text)
 
     def read_ready(self, read_id: int, index: int | None) -> None:

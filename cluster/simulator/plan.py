@@ -14,10 +14,13 @@ from quire.sm import MAX_SESSIONS
 from .clients import Habits
 from .clock import MILLISECOND, SECOND
 from .network import Weather
+from .permanent.illness import Ordeal, ordeal_of
 
 HEARTBEAT_US = 40 * MILLISECOND
 ELECTION_US = 300 * MILLISECOND
 FRAME_OVERHEAD_BYTES = 128
+CALMER = 20
+"""In a history with an ordeal the rates of healthy clocks differ so many times less."""
 
 Value = str | int | float | bool
 
@@ -73,6 +76,8 @@ class Plan:
 
     settings: Settings
     faults: tuple[Fault, ...]
+    ordeal: Ordeal | None = None
+    """What comes after these faults, and stays."""
 
     def without(self, faults: frozenset[int]) -> "Plan":
         """The same plan without the faults at these positions."""
@@ -187,9 +192,15 @@ KINDS = {
 }
 
 
-def plan_of(seed: int) -> Plan:
-    """The plan of a seed."""
+def plan_of(seed: int, *, permanent: bool = False) -> Plan:
+    """The plan of a seed. A third of all seeds have an ordeal, which is left out unless `permanent`."""
     settings = settings_of(seed)
+    ordeal = None
+    if permanent:
+        expires = bool(settings.retention_bytes and settings.snapshot_records)
+        ordeal = ordeal_of(seed, settings.voters, expires=expires)
+    if ordeal is not None:
+        settings = replace(settings, rates=tuple(1 + (rate - 1) / CALMER for rate in settings.rates))
     random = Random(f"{seed}/faults")
     kinds = {kind: weight for kind, weight in KINDS.items() if kind in ("cut", "crash") or random.random() < 0.5}
     pause_us = random.choice((150, 300, 600)) * MILLISECOND
@@ -205,7 +216,20 @@ def plan_of(seed: int) -> Plan:
     if settings.retention_bytes and settings.snapshot_records:
         faults += _absences(settings)
     faults += _promotions(settings, faults)
-    return Plan(settings, tuple(sorted(faults, key=lambda fault: fault.at)))
+    return Plan(settings, tuple(sorted(faults, key=lambda fault: fault.at)), ordeal)
+
+
+def calm(settings: Settings) -> Settings:
+    """The same world as a healthy one: disks, machines and networks as a majority may expect of itself."""
+    weather = replace(
+        settings.weather,
+        highest_us=min(settings.weather.highest_us, 10 * MILLISECOND),
+        late_chance=min(settings.weather.late_chance, 0.02),
+        late_us=min(settings.weather.late_us, 30 * MILLISECOND),
+    )
+    lowest_us, highest_us = (min(bound_us, 10 * MILLISECOND) for bound_us in settings.sync_us)
+    apply_us = min(settings.apply_us, 5 * MILLISECOND)
+    return replace(settings, weather=weather, sync_us=(lowest_us, highest_us), apply_us=apply_us)
 
 
 def _absences(settings: Settings) -> list[Fault]:

@@ -1,0 +1,78 @@
+"""A client that writes at healthy nodes all the time, and measures how long nothing is acknowledged."""
+
+from dataclasses import dataclass
+
+from ..clients import Attempt, Client, Operation
+from ..clock import MILLISECOND
+from ..nodes import Node
+from ..plan import ELECTION_US
+
+PROBES_EVERY_US = 40 * MILLISECOND
+
+
+@dataclass(frozen=True)
+class Endured:
+    """What an ordeal cost, in election timeouts: until the first acknowledged write, and the longest without one."""
+
+    kinds: tuple[str, ...]
+    first: float
+    longest: float
+    elections: int = 0
+
+
+class Prober(Client):
+    """Asks a healthy node, which answers or forwards to the leader it knows: each write once, and more all the time."""
+
+    healthy: list[Node]
+    stopped = True
+
+    def start(self) -> None:
+        """Begin to probe."""
+        self.stopped = False
+        self.began_us = self.last_us = self.schedule.now
+        self.first_us: int | None = None
+        self.longest_us = 0
+        self._probe()
+
+    @property
+    def waits_us(self) -> int:
+        """How long nothing was acknowledged by now."""
+        return self.schedule.now - self.last_us
+
+    def endured(self, kinds: tuple[str, ...], elections: int) -> Endured:
+        """What was measured by now."""
+        first_us = self.waits_us if self.first_us is None else self.first_us
+        longest_us = max(self.longest_us, self.waits_us)
+        return Endured(kinds, first_us / ELECTION_US, longest_us / ELECTION_US, elections)
+
+    def _probe(self) -> None:
+        if self.stopped:
+            return
+        operation = Operation("write", self.order.began(), [next(self._numbers)])
+        self.checks.counts.operations += 1
+        self.under_way.append(operation)
+        self.schedule.later(self._delay(), self._at_node, self.random.choice(self.healthy), Attempt(self, operation, 0))
+        self.schedule.later(PROBES_EVERY_US, self._probe)
+
+    def _at_node(self, node: Node, attempt: Attempt) -> None:
+        if node.leads:
+            node.run(node.life, node.propose, self._write_of(attempt.operation, attempt))
+            return
+        following = node.process.status().following if node.process is not None else None
+        leader = next((other for other in self.nodes if following and other.node_id == following.candidate), None)
+        if leader is not None and leader.runs and not self._is_cut(node, leader):
+            self.schedule.later(self._delay(), self._at_leader, leader, leader.life, attempt)
+
+    def _is_cut(self, node: Node, leader: Node) -> bool:
+        cut = node.network.cut
+        return (node.node_id, leader.node_id) in cut or (leader.node_id, node.node_id) in cut
+
+    def _at_leader(self, leader: Node, life: int, attempt: Attempt) -> None:
+        leader.run(life, leader.propose, self._write_of(attempt.operation, attempt))
+
+    def acknowledged(self, operation: Operation) -> None:
+        """Note when a write was acknowledged."""
+        if self.first_us is None:
+            self.first_us = self.schedule.now - self.began_us
+        self.longest_us = max(self.longest_us, self.waits_us)
+        self.last_us = self.schedule.now

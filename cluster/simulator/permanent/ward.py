@@ -1,0 +1,110 @@
+"""Makes nodes ill, and well again."""
+
+from random import Random
+
+from quire.log.simulated import faulty
+
+from ..clock import MILLISECOND, SECOND
+from ..nemesis import Nemesis
+from ..network import Network
+from ..nodes import Node
+from ..plan import ELECTION_US
+from .illness import Illness
+
+BACK_AFTER_US = (50 * MILLISECOND, 600 * MILLISECOND)
+AWAY_US = 4 * SECOND
+
+
+class Ward:
+    """Keeps the patients of one ordeal ill until they are discharged."""
+
+    def __init__(self, random: Random, network: Network, nemesis: Nemesis, lasts_us: int) -> None:
+        self._random = random
+        self._network = network
+        self._nemesis = nemesis
+        self._schedule = network.schedule
+        self._ends_at = self._schedule.now + lasts_us
+        self._cut: list[tuple[str, str]] = []
+
+    @property
+    def _is_over(self) -> bool:
+        return self._schedule.now >= self._ends_at
+
+    def admit(self, node: Node, illness: Illness) -> None:
+        """Make a node ill."""
+        node.is_ill = True
+        faults = self._nemesis.checks.counts.faults
+        faults[illness.kind] = faults.get(illness.kind, 0) + 1
+        match illness.kind, illness.values:
+            case "full_disk", _:
+                node.disk.full = True
+            case "slow_disk", _:
+                node.latency.lowest = node.latency.highest = ELECTION_US * 9 // 10
+            case "hung_disk", _:
+                node.latency.hangs_until = self._ends_at
+            case "failed_machine", _:
+                node.machine_fails = True
+            case "wrong_clock", (int(ahead_us),):
+                node.clocks.ahead += ahead_us
+            case "clock_rate", (float(rate),):
+                node.clocks.run_at(rate)
+            case "silent_flows", (str(which), int(again_us)):
+                self._silence(node, which, again_us)
+            case "one_way", (str(shape),):
+                self._cut_pairs(self._one_way(node, shape))
+            case "partial_reach", _:
+                others = self._others(node)
+                lost = self._random.sample(others, len(others) // 2)
+                self._cut_pairs([pair for other in lost for pair in ((node.node_id, other), (other, node.node_id))])
+            case "crash_loop", (int(runs_us),):
+                self._crash(node, runs_us)
+            case "stuck_install", _:
+                self._network.fetches_nothing.add(node.node_id)
+                self._nemesis.kill(node, AWAY_US)
+            case _:
+                raise ValueError(str(illness))
+
+    def discharge(self, nodes: list[Node]) -> None:
+        """Make all nodes well again."""
+        self._network.fetches_nothing.clear()
+        self._network.end_cut(self._cut)
+        for node in nodes:
+            node.machine_fails = False
+        self._nemesis.heal()
+        for node in nodes:
+            node.is_ill = False
+            node.resume_applying()
+
+    def _others(self, node: Node) -> list[str]:
+        return [other for other in self._network.ends if other != node.node_id]
+
+    def _one_way(self, node: Node, shape: str) -> list[tuple[str, str]]:
+        name, others = node.node_id, self._others(node)
+        if shape == "is not heard":
+            return [(name, other) for other in others]
+        if shape == "hears one less":
+            return [(self._random.choice(others), name)]
+        return [(other, name) for other in others]
+
+    def _cut_pairs(self, pairs: list[tuple[str, str]]) -> None:
+        self._cut += pairs
+        self._network.begin_cut(pairs)
+        self._network.miss_pongs(pairs, 2 * ELECTION_US)
+
+    def _silence(self, node: Node, which: str, again_us: int) -> None:
+        if self._is_over:
+            return
+        pairs = [pair for other in self._others(node) for pair in ((node.node_id, other), (other, node.node_id))]
+        self._network.silence(node, links=which != "streams", streams=which != "links")
+        if which != "streams":
+            self._network.miss_pongs(pairs, 2 * ELECTION_US)
+        if again_us:
+            self._schedule.later(again_us, self._silence, node, which, again_us)
+
+    def _crash(self, node: Node, runs_us: int) -> None:
+        if self._is_over:
+            return
+        back_us = self._random.randint(*BACK_AFTER_US)
+        if node.runs:
+            self._nemesis.kill(node, back_us, self._random.choice((None, faulty.Keep.SOME)))
+        self._schedule.later(back_us + self._random.randint(runs_us, 2 * runs_us), self._crash, node, runs_us)

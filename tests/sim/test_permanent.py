@@ -1,0 +1,72 @@
+"""Histories in which a minority stays ill for good: the ordeals, what is demanded meanwhile, and what is measured."""
+
+import pytest
+
+from quire.cluster.simulator.__main__ import Report, outcomes
+from quire.cluster.simulator.clock import Clocks, Schedule
+from quire.cluster.simulator.history import run
+from quire.cluster.simulator.permanent import ordeal
+from quire.cluster.simulator.permanent.distribution import Distribution
+from quire.cluster.simulator.permanent.illness import KINDS, has_ordeal, ordeal_of
+from quire.cluster.simulator.permanent.prober import Endured
+from quire.cluster.simulator.plan import plan_of
+
+SEEDS = (3, 14, 20, 25, 28)
+
+
+def test_a_third_of_all_seeds_have_an_ordeal_and_they_draw_each_kind_of_illness() -> None:
+    ordeals = [found for seed in range(600) if (found := ordeal_of(seed, 5, expires=True)) is not None]
+    assert 160 <= len(ordeals) <= 240
+    kinds = {illness.kind for found in ordeals for patient in found.patients for illness in patient}
+    assert kinds == set(KINDS)
+
+
+@pytest.mark.parametrize("voters", [3, 5])
+def test_an_ordeal_leaves_a_majority_well(voters: int) -> None:
+    for seed in range(200):
+        found = ordeal_of(seed, voters, expires=True)
+        assert found is None or len(found.patients) <= (voters - 1) // 2
+
+
+def test_the_other_two_thirds_of_all_histories_stay_what_they_were() -> None:
+    others = [seed for seed in range(30) if not has_ordeal(seed)]
+    assert all(plan_of(seed, permanent=True) == plan_of(seed) for seed in others)
+    assert len(others) < 30
+
+
+@pytest.mark.slow
+def test_a_majority_goes_on_while_a_minority_is_ill() -> None:
+    report = Report()
+    for outcome in outcomes(SEEDS, jobs=2, permanent=True):
+        report.add(outcome)
+        assert outcome.endured is not None
+    assert not report.findings, "\n".join(found.failure for found in report.findings)
+
+
+def test_a_majority_that_stops_breaks_the_law(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ordeal, "MOST_ELECTIONS", 0)
+    outcome = run(plan_of(14, permanent=True))
+    assert outcome.rule == "a sick minority never stops a healthy majority"
+    assert "falls ill: clock_rate 0.5" in outcome.failure
+
+
+def test_the_distribution_has_a_line_for_each_kind_and_one_for_all() -> None:
+    distribution = Distribution()
+    distribution.add(None)
+    for number in range(100):
+        kinds = ("full_disk", "slow_disk") if number < 50 else ("slow_disk",)
+        distribution.add(Endured(kinds, number / 100, number / 10, 1))
+    full, slow, everything = distribution.lines()
+    assert full.startswith("full_disk           50 ordeals; to the first write 0.2 / 0.5 / 0.5;")
+    assert slow.startswith("slow_disk          100 ordeals;")
+    assert everything.endswith("longest without one 5.0 / 9.9 / 9.9; at most 1 elections")
+
+
+def test_a_clock_whose_rate_changes_does_not_jump() -> None:
+    schedule = Schedule()
+    clocks = Clocks(schedule, 1.0, 0)
+    schedule.now = 1_000_000
+    clocks.run_at(2.0)
+    assert clocks.now() == 1_000_000
+    schedule.now = 1_500_000
+    assert clocks.now() == 2_000_000
