@@ -12,24 +12,46 @@ Why this is safe in a process with threads and an event loop:
 - it collects no garbage, since finalizers would touch what is not its own, and handles signals as a new process does
 - it ends by `os._exit`: it runs no handler, buffer or loop of this process
 - before each piece of work it checks that its parent lives, so no orphan writes beside a successor
+- it may hang all the same: on a lock of a library that was held at the fork, or on a disk that does not answer. So the
+  parent kills a child that makes no progress (`Patience`)
 """
 
 import asyncio
 import gc
 import os
 import signal
+import threading
 import warnings
 from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import NamedTuple
 
 Work = Callable[[Callable[[], None]], bytes]
-"""Runs in the child. It gets a check to call before each piece of work, and returns its report."""
+"""Runs in the child. It gets a function to call before each piece of work, and returns its report."""
 
 REPORT_BYTES = 1 << 16
 NICENESS = 5  # It yields to this process if they share a processor.
 
-_DONE, _FAILED = b"+", b"-"
+_PIECE, _DONE, _FAILED = b".", b"+", b"-"
 _FIRST_DESCRIPTOR = 3
 _MAX_DESCRIPTORS = 1 << 20
+
+
+class Patience(NamedTuple):
+    """When a child counts as hanging. Seconds in which this process was frozen itself do not count."""
+
+    idle_s: float = 120.0
+    """It began no piece and used no processor time. A write or sync of one piece takes seconds on a working disk."""
+    piece_s: float = 900.0
+    """It began no piece, though it was busy. A piece takes well below a second of computing."""
+    killed_s: float = 10.0
+    """It was killed and has not ended: the device that it waits for does not answer."""
+    look_s: float = 1.0
+    """The pause between two looks."""
+
+
+PATIENCE = Patience()
 
 
 class ChildFailed(Exception):
@@ -55,31 +77,73 @@ class Child:
             _run_child(work, writing, parent)
         os.close(writing)
         self._reading = reading
+        self._pieces = 0
         self._ends = False
+        self._killed: str | None = None
+        self._loop = asyncio.get_running_loop()
+        self._end: asyncio.Future[tuple[bytes, int]] = self._loop.create_future()
+        # A thread of its own: if the child cannot be killed, it must not hold one of the pool, nor this process's end.
+        threading.Thread(target=self._wait, name=f"child {self._pid}", daemon=True).start()
 
-    async def report(self) -> bytes:
-        """Wait for the child's end; return its report.
+    @property
+    def ended(self) -> bool:
+        """Whether the child is gone."""
+        return self._end.done()
+
+    async def report(self, patience: Patience = PATIENCE) -> bytes:
+        """Wait for the child's end; return its report. A child that hangs is killed.
 
         Raises:
-            ChildFailed: it failed, or was killed.
+            ChildFailed: it failed, or was killed, or is killed and does not end.
         """
-        said, status = await asyncio.shield(asyncio.to_thread(self._wait))
+        seen, idle_s, piece_s, killed_s = (0, 0), 0.0, 0.0, 0.0
+        while not (await asyncio.wait([self._end], timeout=patience.look_s))[0]:
+            before, seen = seen, (self._pieces, _processor_ticks(self._pid))
+            # Looks are counted, not the clock: after a freeze of this process a child gets its time again.
+            piece_s = 0.0 if seen[0] != before[0] else piece_s + patience.look_s
+            idle_s = 0.0 if seen != before else idle_s + patience.look_s
+            if self._killed is not None:
+                killed_s += patience.look_s
+                if killed_s >= patience.killed_s:
+                    raise ChildFailed(f"{self._killed}; it was killed and does not end: check the disk")
+            elif idle_s >= patience.idle_s:
+                self.kill(f"the child made no progress for {patience.idle_s:.0f} s")
+            elif piece_s >= patience.piece_s:
+                self.kill(f"the child was busy for {patience.piece_s:.0f} s and wrote nothing")
+        said, status = self._end.result()
         if said[:1] == _DONE:
             return said[1:]
-        raise ChildFailed(said[1:].decode(errors="replace") or f"the child ended with status {status}")
+        reason = said[1:].decode(errors="replace") or f"the child ended with status {status}"
+        raise ChildFailed(f"{self._killed}: {reason}" if self._killed else reason)
 
-    def kill(self) -> None:
+    def kill(self, reason: str = "it is no longer wanted") -> None:
         """Kill it now, unless it has ended."""
         if not self._ends:
+            self._killed = reason
             os.kill(self._pid, signal.SIGKILL)
 
-    def _wait(self) -> tuple[bytes, int]:
+    def _wait(self) -> None:
+        """In the thread: read what the child says until it ends, and reap it."""
         said = b""
-        while piece := os.read(self._reading, REPORT_BYTES):
-            said += piece
+        while read := os.read(self._reading, REPORT_BYTES):
+            rest = read if said else read.lstrip(_PIECE)
+            self._pieces += len(read) - len(rest)
+            said += rest
         os.close(self._reading)
         self._ends = True  # Before its pid may be reused.
-        return said, os.waitpid(self._pid, 0)[1]
+        status = os.waitpid(self._pid, 0)[1]
+        with suppress(RuntimeError):  # The loop has ended: nobody waits.
+            self._loop.call_soon_threadsafe(self._end.set_result, (said, status))
+
+
+def _processor_ticks(pid: int) -> int:
+    """The processor time of a process, in ticks; 0 if it cannot be told."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()
+    except OSError:
+        return 0
+    user, system = fields[11:13]  # The 14th and 15th of the line; the state, the 3rd, is the first here.
+    return int(user) + int(system)
 
 
 def _run_child(work: Work, writing: int, parent: int) -> None:
@@ -97,6 +161,7 @@ def _run_child(work: Work, writing: int, parent: int) -> None:
         def go_on() -> None:
             if os.getppid() != parent:
                 os._exit(1)
+            os.write(writing, _PIECE)
 
         said, status = _DONE + work(go_on), 0
     except BaseException as error:  # noqa: BLE001  # Whatever it is, it is reported, and ends here.

@@ -19,9 +19,14 @@ from quire.sm import MachineError, Manifest, SnapshotStore, SnapshotTooEarly, wr
 
 from ..errors import SnapshotFailed, StateUnavailable
 from ..node.applying import Applying
-from .forked import Child, ChildFailed
+from .forked import PATIENCE, Child, ChildFailed
 
 journal = structlog.get_logger(__name__)
+
+AGAIN_AFTER_S = 300.0
+"""A failed snapshot is due again after this: its cause may last, and a snapshot may take gigabytes of writing."""
+OVERDUE_S = 3600.0
+"""An alarm tells of a snapshot that has been due for so long and is not there."""
 
 Failure = (ChildFailed, LogError, MachineError, OSError)
 
@@ -62,7 +67,11 @@ class Snapshotting:
         self._taking: asyncio.Task[Manifest] | None = None
         self._taking_index: int | None = None
         self._child: Child | None = None
+        self._due_since: float | None = None
+        self._failed_at = 0.0
         self._stopped = False
+        self.patience = PATIENCE
+        """When the child that writes a snapshot counts as hanging."""
         self.pause_ms = 0.0
         """How long the last fork blocked this process."""
         self.failure = ""
@@ -85,6 +94,8 @@ class Snapshotting:
     def _is_due(self, header: FrameHeader) -> bool:
         records, log_bytes, interval_ms = self._options.records, self._options.log_bytes, self._options.interval_ms
         if records and header.index // records != header.next_index // records:
+            return True
+        if self.failure and time.monotonic() - self._failed_at >= AGAIN_AFTER_S:
             return True
         if log_bytes and self._log_bytes >= log_bytes:
             return True
@@ -128,6 +139,12 @@ class Snapshotting:
             raise SnapshotTooEarly(index=index, limit=self._limit())
         boundary, content = applier.boundary, applier.content()
 
+        if self._due_since is None:
+            self._due_since = self._taken_at
+        if self._child is not None and not self._child.ended:
+            self._failed(index, ChildFailed("the child of an earlier one was killed and does not end: check the disk"))
+            return
+
         def work(go_on: Callable[[], None]) -> bytes:
             write_snapshot(store.begin(index), store.owner, boundary, content, before_chunk=go_on)
             return b""
@@ -146,25 +163,26 @@ class Snapshotting:
 
     async def _finish(self, child: Child, index: int) -> Manifest:
         try:
-            await child.report()
+            await child.report(self.patience)
             manifest = await asyncio.to_thread(self._store.complete, index)
             await asyncio.to_thread(self._store.retain, list(self._pinned()))
         except Failure as error:
             self._failed(index, error)
-            await asyncio.to_thread(self._store.abandon, index)
+            if child.ended:  # Otherwise its disk would hold this thread, too. The next start removes the folder.
+                await asyncio.to_thread(self._store.abandon, index)
             raise
-        self.failure = ""
+        self.failure, self._due_since = "", None
         journal.info("snapshot taken", index=index, size=manifest.size, pause_ms=round(self.pause_ms, 1))
         return manifest
 
     def _ended(self, taking: asyncio.Task[Manifest]) -> None:
-        self._taking = self._child = self._taking_index = None
+        self._taking = self._taking_index = None
         if not taking.cancelled() and (error := taking.exception()) and not isinstance(error, Failure):
-            self.failure = f"a fault of this program: {error!r}"
+            self.failure, self._failed_at = f"a fault of this program: {error!r}", time.monotonic()
             journal.error("no snapshot was taken", exc_info=error)
 
     def _failed(self, index: int, error: Exception) -> None:
-        self.failure = f"at {index}: {error}"
+        self.failure, self._failed_at = f"at {index}: {error}", time.monotonic()
         journal.error("no snapshot was taken", index=index, reason=str(error))
 
     async def stop(self) -> None:
@@ -174,6 +192,22 @@ class Snapshotting:
             self._child.kill()
         if self._taking is not None:
             await asyncio.gather(self._taking, return_exceptions=True)
+
+    @property
+    def overdue_s(self) -> float:
+        """For how long a snapshot has been due and not there; 0 if none is."""
+        return 0.0 if self._due_since is None else time.monotonic() - self._due_since
+
+    @property
+    def alarm(self) -> str | None:
+        """What an operator should know of the snapshots' age; None: nothing."""
+        if self.overdue_s < OVERDUE_S:
+            return None
+        reason = self.failure or "the one under way has not ended"
+        return (
+            f"no snapshot was finished for {self.overdue_s:.0f} s although one was due, so the log cannot expire:"
+            f" {reason}; mend the cause, then run `quire snapshot`"
+        )
 
     def document(self) -> dict[str, Any]:
         """For `/status`."""
@@ -191,5 +225,6 @@ class Snapshotting:
             "taking": self._taking_index,
             "pause_ms": round(self.pause_ms, 1),
             "failure": self.failure,
+            "overdue_seconds": round(self.overdue_s, 1),
             "damaged": [str(damage) for damage in self._store.damaged],
         }

@@ -135,6 +135,7 @@ def _compaction(snapshots: dict[str, Any], expiry: dict[str, Any]) -> Iterator[M
         ("snapshot_bytes", "Size of the newest snapshot", newest["bytes"]),
         ("snapshot_pause_seconds", "How long the last snapshot delayed commits", snapshots["pause_ms"] / 1000),
         ("snapshot_failed", "1 if the last attempt to take a snapshot failed", bool(snapshots["failure"])),
+        ("snapshot_overdue_seconds", "How long a snapshot has been due and not there", snapshots["overdue_seconds"]),
         (
             "snapshots_damaged",
             "Damaged snapshots that were quarantined since the node's start",

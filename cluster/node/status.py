@@ -11,6 +11,7 @@ from .digests import Difference, Digests
 from .pending import Waiter
 
 if TYPE_CHECKING:
+    from .components import Components
     from .node import Node
 
 CLOCK_ALARM_US = 10_000_000
@@ -55,7 +56,7 @@ def node_status(node: "Node") -> dict[str, Any]:
         "links": sorted(status.links),
         "link_failures": dict(replica.network.reports.failures),
         **node.leadership.document(),
-        "alarms": alarms(replica, node.digests),
+        "alarms": alarms(components, node.digests),
     }
     if status.leader is not None:
         document["nodes"] = _nodes(replica, node.digests, clock)
@@ -84,12 +85,14 @@ def not_ready_reasons(node: "Node") -> list[str]:
     return reasons
 
 
-def alarms(replica: Replica[Waiter], digests: Digests) -> list[str]:
-    """The alarms for an operator: duplicate nodes, and, on the leader, replicas that differ and clocks that are off."""
+def alarms(components: "Components", digests: Digests) -> list[str]:
+    """The alarms for an operator: duplicates, an overdue snapshot; of a leader also digests and clocks that differ."""
+    replica = components.replica
     differing = [difference.alarm(node_id) for node_id, difference in digests.differing.items()]
+    overdue = components.compaction.snapshotting.alarm
     leader = replica.status().leader
     clocks = clock_alarms({} if leader is None else leader.clock_offsets_us)
-    return sorted([*replica.network.reports.alarms.values(), *differing, *clocks])
+    return sorted([*replica.network.reports.alarms.values(), *differing, *clocks, *([overdue] if overdue else [])])
 
 
 def clock_alarms(offsets_us: Mapping[str, int]) -> list[str]:

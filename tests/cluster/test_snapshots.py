@@ -3,6 +3,7 @@
 import asyncio
 import os
 import signal
+import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -10,7 +11,8 @@ from typing import Any
 
 import pytest
 
-from quire.cluster.compaction.forked import Child, ChildFailed
+from quire.cluster.compaction import snapshotting
+from quire.cluster.compaction.forked import Child, ChildFailed, Patience
 from quire.log import DiskFull
 from quire.sm import snapshot_name
 from tests.cluster.running import RunningCluster, running_cluster
@@ -254,6 +256,76 @@ async def test_a_stop_gives_a_snapshot_up_that_is_on_its_way(tmp_path: Path, mon
 def _stands_still() -> Any:
     signal.pause()
     yield b""
+
+
+IMPATIENT = Patience(idle_s=0.1, piece_s=60.0, look_s=0.05)
+
+
+@pytest.mark.asyncio
+async def test_a_child_that_hangs_is_killed_told_of_and_the_next_snapshot_is_taken(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with running_cluster(tmp_path, 1, snapshot_records=0, snapshot_log_bytes=0) as cluster:
+        node = cluster.nodes["n1"].node
+        assert node.formed is not None
+        taking = node.formed.compaction.snapshotting
+        with monkeypatch.context() as hanging:
+            hanging.setattr(taking, "patience", IMPATIENT)
+            hanging.setattr(snapshotting, "OVERDUE_S", 0.0)
+            hanging.setattr(node.formed.applying.applier.machine, "snapshot", _stands_still, raising=False)
+            refused = await cluster.ask("n1", "POST", "/admin/snapshot")
+            assert (refused.status, refused.problem) == (503, "snapshot-failed")
+            assert "made no progress" in snapshots(cluster, "n1")["failure"]
+            assert os.listdir(tmp_path / "n1" / "snapshots") == []
+            (alarm,) = node.status()["alarms"]
+            assert "no snapshot was finished" in alarm
+            assert "made no progress" in alarm
+            assert snapshots(cluster, "n1")["overdue_seconds"] > 0
+        assert (await cluster.ask("n1", "POST", "/admin/snapshot")).status == 200
+        assert (snapshots(cluster, "n1")["failure"], snapshots(cluster, "n1")["overdue_seconds"]) == ("", 0)
+        assert node.status()["alarms"] == []
+
+
+@pytest.mark.asyncio
+async def test_a_snapshot_that_failed_is_due_again_after_a_while(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with running_cluster(tmp_path, 1, snapshot_records=0, snapshot_log_bytes=0) as cluster:
+        node = cluster.nodes["n1"].node
+        assert node.formed is not None
+        machine = node.formed.applying.applier.machine
+        with monkeypatch.context() as without_room:
+            without_room.setattr(machine, "snapshot", _no_room, raising=False)
+            assert (await cluster.ask("n1", "POST", "/admin/snapshot")).status == 503
+        await filled(cluster, 1)
+        assert snapshots(cluster, "n1")["taking"] is None
+        monkeypatch.setattr(snapshotting, "AGAIN_AFTER_S", 0.0)
+        await filled(cluster, 1)
+        await until(cluster, lambda: len(snapshots(cluster, "n1")["kept"]) > 0)
+
+
+@pytest.mark.asyncio
+@pytest.mark.slow
+async def test_a_child_that_is_busy_and_begins_no_piece_is_killed() -> None:
+    def works_for_ever(go_on: Callable[[], None]) -> bytes:
+        go_on()
+        while True:
+            pass
+
+    with pytest.raises(ChildFailed, match="was busy for 1 s and wrote nothing"):
+        await Child(works_for_ever).report(Patience(idle_s=0.9, piece_s=1.0, look_s=0.3))
+
+
+@pytest.mark.asyncio
+@pytest.mark.slow
+async def test_a_child_that_begins_pieces_is_not_killed_however_long_all_take() -> None:
+    def works_a_second(go_on: Callable[[], None]) -> bytes:
+        while time.process_time() < began + 1.0:
+            go_on()
+        return b"done"
+
+    began = 0.0  # Of the child's own time: a fork's begins at 0.
+    assert await Child(works_a_second).report(Patience(idle_s=0.6, piece_s=0.6, look_s=0.2)) == b"done"
 
 
 @pytest.mark.asyncio
