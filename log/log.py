@@ -7,11 +7,12 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 from crc32c import crc32c
 
-from .change.append import append_raw, make_room, put_spooled
+from .change.append import append_raw, make_room, put_spooled, try_room
 from .change.expiry import Expirable, expirable, remove_expired
 from .change.recovery import OpenRequest, open_state
 from .change.reset import follows, remove_log, reset_to
@@ -20,7 +21,7 @@ from .change.spool import Spool
 from .change.truncation import truncate_at
 from .errors import DiskFull, LogClosed, NotFrameBoundary, UnexpectedIndex
 from .frames import HEADER_BYTES, Frame, FrameHeader, Kind, Tail, seal_header
-from .options import FLUSH_ALWAYS, STORE_HEADER_BYTES, FlushPolicy, LogOptions
+from .options import STORE_HEADER_BYTES, FlushPolicy, LogOptions
 from .payload import StoredRecord, encode_records, stored_record
 from .segment.reader import Reader
 from .segment.survey import names_members
@@ -74,15 +75,12 @@ class Log:
             LogLocked, ForeignStore, UnknownVersion: another process uses it, or another cluster or program wrote it.
             DiskFull: there is no room for a first segment.
         """
-        if len(cluster_id) != 16:
-            raise ValueError(f"cluster_id has {len(cluster_id)} bytes, not 16")
-        if not 0 <= initial_index < 1 << 63:
-            raise ValueError(f"initial_index {initial_index} is outside [0, 2^63)")
-        if not standalone and options.flush_policy != FLUSH_ALWAYS:
-            raise ValueError("a cluster acknowledges only durable records: its flush policy must be FLUSH_ALWAYS")
+        if standalone:
+            options = replace(options, reserve_bytes=0)
+        request = OpenRequest(directory, options, cluster_id, initial_index, standalone)
         locked = directory.lock()
         try:
-            state = open_state(OpenRequest(directory, options, cluster_id, initial_index, standalone))
+            state = open_state(request)
             try:
                 log = cls(directory, state, clock, locked)
                 finish_rewrites(log, state.files)
@@ -165,6 +163,20 @@ class Log:
         """Why the log is read-only; None if it is not."""
         return self._state.failure
 
+    @property
+    def reserve_left(self) -> int:
+        """Bytes on disk that `reserved` frames can take if it is full; others take all but the last 64 KiB of them."""
+        return self._state.writer.room
+
+    def try_room(self) -> bool:
+        """Return whether an append that is not `reserved` finds room now. Blocks if there was none: it asks the disk.
+
+        Raises:
+            LogReadOnly, LogClosed: the log takes no appends at all.
+        """
+        self._state.refuse_if_unwritable()
+        return try_room(self._state)
+
     def epoch_at(self, index: int) -> int:
         """Return the epoch of the record at `index`.
 
@@ -211,10 +223,12 @@ class Log:
         session: int = 0,
         sequence: int = 0,
         timestamp: int | None = None,
+        reserved: bool = False,
     ) -> FrameHeader:
         """Buffer one frame with an encoded payload.
 
-        Its timestamp is `timestamp`, without one the log's clock; or the last frame's if that is later.
+        Its timestamp is `timestamp`, without one the log's clock; or the last frame's if that is later. On a full disk
+        a `reserved` frame takes room of the reserve, which other frames leave alone.
 
         Raises:
             RecordTooLarge: it fits in no segment, or exceeds `max_frame_bytes`; nothing was appended.
@@ -238,7 +252,7 @@ class Log:
         )
         size = HEADER_BYTES + length
         if size > state.frame_limit or size > state.writer.free_end - state.writer.segment.end:
-            make_room(state, size)
+            make_room(state, size, reserved=reserved)
         try:
             state.writer.put(header, head, payload)
             state.tail = tuple.__new__(Tail, (index + count, epoch, stamp, header[0]))
@@ -253,7 +267,7 @@ class Log:
         return header
 
     def append_frames(self, raw: bytes | bytearray | memoryview) -> int:
-        """Buffer a peer's frames unchanged, all or none; return highest_index.
+        """Buffer a peer's frames unchanged, all or none; return highest_index. Those of kind `system` are `reserved`.
 
         Raises:
             FrameInvalid, UnknownVersion: the bytes are not whole frames of a known version.
@@ -320,11 +334,7 @@ class Log:
             if spool.closed:
                 raise LogClosed
             state.refuse_if_unwritable()
-            if expected_index is not None and expected_index != state.tail.index:
-                raise UnexpectedIndex(expected_index, state.tail.index)
-            if epoch < state.tail.epoch:
-                raise ValueError(f"a record of epoch {epoch} cannot follow epoch {state.tail.epoch}")
-            return put_spooled(state, spool, epoch, self._clock()).index
+            return put_spooled(state, spool, expected_index, epoch, self._clock()).index
 
     def read(self, index: int) -> StoredRecord:
         """Return the readable record at `index`.
@@ -524,16 +534,8 @@ class Log:
         if state.durable.index == state.tail.index:
             return
         with state.failing("flushing"):
-            self._sync_all()
+            state.sync_all()
             state.mark.write(state.next_mark())
-
-    def _sync_all(self) -> None:
-        state, writer = self._state, self._state.writer
-        # Another thread may run a flush: of two syncs at once, only one may get the device's error.
-        state.settle_flush()
-        writer.write_out()
-        writer.store.sync()
-        state.set_durable(state.tail, writer.segment, writer.segment.end)
 
     def set_commit_index(self, index: int) -> None:
         """Set the commit_index for the next mark, which is written as at most durable_index."""
@@ -574,7 +576,7 @@ class Log:
         try:
             if state.failure is None:
                 with state.failing("closing"):
-                    self._sync_all()
+                    state.sync_all()
                     # After rot was found, the next open must check every frame.
                     state.mark.write_synced(state.next_mark(clean=not state.is_rotten))
         finally:

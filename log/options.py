@@ -13,6 +13,7 @@ STORE_HEADER_BYTES = 64
 INDEX_MARKER_BYTES = 16
 INDEX_ENTRY_BYTES = 16
 MAX_OPEN_SEGMENTS = 1024
+MAX_RESERVE_BYTES = 64 << 10
 MAX_SEGMENT_BYTES = 1 << 32
 """Positions in a store are u32."""
 
@@ -78,6 +79,9 @@ class LogOptions:
     """Size of an index file at which its segment is full as well: 65,535 entries."""
     index_interval_bytes: int = 4096
     """Bytes of the store between two index entries, at least; 0: each frame has an entry."""
+    reserve_bytes: int | None = None
+    """Room kept on disk for reserved frames, so that a full disk does not refuse them; None: 64 KiB, or 1/16 of
+    `segment_bytes` if that is less. A standalone log keeps none."""
     max_frame_bytes: int = 8 << 20
     """The largest frame, header included."""
     write_buffer_bytes: int = 256 << 10
@@ -96,8 +100,10 @@ class LogOptions:
     def __post_init__(self) -> None:
         if self.segment_bytes < STORE_HEADER_BYTES + HEADER_BYTES + 1 or self.overflow_bytes < 0:
             raise ValueError(f"segment_bytes {self.segment_bytes} cannot hold a frame")
-        if self.segment_bytes + self.overflow_bytes >= MAX_SEGMENT_BYTES:
-            raise ValueError("segment_bytes and segment_overflow_bytes reach 4 GiB: positions are u32")
+        if self.reserve < 0:
+            raise ValueError(f"reserve_bytes {self.reserve_bytes} is less than 0")
+        if self.store_limit + self.reserve >= MAX_SEGMENT_BYTES:
+            raise ValueError("segment_bytes, segment_overflow_bytes and reserve_bytes reach 4 GiB: positions are u32")
         if self.index_bytes < INDEX_MARKER_BYTES + INDEX_ENTRY_BYTES:
             raise ValueError(f"index_bytes {self.index_bytes} cannot hold an entry")
         if self.index_interval_bytes < 0 or self.write_buffer_bytes < 0 or self.open_segments < 1:
@@ -111,8 +117,15 @@ class LogOptions:
         return self.segment_bytes // 2 if self.segment_overflow_bytes is None else self.segment_overflow_bytes
 
     @property
+    def reserve(self) -> int:
+        """`reserve_bytes`, or its default."""
+        if self.reserve_bytes is None:
+            return min(MAX_RESERVE_BYTES, self.segment_bytes // 16)
+        return self.reserve_bytes
+
+    @property
     def store_limit(self) -> int:
-        """Largest size of a store, header included."""
+        """Largest size of a store, header included; reserved frames alone may go beyond it, into the reserve."""
         return self.segment_bytes + self.overflow_bytes
 
     @property

@@ -126,6 +126,14 @@ class LogState:
         if self.flush is not None:
             self.flush.run()
 
+    def sync_all(self) -> None:
+        """Write out and sync the write segment, and note that all is durable."""
+        # Another thread may run a flush: of two syncs at once, only one may get the device's error.
+        self.settle_flush()
+        self.writer.write_out()
+        self.writer.store.sync()
+        self.set_durable(self.tail, self.writer.segment, self.writer.segment.end)
+
     def retire(self, storage: Storage) -> None:
         """Close a file; if a flush is in progress, when that has ended."""
         if self.flush is None:

@@ -231,8 +231,13 @@ class Disk:
         )
 
     def append_system(self, epoch: int, time: int, value: dict[str, Any]) -> None:
-        """Append one system record; its timestamp is `time`, or the last frame's if that is later."""
-        self.log.append_payload(encode_system(value), count=1, kind=Kind.SYSTEM, epoch=epoch, timestamp=time)
+        """Append one system record of the core's own, which may take the room that clients' writes leave free.
+
+        Its timestamp is `time`, or the last frame's if that is later.
+        """
+        self.log.append_payload(
+            encode_system(value), count=1, kind=Kind.SYSTEM, epoch=epoch, timestamp=time, reserved=True
+        )
 
     def truncate(self, index: int) -> None:
         """Truncate the log to a frame boundary. Blocks; durable on return."""

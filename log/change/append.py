@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-from ..errors import FrameCorrupt, FrameInvalid, RecordTooLarge
+from ..errors import DiskFull, FrameCorrupt, FrameInvalid, RecordTooLarge, UnexpectedIndex
 from ..frames import HEADER_BYTES, FrameHeader, Kind, Tail, follow, seal_header, walk_headers
 from ..segment.survey import names_members
 from ..state import LogState
 from .rotation import rotate
 from .spool import Spool
 
+_PROBE_BYTES = 1 << 20
 
-def make_room(state: LogState, size: int) -> None:
+
+def make_room(state: LogState, size: int, *, reserved: bool = False) -> None:
     """Make the write segment take a frame of `size` bytes: rotate if it is full, and reserve room on disk.
+
+    On a full disk, a reserved frame takes room of the reserve, also in a segment that is full.
 
     Raises:
         RecordTooLarge: the frame fits in no segment.
@@ -20,21 +24,44 @@ def make_room(state: LogState, size: int) -> None:
     """
     if size > state.frame_limit:
         raise RecordTooLarge(size, state.frame_limit)
-    if state.writer.is_full(size):
-        rotate(state)
-    with state.failing("allocating"):
-        state.writer.reserve(size)
+    try:
+        if state.writer.is_full(size):
+            rotate(state, size)
+        with state.failing("allocating"):
+            state.writer.reserve(size)
+    except DiskFull:
+        if not reserved or size > state.writer.room:
+            raise
 
 
-def put_spooled(state: LogState, spool: Spool, epoch: int, now: int) -> FrameHeader:
+def try_room(state: LogState) -> bool:
+    """Return whether there is room for frames that are not reserved, after an attempt to get it. Blocks.
+
+    Raises:
+        LogReadOnly: the device failed.
+    """
+    size = min(_PROBE_BYTES, state.frame_limit)
+    if state.writer.free_end - state.writer.segment.end < size:
+        try:
+            make_room(state, size)
+        except DiskFull:
+            return False
+    return True
+
+
+def put_spooled(state: LogState, spool: Spool, expected_index: int | None, epoch: int, now: int) -> FrameHeader:
     """Append a spooled value as one frame of kind blob.
 
     Raises:
-        RecordTooLarge, DiskFull: as `make_room`; nothing was appended.
+        UnexpectedIndex, RecordTooLarge, DiskFull: as `make_room`; nothing was appended.
         LogReadOnly: the device failed.
         FrameCorrupt: the spool does not hold what was written to it; nothing was appended.
     """
     index, last_epoch, timestamp, prev_crc32c = state.tail
+    if expected_index is not None and expected_index != index:
+        raise UnexpectedIndex(expected_index, index)
+    if epoch < last_epoch:
+        raise ValueError(f"a record of epoch {epoch} cannot follow epoch {last_epoch}")
     header, head = seal_header(
         spool.length, spool.crc32c, index, epoch, max(now, timestamp), 1, prev_crc32c, 0, 0, Kind.BLOB
     )
@@ -71,7 +98,8 @@ def _put_frames(state: LogState, view: memoryview, headers: list[tuple[int, Fram
     next_members = next(waiting)
     place = 0
     while place < len(headers):
-        make_room(state, headers[place][1].size)
+        head = headers[place][1]
+        make_room(state, head.size, reserved=head.kind == Kind.SYSTEM)
         writer = state.writer
         base = headers[place][0] - writer.segment.end
         first = place

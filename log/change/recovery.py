@@ -18,7 +18,7 @@ from dataclasses import dataclass
 
 from ..errors import ForeignStore, FrameInvalid, LogRotten
 from ..frames import Tail
-from ..options import STORE_HEADER_BYTES, LogOptions
+from ..options import FLUSH_ALWAYS, STORE_HEADER_BYTES, LogOptions
 from ..segment.mark import MARK_NAME, Mark, MarkFile
 from ..segment.sealed import ReadSegmentCheck
 from ..segment.segments import Segment, Segments, remove_segment
@@ -50,6 +50,14 @@ class OpenRequest:
     cluster_id: bytes
     initial_index: int
     standalone: bool
+
+    def __post_init__(self) -> None:
+        if len(self.cluster_id) != 16:
+            raise ValueError(f"cluster_id has {len(self.cluster_id)} bytes, not 16")
+        if not 0 <= self.initial_index < 1 << 63:
+            raise ValueError(f"initial_index {self.initial_index} is outside [0, 2^63)")
+        if not self.standalone and self.options.flush_policy != FLUSH_ALWAYS:
+            raise ValueError("a cluster acknowledges only durable records: its flush policy must be FLUSH_ALWAYS")
 
 
 def open_state(request: OpenRequest) -> LogState:
@@ -273,7 +281,7 @@ class _Recovery:
             self._make_durable(marked)
         store = self._files.open(store_name(header.base_index))
         try:
-            preallocate(store, self._options.segment_bytes)
+            preallocate(store, survey.end, self._options)
             writer = WriteSegment(self._segments[-1], header, store, survey.index, self._options)
             origin = self._headers[0].origin
             state = _new_state(self._request, self._files, self._mark, origin, self._segments, writer)

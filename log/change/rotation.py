@@ -2,8 +2,8 @@
 
 The steps, in this order:
 
-1. Write the old segment's index file. Make the new store under an unfinished name: allocate it, write and sync its
-   header. A full disk is found here, before anything has changed.
+1. Write the old segment's index file. Make the new store under an unfinished name: allocate it, or on a nearly full
+   disk what the next frame needs; write and sync its header. A full disk is found here, before anything has changed.
 2. Write out, trim and sync the old store; then write and sync the mark, which is now at its end. From here on the old
    segment is sealed, and anything invalid in it is rot.
 3. Give the new store its name and sync the folder. Only then append to it: if a power loss takes the name, no frame
@@ -17,13 +17,13 @@ from ..options import STORE_HEADER_BYTES, LogOptions
 from ..segment.index import FrameIndex, save_index
 from ..segment.segments import Segment
 from ..segment.store import UNFINISHED_SUFFIX, StoreHeader, create_fresh, encode_store_header, store_name
-from ..segment.write_segment import WriteSegment
+from ..segment.write_segment import WriteSegment, allocate_most
 from ..state import LogState
 from ..storage import Directory, Storage
 
 
-def prepare_store(files: Directory, header: StoreHeader, options: LogOptions) -> Storage:
-    """Return a new store under its unfinished name, preallocated, its header synced.
+def prepare_store(files: Directory, header: StoreHeader, options: LogOptions, size: int = 0) -> Storage:
+    """Return a new store under its unfinished name, its header synced, preallocated for a frame of `size` at least.
 
     Raises:
         DiskFull: there is no room; nothing is left behind.
@@ -31,7 +31,8 @@ def prepare_store(files: Directory, header: StoreHeader, options: LogOptions) ->
     name = store_name(header.base_index) + UNFINISHED_SUFFIX
     store = create_fresh(files, name)
     try:
-        store.allocate(options.segment_bytes)
+        needed = STORE_HEADER_BYTES + size + options.reserve
+        allocate_most(store, max(needed, options.segment_bytes + options.reserve), needed)
         store.write_at(0, encode_store_header(header))
         store.sync()
     except DiskFull:
@@ -53,8 +54,8 @@ def publish_store(files: Directory, header: StoreHeader, store: Storage, options
     return WriteSegment(segment, header, store, FrameIndex(header.base_index, options.index_interval_bytes), options)
 
 
-def rotate(state: LogState) -> None:
-    """Seal the write segment and open the next one.
+def rotate(state: LogState, size: int) -> None:
+    """Seal the write segment and open the next one, with room for a frame of `size` bytes.
 
     Raises:
         DiskFull: there is no room for another segment; the log is as before.
@@ -65,7 +66,7 @@ def rotate(state: LogState) -> None:
     header = StoreHeader(tail.index, tail.epoch, tail.timestamp, tail.crc32c, members_index, state.cluster_id)
     with state.failing("rotating to a new segment"):
         save_index(state.files, old.index)
-        store = prepare_store(state.files, header, state.options)
+        store = prepare_store(state.files, header, state.options, size)
         _seal(state, old)
         state.writer = publish_store(state.files, header, store, state.options)
         state.segments.append(state.writer.segment)

@@ -15,11 +15,11 @@ from bisect import bisect_left
 
 from ..errors import DiskFull, FrameCorrupt, FrameInvalid
 from ..frames import Tail
-from ..options import STORE_HEADER_BYTES
+from ..options import STORE_HEADER_BYTES, LogOptions
 from ..segment.segments import Segment
 from ..segment.store import decode_store_header, store_name
 from ..segment.survey import Survey
-from ..segment.write_segment import WriteSegment
+from ..segment.write_segment import WriteSegment, allocate_most
 from ..state import LogState
 from ..storage import Storage
 
@@ -44,7 +44,7 @@ def truncate_at(state: LogState, tail: Tail, segment: Segment, position: int) ->
         store = state.writer.store if was_written else state.files.open(store_name(segment.base_index))
         store.truncate(position)
         store.sync()
-        preallocate(store, state.options.segment_bytes)
+        preallocate(store, position, state.options)
         segment.end = position
         _take_as_write_segment(state, segment, store, tail)
         # What is left was synced just now.
@@ -66,10 +66,11 @@ def _remove_segments_after(state: LogState, segment: Segment) -> None:
     )
 
 
-def preallocate(store: Storage, length: int) -> None:
-    """Preallocate a write segment, if the disk has room."""
+def preallocate(store: Storage, end: int, options: LogOptions) -> None:
+    """Preallocate a write segment whose frames end at `end`, or the reserve alone if the disk has less room."""
+    needed = end + options.reserve
     try:
-        store.allocate(length)
+        allocate_most(store, max(needed, options.segment_bytes + options.reserve), needed)
     except DiskFull:
         # A truncation or an open needs no room. The next append asks again, and raises if there is still none.
         return

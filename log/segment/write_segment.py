@@ -1,7 +1,7 @@
 """The write segment: the one store that grows, and a flush of it.
 
 Appended frames are buffered and written in large pieces. The store is preallocated, so that a full disk is found before
-anything is appended.
+anything is appended. Behind the room for other frames lies a reserve: when the disk is full, reserved frames take it.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections.abc import Iterable
 
 from crc32c import crc32c
 
-from ..errors import FrameInvalid
+from ..errors import DiskFull, FrameInvalid
 from ..frames import HEADER_BYTES, FrameHeader, Tail
 from ..options import STORE_HEADER_BYTES, LogOptions
 from ..storage import Storage, Sync
@@ -40,6 +40,7 @@ class WriteSegment:
         "_buffer",
         "_buffer_limit",
         "_index_bytes",
+        "_reserve",
         "_segment_bytes",
         "_store_limit",
         "allocated",
@@ -71,11 +72,12 @@ class WriteSegment:
         self.allocated = store.size
         self._buffer = bytearray()
         self._buffer_limit = options.write_buffer_bytes
+        self._reserve = options.reserve
         self._segment_bytes = options.segment_bytes
         self._store_limit = options.store_limit
         self._index_bytes = options.index_bytes
         self.free_end = 0
-        """A frame that ends at or below this position needs neither more room nor another segment."""
+        """A frame that ends at or below this position needs neither room of the reserve, nor more, nor a segment."""
         self._update_free_end()
 
     def is_full(self, size: int) -> bool:
@@ -89,27 +91,31 @@ class WriteSegment:
         """Return whether one more frame, at `position`, belongs in this segment and needs no more room."""
         return (
             position < self._segment_bytes
-            and position + size <= self.allocated
+            and position + size <= self.allocated - self._reserve
             and position + size <= self._store_limit
             and self.index.size < self._index_bytes
         )
 
+    @property
+    def room(self) -> int:
+        """Bytes on disk for further frames, the reserve included."""
+        return max(0, self.allocated - self.segment.end)
+
     def reserve(self, size: int) -> None:
-        """Reserve room on disk for `size` more bytes.
+        """Make sure of room on disk for `size` more bytes, with the reserve behind them.
 
         Raises:
             DiskFull: there is no room; nothing changed.
         """
-        needed = self.segment.end + size
+        needed = self.segment.end + size + self._reserve
         if needed > self.allocated:
-            allocated = max(needed, min(self.allocated + _GROWTH_BYTES, self._store_limit))
-            self.store.allocate(allocated)
-            self.allocated = allocated
+            wished = max(needed, min(self.allocated + _GROWTH_BYTES, self._store_limit + self._reserve))
+            self.allocated = allocate_most(self.store, wished, needed)
             self._update_free_end()
 
     def _update_free_end(self) -> None:
         full = self.index.size >= self._index_bytes
-        self.free_end = 0 if full else min(self._segment_bytes, self._store_limit, self.allocated)
+        self.free_end = 0 if full else min(self._segment_bytes, self._store_limit, self.allocated - self._reserve)
 
     def note_frame(self, header: FrameHeader, position: int) -> None:
         """Add a frame to the index."""
@@ -179,3 +185,19 @@ class WriteSegment:
         """Cut the preallocated space after the last frame."""
         self.store.truncate(self.segment.end)
         self.allocated = self.segment.end
+
+
+def allocate_most(store: Storage, wished: int, needed: int) -> int:
+    """Allocate `wished` bytes, or on a nearly full disk `needed` ones; return which.
+
+    Raises:
+        DiskFull: there is no room for `needed` bytes.
+    """
+    try:
+        store.allocate(wished)
+    except DiskFull:
+        if needed >= wished:
+            raise
+        store.allocate(needed)
+        return needed
+    return wished

@@ -156,6 +156,8 @@ class Disk:
         """What survives if `lose_power` is not told."""
         self.full = False
         """Whether nothing more can be created or allocated: `DiskFull`."""
+        self.most_bytes: int | None = None
+        """If set, no file can be allocated beyond it: `DiskFull`."""
         self.failing: Callable[[str, str], bool] | None = None
         """Called with operation and file name before each operation; if it returns True, that one fails with EIO."""
         self.holding_syncs: threading.Event | None = None
@@ -327,7 +329,7 @@ class FaultyStorage:
     def allocate(self, length: int) -> None:
         self._step("allocate")
         if length > len(self._file.cached):
-            if self._disk.full:
+            if self._disk.full or (self._disk.most_bytes is not None and length > self._disk.most_bytes):
                 raise DiskFull(self._file.name, length)
             self._file.resize(length)
 

@@ -156,18 +156,18 @@ async def test_a_leader_whose_flush_hangs_steps_down() -> None:
         assert node.owner.applied_index < node.log.tail.index
 
 
-def fill(node: Running) -> None:
-    """Append to the log until not even a small frame fits, on a disk that gives no more room."""
+def fill(node: Running, *, reserve: bool) -> None:
+    """Append to the log until the disk gives no room for a small frame, or only the reserve is left."""
     node.device.full = True
     for size in (1 << 20, 1 << 14, 1 << 8, 1):
         with pytest.raises(DiskFull):
-            fill_with(node, encode_blob(bytes(size)))
+            fill_with(node, encode_blob(bytes(size)), reserve)
     node.log.flush()
 
 
-def fill_with(node: Running, payload: bytes) -> None:
+def fill_with(node: Running, payload: bytes, reserve: bool) -> None:
     for _ in range(10_000):
-        node.log.append_payload(payload, count=1, kind=Kind.BLOB, epoch=node.log.tail.epoch)
+        node.log.append_payload(payload, count=1, kind=Kind.BLOB, epoch=node.log.tail.epoch, reserved=reserve)
 
 
 async def answered(node: Running, write: Write[None]) -> None:
@@ -197,7 +197,7 @@ async def test_a_full_disk_refuses_writes_and_takes_them_again_once_it_has_room(
 
 async def test_a_leader_that_has_no_room_for_its_first_record_does_not_stay_leader() -> None:
     node = Cluster("n1").make("n1")
-    fill(node)
+    fill(node, reserve=True)
     async with calling() as session:
         node.replica.start(session, nominated=True)
         await until(lambda: node.disk.promises.promise.epoch >= 2)
@@ -205,6 +205,17 @@ async def test_a_leader_that_has_no_room_for_its_first_record_does_not_stay_lead
 
         node.device.full = False
         await until(lambda: node.serves)
+        await node.replica.stop()
+
+
+async def test_a_leader_whose_disk_is_full_has_room_for_its_first_record() -> None:
+    node = Cluster("n1").make("n1")
+    fill(node, reserve=False)
+    async with calling() as session:
+        node.replica.start(session, nominated=True)
+        await until(lambda: node.serves)
+        await answered(node, node.write("x"))
+        assert [reason for _, reason in node.owner.rejections] == [Reason.DISK_FULL]
         await node.replica.stop()
 
 

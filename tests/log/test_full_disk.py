@@ -1,0 +1,159 @@
+"""A full disk: what a cluster's log still takes, what it refuses, and that it opens."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+
+from quire.log import DiskFull, FrameHeader, Kind, Log, LogOptions, encode_system
+from quire.log.simulated import Disk
+from tests.log.histories import SMALL, all_frames, open_log
+
+RESERVED = encode_system({"type": "epoch_start", "node_id": "n1"})
+SIZE = 64 + len(RESERVED)
+ROOMY = replace(SMALL, reserve_bytes=10 * SIZE)
+
+
+def append_reserved(log: Log) -> FrameHeader:
+    return log.append_payload(RESERVED, count=1, kind=Kind.SYSTEM, epoch=0, reserved=True)
+
+
+def append_until_refused(append: Callable[[], object]) -> int:
+    """Return how many succeeded."""
+    for done in range(1000):
+        try:
+            append()
+        except DiskFull:
+            return done
+    raise AssertionError("the disk never was full")
+
+
+@pytest.mark.parametrize("length", [1, 100, 500, 1500])
+def test_on_a_full_disk_the_reserve_is_left_for_reserved_frames_wherever_the_segment_ends(length: int) -> None:
+    disk = Disk()
+    log = open_log(disk, ROOMY, standalone=False)
+    disk.full = True
+    append_until_refused(lambda: log.append(["x" * length]))
+    assert log.reserve_left >= ROOMY.reserve
+    assert append_until_refused(lambda: append_reserved(log)) >= 10
+    end = log.bounds.highest_index
+    log.close()
+    log = open_log(disk, ROOMY, standalone=False)
+    assert log.bounds == (0, end)
+    all_frames(log)
+    disk.full = False
+    log.append(["again"])
+    append_reserved(log)
+    log.close()
+    assert len(all_frames(open_log(disk, ROOMY, standalone=False))) == end + 2
+
+
+def test_a_follower_s_copies_of_system_frames_take_the_reserve_and_of_others_do_not() -> None:
+    source = open_log(Disk(), ROOMY, standalone=False)
+    disk = Disk()
+    log = open_log(disk, ROOMY, standalone=False)
+    disk.full = True
+
+    def ship() -> None:
+        log.append_frames(source.read_frames(log.tail.index, 1, unflushed=True)[0])
+
+    def append_and_ship() -> None:
+        source.append(["x" * 50])
+        ship()
+
+    append_until_refused(append_and_ship)
+    assert log.reserve_left >= ROOMY.reserve
+    source.truncate(log.tail.index)
+    append_reserved(source)
+    ship()
+    assert log.tail == source.tail
+
+
+def test_try_room_says_whether_an_append_would_be_taken_and_takes_the_reserve_from_nobody() -> None:
+    disk = Disk()
+    log = open_log(disk, ROOMY, standalone=False)
+    assert log.try_room()
+    disk.full = True
+    append_until_refused(lambda: log.append(["x" * 20]))
+    left = log.reserve_left
+    assert not log.try_room()
+    assert log.reserve_left == left
+    disk.full = False
+    assert log.try_room()
+    disk.full = True
+    log.append(["x" * 20])
+
+
+@pytest.mark.parametrize("clean", [True, False])
+def test_a_log_whose_disk_is_full_opens_and_goes_on_when_there_is_room(clean: bool) -> None:
+    disk = Disk()
+    log = open_log(disk, ROOMY, standalone=False)
+    for k in range(80):
+        log.append([str(k) * 30])
+    log.flush()
+    if clean:
+        log.close()
+    disk.full = True
+    log = open_log(disk, ROOMY, standalone=False)
+    assert log.bounds == (0, 80)
+    # After an unclean stop the tail was cut, and its room with it: others may have taken it since.
+    assert append_until_refused(lambda: append_reserved(log)) >= (10 if clean else 0)
+    assert not log.try_room()
+    end = len(all_frames(log))
+    disk.full = False
+    assert log.try_room()
+    log.append(["again"])
+    log.close()
+    assert len(all_frames(open_log(disk, ROOMY, standalone=False))) == end + 1
+
+
+def test_a_truncation_on_a_full_disk_keeps_the_reserve() -> None:
+    disk = Disk()
+    log = open_log(disk, ROOMY, standalone=False)
+    for k in range(10):
+        log.append([str(k) * 30])
+    disk.most_bytes = ROOMY.segment_bytes
+    log.truncate(5)
+    assert log.reserve_left >= ROOMY.reserve
+    append_reserved(log)
+
+
+def test_a_new_log_begins_on_a_disk_that_has_less_room_than_a_segment() -> None:
+    disk = Disk()
+    disk.most_bytes = 8192
+    options = LogOptions(segment_bytes=64 << 20, reserve_bytes=1024)
+    log = open_log(disk, options, standalone=False)
+    assert log.reserve_left >= 1024
+    append_reserved(log)
+    log.close()
+
+
+def test_a_reset_on_a_disk_that_has_less_room_than_a_segment_begins_the_log_anew() -> None:
+    disk = Disk()
+    log = open_log(disk, ROOMY, standalone=False)
+    log.append(["x"])
+    disk.most_bytes = 1500
+    origin = log.tail._replace(index=100, crc32c=7)
+    assert log.reset(origin)
+    assert log.reserve_left >= ROOMY.reserve
+    assert append_reserved(log).index == 100
+
+
+def test_a_rotation_on_a_nearly_full_disk_takes_what_the_next_frame_needs() -> None:
+    disk = Disk()
+    log = open_log(disk, ROOMY, standalone=False)
+    log.append(["x" * 2100])
+    disk.most_bytes = 1500
+    log.append(["y"])
+    assert len(log.segment_bases) == 2
+    assert log.reserve_left >= ROOMY.reserve
+
+
+def test_a_standalone_log_keeps_no_reserve() -> None:
+    disk = Disk()
+    log = open_log(disk, replace(SMALL, segment_overflow_bytes=0))
+    disk.full = True
+    append_until_refused(lambda: log.append(["x" * 30]))
+    assert log.reserve_left < SMALL.reserve
