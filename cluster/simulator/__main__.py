@@ -20,8 +20,8 @@ from itertools import count, islice
 
 from .history import Outcome, run, shrink, transcript
 from .permanent.distribution import Distribution
-from .permanent.illness import has_ordeal
-from .plan import plan_of
+from .permanent.illness import KINDS
+from .plan import is_permanent, plan_of
 
 MIN_CHANGED = 0.30
 MIN_TRUNCATED = 0.10
@@ -161,17 +161,24 @@ def main() -> int:
     what.add_argument("--seeds", metavar="A:B", help="run the histories of the seeds from A, below B")
     what.add_argument("--soak", type=int, metavar="A", help="run seeds from A on, until a rule breaks")
     what.add_argument("--histories", type=int, metavar="N", help="run N histories, from seed 0 on")
-    parser.add_argument("--permanent", action="store_true", help="only seeds in which a minority stays ill, and that")
+    parser.add_argument(
+        "--permanent",
+        nargs="?",
+        const="",
+        choices=("", *KINDS),
+        metavar="KIND",
+        help="only histories in which a minority stays ill, or has that illness",
+    )
     parser.add_argument("--jobs", type=int, default=1, help="number of processes")
     arguments = parser.parse_args()
-    permanent = arguments.permanent
+    permanent = arguments.permanent is not None
     if arguments.seed is not None:
         return explain(arguments.seed, permanent=permanent)
     seeds: Iterable[int] = count(arguments.soak or 0)
     if arguments.seeds is not None:
         seeds = range(*map(int, arguments.seeds.split(":")))
     if permanent:
-        seeds = filter(has_ordeal, seeds)
+        seeds = (seed for seed in seeds if is_permanent(seed, arguments.permanent))
     seeds = islice(seeds, arguments.histories)
     return run_all(seeds, arguments.jobs, stop_at_first=arguments.soak is not None, permanent=permanent)
 

@@ -14,7 +14,7 @@ from quire.sm import MAX_SESSIONS
 from .clients import Habits
 from .clock import MILLISECOND, SECOND
 from .network import Weather
-from .permanent.illness import Ordeal, ordeal_of
+from .permanent.illness import Ordeal, has_ordeal, ordeal_of
 
 HEARTBEAT_US = 40 * MILLISECOND
 ELECTION_US = 300 * MILLISECOND
@@ -217,6 +217,14 @@ def plan_of(seed: int, *, permanent: bool = False) -> Plan:
         faults += _absences(settings)
     faults += _promotions(settings, faults)
     return Plan(settings, tuple(sorted(faults, key=lambda fault: fault.at)), ordeal)
+
+
+def is_permanent(seed: int, kind: str = "") -> bool:
+    """Whether the history of a seed has an ordeal, and in it an illness of this kind."""
+    if not has_ordeal(seed):
+        return False
+    ordeal = plan_of(seed, permanent=True).ordeal
+    return ordeal is not None and ordeal.has(kind)
 
 
 def calm(settings: Settings) -> Settings:

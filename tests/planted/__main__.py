@@ -40,8 +40,8 @@ def look_for(wanted: list[Mistake], seeds: int, jobs: int) -> tuple[dict[str, Fi
                 print(f"NOT FOUND {answer}", flush=True)
             else:
                 found[mistake.name] = answer
-                seed = f" (seed {answer.after - 1})" if answer.after else ""
-                print(f"{mistake.name}: {answer.found_by}{seed}", flush=True)
+                after = f" (after {answer.after} seeds)" if answer.after else ""
+                print(f"{mistake.name}: {answer.found_by}{after}", flush=True)
     return found, missed
 
 

@@ -6,7 +6,7 @@ import subprocess
 import sys
 from dataclasses import dataclass
 
-from tests.planted.mistake import BY_SIMULATOR, Copy, Mistake
+from tests.planted.mistake import Copy, Mistake
 
 DEADLINE_S = 1_800
 TESTS_FAILED = 1
@@ -28,7 +28,7 @@ class NotFound(Exception):
 def find(mistake: Mistake, copy: Copy, seeds: int) -> Finding:
     """Plant a mistake in a copy, look for it, and take it out again. Raises `NotFound`, `NotPlanted`."""
     with copy.planted(mistake):
-        if mistake.finder == BY_SIMULATOR:
+        if mistake.is_for_simulator:
             return _by_simulator(mistake, copy, seeds)
         return _by_test(mistake, copy)
 
@@ -44,7 +44,7 @@ def _run(copy: Copy, *arguments: str) -> "subprocess.CompletedProcess[str]":
 
 
 def _by_simulator(mistake: Mistake, copy: Copy, seeds: int) -> Finding:
-    ran = _run(copy, "-m", "tests.planted.seek", str(seeds))
+    ran = _run(copy, "-m", "tests.planted.seek", str(seeds), mistake.illness)
     if ran.returncode:
         raise NotFound(f"{mistake.name}: the simulator did not run: {ran.stderr[-500:]}")
     found = json.loads(ran.stdout)
@@ -52,7 +52,7 @@ def _by_simulator(mistake: Mistake, copy: Copy, seeds: int) -> Finding:
         raise NotFound(f"{mistake.name}: no rule broke in {seeds} seeds")
     if not found["is_rule"]:
         raise NotFound(f"{mistake.name}: seed {found['seed']} ends with an error that is no rule's: {found['failure']}")
-    return Finding(found["rule"], found["seed"] + 1)
+    return Finding(found["rule"], found["after"])
 
 
 def _by_test(mistake: Mistake, copy: Copy) -> Finding:

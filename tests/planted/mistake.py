@@ -1,7 +1,8 @@
 """Mistakes of one or two lines, each a patch in this folder with the rule that it breaks and what must find it.
 
 A patch begins with three lines: `Bug:` what goes wrong, `Rule:` the rule that it breaks (those of `docs/protocol.md` by
-number, others by a word or the page that states them), and `Finder:` `sim`, or the test that fails. It is applied to a
+number, others by a word or the page that states them), and `Finder:` `sim`, or `sim --permanent KIND` (histories in
+which a minority has that illness for good), or the test that fails. It is applied to a
 copy of the tree by git, exactly. One that no longer applies is an error: plant the same mistake in the present code.
 """
 
@@ -19,6 +20,7 @@ TOP = Path(__file__).resolve().parents[2]
 FOLDER = Path(__file__).resolve().parent
 COPIED = ("log", "sm", "replication", "cluster", "pipeline", "src", "tests", "pyproject.toml")
 BY_SIMULATOR = "sim"
+PERMANENT = "sim --permanent "
 HEAD = re.compile(r"\ABug: (?P<bug>.+)\nRule: (?P<rule>.+)\nFinder: (?P<finder>.+)\n\n")
 
 CHANGED = re.compile(r"^\+\+\+ b/(.+)$", re.MULTILINE)
@@ -41,6 +43,16 @@ class Mistake:
     def name(self) -> str:
         """What the patch is called."""
         return self.patch.stem
+
+    @property
+    def is_for_simulator(self) -> bool:
+        """Whether the simulator must find it, and no test."""
+        return self.finder == BY_SIMULATOR or self.finder.startswith(PERMANENT)
+
+    @property
+    def illness(self) -> str:
+        """The kind of illness whose histories find it; "" if any histories do."""
+        return self.finder.removeprefix(PERMANENT) if self.finder.startswith(PERMANENT) else ""
 
     @property
     def files(self) -> list[str]:

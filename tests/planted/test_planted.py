@@ -62,8 +62,8 @@ def test_each_is_recorded_with_the_finder_that_it_names() -> None:
     wrong = [
         mistake.name
         for mistake in mistakes()
-        if (mistake.finder == BY_SIMULATOR) != bool(found[mistake.name].after)
-        or (mistake.finder != BY_SIMULATOR and mistake.finder != found[mistake.name].found_by)
+        if mistake.is_for_simulator != bool(found[mistake.name].after)
+        or (not mistake.is_for_simulator and mistake.finder != found[mistake.name].found_by)
     ]
     assert wrong == []
 

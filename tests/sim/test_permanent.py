@@ -9,7 +9,7 @@ from quire.cluster.simulator.permanent import ordeal
 from quire.cluster.simulator.permanent.distribution import Distribution
 from quire.cluster.simulator.permanent.illness import KINDS, has_ordeal, ordeal_of
 from quire.cluster.simulator.permanent.prober import Endured
-from quire.cluster.simulator.plan import plan_of
+from quire.cluster.simulator.plan import is_permanent, plan_of
 
 SEEDS = (3, 14, 20, 25, 28)
 
@@ -48,6 +48,13 @@ def test_a_majority_that_stops_breaks_the_law(monkeypatch: pytest.MonkeyPatch) -
     outcome = run(plan_of(14, permanent=True))
     assert outcome.rule == "a sick minority never stops a healthy majority"
     assert "falls ill: clock_rate 0.5" in outcome.failure
+
+
+def test_histories_with_one_kind_of_illness_can_be_picked() -> None:
+    picked = [seed for seed in range(200) if is_permanent(seed, "full_disk")]
+    assert picked
+    assert all("full_disk" in str(plan_of(seed, permanent=True).ordeal) for seed in picked)
+    assert len(picked) < len([seed for seed in range(200) if is_permanent(seed)])
 
 
 def test_the_distribution_has_a_line_for_each_kind_and_one_for_all() -> None:

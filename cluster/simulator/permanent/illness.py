@@ -37,6 +37,10 @@ class Ordeal:
     """Whom the control plane nominates: `nobody`, a `patient`, a `healthy` node, or all voters in `turns`."""
     heals: bool
 
+    def has(self, kind: str) -> bool:
+        """Whether a patient has this kind of illness; any has the kind ""."""
+        return not kind or any(illness.kind == kind for patient in self.patients for illness in patient)
+
     def __str__(self) -> str:
         patients = "; ".join(" + ".join(map(str, patient)) for patient in self.patients)
         whom = "the leader falls ill" if self.strikes_leader else "a follower falls ill"
