@@ -77,6 +77,7 @@ class Applier:
         Raises:
             ApplyFailed: the machine raised something other than Refused, or the frame cannot be applied; every later
                 call raises it again.
+            MemoryError: this process, beside the machine, lacks memory; every later call raises ApplyFailed.
             FrameOutOfPlace: the frame does not start at applied_index; nothing was changed.
         """
         if self.failure is not None:
@@ -136,6 +137,8 @@ class Applier:
                     return [], []
         except Refused as refusal:
             return [None], [[0, refusal.code, refusal.text]]
+        except MemoryError:
+            raise  # This process lacks memory; the frame is not at fault. `apply` ends with it.
         except Exception as error:
             raise _failed(frame.header, f"the payload cannot be read ({reason_of(error)})") from error
         return [{"session": status.session, "sequence": status.sequence}], []
@@ -149,6 +152,8 @@ class Applier:
         verdicts = Verdicts(self.sessions, commands)
         try:
             verdicts.judge(runs)
+        except MemoryError:
+            raise  # As in `_apply_system`.
         except Exception as error:
             raise _failed(header, f"a session's replies cannot be read back ({reason_of(error)})") from error
         executed = self._execute(header, commands, verdicts.places())
@@ -172,6 +177,8 @@ class Applier:
                     return only_run, [decode_blob(payload)[1]]
                 case kind:
                     raise ValueError(f"frames of kind {kind} hold no commands")
+        except MemoryError:
+            raise  # As in `_apply_system`.
         except Exception as error:  # Whatever is wrong with the bytes: the frame cannot be applied.
             raise _failed(header, f"the payload cannot be read ({reason_of(error)})") from error
 

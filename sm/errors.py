@@ -86,7 +86,10 @@ class PlaceFailed(MachineError):
 
 
 class ApplyFailed(MachineError):
-    """Applying stopped permanently at this index: the fault is in the machine or the frame, equal on all replicas."""
+    """Applying stopped at this index for as long as the process lives: the machine or the frame is at fault.
+
+    Usually it stops on all replicas then. If the machine raised MemoryError, it may be this process alone.
+    """
 
     def __init__(self, *, index: int, text: str) -> None:
         super().__init__(f"applying stopped at index {index}: {text}")

@@ -98,6 +98,7 @@ class Applying:
         except Exception as fault:  # A later slice runs as a callback of the loop: nobody else would notice.
             self._stopped = True
             self._node.failed(fault)
+            self._wake()
             raise
         self._wake()
 

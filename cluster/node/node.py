@@ -383,6 +383,7 @@ class Node:
     def snapshot_installed(self, index: int) -> None:
         """The log begins at the snapshot: so does the machine."""
         applier = self.components.compaction.installed(index)
+        self._pending.resume()
         self.digests.applied(applier.applied_index, applier.digest)
         self.visibility.grew()
 

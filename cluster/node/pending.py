@@ -70,13 +70,16 @@ class Pending:
         self._durations = durations
         self._frames: deque[tuple[Placed[Waiter], float]] = deque()
         self._committed = 0
+        self._ended: str | None = None
 
     def __len__(self) -> int:
         return len(self._frames)
 
     def placed(self, placed: Placed[Waiter]) -> None:
-        """A frame was appended."""
+        """A frame was appended. After the end of applying, too: its writes were on their way already."""
         self._frames.append((placed, time.monotonic()))
+        if self._ended is not None:
+            self.lost(0, self._ended)
 
     def committed(self, commit_index: int) -> None:
         """Answer the writes below `commit_index` that wait for no results."""
@@ -108,8 +111,13 @@ class Pending:
                 write.owner.fail(OutcomeUnknown(reason))
 
     def end(self, reason: str) -> None:
-        """Applying has ended: every outcome is unknown."""
+        """Applying has ended: every outcome is unknown, also of what is appended from now on."""
+        self._ended = reason
         self.lost(0, reason)
+
+    def resume(self) -> None:
+        """Applying goes on, with the machine of an installed snapshot."""
+        self._ended = None
 
 
 def _answer_applied(placed: Placed[Waiter], applied: Applied) -> None:
