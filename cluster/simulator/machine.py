@@ -33,11 +33,14 @@ class Tally:
 
     def __init__(self, initial: Any = None) -> None:
         self.count, self.chain = 0, 0
+        self.is_broken = False
 
     def check(self, command: Any) -> None:
         return
 
     def apply(self, command: Any, context: Context) -> Any:
+        if self.is_broken:
+            raise MemoryError("this machine has no memory left")
         if is_refused(command):
             raise Refused("NO", f"{command}")
         self.count += 1

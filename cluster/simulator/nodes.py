@@ -18,7 +18,7 @@ from quire.replication.core.changing import Outcome
 from quire.replication.core.messages import Ack, CrcMismatch, Open, OpenAnswer, PeerMessage, Snapshot
 from quire.replication.net.hello import PeerInfo
 from quire.replication.net.wire import Shipment
-from quire.sm import Boundary, Owner, Sessions, SnapshotPart, SnapshotStore, restore_newest, write_snapshot
+from quire.sm import ApplyFailed, Boundary, Owner, Sessions, SnapshotPart, SnapshotStore, restore_newest, write_snapshot
 
 from ..compaction.retention import Limits, Retention
 from .checks import Checks, Violation
@@ -78,8 +78,7 @@ class Node:
         self.armed_fuse = 0
         self.nominated = False
         self.disk_failing = False
-        self.machine_fails = False
-        """Its machine raises at each command, as one that has no memory left."""
+        self.machine_is_broken = False
         self.is_ill = False
         """It is one of the patients of an ordeal, and may say so."""
         self.halt_reason = ""
@@ -152,7 +151,7 @@ class Node:
         log = self._open_log(directory)
         snapshots = SnapshotStore.open(directory, Owner(self.form.cluster_id, (Tally.name, Tally.version)))
         SnapshotPart.resume(snapshots)
-        applier = restore_newest(snapshots, Tally, self._sessions)
+        applier = restore_newest(snapshots, self._new_machine, self._sessions)
         boundary = applier.boundary
         if boundary.tail.index:
             log.reset(boundary.tail, members_index=boundary.members_index)
@@ -302,26 +301,41 @@ class Node:
         process = self.running
         process.applying = False
         applier, log = process.applier, process.log
-        if self.machine_fails:
-            return
-        while applier.applied_index < process.apply_to and log.failure is None:
+        while applier.applied_index < process.apply_to and log.failure is None and applier.failure is None:
             raw, _ = log.read_frames(applier.applied_index, APPLY_BYTES, to_index=process.apply_to)
             if not raw:
                 raise Violation(
                     "what is to be applied can be read", self.node_id, applier.applied_index, process.apply_to
                 )
-            for frame in walk_frames(raw):
-                applied = applier.apply(frame)
-                self.checks.applied(self, frame, applied, applier.digest)
-                process.pending.applied(applied)
-                self._at_boundary(frame.header)
+            try:
+                self._apply_frames(raw)
+            except ApplyFailed:
+                if not self.machine_is_broken:
+                    raise
+                for _, _, reader in process.reading:
+                    reader.fail()
+                process.reading.clear()
         while process.reading and process.reading[0][0] <= applier.applied_index:
             heappop(process.reading)[2].answer(applier.state(), applier.applied_index)
 
-    def resume_applying(self) -> None:
-        """Apply what is committed, after the machine was mended."""
-        if self.process is not None and not self.halt_reason:
-            self.guarded(self._apply)
+    def _apply_frames(self, raw: bytes) -> None:
+        process = self.running
+        for frame in walk_frames(raw):
+            applied = process.applier.apply(frame)
+            self.checks.applied(self, frame, applied, process.applier.digest)
+            process.pending.applied(applied)
+            self._at_boundary(frame.header)
+
+    def break_machine(self) -> None:
+        """From now on its machine raises at each command, after a restart, too."""
+        self.machine_is_broken = True
+        if self.process is not None and isinstance(self.process.applier.machine, Tally):
+            self.process.applier.machine.is_broken = True
+
+    def _new_machine(self) -> Tally:
+        machine = Tally()
+        machine.is_broken = self.machine_is_broken
+        return machine
 
     def _at_boundary(self, header: FrameHeader) -> None:
         """Begin a snapshot of the present state if one is due; it is written while later frames are applied."""
@@ -402,7 +416,7 @@ class Node:
         if process.part is None:
             raise AssertionError("no part was begun")
         try:
-            process.fetched = process.part.restore(Tally, self._sessions)
+            process.fetched = process.part.restore(self._new_machine, self._sessions)
         except OSError as error:
             self.step(events.FetchFailed(action.stream_id, str(error)))
             return
@@ -488,7 +502,7 @@ class Node:
     def read_ready(self, read_id: int, index: int | None) -> None:
         process = self.running
         reader = process.readers.pop(read_id)
-        if index is None:
+        if index is None or process.applier.failure is not None:
             reader.fail()
         elif process.applier.applied_index >= index:
             reader.answer(process.applier.state(), process.applier.applied_index)

@@ -43,7 +43,7 @@ class Ward:
             case "hung_disk", _:
                 node.latency.hangs_until = self._ends_at
             case "failed_machine", _:
-                node.machine_fails = True
+                node.break_machine()
             case "wrong_clock", (int(ahead_us),):
                 node.clocks.ahead += ahead_us
             case "clock_rate", (float(rate),):
@@ -69,11 +69,10 @@ class Ward:
         self._network.fetches_nothing.clear()
         self._network.end_cut(self._cut)
         for node in nodes:
-            node.machine_fails = False
+            if node.machine_is_broken and node.runs:
+                self._nemesis.kill(node, BACK_AFTER_US[0])
+            node.is_ill = node.machine_is_broken = False
         self._nemesis.heal()
-        for node in nodes:
-            node.is_ill = False
-            node.resume_applying()
 
     def _others(self, node: Node) -> list[str]:
         return [other for other in self._network.ends if other != node.node_id]
