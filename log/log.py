@@ -473,8 +473,7 @@ class Log:
 
         A log that begins at `origin`, or holds the frame that ends there, stays as it is. Any other is emptied and
         begins at `origin.index`; `members_index` is the index of the last members record below. Blocks; durable on
-        return. The snapshot must be durable before: a crash leaves a beginning of the old log, or an empty one, which
-        the next `reset` removes.
+        return. The snapshot must be durable before: a crash leaves the old log or an empty one, for the next `reset`.
 
         Raises:
             LogReadOnly: the device failed.
@@ -587,7 +586,7 @@ class Log:
     def remove(self) -> None:
         """Close the log and remove all its files. Blocks.
 
-        A crash leaves a log that opens: with the first segments, or empty.
+        A crash leaves a log that opens: the whole one, or an empty one.
         """
         self.close()
         remove_log(self._directory)

@@ -1,6 +1,7 @@
 """Recovery: opening a log, telling a torn tail from rot, and making what is kept durable before it is used.
 
-After a clean stop the mark says where the log ends. After any other stop:
+After a clean stop the mark says where the log ends. If it says that the log was being emptied, all segments go, unread,
+and the log begins anew. After any other stop:
 
 1. Write the winning slot of the mark again and sync it, because it decides what is torn and what is rotten.
 2. Check the frames of the mark's segment and of later ones. An invalid frame below the mark, or in any segment but the
@@ -36,6 +37,7 @@ from ..segment.survey import CHUNK_BYTES, Survey
 from ..segment.write_segment import WriteSegment
 from ..state import LogState
 from ..storage import Directory
+from .reset import discard_segments
 from .rotation import prepare_store, publish_store
 from .spool import SPOOL_SUFFIX
 from .truncation import preallocate
@@ -76,6 +78,9 @@ def open_state(request: OpenRequest) -> LogState:
         if mark is None or mark.found is None:
             raise LogRotten(MARK_NAME, 0, "there is a log, but no valid slot")
         mark.rewrite_winner()
+        if mark.found.discards:
+            discard_segments(files)
+            return _create(request, files, mark)
         return _Recovery(request, files, bases, mark, mark.found).run()
     except BaseException:
         if mark is not None:

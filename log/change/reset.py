@@ -2,15 +2,13 @@
 
 The steps, in this order:
 
-1. Write and sync a mark that says that nothing is durable: what a crash leaves of the log is then not rot.
-2. Remove all segments but the first, last to first, and sync the folder; then remove the first. What a crash leaves is
-   a beginning of the old log. Without the first sync, a later segment could come back without the one that the mark
-   names.
+1. Write and sync a mark that says that all segments go: what a crash leaves of them is then neither rot nor a log.
+2. Remove all segments, and sync the folder.
 3. For a reset, write a mark that names the new beginning, and make the new store as in a rotation. For a removal,
    remove the mark.
 
-A crash leaves a log that opens: a beginning of the old one, or an empty one. The snapshot is durable before a reset, so
-the next start finds that the log does not follow it, and resets it again.
+After a crash the next open removes what is left, unread, and begins an empty log. The snapshot is durable before a
+reset, so the next start finds that the log does not follow it, and resets it again.
 """
 
 from __future__ import annotations
@@ -19,7 +17,7 @@ from ..errors import NotFrameBoundary
 from ..frames import Tail
 from ..options import STORE_HEADER_BYTES
 from ..segment.lookup import Lookup
-from ..segment.mark import MARK_NAME, Mark, MarkFile
+from ..segment.mark import MARK_NAME, MarkFile, discarding_mark, empty_mark
 from ..segment.segments import remove_segment
 from ..segment.store import SEGMENTS_FOLDER, STORE_SUFFIX, StoreHeader, base_of_name
 from ..state import LogState
@@ -52,18 +50,14 @@ def reset_to(state: LogState, origin: Tail, members_index: int | None) -> None:
     with state.failing("resetting"):
         state.settle_flush()
         state.generation += 1
-        base = state.segments.first.base_index
-        state.mark.write_synced(Mark(0, base, base, STORE_HEADER_BYTES, 0, 0, 0, clean=False))
+        state.mark.write_synced(discarding_mark(state.segments.first.base_index))
         # If the device fails or is full from here on, reads must not look for what is gone.
         state.origin = state.tail = state.durable = origin
         state.retire(state.writer.store)
-        while len(state.segments) > 1:
+        while len(state.segments):
             state.segments.remove_last()
         state.files.sync()
-        state.segments.remove_last()
-        state.files.sync()
-        base = origin.index
-        state.mark.write_synced(Mark(0, base, base, STORE_HEADER_BYTES, 0, 0, 0, clean=False))
+        state.mark.write_synced(empty_mark(origin.index))
         _begin(state, StoreHeader(*origin, members_index, state.cluster_id))
         state.mark.write_synced(state.next_mark())
 
@@ -82,31 +76,33 @@ def _begin(state: LogState, header: StoreHeader) -> None:
     state.set_durable(header.origin, state.writer.segment, STORE_HEADER_BYTES)
 
 
-def remove_log(directory: Directory) -> None:
-    """Remove segments and mark from a data directory whose log is not open. Blocks.
-
-    A crash leaves a log that opens: with the first segments, or empty.
-    """
-    files = directory.child(SEGMENTS_FOLDER)
+def discard_segments(files: Directory) -> None:
+    """Remove what is left of a log that was being emptied, with the files that would change the next one. Blocks."""
     names = files.list()
-    bases = sorted(base for name in names if (base := base_of_name(name, STORE_SUFFIX)) is not None)
-    marked = MARK_NAME in directory.list()
-    if bases and marked:
-        storage = directory.open(MARK_NAME)
-        mark = MarkFile(storage)
-        try:
-            mark.write_synced(Mark(0, bases[0], bases[0], STORE_HEADER_BYTES, 0, 0, 0, clean=False))
-        finally:
-            mark.close()
     for name in names:
         if any(base_of_name(name, suffix) is not None for suffix in (SPOOL_SUFFIX, REWRITE_SUFFIX)):
             files.remove(name)
-    for base in reversed(bases[1:]):
-        remove_segment(files, base)
+    for name in names:
+        if (base := base_of_name(name, STORE_SUFFIX)) is not None:
+            remove_segment(files, base)
     files.sync()
-    if bases:
-        remove_segment(files, bases[0])
-        files.sync()
+
+
+def remove_log(directory: Directory) -> None:
+    """Remove segments and mark from a data directory whose log is not open. Blocks.
+
+    A crash leaves a log that opens, and is empty unless the removal had not begun.
+    """
+    files = directory.child(SEGMENTS_FOLDER)
+    bases = [base for name in files.list() if (base := base_of_name(name, STORE_SUFFIX)) is not None]
+    marked = MARK_NAME in directory.list()
+    if bases and marked:
+        mark = MarkFile(directory.open(MARK_NAME))
+        try:
+            mark.write_synced(discarding_mark(min(bases)))
+        finally:
+            mark.close()
+    discard_segments(files)
     if marked:
         directory.remove(MARK_NAME)
         directory.sync()

@@ -96,6 +96,11 @@ def verify(directory: Directory, progress: Progress = lambda _: None) -> Verdict
     files = directory.child(SEGMENTS_FOLDER)
     verdict = Verdict(stored_mark(directory))
     bases = store_bases(files)
+    if verdict.mark is not None and verdict.mark.discards:
+        meaning = "the log was being emptied, for a snapshot or for good"
+        verdict.faults += [Fault("leftover", store_name(base), 0, meaning) for base in bases]
+        verdict.faults += _leftovers(files)
+        return verdict
     if bases and verdict.mark is None:
         verdict.faults.append(Fault("rot", MARK_NAME, 0, "there is a log, but no valid slot"))
     elif bases and verdict.mark is not None:

@@ -3,6 +3,7 @@
     slot body   8 8 generation | 16 8 durable_index | 24 8 segment base | 32 8 position | 40 8 epoch |
                 48 8 commit_index (at most durable_index) | 56 4 frame crc32c | 60 1 clean | 61 3 zero
 
+A segment base of 2^64 - 1 says that the log is being emptied: all segments that are there go at the next open.
 Epoch and crc32c are those of the frame before durable_index; that frame ends at `position`. The valid slot with the
 highest generation wins. Between two fsyncs only one slot is written: the other holds the last fsynced mark. So while a
 sync runs, a newer mark waits in memory; after it, the slots swap roles.
@@ -13,12 +14,15 @@ from __future__ import annotations
 import struct
 from typing import NamedTuple
 
+from ..options import STORE_HEADER_BYTES
 from ..storage import Storage, Sync
 from .slots import SLOT_BYTES, SLOT_POSITIONS, Slot, SlotFile
 
 MARK_NAME = "mark"
 MARK_VERSION = 1
 MARK_FILE_BYTES = SLOT_POSITIONS[-1] + SLOT_BYTES
+
+_DISCARDING = (1 << 64) - 1
 
 _BODY = struct.Struct("<QQQQQQIB3x")
 
@@ -34,6 +38,21 @@ class Mark(NamedTuple):
     commit_index: int
     crc32c: int
     clean: bool
+
+    @property
+    def discards(self) -> bool:
+        """Whether all segments that are still there are to be removed."""
+        return self.segment_base == _DISCARDING
+
+
+def empty_mark(index: int) -> Mark:
+    """Return the mark of a log that holds nothing and begins at `index`."""
+    return Mark(0, index, index, STORE_HEADER_BYTES, 0, 0, 0, clean=False)
+
+
+def discarding_mark(index: int) -> Mark:
+    """Return the mark of a log, beginning at `index`, whose segments are all being removed."""
+    return empty_mark(index)._replace(segment_base=_DISCARDING)
 
 
 def encode_mark(mark: Mark) -> bytes:

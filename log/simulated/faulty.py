@@ -162,6 +162,10 @@ class Disk:
         """Called with operation and file name before each operation; if it returns True, that one fails with EIO."""
         self.holding_syncs: threading.Event | None = None
         """If set, a sync of a file waits for this event."""
+        self.bytes_read = 0
+        """Bytes of files that were read, by any process."""
+        self.bytes_written = 0
+        """Bytes that were written to files, by any process."""
         self.open_files = 0
         """File handles that were opened or created and not closed, by any process."""
         self.journal: list[tuple[str, str]] = []
@@ -316,10 +320,13 @@ class FaultyStorage:
         self._disk.check(self._life)
         if self._disk.fails("read", self._file.name):
             raise OSError(errno.EIO, "injected", self._file.name)
-        return bytes(self._file.cached[position : position + length])
+        data = bytes(self._file.cached[position : position + length])
+        self._disk.bytes_read += len(data)
+        return data
 
     def write_at(self, position: int, data: bytes | bytearray | memoryview) -> None:
         self._step("write")
+        self._disk.bytes_written += len(data)
         self._file.write(position, bytes(data))
 
     def truncate(self, length: int) -> None:

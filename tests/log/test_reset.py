@@ -2,10 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 
-from quire.log import DiskFull, IndexExpired, Kind, Log, LogReadOnly, Tail, encode_frame, encode_records
-from quire.log.simulated import Disk, Keep
+from quire.log import (
+    DiskFull,
+    IndexExpired,
+    Kind,
+    Log,
+    LogOptions,
+    LogReadOnly,
+    Tail,
+    encode_frame,
+    encode_records,
+    verify,
+)
+from quire.log.simulated import Disk, Keep, PowerLoss
 from tests.log.explorer import Steps, explore
 from tests.log.histories import SMALL, History, all_frames, open_log
 
@@ -113,7 +126,53 @@ EXPLORATIONS = [(some_unflushed, reset_after_a_snapshot), (one_segment_after_an_
 def test_a_reset_that_is_stopped_at_any_operation_leaves_a_log_that_opens_and_can_be_reset_again(
     prepare: Steps, steps: Steps
 ) -> None:
-    assert explore(prepare, steps, outcomes=64) > 40
+    assert explore(prepare, steps, outcomes=64) > 30
+
+
+@pytest.mark.parametrize("change", [lambda log: log.reset(BEHIND), Log.remove], ids=["reset", "remove"])
+def test_an_open_after_a_reset_or_removal_that_was_stopped_neither_reads_nor_rewrites_the_old_log(
+    change: Callable[[Log], object],
+) -> None:
+    options, record = LogOptions(segment_bytes=64 << 10), "x" * 20_000
+    for step in range(1, 100):
+        disk = Disk()
+        log: Log | None = open_log(disk, options)
+        assert log is not None
+        for _ in range(60):
+            log.append([record])
+        log.flush()
+        sync = log.begin_mark_sync()
+        assert sync is not None
+        sync.run()
+        log.end_mark_sync(sync)
+        size, before = log.size, disk.operations
+        disk.stop_before, disk.on_power_loss = before + step, Keep.EVERYTHING
+        try:
+            change(log)
+        except PowerLoss:
+            log = None
+        read, written = disk.bytes_read, disk.bytes_written
+        disk.stop_before = None
+        reopened = open_log(disk, options)
+        # At most the ends of all segments, and the last segment twice.
+        assert disk.bytes_read - read < size // 3
+        assert disk.bytes_written - written < 1000
+        assert reopened.bounds.highest_index in (0, 60, 100)
+        if log is not None:
+            return
+    raise AssertionError("the change never ended")
+
+
+def test_verify_takes_what_is_left_of_a_log_that_was_being_emptied_for_leftovers() -> None:
+    disk = Disk()
+    log = log_of(disk)
+    disk.stop_before, disk.on_power_loss = disk.operations + 6, Keep.EVERYTHING
+    with pytest.raises(PowerLoss):
+        log.reset(BEHIND)
+    verdict = verify(disk.directory())
+    assert len(verdict.faults) > 2
+    assert {fault.kind for fault in verdict.faults} == {"leftover"}
+    assert open_log(disk).bounds == (0, 0)
 
 
 def test_a_reset_settles_the_flush_that_is_on_its_way() -> None:
