@@ -300,14 +300,23 @@ class Node:
         return self.components.applying.applier.sessions.session_window
 
     async def session(self, session: int) -> SessionStatus | None:
-        """The status of a session, linearizable; None if it is not open. Raises as `Reading.query`."""
+        """The status of a session, linearizable; None if it is not open.
+
+        Raises:
+            NotLeader, NoLeader: not by this node.
+            StateUnavailable: not by this node, or no majority confirmed within `request_timeout_ms` that it leads.
+        """
         components = self.components
         if (error := self.not_leader()) is not None:
             raise error
+        timeout_ms = self.config.request_timeout_ms
         try:
-            await components.reading.linearize()
+            async with asyncio.timeout(timeout_ms / 1000):
+                await components.reading.linearize()
         except ApplyFailed as failure:
             raise StateUnavailable(str(failure)) from failure
+        except TimeoutError:
+            raise StateUnavailable(f"no linearizable read was possible within {timeout_ms} ms") from None
         return components.applying.applier.sessions.find(session)
 
     def status(self) -> dict[str, Any]:

@@ -230,6 +230,7 @@ CALLS = [
         own=[
             Row(400, "malformed", get("/sessions/five")),
             Row(404, "session-unknown", get("/sessions/999999")),
+            Row(503, "state-unavailable", get("/sessions/1"), "alone", at=("n1",)),
         ],
     ),
     Call(
