@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from .change.ages import Ages
 from .change.expiry import Expirable
 from .change.reset import remove_log
 from .change.spool import Spool
@@ -41,7 +42,7 @@ from .offline.inspection import (
 )
 from .offline.repair import NothingToKeep, Plan, Repaired, Side, plan_repair, repair
 from .offline.verification import CheckedSegment, Fault, Verdict, verify
-from .options import FLUSH_ALWAYS, FLUSH_NEVER, FlushPolicy, IndexCachePolicy, LogOptions, wall_clock
+from .options import FLUSH_ALWAYS, FLUSH_NEVER, FlushPolicy, IndexCachePolicy, LogOptions, time_since_boot, wall_clock
 from .packing import check_value, pack, unpack
 from .payload import (
     Record,
@@ -71,6 +72,7 @@ __all__ = [
     "FLUSH_ALWAYS",
     "FLUSH_NEVER",
     "HEADER_BYTES",
+    "Ages",
     "Bounds",
     "ChainBroken",
     "CheckedSegment",
@@ -150,6 +152,7 @@ __all__ = [
     "stored_cluster_id",
     "stored_mark",
     "stored_records",
+    "time_since_boot",
     "unpack",
     "verify",
     "walk_frames",

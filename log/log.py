@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 from crc32c import crc32c
 
+from .change.ages import Ages
 from .change.append import append_raw, make_room, put_spooled, try_room
 from .change.expiry import Expirable, expirable, remove_expired
 from .change.recovery import OpenRequest, open_state
@@ -21,7 +22,7 @@ from .change.spool import Spool
 from .change.truncation import truncate_at
 from .errors import DiskFull, LogClosed, NotFrameBoundary, UnexpectedIndex
 from .frames import HEADER_BYTES, Frame, FrameHeader, Kind, Tail, seal_header
-from .options import STORE_HEADER_BYTES, FlushPolicy, LogOptions
+from .options import STORE_HEADER_BYTES, FlushPolicy, LogOptions, time_since_boot, wall_clock
 from .payload import StoredRecord, encode_records, stored_record
 from .segment.reader import Reader
 from .segment.survey import names_members
@@ -447,26 +448,26 @@ class Log:
         self._lookup.forget_boundaries()
         truncate_at(self._state, tail, segment, position)
 
-    def remove_expired(
-        self, now: int, *, age: int | None = None, max_bytes: int | None = None, floor: int | None = None
-    ) -> int:
+    def ages(self, clock: Callable[[], int] = wall_clock, now: Callable[[], int] = time_since_boot) -> Ages:
+        """Return what tells the ages of the log's records, from now on; both clocks in microseconds."""
+        return Ages(self._state, self._reader.header, clock, now)
+
+    def remove_expired(self, *, aged_to: int = 0, max_bytes: int | None = None, floor: int | None = None) -> int:
         """Remove whole read segments, the oldest first; return how many. Blocks.
 
-        A segment goes if its last frame is more than `age` microseconds older than `now`, or while the log's `size`
-        exceeds `max_bytes`; but none that holds a record at or above `floor`. The write segment stays, and so does the
-        newest read segment until a frame of the write segment is durable.
+        A segment goes if it ends at or below `aged_to` (`Ages`), or while the log's `size` exceeds `max_bytes`; but
+        none that holds a record at or above `floor`. The write segment stays, and so does the newest read segment until
+        a frame of the write segment is durable.
 
         Raises:
             LogReadOnly: the device failed; only a restart tells which segments are left.
         """
         self._state.refuse_if_unwritable()
-        return remove_expired(self._state, now, age, max_bytes, floor)
+        return remove_expired(self._state, aged_to, max_bytes, floor)
 
-    def expirable(
-        self, now: int, *, age: int | None = None, max_bytes: int | None = None, floor: int | None = None
-    ) -> Expirable:
+    def expirable(self, *, aged_to: int = 0, max_bytes: int | None = None, floor: int | None = None) -> Expirable:
         """Return what `remove_expired` would remove now."""
-        return expirable(self._state, now, age, max_bytes, floor)
+        return expirable(self._state, aged_to, max_bytes, floor)
 
     def reset(self, origin: Tail, *, members_index: int | None = None) -> bool:
         """Make the log continue from `origin`, the end of a snapshot's chain; return whether it was emptied for that.

@@ -16,11 +16,21 @@ MAX_OPEN_SEGMENTS = 1024
 MAX_RESERVE_BYTES = 64 << 10
 MAX_SEGMENT_BYTES = 1 << 32
 """Positions in a store are u32."""
+BOOT_CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
+"""Linux has one that counts suspensions; CLOCK_MONOTONIC does so elsewhere (macOS)."""
 
 
 def wall_clock() -> int:
     """Microseconds since the Unix epoch: the time of frames' timestamps."""
     return time.time_ns() // 1_000
+
+
+def time_since_boot() -> int:
+    """Microseconds since the machine booted, never set by anyone. The time for which it was suspended counts.
+
+    Whatever must not outlive a suspension is judged by it: whether a leader is heard, votes, reads, the age of records.
+    """
+    return time.clock_gettime_ns(BOOT_CLOCK) // 1_000
 
 
 @dataclass(frozen=True, slots=True)

@@ -255,10 +255,10 @@ class Disk:
         self._older_epochs = list(snapshot.epochs)
         self._members = None
 
-    def remove_expired(self, now: int, *, age: int | None, max_bytes: int | None, floor: int) -> int:
+    def remove_expired(self, *, aged_to: int = 0, max_bytes: int | None, floor: int) -> int:
         """Remove whole segments as `Log.remove_expired`; keep their epochs. Blocks."""
         self._older_epochs = list(self.epochs)
-        return self.log.remove_expired(now, age=age, max_bytes=max_bytes, floor=floor)
+        return self.log.remove_expired(aged_to=aged_to, max_bytes=max_bytes, floor=floor)
 
     def store_promise(self, promise: Promise) -> None:
         """Write and fsync both slots. Blocks; durable on return."""

@@ -3,7 +3,6 @@
 import asyncio
 import contextvars
 import threading
-import time
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from queue import SimpleQueue
@@ -11,7 +10,7 @@ from typing import Generic, assert_never
 
 from aiohttp import ClientSession
 
-from quire.log import LogError, Sync, wall_clock
+from quire.log import LogError, Sync, time_since_boot, wall_clock
 
 from .coalesce import OwnerT, Write
 from .core import Core, CoreOptions, Identity, Reason, events
@@ -100,7 +99,7 @@ class _Threads:
         self._marker = DiskThread(self._loop, "quire-mark")
 
     def now(self) -> int:
-        return time.monotonic_ns() // 1_000
+        return time_since_boot()
 
     def clock(self) -> int:
         return wall_clock()

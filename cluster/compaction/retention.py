@@ -16,7 +16,7 @@ A restart needs a snapshot and the whole log after it. A snapshot may turn out t
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple, Protocol
 
-from quire.log import Expirable, Log, wall_clock
+from quire.log import Expirable, Log, time_since_boot, wall_clock
 from quire.replication import Disk
 from quire.replication.core import Status
 from quire.replication.lag import Position, lacking_bytes
@@ -79,13 +79,15 @@ class Retention:
         manifests: Callable[[], list[Manifest]],
         limits: Limits,
         clock: Callable[[], int] = wall_clock,
+        now: Callable[[], int] = time_since_boot,
     ) -> None:
+        """`clock` is the wall clock, `now` the time since boot; both in microseconds."""
         self._disk = disk
         self._log: Log = disk.log
         self._replica = replica
         self._manifests = manifests
         self._limits = limits
-        self._clock = clock
+        self._ages = disk.log.ages(clock, now)
         self.expired_segments = 0
         """Segments expired since this node started."""
 
@@ -129,20 +131,27 @@ class Retention:
         return self._expirable(self.holds()[0].index)
 
     def _expirable(self, floor: int | None) -> Expirable:
-        limits = self._limits
-        return self._log.expirable(self._clock(), age=limits.age, max_bytes=limits.max_bytes, floor=floor)
+        return self._log.expirable(aged_to=self._aged_to(), max_bytes=self._limits.max_bytes, floor=floor)
+
+    def _aged_to(self) -> int:
+        return self._ages.aged_to(self._limits.age, own_stamps=self._stamped_by_one)
+
+    @property
+    def _stamped_by_one(self) -> bool:
+        """Whether one clock alone stamps the log: a lone voter is a majority (rule 5)."""
+        return len(self._replica.status().members.voters()) == 1
 
     def expire(self) -> Expirable:
-        """Remove what may expire; return what was removed. Blocks for the few syncs of a removal.
+        """Rotate an old write segment; remove what may expire, and return that. Blocks for a few syncs.
 
         Raises:
             LogReadOnly: the device failed.
         """
         floor = self.holds()[0].index
+        self._ages.rotate(self._limits.age, floor, own_stamps=self._stamped_by_one)
         gone = self._expirable(floor)
         if gone.segments:
-            age, max_bytes = self._limits.age, self._limits.max_bytes
-            self._disk.remove_expired(self._clock(), age=age, max_bytes=max_bytes, floor=floor)
+            self._disk.remove_expired(aged_to=self._aged_to(), max_bytes=self._limits.max_bytes, floor=floor)
             self.expired_segments += gone.segments
             self._replica.expired()
         return gone

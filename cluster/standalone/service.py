@@ -205,9 +205,12 @@ class LogService:
     async def _expire(self) -> None:
         config = self.config
         age = None if config.retention_ms is None else config.retention_ms * 1000
+        ages = self.log.ages()
         while age is not None or config.retention_bytes is not None:
             try:
-                gone = self.log.remove_expired(wall_clock(), age=age, max_bytes=config.retention_bytes)
+                ages.rotate(age, None, own_stamps=True)
+                aged_to = ages.aged_to(age, own_stamps=True)
+                gone = self.log.remove_expired(aged_to=aged_to, max_bytes=config.retention_bytes)
             except LogReadOnly:
                 self.ended.set()
                 return

@@ -28,16 +28,16 @@ class Expirable(NamedTuple):
     size: int
 
 
-def expirable(state: LogState, now: int, age: int | None, max_bytes: int | None, floor: int | None) -> Expirable:
+def expirable(state: LogState, aged_to: int, max_bytes: int | None, floor: int | None) -> Expirable:
     """Return what `remove_expired` would remove now."""
-    due = count_due(state, now, age, max_bytes, floor)
+    due = count_due(state, aged_to, max_bytes, floor)
     size = sum(state.segments.at(place).end - STORE_HEADER_BYTES for place in range(due))
     return Expirable(due, state.segments.at(due).base_index, size)
 
 
-def remove_expired(state: LogState, now: int, age: int | None, max_bytes: int | None, floor: int | None) -> int:
+def remove_expired(state: LogState, aged_to: int, max_bytes: int | None, floor: int | None) -> int:
     """Remove the segments that are due by the rules of `Log.remove_expired`; return how many. Blocks."""
-    due = count_due(state, now, age, max_bytes, floor)
+    due = count_due(state, aged_to, max_bytes, floor)
     if due:
         with state.failing("expiring"):
             state.mark.write_synced(state.next_mark())
@@ -46,7 +46,7 @@ def remove_expired(state: LogState, now: int, age: int | None, max_bytes: int | 
     return due
 
 
-def count_due(state: LogState, now: int, age: int | None, max_bytes: int | None, floor: int | None) -> int:
+def count_due(state: LogState, aged_to: int, max_bytes: int | None, floor: int | None) -> int:
     """Return how many segments, from the first on, are due to go."""
     segments = state.segments
     size = state.read_segments_bytes + state.writer.segment.end - STORE_HEADER_BYTES
@@ -58,9 +58,7 @@ def count_due(state: LogState, now: int, age: int | None, max_bytes: int | None,
         following = segments.at(due + 1)
         if floor is not None and following.base_index > floor:
             break
-        # A store's header has the timestamp of the frame before it: ages need no read, and survive a restart.
-        too_old = age is not None and now - following.origin.timestamp > age
-        if not too_old and (max_bytes is None or size <= max_bytes):
+        if following.base_index > aged_to and (max_bytes is None or size <= max_bytes):
             break
         size -= segments.at(due).end - STORE_HEADER_BYTES
         due += 1

@@ -280,7 +280,7 @@ async def test_what_is_not_there_is_told_with_the_bounds(tmp_path: Path) -> None
         assert (beyond.document["lowest_index"], beyond.document["highest_index"]) == (0, 0)
         for _ in range(6):
             await log.append(bytes(40_000))
-        assert log.log.remove_expired(0, max_bytes=1 << 16) > 0
+        assert log.log.remove_expired(max_bytes=1 << 16) > 0
         gone = await log.call("GET", "/records/0")
         assert (gone.status, gone.problem) == (410, "expired")
         assert gone.document["lowest_index"] == log.log.bounds.lowest_index

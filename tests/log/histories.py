@@ -182,7 +182,7 @@ class History:
         later = [base for base in bases if place and base > self.frames[place - 1].header.index]
         limit = later[0] if later else bases[-1]
         self.expiring = sum(1 for frame in self.frames if frame.header.index < limit)
-        self.log.remove_expired(0, max_bytes=max_bytes, floor=floor)
+        self.log.remove_expired(max_bytes=max_bytes, floor=floor)
         return self.drop_expired()
 
     def reset(self, origin: Tail) -> None:

@@ -137,7 +137,7 @@ def test_a_missing_index_file_is_made_again_by_a_read(policy: IndexCachePolicy, 
 def test_an_index_leaves_the_cache_with_its_segment() -> None:
     log = log_with(options(None))
     bases = list(log.segment_bases)
-    log.remove_expired(0, max_bytes=log.bytes_between(bases[2], 100))
+    log.remove_expired(max_bytes=log.bytes_between(bases[2], 100))
     assert cached(log) == bases[2:-1]
     log.truncate(bases[4] - 1)
     assert cached(log) == [bases[2]]

@@ -27,26 +27,19 @@ def test_nothing_expires_without_a_reason() -> None:
     disk = Disk()
     log = log_over_time(disk)
     before = len(disk.journal)
-    assert log.remove_expired(1 << 60) == 0
-    assert log.remove_expired(100 * SECOND, age=100 * SECOND, max_bytes=log.size) == 0
-    assert log.remove_expired(1 << 60, age=0, max_bytes=0, floor=0) == 0
+    assert log.remove_expired() == 0
+    assert log.remove_expired(aged_to=log.segment_bases[1] - 1, max_bytes=log.size) == 0
+    assert log.remove_expired(aged_to=1 << 60, max_bytes=0, floor=0) == 0
     assert log.bounds.lowest_index == 0
     assert len(disk.journal) == before
 
 
-@pytest.mark.parametrize("restarted", [False, True])
-def test_a_segment_expires_when_its_last_frame_is_older_than_the_age_and_not_at_it(restarted: bool) -> None:
-    disk = Disk()
-    log = log_over_time(disk)
+def test_a_segment_goes_if_it_ends_at_or_below_where_records_are_too_old() -> None:
+    log = log_over_time(Disk())
     bases = list(log.segment_bases)
-    if restarted:
-        log.close()
-        log = open_log(disk)
-    # Frame k is from second k + 1: the last frame of the second segment is from second bases[2].
-    assert log.remove_expired(bases[2] * SECOND + 100, age=100) == 1
+    assert log.remove_expired(aged_to=bases[2] - 1) == 1
     assert log.bounds.lowest_index == bases[1]
-    assert log.remove_expired(bases[2] * SECOND + 101, age=100) == 1
-    assert log.bounds.lowest_index == bases[2]
+    assert log.remove_expired(aged_to=bases[2]) == 1
     assert list(log.segment_bases) == bases[2:]
 
 
@@ -54,18 +47,18 @@ def test_the_oldest_segments_go_until_no_more_bytes_are_held_than_allowed() -> N
     log = log_over_time(Disk())
     bases = list(log.segment_bases)
     left = log.bytes_between(bases[2], log.bounds.highest_index)
-    assert log.remove_expired(0, max_bytes=left) == 2
+    assert log.remove_expired(max_bytes=left) == 2
     assert (log.bounds.lowest_index, log.size) == (bases[2], left)
-    assert log.remove_expired(0, max_bytes=left) == 0
-    assert log.remove_expired(0, max_bytes=left - 1) == 1
+    assert log.remove_expired(max_bytes=left) == 0
+    assert log.remove_expired(max_bytes=left - 1) == 1
 
 
 def test_nothing_at_or_above_the_floor_expires() -> None:
     log = log_over_time(Disk())
     bases = list(log.segment_bases)
-    assert log.remove_expired(1 << 60, age=0, max_bytes=0, floor=bases[2] - 1) == 1
+    assert log.remove_expired(aged_to=1 << 60, max_bytes=0, floor=bases[2] - 1) == 1
     assert log.bounds.lowest_index == bases[1]
-    assert log.remove_expired(1 << 60, age=0, max_bytes=0, floor=bases[2]) == 1
+    assert log.remove_expired(aged_to=1 << 60, max_bytes=0, floor=bases[2]) == 1
     assert log.bounds.lowest_index == bases[2]
 
 
@@ -74,7 +67,7 @@ def test_when_everything_is_expired_the_write_segment_stays_and_takes_appends() 
     log = log_over_time(disk)
     base = log.segment_bases[-1]
     kept = all_frames(log)[base:]
-    log.remove_expired(1 << 60, age=0, max_bytes=0)
+    log.remove_expired(aged_to=1 << 60, max_bytes=0)
     assert (log.bounds.lowest_index, list(log.segment_bases)) == (base, [base])
     assert all_frames(log) == kept
     assert log.append(["on"], epoch=9) == 60
@@ -98,16 +91,16 @@ def test_the_newest_read_segment_stays_until_a_frame_of_the_write_segment_is_dur
     disk.lose_power(Keep.NOTHING)
     log = open_log(disk)
     assert (list(log.segment_bases), log.bounds.highest_index) == (bases, bases[-1])
-    log.remove_expired(1 << 60, age=0, max_bytes=0)
+    log.remove_expired(aged_to=1 << 60, max_bytes=0)
     assert list(log.segment_bases) == bases[-2:]
     log.append(["not durable yet"], epoch=5)
-    assert log.remove_expired(1 << 60, age=0, max_bytes=0) == 0
+    assert log.remove_expired(aged_to=1 << 60, max_bytes=0) == 0
     disk.lose_power(Keep.NOTHING)
     log = open_log(disk)
     assert log.bounds == (bases[-2], bases[-1])
     log.append(["durable"], epoch=5)
     log.flush()
-    assert log.remove_expired(1 << 60, age=0, max_bytes=0) == 1
+    assert log.remove_expired(aged_to=1 << 60, max_bytes=0) == 1
     assert log.bounds == (bases[-1], bases[-1] + 1)
 
 
@@ -116,7 +109,7 @@ def test_the_chain_s_origin_and_the_epochs_are_as_after_a_restart() -> None:
     log = log_over_time(disk)
     base = log.segment_bases[2]
     last = all_frames(log)[base - 1].header
-    log.remove_expired(0, max_bytes=log.bytes_between(base, 60))
+    log.remove_expired(max_bytes=log.bytes_between(base, 60))
     assert log.origin == Tail(base, last.epoch, last.timestamp, last.crc32c)
     epochs = list(log.epochs)
     assert epochs[0] == (base // 10, base)
@@ -135,7 +128,7 @@ def test_members_are_known_when_their_record_has_expired() -> None:
     for k in range(60):
         log.append([str(k) * 60])
     log.flush()
-    log.remove_expired(0, max_bytes=0)
+    log.remove_expired(max_bytes=0)
     assert log.members_index == 0
     assert open_log(disk).members_index == 0
 
@@ -145,7 +138,7 @@ def test_an_expired_segment_goes_with_its_index_and_the_folder_is_synced_before_
     log = log_over_time(disk)
     first, second = log.segment_bases[:2]
     before = len(disk.journal)
-    log.remove_expired(0, max_bytes=log.bytes_between(log.segment_bases[2], 60))
+    log.remove_expired(max_bytes=log.bytes_between(log.segment_bases[2], 60))
     assert disk.journal[before:] == [
         ("write", "mark"),
         ("sync", "mark"),
@@ -163,7 +156,7 @@ def test_a_device_that_fails_while_expiring_turns_the_log_read_only() -> None:
     log = log_over_time(disk)
     disk.failing = lambda operation, _name: operation == "remove"
     with pytest.raises(LogReadOnly):
-        log.remove_expired(0, max_bytes=0)
+        log.remove_expired(max_bytes=0)
     assert log.read(59).value == "59" * 60
     disk.failing = None
     assert open_log(disk).bounds == (0, 60)
@@ -173,7 +166,7 @@ def test_a_full_disk_does_not_keep_the_log_from_expiring() -> None:
     disk = Disk()
     log = log_over_time(disk)
     disk.full = True
-    assert log.remove_expired(0, max_bytes=0) > 2
+    assert log.remove_expired(max_bytes=0) > 2
 
 
 def test_leftovers_of_a_crash_in_an_expiry_are_swept_or_rebuilt() -> None:

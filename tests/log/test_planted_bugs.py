@@ -68,8 +68,8 @@ def expiry_without_moving_the_mark(patch: Patch) -> None:
 def expiry_past_the_floor(patch: Patch) -> None:
     original = quire.log.change.expiry.count_due
 
-    def planted(state: LogState, now: int, age: int | None, max_bytes: int | None, floor: int | None) -> int:
-        return original(state, now, age, max_bytes, None if floor is None else floor + 1)
+    def planted(state: LogState, aged_to: int, max_bytes: int | None, floor: int | None) -> int:
+        return original(state, aged_to, max_bytes, None if floor is None else floor + 1)
 
     patch.setattr(quire.log.change.expiry, "count_due", planted)
 

@@ -69,7 +69,7 @@ def test_a_log_that_has_the_snapshot_s_last_frame_keeps_everything(place: int) -
 
 def test_a_log_that_begins_after_the_snapshot_s_last_frame_keeps_everything() -> None:
     log = log_of(Disk())
-    log.remove_expired(0, max_bytes=0)
+    log.remove_expired(max_bytes=0)
     frames = all_frames(log)
     assert not log.reset(log.origin)
     assert all_frames(log) == frames
@@ -96,7 +96,7 @@ def test_a_log_that_differs_from_the_snapshot_is_removed(origin: Tail) -> None:
 
 def test_a_reset_goes_back_below_what_has_expired() -> None:
     log = log_of(Disk())
-    log.remove_expired(0, max_bytes=0)
+    log.remove_expired(max_bytes=0)
     assert log.reset(Tail(3, 1, 5, 77))
     assert log.append(["on"], epoch=1) == 3
 

@@ -123,7 +123,7 @@ def test_a_reader_in_a_segment_that_expires_finishes_its_chunk_and_then_raises()
     log = log_of(disk, 12, size=1 << 19, options=LARGE)
     stream = log.stream(0, 24)
     assert next(stream).header.index == 0
-    assert log.remove_expired(0, max_bytes=0) > 0
+    assert log.remove_expired(max_bytes=0) > 0
     lowest = log.bounds.lowest_index
     with pytest.raises(IndexExpired) as error:
         list(stream)
@@ -135,7 +135,7 @@ def test_a_reader_of_a_segment_that_does_not_expire_continues() -> None:
     log = log_of(Disk(), 40)
     stream = log.stream_unbounded(log.segment_bases[3])
     assert next(stream).header.index == log.segment_bases[3]
-    assert log.remove_expired(0, max_bytes=log.size // 2) > 0
+    assert log.remove_expired(max_bytes=log.size // 2) > 0
     assert len(list(stream)) > 10
 
 

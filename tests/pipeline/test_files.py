@@ -177,7 +177,7 @@ def test_a_segment_that_expires_before_it_is_read_is_named_by_its_range(tmp_path
         stretches = files.stretches(*files.bounds())
         reading = files.rows(stretches[0], Skimmer())
         begun = [next(reading)]
-        assert log.remove_expired(clock.now, floor=stretches[1].to_index, max_bytes=1)
+        assert log.remove_expired(floor=stretches[1].to_index, max_bytes=1)
 
         begun += reading  # What was open before goes on.
         assert sum(map(len, begun)) == stretches[0].to_index

@@ -8,7 +8,7 @@ from tests.replication.world import SimNode
 def expire(leader: SimNode) -> None:
     """All segments but the last go; snapshots stand where the log begins, and at its end."""
     end = leader.log.durable_index
-    leader.running.remove_expired(leader.world.clock(), age=None, max_bytes=0, floor=end)
+    leader.running.remove_expired(max_bytes=0, floor=end)
     leader.snapshots.indices = [leader.log.bounds.lowest_index, end]
     leader.step(events.Expired())
 

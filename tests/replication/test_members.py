@@ -196,7 +196,7 @@ def test_members_whose_record_has_expired_are_found_in_a_snapshot() -> None:
     while node.log.bounds.lowest_index <= (node.log.members_index or 0):
         node.write(b"x" * 10_000)
         caught_up(world, node)
-        node.running.remove_expired(world.clock(), age=None, max_bytes=0, floor=node.log.durable_index)
+        node.running.remove_expired(max_bytes=0, floor=node.log.durable_index)
     index, expected = node.log.members_index or 0, node.state.members
     node.snapshots.members[index] = expected.to_record()
     node.crash()
@@ -210,7 +210,7 @@ def test_without_that_snapshot_the_node_does_not_run() -> None:
     while node.log.bounds.lowest_index == 0:
         node.write(b"x" * 10_000)
         caught_up(world, node)
-        node.running.remove_expired(world.clock(), age=None, max_bytes=0, floor=node.log.durable_index)
+        node.running.remove_expired(max_bytes=0, floor=node.log.durable_index)
     node.crash()
     node.snapshots.members.clear()
     with pytest.raises(Exception, match="no snapshot has it"):
@@ -225,7 +225,7 @@ def test_an_install_brings_the_members_of_its_snapshot() -> None:
     while leader.log.bounds.lowest_index <= (leader.log.members_index or 0):
         leader.write(b"x" * 10_000)
         caught_up(world, leader)
-        leader.running.remove_expired(world.clock(), age=None, max_bytes=0, floor=leader.log.durable_index)
+        leader.running.remove_expired(max_bytes=0, floor=leader.log.durable_index)
     leader.snapshots.indices = [leader.log.bounds.lowest_index]
     late.start()
     world.run_until(lambda: bool(late.fetches))
