@@ -24,11 +24,13 @@ from quire.log import (
 )
 
 from .coalesce import DraftFrame, OwnerT, OwnerT_co, Share, Write, coalesce
-from .core.events import Reason
+from .core.events import Reason, RoomProbed
 from .core.members import Members
 from .core.messages import Last, Promise, Snapshot
 from .lag import lacking_bytes
 from .promises import PromiseFile
+
+EPOCH_RECORD_BYTES = 4096  # More than an `epoch_start` and a record of members take: without it nobody can lead.
 
 
 class Placed(NamedTuple, Generic[OwnerT_co]):
@@ -238,6 +240,11 @@ class Disk:
         self.log.append_payload(
             encode_system(value), count=1, kind=Kind.SYSTEM, epoch=epoch, timestamp=time, reserved=True
         )
+
+    def probe_room(self) -> RoomProbed:
+        """Whether an append finds room now. Writes nothing; asks the file system only if no room is allocated."""
+        has_room = self.log.try_room()
+        return RoomProbed(has_room, has_room or self.log.reserve_left >= EPOCH_RECORD_BYTES)
 
     def truncate(self, index: int) -> None:
         """Truncate the log to a frame boundary. Blocks; durable on return."""

@@ -58,7 +58,8 @@ class Sockets(Protocol):
         ...
 
 
-Done = Callable[[BaseException | None], None]
+Done = Callable[[BaseException | None, int], None]
+"""Gets what a block raised, or None, and how many microseconds it ran in its thread."""
 
 
 class Device(Protocol):
@@ -77,7 +78,7 @@ class Device(Protocol):
         ...
 
     def write(self, block: Callable[[], None], done: Done) -> None:
-        """Run `block` in the writer's thread, in order; then call `done` with what it raised, or None."""
+        """Run `block` in the writer's thread, in order; then call `done`."""
         ...
 
     def sync_mark(self, sync: Sync, done: Done) -> None:
@@ -121,6 +122,7 @@ class Driver(Generic[OwnerT]):
         self._append_results: deque[actions.AppendResult] = deque()
         self._stepping = False
         self._reminded = False
+        self._flushes_us: list[int] = []  # Since the last tick.
         self._shipped: tuple[int, Tail | None, bytes] = (
             0,
             None,
@@ -147,6 +149,12 @@ class Driver(Generic[OwnerT]):
             raise
         finally:
             self._stepping = False
+
+    def tick(self) -> None:
+        """Tell the core what was measured since the last tick, and the time."""
+        flushes_us, self._flushes_us = tuple(self._flushes_us), []
+        self.step(events.Measured(self._owner.applied_index, flushes_us, self._owner.machine_failed))
+        self.step(events.Tick())
 
     def _remind_of_commit(self) -> None:
         """Tick the core soon if followers have not heard yet what is committed."""
@@ -213,6 +221,7 @@ class Driver(Generic[OwnerT]):
                 | actions.Truncate()
                 | actions.Install()
                 | actions.Flush()
+                | actions.ProbeRoom()
                 | actions.StorePromise()
             ):
                 self._write(action)
@@ -305,6 +314,7 @@ class Driver(Generic[OwnerT]):
         | actions.Truncate
         | actions.Install
         | actions.Flush
+        | actions.ProbeRoom
         | actions.StorePromise,
     ) -> None:
         match action:
@@ -321,6 +331,8 @@ class Driver(Generic[OwnerT]):
                 self._install(stream_id, snapshot)
             case actions.Flush():
                 self._flush()
+            case actions.ProbeRoom():
+                self.step(self._disk.probe_room())
             case actions.StorePromise(promise):
                 self._store_promise(promise)
             case _:
@@ -330,9 +342,9 @@ class Driver(Generic[OwnerT]):
         try:
             self._disk.append_system(epoch, time, value)
         except DiskFull:
-            result = actions.AppendResult(is_made=False, refused=Reason.DISK_FULL)
+            result = actions.AppendResult(is_made=False, refused=Reason.DISK_FULL, is_system=True)
         else:
-            result = actions.AppendResult()
+            result = actions.AppendResult(is_system=True)
         self._append_results.append(result)
 
     def _append_frames(self, stream_id: int, raw: bytes) -> None:
@@ -340,7 +352,9 @@ class Driver(Generic[OwnerT]):
             self._disk.log.append_frames(raw)
         except (LogReadOnly, LogClosed):
             raise
-        except LogError as error:  # A full disk; or a peer's fault: bytes that are no frames, or do not follow.
+        except DiskFull as error:
+            result = actions.AppendResult(stream_id, is_made=False, refused=Reason.DISK_FULL, error=str(error))
+        except LogError as error:  # A peer's fault: bytes that are no frames, or do not follow.
             result = actions.AppendResult(stream_id, is_made=False, error=str(error))
         else:
             result = actions.AppendResult(stream_id)
@@ -398,7 +412,8 @@ class Driver(Generic[OwnerT]):
         A failed flush is never retried (`log/DESIGN.md`): the kernel may have dropped the pages that it did not write.
         """
 
-        def done(error: BaseException | None) -> None:
+        def done(error: BaseException | None, took_us: int) -> None:
+            self._flushes_us.append(took_us)
             with self._errors_end_node():
                 if error is None:
                     finish()
@@ -420,7 +435,7 @@ class Driver(Generic[OwnerT]):
             return
         running: Sync = sync
 
-        def done(error: BaseException | None) -> None:
+        def done(error: BaseException | None, _: int) -> None:
             with self._errors_end_node():
                 log.end_mark_sync(running, None if error is None else _of_device(error))
 

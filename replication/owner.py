@@ -27,6 +27,11 @@ class Owner(Protocol[OwnerT_contra]):
         """The digest at `applied_index`."""
         ...
 
+    @property
+    def machine_failed(self) -> str:
+        """Why the machine applies nothing more; empty while it does."""
+        ...
+
     # Writes and reads
 
     def placed(self, placed: Placed[OwnerT_contra]) -> None:

@@ -3,6 +3,7 @@
 import asyncio
 import contextvars
 import threading
+import time
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from queue import SimpleQueue
@@ -83,11 +84,12 @@ class DiskThread:
         while (submitted := self._waiting.get()) is not None:
             block, done = submitted
             error: BaseException | None = None
+            began = time.monotonic_ns()
             try:
                 block()
             except BaseException as raised:  # noqa: BLE001  # `done` gets it, whatever it is.
                 error = raised
-            self._loop.call_soon_threadsafe(done, error)
+            self._loop.call_soon_threadsafe(done, error, (time.monotonic_ns() - began) // 1_000)
 
 
 class _Threads:
@@ -307,7 +309,7 @@ class Replica(Generic[OwnerT]):
 
     def _tick(self) -> None:
         self._ticked_at = self._threads.now()
-        self._step(events.Tick())
+        self._driver.tick()
 
     async def _keep_mark(self) -> None:
         while True:

@@ -290,6 +290,12 @@ class Node:
         return self.formed.applying.applier.digest if self.formed else EMPTY_DIGEST
 
     @property
+    def machine_failed(self) -> str:
+        """Why this node's machine applies nothing more; empty while it does."""
+        failure = self.formed.applying.applier.failure if self.formed else None
+        return "" if failure is None else str(failure)
+
+    @property
     def visible_bounds(self) -> Bounds:
         """[lowest_index, highest_index) of what may be read here."""
         return self.formed.reading.bounds if self.formed else Bounds(0, 0)

@@ -68,11 +68,11 @@ class SimDevice:
         took = max(random.randint(latency.lowest, latency.highest), latency.hangs_until - now)
         if random.random() < 0.5:
             error = failure_of(block)
-            self._later(took, lambda: done(error))
+            self._later(took, lambda: done(error, took))
             return
 
         def finish() -> None:
-            done(failure_of(block))
+            done(failure_of(block), took)
 
         self._later(took, finish)
 
@@ -80,7 +80,7 @@ class SimDevice:
         """Sync the mark independently of the writer."""
 
         def finish() -> None:
-            done(failure_of(sync.run))
+            done(failure_of(sync.run), 0)
 
         self._later(self._random.randint(0, 20 * MILLISECOND), finish)
 

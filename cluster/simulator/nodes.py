@@ -240,7 +240,8 @@ class Node:
                 raise faulty.PowerLoss("the fuse burnt down")
 
     def _tick(self) -> None:
-        self.step(events.Tick())
+        if self.process is not None and not self.halt_reason:
+            self.process.driver.tick()
         delay = self.form.tick_us + self.random.randint(0, self.form.tick_us // 5)
         self.schedule.later(delay, self.run, self.life, self._tick)
 
@@ -285,6 +286,10 @@ class Node:
     @property
     def digest(self) -> bytes:
         return self.running.applier.digest
+
+    @property
+    def machine_failed(self) -> str:
+        return str(self.running.applier.failure or "")
 
     def apply_to(self, index: int) -> None:
         process = self.running

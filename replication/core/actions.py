@@ -54,13 +54,15 @@ class AppendResult:
     """What an append came to. It waits for nothing, so it is no event: the driver passes it to `Core.append_done`.
 
     `is_made`: something is in the file, not yet on disk. `refused`: why a leader's own append was not made, or only in
-    part. `error`: why a leader's frames were not appended here. `stream_id` is 0 for a leader's own append.
+    part. `error`: why a leader's frames were not appended here; `refused` says DISK_FULL for them, too. `stream_id` is
+    0 for a leader's own append, `is_system` says whether that was a system record.
     """
 
     stream_id: int = 0
     is_made: bool = True
     refused: Reason | None = None
     error: str = ""
+    is_system: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +84,11 @@ class Install:
 @dataclass(frozen=True, slots=True)
 class Flush:
     """Make everything appended so far durable, then `Flushed` or `DiskFailed`."""
+
+
+@dataclass(frozen=True, slots=True)
+class ProbeRoom:
+    """Find out whether a full disk has room again, without writing anything; then `RoomProbed`."""
 
 
 # Network
@@ -246,6 +253,7 @@ Action = (
     | Truncate
     | Install
     | Flush
+    | ProbeRoom
     | Send
     | DialStream
     | SendOpen

@@ -62,7 +62,7 @@ class Core:
         self._dispatch(event)
         if isinstance(event, events.Shipped):
             self._ship()  # It frees a stream, and nothing else.
-        else:
+        elif not isinstance(event, events.Measured):  # That is judged at the tick which follows.
             self._advance()
         return self._end_step()
 
@@ -81,7 +81,7 @@ class Core:
     def _begin_step(self, now: int, clock: int, *, members: bool) -> None:
         """`members`: whether to take them from the log; a node may stop because they cannot be read."""
         state = self.state
-        state.now, state.clock = now, clock
+        state.begin_step(now, clock)
         if members:
             self._take_members()
         if self.leading and now - self._ticked_at > state.options.election_timeout_us:
@@ -133,6 +133,8 @@ class Core:
             case events.Stopped(reason):
                 self._step_down(reason)
                 self.state.halted = reason
+            case events.Measured():
+                self.state.fitness.measured(self.state, event)
             case events.Tick():
                 self._tick()
             case _:
@@ -147,6 +149,7 @@ class Core:
     def _link_changed(self, event: events.LinkUp | events.LinkDown) -> None:
         if isinstance(event, events.LinkDown):
             self.state.links.pop(event.node_id, None)
+            self.candidate.end_if_hopeless()
             if self.following and self.following.leader.candidate == event.node_id:
                 self.following.link_lost()
                 self._report_role(f"the link to the leader {event.node_id} broke")
@@ -158,6 +161,9 @@ class Core:
 
     def _tick(self) -> None:
         self._ticked_at = self.state.now
+        stuck_us = self.leading.stuck_us if self.leading else None
+        if self.state.fitness.tick(self.state, disk_hangs=self._disk_hangs, stuck_us=stuck_us):
+            self.state.act(actions.ProbeRoom())
         if self.following:
             self.following.tick()
             self._report_role(f"the leader {self.following.leader.candidate} was not heard for an election timeout")
@@ -182,13 +188,17 @@ class Core:
 
     @property
     def _may_campaign(self) -> bool:
-        """No leader is heard, or the leader itself asked this node to campaign; and the disk answers."""
-        return self.live_promise in (None, self.candidate.transferred_by) and not self._disk_hangs
+        """No leader is heard, or the leader itself asked this node to campaign; and the disk can store its epoch."""
+        return self.live_promise in (None, self.candidate.transferred_by) and self._can_lead
+
+    @property
+    def _can_lead(self) -> bool:
+        return not self._disk_hangs and self.state.fitness.may_campaign
 
     @property
     def _disk_hangs(self) -> bool:
         """Rule 11: a node whose disk has not answered for an election timeout neither leads nor campaigns."""
-        return self.writer.hangs(self.state.now, self.state.options.election_timeout_us)
+        return self.writer.hangs(self.state.awake, self.state.options.election_timeout_us)
 
     def _request_own_vote(self) -> None:
         """Once a majority would promise, ask for this node's own promise first."""
@@ -212,8 +222,10 @@ class Core:
                 if self.leading:
                     self.leading.echoed(sender, event.disk_id, message)
             case PreVote():
-                # The answer changes nothing here, so anyone may ask.
-                answer_pre_vote(state, sender, message, self.live_promise)
+                # The answer promises nothing, so anyone may ask.
+                self.candidate.rivals.heard(sender, event.disk_id, message)
+                rival = self.candidate.rivals.fitter_than(sender, message)
+                answer_pre_vote(state, sender, message, self.live_promise, rival)
             case VoteRequest(promise):
                 # Whether this log names the candidate a voter does not matter: its own log may be newer (`election`).
                 if promise.candidate == sender and not self.writer.has_vote_from(sender):
@@ -254,12 +266,7 @@ class Core:
 
     def _campaign_requested(self, sender: str, transferred_by: Promise | None) -> None:
         """Campaign because another node asks: a candidate, if no leader is heard; or the leader that is heard."""
-        if (
-            self.live_promise == transferred_by
-            and self.leading is None
-            and self.state.is_voter
-            and not self._disk_hangs
-        ):
+        if self.live_promise == transferred_by and self.leading is None and self.state.is_voter and self._can_lead:
             if transferred_by is None or transferred_by.candidate == sender:
                 self.candidate.campaign_requested(sender, transferred_by)
                 self._request_own_vote()
@@ -273,7 +280,8 @@ class Core:
             following.heard()
         # Rule 1: only a promise on disk is echoed. A leader that was replaced learns so from the echo (rule 10).
         if (leader == state.stored_promise and following) or leader.epoch < state.promise.epoch:
-            echo = HeartbeatEcho(leader.epoch, message.sequence, state.promise.epoch, clock=state.clock)
+            held, level = state.promise.epoch, state.fitness.level
+            echo = HeartbeatEcho(leader.epoch, message.sequence, held, level, state.clock)
             state.act(actions.Send(sender, echo))
         elif not self.writer.is_queued(FollowLeader(leader)):
             # Rule 1: following raises the promise; only an elected leader sends heartbeats.
@@ -294,6 +302,8 @@ class Core:
             case events.Truncated() | events.Installed():
                 self.writer.end_exclusive()
                 self._log_moved(event)
+            case events.RoomProbed():
+                self.state.fitness.room_probed(self.state, event)
             case events.DiskFailed(reason):
                 self._step_down(reason)
                 self.state.halt(reason)
@@ -310,6 +320,7 @@ class Core:
             self.following.truncated(event.stream_id, event.index)
 
     def _appended(self, result: actions.AppendResult) -> None:
+        self.state.fitness.appended(self.state, result)
         if result.is_made:
             self.writer.appended()
         if result.stream_id:
@@ -393,7 +404,7 @@ class Core:
             self.candidate.yield_to_another()
         state.promise = promise
         self._report_role(reason)
-        self.writer.begin_exclusive(self.state.now)
+        self.writer.begin_exclusive(state.awake)
         state.act(actions.StorePromise(promise))
 
     # The end of every step
@@ -420,10 +431,10 @@ class Core:
                     self._follow_leader(job)
                 case TruncateLog():
                     if self.following and self.following.truncate(job):
-                        self.writer.begin_exclusive(self.state.now)
+                        self.writer.begin_exclusive(self.state.awake)
                 case InstallSnapshot():
                     if self.following and self.following.install(job):
-                        self.writer.begin_exclusive(self.state.now)
+                        self.writer.begin_exclusive(self.state.awake)
                 case WriteFrames():
                     if self.following:
                         self.following.append(job)
@@ -431,7 +442,7 @@ class Core:
                     assert_never(job)
         if self.leading and self.writer.may_append:
             self.leading.append_waiting()
-        if self.writer.take_flush(self.state.now):
+        if self.writer.take_flush(self.state.awake):
             self.state.act(actions.Flush())
 
     def _step_down(self, reason: str) -> None:
@@ -488,6 +499,7 @@ class Core:
             members_index=state.log.members_index,
             links=dict(state.links),
             disk_answers=self.disk_answers,
+            fitness=state.fitness.status(),
             halted=state.halted,
         )
 

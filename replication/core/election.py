@@ -5,9 +5,10 @@
     PRE_VOTE --a better log answered--> sends it `Campaign`, asks again      PRE_VOTE --a leader is heard again--> IDLE
     any --another is promised, a leader is followed, or time is up--> IDLE
 
-A node has a reason to campaign (rule 13) as long as one of these holds: the control plane nominates it; a `Campaign`
-asked it to; no leader was heard for three election timeouts. Each is a level that every tick reads, not an event, so
-nothing depends on one message. No reason is trusted: only promises make a leader.
+A node has a reason to campaign (rule 13) as long as one of these holds: the control plane nominates it and it is fit to
+lead (`fitness`); a `Campaign` asked it to; no leader was heard for three election timeouts, six if it is unfit. Each is
+a level that every tick reads, not an event, so nothing depends on one message. No reason is trusted: only promises make
+a leader. A node whose disk hangs, or has no room for an `epoch_start`, has no reason.
 
 Answers are kept by node id; `core` passes on only those of voters with their own disks.
 
@@ -18,15 +19,21 @@ made it one may not have reached it, and without its vote nobody could be electe
 The voter's half is in `answer_pre_vote` (no effect) and `refusal` (at the head of the writer queue).
 """
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
 from enum import Enum, auto
 from hashlib import blake2b
 
 from .actions import Send
-from .messages import Campaign, PreVote, PreVoteAnswer, Promise, VoteAnswer, VoteRequest
+from .fitness import Level
+from .members import Member
+from .messages import Campaign, Last, PreVote, PreVoteAnswer, Promise, VoteAnswer, VoteRequest
 from .state import State
 
-FALLBACK_TIMEOUTS = 3  # Rule 13: after three election timeouts without a leader any voter may campaign.
+FALLBACK_TIMEOUTS = 3  # Rule 13: after three election timeouts without a leader any voter that is fit may campaign.
+UNFIT_FALLBACK_TIMEOUTS = 6  # By then a fit voter has had time for a campaign and another.
+RIVAL_TIMEOUTS = 3  # How long a fitter candidate's pre-vote counts against the others.
+RIVAL_PATIENCE_TIMEOUTS = 6  # A fitter candidate that has asked for so long is not going to be elected.
 MAX_BACKOFF_DOUBLINGS = 3
 
 
@@ -39,17 +46,63 @@ class Phase(Enum):
     REQUESTING = auto()
 
 
-def answer_pre_vote(state: State, sender: str, message: PreVote, live: Promise | None) -> None:
+@dataclass(slots=True)
+class Rival:
+    """A candidate that asked for a pre-vote: what it said last, and since when it has asked without a long pause."""
+
+    fitness: int
+    last: Last
+    heard_at: int
+    began: int
+
+
+class Rivals:
+    """The voters that campaign beside each other. Of those with equal logs the fitter one goes first."""
+
+    def __init__(self, state: State) -> None:
+        self._state = state
+        self._rivals: dict[str, Rival] = {}  # At most one for each voter.
+
+    def heard(self, sender: str, disk_id: bytes, message: PreVote) -> None:
+        """Note a voter's pre-vote."""
+        state, rival = self._state, self._rivals.get(sender)
+        if not message.attempt or not state.members.is_voter(sender, disk_id):
+            return  # Number 0 comes from a leader, which only asks for the clock.
+        is_new = rival is None or state.now - rival.heard_at > RIVAL_TIMEOUTS * state.options.election_timeout_us
+        began = state.now if is_new or rival is None else rival.began
+        self._rivals[sender] = Rival(message.fitness, message.last, state.now, began)
+
+    def fitter_than(self, sender: str, message: PreVote) -> str | None:
+        """A fitter candidate whose log is no shorter, and which has asked recently but not for too long."""
+        now, patience = self._state.now, self._state.options.election_timeout_us
+        for node_id, rival in self._rivals.items():
+            if node_id == sender or rival.fitness >= message.fitness or rival.last < message.last:
+                continue
+            if now - rival.heard_at <= RIVAL_TIMEOUTS * patience and (
+                now - rival.began <= RIVAL_PATIENCE_TIMEOUTS * patience
+            ):
+                return node_id
+        return None
+
+    def forget(self) -> None:
+        """A leader was elected, or the members are others."""
+        self._rivals.clear()
+
+
+def answer_pre_vote(state: State, sender: str, message: PreVote, live: Promise | None, rival: str | None) -> None:
     """Answer a pre-vote. `live` is the promise of the leader that this node hears, itself included.
+
+    `rival` is a fitter candidate, which goes first. That counts here alone: a node that asks for the promise itself has
+    a majority behind it, and one vote less would only split it.
 
     Rule 4: a node that hears a live leader says no, unless the candidate shows that leader's own `Campaign`. A leader
     that campaigns has stepped down, so hearing it earlier is no reason to refuse it.
     """
     free = live is None or live.candidate == sender or live == message.transferred_by
-    granted = free and message.last >= state.log.durable
-    state.act(
-        Send(sender, PreVoteAnswer(message.attempt, granted, state.promise.epoch, state.log.durable, state.clock))
-    )
+    chosen = rival is None or message.transferred_by is not None  # The leader that transfers has compared them.
+    granted = free and chosen and message.last >= state.log.durable
+    held, last, level = state.promise.epoch, state.log.durable, state.fitness.level
+    state.act(Send(sender, PreVoteAnswer(message.attempt, granted, held, last, state.clock, level)))
 
 
 def refusal(state: State, request: VoteRequest) -> str | None:
@@ -73,6 +126,7 @@ class Candidate:
 
     def __init__(self, state: State) -> None:
         self.state = state
+        self.rivals = Rivals(state)
         # The reasons to campaign (rule 13), and what holds it back.
         self.nominated = False
         self._requested_by = ""
@@ -99,20 +153,20 @@ class Candidate:
 
     def _campaign_reason(self) -> str:
         """Why this node should campaign now; empty if it should not."""
-        now, patience = self.state.now, self.state.options.election_timeout_us
+        now, patience, fitness = self.state.now, self.state.options.election_timeout_us, self.state.fitness
         if not self.state.is_voter:
             return ""
         if now < self._requested_until:
             return f"{self._requested_by} asked it to"
-        if now < self._hold_until:
+        if now < self._hold_until or fitness.holds_off(self.state):
             return ""
-        if self.nominated:
+        is_fit = fitness.level is Level.FIT
+        if self.nominated and is_fit:
             return "the control plane nominated it"
-        if (
-            self._leader_heard_at is not None
-            and now - self._leader_heard_at >= FALLBACK_TIMEOUTS * patience + self._jitter(patience)
-        ):
-            return "no leader was heard for three election timeouts"
+        timeouts = FALLBACK_TIMEOUTS if is_fit else UNFIT_FALLBACK_TIMEOUTS
+        waited = 0 if self._leader_heard_at is None else now - self._leader_heard_at
+        if waited >= timeouts * patience + self._jitter(patience):
+            return f"no leader was heard for {'three' if is_fit else 'six'} election timeouts"
         return ""
 
     def _jitter(self, span: int) -> int:
@@ -133,6 +187,7 @@ class Candidate:
         """A leader is alive. When it is lost, nothing holds this node back."""
         self._leader_heard_at = heard_at
         self._hold_until = self._failures = 0
+        self.rivals.forget()
 
     def yield_to_another(self) -> None:
         """Another candidate was promised, or is ahead: give it time (Raft resets its timer when it grants a vote)."""
@@ -150,6 +205,8 @@ class Candidate:
         """A `Campaign` arrived: campaign now and for one election timeout; if its sender leads, show its promise."""
         if self.phase not in (Phase.IDLE, Phase.PRE_VOTE):
             return
+        if transferred_by is None and self.state.fitness.holds_off(self.state):
+            return  # It has shown that it cannot lead; a leader that transfers knows its level.
         self._requested_by, self.transferred_by = sender, transferred_by
         self._requested_until = self.state.now + self.state.options.election_timeout_us
         if self.phase is Phase.IDLE or transferred_by is not None:
@@ -187,9 +244,9 @@ class Candidate:
         """Ask, or ask again: each voter's newest answer counts, however slow the network is."""
         state, number = self.state, self.attempt
         self._asked_at = state.now
-        mine = PreVoteAnswer(number, True, state.promise.epoch, state.log.durable, state.clock)
-        self.pre_votes[state.me.node_id] = mine
-        self._send_voters(PreVote(number, state.log.durable, self.transferred_by))
+        last, level = state.log.durable, state.fitness.level
+        self.pre_votes[state.me.node_id] = PreVoteAnswer(number, True, state.promise.epoch, last, state.clock, level)
+        self._send_voters(PreVote(number, last, self.transferred_by, level))
 
     def _send_voters(self, message: PreVote | VoteRequest) -> None:
         state = self.state
@@ -224,7 +281,15 @@ class Candidate:
         others = [node for node in sorted(free) if node != state.me.node_id]
         silent = [v for v in state.members.voters() if state.is_linked(v) and v.node_id not in self.pre_votes]
         if others and self._is_majority(free) and (waited or not silent):
-            state.act(Send(max(others, key=lambda node: free[node].last), Campaign(None)))
+            state.act(Send(self._best(others, free), Campaign(None)))
+
+    def _best(self, others: list[str], free: Mapping[str, PreVoteAnswer]) -> str:
+        """The fittest of those that a majority would promise; of equally fit ones that with the longest log."""
+
+        def would_win(node: str) -> bool:
+            return self._is_majority([voter for voter, vote in free.items() if vote.last <= free[node].last])
+
+        return max(others, key=lambda node: (would_win(node), -free[node].fitness, free[node].last))
 
     def begin_vote(self) -> VoteRequest | None:
         """Once a majority would promise: choose the epoch, and return the request to this node itself; None before."""
@@ -256,8 +321,18 @@ class Candidate:
             self.yield_to_another()
         else:
             self.refusals.add(sender)
-            if not self.state.members.is_majority(lambda member: member.node_id not in self.refusals):
-                self._fail()
+        self.end_if_hopeless()
+
+    def end_if_hopeless(self) -> None:
+        """Back off as soon as no majority can come any more: a voter without a link was not asked, and is silent."""
+
+        def may_promise(member: Member) -> bool:
+            if self.state.is_me(member) or member.node_id in self.grants:
+                return True
+            return member.node_id not in self.refusals and self.state.is_linked(member)
+
+        if self.phase is Phase.REQUESTING and not self.state.members.is_majority(may_promise):
+            self._fail()
 
     def take_election(self) -> Promise | None:
         """Once a majority has promised: end the campaign, and return the promise to lead under; None before."""

@@ -31,6 +31,27 @@ class Tick:
 
 
 @dataclass(frozen=True, slots=True)
+class Measured:
+    """What shows how fit this node is to lead. Sent before each `Tick`.
+
+    `flushes_us` are the flushes that ended since the last one, each as long as it took in the thread that waited for
+    the disk. `machine_failed` says why the machine applies nothing more, empty while it does.
+    """
+
+    applied_index: int
+    flushes_us: tuple[int, ...] = ()
+    machine_failed: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class RoomProbed:
+    """The answer to `ProbeRoom`. `has_reserve`: there is room at least for this node's own system records."""
+
+    has_room: bool
+    has_reserve: bool
+
+
+@dataclass(frozen=True, slots=True)
 class Nominated:
     """The control plane nominates this node, or no longer does. A level: it holds until the next one (rule 13)."""
 
@@ -240,10 +261,10 @@ LeaderEvent = (
 FollowerEvent = FramesArrived | OpenAnswered | StreamConnected | SnapshotFetched | FetchFailed
 """What happens on the stream to a leader."""
 
-DiskEvent = Flushed | PromiseStored | Truncated | Installed | DiskFailed
+DiskEvent = Flushed | PromiseStored | Truncated | Installed | RoomProbed | DiskFailed
 """What a disk action came to."""
 
-NodeEvent = Received | StreamClosed | Expired | LinkUp | LinkDown | Nominated | Stopped | Tick
+NodeEvent = Received | StreamClosed | Expired | LinkUp | LinkDown | Nominated | Stopped | Measured | Tick
 """What every node handles, whether it leads, follows or neither."""
 
 Event = LeaderEvent | FollowerEvent | DiskEvent | NodeEvent

@@ -56,6 +56,8 @@ class Leading:
         self._sent: deque[tuple[int, int]] = deque()  # (when, sequence) of the heartbeats of an election timeout
         self._began = state.now
         self._committed_at = state.now
+        self._majority_holds = 0  # The highest index that this node and a majority hold.
+        self._majority_grew_at = state.awake
         self._waiting: deque[Request] = deque()
         self._waiting_bytes = 0
         self._appending_bytes = 0
@@ -188,6 +190,8 @@ class Leading:
             return
         reached = self.state.members.held_by_majority(self.downstreams.durable_on)
         reached = min(reached, self.state.log.durable.index)  # Never above the leader's own.
+        if reached > self._majority_holds:
+            self._majority_holds, self._majority_grew_at = reached, self.state.awake
         # Raft 5.4.2: only records of the leader's own epoch commit by counting; what is before commits with them.
         if reached > max(self.start_index, self.state.commit_index):
             self.state.commit(reached)
@@ -209,7 +213,7 @@ class Leading:
         for read in self._reads:
             read.sequence = read.sequence or self._sequence
         for node_id in sorted(state.links):
-            state.act(actions.Send(node_id, Heartbeat(self.promise, self._sequence, state.clock)))
+            state.act(actions.Send(node_id, Heartbeat(self.promise, self._sequence, state.clock, state.fitness.level)))
 
     def echoed(self, sender: str, disk_id: bytes, echo: HeartbeatEcho) -> None:
         """Note who heard which heartbeat."""
@@ -232,10 +236,23 @@ class Leading:
 
     def tick(self) -> None:
         """Send heartbeats when due, and end a transfer whose time is up."""
+        if self.state.commit_index == self.state.log.highest_index:
+            self._majority_grew_at = self.state.awake  # What is appended next has not waited yet.
         if self.state.now >= self._heartbeat_at:
             self.send_heartbeats()
         if self._transfer and self.state.now >= self._transfer.until:
             self._end_transfer(f"{self._transfer.target} did not take over in time")
+
+    @property
+    def stuck_us(self) -> int:
+        """How long a majority is heard and holds nothing more of what was appended and is not committed.
+
+        A follower that catches up, so that there will be a majority, is no reason to give up. One that fetches a
+        snapshot shows nothing until it is done.
+        """
+        if self.state.commit_index == self.state.log.highest_index or not self.hears_majority():
+            return 0
+        return self.state.awake - self._majority_grew_at
 
     def hears_majority(self) -> bool:
         """Rule 11: whether a majority echoed a heartbeat of the last election timeout; if not, it must step down.

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
 from .actions import Action, Apply, Halt, RoleChanged
+from .fitness import Fitness
 from .members import Identity, Member, Members
 from .messages import Last, Promise
 from .status import NodeRole
@@ -162,8 +163,8 @@ class State:
     `promise` counts for every check from the moment it is sent to disk (rule 2); `stored_promise` is on disk. They
     differ only during a `StorePromise`, and at a start whose log has frames of a later epoch. `members` are those that
     the log names (rule 15), read at the beginning of each step. `links` are the peers that this node has dialled and
-    reached, each with the disk that its hello named. `reported_apply` and `reported_role` keep a report from being
-    repeated.
+    reached, each with the disk that its hello named. `away` is how long this process was paused in all.
+    `reported_apply` and `reported_role` keep a report from being repeated.
     """
 
     me: Identity
@@ -174,6 +175,8 @@ class State:
     commit_index: int
     now: int = 0
     clock: int = 0
+    away: int = 0
+    fitness: Fitness = field(default_factory=Fitness)
     members: Members = field(init=False)
     clocks: VoterClocks = field(init=False)
     links: dict[str, bytes] = field(default_factory=dict)
@@ -194,6 +197,17 @@ class State:
     def is_linked(self, member: Member) -> bool:
         """Whether what is sent to a member can arrive, and at its own disk."""
         return self.links.get(member.node_id) == member.disk_id
+
+    def begin_step(self, now: int, clock: int) -> None:
+        """Take the time. Ticks come every half heartbeat: between two steps far apart this process was paused."""
+        if now - self.now > self.options.election_timeout_us // 2:
+            self.away += now - self.now
+        self.now, self.clock = now, clock
+
+    @property
+    def awake(self) -> int:
+        """The time without the pauses: for what a paused process must not be blamed for, a slow disk for example."""
+        return self.now - self.away
 
     @property
     def is_voter(self) -> bool:

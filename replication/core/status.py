@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import NamedTuple
 
+from .fitness import FitnessStatus
 from .members import Identity, Member, Members
 from .messages import Promise
 
@@ -79,6 +80,7 @@ class Status:
     members_index: int | None
     links: Mapping[str, bytes]
     disk_answers: bool
+    fitness: FitnessStatus
     halted: str | None
 
     def is_me(self, member: Member) -> bool:

@@ -255,7 +255,7 @@ def test_a_leader_whose_disk_hangs_steps_down_and_does_not_campaign_until_it_ans
     assert not leader.leads
 
     leader.release()
-    world.run_until(lambda: leader.leads)
+    world.run_until(lambda: world.leader() is not None)
 
 
 def test_uncommitted_appends_are_bounded() -> None:

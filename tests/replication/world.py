@@ -8,7 +8,7 @@ import heapq
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from itertools import count
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from quire.log import (
     Directory,
@@ -28,9 +28,10 @@ from quire.replication.core.changing import Outcome
 from quire.replication.core.following import Following, Upstream
 from quire.replication.core.invariants import Invariants
 from quire.replication.core.leading import Leading
-from quire.replication.core.messages import Ack, CrcMismatch, Open, OpenAnswer
+from quire.replication.core.messages import Ack, CoreMessage, CrcMismatch, Open, OpenAnswer
 from quire.replication.disk import Disk
 from quire.replication.net.wire import decode_peer, decode_stream, encode
+from tests.replication.snapshots import Snapshots
 
 MILLISECOND = 1_000
 MESSAGE_US = MILLISECOND
@@ -76,19 +77,6 @@ def genesis_frame(members: Members) -> bytes:
     )
 
 
-@dataclass
-class Snapshots:
-    """The indices of a node's snapshots; in this world none is written."""
-
-    indices: list[int] = field(default_factory=list)
-    fetching: int = 0
-    members: dict[int, list[list[Any]]] = field(default_factory=dict)
-
-    def members_of(self, members_index: int) -> list[list[Any]] | None:
-        """The rows that a test put there."""
-        return self.members.get(members_index)
-
-
 @dataclass(eq=False)
 class SimNode:
     """One node: what survives a loss of power (its storage, as far as synced), and what does not."""
@@ -122,6 +110,13 @@ class SimNode:
     members_changed: list[Members] = field(default_factory=list)
     changes: dict[int, Outcome] = field(default_factory=dict)
     disk_id: bytes = b""
+    flushes_us: list[int] = field(default_factory=list)
+    """What its next tick says of its disk."""
+    machine_failed: str = ""
+    disk_full: bool = False
+    """Appends are refused; `reserve` says whether its own system records still find room."""
+    reserve: bool = True
+    probes: int = 0
 
     def __post_init__(self) -> None:
         self.directory: Directory = self.storage.directory()
@@ -222,6 +217,8 @@ class SimNode:
 
     def _tick(self, incarnation: int) -> None:
         if self.core is not None and incarnation == self.incarnation:
+            self.step(events.Measured(self.apply_to, tuple(self.flushes_us), self.machine_failed))
+            self.flushes_us.clear()
             self.step(events.Tick())
             self.world.later(TICK_US, self._tick, incarnation)
 
@@ -275,13 +272,38 @@ class SimNode:
         self.world.later(delay, lambda: self.step(event) if incarnation == self.incarnation else None)
 
     def _carry_out(self, action: actions.Action) -> None:
+        if isinstance(action, actions.ProbeRoom):
+            self.probes += 1
+            self._soon(0, events.RoomProbed(not self.disk_full, not self.disk_full or self.reserve))
+        elif not (self.disk_full and self._refuse(action)):
+            self._carry_out_with_room(action)
+
+    def _refuse(self, action: actions.Action) -> bool:
+        """Refuse an append for want of room; return whether it was one."""
+        stream_id, is_system = 0, isinstance(action, actions.AppendSystem)
+        match action:
+            case actions.AppendRequests(_, _, writes):
+                self.rejected += ((write, Reason.DISK_FULL) for write in writes)  # type: ignore[misc]
+            case actions.AppendFrames():
+                stream_id = action.stream_id
+            case actions.AppendSystem() if not self.reserve:
+                pass
+            case _:
+                return False
+        result = actions.AppendResult(
+            stream_id, is_made=False, refused=Reason.DISK_FULL, error="full", is_system=is_system
+        )
+        self._append_results.append(result)
+        return True
+
+    def _carry_out_with_room(self, action: actions.Action) -> None:
         match action:
             case actions.AppendRequests(epoch, time, writes):
                 self.running.append_writes(epoch, time, writes)  # type: ignore[arg-type]
                 self._append_results.append(actions.AppendResult())
             case actions.AppendSystem(epoch, time, value):
                 self.running.append_system(epoch, time, value)
-                self._append_results.append(actions.AppendResult())
+                self._append_results.append(actions.AppendResult(is_system=True))
             case actions.AppendFrames(stream_id, raw):
                 try:
                     self.log.append_frames(raw)
@@ -358,7 +380,7 @@ class SimNode:
         world = self.world
         match action:
             case actions.Send(node_id, message):
-                world.send(self.node_id, node_id, encode(message))
+                world.send(self.node_id, node_id, message)
             case actions.DialStream(stream_id, leader_id):
                 world.dial(self, stream_id, leader_id)
             case actions.SendOpen(stream_id, opening):
@@ -397,6 +419,7 @@ class World:
         self.asks = count(1)
         self._order = count()
         self._queue: list[tuple[int, int, Callable[..., None], tuple[object, ...]]] = []
+        self.old_messages = False
         self.clock_ahead: dict[str, int] = {}
         self._cut: set[tuple[str, str]] = set()
         self._streams: dict[tuple[str, int], tuple[str, int]] = {}
@@ -485,15 +508,17 @@ class World:
         for node in self._running():
             node.step(events.LinkDown(node_id))
 
-    def send(self, source: str, target: str, data: bytes) -> None:
-        """A message on a peer link."""
+    def send(self, source: str, target: str, message: CoreMessage) -> None:
+        """A message on a peer link. A peer that does not speak of fitness leaves its fields out."""
+        received = decode_peer(encode(message))
         if (source, target) not in self._cut:
-            self.later(self.delay_us(source, target), self._arrive, source, target, data)
+            arriving = received if self.old_messages else message
+            self.later(self.delay_us(source, target), self._arrive, source, target, arriving)
 
-    def _arrive(self, source: str, target: str, data: bytes) -> None:
+    def _arrive(self, source: str, target: str, message: CoreMessage) -> None:
         if (source, target) not in self._cut:
             came_from = self.nodes[source].disk_id
-            self.nodes[target].step(events.Received(source, came_from, decode_peer(data)))  # type: ignore[arg-type]
+            self.nodes[target].step(events.Received(source, came_from, message))
 
     def dial(self, node: SimNode, stream_id: int, leader_id: str) -> None:
         """A follower dials its leader."""

@@ -1,0 +1,229 @@
+"""How fit this node is to lead. The rule: whatever is wrong for good with a minority, a healthy majority goes on.
+
+A leader may be heard by all and still commit nothing, answer nothing or take no write: its disk is full or slow, its
+machine has failed. Heartbeats do not show that, so each node measures itself and says its level in pre-votes,
+heartbeats and echoes. A level counts for who campaigns and who hands over, never for a promise: an unfit node votes and
+replicates.
+
+    level             it holds                                                   it is left
+    APPLY_LAG         a committed record has waited APPLY_TIMEOUTS to be applied  below half of that
+    SLOW_DISK         a flush takes over half an election timeout, on average     below half of that
+    NO_ROOM           an append was refused, the disk is full                     an append or a probe finds room
+    COMMITS_NOTHING   it leads, hears a majority, and what a majority holds of    something was committed
+                      what it appended has not grown for STUCK_TIMEOUTS
+    MACHINE_FAILED    the machine failed, or cannot run the logged version        the machine runs again
+    DISK_HANGS        the disk has not answered for an election timeout           it answered
+
+Each level is left only after two election timeouts on the better side, so that a node at the bound does not swing. The
+levels are a scale: the higher, the less such a leader can do. 6 and 7 are kept for digests and holes.
+
+Times are those that this process ran (`State.awake`): a process that was paused has no slow disk and no late machine.
+"""
+
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import TYPE_CHECKING
+
+from ..events import Measured, Reason, RoomProbed
+
+if TYPE_CHECKING:
+    from ..actions import AppendResult
+    from ..state import State
+
+APPLY_TIMEOUTS = 3  # Longer than an election, which delays applying everywhere; short of what callers wait for.
+STUCK_TIMEOUTS = 3
+CALM_TIMEOUTS = 2
+PROBE_TIMEOUTS = 4  # How often a full disk is asked for room that nobody has asked for.
+FLUSH_MEMORY_TIMEOUTS = 10  # After so long without a flush nothing is known of the disk.
+FLUSH_WEIGHT = 4  # One flush in the average counts 1/4: a single long one, of whatever cause, is no slow disk.
+HOLD_OFF_TIMEOUTS = 4
+MAX_HOLD_OFF_DOUBLINGS = 4
+
+
+class Level(IntEnum):
+    """What ails a node; the node's level is the highest that holds. On the wire, 0 is also what old peers send."""
+
+    FIT = 0
+    APPLY_LAG = 1
+    SLOW_DISK = 2
+    NO_ROOM = 3
+    COMMITS_NOTHING = 4
+    MACHINE_FAILED = 5
+    DISK_HANGS = 8
+
+
+@dataclass(frozen=True, slots=True)
+class FitnessStatus:
+    """A node's level. `reason` is empty if it is fit; `since` is by its wall clock, 0 if it was fit from the start."""
+
+    level: Level
+    reason: str
+    since: int
+
+
+@dataclass(slots=True)
+class Holding:
+    """A level that holds. `calm_since`: since when its measure is below half the bound; None if it is not."""
+
+    reason: str
+    clock: int
+    calm_since: int | None = None
+
+
+class Fitness:
+    """The levels that hold for this node, and how long it holds back after it led and was unfit."""
+
+    def __init__(self) -> None:
+        self._holding: dict[Level, Holding] = {}
+        self._unfit_since = 0
+        self._changed_clock = 0
+        self._flush_us = 0
+        self._flushed_at = 0
+        self._unapplied = (0, 0)  # An index that was to be applied, and since when.
+        self._probe_at = 0
+        self._has_reserve = True
+        self._stuck_at = 0  # commit_index when COMMITS_NOTHING was entered
+        self._hold_off_until = 0
+        self._hold_offs = 0
+
+    @property
+    def level(self) -> Level:
+        """The highest level that holds."""
+        return max(self._holding, default=Level.FIT)
+
+    @property
+    def reason(self) -> str:
+        """Why it is not fit, in one sentence; empty if it is."""
+        return self._holding[self.level].reason if self._holding else ""
+
+    @property
+    def unfit_since(self) -> int:
+        """Since when, by `State.awake`, one level or another has held without a pause."""
+        return self._unfit_since
+
+    def status(self) -> FitnessStatus:
+        """A copy for others."""
+        level = self.level
+        return FitnessStatus(level, self.reason, self._holding[level].clock if self._holding else self._changed_clock)
+
+    def holds(self, level: Level) -> bool:
+        """Whether this level holds, beside higher ones perhaps."""
+        return level in self._holding
+
+    @property
+    def may_campaign(self) -> bool:
+        """A hanging disk stores no promise, and without the reserve of a full disk an `epoch_start` finds no room."""
+        return self.level is not Level.DISK_HANGS and (self._has_reserve or not self.holds(Level.NO_ROOM))
+
+    # Measures
+
+    def measured(self, state: "State", event: Measured) -> None:
+        """Take what the driver measured since the last time."""
+        patience = state.options.election_timeout_us
+        self._measure_applying(state, event.applied_index)
+        for took_us in event.flushes_us:
+            self._flush_us += (min(took_us, patience) - self._flush_us) // FLUSH_WEIGHT
+            self._flushed_at = state.awake
+        if state.awake - self._flushed_at > FLUSH_MEMORY_TIMEOUTS * patience:
+            self._flush_us = 0
+        milliseconds = self._flush_us // 1_000
+        reason = f"a flush takes {milliseconds} ms on average: the disk is slow"
+        self._compare(state, Level.SLOW_DISK, self._flush_us, patience // 2, reason)
+        failed = event.machine_failed
+        self._note(state, Level.MACHINE_FAILED, bool(failed), f"the machine applies nothing more: {failed}")
+
+    def _measure_applying(self, state: "State", applied_index: int) -> None:
+        index, since = self._unapplied
+        if applied_index >= index:
+            # Whatever was committed meanwhile has waited for less than what was just applied.
+            index, since = self._unapplied = state.reported_apply, state.awake
+        waited = state.awake - since if applied_index < index else 0
+        reason = f"committed records wait to be applied, at {applied_index} for {waited // 1_000} ms"
+        self._compare(state, Level.APPLY_LAG, waited, APPLY_TIMEOUTS * state.options.election_timeout_us, reason)
+
+    def appended(self, state: "State", result: "AppendResult") -> None:
+        """Take what an append came to. A system record may use room that others may not, so its success shows none."""
+        if result.refused is Reason.DISK_FULL:
+            self._has_reserve = self._has_reserve and not result.is_system
+            self._no_room(state)
+        elif result.is_made and not result.is_system:
+            self._room_found(state)
+
+    def room_probed(self, state: "State", event: RoomProbed) -> None:
+        """Take the answer to a `ProbeRoom`."""
+        if event.has_room:
+            self._room_found(state)
+        else:
+            self._has_reserve = event.has_reserve
+            self._no_room(state)
+
+    def _no_room(self, state: "State") -> None:
+        if not self.holds(Level.NO_ROOM) or self._holding[Level.NO_ROOM].calm_since is not None:
+            self._probe_at = state.awake + PROBE_TIMEOUTS * state.options.election_timeout_us
+        self._note(state, Level.NO_ROOM, True, "the disk of the log is full")
+
+    def _room_found(self, state: "State") -> None:
+        self._has_reserve = True
+        self._note(state, Level.NO_ROOM, False, "")
+
+    def tick(self, state: "State", *, disk_hangs: bool, stuck_us: int | None) -> bool:
+        """Judge what only time shows, and leave the levels that were left for long enough.
+
+        Return whether to ask the disk for room: it may have some again, though nobody appends. `stuck_us` is how long a
+        leader has committed nothing of what it appended; None if this node does not lead.
+        """
+        patience = state.options.election_timeout_us
+        self._note(state, Level.DISK_HANGS, disk_hangs, "the disk has not answered for an election timeout")
+        self._judge_leading(state, stuck_us)
+        for level, holding in list(self._holding.items()):
+            if holding.calm_since is not None and state.awake - holding.calm_since >= CALM_TIMEOUTS * patience:
+                del self._holding[level]
+                self._changed_clock = state.clock
+        if not self._holding:
+            self._hold_offs = 0
+        probes = self.holds(Level.NO_ROOM) and state.awake >= self._probe_at
+        if probes:
+            self._probe_at = state.awake + PROBE_TIMEOUTS * patience
+        return probes
+
+    def _judge_leading(self, state: "State", stuck_us: int | None) -> None:
+        """A node that led and was stuck stays so until it hears of a commit: nothing else shows that it does better."""
+        if stuck_us is not None:
+            reason = "it leads, hears a majority, and commits nothing of what it appends"
+            bound = STUCK_TIMEOUTS * state.options.election_timeout_us
+            if stuck_us > bound and not self.holds(Level.COMMITS_NOTHING):
+                self._stuck_at = state.commit_index
+            self._compare(state, Level.COMMITS_NOTHING, stuck_us, bound, reason)
+        elif state.commit_index > self._stuck_at:
+            self._note(state, Level.COMMITS_NOTHING, False, "")
+
+    def _compare(self, state: "State", level: Level, measure: int, bound: int, reason: str) -> None:
+        if measure > bound:
+            self._note(state, level, True, reason)
+        elif 2 * measure < bound:
+            self._note(state, level, False, "")
+        elif level in self._holding:
+            self._holding[level].calm_since = None
+
+    def _note(self, state: "State", level: Level, is_ill: bool, reason: str) -> None:
+        holding = self._holding.get(level)
+        if is_ill and holding is None:
+            if not self._holding:
+                self._unfit_since = state.awake
+            self._holding[level] = Holding(reason, state.clock)
+        elif is_ill and holding is not None:
+            holding.reason, holding.calm_since = reason, None
+        elif holding is not None and holding.calm_since is None:
+            holding.calm_since = state.awake
+
+    # After an unfit leadership
+
+    def hold_off(self, state: "State") -> None:
+        """Campaign neither by itself nor for another candidate for a while, longer each time until this node is fit."""
+        span = HOLD_OFF_TIMEOUTS << min(self._hold_offs, MAX_HOLD_OFF_DOUBLINGS)
+        self._hold_off_until = state.awake + span * state.options.election_timeout_us
+        self._hold_offs += 1
+
+    def holds_off(self, state: "State") -> bool:
+        """Whether this node holds back after it led and was unfit."""
+        return state.awake < self._hold_off_until
