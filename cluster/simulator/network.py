@@ -37,6 +37,7 @@ from .clock import MILLISECOND, Schedule
 
 REDIAL_US = 60 * MILLISECOND
 RESET_US = 2 * MILLISECOND
+GIVES_FETCH_UP_US = 1_000 * MILLISECOND
 
 
 class End(Protocol):
@@ -171,7 +172,7 @@ class Network:
     links: dict[tuple[str, str], Link] = field(default_factory=dict)
     streams: list[Stream] = field(default_factory=list)
     fetches_nothing: set[str] = field(default_factory=set)
-    """Nodes whose requests for snapshots are never answered."""
+    """Nodes whose requests for snapshots are never answered: they give each up after a while."""
 
     def delay(self, route: tuple[str, str]) -> int:
         """The delay of a message sent now, in microseconds."""
@@ -394,6 +395,7 @@ class Network:
         def answer() -> None:
             data = None
             if follower.node_id in self.fetches_nothing:
+                self.schedule.later(GIVES_FETCH_UP_US, follower.run, follower.life, arrive, action, None)
                 return
             if leader.runs and route not in self.cut and back not in self.cut:
                 data = leader.snapshot_part(action.index, number)

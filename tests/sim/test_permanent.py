@@ -1,5 +1,7 @@
 """Histories in which a minority stays ill for good: the ordeals, what is demanded meanwhile, and what is measured."""
 
+from dataclasses import replace
+
 import pytest
 
 from quire.cluster.simulator.__main__ import Report, outcomes
@@ -7,9 +9,11 @@ from quire.cluster.simulator.clock import Clocks, Schedule
 from quire.cluster.simulator.history import run
 from quire.cluster.simulator.permanent import ordeal
 from quire.cluster.simulator.permanent.distribution import Distribution
-from quire.cluster.simulator.permanent.illness import KINDS, has_ordeal, ordeal_of
+from quire.cluster.simulator.permanent.illness import KINDS, Illness, has_ordeal, ordeal_of
 from quire.cluster.simulator.permanent.prober import Endured
+from quire.cluster.simulator.permanent.truth import SHOWS
 from quire.cluster.simulator.plan import is_permanent, plan_of
+from quire.replication.core.fitness import Level
 
 SEEDS = (3, 14, 20, 25, 28)
 
@@ -77,3 +81,14 @@ def test_a_clock_whose_rate_changes_does_not_jump() -> None:
     assert clocks.now() == 1_000_000
     schedule.now = 1_500_000
     assert clocks.now() == 2_000_000
+
+
+@pytest.mark.slow
+def test_a_node_that_does_not_say_what_ails_it_breaks_the_law(monkeypatch: pytest.MonkeyPatch) -> None:
+    plan = plan_of(49, permanent=True)
+    assert plan.ordeal is not None
+    a_follower = replace(plan, ordeal=replace(plan.ordeal, patients=((Illness("failed_machine"),),)))
+    monkeypatch.setitem(SHOWS, "failed_machine", Level.NO_ROOM)
+    outcome = run(a_follower)
+    assert outcome.rule == "a node says truly how fit it is"
+    assert "MACHINE_FAILED, NO_ROOM" in outcome.failure

@@ -12,6 +12,7 @@ from ..nodes import Node
 from ..plan import ELECTION_US
 from .illness import LASTS_ELECTIONS, Illness, Ordeal
 from .prober import Endured, Prober
+from .truth import LOOKS_EVERY_US, Truth
 from .ward import Ward
 
 MOST_ELECTIONS = 10
@@ -57,9 +58,13 @@ class Trial:
             for illness in illnesses:
                 self.trace.append(f"{self._schedule.now} {node.node_id} falls ill: {illness}")
                 ward.admit(node, illness)
-        look_at = 0
+        look_at, ask_at = 0, 0
+        truth = Truth(patients, self._prober.healthy, self._schedule.now)
         while self._schedule.now < self._ends_at:
             self._schedule.run_next()
+            if self._schedule.now >= ask_at:
+                ask_at = self._schedule.now + LOOKS_EVERY_US
+                truth.look(self._schedule.now)
             if self._schedule.now >= look_at:
                 look_at = self._schedule.now + SECOND // 50
                 self.endured = self._prober.endured(kinds, counts.elections - elections)

@@ -1,0 +1,48 @@
+"""Whether nodes say truly how fit they are, while some are ill: what operators, load balancers and peers go by."""
+
+from collections.abc import Collection, Mapping
+
+from quire.replication.core.fitness import Level
+
+from ..checks import Violation
+from ..clock import MILLISECOND
+from ..nodes import Node
+from ..plan import ELECTION_US
+from .illness import Illness
+
+LOOKS_EVERY_US = 100 * MILLISECOND
+KNOWN_AFTER_US = 10 * ELECTION_US
+"""By then an illness shows, and what an election or a lost link did to a healthy node is over."""
+SHOWS = {
+    "slow_disk": Level.SLOW_DISK,
+    "hung_disk": Level.DISK_HANGS,
+    "failed_machine": Level.MACHINE_FAILED,
+}
+"""What a node says that has this illness and no other. A full disk shows at the first append that finds no room."""
+
+
+class Truth:
+    """Looks at the levels of all nodes, again and again."""
+
+    def __init__(self, patients: Mapping[Node, Collection[Illness]], healthy: Collection[Node], now: int) -> None:
+        self._expected = {
+            node: SHOWS[illness.kind]
+            for node, illnesses in patients.items()
+            for illness in illnesses
+            if len(illnesses) == 1 and illness.kind in SHOWS
+        }
+        self._expected |= dict.fromkeys(healthy, Level.FIT)
+        self._true_at = dict.fromkeys(self._expected, now)
+
+    def look(self, now: int) -> None:
+        """Look at them now.
+
+        Raises:
+            Violation: a healthy node has said for long that it is ill, or an ill one that it is not.
+        """
+        for node, expected in self._expected.items():
+            level = node.running.status().fitness.level if node.process is not None else expected
+            if level == expected:
+                self._true_at[node] = now
+            elif now - self._true_at[node] > KNOWN_AFTER_US:
+                raise Violation("a node says truly how fit it is", node.node_id, level.name, expected.name)
