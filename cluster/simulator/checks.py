@@ -14,6 +14,7 @@ from quire.replication.core import Promise, actions, events
 from quire.replication.core.messages import Ack, Heartbeat, HeartbeatEcho, PeerMessage, VoteAnswer
 from quire.sm import Applied, Manifest
 
+from .clock import Reached
 from .machine import Model
 from .network import Stream
 from .shadow import Held, HeldMark, HeldPromise, Named, mark_in, marks_in, promise_in
@@ -113,6 +114,7 @@ class Checks:
         self._lost: dict[bytes, list[Held]] = {}
         self._changes: set[int] = {named.crc32c for named in self.nodes[0].form.named.values()}
         """The records of members that were checked."""
+        self._reached = Reached()
         self._trace = trace
 
     def of(self, node: "Node") -> Seen:
@@ -291,11 +293,21 @@ class Checks:
         if process.log.durable_index != seen.durable_index:
             self._durable(node, seen)
         self.commits(node)
+        self._stamped(node, event)
         if isinstance(event, events.Truncated):
             seen.has_cut = True
         if isinstance(event, events.Tick | events.Truncated | events.Installed):
             self._members(node)
         seen.promised_epoch = core.promise.epoch
+
+    def _stamped(self, node: "Node", event: events.Event | actions.AppendResult) -> None:
+        """Rule 5: what a leader appends has the time of a majority's clocks, known to within an election timeout."""
+        process, reached = node.running, self._reached
+        reached.note(node.node_id, node.clocks.clock())
+        if isinstance(event, actions.AppendResult) and not event.stream_id and event.is_made:
+            time = reached.time(voter.node_id for voter in process.core.members.voters())
+            if process.log.tail.timestamp > time + node.form.core.election_timeout_us:
+                raise Violation("rule 5: a timestamp is a majority's time", node.node_id, process.log.tail, time)
 
     def commits(self, node: "Node") -> None:
         """Check a node's commit_index, as far as its files reach."""

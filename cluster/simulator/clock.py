@@ -4,7 +4,7 @@ The schedule is one queue of calls, ordered by time and, at equal times, by when
 """
 
 import heapq
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -75,3 +75,21 @@ class Clocks:
     def clock(self) -> int:
         """The wall clock, which may be stepped back."""
         return START_CLOCK + self.now() + self.ahead
+
+
+class Reached:
+    """How far the nodes' wall clocks have come so far: no timestamp may be later than a majority of them."""
+
+    def __init__(self) -> None:
+        self._clocks: dict[str, int] = {}
+        self._time = START_CLOCK
+
+    def note(self, node_id: str, clock: int) -> None:
+        """A node's wall clock, as of a step of its core."""
+        self._clocks[node_id] = max(clock, self._clocks.get(node_id, 0))
+
+    def time(self, voters: Iterable[str]) -> int:
+        """The latest time that a majority of these voters, or of those of an earlier call, has reached."""
+        clocks = sorted(self._clocks.get(node_id, 0) for node_id in voters)
+        self._time = max(self._time, clocks[(len(clocks) - 1) // 2])
+        return self._time
