@@ -2,8 +2,9 @@
 
 The classes tell whose fault it was; the values are attributes:
 
-- the caller's: Malformed, CommandsRefused, QueryRefused, LimitExceeded, WrongIndex, SequenceRefused, SessionRefused,
-  SessionUnknown, NodeUnknown, MembersFull, OutOfBounds, NotCommitted, Expired, NotInThisMode, BodyTimeout
+- the caller's: Malformed, CommandsRefused, QueryRefused, LimitExceeded, WrongIndex, Truncated, SequenceRefused,
+  SessionRefused, SessionUnknown, NodeUnknown, MembersFull, OutOfBounds, NotCommitted, Expired, NotInThisMode,
+  BodyTimeout
 - temporary, so retry here or elsewhere (nothing was written): NotLeader, NoLeader, LeaderUnreachable, Overloaded,
   NodeStopping, TransferFailed, DiskFullError, StateUnavailable, CorruptHere, SessionsFull, SnapshotFailed, and of a
   promotion: LeaderNotServing, ChangeUnderWay, NodeNotConnected, NodeBehind, VotersUnheard
@@ -64,6 +65,14 @@ class LimitExceeded(ClusterError):
         self.what = what
         self.size = size
         self.limit = limit
+
+
+class Truncated(ClusterError):
+    """The log was truncated, from this index on, before the written records were flushed; those below stay."""
+
+    def __init__(self, index: int) -> None:
+        super().__init__(f"the log was truncated from index {index} on before the records were flushed")
+        self.truncate_index = index
 
 
 class WrongIndex(ClusterError):

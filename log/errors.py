@@ -1,8 +1,9 @@
 """The errors of a log, each with its values and by whose fault it is.
 
 The caller's fault: `IndexOutOfBounds`, `IndexExpired`, `NotYetFlushed`, `NotFrameBoundary`, `UnexpectedIndex`,
-`RecordTooLarge`, `PayloadInvalid`, `LogLocked`, `ForeignStore`. A peer's fault: `FrameInvalid`, `ChainBroken`. The
-disk's fault: `FrameCorrupt`, `LogRotten`, `LogReadOnly`, `DiskFull`. A later program's files: `UnknownVersion`.
+`RecordsTruncated`, `RecordTooLarge`, `PayloadInvalid`, `LogLocked`, `ForeignStore`. A peer's fault: `FrameInvalid`,
+`ChainBroken`. The disk's fault: `FrameCorrupt`, `LogRotten`, `LogReadOnly`, `DiskFull`. A later program's files:
+`UnknownVersion`.
 """
 
 from __future__ import annotations
@@ -42,6 +43,14 @@ class NotFrameBoundary(LogError):
     def __init__(self, index: int, frame_index: int, next_index: int) -> None:
         super().__init__(f"index {index} lies inside the frame [{frame_index}, {next_index})")
         self.index, self.frame_index, self.next_index = index, frame_index, next_index
+
+
+class RecordsTruncated(LogError):
+    """The records from `index` on were truncated before they were durable. Those below are as they were."""
+
+    def __init__(self, index: int) -> None:
+        super().__init__(f"the records from index {index} on were truncated before they were flushed")
+        self.index = index
 
 
 class UnexpectedIndex(LogError):

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 from concurrent.futures import ThreadPoolExecutor
-from heapq import heappop, heappush
+from heapq import heapify, heappop, heappush
 
-from .errors import IndexOutOfBounds, LogReadOnly
+from .errors import LogReadOnly, RecordsTruncated
 from .log import Log
 from .options import FLUSH_ALWAYS
 
@@ -26,12 +26,13 @@ class GroupFlusher:
         self._arrivals = 0
         self._task: asyncio.Task[None] | None = None
         self._due = False
+        log.on_truncated = self._truncated
 
     async def settled(self, index: int) -> None:
         """Wait until the records below `index` may be acknowledged: under FLUSH_ALWAYS, until they are durable.
 
         Raises:
-            LogReadOnly, IndexOutOfBounds: as `flushed`.
+            LogReadOnly, RecordsTruncated: as `flushed`.
         """
         if self._policy == FLUSH_ALWAYS:
             await self.flushed(index)
@@ -57,7 +58,7 @@ class GroupFlusher:
 
         Raises:
             LogReadOnly: a flush failed; only a restart tells whether these records survive.
-            IndexOutOfBounds: they were truncated while this waited; the log stays usable.
+            RecordsTruncated: they were truncated while this waited, and others may have their indices by now.
         """
         if self._log.durable_index >= index:
             return
@@ -126,15 +127,19 @@ class GroupFlusher:
             raise LogReadOnly(self._log.failure)
 
     def _answer(self) -> None:
-        highest = self._log.bounds.highest_index
-        while self._waiting and (self._waiting[0][0] <= self._log.durable_index or self._waiting[0][0] > highest):
-            index, _, future = heappop(self._waiting)
-            if future.done():
-                continue
-            if index <= self._log.durable_index:
+        while self._waiting and self._waiting[0][0] <= self._log.durable_index:
+            _, _, future = heappop(self._waiting)
+            if not future.done():
                 future.set_result(None)
-            else:
-                future.set_exception(IndexOutOfBounds(index - 1, self._log.bounds.lowest_index, highest))
+
+    def _truncated(self, index: int) -> None:
+        """Refuse those who wait for what is gone: the index that they know may soon be that of another record."""
+        kept = [waiting for waiting in self._waiting if waiting[0] <= index]
+        for until, _, future in self._waiting:
+            if until > index and not future.done():
+                future.set_exception(RecordsTruncated(index))
+        self._waiting = kept
+        heapify(self._waiting)
 
     def _refuse_all(self, error: Exception) -> None:
         for _, _, future in self._waiting:

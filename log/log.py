@@ -54,6 +54,8 @@ class Log:
         self._reader = Reader(state)
         self._lookup = self._reader.lookup
         self._mark_commit_index = state.commit_index
+        self.on_truncated: Callable[[int], None] | None = None
+        """Called with the index that the log was truncated at, after each truncation."""
 
     @classmethod
     def open(
@@ -432,18 +434,22 @@ class Log:
         state.refuse_if_unwritable()
         if index == state.tail.index:
             return
-        self._lookup.refuse_outside(index)
         try:
-            self._cut(index)
+            self.cut(index)
         except NotFrameBoundary as inside:
             if not state.standalone:
                 raise
             # A restart may have to replace the frame: everything before it must be durable.
-            self._cut(inside.next_index)
+            self.cut(inside.next_index)
             frame = self._reader.frame(inside.frame_index)
             split_last_frame(self, state, frame, inside.index - inside.frame_index)
+        if self.on_truncated is not None:
+            self.on_truncated(index)
 
-    def _cut(self, boundary: int) -> None:
+    def cut(self, boundary: int) -> None:
+        """Truncate at a frame boundary, as a step of a longer change: without a word to `on_truncated`."""
+        if boundary != self._state.tail.index:
+            self._lookup.refuse_outside(boundary)
         tail, segment, position = self._lookup.end_before(boundary)
         self._lookup.forget_boundaries()
         truncate_at(self._state, tail, segment, position)

@@ -47,6 +47,7 @@ from ..errors import (
     SnapshotFailed,
     StateUnavailable,
     TransferFailed,
+    Truncated,
     VotersUnheard,
     WrongIndex,
 )
@@ -84,6 +85,7 @@ ANSWERS: dict[type[Exception], Answer] = {
     NodeUnknown: Answer(404, "node-unknown", "There is no such node"),
     BodyTimeout: Answer(408, "body-timeout", "The body did not arrive in time"),
     WrongIndex: Answer(409, "wrong-index", "The log's next index is not the expected one"),
+    Truncated: Answer(409, "truncated", "The records were truncated before they were flushed"),
     SequenceRefused: Answer(409, "sequence-refused", "The sequence is not the next one"),
     SessionRefused: Answer(409, "session-refused", "The session refuses the request"),
     MembersFull: Answer(409, "members-full", "The cluster has its maximum number of members"),

@@ -22,6 +22,7 @@ from quire.log import (
     LogReadOnly,
     NotYetFlushed,
     PayloadInvalid,
+    RecordsTruncated,
     RecordTooLarge,
     UnexpectedIndex,
     store_bases,
@@ -45,6 +46,7 @@ from ..errors import (
     OutcomeUnknown,
     OutOfBounds,
     StateUnavailable,
+    Truncated,
     WrongIndex,
 )
 from .config import StandaloneConfig
@@ -147,6 +149,7 @@ class LogService:
         """Wait until `count` records from `index` on are as durable as the flush policy asks.
 
         Raises:
+            Truncated: another caller has truncated them, or some of them.
             NotFlushedInTime: they are appended; whether they are durable is unknown.
         """
         timeout_ms = self.config.request_timeout_ms
@@ -155,8 +158,8 @@ class LogService:
                 await self._flusher.settled(index + count)
         except TimeoutError:
             raise NotFlushedInTime(index, count, f"not flushed within {timeout_ms} ms") from None
-        except IndexOutOfBounds as error:
-            raise NotFlushedInTime(index, count, "truncated before it was flushed") from error
+        except RecordsTruncated as error:
+            raise Truncated(error.index) from error
         except LogReadOnly as error:
             self.ended.set()
             raise NotFlushedInTime(index, count, error.reason) from error

@@ -31,7 +31,7 @@ class Rewritable(Protocol):
         """Return the frame that holds `index`."""
         ...
 
-    def truncate(self, index: int) -> None:
+    def cut(self, boundary: int) -> None:
         """Truncate at a frame boundary."""
         ...
 
@@ -112,7 +112,7 @@ def split_last_frame(log: Rewritable, state: LogState, frame: Frame, count: int)
 
 
 def _replace(log: Rewritable, files: Directory, raw: bytes, index: int) -> None:
-    log.truncate(index)
+    log.cut(index)
     log.append_frames(raw)
     log.flush()
     files.remove(_name(index))

@@ -15,7 +15,7 @@ from quire.cluster.data_dir.identity import DataDirRefused, read_identity
 from quire.cluster.serve.arguments import parse_standalone
 from quire.cluster.standalone import app
 from quire.cluster.standalone.config import StandaloneConfig
-from quire.cluster.standalone.service import LogService, NotFlushedInTime
+from quire.cluster.standalone.service import LogService
 from quire.log import FileDirectory, Kind, Log, LogOptions, LogRotten, pack, unpack
 from quire.replication import PromiseFile
 from tests.cluster.logs import Device, served
@@ -144,18 +144,23 @@ async def test_a_flush_that_takes_too_long_is_a_504_that_names_the_index(tmp_pat
         assert (await log.call("GET", "/records/0")).body == b"one"
 
 
-async def test_a_record_that_is_truncated_before_it_is_flushed_has_an_unknown_outcome_and_the_log_goes_on(
+async def test_a_record_that_is_truncated_before_it_is_flushed_is_a_409_also_if_another_got_its_index(
     tmp_path: Path,
 ) -> None:
-    async with served(tmp_path) as log:
-        index = log.log.append(["a"])
-        waiting = asyncio.create_task(log.service.settled(index, 1))
-        await asyncio.sleep(0)
-        log.log.truncate(index)
-        with pytest.raises(NotFlushedInTime, match="truncated before"):
-            await waiting
+    device = Device()
+    async with served(tmp_path, device) as log:
+        device.runs.clear()
+        writing = asyncio.create_task(log.append(b"a"))
+        await until(lambda: log.log.bounds.highest_index == 1)
+        device.runs.set()  # The event loop learns that the flush ended only after what follows.
+        log.log.truncate(0)
+        log.log.append([b"b"])
+        reply = await writing
+        assert (reply.status, reply.problem) == (409, "truncated")
+        assert reply.document["truncate_index"] == 0
         assert not log.service.ended.is_set()
-        assert (await log.append(b"b")).document == {"write_index": 0, "count": 1}
+        assert (await log.append(b"c")).document == {"write_index": 1, "count": 1}
+        assert (await log.call("GET", "/records/0")).body == b"b"
 
 
 async def test_a_device_that_fails_leaves_the_outcome_unknown_and_ends_the_service(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Callable
 
 import pytest
@@ -12,11 +13,11 @@ from quire.log import (
     FLUSH_NEVER,
     FlushPolicy,
     GroupFlusher,
-    IndexOutOfBounds,
     Log,
     LogOptions,
     LogReadOnly,
     NotYetFlushed,
+    RecordsTruncated,
 )
 from quire.log.simulated import Disk, Keep
 from tests.log.histories import SMALL, Clock, open_log
@@ -55,12 +56,33 @@ async def test_a_caller_that_waits_for_truncated_records_gets_an_error_and_the_l
     waiting = asyncio.create_task(flusher.settled(1))
     await asyncio.sleep(0)
     log.truncate(0)
-    with pytest.raises(IndexOutOfBounds) as error:
+    log.append(["b"])  # It has the index of the record that is gone.
+    with pytest.raises(RecordsTruncated) as error:
         await waiting
-    assert (error.value.index, error.value.highest) == (0, 0)
-    log.append(["b"])
+    assert error.value.index == 0
     await flusher.settled(1)
     assert log.read(0).value == "b"
+    await flusher.close()
+
+
+async def test_those_who_wait_for_records_below_a_truncation_are_answered_and_the_others_learn_its_index() -> None:
+    disk = Disk()
+    log = log_with(disk, FLUSH_ALWAYS)
+    disk.holding_syncs = threading.Event()
+    flusher = GroupFlusher(log)
+    waiting: list[asyncio.Task[None]] = []
+    for k in range(4):
+        log.append([k, k])
+        waiting.append(asyncio.create_task(flusher.settled(2 * k + 2)))
+    await asyncio.sleep(0)
+    disk.holding_syncs.set()
+    log.truncate(5)  # In the middle of the third frame.
+    log.append([9, 9, 9])
+    answers = await asyncio.gather(*waiting, return_exceptions=True)
+    assert answers[:2] == [None, None]
+    assert [answer.index for answer in answers[2:] if isinstance(answer, RecordsTruncated)] == [5, 5]
+    await flusher.settled(8)
+    assert [log.read(k).value for k in range(8)] == [0, 0, 1, 1, 2, 9, 9, 9]
     await flusher.close()
 
 
