@@ -17,6 +17,8 @@ from .ward import Ward
 
 MOST_ELECTIONS = 10
 """The law: whatever is wrong for good with a minority, a healthy majority goes on within so many election timeouts."""
+MOST_LEADERS = 5
+"""How many elections an ordeal may cost: epochs that go on climbing are outages, each a short one."""
 TURN_US = 3 * ELECTION_US
 
 
@@ -68,13 +70,16 @@ class Trial:
             if self._schedule.now >= look_at:
                 look_at = self._schedule.now + SECOND // 50
                 self.endured = self._prober.endured(kinds, counts.elections - elections)
-                if self.endured.longest > MOST_ELECTIONS:
-                    raise Violation(
-                        "a sick minority never stops a healthy majority", self.ordeal, self.endured, *self.trace
-                    )
+                self._judge(self.endured)
         self._prober.stopped = True
         if self.ordeal.heals:
             ward.discharge(self._nodes)
+
+    def _judge(self, endured: Endured) -> None:
+        if endured.longest > MOST_ELECTIONS:
+            raise Violation("a sick minority never stops a healthy majority", self.ordeal, endured, *self.trace)
+        if endured.elections > MOST_LEADERS:
+            raise Violation("a sick minority unseats no leader after leader", self.ordeal, endured, *self.trace)
 
     def _voters(self) -> list[Node]:
         """The running nodes whose present disk is a voter."""

@@ -1,1 +1,0 @@
-"""Tests of a node's data directory: what it refuses, and that nothing acknowledged is lost in silence."""
