@@ -1,5 +1,6 @@
 """`GET /metrics` of a real cluster."""
 
+import asyncio
 from collections.abc import AsyncGenerator
 from pathlib import Path
 
@@ -7,10 +8,12 @@ import pytest
 import pytest_asyncio
 from prometheus_client.parser import text_string_to_metric_families
 
+from quire.cluster.node.status import clock_alarms
 from tests.cluster.running import RunningCluster, running_cluster
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
+DEADLINE_S = 30
 PAGE = Path(__file__).parents[2] / "docs" / "metrics.md"
 EVERYWHERE = pytest.mark.parametrize("at", ["n1", "n3"])
 
@@ -132,3 +135,20 @@ async def test_metrics_take_no_parameters(cluster: RunningCluster) -> None:
     reply = await cluster.ask("n1", "GET", "/metrics?name=quire_epoch")
 
     assert (reply.status, reply.problem) == (400, "malformed")
+
+
+async def test_a_clock_that_is_far_from_the_majoritys_is_an_alarm_and_one_somewhat_off_is_none() -> None:
+    offsets_us = {"n1": 10_000_000, "n2": 11_000_000, "n3": -3_600_000_000}
+    assert clock_alarms(offsets_us) == [
+        "the clock of n2 is 11 s ahead of the majority's; set it right (NTP)",
+        "the clock of n3 is 3600 s behind the majority's; set it right (NTP)",
+    ]
+
+
+async def test_a_leader_shows_how_far_each_voters_clock_is_off(cluster: RunningCluster) -> None:
+    wanted = {f"quire_node_clock_offset_seconds {node}" for node in ("n1", "n2", "n3")}
+    async with asyncio.timeout(DEADLINE_S):
+        while not wanted <= (await samples(cluster, "n1")).keys():
+            await cluster.ask("n1", "GET", "/healthz")  # An answer that is an election timeout old tells no clock.
+        while len((await cluster.ask("n1", "GET", "/status")).document["clock_offsets_us"]) < 3:
+            await cluster.ask("n1", "GET", "/healthz")

@@ -1,6 +1,7 @@
 """Expiry of running nodes: each by its own limits, below its own floor, and what holds the rest is told."""
 
 import asyncio
+import time
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -147,6 +148,23 @@ async def test_segments_go_by_age(tmp_path: Path) -> None:
         async with asyncio.timeout(DEADLINE_S):
             while not expiry(cluster)["expired_segments"]:
                 await cluster.ask("n1", "GET", "/healthz")
+
+
+@pytest.mark.asyncio
+async def test_a_lone_voter_s_clock_ten_years_ahead_expires_nothing_young(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings: dict[str, Any] = SETTINGS | {"snapshot_log_bytes": 0}
+    async with running_cluster(tmp_path, 1, retention_ms=3_600_000, **settings) as cluster:
+        for _ in range(2):
+            await written(cluster, 2)
+            await snapshot(cluster)
+        shown = time.time_ns
+        monkeypatch.setattr(time, "time_ns", lambda: shown() + 10 * 365 * 86_400 * 10**9)
+        await written(cluster, 1)
+        assert cluster.nodes["n1"].node.components.log.tail.timestamp > shown() // 1_000 + 10**12
+        assert (await expire(cluster))["segments"] == 0
+        assert cluster.nodes["n1"].node.visible_bounds.lowest_index == 0
 
 
 @pytest.mark.asyncio

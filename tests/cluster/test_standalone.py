@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import threading
+import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -358,6 +359,39 @@ async def test_the_oldest_segments_expire(tmp_path: Path, monkeypatch: pytest.Mo
             await log.append(bytes(40_000))
         await until(lambda: log.log.bounds.lowest_index > 0)
         assert (await log.call("GET", "/index_bounds")).document["lowest_index"] > 0
+
+
+async def test_a_quiet_log_s_records_expire_by_age_though_their_segment_is_not_full(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("quire.cluster.standalone.service.EXPIRY_INTERVAL_S", 0.02)
+    async with served(tmp_path, retention_ms=50) as log:
+        await log.append(b"quiet")
+        await until(lambda: list(log.log.segment_bases) == [0, 1])
+        await log.append(b"the newest record stays")
+        await until(lambda: log.log.bounds.lowest_index == 1)
+
+
+async def test_a_clock_ten_years_ahead_expires_nothing_young(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("quire.cluster.standalone.service.EXPIRY_INTERVAL_S", 0.02)
+    shown, looks = time.time_ns, 0
+    async with served(tmp_path, segment_bytes=1 << 16, retention_ms=3_600_000) as log:
+        removed = log.log.remove_expired
+
+        def looked(**limits: Any) -> int:
+            nonlocal looks
+            looks += 1
+            return removed(**limits)
+
+        monkeypatch.setattr(log.log, "remove_expired", looked)
+        for _ in range(4):
+            await log.append(bytes(40_000))
+        monkeypatch.setattr(time, "time_ns", lambda: shown() + 10 * 365 * 86_400 * 10**9)
+        for _ in range(4):
+            await log.append(bytes(40_000))
+        looks = 0
+        await until(lambda: looks > 1)
+        assert log.log.bounds.lowest_index == 0
 
 
 async def test_a_directory_keeps_its_identity_and_is_no_cluster_s(tmp_path: Path) -> None:

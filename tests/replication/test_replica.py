@@ -2,6 +2,7 @@
 
 import asyncio
 import threading
+import time
 
 import pytest
 
@@ -155,6 +156,20 @@ async def test_a_leader_whose_flush_hangs_steps_down() -> None:
 
         assert node.owner.roles[-1].role == "follower"
         assert node.owner.applied_index < node.log.tail.index
+
+
+async def test_the_time_for_which_the_machine_was_suspended_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    # Rule 11: a leader that slept for an hour has not heard a majority for an hour. CLOCK_MONOTONIC stands meanwhile.
+    hour_us, shown = 3_600_000_000, time.clock_gettime_ns
+    async with alone() as node:
+        slept_until = node.replica.core.state.now + hour_us
+
+        def after_sleep(clock: int) -> int:
+            return shown(clock) + (hour_us * 1_000 if clock == time.CLOCK_BOOTTIME else 0)
+
+        monkeypatch.setattr(time, "clock_gettime_ns", after_sleep)
+
+        await until(lambda: node.replica.core.state.now >= slept_until)
 
 
 def fill(node: Running, *, reserve: bool) -> None:
