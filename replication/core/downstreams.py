@@ -23,6 +23,9 @@ from .members import Member
 from .messages import OpenAnswer, OpenVerb, Promise
 from .state import State
 
+STALLED_TIMEOUTS = 3
+"""A stream that owes something is given up after so many election timeouts in which nothing came on it."""
+
 
 def epoch_ends(epochs: Sequence[tuple[int, int]], highest_index: int) -> dict[int, int]:
     """Epoch -> the index after its last record, for ascending (epoch, first index) pairs."""
@@ -54,16 +57,26 @@ class Downstream:
     """One follower's stream: what was shipped, and what of that is in flight (shipped, not yet acknowledged).
 
     `next_index` ends what was shipped, `match_index` what was acknowledged. `in_flight` holds (end, size) pairs.
+    `progress_at` is when its last ack came, or when the first one became due after all had come; `shipped_at` is when
+    it was last sent something.
     """
 
     node_id: str
     disk_id: bytes
     next_index: int
+    progress_at: int
+    shipped_at: int
     match_index: int = 0
     announced_commit: int = 0
+    is_acknowledged: bool = False
     shipping: bool = False
     in_flight_bytes: int = 0
     in_flight: deque[tuple[int, int]] = field(default_factory=deque)
+
+    @property
+    def is_owed_an_ack(self) -> bool:
+        """Whether an ack is due: of the opening, or of what was shipped."""
+        return not self.is_acknowledged or self.shipping or bool(self.in_flight)
 
 
 class Installing(NamedTuple):
@@ -71,6 +84,7 @@ class Installing(NamedTuple):
 
     node_id: str
     snapshot_index: int
+    began_at: int
 
 
 class Downstreams:
@@ -85,6 +99,7 @@ class Downstreams:
         # By (node_id, disk_id). What a disk acknowledged outlives its stream: the disk holds this leader's frames up to
         # there, and no later stream of this leadership truncates them.
         self._matched: dict[tuple[str, bytes], int] = {}
+        self._heard_at: dict[str, int] = {}
 
     # What the followers hold
 
@@ -127,7 +142,7 @@ class Downstreams:
             return
         self._replace(event.node_id)
         verb = OpenVerb.RESUME if boundary == event.open.highest_index else OpenVerb.TRUNCATE
-        self.streams[event.stream_id] = Downstream(event.node_id, event.disk_id, next_index=boundary)
+        self.streams[event.stream_id] = Downstream(event.node_id, event.disk_id, boundary, state.now, state.now)
         state.act(AnswerOpen(event.stream_id, OpenAnswer(verb, boundary, log.crc32c_before(boundary), "")))
 
     def _offer_snapshot(self, event: StreamOpened, boundary: int) -> None:
@@ -142,7 +157,7 @@ class Downstreams:
             return
         index = event.open.fetching if event.open.fetching in usable else usable[-1]
         self._replace(event.node_id)
-        self.installs[event.stream_id] = Installing(event.node_id, index)
+        self.installs[event.stream_id] = Installing(event.node_id, index, self.state.now)
         self.state.act(AnswerOpen(event.stream_id, OpenAnswer(OpenVerb.INSTALL, boundary, 0, "", index)))
 
     def _replace(self, node_id: str) -> None:
@@ -195,6 +210,24 @@ class Downstreams:
             if stream.next_index < lowest:
                 self._close(stream_id, f"shipped up to {stream.next_index}, the log begins at {lowest}")
 
+    def heard(self, node_id: str) -> None:
+        """A node echoed a heartbeat of this leadership."""
+        self._heard_at[node_id] = self.state.now
+
+    def tick(self) -> None:
+        """Close what does not move: a stream that owes an ack, an install whose follower is not heard.
+
+        A connection can go silent without an error at either end. What an install holds (rule 16) is held for a
+        follower that is alive.
+        """
+        oldest = self.state.now - STALLED_TIMEOUTS * self.state.options.election_timeout_us
+        for stream_id, stream in list(self.streams.items()):
+            if stream.is_owed_an_ack and stream.progress_at <= oldest:
+                self._close(stream_id, f"{stream.node_id} acknowledged nothing for three election timeouts")
+        for stream_id, install in list(self.installs.items()):
+            if max(install.began_at, self._heard_at.get(install.node_id, 0)) <= oldest:
+                self._close(stream_id, f"{install.node_id} was not heard for three election timeouts")
+
     # Shipping
 
     def acknowledged(self, event: AckArrived) -> bool:
@@ -206,6 +239,7 @@ class Downstreams:
         if index > stream.next_index:
             self._close(event.stream_id, f"acknowledged {index}, shipped up to {stream.next_index}")
             return False
+        stream.progress_at, stream.is_acknowledged = self.state.now, True
         stream.match_index = max(stream.match_index, index)
         while stream.in_flight and stream.in_flight[0][0] <= index:
             stream.in_flight_bytes -= stream.in_flight.popleft()[1]
@@ -228,7 +262,8 @@ class Downstreams:
         """Ship what each stream lacks, as far as its window admits.
 
         A new commit_index alone is worth a message only if `announce`; otherwise frames are expected soon, and carry
-        it. `has_unannounced_commit` says that a later step should look again.
+        it. `has_unannounced_commit` says that a later step should look again. A stream on which there is nothing to say
+        is sent that, once in an election timeout: so its follower knows a silent stream from one that is idle.
         """
         state, options = self.state, self.state.options
         self.has_unannounced_commit = False
@@ -237,10 +272,13 @@ class Downstreams:
                 continue
             lacks = stream.next_index < state.log.highest_index and stream.in_flight_bytes < options.window_bytes
             news = stream.announced_commit < state.commit_index
-            if not lacks and not (news and announce):
+            is_idle = state.now - stream.shipped_at >= options.election_timeout_us
+            if not lacks and not (news and announce) and not is_idle:
                 self.has_unannounced_commit |= news
                 continue
-            stream.shipping = True
+            if not stream.is_owed_an_ack:
+                stream.progress_at = state.now
+            stream.shipping, stream.shipped_at = True, state.now
             stream.announced_commit = state.commit_index
             room = min(options.shipment_bytes, options.window_bytes - stream.in_flight_bytes) if lacks else 0
             state.act(Ship(stream_id, stream.next_index, room, state.commit_index, state.log.durable.index))

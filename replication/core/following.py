@@ -16,9 +16,12 @@ from enum import Enum, auto
 from typing import assert_never
 
 from . import actions, events
+from .downstreams import STALLED_TIMEOUTS
 from .messages import CrcMismatch, Open, OpenAnswer, OpenVerb, Promise
 from .state import State
 from .writer import InstallSnapshot, TruncateLog, WriteFrames, Writer
+
+MAX_BACKOFF_DOUBLINGS = 6
 
 
 class Step(Enum):
@@ -35,9 +38,16 @@ class Step(Enum):
 
 @dataclass(slots=True)
 class Upstream:
-    """The stream opened last: no other may change this log."""
+    """The stream opened last: no other may change this log.
+
+    `progress_at` is when something last came on it, `answered_at` when it was last acknowledged; `is_answered`: nothing
+    came since.
+    """
 
     stream_id: int
+    progress_at: int
+    answered_at: int = 0
+    is_answered: bool = True
     step: Step = Step.DIALLING
     matched: int = 0
     leader_commit: int = 0
@@ -59,6 +69,7 @@ class Following:
         self.heard_at = state.now
         self.stream: Upstream | None = None
         self._dial_at = state.now
+        self._failures = 0  # Dials since a stream last matched.
         self._link_lost = False
 
     def handle(self, event: events.FollowerEvent) -> None:
@@ -91,15 +102,31 @@ class Following:
         self._link_lost = True
 
     def tick(self) -> None:
-        """Dial if there is no stream, the promise is on disk and the leader is heard."""
+        """Dial if there is no stream, the promise is on disk and the leader is heard. Close a stream that is silent."""
         state = self.state
+        self._look_at_stream()
         if self.stream or not self.hears_leader or state.now < self._dial_at or state.stored_promise != self.leader:
             return
         if self.writer.is_exclusive:
             return  # The log is about to change: an opening now would be out of date when its answer comes.
-        self._dial_at = state.now + state.options.heartbeat_us
-        self.stream = Upstream(state.next_stream_id())
+        self._dial_at = state.now + min(state.options.heartbeat_us << self._failures, state.options.election_timeout_us)
+        self._failures = min(self._failures + 1, MAX_BACKOFF_DOUBLINGS)
+        self.stream = Upstream(state.next_stream_id(), state.now)
         state.act(actions.DialStream(self.stream.stream_id, self.leader.candidate))
+
+    def _look_at_stream(self) -> None:
+        """Close a stream on which nothing came for three election timeouts: a leader says something on each in one.
+
+        Acknowledge what came, though nothing new is durable: so the leader knows that this stream carries both ways,
+        while a large frame arrives slowly, or the disk is slow.
+        """
+        stream, now, patience = self.stream, self.state.now, self.state.options.election_timeout_us
+        if stream is None or stream.step in (Step.TRUNCATING, Step.FETCHING, Step.INSTALLING):
+            return
+        if now - stream.progress_at >= STALLED_TIMEOUTS * patience:
+            self.close_stream("nothing came on it for three election timeouts")
+        elif not stream.is_answered and now - stream.answered_at >= patience:
+            self.acknowledge()
 
     def _current(self, stream_id: int, step: Step) -> Upstream | None:
         stream = self.stream
@@ -110,7 +137,7 @@ class Following:
         state, stream = self.state, self._current(stream_id, Step.DIALLING)
         if stream is None:
             return
-        stream.step = Step.OPENING
+        stream.step, stream.progress_at = Step.OPENING, state.now
         epochs = tuple(state.log.epochs)[-state.options.open_epochs :]
         asked = Open(self.leader, epochs, state.log.highest_index, state.log.durable.index, state.log.fetching)
         state.act(actions.SendOpen(stream_id, asked))
@@ -187,7 +214,7 @@ class Following:
         """The log begins where the snapshot ends: open again from there, at once."""
         if self._current(stream_id, Step.INSTALLING) is not None:
             self.close_stream("a snapshot was installed")
-            self._dial_at = self.state.now
+            self._dial_at, self._failures = self.state.now, 0
             self.tick()
 
     def _report_mismatch(self, stream: Upstream, answer: OpenAnswer) -> None:
@@ -205,7 +232,8 @@ class Following:
         state.act(actions.SendCrcMismatch(stream.stream_id, CrcMismatch(answer.index, mine)))
 
     def _match(self, stream: Upstream, index: int) -> None:
-        stream.step, stream.matched = Step.MATCHED, index
+        stream.step, stream.matched, stream.progress_at = Step.MATCHED, index, self.state.now
+        self._failures = 0
         self._commit(stream)
         self.acknowledge()
 
@@ -239,6 +267,7 @@ class Following:
         if event.last_epoch > self.leader.epoch:
             self.close_stream(f"a frame of epoch {event.last_epoch} from the leader of epoch {self.leader.epoch}")
             return
+        stream.progress_at, stream.is_answered = self.state.now, False
         stream.leader_commit = max(stream.leader_commit, event.commit_index)
         if event.raw:
             self.writer.submit(WriteFrames(event.stream_id, event.raw))
@@ -272,6 +301,7 @@ class Following:
         if stream is None or stream.step is not Step.MATCHED or state.stored_promise != self.leader:
             return
         durable = state.log.durable.index
+        stream.answered_at, stream.is_answered = state.now, True
         state.act(actions.SendAck(stream.stream_id, min(durable, stream.matched), durable))
 
     def close_stream(self, reason: str) -> None:

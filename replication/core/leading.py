@@ -106,7 +106,7 @@ class Leading:
             queues=Queues(len(self._waiting), self._waiting_bytes, self._uncommitted_bytes),
             heard=frozenset(heard | {(me.node_id, me.disk_id)}),
             streams=tuple(StreamStatus(s.node_id, s.next_index) for s in self.downstreams.streams.values()),
-            installs=tuple(InstallStatus(*install) for install in self.downstreams.installs.values()),
+            installs=tuple(InstallStatus(i.node_id, i.snapshot_index) for i in self.downstreams.installs.values()),
             clock_offsets_us=self.state.clocks.offsets_us(self.state.members, self.state.now, self.state.clock),
         )
 
@@ -218,6 +218,7 @@ class Leading:
     def echoed(self, sender: str, disk_id: bytes, echo: HeartbeatEcho) -> None:
         """Note who heard which heartbeat."""
         if echo.epoch == self.promise.epoch:
+            self.downstreams.heard(sender)
             self._echoed[(sender, disk_id)] = max(self._echoed.get((sender, disk_id), 0), echo.sequence)
             self._answer_reads()
             self._ask_clock(sender, disk_id)
@@ -235,7 +236,8 @@ class Leading:
             state.act(actions.Send(sender, PreVote(0, state.log.durable, None)))
 
     def tick(self) -> None:
-        """Send heartbeats when due, and end a transfer whose time is up."""
+        """Send heartbeats when due, and end what takes too long: a transfer, a stream, an install."""
+        self.downstreams.tick()
         if self.state.commit_index == self.state.log.highest_index:
             self._majority_grew_at = self.state.awake  # What is appended next has not waited yet.
         if self.state.now >= self._heartbeat_at:

@@ -424,6 +424,7 @@ class World:
         self._cut: set[tuple[str, str]] = set()
         self._streams: dict[tuple[str, int], tuple[str, int]] = {}
         self._stream_ids = count(1_000)
+        self._silent: set[tuple[str, int]] = set()
         self.nodes = {node: SimNode(self, node) for node in (*node_ids, *observers)}
         self.watch: Callable[[SimNode, Event | actions.AppendResult, list[actions.Action]], None] = lambda *_: None
         self.delay_us: Callable[[str, str], int] = lambda source, target: MESSAGE_US
@@ -488,6 +489,10 @@ class World:
         self._cut.clear()
         self.link_all()
 
+    def silence_streams(self, node_id: str) -> None:
+        """A node's streams carry nothing more, in either direction, not even their end. New ones do."""
+        self._silent |= {end for one in self._streams.items() for end in one if node_id in (one[0][0], one[1][0])}
+
     def link_all(self) -> None:
         """Tell every running node which links are up."""
         for node in self._running():
@@ -503,7 +508,7 @@ class World:
         for (owner, stream_id), (peer, _) in list(self._streams.items()):
             if node_id in (owner, peer):
                 self._streams.pop((owner, stream_id))
-                if owner != node_id:
+                if owner != node_id and (owner, stream_id) not in self._silent:
                     self.later(MESSAGE_US, self.nodes[owner].step, events.StreamClosed(stream_id))
         for node in self._running():
             node.step(events.LinkDown(node_id))
@@ -534,7 +539,7 @@ class World:
     def stream_send(self, node: SimNode, stream_id: int, data: object) -> None:
         """A message on a stream, in either direction; a cut stream delivers nothing and breaks."""
         end = self._streams.get((node.node_id, stream_id))
-        if end is None:
+        if end is None or (node.node_id, stream_id) in self._silent:
             return
         if {(node.node_id, end[0]), (end[0], node.node_id)} & self._cut:
             self.close_stream(node, stream_id)
@@ -564,7 +569,7 @@ class World:
     def close_stream(self, node: SimNode, stream_id: int) -> None:
         """One side closes the stream; the other learns of it."""
         end = self._streams.pop((node.node_id, stream_id), None)
-        if end is not None:
+        if end is not None and (node.node_id, stream_id) not in self._silent:
             self._streams.pop(end, None)
             self.later(MESSAGE_US, self.nodes[end[0]].step, events.StreamClosed(end[1]))
 

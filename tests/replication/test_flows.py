@@ -1,0 +1,136 @@
+"""Connections that go silent without an error: streams and installs end, and are made anew."""
+
+import pytest
+
+from quire.replication.core import CoreOptions, events
+from quire.replication.core.messages import Open
+from tests.replication.installing import expire
+from tests.replication.world import SimNode, World, disk_id
+
+DEEP = 40
+
+
+def serving(options: CoreOptions | None = None) -> World:
+    world = World("n1", "n2", "n3", options=options)
+    world.start()
+    world.elect("n1")
+    world.run_until(lambda: all(matched(world[node]) for node in ("n2", "n3")))
+    return world
+
+
+def matched(node: SimNode) -> bool:
+    return node.core is not None and node.core.status().is_matched
+
+
+def caught_up(world: World, node_id: str) -> bool:
+    return world[node_id].apply_to == world["n1"].log.tail.index
+
+
+def streams_of(leader: SimNode) -> dict[str, int]:
+    return {stream.node_id: stream_id for stream_id, stream in leader.leading.downstreams.streams.items()}
+
+
+def installing(world: World) -> SimNode:
+    """n3 was down until the leader's log began above its own, and was told to fetch a snapshot."""
+    world["n3"].crash()
+    for number in range(DEEP):
+        world["n1"].write(f"{number}" * 4_000)
+        world.run_for(0.05)
+    expire(world["n1"])
+    world.start("n3")
+    world.run_until(lambda: bool(world["n3"].fetches))
+    return world["n3"]
+
+
+def test_silent_streams_are_dialled_anew_while_the_leader_is_heard() -> None:
+    world = serving()
+    world.silence_streams("n1")
+    world["n1"].write("after the silence")
+    world.run_until(lambda: all(caught_up(world, node) for node in world.nodes), within_s=5)
+    assert world["n1"].leads
+
+
+def test_a_leader_closes_a_stream_that_acknowledges_nothing() -> None:
+    world = serving()
+    silent = streams_of(world["n1"])["n3"]
+    world.silence_streams("n3")
+    world["n3"].crash()
+    world["n1"].write("n3 is owed it")
+    world.run_until(lambda: silent not in world["n1"].leading.downstreams.streams, within_s=5)
+    assert "n3" not in streams_of(world["n1"])
+
+
+def test_a_follower_whose_idle_stream_is_silent_is_not_matched_for_long() -> None:
+    world = serving()
+    world.silence_streams("n3")
+    world.run_until(lambda: not matched(world["n3"]), within_s=5)
+    world.run_until(lambda: matched(world["n3"]), within_s=5)
+
+
+def test_a_follower_that_is_never_answered_opens_another_stream() -> None:
+    world = serving()
+    world["n3"].crash()
+    world.start("n3")
+    world.run_until(lambda: world["n3"].has_stream)
+    world.silence_streams("n3")
+    world.run_until(lambda: matched(world["n3"]), within_s=5)
+
+
+def test_idle_streams_stay() -> None:
+    world = serving()
+    before = streams_of(world["n1"])
+    world.run_for(30)
+    assert streams_of(world["n1"]) == before
+
+
+def test_a_stream_stays_while_its_followers_disk_takes_long() -> None:
+    world = serving(CoreOptions(window_bytes=10_000))
+    before = streams_of(world["n1"])
+    world["n3"].hold_flush = True
+    for number in range(20):
+        world["n1"].write(f"{number}" * 1_000)
+        world.run_for(0.5)
+    assert streams_of(world["n1"]) == before
+    world["n3"].release()
+    world.run_until(lambda: caught_up(world, "n3"))
+
+
+def test_an_install_of_a_follower_that_is_lost_is_dropped_with_what_it_holds() -> None:
+    world = serving()
+    lost = installing(world)
+    leader = world["n1"]
+    world.silence_streams("n3")
+    lost.crash()
+    status = leader.core.status().leader if leader.core else None
+    assert status is not None
+    assert [install.node_id for install in status.installs] == ["n3"]
+    world.run_until(lambda: not leader.leading.downstreams.installs, within_s=5)
+
+
+def test_an_install_lasts_while_its_follower_is_heard() -> None:
+    world = serving()
+    installing(world)
+    before = dict(world["n1"].leading.downstreams.installs)
+    world.run_for(30)
+    assert world["n1"].leading.downstreams.installs == before
+
+
+def test_a_follower_whose_install_was_dropped_gets_a_fresh_answer() -> None:
+    world = serving()
+    node = installing(world)
+    world.isolate("n3")
+    world.run_until(lambda: not world["n1"].leading.downstreams.installs, within_s=5)
+    world.heal()
+    opening = Open(node.state.promise, tuple(node.running.epochs), node.log.tail.index, node.log.durable_index)
+    world["n1"].step(events.StreamOpened(777, "n3", disk_id("n3"), opening))
+    assert list(world["n1"].leading.downstreams.installs) == [777]
+
+
+@pytest.mark.parametrize("delay_ms", [1, 400])
+def test_a_read_ends_though_heartbeats_leave_faster_than_echoes_return(delay_ms: int) -> None:
+    world = serving(CoreOptions(election_timeout_us=2_000_000))
+    world.delay_us = lambda source, target: delay_ms * 1_000
+    world.run_for(2)
+    world["n1"].step(events.ReadRequested(7))
+    world.run_until(lambda: 7 in world["n1"].reads, within_s=5)
+    assert world["n1"].reads[7] == world["n1"].state.commit_index
