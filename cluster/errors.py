@@ -6,8 +6,8 @@ The classes tell whose fault it was; the values are attributes:
   SessionRefused, SessionUnknown, NodeUnknown, MembersFull, OutOfBounds, NotCommitted, Expired, NotInThisMode,
   BodyTimeout
 - temporary, so retry here or elsewhere (nothing was written): NotLeader, NoLeader, LeaderUnreachable, Overloaded,
-  NodeStopping, TransferFailed, DiskFullError, StateUnavailable, CorruptHere, SessionsFull, SnapshotFailed, and of a
-  promotion: LeaderNotServing, ChangeUnderWay, NodeNotConnected, NodeBehind, VotersUnheard
+  NodeStopping, TransferFailed, DiskFullError, ResourcesExhaustedError, StateUnavailable, CorruptHere, SessionsFull,
+  SnapshotFailed, and of a promotion: LeaderNotServing, ChangeUnderWay, NodeNotConnected, NodeBehind, VotersUnheard
 - the machine's: MachineFailed
 - the outcome is unknown: OutcomeUnknown
 """
@@ -307,6 +307,13 @@ class DiskFullError(ClusterError):
 
     def __init__(self) -> None:
         super().__init__("the leader's disk is full; nothing was written")
+
+
+class ResourcesExhaustedError(ClusterError):
+    """The process or the machine has no file descriptor or memory left for the write; nothing was written."""
+
+    def __init__(self) -> None:
+        super().__init__("the process can open no more files, or has no memory; nothing was written")
 
 
 class SnapshotFailed(ClusterError):

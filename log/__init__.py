@@ -24,6 +24,7 @@ from .errors import (
     PayloadInvalid,
     RecordsTruncated,
     RecordTooLarge,
+    ResourcesExhausted,
     UnexpectedIndex,
     UnknownVersion,
 )
@@ -115,6 +116,7 @@ __all__ = [
     "RecordTooLarge",
     "RecordsTruncated",
     "Repaired",
+    "ResourcesExhausted",
     "Run",
     "SegmentFacts",
     "Side",

@@ -2,8 +2,8 @@
 
 The caller's fault: `IndexOutOfBounds`, `IndexExpired`, `NotYetFlushed`, `NotFrameBoundary`, `UnexpectedIndex`,
 `RecordsTruncated`, `RecordTooLarge`, `PayloadInvalid`, `LogLocked`, `ForeignStore`. A peer's fault: `FrameInvalid`,
-`ChainBroken`. The disk's fault: `FrameCorrupt`, `LogRotten`, `LogReadOnly`, `DiskFull`. A later program's files:
-`UnknownVersion`.
+`ChainBroken`. The disk's fault: `FrameCorrupt`, `LogRotten`, `LogReadOnly`, `DiskFull`. A process
+without descriptors or memory: `ResourcesExhausted`. A later program's files: `UnknownVersion`.
 """
 
 from __future__ import annotations
@@ -133,6 +133,17 @@ class DiskFull(LogError):
     def __init__(self, file: str, size: int) -> None:
         super().__init__(f"the disk is full: {file} cannot grow to {size} bytes")
         self.file, self.size = file, size
+
+
+class ResourcesExhausted(DiskFull):
+    """The process or the machine has no file descriptor or memory left; nothing was changed, and the log stays usable.
+
+    For a writer it is as a full disk: the same call may succeed later.
+    """
+
+    def __init__(self, file: str, reason: str) -> None:
+        LogError.__init__(self, f"{file} cannot be opened or grow now: {reason}")
+        self.file, self.reason = file, reason
 
 
 class LogLocked(LogError):

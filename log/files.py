@@ -7,12 +7,20 @@ import fcntl
 import os
 from pathlib import Path
 
-from .errors import DiskFull, LogLocked
+from .errors import DiskFull, LogLocked, ResourcesExhausted
 from .storage import Directory
 
 LOCK_NAME = "lock"
 
 _FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
+_EXHAUSTED = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM})
+
+
+def _translated(error: OSError, path: str, size: int = 0) -> Exception:
+    """The error of an operation that changes nothing if it fails."""
+    if error.errno in _EXHAUSTED:
+        return ResourcesExhausted(path, error.strerror or str(error))
+    return DiskFull(path, size) if error.errno in _FULL else error
 
 
 class FileStorage:
@@ -22,7 +30,11 @@ class FileStorage:
 
     def __init__(self, path: str, flags: int, access: int = os.O_RDWR) -> None:
         self._path = path
-        self._descriptor = os.open(path, flags | access | os.O_CLOEXEC, 0o640)
+        self._descriptor = -1
+        try:
+            self._descriptor = os.open(path, flags | access | os.O_CLOEXEC, 0o640)
+        except OSError as error:
+            raise _translated(error, path) from error
 
     @property
     def size(self) -> int:
@@ -52,9 +64,7 @@ class FileStorage:
         try:
             os.posix_fallocate(self._descriptor, 0, length)
         except OSError as error:
-            if error.errno in _FULL:
-                raise DiskFull(self._path, length) from error
-            raise
+            raise _translated(error, self._path, length) from error
 
     def sync(self) -> None:
         os.fdatasync(self._descriptor)
@@ -87,13 +97,7 @@ class FileDirectory:
         return os.listdir(self._path)
 
     def create(self, name: str) -> FileStorage:
-        path = f"{self._path}/{name}"
-        try:
-            return FileStorage(path, os.O_CREAT | os.O_EXCL)
-        except OSError as error:
-            if error.errno in _FULL:
-                raise DiskFull(path, 0) from error
-            raise
+        return FileStorage(f"{self._path}/{name}", os.O_CREAT | os.O_EXCL)
 
     def open(self, name: str) -> FileStorage:
         return FileStorage(f"{self._path}/{name}", 0)

@@ -31,7 +31,7 @@ class Storage(Protocol):
         """Make the file at least `length` bytes, with zeros for those not written, and reserve the space for them.
 
         Raises:
-            DiskFull: there is no room; what was written is untouched.
+            DiskFull, ResourcesExhausted: there is no room, or memory; what was written is untouched.
         """
         ...
 
@@ -61,7 +61,7 @@ class Directory(Protocol):
 
         Raises:
             FileExistsError: the name is taken.
-            DiskFull: there is no room.
+            DiskFull, ResourcesExhausted: there is no room, or no descriptor.
         """
         ...
 
@@ -70,6 +70,7 @@ class Directory(Protocol):
 
         Raises:
             FileNotFoundError: it does not exist.
+            ResourcesExhausted: the process can open no more.
         """
         ...
 

@@ -15,6 +15,7 @@ from quire.log import (
     Kind,
     Log,
     PayloadInvalid,
+    ResourcesExhausted,
     Tail,
     UnknownVersion,
     decode_header,
@@ -55,6 +56,7 @@ class Appended(NamedTuple, Generic[OwnerT_co]):
     placed: Sequence[Placed[OwnerT_co]]
     rejected: Sequence[Rejected[OwnerT_co]]
     disk_full: bool
+    """Whether there was no room, or no descriptor or memory, for a write."""
 
 
 class SnapshotView(Protocol):
@@ -208,18 +210,19 @@ class Disk:
         placed: list[Placed[OwnerT]] = []
         rejected: list[Rejected[OwnerT]] = []
         misplaced: list[Write[OwnerT]] = []
-        full = False
+        full: Reason | None = None
         for draft in coalesce(writes, self.log.tail.index, misplaced):
             try:
                 header = None if full else self._append(epoch, time, draft)
-            except DiskFull:
-                header, full = None, True  # Nothing after it: no later write of a client may overtake.
+            except DiskFull as error:  # Nothing after it: no later write of a client may overtake.
+                exhausted = isinstance(error, ResourcesExhausted)
+                header, full = None, Reason.RESOURCES_EXHAUSTED if exhausted else Reason.DISK_FULL
             if header is None:
-                rejected += (Rejected(share.write, Reason.DISK_FULL) for share in draft.shares)
+                rejected += (Rejected(share.write, full or Reason.DISK_FULL) for share in draft.shares)
             else:
                 placed.append(Placed(header.index, header.next_index, epoch, draft.shares))
         rejected += (Rejected(write, Reason.WRONG_INDEX) for write in misplaced)
-        return Appended(placed, rejected, full)
+        return Appended(placed, rejected, full is not None)
 
     def _append(self, epoch: int, time: int, draft: DraftFrame[object]) -> FrameHeader:
         return self.log.append_payload(

@@ -151,7 +151,8 @@ class Retention:
         self._ages.rotate(self._limits.age, floor, own_stamps=self._stamped_by_one)
         gone = self._expirable(floor)
         if gone.segments:
-            self._disk.remove_expired(aged_to=self._aged_to(), max_bytes=self._limits.max_bytes, floor=floor)
+            if not self._disk.remove_expired(aged_to=self._aged_to(), max_bytes=self._limits.max_bytes, floor=floor):
+                return Expirable(0, self._disk.lowest_index, 0)  # The process can open no files now.
             self.expired_segments += gone.segments
             self._replica.expired()
         return gone

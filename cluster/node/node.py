@@ -38,6 +38,7 @@ from ..errors import (
     NotLeader,
     OutcomeUnknown,
     Overloaded,
+    ResourcesExhaustedError,
     StateUnavailable,
     WrongIndex,
 )
@@ -348,6 +349,8 @@ class Node:
                 waiter.fail(Overloaded(OVERLOADED_RETRY_S))
             case Reason.DISK_FULL:
                 waiter.fail(DiskFullError())
+            case Reason.RESOURCES_EXHAUSTED:
+                waiter.fail(ResourcesExhaustedError())
             case Reason.WRONG_INDEX:
                 waiter.fail(WrongIndex(write.expected_index or 0, self.components.log.tail.index))
             case Reason.NOT_LEADER:

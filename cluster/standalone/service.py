@@ -24,6 +24,7 @@ from quire.log import (
     PayloadInvalid,
     RecordsTruncated,
     RecordTooLarge,
+    ResourcesExhausted,
     UnexpectedIndex,
     store_bases,
     stored_cluster_id,
@@ -45,6 +46,7 @@ from ..errors import (
     NotCommitted,
     OutcomeUnknown,
     OutOfBounds,
+    ResourcesExhaustedError,
     StateUnavailable,
     Truncated,
     WrongIndex,
@@ -185,7 +187,8 @@ class LogService:
         except PayloadInvalid as error:
             raise Malformed(error.reason) from error
         except DiskFull as error:
-            raise DiskOfLogFull from error
+            exhausted = isinstance(error, ResourcesExhausted)
+            raise (ResourcesExhaustedError() if exhausted else DiskOfLogFull()) from error
         except LogClosed as error:
             raise NodeStopping from error
         except LogReadOnly as error:

@@ -16,6 +16,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from typing import NamedTuple
 
+from ..errors import ResourcesExhausted
 from ..options import STORE_HEADER_BYTES
 from ..state import LogState
 
@@ -39,6 +40,10 @@ def remove_expired(state: LogState, aged_to: int, max_bytes: int | None, floor: 
     """Remove the segments that are due by the rules of `Log.remove_expired`; return how many. Blocks."""
     due = count_due(state, aged_to, max_bytes, floor)
     if due:
+        try:
+            state.segments.refuse_without_descriptor()
+        except ResourcesExhausted:
+            return 0
         with state.failing("expiring"):
             state.mark.write_synced(state.next_mark())
             for _ in range(due):

@@ -16,7 +16,13 @@ from ..errors import DiskFull
 from ..options import STORE_HEADER_BYTES, LogOptions
 from ..segment.index import FrameIndex, save_index
 from ..segment.segments import Segment
-from ..segment.store import UNFINISHED_SUFFIX, StoreHeader, create_fresh, encode_store_header, store_name
+from ..segment.store import (
+    UNFINISHED_SUFFIX,
+    StoreHeader,
+    create_fresh,
+    encode_store_header,
+    store_name,
+)
 from ..segment.write_segment import WriteSegment, allocate_most
 from ..state import LogState
 from ..storage import Directory, Storage
@@ -26,7 +32,7 @@ def prepare_store(files: Directory, header: StoreHeader, options: LogOptions, si
     """Return a new store under its unfinished name, its header synced, preallocated for a frame of `size` at least.
 
     Raises:
-        DiskFull: there is no room; nothing is left behind.
+        DiskFull, ResourcesExhausted: there is no room, or no descriptor; nothing is left behind.
     """
     name = store_name(header.base_index) + UNFINISHED_SUFFIX
     store = create_fresh(files, name)
@@ -58,13 +64,14 @@ def rotate(state: LogState, size: int) -> None:
     """Seal the write segment and open the next one, with room for a frame of `size` bytes.
 
     Raises:
-        DiskFull: there is no room for another segment; the log is as before.
+        DiskFull, ResourcesExhausted: there is no room for another segment, or no descriptor; the log is as before.
         LogReadOnly: the device failed.
     """
     old, tail = state.writer, state.tail
     members_index = state.members[-1] if state.members else None
     header = StoreHeader(tail.index, tail.epoch, tail.timestamp, tail.crc32c, members_index, state.cluster_id)
     with state.failing("rotating to a new segment"):
+        state.segments.refuse_without_descriptor()
         save_index(state.files, old.index)
         store = prepare_store(state.files, header, state.options, size)
         _seal(state, old)

@@ -28,8 +28,13 @@ def truncate_at(state: LogState, tail: Tail, segment: Segment, position: int) ->
     """Cut everything after `position` of `segment`, a frame boundary where the chain ends in `tail`. Blocks.
 
     Raises:
+        ResourcesExhausted: the process can open no more files; nothing was removed.
         LogReadOnly: the device failed; only a restart tells which frames are still there.
     """
+    was_written = state.writer.segment is segment
+    # What the change opens is opened before it begins.
+    state.segments.refuse_without_descriptor()
+    store = state.writer.store if was_written else state.segments.opened(store_name(segment.base_index))
     with state.failing("truncating"):
         state.settle_flush()
         state.writer.write_out()
@@ -40,8 +45,6 @@ def truncate_at(state: LogState, tail: Tail, segment: Segment, position: int) ->
         # If the device fails from here on, reads must not look for what may be gone.
         state.tail = tail
         _remove_segments_after(state, segment)
-        was_written = state.writer.segment is segment
-        store = state.writer.store if was_written else state.files.open(store_name(segment.base_index))
         store.truncate(position)
         store.sync()
         preallocate(store, position, state.options)

@@ -13,6 +13,7 @@ from contextlib import closing, suppress
 
 from cachetools import LFUCache, LRUCache
 
+from ..errors import ResourcesExhausted
 from ..frames import Tail
 from ..options import IndexCachePolicy, LogOptions
 from ..storage import Directory, Storage
@@ -105,12 +106,33 @@ class Segments:
         base = segment.base_index
         store = self._stores.get(base)
         if store is None:
-            store = self._stores[base] = self.files.open(store_name(base))
+            store = self._stores[base] = self.opened(store_name(base))
             if len(self._stores) > self._open_limit:
                 self._stores.popitem(last=False)[1].close()
         else:
             self._stores.move_to_end(base)
         return store
+
+    def opened(self, name: str) -> Storage:
+        """Return an open file; if the process can open no more, at the cost of those that are open for reads.
+
+        Raises:
+            FileNotFoundError: it does not exist.
+            ResourcesExhausted: there is still no descriptor.
+        """
+        try:
+            return self.files.open(name)
+        except ResourcesExhausted:
+            # A caller may be about to read the last one of each.
+            while len(self._stores) > 1:
+                self._stores.popitem(last=False)[1].close()
+            while len(self._indexes) > 1:
+                self._indexes.popitem(last=False)[1].close()
+            return self.files.open(name)
+
+    def refuse_without_descriptor(self) -> None:
+        """Before a change: raise `ResourcesExhausted` if no file can be opened, as it will be to sync the folder."""
+        self.opened(store_name(self.last.base_index)).close()
 
     @property
     def cached_indexes(self) -> list[int]:
@@ -129,7 +151,7 @@ class Segments:
             return cached
         if not self._loads:
             return self._stored_index(segment)
-        with closing(StoredIndex(self.files.open(index_name(base)))) as stored:
+        with closing(StoredIndex(self.opened(index_name(base)))) as stored:
             loaded = stored.load()
         self.cache_index(base, loaded)
         return loaded
@@ -164,7 +186,7 @@ class Segments:
         if index is None:
             place = bisect_right(self._bases, base)
             records = self._bases[place] - base if place < len(self._bases) else 0
-            index = self._indexes[base] = StoredIndex(self.files.open(index_name(base)), records)
+            index = self._indexes[base] = StoredIndex(self.opened(index_name(base)), records)
             if len(self._indexes) > self._open_limit:
                 self._indexes.popitem(last=False)[1].close()
         else:

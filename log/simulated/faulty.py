@@ -26,7 +26,7 @@ import threading
 from collections.abc import Callable
 from enum import Enum
 
-from ..errors import DiskFull
+from ..errors import DiskFull, ResourcesExhausted
 from ..storage import Directory
 
 SECTOR_BYTES = 512
@@ -156,6 +156,8 @@ class Disk:
         """What survives if `lose_power` is not told."""
         self.full = False
         """Whether nothing more can be created or allocated: `DiskFull`."""
+        self.exhausted = False
+        """Whether no file can be created or opened: `ResourcesExhausted`."""
         self.most_bytes: int | None = None
         """If set, no file can be allocated beyond it: `DiskFull`."""
         self.failing: Callable[[str, str], bool] | None = None
@@ -380,6 +382,8 @@ class FaultyDirectory:
         self._step("create", name)
         if name in self._folder.cached:
             raise FileExistsError(name)
+        if self.disk.exhausted:
+            raise ResourcesExhausted(name, "injected")
         if self.disk.full:
             raise DiskFull(name, 0)
         file = DiskFile(name)
@@ -391,6 +395,8 @@ class FaultyDirectory:
         node = self._folder.cached.get(name)
         if not isinstance(node, DiskFile):
             raise FileNotFoundError(name)
+        if self.disk.exhausted:
+            raise ResourcesExhausted(name, "injected")
         return FaultyStorage(self.disk, node)
 
     def rename(self, source: str, target: str) -> None:

@@ -14,6 +14,8 @@ class Reason(StrEnum):
     OVERLOADED = "overloaded"
     WRONG_INDEX = "wrong_index"
     DISK_FULL = "disk_full"
+    RESOURCES_EXHAUSTED = "resources_exhausted"
+    """The process or the machine has no file descriptor or memory left: a full disk, for all that decides who leads."""
 
 
 class Request(Protocol):

@@ -20,7 +20,7 @@ from quire.cluster.serve.process import listen
 from quire.cluster.standalone.app import make_app
 from quire.cluster.standalone.config import StandaloneConfig
 from quire.cluster.standalone.service import LogService
-from quire.log import DiskFull, FileDirectory, FileStorage, Log
+from quire.log import DiskFull, FileDirectory, FileStorage, Log, ResourcesExhausted
 from tests.cluster.closing import close_server
 from tests.cluster.running import Reply
 from tests.ports import HOST, free_ports
@@ -39,6 +39,8 @@ class HeldDirectory(FileDirectory):
         return HeldStorage(f"{self.path}/{name}", 0, self.device)
 
     def create(self, name: str) -> FileStorage:
+        if self.device.exhausted:
+            raise ResourcesExhausted(name, "injected")
         if self.device.full:
             raise DiskFull(name, 0)
         return HeldStorage(f"{self.path}/{name}", os.O_CREAT | os.O_EXCL, self.device)
@@ -55,6 +57,7 @@ class Device:
         self.runs.set()
         self.broken = False
         self.full = False
+        self.exhausted = False
         self.index_reads: list[str] = []
         """Names of the index files that were read, one for each read."""
 

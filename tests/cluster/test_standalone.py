@@ -201,6 +201,19 @@ async def test_a_full_disk_refuses_what_it_has_no_room_for_and_goes_on(tmp_path:
         assert not log.service.ended.is_set()
 
 
+async def test_a_process_that_can_open_no_more_files_refuses_a_write_and_takes_it_later(tmp_path: Path) -> None:
+    device = Device()
+    async with served(tmp_path, device, segment_bytes=1 << 16) as log:
+        assert (await log.append(b"x" * (1 << 17))).status == 200
+        device.exhausted = True
+        refused = await log.append(b"y")
+        assert (refused.status, refused.problem) == (503, "resources-exhausted")
+        assert refused.headers["Retry-After"] == "1"
+        device.exhausted = False
+        assert (await log.append(b"y")).document["write_index"] == 1
+        assert not log.service.ended.is_set()
+
+
 async def test_as_many_writes_as_the_limit_are_in_progress_and_one_more_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

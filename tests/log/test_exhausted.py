@@ -1,0 +1,98 @@
+"""A process that can open no more files: what would change the log is refused before it begins, and works later."""
+
+from __future__ import annotations
+
+import resource
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from quire.log import FileDirectory, Kind, Log, ResourcesExhausted
+from quire.log.simulated import Disk
+from tests.log.histories import all_frames, open_log
+
+
+def filled(disk: Disk) -> Log:
+    """Return a log of several segments whose write segment is full."""
+    log = open_log(disk)
+    for k in range(40):
+        log.append([str(k) * 60])
+    log.append(["y" * 2100])
+    log.flush()
+    return log
+
+
+CHANGES: dict[str, Callable[[Log], object]] = {
+    "rotation": lambda log: log.append(["one more"]),
+    "raw frames": lambda log: log.append_frames(raw_after(log)),
+    "truncation in the write segment": lambda log: log.truncate(log.tail.index - 1),
+    "truncation over segments": lambda log: log.truncate(3),
+    "streamed append": lambda log: log.append_stream([b"x" * 600, b"y" * 600]),
+}
+
+
+def raw_after(log: Log) -> bytes:
+    other = open_log(Disk())
+    other.reset(log.tail)
+    other.append_payload(b"\x91\x01", count=1, kind=Kind.RECORDS, epoch=0)
+    return other.read_frames(log.tail.index, 1, unflushed=True)[0]
+
+
+@pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
+def test_a_change_that_can_open_no_file_is_refused_and_the_log_stays_usable(change: Callable[[Log], object]) -> None:
+    disk = Disk()
+    log = filled(disk)
+    frames, names = all_frames(log), disk.names("log")
+    disk.exhausted = True
+    for _ in range(2):
+        with pytest.raises(ResourcesExhausted):
+            change(log)
+    disk.exhausted = False
+    assert log.failure is None
+    assert (all_frames(log), set(disk.names("log")) <= set(names)) == (frames, True)
+    change(log)
+    log.flush()
+    found = all_frames(log)
+    log.close()
+    assert all_frames(open_log(disk)) == found
+
+
+def test_an_expiry_that_can_open_no_file_removes_nothing_and_does_it_later() -> None:
+    disk = Disk()
+    log = filled(disk)
+    disk.exhausted = True
+    assert log.remove_expired(max_bytes=0) == 0
+    assert (log.failure, log.bounds.lowest_index) == (None, 0)
+    disk.exhausted = False
+    assert log.remove_expired(max_bytes=0) > 1
+    assert log.bounds.lowest_index > 0
+
+
+def test_a_flush_needs_no_descriptor() -> None:
+    disk = Disk()
+    log = open_log(disk)
+    log.append(["a"])
+    disk.exhausted = True
+    log.flush()
+    log.append(["b"])
+    flush = log.begin_flush()
+    assert flush is not None
+    flush.run()
+    log.end_flush(flush)
+    assert log.durable_index == 2
+
+
+@pytest.mark.parametrize("open_one", [FileDirectory.create, FileDirectory.open], ids=["create", "open"])
+def test_a_file_system_s_refusal_for_want_of_a_descriptor_is_told_from_a_failed_device(
+    tmp_path: Path, open_one: Callable[[FileDirectory, str], object]
+) -> None:
+    directory = FileDirectory(tmp_path)
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (0, hard))
+    try:
+        with pytest.raises(ResourcesExhausted):
+            open_one(directory, "file")
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    assert directory.list() == []
