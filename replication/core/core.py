@@ -168,11 +168,13 @@ class Core:
             self.following.tick()
             self._report_role(f"the leader {self.following.leader.candidate} was not heard for an election timeout")
         if self.leading and self._disk_hangs:
-            self._step_down("the disk has not answered for an election timeout")
+            self._give_way("the disk has not answered for an election timeout")
         if self.leading:
             self.leading.tick()
             if not self.leading.hears_majority():
                 self._step_down("no majority was heard for an election timeout")
+            elif self.leading.handover.gives_up:
+                self._give_way(self.leading.handover.gives_up)
         self._campaign_if_due()
 
     def _campaign_if_due(self) -> None:
@@ -242,7 +244,7 @@ class Core:
         if held_epoch <= self.state.promise.epoch:
             return
         self.candidate.highest_epoch = max(self.candidate.highest_epoch, held_epoch)
-        if self.leading and self.leading.transferring_to == sender:
+        if self.leading and self.leading.handover.campaigns == sender:
             self._step_down(f"handed over to {sender}")
             self.candidate.yield_to_another()
         self._step_down(f"{sender} holds epoch {held_epoch}")
@@ -339,7 +341,7 @@ class Core:
         if leading.serving:
             leading.refuse_waiting(reason)
         else:
-            self._step_down(reason)  # Without its `epoch_start` it would never serve.
+            self._give_way(reason)  # Without its `epoch_start` it would never serve.
 
     # Promises (rule 1)
 
@@ -394,7 +396,7 @@ class Core:
     def _store_promise(self, promise: Promise, reason: str) -> None:
         """Send a promise to disk. From here on it counts (rule 2), and everything under the last one is over."""
         state = self.state
-        if self.leading and self.leading.transferring_to == promise.candidate:
+        if self.leading and self.leading.handover.campaigns == promise.candidate:
             reason = f"handed over to {promise.candidate}"
         self._step_down(reason)
         if self.following:
@@ -413,7 +415,7 @@ class Core:
         """Run the writer's jobs as far as the disk allows, ship, and report to the node above."""
         self._run_jobs()
         if self.leading:
-            self.leading.continue_transfer()
+            self.leading.handover.advance()
         self._ship()
         self.state.report_apply()
         self._report_role()
@@ -450,6 +452,13 @@ class Core:
             self.leading.end()
             self.leading = None
             self._report_role(reason)
+
+    def _give_way(self, reason: str) -> None:
+        """Step down because this node is not fit to lead, for another that was asked; do not come back at once."""
+        if self.leading is not None:
+            self.leading.give_way()
+            self._step_down(reason)
+            self.state.fitness.hold_off(self.state)
 
     def _end_if_halted(self) -> None:
         if self.state.halted is not None:

@@ -1,7 +1,8 @@
-"""Rules 4, 6, 7, 11, 12 and 15 at the leader's end: append, commit, be heard, transfer leadership, change the members.
+"""Rules 6, 7, 11, 12 and 15 at the leader's end: append, commit, be heard, change the members.
 
 A `Leading` lives for one epoch. When it ends, for whatever reason, the object is dropped whole: late acks, echoes and
-flushes find nothing to count in (rule 2). Its followers' streams are in `downstreams`.
+flushes find nothing to count in (rule 2). Its followers' streams are in `downstreams`, transfers of leadership (rule 4)
+in `fitness.handover`.
 """
 
 from collections import deque
@@ -13,8 +14,9 @@ from . import actions, events
 from .changing import ChangeContext, Changed, Full, Lost, NotLeading, Outcome, next_change
 from .downstreams import Downstreams
 from .events import Reason, Request
+from .fitness.handover import Handover
 from .members import Member, Members
-from .messages import Campaign, Heartbeat, HeartbeatEcho, OpenAnswer, OpenVerb, PreVote, Promise
+from .messages import Heartbeat, HeartbeatEcho, OpenAnswer, OpenVerb, PreVote, Promise
 from .state import State
 from .status import InstallStatus, LeaderStatus, Queues, StreamStatus
 
@@ -26,15 +28,6 @@ class Read:
     read_id: int
     index: int
     sequence: int
-
-
-@dataclass(slots=True)
-class Transfer:
-    """A transfer under way: writes wait until the target holds everything, `Campaign` is sent, or time is up."""
-
-    target: str
-    until: int
-    campaign_sent: bool = False
 
 
 class Change(NamedTuple):
@@ -66,7 +59,7 @@ class Leading:
         self._sequence = 0
         self._heartbeat_at = state.now
         self._reads: deque[Read] = deque()
-        self._transfer: Transfer | None = None
+        self.handover = Handover(state, promise, self.downstreams)
         self._change: Change | None = None
 
     def handle(self, event: events.LeaderEvent) -> None:
@@ -85,7 +78,7 @@ class Leading:
             case events.ReadRequested(read_id):
                 self.read(read_id)
             case events.TransferRequested(target):
-                self.transfer(target)
+                self.handover.begin(target, serving=self.serving)
             case events.PromoteRequested():
                 self.promote(event)
             case _:
@@ -148,7 +141,7 @@ class Leading:
     def append_waiting(self) -> None:
         """Append what waits as one frame, up to its limits; the rest follows when this one is in the file."""
         options, waiting = self.state.options, self._waiting
-        if not waiting or self._uncommitted_bytes >= options.uncommitted_bytes or self._transfer:
+        if not waiting or self._uncommitted_bytes >= options.uncommitted_bytes or self.handover.target:
             return
         batch = [waiting.popleft()]
         size = batch[0].size
@@ -220,6 +213,7 @@ class Leading:
         if echo.epoch == self.promise.epoch:
             self.downstreams.heard(sender)
             self._echoed[(sender, disk_id)] = max(self._echoed.get((sender, disk_id), 0), echo.sequence)
+            self.handover.echoed(sender, disk_id, echo.fitness)
             self._answer_reads()
             self._ask_clock(sender, disk_id)
 
@@ -236,14 +230,13 @@ class Leading:
             state.act(actions.Send(sender, PreVote(0, state.log.durable, None)))
 
     def tick(self) -> None:
-        """Send heartbeats when due, and end what takes too long: a transfer, a stream, an install."""
+        """Send heartbeats when due; end what takes too long: a stream, an install, a transfer; hand over if unfit."""
         self.downstreams.tick()
         if self.state.commit_index == self.state.log.highest_index:
             self._majority_grew_at = self.state.awake  # What is appended next has not waited yet.
         if self.state.now >= self._heartbeat_at:
             self.send_heartbeats()
-        if self._transfer and self.state.now >= self._transfer.until:
-            self._end_transfer(f"{self._transfer.target} did not take over in time")
+        self.handover.tick(self._is_heard())
 
     @property
     def stuck_us(self) -> int:
@@ -310,44 +303,6 @@ class Leading:
         if answered and self._reads and not self._reads[0].sequence:
             self.send_heartbeats()
 
-    # Transferring leadership (rule 4; section 3.10 of the Raft thesis)
-
-    def transfer(self, target: str | None) -> None:
-        """Stop appending writes, which wait; `continue_transfer` asks the target to campaign once it holds everything.
-
-        If it does not get there within an election timeout, or no other leader is heard within two more, this leader
-        continues and appends what waited. If the transfer succeeds, what waited is refused as not written.
-        """
-        state = self.state
-        others = [voter for voter in state.members.voters() if state.is_linked(voter)]
-        if target is None and others:
-            target = max(others, key=lambda voter: (self.downstreams.durable_on(voter), voter.node_id)).node_id
-        if self._transfer or not self.serving or target not in [voter.node_id for voter in others]:
-            why = "another is under way" if self._transfer else f"{target or 'no other voter'} is not connected"
-            state.act(actions.TransferEnded(why if self.serving else "this leader does not serve yet"))
-            return
-        self._transfer = Transfer(target, state.now + state.options.election_timeout_us)
-
-    def continue_transfer(self) -> None:
-        """Send `Campaign` once all that was appended is committed, and durable on the target's disk."""
-        state, transfer = self.state, self._transfer
-        if transfer is None or transfer.campaign_sent or transfer.target not in state.links:
-            return
-        end = state.log.highest_index
-        if self.downstreams.has_acknowledged(transfer.target, end) and state.commit_index == end:
-            # The target campaigns for one election timeout from when it receives this: this leader waits longer.
-            transfer.campaign_sent, transfer.until = True, state.now + 2 * state.options.election_timeout_us
-            state.act(actions.Send(transfer.target, Campaign(self.promise)))
-
-    def _end_transfer(self, reason: str) -> None:
-        self._transfer = None
-        self.state.act(actions.TransferEnded(reason))
-
-    @property
-    def transferring_to(self) -> str | None:
-        """The node that this leader asked to campaign in its place."""
-        return self._transfer.target if self._transfer and self._transfer.campaign_sent else None
-
     # Members (rule 15)
 
     def promote(self, asked: events.PromoteRequested) -> None:
@@ -369,7 +324,7 @@ class Leading:
         return ChangeContext(
             serving=self.serving,
             start_index=self.start_index,
-            transferring_to=self._transfer.target if self._transfer else None,
+            transferring_to=self.handover.target,
             match_index=self.downstreams.match_index(node_id, self.state.links.get(node_id)),
             is_heard=self._is_heard(),
         )
@@ -385,6 +340,10 @@ class Leading:
         self._change = None
 
     # The end
+
+    def give_way(self) -> None:
+        """Ask another to campaign: this leader is unfit, and about to step down."""
+        self.handover.ask_successor(self._is_heard())
 
     def end(self) -> None:
         """Refuse what was not appended and the reads that wait; close the streams."""

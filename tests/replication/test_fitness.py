@@ -90,7 +90,7 @@ def test_a_node_that_applies_late_is_behind_and_one_that_applies_is_not() -> Non
 
 
 def test_a_full_disk_is_asked_for_room_every_four_election_timeouts_and_is_fit_again_when_there_is_some() -> None:
-    world = led()
+    world = led("n1")
     leader = world["n1"]
     leader.disk_full = True
     leader.write("a")

@@ -31,7 +31,7 @@ from quire.replication.core.leading import Leading
 from quire.replication.core.messages import Ack, CoreMessage, CrcMismatch, Open, OpenAnswer
 from quire.replication.disk import Disk
 from quire.replication.net.wire import decode_peer, decode_stream, encode
-from tests.replication.snapshots import Snapshots
+from tests.replication.disks import Snapshots, refusal_of
 
 MILLISECOND = 1_000
 MESSAGE_US = MILLISECOND
@@ -280,20 +280,11 @@ class SimNode:
 
     def _refuse(self, action: actions.Action) -> bool:
         """Refuse an append for want of room; return whether it was one."""
-        stream_id, is_system = 0, isinstance(action, actions.AppendSystem)
-        match action:
-            case actions.AppendRequests(_, _, writes):
-                self.rejected += ((write, Reason.DISK_FULL) for write in writes)  # type: ignore[misc]
-            case actions.AppendFrames():
-                stream_id = action.stream_id
-            case actions.AppendSystem() if not self.reserve:
-                pass
-            case _:
-                return False
-        result = actions.AppendResult(
-            stream_id, is_made=False, refused=Reason.DISK_FULL, error="full", is_system=is_system
-        )
-        self._append_results.append(result)
+        if (refused := refusal_of(action, reserve=self.reserve)) is None:
+            return False
+        if isinstance(action, actions.AppendRequests):
+            self.rejected += ((write, Reason.DISK_FULL) for write in action.requests)  # type: ignore[misc]
+        self._append_results.append(refused)
         return True
 
     def _carry_out_with_room(self, action: actions.Action) -> None:
@@ -420,6 +411,7 @@ class World:
         self._order = count()
         self._queue: list[tuple[int, int, Callable[..., None], tuple[object, ...]]] = []
         self.old_messages = False
+        self.stream_cut: set[tuple[str, str]] = set()
         self.clock_ahead: dict[str, int] = {}
         self._cut: set[tuple[str, str]] = set()
         self._streams: dict[tuple[str, int], tuple[str, int]] = {}
@@ -545,7 +537,8 @@ class World:
             self.close_stream(node, stream_id)
             self.later(MESSAGE_US, node.step, events.StreamClosed(stream_id))
             return
-        self.later(self.delay_us(node.node_id, end[0]), self._stream_arrive, node.node_id, *end, data)
+        if (node.node_id, end[0]) not in self.stream_cut:
+            self.later(self.delay_us(node.node_id, end[0]), self._stream_arrive, node.node_id, *end, data)
 
     def _stream_arrive(self, source: str, target: str, stream_id: int, data: object) -> None:
         if (target, stream_id) not in self._streams:

@@ -66,6 +66,7 @@ class Holding:
     """A level that holds. `calm_since`: since when its measure is below half the bound; None if it is not."""
 
     reason: str
+    since: int
     clock: int
     calm_since: int | None = None
 
@@ -83,6 +84,8 @@ class Fitness:
         self._probe_at = 0
         self._has_reserve = True
         self._stuck_at = 0  # commit_index when COMMITS_NOTHING was entered
+        self._gave_up_at = -1  # commit_index when this node stepped down because it was stuck
+        self._handed_over_at: int | None = None
         self._hold_off_until = 0
         self._hold_offs = 0
 
@@ -180,7 +183,7 @@ class Fitness:
                 del self._holding[level]
                 self._changed_clock = state.clock
         if not self._holding:
-            self._hold_offs = 0
+            self._hold_offs = self._hold_off_until = 0
         probes = self.holds(Level.NO_ROOM) and state.awake >= self._probe_at
         if probes:
             self._probe_at = state.awake + PROBE_TIMEOUTS * patience
@@ -210,16 +213,39 @@ class Fitness:
         if is_ill and holding is None:
             if not self._holding:
                 self._unfit_since = state.awake
-            self._holding[level] = Holding(reason, state.clock)
+            self._holding[level] = Holding(reason, state.awake, state.clock)
         elif is_ill and holding is not None:
             holding.reason, holding.calm_since = reason, None
         elif holding is not None and holding.calm_since is None:
             holding.calm_since = state.awake
 
-    # After an unfit leadership
+    # An unfit leadership
+
+    def handed_over(self, state: "State") -> None:
+        """Another was asked to lead in this node's place."""
+        self._handed_over_at = state.awake
+
+    def may_hand_over(self, state: "State", pause_timeouts: int) -> bool:
+        """Whether an unfit leader may look for another.
+
+        Not before it can know whether all nodes have fallen ill together; and not so soon again, unless its illness has
+        stayed or is grave.
+        """
+        at, patience = self._handed_over_at, state.options.election_timeout_us
+        if not self._holding or state.awake - self._holding[self.level].since < patience // 2:
+            return False
+        if at is None or self.level >= Level.NO_ROOM or self._unfit_since <= at:
+            return True
+        return state.awake - at >= pause_timeouts * patience
+
+    def may_give_up_stuck(self, state: "State") -> bool:
+        """Whether something was committed since this node stepped down because nothing was."""
+        return state.commit_index > self._gave_up_at
 
     def hold_off(self, state: "State") -> None:
         """Campaign neither by itself nor for another candidate for a while, longer each time until this node is fit."""
+        if self.holds(Level.COMMITS_NOTHING):
+            self._gave_up_at = state.commit_index
         span = HOLD_OFF_TIMEOUTS << min(self._hold_offs, MAX_HOLD_OFF_DOUBLINGS)
         self._hold_off_until = state.awake + span * state.options.election_timeout_us
         self._hold_offs += 1

@@ -1,0 +1,208 @@
+"""How a leader hands over (rule 4; section 3.10 of the Raft thesis): when an operator asks, and when it is unfit.
+
+    asked, or unfit and a voter is fitter --> appends no more, waits until all is committed and on the target's disk
+        --> sends it `Campaign` --> another is promised: the leadership is over
+        time is up, an operator asked  --> this leader continues
+        time is up, this leader is unfit --> it asks the target all the same, steps down, and holds back (`levels`)
+
+An unfit leader looks for the fittest voter: heard, at a lower level for two election timeouts, and not far behind. If
+there is none it goes on: an unfit leader is better than none. One that is stuck (COMMITS_NOTHING) can complete nobody's
+log, so it steps down at once; not twice without a commit between, as the fault may be the others'.
+
+A slow or late leader does what it should, slowly. It hands over once in ten election timeouts, so that leadership does
+not wander between nodes that are all at their bounds. That does not hold for an illness that has lasted since it handed
+over last, nor for one with which it can serve nothing.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple
+
+from ..actions import Send, TransferEnded
+from ..messages import Campaign, Promise
+from .levels import Level
+
+if TYPE_CHECKING:
+    from ..downstreams import Downstreams
+    from ..members import Member
+    from ..state import State
+
+HELD_TIMEOUTS = 2  # How long a voter must have been fitter; also what a transfer to it may take.
+PAUSE_TIMEOUTS = 10
+INCOMPLETE_TIMEOUTS = 4  # After that, a leader that serves nothing looks also at voters that lag.
+
+
+class HeardLevel(NamedTuple):
+    """The level of a voter by its last echo, and since when it has been that."""
+
+    level: int
+    since: int
+
+
+def name_of(level: int) -> str:
+    """A level in words; a later version may have levels of which this one knows the number only."""
+    try:
+        return Level(level).name.lower().replace("_", " ")
+    except ValueError:
+        return f"level {level}"
+
+
+@dataclass(slots=True)
+class Transfer:
+    """A transfer under way: writes wait until the target holds everything, `Campaign` is sent, or time is up."""
+
+    target: str
+    until: int
+    is_chosen: bool  # By this leader, not by an operator who named it.
+    for_fitness: bool = False
+    campaign_sent: bool = False
+
+
+class Handover:
+    """What a leadership knows of the others' fitness, and its transfer."""
+
+    def __init__(self, state: "State", promise: Promise, downstreams: "Downstreams") -> None:
+        self._state = state
+        self._promise = promise
+        self._downstreams = downstreams
+        self._levels: dict[tuple[str, bytes], HeardLevel] = {}
+        self._transfer: Transfer | None = None
+        self.gives_up = ""
+        """Why this leader must step down; empty while it need not."""
+
+    @property
+    def target(self) -> str | None:
+        """The node to which a transfer is under way: no write is appended meanwhile."""
+        return self._transfer.target if self._transfer else None
+
+    @property
+    def campaigns(self) -> str | None:
+        """The node that was asked to campaign in this one's place."""
+        return self._transfer.target if self._transfer and self._transfer.campaign_sent else None
+
+    def echoed(self, sender: str, disk_id: bytes, level: int) -> None:
+        """Note a node's level."""
+        known = self._levels.get((sender, disk_id))
+        if known is None or known.level != level:
+            self._levels[(sender, disk_id)] = HeardLevel(level, self._state.now)
+
+    def _level_of(self, voter: "Member") -> int | None:
+        known = self._levels.get((voter.node_id, voter.disk_id))
+        return None if known is None else known.level
+
+    # A transfer
+
+    def begin(self, target: str | None, *, serving: bool) -> None:
+        """Stop appending writes, which wait; `advance` asks the target to campaign once it holds everything.
+
+        If it does not get there within an election timeout, or no other leader is heard within two more, this leader
+        continues and appends what waited. If the transfer succeeds, what waited is refused as not written. Without a
+        target it goes to the fittest voter; of equally fit ones to that which has most.
+        """
+        state, is_chosen = self._state, target is None
+        others = [voter for voter in state.members.voters() if state.is_linked(voter)]
+        if target is None and others:
+            target = max(others, key=self._merit).node_id
+        if self._transfer or not serving or target not in [voter.node_id for voter in others]:
+            why = "another is under way" if self._transfer else f"{target or 'no other voter'} is not connected"
+            state.act(TransferEnded(why if serving else "this leader does not serve yet"))
+            return
+        self._transfer = Transfer(target, state.now + state.options.election_timeout_us, is_chosen)
+
+    def _merit(self, voter: "Member") -> tuple[int, int, str]:
+        return (-(self._level_of(voter) or 0), self._downstreams.durable_on(voter), voter.node_id)
+
+    def advance(self) -> None:
+        """Send `Campaign` once all that was appended is committed, and durable on the target's disk.
+
+        A target that an operator named must be as fit as any voter. It says its level in its first echo.
+        """
+        state, transfer = self._state, self._transfer
+        if transfer is None or transfer.campaign_sent or transfer.target not in state.links:
+            return
+        if not transfer.is_chosen:
+            level = next((self._level_of(v) for v in state.members.voters() if v.node_id == transfer.target), None)
+            if level is None:
+                return
+            if fitter := self._fitter_than(level, besides=transfer.target):
+                self._end(f"{transfer.target} is not fit to lead ({name_of(level)}), {fitter} is fitter")
+                return
+        end = state.log.highest_index
+        if self._downstreams.has_acknowledged(transfer.target, end) and state.commit_index == end:
+            # The target campaigns for one election timeout from when it receives this: this leader waits longer.
+            transfer.campaign_sent, transfer.until = True, state.now + 2 * state.options.election_timeout_us
+            state.fitness.handed_over(state)
+            state.act(Send(transfer.target, Campaign(self._promise)))
+
+    def _fitter_than(self, level: int, *, besides: str) -> str | None:
+        state = self._state
+        for voter in state.members.voters():
+            known = state.fitness.level if state.is_me(voter) else self._level_of(voter)
+            if voter.node_id != besides and known is not None and known < level:
+                return voter.node_id
+        return None
+
+    def _end(self, reason: str) -> None:
+        transfer, self._transfer = self._transfer, None
+        if transfer and not transfer.for_fitness:  # Otherwise nobody asked.
+            self._state.act(TransferEnded(reason))
+
+    # An unfit leader
+
+    def tick(self, is_heard: Callable[["Member"], bool]) -> None:
+        """End a transfer whose time is up; begin one if this leader is unfit and another is fitter."""
+        state, transfer, fitness = self._state, self._transfer, self._state.fitness
+        if transfer is not None:
+            if state.now >= transfer.until:
+                self._end(f"{transfer.target} did not take over in time")
+                self.gives_up = f"{fitness.reason}, and {transfer.target} is fitter" if transfer.for_fitness else ""
+        elif fitness.holds(Level.COMMITS_NOTHING):
+            # Whoever has no room would commit nothing either.
+            fitter = self._fittest(is_heard, Level.NO_ROOM, complete=False)
+            if fitter is not None and fitness.may_give_up_stuck(state):
+                self.gives_up = f"{fitness.reason}, and {fitter.node_id} is fitter"
+        elif fitness.may_hand_over(state, PAUSE_TIMEOUTS):
+            patience = state.options.election_timeout_us
+            serves_nothing = fitness.level >= Level.NO_ROOM
+            is_late = serves_nothing and state.awake - fitness.unfit_since > INCOMPLETE_TIMEOUTS * patience
+            fitter = self._fittest(is_heard, fitness.level, complete=not is_late)
+            if fitter is not None:
+                until = state.now + HELD_TIMEOUTS * patience
+                self._transfer = Transfer(fitter.node_id, until, is_chosen=True, for_fitness=True)
+
+    def _fittest(self, is_heard: Callable[["Member"], bool], below: int, *, complete: bool) -> "Member | None":
+        """The fittest voter below a level; of equally fit ones that which has most.
+
+        It is heard, has been at its level for long enough, and does not fetch a snapshot; `complete`: and lacks little.
+        """
+        state, downstreams = self._state, self._downstreams
+        held_since = state.now - HELD_TIMEOUTS * state.options.election_timeout_us
+        fetching = {install.node_id for install in downstreams.installs.values()}
+
+        def is_fitter(voter: "Member") -> bool:
+            known = self._levels.get((voter.node_id, voter.disk_id))
+            if known is None or known.level >= below or known.since > held_since or not is_heard(voter):
+                return False
+            if state.is_me(voter) or not state.is_linked(voter) or voter.node_id in fetching:
+                return False
+            match = downstreams.match_index(voter.node_id, voter.disk_id)
+            lacks_little = match is not None and state.log.bytes_from(match) <= state.options.promotable_bytes
+            return lacks_little or not complete
+
+        return max(filter(is_fitter, state.members.voters()), key=self._merit, default=None)
+
+    def ask_successor(self, is_heard: Callable[["Member"], bool]) -> None:
+        """Before this leader steps down unfit: ask the best of the others at once, so that nobody waits for a timeout.
+
+        Its log may lack what is not committed. So it may lose, and then the others campaign after their timeouts.
+        """
+        state, fetching = self._state, {install.node_id for install in self._downstreams.installs.values()}
+        others = [
+            voter
+            for voter in state.members.voters()
+            if state.is_linked(voter) and is_heard(voter) and voter.node_id not in fetching and not state.is_me(voter)
+        ]
+        fitter = [voter for voter in others if (self._level_of(voter) or 0) < state.fitness.level]
+        if fitter:
+            state.fitness.handed_over(state)
+            state.act(Send(max(fitter, key=self._merit).node_id, Campaign(self._promise)))

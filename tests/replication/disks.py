@@ -1,0 +1,32 @@
+"""What a node's disk holds beside the log in the tests' world, and what a full one refuses."""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from quire.replication.core import Reason, actions
+
+
+@dataclass
+class Snapshots:
+    """The indices of a node's snapshots; in this world none is written."""
+
+    indices: list[int] = field(default_factory=list)
+    fetching: int = 0
+    members: dict[int, list[list[Any]]] = field(default_factory=dict)
+
+    def members_of(self, members_index: int) -> list[list[Any]] | None:
+        """The rows that a test put there."""
+        return self.members.get(members_index)
+
+
+def refusal_of(action: actions.Action, *, reserve: bool) -> actions.AppendResult | None:
+    """What comes of an append on a full disk; None if it is none. `reserve`: there is room for system records."""
+    match action:
+        case actions.AppendRequests():
+            return actions.AppendResult(is_made=False, refused=Reason.DISK_FULL)
+        case actions.AppendFrames(stream_id):
+            return actions.AppendResult(stream_id, is_made=False, refused=Reason.DISK_FULL, error="full")
+        case actions.AppendSystem() if not reserve:
+            return actions.AppendResult(is_made=False, refused=Reason.DISK_FULL, is_system=True)
+        case _:
+            return None
