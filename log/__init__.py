@@ -44,7 +44,16 @@ from .offline.inspection import (
 )
 from .offline.repair import NothingToKeep, Plan, Repaired, Side, plan_repair, repair
 from .offline.verification import CheckedSegment, Fault, Verdict, verify
-from .options import FLUSH_ALWAYS, FLUSH_NEVER, FlushPolicy, IndexCachePolicy, LogOptions, time_since_boot, wall_clock
+from .options import (
+    FLUSH_ALWAYS,
+    FLUSH_NEVER,
+    STORE_HEADER_BYTES,
+    FlushPolicy,
+    IndexCachePolicy,
+    LogOptions,
+    time_since_boot,
+    wall_clock,
+)
 from .packing import check_value, pack, unpack
 from .payload import (
     Record,
@@ -74,6 +83,7 @@ __all__ = [
     "FLUSH_ALWAYS",
     "FLUSH_NEVER",
     "HEADER_BYTES",
+    "STORE_HEADER_BYTES",
     "Ages",
     "Bounds",
     "ChainBroken",

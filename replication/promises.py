@@ -8,6 +8,7 @@ start: it would not be enough to answer no vote, since an ack in an older epoch 
 """
 
 import struct
+from contextlib import closing
 
 from quire.log import Directory, SlotFile
 
@@ -23,6 +24,19 @@ _BODY = struct.Struct(f"<Q{MAX_NODE_ID_BYTES}sQ{DISK_ID_BYTES}s")
 
 class PromiseLost(Exception):
     """The promise file holds no promise of this disk; the text says what it holds instead."""
+
+
+def _winner(slots: SlotFile) -> tuple[Promise, bytes]:
+    """The promise of the highest epoch, and its disk id. Closes the file if it raises."""
+    held: tuple[Promise, bytes] | None = None
+    for slot in slots.read():
+        epoch, candidate, incarnation, disk = _BODY.unpack(slot.body)
+        if held is None or epoch > held[0].epoch:
+            held = (Promise(epoch, candidate.rstrip(b"\0").decode("ascii"), incarnation), disk)
+    if held is None:
+        slots.close()
+        raise PromiseLost("no slot of the promise file is valid")
+    return held
 
 
 class PromiseFile:
@@ -54,14 +68,7 @@ class PromiseFile:
             UnknownVersion: they have another version's format.
         """
         slots = SlotFile(directory.open(PROMISE_FILE), name=PROMISE_FILE, version=PROMISE_VERSION)
-        held: tuple[Promise, bytes] | None = None
-        for slot in slots.read():
-            epoch, candidate, incarnation, disk = _BODY.unpack(slot.body)
-            if held is None or epoch > held[0].epoch:
-                held = (Promise(epoch, candidate.rstrip(b"\0").decode("ascii"), incarnation), disk)
-        if held is None:
-            slots.close()
-            raise PromiseLost("no slot of the promise file is valid")
+        held = _winner(slots)
         if disk_id not in (None, held[1]):
             slots.close()
             raise PromiseLost(f"the promise file is of disk {held[1].hex()}, the identity of another")
@@ -69,6 +76,18 @@ class PromiseFile:
         promises.write(held[0])
         directory.sync()  # The file name, too: the start that created it may have been killed before this.
         return promises
+
+    @staticmethod
+    def read(directory: Directory) -> Promise:
+        """The promise that the file holds. Writes nothing.
+
+        Raises:
+            PromiseLost: no slot is valid.
+            UnknownVersion: they have another version's format.
+        """
+        slots = SlotFile(directory.open(PROMISE_FILE), name=PROMISE_FILE, version=PROMISE_VERSION)
+        with closing(slots):
+            return _winner(slots)[0]
 
     def write(self, promise: Promise) -> None:
         """Make a promise durable: write a slot, fsync, write the other, fsync."""

@@ -39,7 +39,7 @@ from quire.log import (
 )
 from quire.replication.promises import PROMISE_FILE
 
-from ..data_dir.data_dir import LOG_FOLDER
+from ..data_dir.first_start import LOG_FOLDER
 from ..data_dir.identity import DataDirRefused, read_identity
 from ..http.routes.ranges import line_of
 from .connection import Json

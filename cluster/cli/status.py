@@ -68,9 +68,17 @@ def node_table(rows: Rows) -> Table:
         table.add_row("held", *(_held(row) for row in rows.values()))
     table.add_row("answer", *(row.failure or _short(printable(row.answer)) for row in rows.values()))
     table.add_row("digest", *(_shown(row, "digest") for row in rows.values()))
+    if any(_problems(row) for row in rows.values()):
+        table.add_row("problems", *(_problems(row) for row in rows.values()))
     if differing := _differing(rows):
         table.add_row("differs", *(differing.get(node_id, "") for node_id in rows))
     return table
+
+
+def _problems(row: NodeRow) -> str:
+    """Why a node is not ready, and its alarms: each once, with what to do."""
+    status = row.status or {}
+    return "\n".join(dict.fromkeys([*status.get("reasons", ()), *status.get("alarms", ())]))
 
 
 def _differing(rows: Rows) -> dict[str, str]:

@@ -2,25 +2,24 @@
 
     lock -> identity -> promise (a new disk_id at the first start) -> log (recovery) -> genesis -> snapshots
 
-A log without an identity was left by a crash before this node joined its cluster: it is removed. An identity without a
-genesis or without a promise file means a damaged disk: the directory is refused.
+A directory without an identity is refused unless it was never formatted (`first_start`). An identity without a log, a
+mark, a genesis or a promise means a damaged disk: the directory is refused, and nothing of it is changed.
 """
 
 import os
 from collections.abc import Callable
 from pathlib import Path
 
-from quire.log import Directory, FileDirectory, Log, LogLocked, LogOptions, wall_clock
+from quire.log import Directory, FileDirectory, Log, LogLocked, LogOptions, store_bases, wall_clock
 from quire.replication import PromiseFile, PromiseLost
 from quire.replication.core.members import DISK_ID_BYTES
 from quire.replication.promises import PROMISE_FILE
 from quire.sm import Applier, Owner, Sessions, SnapshotPart, SnapshotStore, StateMachine, restore_newest
+from quire.sm.snapshots.store import SNAPSHOTS_FOLDER
 
+from .first_start import LOG_FOLDER, MARK_FILE, check_unformatted, set_unfinished_aside
 from .genesis import Genesis, read_genesis, read_genesis_file, write_genesis_file
-from .identity import DataDirRefused, NodeIdentity, read_identity, write_identity
-
-LOG_FOLDER = "log"
-MARK_FILE = "mark"
+from .identity import LOST_VOTER, DataDirRefused, NodeIdentity, read_identity, write_identity
 
 
 class DataDir:
@@ -43,7 +42,6 @@ class DataDir:
             DataDirRefused: it is in use, of another node or mode, or damaged.
             LogError: the log cannot be opened.
         """
-        path.mkdir(parents=True, exist_ok=True)
         return cls.open_directory(FileDirectory(path), node_id, options)
 
     @classmethod
@@ -65,24 +63,27 @@ class DataDir:
         directory, path = self._directory, self._directory.path
         self.identity = read_identity(directory)
         if self.identity is None:
-            self._forget_log()
+            check_unformatted(directory)
+            set_unfinished_aside(directory)
         elif self.identity.mode != "cluster":
             raise DataDirRefused(path, f"its mode is {self.identity.mode!r}; start it in that mode, or choose another")
         elif self.identity.node_id != node_id:
             raise DataDirRefused(path, f"it belongs to node {self.identity.node_id}, not {node_id}; choose another")
+        else:
+            self._check_log_is_there()
         self._read_promise()
         if self.identity is not None:
             self.log = self._open_log(self.identity.cluster_id)
             self._read_genesis()
 
-    def _forget_log(self) -> None:
-        segments = self._directory.child(LOG_FOLDER)
-        for name in segments.list():
-            segments.remove(name)
-        segments.sync()
-        if MARK_FILE in self._directory.list():
-            self._directory.remove(MARK_FILE)
-            self._directory.sync()
+    def _check_log_is_there(self) -> None:
+        """A formatted directory has a mark, and a log; only a reset to a snapshot leaves it empty for a moment."""
+        directory, names = self._directory, set(self._directory.list())
+        if MARK_FILE not in names:
+            raise DataDirRefused(directory.path, f"its mark file is missing; {LOST_VOTER}")
+        stores = store_bases(directory.existing(LOG_FOLDER)) if LOG_FOLDER in names else []
+        if not stores and not (SNAPSHOTS_FOLDER in names and directory.existing(SNAPSHOTS_FOLDER).list()):
+            raise DataDirRefused(directory.path, f"its log is missing; {LOST_VOTER}")
 
     def _read_promise(self) -> None:
         disk_id = self.identity.disk_id if self.identity else None
@@ -91,11 +92,11 @@ class DataDir:
         except (PromiseLost, FileNotFoundError) as error:
             if self.identity is not None:
                 why = error if isinstance(error, PromiseLost) else "its promise file is missing"
-                reason = f"{why}; wipe it, and the node rejoins as a new member"
+                reason = f"{why}; {LOST_VOTER}"
                 raise DataDirRefused(self._directory.path, reason) from error
             # The first start, or a crash during it: no other node knows this disk yet.
             if PROMISE_FILE in self._directory.list():
-                self._directory.remove(PROMISE_FILE)
+                self._directory.remove(PROMISE_FILE)  # No slot of it is valid, and nothing else is here.
             self.promises = PromiseFile.create(self._directory, os.urandom(DISK_ID_BYTES))
 
     def _open_log(self, cluster_id: bytes) -> Log:
@@ -113,7 +114,7 @@ class DataDir:
             self._genesis, _ = self.log.read_frames(0, 1)
             write_genesis_file(self._directory, self._genesis)  # Earlier versions had it in the log only.
         else:
-            raise DataDirRefused(self._directory.path, "it has no genesis; wipe it, or restore a backup")
+            raise DataDirRefused(self._directory.path, f"it has no genesis; {LOST_VOTER}")
 
     def genesis_frame(self) -> bytes:
         """The first frame of the log; the directory must be formatted."""
@@ -136,7 +137,7 @@ class DataDir:
             reason = (
                 f"its log begins at {lowest}, and no whole snapshot reaches it (the newest is at {boundary.tail.index})"
             )
-            raise DataDirRefused(self._directory.path, f"{reason}; wipe it, and the node rejoins as a new member")
+            raise DataDirRefused(self._directory.path, f"{reason}; {LOST_VOTER}")
         if boundary.tail.index:
             # An install interrupted between rename and reset left a log that does not join the snapshot.
             log.reset(boundary.tail, members_index=boundary.members_index)

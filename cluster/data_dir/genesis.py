@@ -25,7 +25,7 @@ from quire.sm import MAX_SESSIONS, SESSION_BYTES, SESSION_WINDOW, SESSIONS_BYTES
 
 from ..config.serve import ServeConfig
 from ..errors import ClusterError
-from .identity import DataDirRefused, write_whole_file
+from .identity import LOST_VOTER, DataDirRefused, write_whole_file
 
 GENESIS_FILE = "genesis"
 MAX_GENESIS_BYTES = 1 << 20
@@ -127,7 +127,8 @@ def read_genesis_file(directory: Directory) -> bytes | None:
     try:
         frames = list(walk_frames(raw))
     except (FrameInvalid, UnknownVersion) as error:
-        raise DataDirRefused(directory.path, f"its genesis file is corrupt ({error}); restore a backup") from error
+        raise DataDirRefused(directory.path, f"its genesis file is corrupt ({error}); {LOST_VOTER}") from error
     if len(frames) != 1 or frames[0].header.index != 0:
-        raise DataDirRefused(directory.path, "its genesis file does not hold the log's first frame; restore a backup")
+        reason = f"its genesis file does not hold the log's first frame; {LOST_VOTER}"
+        raise DataDirRefused(directory.path, reason)
     return raw

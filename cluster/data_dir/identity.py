@@ -15,6 +15,11 @@ from ..errors import ClusterError
 IDENTITY_FILE = "identity"
 IDENTITY_VERSION = 1
 MAX_IDENTITY_BYTES = 1 << 20
+LOST_VOTER = (
+    "move the whole directory away, once a majority of the other nodes is known to run, and start with an empty one: "
+    "the node rejoins as a new member"
+)
+"""The next step where a voter's files are damaged. Never one file alone: each proves something of the others."""
 
 
 class DataDirRefused(ClusterError):
@@ -85,7 +90,7 @@ def read_identity(directory: Directory) -> NodeIdentity | None:
     try:
         return NodeIdentity.from_line(raw)
     except (ValueError, KeyError, TypeError) as error:
-        raise DataDirRefused(directory.path, f"{error}; restore a backup, or start with an empty one") from error
+        raise DataDirRefused(directory.path, f"{error}; {LOST_VOTER}") from error
 
 
 def write_identity(directory: Directory, identity: NodeIdentity) -> None:

@@ -63,6 +63,9 @@ class _NodeCollector(Collector):
         yield CounterMetricFamily("quire_leader_changes", text, value=changes)
         text = "1 if the control plane nominates this node"
         yield GaugeMetricFamily("quire_nominated", text, value=self._node.leadership.nominated)
+        if "fitness" in status:
+            text = "0 if the node is fit to lead, else the level of what ails it (deploy/runbook.md)"
+            yield GaugeMetricFamily("quire_fitness_level", text, value=status["fitness"]["level"])
         yield GaugeMetricFamily("quire_serving", "1 if the node leads and serves", value=status["serving"])
         yield GaugeMetricFamily("quire_ready", "1 if /readyz answers 200", value=status["ready"])
         for name in INDICES:

@@ -44,6 +44,7 @@ from ..errors import (
 )
 from .components import Components, NodeResources
 from .digests import Difference, Digests
+from .fitness import LOOK_S, log_levels
 from .leadership import Leadership
 from .membership import Promotions
 from .pending import FutureWaiter, Pending, Visibility, Waiter, WriteCounts, WriteReply
@@ -90,6 +91,7 @@ class Node:
         self._checker: StateMachine = machine(self._initial)
         self._resources: NodeResources | None = None
         self._formation: asyncio.Task[None] | None = None
+        self._watch: asyncio.Task[None] | None = None
 
     # Life
 
@@ -126,6 +128,9 @@ class Node:
         nominated = self.leadership.run(components.replica)
         components.replica.start(resources.http, nominated=nominated)
         components.compaction.start()
+        look_s = min(LOOK_S, self.config.election_timeout_ms / 1000)
+        watch = log_levels(components.replica, self.config.data_dir, look_s)
+        self._watch = watched_task(watch, "fitness", self.failed)
         journal.info("running", cluster_id=genesis.cluster_id.hex(), bounds=tuple(components.log.bounds))
 
     async def hand_over(self) -> None:
@@ -140,6 +145,8 @@ class Node:
             self._formation.cancel()
             await asyncio.gather(self._formation, return_exceptions=True)
         if self.formed is not None:
+            if self._watch is not None:
+                self._watch.cancel()
             await self.leadership.stop()
             await self.formed.replica.stop()
             self.formed.applying.stop()

@@ -8,6 +8,7 @@ from quire.replication import Replica
 from quire.replication.lag import MICROSECONDS
 
 from .digests import Difference, Digests
+from .fitness import fitness_document, sentence, unready_reasons
 from .pending import Waiter
 
 if TYPE_CHECKING:
@@ -56,7 +57,8 @@ def node_status(node: "Node") -> dict[str, Any]:
         "links": sorted(status.links),
         "link_failures": dict(replica.network.reports.failures),
         **node.leadership.document(),
-        "alarms": alarms(components, node.digests),
+        "fitness": fitness_document(status.fitness, node.config.data_dir),
+        "alarms": alarms(components, node.digests, sentence(status.fitness, node.config.data_dir)),
     }
     if status.leader is not None:
         document["nodes"] = _nodes(replica, node.digests, clock)
@@ -73,26 +75,28 @@ def not_ready_reasons(node: "Node") -> list[str]:
     if node.formed is None:
         awaited = node.forming.awaited() if node.forming else ""
         return [f"the cluster is not formed yet; waiting for {awaited or 'its genesis'}"]
-    reasons: list[str] = []
-    if (failure := node.formed.applying.applier.failure) is not None:
-        reasons.append(f"applying has stopped: {failure}")
+    reasons = unready_reasons(node)
     if node.leader_id is None:
         reasons.append("no leader is heard")
     elif node.leader_id == node.node_id and not node.is_leader:
         reasons.append("this leader's first record is not committed yet")
     elif node.leader_id != node.node_id and not node.formed.replica.is_matched:
-        reasons.append(f"the stream from {node.leader_id} is not open yet")
+        unfit = sentence(node.formed.replica.status().fitness, node.config.data_dir)
+        reasons.append(f"the stream from {node.leader_id} is not open yet" + (f": {unfit}" if unfit else ""))
     return reasons
 
 
-def alarms(components: "Components", digests: Digests) -> list[str]:
-    """The alarms for an operator: duplicates, an overdue snapshot; of a leader also digests and clocks that differ."""
+def alarms(components: "Components", digests: Digests, unfit: str) -> list[str]:
+    """The alarms for an operator: what ails this node (`unfit`), duplicates of it, an overdue snapshot.
+
+    Of a leader also the replicas whose digest differs, and the clocks that are off.
+    """
     replica = components.replica
     differing = [difference.alarm(node_id) for node_id, difference in digests.differing.items()]
-    overdue = components.compaction.snapshotting.alarm
+    own = [alarm for alarm in (unfit, components.compaction.snapshotting.alarm) if alarm]
     leader = replica.status().leader
     clocks = clock_alarms({} if leader is None else leader.clock_offsets_us)
-    return sorted([*replica.network.reports.alarms.values(), *differing, *clocks, *([overdue] if overdue else [])])
+    return sorted([*replica.network.reports.alarms.values(), *differing, *clocks, *own])
 
 
 def clock_alarms(offsets_us: Mapping[str, int]) -> list[str]:

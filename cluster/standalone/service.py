@@ -33,7 +33,7 @@ from quire.log import (
 from quire.replication.core.members import DISK_ID_BYTES
 from quire.replication.promises import PROMISE_FILE
 
-from ..data_dir.data_dir import LOG_FOLDER
+from ..data_dir.first_start import LOG_FOLDER
 from ..data_dir.genesis import CLUSTER_ID_BYTES
 from ..data_dir.identity import DataDirRefused, NodeIdentity, read_identity, write_identity
 from ..errors import (

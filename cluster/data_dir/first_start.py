@@ -1,0 +1,120 @@
+"""What a data directory without an identity may hold: nothing, or what a crash during its first start left behind.
+
+The identity is written last (`DataDir.format`), so a directory without one was either never formatted, or has lost it.
+Lost: then its promise, its snapshots and its log are those of a voter that has acknowledged records, and nothing of
+them may be touched. Never formatted: then it has promised nobody, holds no snapshot, and its log holds the genesis
+frame at most. Such a log is moved to `quarantine/`; nothing is deleted, and files of other programs are left alone.
+"""
+
+import re
+from contextlib import closing
+
+from quire.log import (
+    HEADER_BYTES,
+    STORE_HEADER_BYTES,
+    Directory,
+    FrameInvalid,
+    UnknownVersion,
+    decode_header,
+    store_bases,
+)
+from quire.replication import PromiseFile, PromiseLost
+from quire.replication.promises import PROMISE_FILE
+from quire.sm.snapshots.store import SNAPSHOTS_FOLDER
+
+from .genesis import GENESIS_FILE, MAX_GENESIS_BYTES
+from .identity import LOST_VOTER, DataDirRefused
+
+LOG_FOLDER = "log"
+MARK_FILE = "mark"
+QUARANTINE_FOLDER = "quarantine"
+_OURS = re.compile(r"[0-9]{20}\.(store|store\.new|index|spool|rewrite)")
+_CHUNK_BYTES = 1 << 20
+
+
+def check_unformatted(directory: Directory) -> None:
+    """Check that a directory without an identity was never formatted. Changes nothing.
+
+    Raises:
+        DataDirRefused: it holds a promise, a snapshot or records: it has lost its identity.
+    """
+    names = set(directory.list())
+    if held := _held(directory, names):
+        raise DataDirRefused(directory.path, f"its identity file is missing, and it holds {held}; {LOST_VOTER}")
+
+
+def _held(directory: Directory, names: set[str]) -> str:
+    """What no first start leaves behind; empty if there is nothing of that kind."""
+    if PROMISE_FILE in names and (epoch := _promised_epoch(directory)):
+        return f"a promise of epoch {epoch}"
+    if SNAPSHOTS_FOLDER in names and directory.existing(SNAPSHOTS_FOLDER).list():
+        return "snapshots"
+    if LOG_FOLDER not in names:
+        return ""
+    files = directory.existing(LOG_FOLDER)
+    if foreign := [name for name in sorted(files.list()) if not _is_ours(name)]:
+        return f"{LOG_FOLDER}/{foreign[0]}, which is no file of a log"
+    return "a log with records" if _has_records(files) else ""
+
+
+def _promised_epoch(directory: Directory) -> int:
+    try:
+        return PromiseFile.read(directory).epoch
+    except PromiseLost:  # The first start was killed while it made the file; or it is rotten, and the rest tells.
+        return 0
+
+
+def _is_ours(name: str) -> bool:
+    return _OURS.fullmatch(name) is not None
+
+
+def _has_records(files: Directory) -> bool:
+    """Whether a log holds more than the genesis frame. A torn frame, at most as long as a genesis, is none."""
+    bases = store_bases(files)
+    if bases[1:] or bases[:1] not in ([], [0]):
+        return True
+    for base in bases:
+        with closing(files.open(f"{base:020d}.store")) as store:
+            end = _first_frame_end(store.read_at(STORE_HEADER_BYTES, HEADER_BYTES))
+            position = STORE_HEADER_BYTES + end
+            while chunk := store.read_at(position, _CHUNK_BYTES):
+                if chunk.strip(b"\0"):
+                    return True
+                position += len(chunk)
+    return False
+
+
+def _first_frame_end(raw: bytes) -> int:
+    """How many bytes the first frame has, if it may be a genesis; the most that a genesis has, if it is torn."""
+    try:
+        header = decode_header(raw)
+    except (FrameInvalid, UnknownVersion):
+        return MAX_GENESIS_BYTES
+    return header.size if header.index == 0 and header.epoch == 0 else 0
+
+
+def set_unfinished_aside(directory: Directory) -> None:
+    """Move what a killed first start left to `quarantine/`: its log, mark and genesis. The promise stays.
+
+    Killed at any point, the next start moves the rest.
+    """
+    names = set(directory.list())
+    unfinished = [name for name in (MARK_FILE, GENESIS_FILE) if name in names]
+    stores = directory.child(LOG_FOLDER).list() if LOG_FOLDER in names else []
+    if not unfinished and not stores:
+        return
+    quarantine = directory.child(QUARANTINE_FOLDER)
+    directory.sync()
+    number = sum(1 for name in quarantine.list() if name.startswith("unfinished-")) + 1
+    target = quarantine.child(f"unfinished-{number}")
+    quarantine.sync()
+    if stores:
+        files = directory.child(LOG_FOLDER)
+        for name in sorted(stores, reverse=True):
+            files.move(name, target, name)
+        target.sync()
+        files.sync()
+    for name in unfinished:
+        directory.move(name, target, name)
+    target.sync()
+    directory.sync()

@@ -1,0 +1,117 @@
+"""What ails a node is told everywhere, with what to do: readiness, status, alarms, metrics, the table, the journal."""
+
+import asyncio
+import errno
+import os
+from collections.abc import Callable
+from io import StringIO
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from quire.cluster.cli.status import NodeRow, node_table
+from quire.cluster.node.fitness import ADVICE
+from quire.replication.core.fitness import Level
+from tests.cluster.running import Reply, RunningCluster, running_cluster
+
+JSON = "application/json"
+MOODY = "tests.cluster.machines:Moody"
+SEGMENT_BYTES = 1 << 16
+DEADLINE_S = 30.0
+
+
+async def write(cluster: RunningCluster, command: bytes) -> Reply:
+    return await cluster.ask("n1", "POST", "/commands", b'{"commands": [%s]}' % command, JSON)
+
+
+async def status_of(cluster: RunningCluster) -> Any:
+    return (await cluster.ask("n1", "GET", "/status")).document
+
+
+async def until(cluster: RunningCluster, holds: Callable[[Any], bool]) -> Any:
+    """The status, once it is as wanted."""
+    async with asyncio.timeout(DEADLINE_S):
+        while not holds(status := await status_of(cluster)):
+            pass
+    return status
+
+
+async def level_shown(cluster: RunningCluster) -> float:
+    text = (await cluster.ask("n1", "GET", "/metrics")).body.decode()
+    return next(float(line.split()[1]) for line in text.splitlines() if line.startswith("quire_fitness_level "))
+
+
+def table_of(status: Any) -> str:
+    text = StringIO()
+    Console(width=1000, file=text).print(node_table({"n1": NodeRow("a:1", status, "42")}))
+    return text.getvalue()
+
+
+def _full(descriptor: int, begin: int, length: int) -> None:
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+@pytest.mark.asyncio
+@pytest.mark.slow
+async def test_a_leader_without_room_is_not_ready_and_says_what_to_do_until_there_is_room(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It is alone, so no other can take the leadership over."""
+    settings: dict[str, Any] = {"segment_bytes": SEGMENT_BYTES, "election_timeout_ms": 500, "heartbeat_ms": 50}
+    async with running_cluster(tmp_path, 1, **settings) as cluster:
+        assert await level_shown(cluster) < Level.NO_ROOM
+        with monkeypatch.context() as full:
+            full.setattr(os, "posix_fallocate", _full)
+            async with asyncio.timeout(DEADLINE_S):
+                while (refused := await write(cluster, b'["add", 0],' * 999 + b'["add", 0]')).status == 200:
+                    pass
+            assert (refused.status, refused.problem) == (503, "disk-full")
+            status = await until(cluster, lambda status: status["fitness"]["level"] == Level.NO_ROOM)
+            told = f"free space on the volume of {tmp_path / 'n1'}"
+            assert status["fitness"]["name"] == "no_room"
+            assert status["fitness"]["do"].startswith(told)
+            assert status["fitness"]["since"] > 0
+            assert [told in text for text in (*status["reasons"], *status["alarms"])] == [True, True]
+            assert told in table_of(status)
+            ready = await cluster.ask("n1", "GET", "/readyz")
+            assert ready.status == 503
+            assert told in ready.document["reasons"][0]
+            assert await level_shown(cluster) == Level.NO_ROOM
+            assert (await cluster.ask("n1", "GET", "/state")).status == 200
+            await logged(cluster, capsys, "unfit to lead")
+        assert (await write(cluster, b'["add", 1]')).status == 200
+        status = await until(cluster, lambda status: status["fitness"]["level"] == Level.FIT)
+        assert (status["ready"], status["alarms"], status["fitness"]["reason"]) == (True, [], "")
+        assert "problems" not in table_of(status)
+        await logged(cluster, capsys, "fit to lead again")
+
+
+async def logged(cluster: RunningCluster, capsys: pytest.CaptureFixture[str], event: str) -> None:
+    """Wait for a line of the journal."""
+    async with asyncio.timeout(DEADLINE_S):
+        while event not in capsys.readouterr().out:
+            await cluster.ask("n1", "GET", "/healthz")
+
+
+@pytest.mark.asyncio
+async def test_a_node_whose_machine_failed_is_not_ready_and_says_what_to_do(tmp_path: Path) -> None:
+    async with running_cluster(tmp_path, 1, machine=MOODY) as cluster:
+        assert (await write(cluster, b'"apply fails"')).status == 504
+        status = await until(cluster, lambda status: status["fitness"]["level"] == Level.MACHINE_FAILED)
+        (reason,) = status["reasons"]
+        assert reason.startswith("applying has stopped")
+        assert "KeyError: 'apply fails'" in reason
+        assert ADVICE[Level.MACHINE_FAILED] in reason
+        assert ADVICE[Level.MACHINE_FAILED] in status["alarms"][0]
+        assert (await cluster.ask("n1", "GET", "/readyz")).status == 503
+        assert await level_shown(cluster) == Level.MACHINE_FAILED
+
+
+def test_every_level_has_its_advice_and_its_entry_in_the_runbook() -> None:
+    runbook = (Path(__file__).parents[2] / "deploy" / "runbook.md").read_text()
+    assert set(ADVICE) == set(Level)
+    for level in set(Level) - {Level.FIT}:
+        assert ADVICE[level]
+        assert f"| {int(level)} `{level.name.lower()}` |" in runbook
