@@ -111,6 +111,8 @@ def clock_alarms(offsets_us: Mapping[str, int]) -> list[str]:
 
 def _nodes(replica: Replica[Waiter], digests: Digests, clock: int) -> dict[str, Any]:
     rows: dict[str, Any] = {}
+    leader = replica.status().leader
+    held = {} if leader is None else {stream.node_id: stream.held_for for stream in leader.streams}
     for node_id, position in sorted(replica.positions.items()):
         rows[node_id] = {
             "durable_index": position.durable_index,
@@ -119,6 +121,7 @@ def _nodes(replica: Replica[Waiter], digests: Digests, clock: int) -> dict[str, 
             "differs": _difference(digests.differing.get(node_id)),
             "heard_at": position.heard_at,
             "lag": replica.lag_of(position, clock)._asdict(),
+            "held_for": held.get(node_id) or None,
         }
     return rows
 

@@ -18,7 +18,7 @@ from typing import assert_never
 from . import actions, events
 from .election import Candidate, answer_pre_vote, refusal
 from .events import Reason
-from .following import Following, Step
+from .following import Following
 from .leading import Leading, refuse_not_leading
 from .members import Members
 from .messages import (
@@ -503,7 +503,7 @@ class Core:
             leader_id=self.leader_id,
             leader=None if self.leading is None else self.leading.status(),
             following=None if following is None else following.leader,
-            is_matched=bool(following and following.stream and following.stream.step is Step.MATCHED),
+            is_matched=bool(following and following.is_matched),
             members=state.members,
             members_index=state.log.members_index,
             links=dict(state.links),

@@ -68,6 +68,8 @@ class Downstream:
     shipped_at: int
     match_index: int = 0
     announced_commit: int = 0
+    held_for: str = ""
+    """Why the follower cannot append, as its opening said: it is shipped no writes."""
     is_acknowledged: bool = False
     shipping: bool = False
     in_flight_bytes: int = 0
@@ -96,6 +98,7 @@ class Downstreams:
         self.streams: dict[int, Downstream] = {}
         self.installs: dict[int, Installing] = {}
         self.has_unannounced_commit = False
+        self.start_index: int | None = None  # of this leadership
         # By (node_id, disk_id). What a disk acknowledged outlives its stream: the disk holds this leader's frames up to
         # there, and no later stream of this leadership truncates them.
         self._matched: dict[tuple[str, bytes], int] = {}
@@ -142,7 +145,9 @@ class Downstreams:
             return
         self._replace(event.node_id)
         verb = OpenVerb.RESUME if boundary == event.open.highest_index else OpenVerb.TRUNCATE
-        self.streams[event.stream_id] = Downstream(event.node_id, event.disk_id, boundary, state.now, state.now)
+        self.streams[event.stream_id] = Downstream(
+            event.node_id, event.disk_id, boundary, state.now, state.now, held_for=event.open.reason
+        )
         state.act(AnswerOpen(event.stream_id, OpenAnswer(verb, boundary, log.crc32c_before(boundary), "")))
 
     def _offer_snapshot(self, event: StreamOpened, boundary: int) -> None:
@@ -154,6 +159,9 @@ class Downstreams:
         usable = [index for index in log.snapshot_indices if index >= log.lowest_index and index > boundary]
         if not usable:
             self._refuse(event.stream_id, f"the log begins at {log.lowest_index}, and there is no snapshot for it")
+            return
+        if event.open.reason:
+            self._refuse(event.stream_id, f"a snapshot needs room: {event.open.reason}")
             return
         index = event.open.fetching if event.open.fetching in usable else usable[-1]
         self._replace(event.node_id)
@@ -258,6 +266,19 @@ class Downstreams:
             stream.in_flight.append((event.next_index, event.size))
             stream.in_flight_bytes += event.size
 
+    def _room_for(self, stream: Downstream) -> int:
+        """How many bytes to ship to a stream now; what is shipped is one frame at least, unless it is 0.
+
+        A follower whose disk is full gets a leadership's first record and a change of members, each when it is next:
+        its log has a reserve for the cluster's own records (`log/DESIGN.md`).
+        """
+        state, options = self.state, self.state.options
+        if stream.next_index >= state.log.highest_index or stream.in_flight_bytes >= options.window_bytes:
+            return 0
+        if stream.held_for:
+            return 1 if stream.next_index in (self.start_index, state.log.members_index) else 0
+        return min(options.shipment_bytes, options.window_bytes - stream.in_flight_bytes)
+
     def ship(self, *, announce: bool) -> None:
         """Ship what each stream lacks, as far as its window admits.
 
@@ -270,15 +291,14 @@ class Downstreams:
         for stream_id, stream in self.streams.items():
             if stream.shipping:
                 continue
-            lacks = stream.next_index < state.log.highest_index and stream.in_flight_bytes < options.window_bytes
+            room = self._room_for(stream)
             news = stream.announced_commit < state.commit_index
             is_idle = state.now - stream.shipped_at >= options.election_timeout_us
-            if not lacks and not (news and announce) and not is_idle:
+            if not room and not (news and announce) and not is_idle:
                 self.has_unannounced_commit |= news
                 continue
             if not stream.is_owed_an_ack:
                 stream.progress_at = state.now
             stream.shipping, stream.shipped_at = True, state.now
             stream.announced_commit = state.commit_index
-            room = min(options.shipment_bytes, options.window_bytes - stream.in_flight_bytes) if lacks else 0
             state.act(Ship(stream_id, stream.next_index, room, state.commit_index, state.log.durable.index))

@@ -17,6 +17,7 @@ from typing import assert_never
 
 from . import actions, events
 from .downstreams import STALLED_TIMEOUTS
+from .fitness.levels import PROBE_TIMEOUTS
 from .messages import CrcMismatch, Open, OpenAnswer, OpenVerb, Promise
 from .state import State
 from .writer import InstallSnapshot, TruncateLog, WriteFrames, Writer
@@ -48,6 +49,8 @@ class Upstream:
     progress_at: int
     answered_at: int = 0
     is_answered: bool = True
+    held_for: str = ""
+    """Why this node cannot append, as its opening said."""
     step: Step = Step.DIALLING
     matched: int = 0
     leader_commit: int = 0
@@ -93,6 +96,11 @@ class Following:
         """Whether the leader was heard within an election timeout, and since the link to it was lost."""
         return not self._link_lost and self.state.now - self.heard_at < self.state.options.election_timeout_us
 
+    @property
+    def is_matched(self) -> bool:
+        """Whether this log is a prefix of the leader's, and is shipped what it lacks."""
+        return self.stream is not None and self.stream.step is Step.MATCHED and not self.stream.held_for
+
     def heard(self) -> None:
         """The leader is alive."""
         self.heard_at, self._link_lost = self.state.now, False
@@ -105,6 +113,9 @@ class Following:
         """Dial if there is no stream, the promise is on disk and the leader is heard. Close a stream that is silent."""
         state = self.state
         self._look_at_stream()
+        if self.stream and self.stream.held_for and not state.fitness.lacks_room:
+            self.close_stream("there is room again")
+            self._dial_at = state.now
         if self.stream or not self.hears_leader or state.now < self._dial_at or state.stored_promise != self.leader:
             return
         if self.writer.is_exclusive:
@@ -139,7 +150,9 @@ class Following:
             return
         stream.step, stream.progress_at = Step.OPENING, state.now
         epochs = tuple(state.log.epochs)[-state.options.open_epochs :]
-        asked = Open(self.leader, epochs, state.log.highest_index, state.log.durable.index, state.log.fetching)
+        stream.held_for = state.fitness.lacks_room
+        end, durable = state.log.highest_index, state.log.durable.index
+        asked = Open(self.leader, epochs, end, durable, state.log.fetching, stream.held_for)
         state.act(actions.SendOpen(stream_id, asked))
 
     def open_answered(self, event: events.OpenAnswered) -> None:
@@ -287,8 +300,14 @@ class Following:
             self._commit(stream)
 
     def frames_refused(self, stream_id: int, error: str) -> None:
-        """The frames did not reach the file: begin again on another stream."""
+        """The frames did not reach the file: begin again on another stream.
+
+        If they came though the opening said that there is no room, the leader does not know the reason: the next
+        opening, which may bring a window of frames again, comes as seldom as the disk is asked for room.
+        """
         if self.stream is not None and self.stream.stream_id == stream_id:
+            if self.stream.held_for:
+                self._dial_at = self.state.now + PROBE_TIMEOUTS * self.state.options.election_timeout_us
             self.close_stream(error)
 
     def _commit(self, stream: Upstream) -> None:

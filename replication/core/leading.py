@@ -98,7 +98,7 @@ class Leading:
             serving=self.serving,
             queues=Queues(len(self._waiting), self._waiting_bytes, self._uncommitted_bytes),
             heard=frozenset(heard | {(me.node_id, me.disk_id)}),
-            streams=tuple(StreamStatus(s.node_id, s.next_index) for s in self.downstreams.streams.values()),
+            streams=tuple(StreamStatus(s.node_id, s.next_index, s.held_for) for s in self.downstreams.streams.values()),
             installs=tuple(InstallStatus(i.node_id, i.snapshot_index) for i in self.downstreams.installs.values()),
             clock_offsets_us=self.state.clocks.offsets_us(self.state.members, self.state.now, self.state.clock),
         )
@@ -110,7 +110,7 @@ class Leading:
 
         That end is final: every append that was asked for earlier was carried out before this node's own promise.
         """
-        self.start_index = self.state.log.highest_index
+        self.start_index = self.downstreams.start_index = self.state.log.highest_index
         record = {"type": "epoch_start", "node_id": self.state.me.node_id}
         self.state.act(actions.AppendSystem(self.promise.epoch, self.state.majority_clock, record))
         self.send_heartbeats()

@@ -28,10 +28,11 @@ class Queues(NamedTuple):
 
 
 class StreamStatus(NamedTuple):
-    """A follower's stream: everything below `next_index` was shipped on it."""
+    """A follower's stream: everything below `next_index` was shipped on it. `held_for`: why it is shipped no writes."""
 
     node_id: str
     next_index: int
+    held_for: str
 
 
 class InstallStatus(NamedTuple):

@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field
 from typing import Any
 
+from quire.log import Kind, walk_frames
 from quire.replication.core import Reason, actions
 
 
@@ -24,6 +25,8 @@ def refusal_of(action: actions.Action, *, reserve: bool) -> actions.AppendResult
     match action:
         case actions.AppendRequests():
             return actions.AppendResult(is_made=False, refused=Reason.DISK_FULL)
+        case actions.AppendFrames(_, raw) if reserve and all(f.header.kind == Kind.SYSTEM for f in walk_frames(raw)):
+            return None
         case actions.AppendFrames(stream_id):
             return actions.AppendResult(stream_id, is_made=False, refused=Reason.DISK_FULL, error="full")
         case actions.AppendSystem() if not reserve:

@@ -1,5 +1,7 @@
 """Connections that go silent without an error: streams and installs end, and are made anew."""
 
+from dataclasses import replace
+
 import pytest
 
 from quire.replication.core import CoreOptions, events
@@ -30,6 +32,11 @@ def streams_of(leader: SimNode) -> dict[str, int]:
     return {stream.node_id: stream_id for stream_id, stream in leader.leading.downstreams.streams.items()}
 
 
+def held(leader: SimNode) -> dict[str, str]:
+    status = leader.core.status().leader if leader.core else None
+    return {stream.node_id: stream.held_for for stream in status.streams} if status else {}
+
+
 def installing(world: World) -> SimNode:
     """n3 was down until the leader's log began above its own, and was told to fetch a snapshot."""
     world["n3"].crash()
@@ -42,9 +49,9 @@ def installing(world: World) -> SimNode:
     return world["n3"]
 
 
-def test_silent_streams_are_dialled_anew_while_the_leader_is_heard() -> None:
+def test_a_silent_stream_is_dialled_anew_while_the_leader_is_heard() -> None:
     world = serving()
-    world.silence_streams("n1")
+    world.silence_streams("n3")
     world["n1"].write("after the silence")
     world.run_until(lambda: all(caught_up(world, node) for node in world.nodes), within_s=5)
     assert world["n1"].leads
@@ -134,3 +141,64 @@ def test_a_read_ends_though_heartbeats_leave_faster_than_echoes_return(delay_ms:
     world["n1"].step(events.ReadRequested(7))
     world.run_until(lambda: 7 in world["n1"].reads, within_s=5)
     assert world["n1"].reads[7] == world["n1"].state.commit_index
+
+
+def test_a_full_follower_is_shipped_nothing_before_it_has_room() -> None:
+    world = serving()
+    n3, leader = world["n3"], world["n1"]
+    leader.write("both have it")
+    world.run_until(lambda: caught_up(world, "n3"))
+    n3.disk_full = True
+    leader.write("there is no room for it")
+    world.run_until(lambda: n3.following.stream is not None and bool(n3.following.stream.held_for))
+    world.run_for(0.5)
+    refused = n3.refused_appends
+    for number in range(20):
+        leader.write(f"{number}")
+        world.run_for(0.5)
+    assert refused == n3.refused_appends == 1
+    assert held(leader) == {"n2": "", "n3": "the disk of the log is full"}
+    assert not matched(n3)
+
+    n3.disk_full = False
+    world.run_until(lambda: caught_up(world, "n3") and matched(n3), within_s=10)
+    assert held(leader) == {"n2": "", "n3": ""}
+
+
+def test_a_full_follower_of_a_leader_that_heeds_no_reason_takes_a_window_once_in_four_election_timeouts() -> None:
+    world = serving()
+    world.opening = lambda opening: replace(opening, reason="")
+    n3 = world["n3"]
+    n3.disk_full = True
+    for number in range(40):
+        world["n1"].write(f"{number}")
+        world.run_for(0.5)
+    assert n3.refused_appends <= 2 + 20 // 4
+
+    n3.disk_full = False
+    world.run_until(lambda: caught_up(world, "n3") and matched(n3), within_s=10)
+
+
+def test_a_new_leaders_first_record_reaches_the_reserve_of_a_full_follower() -> None:
+    """Two of three disks are full: the epoch_start of a new leader takes their reserve, so that it can serve reads."""
+    world = serving()
+    for node in ("n2", "n3"):
+        world[node].disk_full = True
+    world["n1"].write("there is room at n1 alone")
+    world.run_until(lambda: all(world[node].refused_appends for node in ("n2", "n3")))
+    world["n1"].crash()
+    world.run_until(lambda: world.leader() is not None)
+    [follower] = [world[node] for node in ("n2", "n3") if world[node] is not world.leader()]
+    assert follower.upstream.held_for
+
+
+def test_a_full_follower_is_offered_no_snapshot() -> None:
+    world = serving()
+    world["n3"].crash()
+    for number in range(DEEP):
+        world["n1"].write(f"{number}" * 4_000)
+        world.run_for(0.05)
+    expire(world["n1"])
+    opening = Open(world["n1"].state.promise, ((0, 0),), 1, 1, reason="no room")
+    world["n1"].step(events.StreamOpened(777, "n3", disk_id("n3"), opening))
+    assert not world["n1"].leading.downstreams.installs

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from quire.replication.core import NodeRole
-from quire.replication.core.status import InstallStatus, Queues
+from quire.replication.core.status import InstallStatus, Queues, StreamStatus
 from tests.paper.scenes import led
 from tests.replication.world import disk_id
 
@@ -27,7 +27,9 @@ def test_a_leaders_status_names_its_epoch_its_followers_and_who_is_heard() -> No
     assert status.leader is not None
     assert status.leader.heard == {(node_id, disk_id(node_id)) for node_id in ("n1", "n2", "n3")}
     assert status.leader.queues == Queues(0, 0, 0)
-    assert sorted(status.leader.streams) == [("n2", leader.log.tail.index), ("n3", leader.log.tail.index)]
+    assert sorted(status.leader.streams) == [
+        StreamStatus(node_id, leader.log.tail.index, held_for="") for node_id in ("n2", "n3")
+    ]
     assert status.leader.installs == ()
     assert InstallStatus("n2", 7).snapshot_index == 7
 

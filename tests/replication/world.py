@@ -117,6 +117,8 @@ class SimNode:
     """Appends are refused; `reserve` says whether its own system records still find room."""
     reserve: bool = True
     probes: int = 0
+    refused_appends: int = 0
+    """Shipments that found no room."""
 
     def __post_init__(self) -> None:
         self.directory: Directory = self.storage.directory()
@@ -284,6 +286,7 @@ class SimNode:
             return False
         if isinstance(action, actions.AppendRequests):
             self.rejected += ((write, Reason.DISK_FULL) for write in action.requests)  # type: ignore[misc]
+        self.refused_appends += isinstance(action, actions.AppendFrames)
         self._append_results.append(refused)
         return True
 
@@ -375,7 +378,7 @@ class SimNode:
             case actions.DialStream(stream_id, leader_id):
                 world.dial(self, stream_id, leader_id)
             case actions.SendOpen(stream_id, opening):
-                world.stream_send(self, stream_id, encode(opening))
+                world.stream_send(self, stream_id, world.opening(opening))
             case actions.SendAck(stream_id):
                 world.stream_send(self, stream_id, encode(action.to_ack(self.apply_to, bytes(16))))
                 self.acked.append((stream_id, action.durable_index))
@@ -419,6 +422,7 @@ class World:
         self._silent: set[tuple[str, int]] = set()
         self.nodes = {node: SimNode(self, node) for node in (*node_ids, *observers)}
         self.watch: Callable[[SimNode, Event | actions.AppendResult, list[actions.Action]], None] = lambda *_: None
+        self.opening: Callable[[Open], Open] = lambda opening: opening  # What of an opening reaches the leader.
         self.delay_us: Callable[[str, str], int] = lambda source, target: MESSAGE_US
 
     def __getitem__(self, node_id: str) -> SimNode:
@@ -547,6 +551,9 @@ class World:
         if isinstance(data, tuple):
             node.step(events.FramesArrived(stream_id, *data))
             return
+        if isinstance(data, Open):
+            node.step(events.StreamOpened(stream_id, source, self.nodes[source].disk_id, data))
+            return
         if not isinstance(data, bytes):
             raise AssertionError(data)
         match decode_stream(data):
@@ -556,8 +563,8 @@ class World:
                 node.step(events.CrcMismatchArrived(stream_id, differs))
             case OpenAnswer() as answer:
                 node.step(events.OpenAnswered(stream_id, answer))
-            case Open() as opening:
-                node.step(events.StreamOpened(stream_id, source, self.nodes[source].disk_id, opening))
+            case Open():
+                raise AssertionError(data)
 
     def close_stream(self, node: SimNode, stream_id: int) -> None:
         """One side closes the stream; the other learns of it."""

@@ -114,6 +114,12 @@ class Fitness:
         return level in self._holding
 
     @property
+    def lacks_room(self) -> str:
+        """Why nothing can be appended here, in one sentence; empty once an append or a probe found room."""
+        held = self._holding.get(Level.NO_ROOM)
+        return held.reason if held is not None and held.calm_since is None else ""
+
+    @property
     def may_campaign(self) -> bool:
         """A hanging disk stores no promise, and without the reserve of a full disk an `epoch_start` finds no room."""
         return self.level is not Level.DISK_HANGS and (self._has_reserve or not self.holds(Level.NO_ROOM))
