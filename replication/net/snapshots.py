@@ -36,6 +36,8 @@ PART_LIMIT_BYTES = 64 << 20
 """Limit of a manifest or a chunk, which this node must hold in memory."""
 ASKED_AHEAD = 2
 ANSWER_TIMEOUT_S = 30.0
+TAKE_TIMEOUT_S = 30.0
+"""A follower takes a piece within this, or the connection ends; it redials, and has what it fetched."""
 PING_S = 30.0
 FETCHES_LIMIT = 4
 """Fetches served at once; excess ones are refused, and the followers retry."""
@@ -90,6 +92,9 @@ class SnapshotServer:
                 nonce = os.urandom(NONCE_BYTES)
                 await answer_hello(socket, self._me(), _PURPOSE, self._secret, nonce, self._admit)
             await self._serve_parts(socket)
+        except TimeoutError:
+            if request.transport is not None:
+                request.transport.abort()  # A close would wait behind what the follower does not take.
         except LINK_FAILURES:
             pass  # The follower is gone, or does not speak this protocol; it redials.
         finally:
@@ -117,7 +122,8 @@ class SnapshotServer:
                 return
             await socket.send_bytes(pack([len(data)]))
             for start in range(0, len(data), PIECE_BYTES):
-                await socket.send_bytes(data[start : start + PIECE_BYTES])
+                async with asyncio.timeout(TAKE_TIMEOUT_S):  # Nor one that takes nothing.
+                    await socket.send_bytes(data[start : start + PIECE_BYTES])
 
     async def close(self) -> None:
         """Hang up on all peers, and refuse new ones."""

@@ -358,6 +358,23 @@ def test_a_second_change_waits_for_the_first_to_be_committed() -> None:
     assert voters_of(leader) == ["n1", "n2", "n3", "n4"]
 
 
+def test_a_change_is_answered_once_it_is_committed_and_not_before() -> None:
+    world = led("n1", "n2", "n3", observers=("n4",))
+    leader = world["n1"]
+    for node in ("n2", "n3", "n4"):
+        world[node].hold_flush = True
+    ask_id = leader.promote("n4")
+    world.run_for(0.01)
+    assert (leader.log.members_index, leader.log.durable_index) == (leader.state.commit_index, leader.log.tail.index)
+    assert ask_id not in leader.changes
+
+    for node in ("n2", "n3", "n4"):
+        world[node].release()
+    world.run_until(lambda: ask_id in leader.changes)
+    assert leader.changes[ask_id] == Changed(leader.log.members_index or 0)
+    assert leader.state.commit_index > (leader.log.members_index or 0)
+
+
 def test_a_node_that_is_not_connected_is_refused_with_those_that_are() -> None:
     world = led("n1", "n2", observers=("n3",))
     world["n3"].crash()

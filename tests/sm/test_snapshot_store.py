@@ -89,6 +89,26 @@ def test_the_two_newest_snapshots_are_kept() -> None:
     assert disk.names("snapshots") == [snapshot_name(index) for index in taken[1:]]
 
 
+def test_a_snapshot_s_manifest_has_the_members_of_the_last_record_below_it() -> None:
+    """Whose record has expired finds its members there; with those of genesis a removed disk would vote again."""
+    disk, machine = Disk(), Machine()
+    store = opened(disk)
+    genesis = [["n1", bytes(16), "h:1", "voter"]]
+    changed = [*genesis, ["n2", bytes(16), "h:2", "voter"]]
+    machine.go_on(machine.frames.system({"type": "genesis", "members": genesis}))
+    of_genesis = machine.snapshot(store)
+    members_index = machine.applier.applied_index
+    machine.go_on(machine.frames.system({"type": "members", "members": changed}))
+    of_change = machine.snapshot(store)
+    disk.lose_power(Keep.NOTHING)
+
+    read = {manifest.index: manifest.boundary for manifest in opened(disk).manifests}
+    assert (read[of_genesis].members_index, read[of_genesis].members) == (members_index - 1, genesis)
+    assert (read[of_change].members_index, read[of_change].members) == (members_index, changed)
+    assert opened(disk).members_of(members_index) == changed
+    assert restored(opened(disk)).boundary == read[of_change]
+
+
 def test_a_pinned_snapshot_stays_until_it_is_not_pinned_any_more() -> None:
     disk = Disk()
     machine, store = Machine(), opened(disk)

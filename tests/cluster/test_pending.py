@@ -1,0 +1,100 @@
+"""Which callers are answered by which event, with what: the writes of one frame, and of several."""
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from quire.cluster.errors import OutcomeUnknown
+from quire.cluster.node.pending import FutureWaiter, Pending, WriteReply
+from quire.replication import Durations, Placed, Write
+from quire.replication.coalesce import Share
+from quire.sm import Applied
+
+EPOCH = 3
+
+
+class Frame:
+    """A frame of writes at `index`: for each, how many records it has and whether it waits to be applied."""
+
+    def __init__(self, index: int, *writes: tuple[int, bool]) -> None:
+        self.waiters = [FutureWaiter(applied=applied) for _, applied in writes]
+        shares, offset = list[Share[Any]](), 0
+        for (count, _), waiter in zip(writes, self.waiters, strict=True):
+            shares.append(Share(Write(b"", count, owner=waiter), offset))
+            offset += count
+        self.placed = Placed(index, index + offset, EPOCH, shares)
+
+    def applied(self, results: list[Any], refused: list[list[Any]]) -> Applied:
+        return Applied(self.placed.index, self.placed.next_index, EPOCH, results, refused)
+
+    @property
+    def answers(self) -> list[WriteReply | str | None]:
+        """Of each write: its reply, the reason of its error, or None while it waits."""
+        return [_answer(waiter.reply) for waiter in self.waiters]
+
+
+def _answer(reply: "asyncio.Future[WriteReply]") -> WriteReply | str | None:
+    if not reply.done():
+        return None
+    error = reply.exception()
+    return reply.result() if error is None else str(error)
+
+
+def unknown(reason: str) -> str:
+    return str(OutcomeUnknown(reason))
+
+
+@pytest.mark.asyncio
+async def test_a_write_that_waits_for_the_commit_is_answered_when_its_whole_frame_is_committed() -> None:
+    pending, frame = Pending(Durations()), Frame(10, (2, False), (1, True), (1, False))
+    pending.placed(frame.placed)
+    for commit_index in (10, 11, 13):
+        pending.committed(commit_index)
+        assert frame.answers == [None, None, None]
+    pending.committed(14)
+    assert frame.answers == [WriteReply(10, EPOCH, 2, [], []), None, WriteReply(13, EPOCH, 1, [], [])]
+
+
+@pytest.mark.asyncio
+async def test_each_write_gets_the_results_and_refusals_of_its_own_records() -> None:
+    pending, frame = Pending(Durations()), Frame(10, (2, True), (1, False), (3, True))
+    pending.placed(frame.placed)
+    pending.committed(16)
+    pending.applied(frame.applied(["a", None, "c", None, "e", "f"], [[1, "NO", "b"], [3, "NO", "d"]]))
+    assert frame.answers == [
+        WriteReply(10, EPOCH, 2, ["a", None], [[1, "NO", "b"]]),
+        WriteReply(12, EPOCH, 1, [], []),
+        WriteReply(13, EPOCH, 3, [None, "e", "f"], [[0, "NO", "d"]]),
+    ]
+
+
+@pytest.mark.asyncio
+async def test_a_lost_leadership_leaves_what_is_committed_to_be_applied_and_the_rest_unknown() -> None:
+    pending = Pending(Durations())
+    committed, partly, not_committed = Frame(10, (1, True)), Frame(11, (2, True)), Frame(13, (1, True))
+    for frame in (committed, partly, not_committed):
+        pending.placed(frame.placed)
+    pending.committed(12)
+    pending.lost(12, "it leads no longer")
+    assert committed.answers == [None]
+    assert partly.answers == not_committed.answers == [unknown("it leads no longer")]
+    pending.applied(committed.applied(["a"], []))
+    assert committed.answers == [WriteReply(10, EPOCH, 1, ["a"], [])]
+    assert len(pending) == 0
+
+
+@pytest.mark.asyncio
+async def test_after_the_end_of_applying_whatever_is_appended_is_unknown_until_it_resumes() -> None:
+    pending = Pending(Durations())
+    before, after, resumed = Frame(10, (1, True)), Frame(11, (1, True), (1, False)), Frame(13, (1, True))
+    pending.placed(before.placed)
+    pending.end("the machine failed")
+    pending.placed(after.placed)
+    assert before.answers == [unknown("the machine failed")]
+    assert after.answers == [unknown("the machine failed")] * 2
+    pending.resume()
+    pending.placed(resumed.placed)
+    assert resumed.answers == [None]
+    pending.applied(resumed.applied(["a"], []))
+    assert resumed.answers == [WriteReply(13, EPOCH, 1, ["a"], [])]

@@ -1,0 +1,62 @@
+"""A snapshot that a peer fetches is pinned, for as long as the peer takes it and no longer."""
+
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+
+import pytest
+from aiohttp import ClientSession
+
+from quire.log import pack
+from quire.replication.net import snapshots
+from quire.replication.net.hello import SNAPSHOT_PATH, Socket, dial
+from quire.replication.net.snapshots import PING_S, SnapshotFetch, SnapshotServer
+from tests.replication.loopback import listening, until, who
+
+INDEX = 42
+LARGE_BYTES = 48 << 20  # More than the kernel buffers of a connection.
+
+
+class Source:
+    """One snapshot: a short manifest, and a chunk that fills every buffer."""
+
+    def manifest(self, index: int) -> bytes:
+        return b"manifest"
+
+    def chunk(self, index: int, number: int) -> bytes:
+        return bytes(LARGE_BYTES)
+
+
+@asynccontextmanager
+async def fetching() -> AsyncGenerator[tuple[SnapshotServer, SnapshotFetch, Socket]]:
+    """A server, and a peer that has fetched the manifest, with its connection."""
+    server = SnapshotServer(lambda: who("n1"), Source(), None)
+    async with (
+        listening({SNAPSHOT_PATH: server.serve}) as address,
+        ClientSession() as session,
+    ):
+        url = f"http://{address}{SNAPSHOT_PATH}"
+        socket, _ = await dial(session, url, who("n2"), "n1", "snapshot", None, PING_S)
+        fetch = SnapshotFetch(socket, INDEX)
+        assert await fetch.manifest() == b"manifest"
+        yield server, fetch, socket
+        await server.close()
+        await socket.close()
+
+
+@pytest.mark.asyncio
+async def test_a_snapshot_is_pinned_while_it_is_fetched_and_no_longer() -> None:
+    async with fetching() as (server, fetch, socket):
+        assert server.served == [INDEX]
+        [chunk] = [data async for _, data in fetch.chunks([0])]
+        assert len(chunk) == LARGE_BYTES
+        assert server.served == [INDEX]
+        await socket.close()
+        await until(lambda: not server.served)
+
+
+@pytest.mark.asyncio
+async def test_a_peer_that_asks_and_takes_nothing_pins_no_snapshot_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(snapshots, "TAKE_TIMEOUT_S", 0.2)
+    async with fetching() as (server, _, socket):
+        await socket.send_bytes(pack([INDEX, 0]))
+        await until(lambda: not server.served)
