@@ -305,6 +305,34 @@ class SessionLog:
         return list(self.node.log.stream(0, self.node.log.tail.index))
 
 
+# Leadership transfer (section 3.10 of the Raft thesis)
+
+
+def test_3_10_a_server_that_would_make_no_good_leader_hands_over_to_one_that_holds_everything() -> None:
+    """Thesis: 'In some cases, one or more servers may be more suitable to lead the cluster than others.'"""
+    world = led()
+    leader = world["n1"]
+    world.run_for(3)
+    leader.write("before")
+
+    leader.machine_failed = "MemoryError"
+    world.run_until(lambda: world.leader() not in (None, leader), within_s=2)
+
+    other = world.leader()
+    assert other is not None
+    assert values(other) == ["before"]
+
+
+def test_3_10_a_server_that_is_unsuitable_votes_like_the_others() -> None:
+    """5.2: 'Each server will vote for at most one candidate in a given term, on a first-come-first-served basis.'"""
+    world = started()
+    for node in world.nodes.values():
+        node.machine_failed = "MemoryError"
+    world.run_for(0.3)
+    assert ask(world["n2"], 5, "n1")
+    assert not ask(world["n2"], 5, "n3")
+
+
 def test_the_disk_of_a_member_is_its_vote() -> None:
     """5: servers keep their state on stable storage; one that lost it is another server."""
     world = started()

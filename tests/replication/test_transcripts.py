@@ -21,6 +21,7 @@ SUBJECTS = {
     "member_replaced",
     "snapshot_installed",
     "leadership_transferred",
+    "unfit_leader",
 }
 
 

@@ -13,6 +13,7 @@ Heartbeats and their echoes, ticks, flushes and promises to self are left out: t
     run 300                 move time by so many milliseconds
     write n1 VALUE [TIMES]  a client's write to a node
     slow n1                 hold back the flushes of a node; `fast n1` releases them
+    fail n1                 the machine of a node applies nothing more
     isolate n1              cut all links of a node; `heal` restores all
     crash n1                the node loses power, and what it had not synced
     wipe n1                 the node that is down gets another, empty disk
@@ -234,6 +235,9 @@ class Transcript:
 
     def _do_fast(self, node_id: str) -> None:
         self.world[node_id].release()
+
+    def _do_fail(self, node_id: str) -> None:
+        self.world[node_id].machine_failed = "MemoryError"
 
     def _do_isolate(self, node_id: str) -> None:
         self.world.isolate(node_id)
