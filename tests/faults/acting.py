@@ -6,11 +6,18 @@ import json
 import threading
 from collections.abc import Iterable
 from contextlib import suppress
+from pathlib import Path
 from typing import assert_never
 
 from tests.faults import actions
 from tests.faults.mesh import Dialled, Mesh
+from tests.processes import wrong_clock
 from tests.processes.cluster import Cluster, Node, Unreachable
+
+
+def clock_of(node: Node) -> Path:
+    """The folder that says what a node's wall clock shows."""
+    return node.data_dir.with_name(f"clock-{node.node_id}")
 
 
 class Actor:
@@ -22,6 +29,8 @@ class Actor:
         self._places = places
         self.away: list[Node] = []
         """Nodes that were killed, stopped or paused, and are to be brought back."""
+        self.clocks: list[Node] = []
+        """Nodes whose clocks were set, and are to be set right."""
         self.left_behind: dict[str, int] = {}
         """Where the log of each node ended that was left behind all others' logs."""
 
@@ -42,6 +51,8 @@ class Actor:
                 mesh.heal()
             case actions.Transfer(to):
                 self._transfer(places[to])
+            case actions.SetClock(place, ahead_s):
+                self._set_clock(places[place], ahead_s)
             case actions.LeaveBehind(place):
                 self._leave_behind(place)
             case actions.AwaitInstall(place):
@@ -66,6 +77,15 @@ class Actor:
             case _:
                 assert_never(action)
         self.away.append(node)
+
+    def _set_clock(self, node: Node, ahead_s: int) -> None:
+        wrong_clock.set_ahead(clock_of(node), ahead_s)
+        self.clocks.append(node)
+
+    def set_clocks_right(self) -> None:
+        """What clocks were set are right again."""
+        for node in self.clocks:
+            wrong_clock.set_ahead(clock_of(node), 0)
 
     def _transfer(self, target: Node) -> None:
         body = json.dumps({"target": target.node_id}).encode()

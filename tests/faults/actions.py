@@ -111,6 +111,17 @@ class Pause:
 
 
 @dataclass(frozen=True)
+class SetClock:
+    """Set this one's wall clock to so many seconds ahead of the right time (negative: behind); right again at the end.
+
+    Only one at a time: of three clocks of which two are wrong, a majority is.
+    """
+
+    place: int
+    ahead_s: int
+
+
+@dataclass(frozen=True)
 class LeaveBehind:
     """Cut this one off until the log of every other voter begins above its end, however long that takes."""
 
@@ -124,7 +135,20 @@ class AwaitInstall:
     place: int
 
 
-Action = Cut | Said | CutClients | ClientsSaid | Heal | Transfer | Kill | Stop | Pause | LeaveBehind | AwaitInstall
+Action = (
+    Cut
+    | Said
+    | CutClients
+    | ClientsSaid
+    | Heal
+    | Transfer
+    | Kill
+    | Stop
+    | Pause
+    | SetClock
+    | LeaveBehind
+    | AwaitInstall
+)
 
 
 def silent(pairs: frozenset[Pair], channels: tuple[Channel, ...] = BOTH) -> Said:

@@ -5,6 +5,7 @@ import random
 from tests.faults import actions
 from tests.faults.mesh import BOTH
 from tests.faults.scenario import Scenario, Shape, Step
+from tests.faults.scenarios import TEN_YEARS_S
 
 SIZE = 3
 MOST_STEPS = 5
@@ -24,6 +25,9 @@ def drawn(chance: random.Random, name: str) -> Scenario:
             if away:
                 continue  # One is away at a time: of two nobody leads, and nothing is learnt.
             away.add(action.place)
+        if isinstance(action, actions.SetClock):
+            if any(isinstance(step.action, actions.SetClock) for step in steps):
+                continue  # Two wrong clocks of three are a majority.
         steps.append(Step(at_s, action))
     return Scenario(name, tuple(steps), lasting_s, Shape(SIZE), bulk=chance.random() < BULK)
 
@@ -32,7 +36,7 @@ def _action(chance: random.Random) -> actions.Action:
     places = tuple(range(SIZE))
     some = tuple(sorted(chance.sample(places, chance.randint(1, SIZE))))
     one = chance.choice(places)
-    match chance.randrange(10):
+    match chance.randrange(11):
         case 0:
             return actions.Cut(actions.between([one], places), chance.choice((BOTH, actions.CONTROL, actions.STREAM)))
         case 1 | 2 | 3:
@@ -48,6 +52,8 @@ def _action(chance: random.Random) -> actions.Action:
             return actions.Transfer(one)
         case 8:
             return actions.Pause(one)
+        case 9:
+            return actions.SetClock(one, chance.choice((-TEN_YEARS_S, -11, 11, TEN_YEARS_S)))
         case _:
             return chance.choice((actions.Kill(one), actions.Stop(one)))
 

@@ -7,6 +7,8 @@ made.
 
 from __future__ import annotations
 
+import json
+import sys
 import threading
 import time
 from collections.abc import Generator, Sequence
@@ -14,7 +16,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from tests.faults.acting import Actor
+from tests.faults.acting import Actor, clock_of
 from tests.faults.actions import AwaitInstall, LeaveBehind
 from tests.faults.judging import (
     HEALED_WITHIN_S,
@@ -32,6 +34,7 @@ from tests.faults.scenario import Scenario, Shape
 from tests.faults.toxiproxy import ToxiproxyError
 from tests.faults.traffic import BULK, NO_BULK, Traffic
 from tests.faults.wrong import Wrong
+from tests.processes import wrong_clock
 from tests.processes.cluster import DEADLINE_S, Cluster, Node, Unreachable
 
 WINDOW = ("--stream-window-bytes", str(1 << 20))
@@ -141,6 +144,7 @@ class Ground:
         states = {node.node_id: str(node.local_state()["state"]) for node in cluster}
         replay = judge_logs(self._logs(start, end), traffic, before, states, may_expire=expiring)
         judge_history(traffic, before)
+        self._judge_time(end)
         self._judge_nodes(actor.left_behind)
         return Outcome(
             acknowledged=traffic.acknowledged,
@@ -169,6 +173,13 @@ class Ground:
         [lowest] = self.cluster.wait_until(f"nothing of {node.node_id} is due to expire", lowest_for_good)
         return node.raw_frames(max(start, lowest), end)
 
+    def _judge_time(self, end: int) -> None:
+        """Timestamps never decrease, so the last one tells whether a wrong clock ever moved the log's time ahead."""
+        reply = self.cluster.leader.call("GET", f"/records?from={end - 1}&to={end}&kinds=all")
+        stamped, now = int(json.loads(reply.body.splitlines()[0])["timestamp"]), time.time_ns() // 1_000
+        if stamped > now:
+            raise Wrong(f"the record at {end - 1} is from {(stamped - now) / 1e6:.1f} s ahead")
+
     def _judge_nodes(self, left_behind: dict[str, int]) -> None:
         for node in self.cluster:
             status = node.status()
@@ -190,6 +201,7 @@ class Ground:
             self._wait_until(began + scenario.lasting_s)
         finally:
             self.mesh.heal()
+            actor.set_clocks_right()
         for node in actor.away:
             if node.process is not None:
                 node.resume()
@@ -276,10 +288,14 @@ class Grounds:
 def cluster_of(folder: Path, shape: Shape, flags: Sequence[str]) -> Cluster:
     """Nodes of this shape, of which none runs yet; of two equal flags the last one counts."""
     voters = [f"n{number}" for number in range(1, shape.size + 1)]
-    if not shape.expiring:
-        return Cluster(folder, voters, flags=[*PLAIN, *flags])
-    cluster = Cluster(folder, [*voters, ARCHIVE], initial=voters, flags=[*EXPIRING, *flags])
-    cluster[ARCHIVE].flags += KEEPING
+    if shape.expiring:
+        cluster = Cluster(folder, [*voters, ARCHIVE], initial=voters, flags=[*EXPIRING, *flags])
+        cluster[ARCHIVE].flags += KEEPING
+    else:
+        cluster = Cluster(folder, voters, flags=[*PLAIN, *flags])
+    for node in cluster:
+        clock_of(node).mkdir(parents=True)
+        node.program = (sys.executable, str(wrong_clock.__file__), str(clock_of(node)))
     return cluster
 
 

@@ -17,6 +17,7 @@ from tests.faults.actions import (
     LeaveBehind,
     Pause,
     Said,
+    SetClock,
     Stop,
     Transfer,
     among,
@@ -269,6 +270,24 @@ OF_FIVE = (
     ),
 )
 
+TEN_YEARS_S = 10 * 365 * 86_400
+
+CLOCKS = (
+    scenario(
+        "the leader dies, and the clock of one that is left is 11 s ahead",
+        SetClock(FOLLOWER, 11),
+        Step(0.3, Kill(LEADER)),
+        lasting_s=2.5,
+    ),
+    scenario("the leader's clock jumps ten years ahead", SetClock(LEADER, TEN_YEARS_S), Step(0.5, Kill(OTHER))),
+    scenario(
+        "a node whose clock is ten years ahead is asked to lead",
+        SetClock(FOLLOWER, TEN_YEARS_S),
+        Step(0.3, Transfer(FOLLOWER)),
+    ),
+    scenario("the leader's clock falls ten years back", SetClock(LEADER, -TEN_YEARS_S), Step(0.5, Transfer(FOLLOWER))),
+)
+
 BEHIND = (LeaveBehind(FOLLOWER), Heal())
 FETCHING = (*BEHIND, narrow(of(LEADER, FOLLOWER), 6_000, STREAM), AwaitInstall(FOLLOWER))
 
@@ -325,7 +344,7 @@ INSTALLS = (
     ),
 )
 
-SCENARIOS: tuple[Scenario, ...] = (*LINKS, *PARTITIONS, *CHANNELS, *CLIENTS, *LEADERSHIP, *OF_FIVE, *INSTALLS)
+SCENARIOS: tuple[Scenario, ...] = (*LINKS, *PARTITIONS, *CHANNELS, *CLIENTS, *LEADERSHIP, *CLOCKS, *OF_FIVE, *INSTALLS)
 
 # `make test` runs these ten: one of each kind, all of one shape, so that they share a cluster.
 OF_EACH_TEST = frozenset(
@@ -370,6 +389,8 @@ LEFT_TO_THE_SOAK = frozenset(
         "the leader is killed over cut streams",
         "the leader is frozen and cut off",
         "a follower catches up over a narrow link",
+        "the leader's clock jumps ten years ahead",
+        "the leader's clock falls ten years back",
         "latency with jitter of five",
         "the leader of five is cut off and missed at once",
         "the leader keeps one follower of four",

@@ -17,7 +17,7 @@ def cluster_with_a_fast_clock(clusters: Clusters, folder: Path, fast: str) -> Cl
     cluster = clusters.make(flags=("--election-timeout-ms", "1000"))
     clock = folder / "clock"
     clock.mkdir()
-    (clock / "ahead_s").write_text(str(AHEAD_S))
+    wrong_clock.set_ahead(clock, AHEAD_S)
     cluster[fast].program = (sys.executable, str(wrong_clock.__file__), str(clock))
     cluster.start()
     return cluster
