@@ -47,10 +47,12 @@ from .offline.verification import CheckedSegment, Fault, Verdict, verify
 from .options import (
     FLUSH_ALWAYS,
     FLUSH_NEVER,
+    LARGEST_STORE_BYTES,
     STORE_HEADER_BYTES,
     FlushPolicy,
     IndexCachePolicy,
     LogOptions,
+    overflow_of,
     time_since_boot,
     wall_clock,
 )
@@ -83,6 +85,7 @@ __all__ = [
     "FLUSH_ALWAYS",
     "FLUSH_NEVER",
     "HEADER_BYTES",
+    "LARGEST_STORE_BYTES",
     "STORE_HEADER_BYTES",
     "Ages",
     "Bounds",
@@ -158,6 +161,7 @@ __all__ = [
     "frames_of",
     "list_segments",
     "log_bytes",
+    "overflow_of",
     "pack",
     "plan_repair",
     "remove_log",

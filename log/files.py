@@ -61,6 +61,8 @@ class FileStorage:
         os.ftruncate(self._descriptor, length)
 
     def allocate(self, length: int) -> None:
+        if not length:
+            return  # POSIX allocates nothing of a file of no length.
         try:
             os.posix_fallocate(self._descriptor, 0, length)
         except OSError as error:

@@ -16,6 +16,8 @@ MAX_OPEN_SEGMENTS = 1024
 MAX_RESERVE_BYTES = 64 << 10
 MAX_SEGMENT_BYTES = 1 << 32
 """Positions in a store are u32."""
+LARGEST_STORE_BYTES = MAX_SEGMENT_BYTES - 1 - MAX_RESERVE_BYTES
+"""The most that `segment_bytes` and the last frame beyond it may have together."""
 BOOT_CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 """Linux has one that counts suspensions; CLOCK_MONOTONIC does so elsewhere (macOS)."""
 
@@ -77,6 +79,14 @@ def _open_segments() -> int:
     return MAX_OPEN_SEGMENTS if soft_limit < 0 else max(1, min(MAX_OPEN_SEGMENTS, soft_limit // 4))
 
 
+def overflow_of(segment_bytes: int, largest_frame: int) -> int:
+    """How far the last frame of a segment may reach beyond `segment_bytes`, so that any frame fits a segment.
+
+    Half a segment, or what 4 GiB leave, or a frame of the largest size.
+    """
+    return max(min(segment_bytes // 2, LARGEST_STORE_BYTES - segment_bytes), largest_frame)
+
+
 @dataclass(frozen=True, slots=True)
 class LogOptions:
     """Sizes in bytes. The defaults suit a node with gigabytes of free disk and megabytes of free memory."""
@@ -84,9 +94,10 @@ class LogOptions:
     segment_bytes: int = 64 << 20
     """Size at which a store is full: large enough for few files, small enough to expire in steps."""
     segment_overflow_bytes: int | None = None
-    """How far the last frame may reach beyond `segment_bytes`; None: half of `segment_bytes`."""
-    index_bytes: int = 1 << 20
-    """Size of an index file at which its segment is full as well: 65,535 entries."""
+    """How far the last frame may reach beyond `segment_bytes`; None: half of `segment_bytes`, or what 4 GiB leave."""
+    index_bytes: int | None = None
+    """Size of an index file at which its segment is full as well; None: 1 MiB (65,535 entries), or what a segment of
+    `segment_bytes` needs if that is more."""
     index_interval_bytes: int = 4096
     """Bytes of the store between two index entries, at least; 0: each frame has an entry."""
     reserve_bytes: int | None = None
@@ -114,7 +125,7 @@ class LogOptions:
             raise ValueError(f"reserve_bytes {self.reserve_bytes} is less than 0")
         if self.store_limit + self.reserve >= MAX_SEGMENT_BYTES:
             raise ValueError("segment_bytes, segment_overflow_bytes and reserve_bytes reach 4 GiB: positions are u32")
-        if self.index_bytes < INDEX_MARKER_BYTES + INDEX_ENTRY_BYTES:
+        if self.index_bytes is not None and self.index_bytes < INDEX_MARKER_BYTES + INDEX_ENTRY_BYTES:
             raise ValueError(f"index_bytes {self.index_bytes} cannot hold an entry")
         if self.index_interval_bytes < 0 or self.write_buffer_bytes < 0 or self.open_segments < 1:
             raise ValueError("index_interval_bytes, write_buffer_bytes or open_segments is too small")
@@ -123,8 +134,18 @@ class LogOptions:
 
     @property
     def overflow_bytes(self) -> int:
-        """`segment_overflow_bytes`, or half a segment."""
-        return self.segment_bytes // 2 if self.segment_overflow_bytes is None else self.segment_overflow_bytes
+        """`segment_overflow_bytes`, or its default."""
+        if self.segment_overflow_bytes is not None:
+            return self.segment_overflow_bytes
+        return overflow_of(self.segment_bytes, 0)
+
+    @property
+    def index_limit(self) -> int:
+        """`index_bytes`, or its default."""
+        if self.index_bytes is not None:
+            return self.index_bytes
+        entries = self.segment_bytes // self.index_interval_bytes + 2 if self.index_interval_bytes else 0
+        return max(1 << 20, INDEX_MARKER_BYTES + INDEX_ENTRY_BYTES * entries)
 
     @property
     def reserve(self) -> int:

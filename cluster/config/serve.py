@@ -8,6 +8,7 @@ from typing import Annotated, Any, Self
 from pydantic import AfterValidator, BeforeValidator, Field, FilePath, model_validator
 from pydantic_settings import NoDecode
 
+from quire.log import LARGEST_STORE_BYTES
 from quire.replication import NODE_ID
 
 from .settings import Address, LogFormat, LogLevel, Settings, load_settings
@@ -221,6 +222,11 @@ class ServeConfig(Settings):
             raise ValueError(
                 f"max_request_bytes {self.max_request_bytes} does not fit a frame of max_frame_bytes "
                 f"{self.max_frame_bytes}; lower the one or raise the other"
+            )
+        if self.segment_bytes + self.max_frame_bytes > LARGEST_STORE_BYTES:
+            raise ValueError(
+                f"segment_bytes {self.segment_bytes} and a frame of max_frame_bytes {self.max_frame_bytes} are more "
+                f"than the {LARGEST_STORE_BYTES} bytes of the largest segment; lower one of them"
             )
         return self
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from aiohttp import ClientSession, ClientTimeout, DummyCookieJar, TCPConnector
 
-from quire.log import IndexCachePolicy, Log, LogOptions
+from quire.log import IndexCachePolicy, Log, LogOptions, overflow_of
 from quire.replication import Disk, Replica, ReplicaOptions
 from quire.replication.core import CoreOptions, Identity
 from quire.replication.net.forming import Forming
@@ -49,7 +49,7 @@ class NodeResources:
         secret = config.peer_secret_file.read_bytes().strip() if config.peer_secret_file else None
         options = LogOptions(
             segment_bytes=config.segment_bytes,
-            segment_overflow_bytes=max(config.segment_bytes // 2, config.max_frame_bytes),  # any frame fits any segment
+            segment_overflow_bytes=overflow_of(config.segment_bytes, config.max_frame_bytes),
             max_frame_bytes=config.max_frame_bytes,
             # Replication and most reads need the newest records: a scan of old ones must not evict their indexes.
             index_cache_policy=IndexCachePolicy.NEWEST,

@@ -5,7 +5,16 @@ from typing import Literal, Self
 
 from pydantic import Field, model_validator
 
-from quire.log import FLUSH_ALWAYS, FLUSH_NEVER, HEADER_BYTES, FlushPolicy, IndexCachePolicy, LogOptions
+from quire.log import (
+    FLUSH_ALWAYS,
+    FLUSH_NEVER,
+    HEADER_BYTES,
+    LARGEST_STORE_BYTES,
+    FlushPolicy,
+    IndexCachePolicy,
+    LogOptions,
+    overflow_of,
+)
 
 from ..config.serve import FRAME_OVERHEAD_BYTES, MIB
 from ..config.settings import Address, LogFormat, LogLevel, Settings
@@ -16,7 +25,7 @@ REQUEST_TIMEOUT_MS = 10_000
 HEADERS_BYTES = 16 * 1024
 """Room for `Quire-Headers` in a frame; aiohttp accepts no header above 8,190 bytes."""
 
-_SEGMENT_LIMIT_BYTES = 2048 * MIB  # With an overflow of the same size, positions stay below 4 GiB.
+_SEGMENT_LIMIT_BYTES = 4096 * MIB  # Positions in a segment are u32.
 
 
 class StandaloneConfig(Settings):
@@ -93,14 +102,21 @@ class StandaloneConfig(Settings):
     def _fits_together(self) -> Self:
         if self.flush != "batched" and self.model_fields_set & {"flush_records", "flush_interval_ms"}:
             raise ValueError(f"flush is {self.flush}; flush_records and flush_interval_ms go with flush = batched")
+        if self.segment_bytes + self._largest_frame > LARGEST_STORE_BYTES:
+            raise ValueError(
+                f"segment_bytes {self.segment_bytes} and a record of max_record_bytes {self.max_record_bytes} are more "
+                f"than the {LARGEST_STORE_BYTES} bytes of the largest segment; lower one of them"
+            )
         return self
+
+    @property
+    def _largest_frame(self) -> int:
+        return max(self.max_record_bytes, self.max_request_bytes) + HEADER_BYTES + HEADERS_BYTES + FRAME_OVERHEAD_BYTES
 
     @property
     def options(self) -> LogOptions:
         """The log's options: a record of `max_record_bytes` fits into a segment however full it is."""
-        largest = (
-            max(self.max_record_bytes, self.max_request_bytes) + HEADER_BYTES + HEADERS_BYTES + FRAME_OVERHEAD_BYTES
-        )
+        largest = self._largest_frame
         policies = {
             "always": FLUSH_ALWAYS,
             "batched": FlushPolicy(self.flush_records, self.flush_interval_ms),
@@ -108,7 +124,7 @@ class StandaloneConfig(Settings):
         }
         return LogOptions(
             segment_bytes=self.segment_bytes,
-            segment_overflow_bytes=max(self.segment_bytes // 2, largest),
+            segment_overflow_bytes=overflow_of(self.segment_bytes, largest),
             max_frame_bytes=largest,
             cached_indexes=self.cached_indexes,
             index_cache_policy=IndexCachePolicy(self.index_cache_policy),

@@ -75,7 +75,7 @@ class WriteSegment:
         self._reserve = options.reserve
         self._segment_bytes = options.segment_bytes
         self._store_limit = options.store_limit
-        self._index_bytes = options.index_bytes
+        self._index_bytes = options.index_limit
         self.free_end = 0
         """A frame that ends at or below this position needs neither room of the reserve, nor more, nor a segment."""
         self._update_free_end()

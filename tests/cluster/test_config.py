@@ -170,6 +170,7 @@ def test_everything_that_is_missing_is_named_at_once() -> None:
         ({"heartbeat_ms": "334"}, "three heartbeats"),
         ({"segment_bytes": str(4096 * MIB)}, "less than 4294967296"),
         ({"max_request_bytes": str(8 * MIB)}, "does not fit a frame"),
+        ({"segment_bytes": str(4090 * MIB)}, "of the largest segment"),
         ({"peer_secret_file": "/nowhere/secret"}, "flag --peer-secret-file"),
         ({"log_level": "loud"}, "'debug', 'info', 'warning' or 'error', not 'loud'"),
         ({"machine": ""}, "flag --machine"),

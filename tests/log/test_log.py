@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from quire.log import (
+    LARGEST_STORE_BYTES,
     ChainBroken,
     DiskFull,
     FileDirectory,
@@ -32,6 +33,7 @@ from quire.log import (
     encode_frame,
     encode_records,
     encode_system,
+    overflow_of,
     walk_frames,
 )
 from quire.log.simulated import Disk
@@ -167,6 +169,17 @@ def test_max_frame_bytes_is_the_limit_where_it_is_less() -> None:
     with pytest.raises(RecordTooLarge) as error:
         append_payload(log, 1001)
     assert (error.value.size, error.value.limit) == (1065, 1064)
+
+
+@pytest.mark.parametrize("segment_bytes", [1 << 30, 3 << 30, LARGEST_STORE_BYTES - (8 << 20)])
+def test_a_segment_of_gigabytes_is_not_full_before_segment_bytes(segment_bytes: int) -> None:
+    options = LogOptions(segment_bytes=segment_bytes, segment_overflow_bytes=overflow_of(segment_bytes, 8 << 20))
+    assert options.frame_limit == 8 << 20
+    assert options.store_limit + options.reserve < 1 << 32
+    # The most entries there can be.
+    assert options.index_limit > (segment_bytes // options.index_interval_bytes) * 16
+    assert LogOptions(segment_bytes=3 << 30).store_limit < 1 << 32
+    assert LogOptions().index_limit == 1 << 20
 
 
 def test_a_full_disk_at_rotation_appends_nothing_and_the_log_works_again_when_there_is_room() -> None:

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import count
+from pathlib import Path
 
 import pytest
 
 from quire.log import (
     DiskFull,
+    FileDirectory,
     FrameCorrupt,
+    Log,
     LogRotten,
     NothingToKeep,
     Side,
@@ -20,7 +24,7 @@ from quire.log import (
 )
 from quire.log.change.rewrite import set_aside
 from quire.log.simulated import Disk, Keep, PowerLoss
-from tests.log.histories import History, all_frames, open_log
+from tests.log.histories import CLUSTER_ID, SMALL, Clock, History, all_frames, open_log
 
 
 def rotten(place: int, frame: int = 1, seed: int = 0) -> History:
@@ -207,3 +211,19 @@ def test_a_frame_that_waits_to_replace_one_that_goes_is_set_aside_with_it(side: 
 
     assert open_log(history.disk).bounds == (plan.kept_from, plan.kept_to)
     assert contents(history.disk, done.folder)[f"{index:020d}.rewrite"] == waiting
+
+
+def test_an_empty_file_is_set_aside_on_a_file_system(tmp_path: Path) -> None:
+    directory = FileDirectory(tmp_path)
+    options = replace(SMALL, index_interval_bytes=0)
+    log = Log.open(directory, options, cluster_id=CLUSTER_ID, clock=Clock(), standalone=True)
+    for k in range(60):
+        log.append([str(k) * 60])
+    bases = list(log.segment_bases)
+    log.close()
+    (tmp_path / "log" / f"{bases[1]:020d}.store").write_bytes(b"")
+    repaired = repair(directory, plan_repair(verify(directory), "before"))
+    assert f"{bases[1]:020d}.store" in repaired.files
+    log = Log.open(directory, options, cluster_id=CLUSTER_ID, clock=Clock(), standalone=True)
+    assert log.bounds == (0, bases[1])
+    log.close()
