@@ -15,7 +15,6 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
-from functools import partial
 from itertools import count, islice
 
 from .history import Outcome, run, shrink, transcript
@@ -37,9 +36,9 @@ def say(line: str) -> None:
     sys.stdout.flush()
 
 
-def outcome_of(seed: int, *, permanent: bool = False) -> Outcome:
-    """Run the history of a seed, with its ordeal if `permanent`."""
-    return run(plan_of(seed, permanent=permanent))
+def outcome_of(seed: int) -> Outcome:
+    """Run the history of a seed."""
+    return run(plan_of(seed))
 
 
 @dataclass
@@ -98,52 +97,46 @@ class Report:
         return f"{self.histories:,} histories: {', '.join(shares)}; {totals}; {len(self.findings)} findings"
 
 
-def outcomes(seeds: Iterable[int], jobs: int, *, permanent: bool = False) -> Iterator[Outcome]:
+def outcomes(seeds: Iterable[int], jobs: int) -> Iterator[Outcome]:
     """The outcomes of seeds, in their order, run in `jobs` processes."""
-    one = partial(outcome_of, permanent=permanent)
     if jobs == 1:
-        yield from map(one, seeds)
+        yield from map(outcome_of, seeds)
         return
     with ProcessPoolExecutor(jobs) as pool:
         seeds = iter(seeds)
         while batch := list(islice(seeds, 50 * jobs)):
-            yield from pool.map(one, batch, chunksize=5)
+            yield from pool.map(outcome_of, batch, chunksize=5)
 
 
-def explain(seed: int, *, permanent: bool = False) -> int:
+def explain(seed: int) -> int:
     """Run one seed; if it fails, print the shortest transcript found. Returns an exit status."""
-    plan = plan_of(seed, permanent=permanent)
+    plan = plan_of(seed)
     outcome = run(plan)
     say(f"seed {seed}: trace {outcome.trace_hash}, {outcome.counts}")
     if not outcome.failure:
         return 0
     say(outcome.failure)
     small = shrink(plan, outcome.rule)
-    say(f"rerun: {rerun(seed, permanent=permanent)}")
+    say(f"rerun: {RERUN} {seed}")
     say(transcript(small, run(small, keep_trace=True)))
     return 1
 
 
-def rerun(seed: int, *, permanent: bool) -> str:
-    """The command that runs this history again."""
-    return f"{RERUN} {seed}{' --permanent' * permanent}"
-
-
-def run_all(seeds: Iterable[int], jobs: int, *, stop_at_first: bool, permanent: bool = False) -> int:
+def run_all(seeds: Iterable[int], jobs: int, *, stop_at_first: bool) -> int:
     """Run seeds, and print failures and totals. Returns an exit status."""
     report, began = Report(), time.monotonic()
-    for outcome in outcomes(seeds, jobs, permanent=permanent):
+    for outcome in outcomes(seeds, jobs):
         report.add(outcome)
         if outcome.failure:
-            say(f"seed {outcome.seed}: {outcome.failure}\n  rerun: {rerun(outcome.seed, permanent=permanent)}")
+            say(f"seed {outcome.seed}: {outcome.failure}\n  rerun: {RERUN} {outcome.seed}")
             if stop_at_first:
-                return explain(outcome.seed, permanent=permanent)
+                return explain(outcome.seed)
         if report.histories % REPORT_EVERY == 0:
             say(f"{time.monotonic() - began:.0f} s: {report}")
     say(f"{time.monotonic() - began:.0f} s: {report}")
-    if permanent:
-        say("median / 99th percentile / worst, in election timeouts:")
-        say("\n".join(report.endured.lines()))
+    if lines := report.endured.lines():
+        say("progress with a minority ill for good: median / 99th percentile / worst, in election timeouts:")
+        say("\n".join(lines))
     if report.is_idle:
         say(f"too little happened: {MIN_CHANGED:.0%} must change leaders, {MIN_TRUNCATED:.0%} must truncate")
     return 1 if report.findings or report.is_idle else 0
@@ -171,16 +164,15 @@ def main() -> int:
     )
     parser.add_argument("--jobs", type=int, default=1, help="number of processes")
     arguments = parser.parse_args()
-    permanent = arguments.permanent is not None
     if arguments.seed is not None:
-        return explain(arguments.seed, permanent=permanent)
+        return explain(arguments.seed)
     seeds: Iterable[int] = count(arguments.soak or 0)
     if arguments.seeds is not None:
         seeds = range(*map(int, arguments.seeds.split(":")))
-    if permanent:
+    if arguments.permanent is not None:
         seeds = (seed for seed in seeds if is_permanent(seed, arguments.permanent))
     seeds = islice(seeds, arguments.histories)
-    return run_all(seeds, arguments.jobs, stop_at_first=arguments.soak is not None, permanent=permanent)
+    return run_all(seeds, arguments.jobs, stop_at_first=arguments.soak is not None)
 
 
 if __name__ == "__main__":

@@ -192,13 +192,11 @@ KINDS = {
 }
 
 
-def plan_of(seed: int, *, permanent: bool = False) -> Plan:
-    """The plan of a seed. A third of all seeds have an ordeal, which is left out unless `permanent`."""
+def plan_of(seed: int) -> Plan:
+    """The plan of a seed. A third of all seeds have an ordeal."""
     settings = settings_of(seed)
-    ordeal = None
-    if permanent:
-        expires = bool(settings.retention_bytes and settings.snapshot_records)
-        ordeal = ordeal_of(seed, settings.voters, expires=expires)
+    expires = bool(settings.retention_bytes and settings.snapshot_records)
+    ordeal = ordeal_of(seed, settings.voters, expires=expires)
     if ordeal is not None:
         settings = replace(settings, rates=tuple(1 + (rate - 1) / CALMER for rate in settings.rates))
     random = Random(f"{seed}/faults")
@@ -223,7 +221,7 @@ def is_permanent(seed: int, kind: str = "") -> bool:
     """Whether the history of a seed has an ordeal, and in it an illness of this kind."""
     if not has_ordeal(seed):
         return False
-    ordeal = plan_of(seed, permanent=True).ordeal
+    ordeal = plan_of(seed).ordeal
     return ordeal is not None and ordeal.has(kind)
 
 

@@ -22,7 +22,7 @@ def seek(seeds: int, illness: str = "") -> dict[str, object] | None:
     """The first of so many seeds that breaks something; None if none does."""
     looked_at = (seed for seed in count() if not illness or is_permanent(seed, illness))
     for after, seed in enumerate(islice(looked_at, seeds), 1):
-        outcome = run(plan_of(seed, permanent=bool(illness)))
+        outcome = run(plan_of(seed))
         if outcome.failure:
             rule = rule_of(outcome)
             return {"seed": seed, "after": after, "rule": rule, "is_rule": bool(rule), "failure": outcome.failure}

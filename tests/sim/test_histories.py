@@ -1,4 +1,4 @@
-"""Simulated histories: 10 in `make check`, 60 in `make test`, 150 in `make test-all`.
+"""Simulated histories: 10 in `make check`, 40 in `make test`, 150 in `make test-all`.
 
 More: `make soak-histories`, or `python -m quire.cluster.simulator --seeds 0:20000 --jobs 2`.
 """
@@ -23,8 +23,8 @@ DEADLINE_S = 120
     "seeds",
     [
         pytest.param(range(10), id="10 histories"),
-        pytest.param(range(10, 60), id="50 more", marks=pytest.mark.slow),
-        pytest.param(range(60, 150), id="90 more", marks=pytest.mark.full),
+        pytest.param(range(10, 40), id="30 more", marks=pytest.mark.slow),
+        pytest.param(range(40, 150), id="110 more", marks=pytest.mark.full),
     ],
 )
 def test_no_history_breaks_a_rule(seeds: range) -> None:

@@ -1,21 +1,21 @@
-"""Histories in which a minority stays ill for good: the ordeals, what is demanded meanwhile, and what is measured."""
+"""Histories in which a minority stays ill for good: the ordeals, what is demanded meanwhile, and what is measured.
+
+A third of all histories are such (`test_histories`).
+"""
 
 from dataclasses import replace
 
 import pytest
 
-from quire.cluster.simulator.__main__ import Report, outcomes
 from quire.cluster.simulator.clock import Clocks, Schedule
 from quire.cluster.simulator.history import run
 from quire.cluster.simulator.permanent import ordeal
 from quire.cluster.simulator.permanent.distribution import Distribution
-from quire.cluster.simulator.permanent.illness import KINDS, Illness, has_ordeal, ordeal_of
+from quire.cluster.simulator.permanent.illness import KINDS, Illness, ordeal_of
 from quire.cluster.simulator.permanent.prober import Endured
 from quire.cluster.simulator.permanent.truth import SHOWS
 from quire.cluster.simulator.plan import is_permanent, plan_of
 from quire.replication.core.fitness import Level
-
-SEEDS = (3, 14, 20, 25, 28)
 
 
 def test_a_third_of_all_seeds_have_an_ordeal_and_they_draw_each_kind_of_illness() -> None:
@@ -32,24 +32,9 @@ def test_an_ordeal_leaves_a_majority_well(voters: int) -> None:
         assert found is None or len(found.patients) <= (voters - 1) // 2
 
 
-def test_the_other_two_thirds_of_all_histories_stay_what_they_were() -> None:
-    others = [seed for seed in range(30) if not has_ordeal(seed)]
-    assert all(plan_of(seed, permanent=True) == plan_of(seed) for seed in others)
-    assert len(others) < 30
-
-
-@pytest.mark.slow
-def test_a_majority_goes_on_while_a_minority_is_ill() -> None:
-    report = Report()
-    for outcome in outcomes(SEEDS, jobs=2, permanent=True):
-        report.add(outcome)
-        assert outcome.endured is not None
-    assert not report.findings, "\n".join(found.failure for found in report.findings)
-
-
 def test_a_majority_that_stops_breaks_the_law(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ordeal, "MOST_ELECTIONS", 0)
-    outcome = run(plan_of(14, permanent=True))
+    outcome = run(plan_of(14))
     assert outcome.rule == "a sick minority never stops a healthy majority"
     assert "falls ill: clock_rate 0.5" in outcome.failure
 
@@ -57,7 +42,7 @@ def test_a_majority_that_stops_breaks_the_law(monkeypatch: pytest.MonkeyPatch) -
 def test_histories_with_one_kind_of_illness_can_be_picked() -> None:
     picked = [seed for seed in range(200) if is_permanent(seed, "full_disk")]
     assert picked
-    assert all("full_disk" in str(plan_of(seed, permanent=True).ordeal) for seed in picked)
+    assert all("full_disk" in str(plan_of(seed).ordeal) for seed in picked)
     assert len(picked) < len([seed for seed in range(200) if is_permanent(seed)])
 
 
@@ -85,7 +70,7 @@ def test_a_clock_whose_rate_changes_does_not_jump() -> None:
 
 @pytest.mark.slow
 def test_a_node_that_does_not_say_what_ails_it_breaks_the_law(monkeypatch: pytest.MonkeyPatch) -> None:
-    plan = plan_of(49, permanent=True)
+    plan = plan_of(49)
     assert plan.ordeal is not None
     a_follower = replace(plan, ordeal=replace(plan.ordeal, patients=((Illness("failed_machine"),),)))
     monkeypatch.setitem(SHOWS, "failed_machine", Level.NO_ROOM)

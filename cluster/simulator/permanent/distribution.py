@@ -18,6 +18,8 @@ class Distribution:
 
     def lines(self) -> list[str]:
         """A line for all ordeals and one for each kind of illness, in election timeouts."""
+        if not self._endured:
+            return []
         by_kind: dict[str, list[Endured]] = defaultdict(list)
         for endured in self._endured:
             for kind in endured.kinds:
