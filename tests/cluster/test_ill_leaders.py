@@ -1,0 +1,112 @@
+"""A leader that is ill for good loses the lead, and the healthy majority goes on; an ill follower says what ails it."""
+
+import asyncio
+import errno
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from quire.replication.core.fitness import Level
+from tests.cluster.running import RunningCluster, running_cluster
+
+SETTINGS: dict[str, Any] = {"segment_bytes": 1 << 16, "election_timeout_ms": 600, "heartbeat_ms": 60}
+DEADLINE_S = 30.0
+LARGE = b'{"commands": [%s]}' % b", ".join([b'["add", 0]'] * 1_000)
+JSON = "application/json"
+
+
+def without_room(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
+    """From now on no file in this folder grows; the other nodes' disks are as they were."""
+    allocate = os.posix_fallocate
+
+    def full(descriptor: int, begin: int, length: int) -> None:
+        if os.readlink(f"/proc/self/fd/{descriptor}").startswith(str(folder)):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        allocate(descriptor, begin, length)
+
+    monkeypatch.setattr(os, "posix_fallocate", full)
+
+
+async def until(cluster: RunningCluster, holds: Callable[[], bool]) -> None:
+    async with asyncio.timeout(DEADLINE_S):
+        while not holds():
+            await cluster.ask("n2", "GET", "/healthz")
+
+
+async def written_through(cluster: RunningCluster, node_id: str) -> None:
+    """A write is acknowledged through a node; it may be refused before."""
+    async with asyncio.timeout(DEADLINE_S):
+        while (await cluster.ask(node_id, "POST", "/commands", LARGE, JSON)).status != 200:
+            pass
+
+
+def level(cluster: RunningCluster, node_id: str) -> int:
+    return int(cluster.nodes[node_id].node.status()["fitness"]["level"])
+
+
+def leader_of(cluster: RunningCluster) -> str | None:
+    return next((node_id for node_id, running in cluster.nodes.items() if running.node.is_leader), None)
+
+
+@pytest.mark.full
+@pytest.mark.asyncio
+async def test_a_leader_whose_disk_stays_full_hands_over_and_writes_go_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with running_cluster(tmp_path, **SETTINGS) as cluster:
+        without_room(monkeypatch, tmp_path / "n1")
+        async with asyncio.timeout(DEADLINE_S):
+            while leader_of(cluster) in ("n1", None):
+                await cluster.ask("n2", "POST", "/commands", LARGE, JSON)
+        assert level(cluster, "n1") == Level.NO_ROOM
+        for _ in range(3):
+            await written_through(cluster, "n2")
+        assert leader_of(cluster) in ("n2", "n3")
+        monkeypatch.undo()
+        await until(cluster, lambda: level(cluster, "n1") < Level.NO_ROOM)
+
+
+@pytest.mark.full
+@pytest.mark.asyncio
+async def test_a_leader_whose_machine_alone_fails_hands_over_and_writes_go_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def no_memory(*_: object) -> None:
+        raise MemoryError("says the test")
+
+    async with running_cluster(tmp_path, **SETTINGS) as cluster:
+        applying = cluster.nodes["n1"].node.components.applying
+        monkeypatch.setattr(applying.applier, "_apply_batch", no_memory)
+        assert (await cluster.ask("n2", "POST", "/commands", LARGE, JSON)).status in (503, 504)
+        await until(cluster, lambda: leader_of(cluster) in ("n2", "n3"))
+        for _ in range(3):
+            await written_through(cluster, "n2")
+        (reason,) = cluster.nodes["n1"].node.not_ready_reasons()
+        assert "MemoryError: says the test" in reason
+        assert level(cluster, "n1") == Level.MACHINE_FAILED
+
+
+@pytest.mark.full
+@pytest.mark.asyncio
+async def test_a_follower_that_cannot_append_says_so_and_the_leader_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with running_cluster(tmp_path, **SETTINGS) as cluster:
+        without_room(monkeypatch, tmp_path / "n3")
+        async with asyncio.timeout(DEADLINE_S):
+            while level(cluster, "n3") != Level.NO_ROOM:
+                await written_through(cluster, "n1")
+        node = cluster.nodes["n3"].node
+        told = f"free space on the volume of {tmp_path / 'n3'}"
+        assert any(told in alarm for alarm in node.status()["alarms"])
+        assert all(told in reason for reason in node.not_ready_reasons())
+        assert (await cluster.ask("n3", "GET", "/state?consistency=local")).status == 200
+        await written_through(cluster, "n3")
+        assert leader_of(cluster) == "n1"
+        monkeypatch.undo()
+        await until(cluster, lambda: level(cluster, "n3") < Level.NO_ROOM)
+        leader = cluster.nodes["n1"].node
+        await until(cluster, lambda: (node.applied_index, node.digest) == (leader.applied_index, leader.digest))
