@@ -166,6 +166,7 @@ class Replica(Generic[OwnerT]):
             state.next_stream_id,
             options.secret,
             options.max_frame_bytes,
+            options.core.election_timeout_us / MICROSECONDS,
         )
         driver = CheckedDriver[OwnerT] if options.check_invariants else Driver[OwnerT]
         self._driver = driver(self.core, disk, owner, self.network, self._threads)

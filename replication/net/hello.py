@@ -139,15 +139,19 @@ async def dial(
     expected_node_id: str,
     purpose: str,
     secret: bytes | None,
-    ping_s: float,
+    ping_s: float | None,
 ) -> tuple[ClientWebSocketResponse, PeerInfo]:
     """Dial a peer and shake hands; return the socket and the peer. On an error nothing stays open.
+
+    Without `ping_s` the caller pings, and reads the peer's pings and pongs as messages.
 
     Raises:
         As `dial_hello`; ClientError, TimeoutError: it cannot be reached.
     """
     async with asyncio.timeout(HELLO_TIMEOUT_S):
-        socket = await session.ws_connect(url, max_msg_size=MAX_MESSAGE_BYTES, timeout=WS_TIMEOUT, heartbeat=ping_s)
+        socket = await session.ws_connect(
+            url, max_msg_size=MAX_MESSAGE_BYTES, timeout=WS_TIMEOUT, heartbeat=ping_s, autoping=ping_s is not None
+        )
         try:
             peer = await dial_hello(socket, me, expected_node_id, purpose, secret, os.urandom(NONCE_BYTES))
         except BaseException:

@@ -6,7 +6,9 @@ probe goes the other way: is the process that dialled this link still alive (`du
 
 import asyncio
 import os
+import random
 from collections import deque
+from contextlib import suppress
 from typing import Protocol
 
 from aiohttp import ClientSession, ClientWebSocketResponse, WSMsgType, web
@@ -24,13 +26,15 @@ from .hello import (
     answer_hello,
     dial,
 )
-from .streams import beside
+from .sockets import ELECTION_TIMEOUT_S, Pinger, give_up_when_silent, together
 from .wire import MAX_MESSAGE_BYTES, decode_peer, encode
 
-PING_S = 10.0
-REDIAL_S = 0.2
+SERVER_PING_S = 10.0  # Of the end that was dialled: it only has to notice some time.
+FIRST_REDIAL_S = 0.05
+CLOSE_S = 0.1
 REFUSED_REDIAL_S = 2.0
 PROBE_S = 1.0  # A process that does not answer within it is replaced by another incarnation of its disk.
+MAX_BACKOFF_DOUBLINGS = 8
 MAX_WAITING_MESSAGES = 1_000
 
 
@@ -74,7 +78,13 @@ class Link:
     """The link that this node dials to one peer, and redials when it ends. `send` never waits; it may drop."""
 
     def __init__(
-        self, events: LinkEvents, session: ClientSession, node_id: str, url: str, secret: bytes | None
+        self,
+        events: LinkEvents,
+        session: ClientSession,
+        node_id: str,
+        url: str,
+        secret: bytes | None,
+        election_timeout_s: float = ELECTION_TIMEOUT_S,
     ) -> None:
         self.node_id = node_id
         self.peer: PeerInfo | None = None
@@ -82,6 +92,8 @@ class Link:
         self._session = session
         self._url = url
         self._secret = secret
+        self._election_timeout_s = election_timeout_s
+        self._failures = 0  # since a link last held for an election timeout
         self._waiting: deque[bytes] = deque(maxlen=MAX_WAITING_MESSAGES)
         self._wake = asyncio.Event()
         self._task = asyncio.create_task(self._run(), name=f"link to {node_id}")
@@ -99,33 +111,58 @@ class Link:
 
     async def _run(self) -> None:
         while True:
-            pause = REDIAL_S
+            refused = False
             try:
                 await self._dial()
             except Exception as error:  # noqa: BLE001  # A bug of this program, too, is reported, and the peer redialled.
-                pause = REFUSED_REDIAL_S if isinstance(error, PeerRefused) else REDIAL_S
+                refused = isinstance(error, PeerRefused)
                 self._events.link_failed(self.node_id, error)
-            await asyncio.sleep(pause)
+            await asyncio.sleep(REFUSED_REDIAL_S if refused else self._pause_s())
+
+    def _pause_s(self) -> float:
+        """None after a link that held for a while; else longer each time, up to about an election timeout."""
+        longest = min(self._election_timeout_s, FIRST_REDIAL_S * 2.0**self._failures)
+        pause = random.uniform(longest / 2, longest) if self._failures else 0.0
+        self._failures = min(self._failures + 1, MAX_BACKOFF_DOUBLINGS)
+        return pause
 
     async def _dial(self) -> None:
         url = f"http://{self._url}{PEER_PATH}"
-        socket, self.peer = await dial(
-            self._session, url, self._events.me(), self.node_id, "peer", self._secret, PING_S
-        )
-        await self._talk(socket, self.peer)
+        me = self._events.me()
+        socket, self.peer = await dial(self._session, url, me, self.node_id, "peer", self._secret, None)
+        give_up_when_silent(socket, self._election_timeout_s)
+        began = asyncio.get_running_loop().time()
+        try:
+            await self._talk(socket, self.peer)
+        finally:
+            if asyncio.get_running_loop().time() - began >= self._election_timeout_s:
+                self._failures = 0
 
     async def _talk(self, socket: ClientWebSocketResponse, peer: PeerInfo) -> None:
         self._waiting.clear()
         self._events.link_up(peer)
+        pinger, reason = Pinger(socket, self._election_timeout_s), "the connection ended"
         try:
-            async with beside(self._send_waiting(socket)):
-                async for message in socket:  # The other side sends only probes. Ends with the link.
-                    if message.type is WSMsgType.BINARY and isinstance(probe := decode_peer(message.data), Probe):
-                        self.send(ProbeEcho(probe.nonce))
+            await together(self._answer_probes(socket, pinger), self._send_waiting(socket), pinger.run())
+        except ConnectionResetError as error:
+            reason = str(error)
+            raise
         finally:
             self.peer = None
-            await socket.close()
-            self._events.link_down(self.node_id, "the connection ended")
+            self._events.link_down(self.node_id, reason)
+            with suppress(TimeoutError):  # A silent peer takes no part in a closing handshake.
+                async with asyncio.timeout(CLOSE_S):
+                    await socket.close()
+
+    async def _answer_probes(self, socket: ClientWebSocketResponse, pinger: Pinger) -> None:
+        """Read what the other side sends, which is probes, pings and pongs. Ends with the link."""
+        async for message in socket:
+            if message.type is WSMsgType.PONG:
+                pinger.answered()
+            elif message.type is WSMsgType.PING:
+                await socket.pong(message.data)
+            elif message.type is WSMsgType.BINARY and isinstance(probe := decode_peer(message.data), Probe):
+                self.send(ProbeEcho(probe.nonce))
 
     async def _send_waiting(self, socket: ClientWebSocketResponse) -> None:
         while True:
@@ -138,9 +175,12 @@ class Link:
 class LinkServer:
     """The accepting end: answers hellos and passes on what peers say."""
 
-    def __init__(self, events: LinkEvents, secret: bytes | None) -> None:
+    def __init__(
+        self, events: LinkEvents, secret: bytes | None, election_timeout_s: float = ELECTION_TIMEOUT_S
+    ) -> None:
         self._events = events
         self._secret = secret
+        self._election_timeout_s = election_timeout_s
         self._links: dict[int, tuple[web.WebSocketResponse, PeerInfo]] = {}
         self._number = 0
         self._guard = DuplicateNodeGuard()
@@ -151,8 +191,9 @@ class LinkServer:
         """Handle one `/peer` connection until it ends."""
         if self._closed:
             raise web.HTTPServiceUnavailable
-        socket = web.WebSocketResponse(max_msg_size=MAX_MESSAGE_BYTES, timeout=1.0)
+        socket = web.WebSocketResponse(max_msg_size=MAX_MESSAGE_BYTES, timeout=1.0, heartbeat=SERVER_PING_S)
         await socket.prepare(request)
+        give_up_when_silent(request, self._election_timeout_s)
         self._number += 1
         number = self._number
         try:

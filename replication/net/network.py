@@ -64,6 +64,7 @@ class Network:
         next_stream_id: Callable[[], int],
         secret: bytes | None,
         max_frame_bytes: int,
+        election_timeout_s: float,
     ) -> None:
         self._me = me
         self._handle = handle
@@ -73,13 +74,14 @@ class Network:
         self._next_stream_id = next_stream_id
         self._secret = secret
         self._max_frame_bytes = max_frame_bytes
+        self._election_timeout_s = election_timeout_s
         self._session: ClientSession | None = None
         self._urls: dict[str, str] = {}
         self._links: dict[str, Link] = {}
         self._upstreams: dict[int, UpstreamSocket] = {}
         self._downstreams: dict[int, DownstreamSocket] = {}
-        self.link_server = LinkServer(self, secret)
-        self.stream_server = StreamServer(self, secret, self.link_server.admit)
+        self.link_server = LinkServer(self, secret, election_timeout_s)
+        self.stream_server = StreamServer(self, secret, self.link_server.admit, election_timeout_s=election_timeout_s)
         self.reports = PeerReports()
 
     def start(self, session: ClientSession, urls: dict[str, str]) -> None:
@@ -100,7 +102,7 @@ class Network:
     def _dial(self, node_id: str, url: str) -> None:
         if self._session is not None and node_id not in self._links and len(self._links) < MAX_MEMBERS:
             self._urls[node_id] = url
-            self._links[node_id] = Link(self, self._session, node_id, url, self._secret)
+            self._links[node_id] = Link(self, self._session, node_id, url, self._secret, self._election_timeout_s)
 
     # Sending
 
@@ -117,7 +119,13 @@ class Network:
             self._handle(events.StreamClosed(action.stream_id))
             return
         self._upstreams[action.stream_id] = UpstreamSocket(
-            self, self._session, action.stream_id, (action.leader_id, url), self._secret, self._max_frame_bytes
+            self,
+            self._session,
+            action.stream_id,
+            (action.leader_id, url),
+            self._secret,
+            self._max_frame_bytes,
+            self._election_timeout_s,
         )
 
     def send_up(self, stream_id: int, message: Open | Ack | CrcMismatch) -> None:

@@ -15,8 +15,7 @@ import asyncio
 import os
 import types
 from collections import deque
-from collections.abc import AsyncGenerator, Callable, Coroutine, Generator
-from contextlib import asynccontextmanager
+from collections.abc import Callable, Coroutine, Generator
 from functools import partial
 from typing import Any, Protocol
 
@@ -24,6 +23,7 @@ from aiohttp import ClientSession, ClientWebSocketResponse, WSMsgType, web
 
 from ..core.messages import Ack, CrcMismatch, Open, OpenAnswer, StreamMessage
 from .hello import HELLO_TIMEOUT_S, LINK_FAILURES, NONCE_BYTES, STREAM_PATH, Admit, PeerInfo, answer_hello, dial
+from .sockets import ELECTION_TIMEOUT_S, give_up_when_silent, together
 from .wire import (
     MAX_MESSAGE_BYTES,
     Assembled,
@@ -48,18 +48,6 @@ class Sink(Protocol):
     def send_bytes(self, data: bytes) -> Coroutine[Any, Any, None]:
         """Hand a message to the transport; wait while its buffer is full."""
         ...
-
-
-@asynccontextmanager
-async def beside(sending: Coroutine[Any, Any, None]) -> AsyncGenerator[None]:
-    """Run `sending` while the block runs. If it raises, the block ends and raises the same."""
-    try:
-        async with asyncio.TaskGroup() as group:
-            task = group.create_task(sending)
-            yield
-            task.cancel()
-    except BaseExceptionGroup as errors:
-        raise errors.exceptions[0] from None
 
 
 class Outbox:
@@ -184,12 +172,14 @@ class UpstreamSocket:
         leader: tuple[str, str],
         secret: bytes | None,
         max_frame_bytes: int,
+        election_timeout_s: float = ELECTION_TIMEOUT_S,
     ) -> None:
         self.stream_id = stream_id
         self._events = events
         self._session = session
         self.peer_id, self._url = leader
         self._secret = secret
+        self._election_timeout_s = election_timeout_s
         self._assembler = FrameAssembler(max_frame_bytes)
         self._outbox: Outbox | None = None
         self._task: asyncio.Task[None] | None = asyncio.create_task(
@@ -227,18 +217,21 @@ class UpstreamSocket:
     async def _talk(self) -> None:
         url = f"http://{self._url}{STREAM_PATH}"
         socket, _ = await dial(self._session, url, self._events.me(), self.peer_id, "stream", self._secret, PING_S)
+        give_up_when_silent(socket, self._election_timeout_s)
         await self._carry(socket)
 
     async def _carry(self, socket: ClientWebSocketResponse) -> None:
         self._outbox = Outbox(socket)
         try:
-            async with beside(self._outbox.carry()):
-                self._events.stream_connected(self.stream_id)
-                async for message in socket:
-                    if message.type is WSMsgType.BINARY:
-                        self._take(message.data)
+            self._events.stream_connected(self.stream_id)
+            await together(self._read(socket), self._outbox.carry())
         finally:
             await socket.close()
+
+    async def _read(self, socket: ClientWebSocketResponse) -> None:
+        async for message in socket:
+            if message.type is WSMsgType.BINARY:
+                self._take(message.data)
 
     def _take(self, data: bytes) -> None:
         said = from_message(data)
@@ -305,15 +298,17 @@ class DownstreamSocket:
         if not isinstance(opening, Open):
             raise BadMessage("an opening was expected")
         self._events.stream_opened(self, opening)
-        async with beside(self._outbox.carry()):
-            while True:
-                match await self._receive():
-                    case Ack() as ack:
-                        self._events.ack_arrived(self.stream_id, ack)
-                    case CrcMismatch() as differs:
-                        self._events.crc_mismatch_arrived(self.stream_id, differs)
-                    case _:
-                        raise BadMessage("an ack was expected")
+        await together(self._read(), self._outbox.carry())
+
+    async def _read(self) -> None:
+        while True:
+            match await self._receive():
+                case Ack() as ack:
+                    self._events.ack_arrived(self.stream_id, ack)
+                case CrcMismatch() as differs:
+                    self._events.crc_mismatch_arrived(self.stream_id, differs)
+                case _:
+                    raise BadMessage("an ack was expected")
 
     async def _receive(self) -> StreamMessage:
         message = await self._socket.receive()
@@ -331,11 +326,13 @@ class StreamServer:
         secret: bytes | None,
         admit: Admit | None = None,
         opening_timeout_s: float = HELLO_TIMEOUT_S,
+        election_timeout_s: float = ELECTION_TIMEOUT_S,
     ) -> None:
         self._events = events
         self._secret = secret
         self._admit = admit
         self._opening_timeout_s = opening_timeout_s
+        self._election_timeout_s = election_timeout_s
         self._open: set[DownstreamSocket] = set()
         self._closed = False
 
@@ -345,6 +342,7 @@ class StreamServer:
             raise web.HTTPServiceUnavailable
         socket = web.WebSocketResponse(max_msg_size=MAX_MESSAGE_BYTES, timeout=1.0)
         await socket.prepare(request)
+        give_up_when_silent(request, self._election_timeout_s)
         downstream: DownstreamSocket | None = None
         reason = "the follower closed it"
         try:
