@@ -77,6 +77,7 @@ from .payload import (
 )
 from .segment.mark import Mark
 from .segment.slots import SlotFile
+from .segment.survey import Torn
 from .segment.value_stream import ValueStream
 from .segment.write_segment import Flush
 from .storage import Directory, Storage, Sync
@@ -139,6 +140,7 @@ __all__ = [
     "StoredRecord",
     "Sync",
     "Tail",
+    "Torn",
     "UnexpectedIndex",
     "UnknownVersion",
     "ValueStream",

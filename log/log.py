@@ -53,7 +53,10 @@ class Log:
         self._locked = locked
         self._reader = Reader(state)
         self._lookup = self._reader.lookup
-        self._mark_commit_index = state.commit_index
+        self.mark_commit_index = state.commit_index
+        """The commit_index in the mark when the log was opened."""
+        self.torn = state.torn
+        """What opening it cut off after the last whole frame, which was never acknowledged; None: nothing."""
         self.on_truncated: Callable[[int], None] | None = None
         """Called with the index that the log was truncated at, after each truncation."""
 
@@ -155,11 +158,6 @@ class Log:
     def members_index(self) -> int | None:
         """Index of the last `members` or `genesis` record, even if it is below the log; None if there never was one."""
         return self._state.members[-1] if self._state.members else None
-
-    @property
-    def mark_commit_index(self) -> int:
-        """The commit_index in the mark when the log was opened."""
-        return self._mark_commit_index
 
     @property
     def failure(self) -> str | None:

@@ -17,7 +17,7 @@ from .frames import Tail
 from .options import STORE_HEADER_BYTES, LogOptions
 from .segment.mark import Mark, MarkFile
 from .segment.segments import Segment, Segments
-from .segment.survey import Survey
+from .segment.survey import Survey, Torn
 from .segment.write_segment import Flush, WriteSegment
 from .storage import Directory, Storage
 
@@ -55,6 +55,8 @@ class LogState:
         self.commit_index = 0
         self.generation = 0
         """Number of truncations and resets; a flush of an earlier generation proves nothing."""
+        self.torn: Torn | None = None
+        """What was cut off at open."""
         self.flush: Flush | None = None
         self.retired: list[Storage] = []
         """Files that are no longer used, but that a flush in progress may still sync."""

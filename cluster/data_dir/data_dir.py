@@ -20,6 +20,7 @@ from quire.sm.snapshots.store import SNAPSHOTS_FOLDER
 from .first_start import LOG_FOLDER, MARK_FILE, check_unformatted, set_unfinished_aside
 from .genesis import Genesis, read_genesis, read_genesis_file, write_genesis_file
 from .identity import LOST_VOTER, DataDirRefused, NodeIdentity, read_identity, write_identity
+from .torn import report_torn
 
 
 class DataDir:
@@ -100,7 +101,9 @@ class DataDir:
             self.promises = PromiseFile.create(self._directory, os.urandom(DISK_ID_BYTES))
 
     def _open_log(self, cluster_id: bytes) -> Log:
-        return Log.open(self._directory, self._options, cluster_id=cluster_id, clock=wall_clock, standalone=False)
+        log = Log.open(self._directory, self._options, cluster_id=cluster_id, clock=wall_clock, standalone=False)
+        report_torn(log)
+        return log
 
     def _read_genesis(self) -> None:
         """Read the genesis frame from its own file, since the log's first segment may have expired.

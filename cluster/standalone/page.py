@@ -34,8 +34,10 @@ bounds; n = `highest_index` removes nothing |
 | `GET /healthz` | 200 while the log accepts records, else 503 with the reason |
 
 What the response to a write means: 200, it is as durable as `flush` says; 4xx and 503, nothing was written (408: the
-body stopped arriving); 504, it was appended at `write_index` but not flushed in time, or the disk failed. Errors are
-problem+json, as in a cluster. At most 256 writes and 256 reads of large records are in progress; further ones get 429.
+body stopped arriving; `truncated`: another caller truncated the log from `truncate_index` on before the records were
+flushed, and only those of a batch that lie below it are left); 504, it was appended at `write_index` but not flushed in
+time, or the disk failed. Errors are problem+json, as in a cluster. At most 256 writes and 256 reads of large records
+are in progress; further ones get 429.
 
 On SIGTERM the process finishes the requests in progress, flushes, and marks a clean stop. If the disk fails, it ends
 with exit code 1: after a failed flush only a restart can tell what is durable. A data directory of one mode is refused

@@ -36,6 +36,7 @@ from quire.replication.promises import PROMISE_FILE
 from ..data_dir.first_start import LOG_FOLDER
 from ..data_dir.genesis import CLUSTER_ID_BYTES
 from ..data_dir.identity import DataDirRefused, NodeIdentity, read_identity, write_identity
+from ..data_dir.torn import report_torn
 from ..errors import (
     CorruptHere,
     DiskFullError,
@@ -252,6 +253,7 @@ def open_log(config: StandaloneConfig, directory: Directory) -> Log:
         clock=wall_clock,
         standalone=True,
     )
+    report_torn(log)
     if identity is None:
         write_identity(directory, NodeIdentity(cluster_id, MODE, os.urandom(DISK_ID_BYTES), ("log", 1), None, MODE))
     return log

@@ -6,8 +6,8 @@ and the log begins anew. After any other stop:
 1. Write the winning slot of the mark again and sync it, because it decides what is torn and what is rotten.
 2. Check the frames of the mark's segment and of later ones. An invalid frame below the mark, or in any segment but the
    last, is rot: the log does not open. At or above the mark in the last segment, it begins the torn tail, and
-   everything from there goes, valid or not. If segments above the mark have a gap, a truncation was interrupted, and
-   everything after the gap goes.
+   everything from there goes, valid or not; `Log.torn` says how much, and whether valid frames follow. If segments
+   above the mark have a gap, a truncation was interrupted, and everything after the gap goes.
 3. Write what is kept above the mark again and sync it with the folders: it may be in the page cache only, and after a
    failed sync the page cache looks clean.
 4. Raise the mark to the end, without `clean`, and sync it.
@@ -33,7 +33,7 @@ from ..segment.store import (
     decode_store_header,
     store_name,
 )
-from ..segment.survey import CHUNK_BYTES, Survey
+from ..segment.survey import CHUNK_BYTES, Survey, Torn, torn_after
 from ..segment.write_segment import WriteSegment
 from ..state import LogState
 from ..storage import Directory
@@ -282,7 +282,9 @@ class _Recovery:
 
     def _finish(self, survey: Survey, marked: int) -> LogState:
         header = self._headers[-1]
+        torn = None
         if not self._found.clean:
+            torn = self._torn(survey)
             self._make_durable(marked)
         store = self._files.open(store_name(header.base_index))
         try:
@@ -291,6 +293,7 @@ class _Recovery:
             origin = self._headers[0].origin
             state = _new_state(self._request, self._files, self._mark, origin, self._segments, writer)
             state.epochs = self._epochs
+            state.torn = torn
             state.take_write_segment(writer, survey)
             state.commit_index = self._found.commit_index
             state.set_durable(survey.tail, writer.segment, survey.end)
@@ -299,6 +302,14 @@ class _Recovery:
             store.close()
             raise
         return state
+
+    def _torn(self, survey: Survey) -> Torn | None:
+        file = store_name(self._headers[-1].base_index)
+        store = self._files.open(file)
+        try:
+            return torn_after(store, survey.end, survey.tail.index, file)
+        finally:
+            store.close()
 
     def _make_durable(self, marked: int) -> None:
         """Cut the torn tail, write again what is kept above the mark, and sync files and folders."""

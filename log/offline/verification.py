@@ -36,7 +36,7 @@ from ..segment.store import (
     index_name,
     store_name,
 )
-from ..segment.survey import Survey
+from ..segment.survey import Survey, torn_after
 from ..storage import Directory, Storage
 from .inspection import is_zero, store_bases, stored_mark
 
@@ -194,8 +194,11 @@ class _SegmentCheck:
         mark, end = self._verdict.mark, survey.end
         is_last = self._following is None
         if is_last and mark is not None and mark.segment_base <= self._base and not mark.clean:
-            if not is_zero(store, end):
-                reason = f"{store.size - end} bytes above the mark are not frames: {survey.invalid}"
+            torn = torn_after(store, end, survey.tail.index, self._file)
+            if torn is not None:
+                reason = f"{torn.size} bytes above the mark are not frames: {survey.invalid}"
+                if torn.next_frame is not None:
+                    reason += f"; a valid frame of index {torn.next_frame} follows them"
                 self._verdict.faults.append(Fault("torn", self._file, end, reason))
         elif not (is_last and is_zero(store, end)) and not (is_last and mark is not None and mark.clean):
             self._rotten(end, survey.invalid or "", survey.tail.index)

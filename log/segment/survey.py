@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterator
+from contextlib import suppress
+from typing import NamedTuple
 
 from crc32c import crc32c
 
 from ..errors import ChainBroken, FrameInvalid, PayloadInvalid, UnknownVersion
-from ..frames import HEADER_BYTES, FrameHeader, Kind, Tail, decode_header, follow, walk_headers
+from ..frames import FRAME_VERSION, HEADER_BYTES, FrameHeader, Kind, Tail, decode_header, follow, walk_headers
 from ..options import STORE_HEADER_BYTES
 from ..payload import decode_system
 from ..storage import Storage
@@ -20,6 +22,9 @@ MEMBERS_TYPES = frozenset({"members", "genesis"})
 
 # length, epoch, kind: all that a walk over trusted frames needs.
 _GLANCE = struct.Struct("<4xI8xQ32xB")
+# What every frame has behind its kind: few other bytes look so.
+_VERSION_AND_ZEROS = bytes([FRAME_VERSION, 0, 0])
+_VERSION_POSITION = 57
 
 
 def names_members(payload: bytes | memoryview) -> bool:
@@ -158,4 +163,40 @@ def _large_payload(store: Storage, header: FrameHeader, position: int) -> memory
         crc = crc32c(store.read_at(body + start, min(CHUNK_BYTES, header.length - start)), crc)
     if crc != header.payload_crc32c:
         raise FrameInvalid("the payload's crc32c differs")
+    return None
+
+
+class Torn(NamedTuple):
+    """What stands after the last whole frame of a log that was not stopped cleanly."""
+
+    file: str
+    position: int
+    size: int
+    """Bytes up to the last one that is not zero."""
+    next_frame: int | None
+    """Index of a valid frame behind the invalid bytes: those were written before it, and are damaged or were lost."""
+
+
+def torn_after(store: Storage, end: int, next_index: int, file: str) -> Torn | None:
+    """Return what stands from `end` on, where the frame of `next_index` would begin; None if that is zeros alone."""
+    last, before, found = end, b"", None
+    for start in range(end, store.size, CHUNK_BYTES):
+        chunk = store.read_at(start, min(CHUNK_BYTES, store.size - start))
+        if not chunk.strip(b"\0"):
+            continue
+        last = start + len(chunk.rstrip(b"\0"))
+        found = _frame_in(before + chunk, next_index) if found is None else found
+        before = chunk[-HEADER_BYTES:]
+    return None if last == end else Torn(file, end, last - end, found)
+
+
+def _frame_in(raw: bytes, next_index: int) -> int | None:
+    """Return the index of the first valid header of a frame later than `next_index`, which is the damaged one's."""
+    place = raw.find(_VERSION_AND_ZEROS, _VERSION_POSITION)
+    while place >= 0:
+        with suppress(FrameInvalid, UnknownVersion):
+            header = decode_header(raw, place - _VERSION_POSITION)
+            if header.index > next_index:
+                return header.index
+        place = raw.find(_VERSION_AND_ZEROS, place + 1)
     return None

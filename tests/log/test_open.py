@@ -14,8 +14,10 @@ from quire.log import (
     Log,
     LogOptions,
     LogRotten,
+    Torn,
     encode_records,
     encode_system,
+    verify,
 )
 from quire.log.simulated import Disk, Keep
 from tests.log.histories import CLUSTER_ID, SMALL, Clock, all_frames, open_log
@@ -479,3 +481,47 @@ def test_a_first_segment_that_is_missing_has_expired_for_all_that_the_log_can_kn
     log = open_log(disk)
     with pytest.raises(IndexExpired):
         log.read(0)
+
+
+def torn_disk() -> tuple[Disk, list[int]]:
+    """Return a disk with five frames above the mark, and where they begin in the first store."""
+    disk = Disk()
+    log = open_log(disk)
+    starts: list[int] = []
+    for k in range(5):
+        starts.append(64 + log.size)
+        log.append([k] * 20)
+    starts.append(64 + log.size)
+    flush = log.begin_flush()
+    assert flush is not None
+    disk.lose_power(Keep.EVERYTHING)
+    return disk, starts
+
+
+def test_opening_says_how_many_bytes_it_cut_off() -> None:
+    disk, starts = torn_disk()
+    disk.flip_bit(FIRST, starts[4] + 70)
+    faults = verify(disk.directory()).faults
+    log = open_log(disk)
+    assert log.torn == Torn(FIRST.removeprefix("log/"), starts[4], starts[5] - starts[4], None)
+    assert [(fault.kind, fault.reason.split(":")[0]) for fault in faults] == [
+        ("torn", f"{starts[5] - starts[4]} bytes above the mark are not frames")
+    ]
+    log.close()
+    assert open_log(disk).torn is None
+
+
+@pytest.mark.parametrize("flipped", [0, 30, 57, 70])
+def test_opening_says_so_if_valid_frames_follow_the_cut(flipped: int) -> None:
+    disk, starts = torn_disk()
+    disk.flip_bit(FIRST, starts[1] + flipped, 3)
+    faults = verify(disk.directory()).faults
+    log = open_log(disk)
+    assert log.bounds == (0, 20)
+    assert log.torn == Torn(FIRST.removeprefix("log/"), starts[1], starts[5] - starts[1], 40)
+    assert "a valid frame of index 40 follows" in faults[0].reason
+
+
+def test_a_log_whose_end_is_zeros_alone_has_lost_nothing_to_opening() -> None:
+    disk = sealed_disk(clean=False)
+    assert open_log(disk).torn is None
