@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from quire.cluster.node.pending import Waiter
 from quire.replication import Replica
+from quire.replication.core.fitness import Fitness
 from tests.cluster.running import RunningCluster
 
 
@@ -25,6 +26,11 @@ def core_limits(cluster: RunningCluster, **limits: int) -> Generator[None, None,
         yield
     finally:
         state.options = before
+
+
+def forget_illness(cluster: RunningCluster) -> None:
+    """The leader is fit as if it had been for long; by itself it waits for two election timeouts and more."""
+    replica_of(cluster).core.state.fitness = Fitness()
 
 
 @contextmanager

@@ -222,6 +222,7 @@ async def full_disk(cluster: RunningCluster, at: str) -> AsyncGenerator[Values, 
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(os, "posix_fallocate", full)
             yield values
+        conditions.forget_illness(cluster)
 
 
 @asynccontextmanager
