@@ -184,17 +184,18 @@ class Network:
 
     # Cuts
 
-    def begin_cut(self, pairs: Iterable[tuple[str, str]]) -> None:
-        """Cut the direction from the first to the second node of each pair. Connections may break, or stay."""
+    def begin_cut(self, pairs: Iterable[tuple[str, str]], *, breaks: bool = True) -> None:
+        """Cut the direction from the first to the second node of each pair. If `breaks`, connections may break."""
+        break_chance = self.weather.break_chance if breaks else 0.0
         latest = self.random.choice((2 * RESET_US, 300 * MILLISECOND))
         for pair in pairs:
             self.cut[pair] = self.cut.get(pair, 0) + 1
             link = self.links[pair]
-            if link.pipe is not None and self.random.random() < self.weather.break_chance:
+            if link.pipe is not None and self.random.random() < break_chance:
                 link.pipe.broken = True
                 self.schedule.later(self.random.randint(RESET_US, latest), self._link_lost, link, link.pipe)
         for stream in self.streams:
-            if (stream.up.is_cut or stream.down.is_cut) and self.random.random() < self.weather.break_chance:
+            if (stream.up.is_cut or stream.down.is_cut) and self.random.random() < break_chance:
                 self._break_stream(stream, self.random.randint(RESET_US, latest))
 
     def end_cut(self, pairs: Iterable[tuple[str, str]]) -> None:

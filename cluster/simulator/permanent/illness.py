@@ -97,7 +97,9 @@ def _illness(random: Random, kind: str) -> Illness:
             again_us = random.choice((0, 12 * 300 * MILLISECOND))
             return Illness(kind, (random.choice(("all", "links", "streams")), again_us))
         case "one_way":
-            return Illness(kind, (random.choice(("hears nobody", "hears one less", "is not heard")),))
+            return Illness(
+                kind, (random.choice(("hears nobody", "hears one less", "is not heard", "hears pongs alone")),)
+            )
         case "crash_loop":
             return Illness(kind, (random.choice((50, 300, 900)) * MILLISECOND,))
         case _:

@@ -51,7 +51,7 @@ class Ward:
             case "silent_flows", (str(which), int(again_us)):
                 self._silence(node, which, again_us)
             case "one_way", (str(shape),):
-                self._cut_pairs(self._one_way(node, shape))
+                self._cut_pairs(self._one_way(node, shape), pongs=shape == "hears pongs alone")
             case "partial_reach", _:
                 others = self._others(node)
                 lost = self._random.sample(others, len(others) // 2)
@@ -85,10 +85,12 @@ class Ward:
             return [(self._random.choice(others), name)]
         return [(other, name) for other in others]
 
-    def _cut_pairs(self, pairs: list[tuple[str, str]]) -> None:
+    def _cut_pairs(self, pairs: list[tuple[str, str]], *, pongs: bool = False) -> None:
+        """Cut these directions. `pongs`: a proxy on the way answers pings, so that no end closes its connection."""
         self._cut += pairs
-        self._network.begin_cut(pairs)
-        self._network.miss_pongs(pairs, 2 * ELECTION_US)
+        self._network.begin_cut(pairs, breaks=not pongs)
+        if not pongs:
+            self._network.miss_pongs(pairs, 2 * ELECTION_US)
 
     def _silence(self, node: Node, which: str, again_us: int) -> None:
         if self._is_over:
