@@ -1,0 +1,112 @@
+"""Real leaders that are ill for good: another leads soon, writes go on, and the ill node says what ails it."""
+
+import subprocess
+import sys
+from collections.abc import Generator
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from tests.processes import failing_machine
+from tests.processes.cluster import Cluster, Clusters, Node, Unreachable
+
+FLAGS = ("--election-timeout-ms", "1000", "--segment-bytes", str(1 << 20))
+VOLUME_BYTES = 12 << 20
+BALLAST_PIECE = bytes(64 << 10)
+MANY = b'{"commands": [%s]}' % b", ".join([b'["add", 1]'] * 1_000)
+
+
+def write(node: Node) -> int:
+    """A write through a node: the status of the answer."""
+    try:
+        return node.call("POST", "/commands", MANY, {"Content-Type": "application/json"}).status
+    except Unreachable:
+        return 0
+
+
+def _is_written(node: Node) -> bool:
+    return write(node) == 200
+
+
+def another_leads(cluster: Cluster) -> Node:
+    """Write until one of the others leads; then writes through every node must be acknowledged."""
+
+    def led() -> Node | None:
+        write(cluster["n2"])
+        return next((node for node in cluster.followers if node.status()["serving"]), None)
+
+    leader = cluster.wait_until("another node leads", led)
+    for node in cluster:
+        cluster.wait_until(f"a write through {node.node_id} is acknowledged", partial(_is_written, node))
+    return leader
+
+
+@contextmanager
+def small_volume(folder: Path) -> Generator[Path]:
+    """A file system of its own in memory, of VOLUME_BYTES."""
+    folder.mkdir()
+    command = ["mount", "-t", "tmpfs", "-o", f"size={VOLUME_BYTES}", "tmpfs", str(folder)]
+    mounted = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert mounted.returncode == 0, f"this test mounts a tmpfs, which takes root or CAP_SYS_ADMIN: {mounted.stderr}"
+    try:
+        yield folder
+    finally:
+        subprocess.run(["umount", "--lazy", str(folder)], check=True)
+
+
+def fill(volume: Path) -> Path:
+    """A file that takes all the room that is left."""
+    ballast = volume / "ballast"
+    with ballast.open("wb", buffering=0) as file:
+        try:
+            while file.write(BALLAST_PIECE) == len(BALLAST_PIECE):
+                pass
+        except OSError:
+            pass
+    return ballast
+
+
+@pytest.mark.full
+def test_a_leader_on_a_full_volume_loses_the_lead_and_is_fit_again_when_there_is_room(
+    clusters: Clusters, tmp_path: Path
+) -> None:
+    with small_volume(tmp_path / "volume") as volume:
+        cluster = clusters.make(flags=FLAGS)
+        ill = cluster.leader
+        ill.data_dir = volume / ill.node_id
+        try:
+            cluster.start()
+            ballast = fill(volume)
+            another_leads(cluster)
+            status = ill.status()
+            assert status["fitness"]["name"] == "no_room"
+            assert any(f"free space on the volume of {ill.data_dir}" in alarm for alarm in status["alarms"])
+            ballast.unlink()
+            cluster.wait_until("n1 is fit again", lambda: ill.status()["fitness"]["level"] == 0)
+            end = cluster.elected().status()["commit_index"]
+            cluster.wait_until("n1 has caught up", lambda: ill.status()["applied_index"] >= end)
+        finally:
+            cluster.close()
+
+
+@pytest.mark.full
+def test_a_leader_whose_machine_alone_fails_loses_the_lead_and_a_restart_mends_it(
+    clusters: Clusters, tmp_path: Path
+) -> None:
+    cluster, failing = clusters.make(flags=FLAGS), tmp_path / "fails"
+    ill = cluster.leader
+    ill.program = (sys.executable, str(failing_machine.__file__), str(failing))
+    cluster.start()
+    failing.touch()
+    another_leads(cluster)
+    status = ill.status()
+    assert status["fitness"]["name"] == "machine_failed"
+    assert status["ready"] is False
+    assert "MemoryError: says the test" in status["reasons"][0]
+    failing.unlink()
+    ill.kill()
+    cluster.start_again(ill)
+    end = cluster.elected().status()["commit_index"]
+    cluster.wait_until("n1 has applied on", lambda: ill.status()["applied_index"] >= end)
