@@ -1,13 +1,15 @@
 """The hop to the leader: requests, and streams of commands.
 
 A request is forwarded once: if it arrives with `Quire-Forwarded` at a node that does not lead, the answer is 503. A
-connection that could not be made proves that nothing was written. One that breaks after the request was sent proves
-nothing, so the outcome of a write is then unknown.
+connection that could not be made proves that nothing was written. One that breaks after the request was sent, or
+carries nothing back in time, proves nothing, so the outcome of a write is then unknown. Nobody waits for a leader that
+has not been heard for an election timeout.
 """
 
 import asyncio
-from collections.abc import AsyncIterator
-from contextlib import suppress
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass
 from io import BytesIO
 from typing import TYPE_CHECKING
 
@@ -29,7 +31,8 @@ CONNECT_TIMEOUT_S = 1.0
 CONNECTION_LIMIT = 256  # To the leader, for requests; more of them wait for a connection, within their deadline.
 KEEPALIVE_S = 15.0  # Shorter than the server keeps an idle connection open.
 READ_BUFFER_BYTES = 1 << 18
-PING_S = 15.0
+SHORTEST_PING_S = 2.0
+PING_TIMEOUTS = 4  # aiohttp waits half as long for the pong.
 MESSAGES = (WSMsgType.BINARY, WSMsgType.TEXT)
 WS_TIMEOUT = ClientWSTimeout(ws_close=CLOSE_TIMEOUT_S)  # pyright: ignore[reportCallIssue]  # it does not read attr.ib
 
@@ -45,6 +48,15 @@ class HopBroken(aiohttp.ClientError):
     """The connection to the leader broke after the request, or a part of it, was sent."""
 
 
+@dataclass(eq=False, slots=True)
+class Call:
+    """A request on its way to a leader, and when that leader was last heard."""
+
+    leader: str
+    deadline: asyncio.Timeout
+    heard_at: float
+
+
 class LeaderHop:
     """A node's connections to the leader's HTTP interface. `run` it as a cleanup context of the application."""
 
@@ -52,6 +64,7 @@ class LeaderHop:
         self._node = node
         self._requests: aiohttp.ClientSession
         self._streams: aiohttp.ClientSession
+        self._calls: set[Call] = set()
 
     async def run(self, _app: web.Application) -> AsyncIterator[None]:
         """Keep the connections while the application runs."""
@@ -69,7 +82,22 @@ class LeaderHop:
             cookie_jar=aiohttp.DummyCookieJar(),
         )
         async with requests as self._requests, streams as self._streams:
+            watching = asyncio.create_task(self._watch(), name="calls to the leader")
             yield
+            watching.cancel()
+            await asyncio.gather(watching, return_exceptions=True)
+
+    async def _watch(self) -> None:
+        """End the calls to a leader that is heard no longer: what it would answer may never arrive."""
+        loop, patience_s = asyncio.get_running_loop(), self._node.config.election_timeout_ms / 1000
+        while True:
+            await asyncio.sleep(patience_s / 2)
+            heard, now = self._node.leader_id, loop.time()
+            for call in self._calls:
+                if call.leader == heard:
+                    call.heard_at = now
+                elif now - call.heard_at >= patience_s and not call.deadline.expired():
+                    call.deadline.reschedule(now)
 
     async def forward(self, request: web.Request, body: bytes | None, *, writes: bool) -> web.Response | None:
         """The leader's response; None if this node leads and answers by itself.
@@ -85,13 +113,14 @@ class LeaderHop:
         leader, url = self._leader_url(request)
         headers = {name: request.headers[name] for name in _REQUEST_HEADERS if name in request.headers}
         headers |= hop_headers(node, request)
-        timeout = aiohttp.ClientTimeout(
-            total=node.config.request_timeout_ms / 1000 + CONNECT_TIMEOUT_S, sock_connect=connect_timeout_s(node)
-        )
+        timeout = aiohttp.ClientTimeout(total=None, sock_connect=connect_timeout_s(node))
         try:
-            async with self._requests.request(
-                request.method, url, data=sendable(body), headers=headers, timeout=timeout, allow_redirects=False
-            ) as response:
+            async with (
+                self._deadline(leader),
+                self._requests.request(
+                    request.method, url, data=sendable(body), headers=headers, timeout=timeout, allow_redirects=False
+                ) as response,
+            ):
                 content = await response.read()
                 kept = {name: value for name, value in response.headers.items() if _is_kept(name)}
                 return web.Response(status=response.status, body=content, headers=kept)
@@ -100,11 +129,24 @@ class LeaderHop:
             rate_limited.warning("the leader cannot be reached", leader=leader, why=reason)
             raise LeaderUnreachable(leader, reason) from None
         except (aiohttp.ClientError, OSError) as error:
-            reason = f"the connection to the leader {leader} broke ({str(error) or type(error).__name__})"
+            why = "no answer came" if isinstance(error, TimeoutError) else str(error) or type(error).__name__
+            reason = f"the connection to the leader {leader} broke ({why})"
             rate_limited.warning("forwarding failed", leader=leader, why=reason)
             if writes:
                 raise OutcomeUnknown(reason) from None
             raise LeaderUnreachable(leader, reason) from None
+
+    @asynccontextmanager
+    async def _deadline(self, leader: str) -> AsyncGenerator[None]:
+        """Raise TimeoutError in the block when the request's time is up, or the leader is given up."""
+        loop = asyncio.get_running_loop()
+        async with asyncio.timeout(self._node.config.request_timeout_ms / 1000 + CONNECT_TIMEOUT_S) as deadline:
+            call = Call(leader, deadline, loop.time())
+            self._calls.add(call)
+            try:
+                yield
+            finally:
+                self._calls.discard(call)
 
     async def carry(self, request: web.Request, socket: web.WebSocketResponse) -> web.StreamResponse:
         """Carry a stream between a client and the leader; when either end closes, so does the other.
@@ -118,7 +160,11 @@ class LeaderHop:
             async with asyncio.timeout(self._node.config.request_timeout_ms / 1000):
                 # No size limit: a message of the leader's is as long as its machine's results are.
                 upstream = await self._streams.ws_connect(
-                    url, headers=hop_headers(self._node, request), max_msg_size=0, heartbeat=PING_S, timeout=WS_TIMEOUT
+                    url,
+                    headers=hop_headers(self._node, request),
+                    max_msg_size=0,
+                    heartbeat=max(SHORTEST_PING_S, PING_TIMEOUTS * self._node.config.election_timeout_ms / 1000),
+                    timeout=WS_TIMEOUT,
                 )
         except (aiohttp.ClientError, OSError) as error:
             raise LeaderUnreachable(leader, str(error) or type(error).__name__) from error

@@ -13,6 +13,7 @@ from quire.cluster.address import host_and_port
 from quire.cluster.client import OutcomeUnknown, Unavailable, connect
 from quire.cluster.http.forwarding import connect_timeout_s
 from tests.cluster.running import RunningCluster, free_addresses, running_cluster
+from tests.replication.loopback import until
 
 JSON = "application/json"
 DEADLINE_S = 30.0
@@ -28,6 +29,7 @@ class Relay:
         self.address = ""
         self.requests: list[bytes] = []
         self.cut: Callable[[bytes], bool] = lambda _request: False
+        self.swallow: Callable[[bytes], bool] = lambda _request: False
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -37,6 +39,9 @@ class Relay:
         try:
             while chunk := await reader.read(1 << 16):
                 self.requests.append(chunk.partition(b"\r\n")[0])
+                if self.swallow(chunk):  # The connection goes silent, both ways.
+                    back.cancel()
+                    await asyncio.Event().wait()
                 upstream_writer.write(chunk)
                 if self.cut(chunk):
                     back.cancel()
@@ -56,14 +61,15 @@ async def _copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> N
 
 
 @asynccontextmanager
-async def relayed(directory: Path) -> AsyncGenerator[tuple[RunningCluster, Relay], None]:
+async def relayed(directory: Path, **settings: Any) -> AsyncGenerator[tuple[RunningCluster, Relay], None]:
     """Three nodes, of which n2 reaches the leader only by a relay."""
     addresses = free_addresses(3)
     relay = Relay(addresses[0])
     server = await asyncio.start_server(relay.serve, "127.0.0.1", 0)
     relay.address = "{}:{}".format(*server.sockets[0].getsockname()[:2])
     try:
-        async with running_cluster(directory, addresses=addresses, links={"n2": {"n1": relay.address}}) as cluster:
+        links = {"n2": {"n1": relay.address}}
+        async with running_cluster(directory, addresses=addresses, links=links, **settings) as cluster:
             yield cluster, relay
     finally:
         server.close()
@@ -120,6 +126,33 @@ async def test_a_read_whose_answer_is_lost_on_the_hop_is_unavailable(tmp_path: P
         reply = await cluster.ask("n2", "GET", "/state?consistency=leader")
 
         assert (reply.status, reply.problem) == (503, "leader-unreachable")
+
+
+@pytest.mark.slow
+async def test_a_hop_that_carries_nothing_back_leaves_the_outcome_of_a_write_unknown(tmp_path: Path) -> None:
+    async with relayed(tmp_path, request_timeout_ms=300) as (cluster, relay):
+        relay.swallow = lambda request: request.startswith((b"POST /commands", b"GET /state"))
+
+        write, read = await asyncio.gather(
+            cluster.ask("n2", "POST", "/commands", ADD_3, JSON),
+            cluster.ask("n2", "GET", "/state?consistency=leader"),
+        )
+
+        assert (write.status, write.problem) == (504, "outcome-unknown")
+        assert (read.status, read.problem) == (503, "leader-unreachable")
+
+
+@pytest.mark.slow
+async def test_a_call_to_a_leader_that_is_heard_no_longer_ends_long_before_its_deadline(tmp_path: Path) -> None:
+    async with relayed(tmp_path, request_timeout_ms=600_000) as (cluster, relay):
+        relay.swallow = lambda request: request.startswith(b"POST /commands")
+        call = asyncio.create_task(cluster.ask("n2", "POST", "/commands", ADD_3, JSON))
+        await until(lambda: any(request.startswith(b"POST /commands") for request in relay.requests))
+        await cluster.stop("n1")
+
+        reply = await asyncio.wait_for(call, DEADLINE_S)
+
+        assert (reply.status, reply.problem) == (504, "outcome-unknown")
 
 
 async def test_a_leader_that_is_gone_is_503_and_nothing_is_written(tmp_path: Path) -> None:
