@@ -99,6 +99,35 @@ def test_an_unfit_leader_without_a_fitter_voter_goes_on() -> None:
     assert world["n1"].transfers_ended == []
 
 
+def test_an_unfit_leader_whose_target_does_not_take_over_steps_down() -> None:
+    world = settled()
+    ill, target = world["n1"], world["n3"]
+    target.hold_flush = True  # It acknowledges nothing, and is heard.
+    ill.write("before")
+    fail(ill)
+    world.run_until(lambda: ill.leading.handover.target == "n3" if ill.leads else True, within_s=TIMEOUT_S)
+
+    leader = commits_elsewhere(world, ill)
+
+    assert leader is world["n2"]
+
+
+def test_an_unfit_leader_goes_on_after_a_transfer_that_failed_if_nobody_is_fitter_by_then() -> None:
+    world = settled()
+    ill = world["n1"]
+    world["n2"].crash()
+    world.stream_cut.add(("n3", "n1"))  # n3 is heard, and acknowledges nothing.
+    ill.write("before")
+    be_slow(ill)
+    world.run_until(lambda: ill.leading.handover.target == "n3", within_s=2 * TIMEOUT_S)
+
+    fail(world["n3"])
+    world.run_until(lambda: ill.leading.handover.target is None, within_s=3 * TIMEOUT_S)
+    world.run_for(5 * TIMEOUT_S)
+
+    assert ill.leads
+
+
 def test_a_voter_that_has_been_fit_for_less_than_two_election_timeouts_is_no_target_yet() -> None:
     world = settled()
     for node in world.nodes.values():

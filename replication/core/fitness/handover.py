@@ -81,7 +81,9 @@ class Handover:
         return self._transfer.target if self._transfer and self._transfer.campaign_sent else None
 
     def echoed(self, sender: str, disk_id: bytes, level: int) -> None:
-        """Note a node's level."""
+        """Note a voter's level."""
+        if not self._state.members.is_voter(sender, disk_id):
+            return
         known = self._levels.get((sender, disk_id))
         if known is None or known.level != level:
             self._levels[(sender, disk_id)] = HeardLevel(level, self._state.now)
@@ -155,7 +157,9 @@ class Handover:
         if transfer is not None:
             if state.now >= transfer.until:
                 self._end(f"{transfer.target} did not take over in time")
-                self.gives_up = f"{fitness.reason}, and {transfer.target} is fitter" if transfer.for_fitness else ""
+                fitter = self._fittest(is_heard, fitness.level, complete=False)  # The target may be ill or down by now.
+                if transfer.for_fitness and fitter is not None:
+                    self.gives_up = f"{fitness.reason}, and {fitter.node_id} is fitter"
         elif fitness.holds(Level.COMMITS_NOTHING):
             # Whoever has no room would commit nothing either.
             fitter = self._fittest(is_heard, Level.NO_ROOM, complete=False)
