@@ -28,6 +28,7 @@ from .errors import (
     UnexpectedIndex,
     UnknownVersion,
 )
+from .features import FEATURES, FITNESS, MAX_FEATURE_LENGTH, MAX_FEATURES
 from .files import FileDirectory, FileStorage, ReadOnlyDirectory
 from .flusher import GroupFlusher
 from .frames import HEADER_BYTES, Frame, FrameHeader, Kind, Tail, decode_header, encode_frame, walk_frames
@@ -83,10 +84,14 @@ from .segment.write_segment import Flush
 from .storage import Directory, Storage, Sync
 
 __all__ = [
+    "FEATURES",
+    "FITNESS",
     "FLUSH_ALWAYS",
     "FLUSH_NEVER",
     "HEADER_BYTES",
     "LARGEST_STORE_BYTES",
+    "MAX_FEATURES",
+    "MAX_FEATURE_LENGTH",
     "STORE_HEADER_BYTES",
     "Ages",
     "Bounds",

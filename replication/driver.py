@@ -153,7 +153,9 @@ class Driver(Generic[OwnerT]):
     def tick(self) -> None:
         """Tell the core what was measured since the last tick, and the time."""
         flushes_us, self._flushes_us = tuple(self._flushes_us), []
-        self.step(events.Measured(self._owner.applied_index, flushes_us, self._owner.machine_failed))
+        self.step(
+            events.Measured(self._owner.applied_index, flushes_us, self._owner.machine_failed, self._owner.features)
+        )
         self.step(events.Tick())
 
     def _remind_of_commit(self) -> None:

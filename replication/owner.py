@@ -32,6 +32,11 @@ class Owner(Protocol[OwnerT_contra]):
         """Why the machine applies nothing more; empty while it does."""
         ...
 
+    @property
+    def features(self) -> frozenset[str]:
+        """The features in use at `applied_index`."""
+        ...
+
     # Writes and reads
 
     def placed(self, placed: Placed[OwnerT_contra]) -> None:

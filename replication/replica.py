@@ -156,7 +156,7 @@ class Replica(Generic[OwnerT]):
         self._loop = asyncio.get_running_loop()
         # Its own: log lines written while writes are appended must not name the first caller's request.
         self._context = contextvars.copy_context()
-        who = PeerInfo(cluster_id, me.node_id, me.disk_id, me.incarnation, options.address)
+        who = PeerInfo(cluster_id, me.node_id, me.disk_id, me.incarnation, options.address, options.core.features)
         self.network = Network(
             who,
             self._step,
@@ -311,6 +311,7 @@ class Replica(Generic[OwnerT]):
     def _tick(self) -> None:
         self._ticked_at = self._threads.now()
         self._driver.tick()
+        self.network.enforce_features()
 
     async def _keep_mark(self) -> None:
         while True:

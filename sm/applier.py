@@ -3,10 +3,11 @@
 A frame's records execute in one batch, in record order, without those that a session answers (sessions/retries.py).
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any, NamedTuple
 
 from quire.log import (
+    FEATURES,
     Frame,
     FrameHeader,
     Kind,
@@ -28,6 +29,7 @@ from .snapshots.content import content_of
 
 ApplyBatch = Callable[[Sequence[Any], Sequence[Context]], list[Any]]
 Runs = Sequence[tuple[int, int, int]]
+UPGRADE = "which this version does not know: upgrade this node; until then it replicates and votes, and applies nothing"
 
 
 class Applied(NamedTuple):
@@ -57,8 +59,12 @@ class Applier:
         *,
         boundary: Boundary = LOG_START,
         sessions: Sessions | None = None,
+        supported: Collection[str] = FEATURES,
     ) -> None:
-        """`machine` and `sessions` are as of `boundary`: that of a restored snapshot, or the log's start."""
+        """`machine` and `sessions` are as of `boundary`: that of a restored snapshot, or the log's start.
+
+        `supported` are the features that this program has.
+        """
         self.machine = machine
         self.sessions = Sessions() if sessions is None else sessions
         self.applied_index = boundary.tail.index
@@ -66,6 +72,9 @@ class Applier:
         self._tail = boundary.tail
         self._epochs = list(boundary.epochs)
         self._members_index, self._members = boundary.members_index, boundary.members
+        self.features = frozenset(boundary.features)
+        """The features in use at `applied_index`."""
+        self._supported = supported
         self.failure: ApplyFailed | None = None
         own: ApplyBatch | None = getattr(machine, "apply_batch", None)
         self._apply_batch: ApplyBatch = own or self._apply_one_by_one
@@ -107,7 +116,14 @@ class Applier:
     @property
     def boundary(self) -> Boundary:
         """Where the applier is: the boundary of a snapshot taken now."""
-        return Boundary(self._tail, self._members_index, self._members, tuple(self._epochs), self.digest)
+        return Boundary(
+            self._tail,
+            self._members_index,
+            self._members,
+            tuple(self._epochs),
+            self.digest,
+            tuple(sorted(self.features)),
+        )
 
     def content(self) -> Iterator[bytes]:
         """The content of a snapshot taken now; read it before the next `apply`. Raises ApplyFailed after a failure."""
@@ -122,7 +138,7 @@ class Applier:
         return self.machine.query(None)
 
     def _apply_system(self, frame: Frame) -> tuple[list[Any], list[list[Any]]]:
-        """Open or close a session, note the members; ignore all other types. Raises ApplyFailed."""
+        """Open or close a session, note the members and the features. Raises ApplyFailed, also for an unknown type."""
         try:
             fields = decode_system(frame.payload)
             match fields["type"]:
@@ -132,16 +148,28 @@ class Applier:
                     status = self.sessions.close(fields["session"])
                 case "genesis" | "members":
                     self._members_index, self._members = frame.header.index, fields.get("members", [])
+                    self._use(frame.header, fields.get("features", []))
                     return [], []
-                case _:
+                case "features":
+                    self._use(frame.header, fields["names"])
                     return [], []
+                case "epoch_start" | "cursor" | "digest":
+                    return [], []
+                case unknown:
+                    raise _failed(frame.header, f"it is a system record of type {unknown!r:.40}, {UPGRADE}")
         except Refused as refusal:
             return [None], [[0, refusal.code, refusal.text]]
-        except MemoryError:
+        except (MemoryError, ApplyFailed):
             raise  # This process lacks memory; the frame is not at fault. `apply` ends with it.
         except Exception as error:
             raise _failed(frame.header, f"the payload cannot be read ({reason_of(error)})") from error
         return [{"session": status.session, "sequence": status.sequence}], []
+
+    def _use(self, header: FrameHeader, names: Sequence[str]) -> None:
+        """Note the features that are in use from here on. Raises ApplyFailed if this program lacks one."""
+        if lacking := sorted(set(names) - set(self._supported)):
+            raise _failed(header, f"from here on the log uses the feature {lacking[0]!r:.40}, {UPGRADE}")
+        self.features |= frozenset(names)
 
     def _apply_commands(self, frame: Frame) -> tuple[list[Any], list[list[Any]], bytes]:
         """The results, the refusals, and both packed as msgpack. Raises ApplyFailed."""

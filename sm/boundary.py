@@ -25,7 +25,8 @@ class Boundary(NamedTuple):
     """The end of an applied frame, with the members, the epochs and the digest of the log below it.
 
     `members` are the rows [node_id, disk_id, address, role] of the last `genesis` or `members` record below, which is
-    at `members_index`. `epochs` are the newest MAX_EPOCHS pairs (epoch, index of its first record).
+    at `members_index`. `epochs` are the newest MAX_EPOCHS pairs (epoch, index of its first record). `features` are the
+    names of all features in use, ascending.
     """
 
     tail: Tail = Tail(0, 0, 0, 0)
@@ -33,6 +34,7 @@ class Boundary(NamedTuple):
     members: list[list[Any]] = []  # noqa: RUF012  # A tuple's default is never changed.
     epochs: tuple[tuple[int, int], ...] = ()
     digest: bytes = EMPTY_DIGEST
+    features: tuple[str, ...] = ()
 
 
 LOG_START = Boundary()

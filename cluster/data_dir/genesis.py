@@ -4,7 +4,7 @@ The file is there because the log's first segment may expire.
 """
 
 import os
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from contextlib import closing
 from typing import Any, NamedTuple
 
@@ -57,8 +57,10 @@ class Genesis(NamedTuple):
         return Sessions(**{name: self.limits[name] for name in names if name in self.limits})
 
 
-def make_genesis(members: Members, machine: tuple[str, int], initial: Any, config: ServeConfig) -> bytes:
-    """A genesis frame with a new cluster_id, for index 0 and epoch 0."""
+def make_genesis(
+    members: Members, machine: tuple[str, int], initial: Any, config: ServeConfig, features: Collection[str] = ()
+) -> bytes:
+    """A genesis frame with a new cluster_id, for index 0 and epoch 0. `features` are those that all members offer."""
     value = {
         "type": "genesis",
         "cluster_id": os.urandom(CLUSTER_ID_BYTES),
@@ -73,6 +75,8 @@ def make_genesis(members: Members, machine: tuple[str, int], initial: Any, confi
             "sessions_bytes": SESSIONS_BYTES,
         },
     }
+    if features:
+        value["features"] = sorted(features)
     return encode_frame(
         index=0, epoch=0, timestamp=wall_clock(), count=1, prev_crc32c=0, kind=Kind.SYSTEM, payload=encode_system(value)
     )

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from aiohttp import ClientSession, ClientTimeout, DummyCookieJar, TCPConnector
 
-from quire.log import IndexCachePolicy, Log, LogOptions, overflow_of
+from quire.log import FEATURES, IndexCachePolicy, Log, LogOptions, overflow_of
 from quire.replication import Disk, Replica, ReplicaOptions
 from quire.replication.core import CoreOptions, Identity
 from quire.replication.net.forming import Forming
@@ -84,7 +84,8 @@ class NodeResources:
             config.members[config.node],
             list(config.initial_members),
             self.secret,
-            lambda members: make_genesis(members, self.machine, initial, config),
+            lambda members, features: make_genesis(members, self.machine, initial, config, features),
+            FEATURES,
         )
 
     async def format(self, forming: Forming) -> Genesis:
@@ -142,6 +143,7 @@ class Components:
                 election_timeout_us=config.election_timeout_ms * 1000,
                 window_bytes=config.stream_window_bytes,
                 frame_bytes=min(COALESCED_BYTES, genesis.payload_bytes),
+                features=FEATURES,
             ),
             max_frame_bytes=genesis.limits["max_frame_bytes"],
             secret=resources.secret,

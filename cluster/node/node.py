@@ -11,7 +11,7 @@ from quire.replication import Members, Placed, Reason, Write
 from quire.replication.core import NodeRole, actions
 from quire.replication.core.changing import Outcome
 from quire.replication.net.forming import Forming
-from quire.replication.net.hello import PEER_PATH, SNAPSHOT_PATH, STREAM_PATH, PeerInfo
+from quire.replication.net.hello import PATHS, PeerInfo
 from quire.replication.replica import watched_task
 from quire.sm import (
     EMPTY_DIGEST,
@@ -158,9 +158,9 @@ class Node:
     def routes(self) -> list[web.RouteDef]:
         """The routes for peers, on the same port as the clients'."""
         return [
-            web.get(PEER_PATH, self._serve_peer),
-            web.get(STREAM_PATH, self._serve_stream),
-            web.get(SNAPSHOT_PATH, self._serve_snapshot),
+            *(web.get(path, self._serve_peer) for path in PATHS["peer"]),
+            *(web.get(path, self._serve_stream) for path in PATHS["stream"]),
+            *(web.get(path, self._serve_snapshot) for path in PATHS["snapshot"]),
         ]
 
     async def _serve_snapshot(self, request: web.Request) -> web.StreamResponse:
@@ -296,6 +296,11 @@ class Node:
     def digest(self) -> bytes:
         """The digest at `applied_index`."""
         return self.formed.applying.applier.digest if self.formed else EMPTY_DIGEST
+
+    @property
+    def features(self) -> frozenset[str]:
+        """The features in use at `applied_index`."""
+        return self.formed.applying.applier.features if self.formed else frozenset()
 
     @property
     def machine_failed(self) -> str:

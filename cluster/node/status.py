@@ -47,6 +47,7 @@ def node_status(node: "Node") -> dict[str, Any]:
         "commit_index": replica.commit_index,
         "applied_index": node.applied_index,
         "digest": node.digest.hex(),
+        "features": sorted(node.features),
         "log_bytes": log.size,
         **components.compaction.document(),
         "lag": replica.lag(clock)._asdict(),

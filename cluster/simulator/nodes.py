@@ -288,6 +288,11 @@ class Node:
         return self.running.applier.digest
 
     @property
+    def features(self) -> frozenset[str]:
+        """None: these nodes exchange messages, not their bytes."""
+        return frozenset()
+
+    @property
     def machine_failed(self) -> str:
         return str(self.running.applier.failure or "")
 

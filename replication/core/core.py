@@ -135,6 +135,7 @@ class Core:
                 self.state.halted = reason
             case events.Measured():
                 self.state.fitness.measured(self.state, event)
+                self.state.applied_index, self.state.features = event.applied_index, event.features
             case events.Tick():
                 self._tick()
             case _:
@@ -149,6 +150,7 @@ class Core:
     def _link_changed(self, event: events.LinkUp | events.LinkDown) -> None:
         if isinstance(event, events.LinkDown):
             self.state.links.pop(event.node_id, None)
+            self.state.offers.pop(event.node_id, None)
             self.candidate.end_if_hopeless()
             if self.following and self.following.leader.candidate == event.node_id:
                 self.following.link_lost()
@@ -156,6 +158,7 @@ class Core:
                 self._campaign_if_due()
             return
         self.state.links[event.node_id] = event.disk_id
+        self.state.offers[event.node_id] = event.features
         if self.leading:
             self.leading.send_heartbeats()
 

@@ -37,12 +37,14 @@ class Measured:
     """What shows how fit this node is to lead. Sent before each `Tick`.
 
     `flushes_us` are the flushes that ended since the last one, each as long as it took in the thread that waited for
-    the disk. `machine_failed` says why the machine applies nothing more, empty while it does.
+    the disk. `machine_failed` says why the machine applies nothing more, empty while it does. `features` are those in
+    use at `applied_index`.
     """
 
     applied_index: int
     flushes_us: tuple[int, ...] = ()
     machine_failed: str = ""
+    features: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,10 +104,14 @@ class ReadRequested:
 
 @dataclass(frozen=True, slots=True)
 class LinkUp:
-    """The link that this node dialled to a peer is up: what is sent now can arrive. The peer's hello named its disk."""
+    """The link that this node dialled to a peer is up: what is sent now can arrive.
+
+    The peer's hello named its disk and the features that its program offers.
+    """
 
     node_id: str
     disk_id: bytes
+    features: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)

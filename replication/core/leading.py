@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import NamedTuple, assert_never
 
 from . import actions, events
-from .changing import ChangeContext, Changed, Full, Lost, NotLeading, Outcome, next_change
+from .changing import ChangeContext, Changed, Full, Lost, NotConnected, NotLeading, Outcome, next_change
 from .downstreams import Downstreams
 from .events import Reason, Request
 from .fitness.handover import Handover
@@ -61,6 +61,7 @@ class Leading:
         self._reads: deque[Read] = deque()
         self.handover = Handover(state, promise, self.downstreams)
         self._change: Change | None = None
+        self._wanted_features: frozenset[str] = frozenset()
 
     def handle(self, event: events.LeaderEvent) -> None:
         """Take one event that concerns the leader alone."""
@@ -237,6 +238,7 @@ class Leading:
         if self.state.now >= self._heartbeat_at:
             self.send_heartbeats()
         self.handover.tick(self._is_heard())
+        self._use_features()
 
     @property
     def stuck_us(self) -> int:
@@ -303,6 +305,30 @@ class Leading:
         if answered and self._reads and not self._reads[0].sequence:
             self.send_heartbeats()
 
+    # Features
+
+    def _use_features(self) -> None:
+        """Log the features that every member offers and the log does not name, once in a leadership.
+
+        This leader knows what the log names: it has applied everything before its own `epoch_start`. A member that is
+        not connected may run an earlier version, so nothing is logged without it.
+        """
+        state = self.state
+        if self._wanted_features or self.start_index is None or state.applied_index <= self.start_index:
+            return
+        offers = [self._offered_by(member) for member in state.members.members]
+        names = state.options.features.intersection(*offers)
+        if not names <= state.features:
+            self._wanted_features = names | state.features
+            record = {"type": "features", "names": sorted(self._wanted_features)}
+            state.act(actions.AppendSystem(self.promise.epoch, state.majority_clock, record))
+
+    def _offered_by(self, member: Member) -> frozenset[str]:
+        state = self.state
+        if state.is_me(member):
+            return state.options.features
+        return state.offers.get(member.node_id, frozenset()) if state.is_linked(member) else frozenset()
+
     # Members (rule 15)
 
     def promote(self, asked: events.PromoteRequested) -> None:
@@ -312,6 +338,11 @@ class Leading:
         is committed. No other change is appended before that: `next_change` looks at the log.
         """
         state = self.state
+        required = self._wanted_features | state.features
+        if asked.node_id in state.links and not required <= state.offers.get(asked.node_id, frozenset()):
+            connected = tuple(sorted(state.links.keys() - {asked.node_id}))  # As it will be once they are committed.
+            state.act(actions.ChangeEnded(asked.ask_id, NotConnected(connected)))
+            return
         answer = next_change(state, self._change_context(asked.node_id), asked.node_id, asked.address)
         if not isinstance(answer, Members):
             state.act(actions.ChangeEnded(asked.ask_id, answer))

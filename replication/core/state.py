@@ -95,6 +95,7 @@ class CoreOptions:
     open_epochs: int = 10_000  # Named in one opening: the newest.
     reads_waiting: int = 10_000  # Linearizable reads that wait for an echo. More: refused.
     promotable_bytes: int = 8 << 20  # What a new voter may lack: a stream's window (rule 15).
+    features: frozenset[str] = frozenset()  # What this program offers.
 
 
 class Reading(NamedTuple):
@@ -163,7 +164,8 @@ class State:
     `promise` counts for every check from the moment it is sent to disk (rule 2); `stored_promise` is on disk. They
     differ only during a `StorePromise`, and at a start whose log has frames of a later epoch. `members` are those that
     the log names (rule 15), read at the beginning of each step. `links` are the peers that this node has dialled and
-    reached, each with the disk that its hello named. `away` is how long this process was paused in all.
+    reached, each with the disk that its hello named; `offers` are the features that it offered. `features` are in use
+    at `applied_index`, as of the last `Measured`. `away` is how long this process was paused in all.
     `reported_apply` and `reported_role` keep a report from being repeated.
     """
 
@@ -180,6 +182,9 @@ class State:
     members: Members = field(init=False)
     clocks: VoterClocks = field(init=False)
     links: dict[str, bytes] = field(default_factory=dict)
+    offers: dict[str, frozenset[str]] = field(default_factory=dict)
+    features: frozenset[str] = frozenset()
+    applied_index: int = 0
     actions: list[Action] = field(default_factory=list)
     halted: str | None = None
     last_stream_id: int = 0

@@ -41,8 +41,10 @@ class Forming:
         address: str,
         initial: list[str],
         secret: bytes | None,
-        make_genesis: Callable[[Members], bytes],
+        make_genesis: Callable[[Members, frozenset[str]], bytes],
+        features: frozenset[str] = frozenset(),
     ) -> None:
+        """`make_genesis` takes the members and the features that all of them offer; `features` are this node's."""
         self._me = me
         self._address = address
         self._formation = Formation(me, address, initial)
@@ -53,6 +55,8 @@ class Forming:
         self._links: list[Link] = []
         self._server = LinkServer(self, secret)
         self.failures: dict[str, str] = {}
+        self._features = features
+        self._offers: dict[str, frozenset[str]] = {}
 
     async def run(self, session: ClientSession, urls: dict[str, str]) -> bytes:
         """Return the genesis frame that this node must store."""
@@ -60,7 +64,7 @@ class Forming:
         self._form_if_due()
         try:
             found = await self._found
-            return found if isinstance(found, bytes) else self._make_genesis(found)
+            return found if isinstance(found, bytes) else self._make_genesis(found, self._features_of_all())
         finally:
             for link in self._links:
                 await link.close()
@@ -77,6 +81,9 @@ class Forming:
             f"{node} ({failures[node]})" if node in failures else node for node in self._formation.awaited()
         )
 
+    def _features_of_all(self) -> frozenset[str]:
+        return self._features.intersection(*self._offers.values())
+
     def _form_if_due(self) -> None:
         members = self._formation.members()
         if members is not None and not self._found.done():
@@ -86,11 +93,13 @@ class Forming:
 
     def me(self) -> PeerInfo:
         """This node, of no cluster yet."""
-        return PeerInfo(NO_CLUSTER, self._me.node_id, self._me.disk_id, self._me.incarnation, self._address)
+        me = self._me
+        return PeerInfo(NO_CLUSTER, me.node_id, me.disk_id, me.incarnation, self._address, self._features)
 
     def link_up(self, peer: PeerInfo) -> None:
         """Count a peer; form the cluster if it was the last."""
         self.failures.pop(peer.node_id, None)
+        self._offers[peer.node_id] = peer.features
         self._formation.linked(peer.node_id, peer.disk_id, peer.address, formatted=peer.is_formatted)
         self._form_if_due()
 

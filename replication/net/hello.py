@@ -4,6 +4,11 @@
     dialler -> dialled   Hello {protocol, purpose, info, nonce, mac}
     dialled -> dialler   Welcome {info, mac}   or   Refused {code, reason}, and the end
 
+The first stage's hello is protocol 1, at the first of two paths. At the second, `/peer/2` and below it, a challenge
+names the lowest and the highest protocol of its speaker, a hello the one that it chose, and an info the features that
+its program offers. A dialler tries the second path first, and the first one after a 404. While the log names no feature
+either will do; after that a peer that does not offer all of them is refused, at the first path always.
+
 `mac` is HMAC-SHA256 over the speaker's role, both nonces, the purpose and its PeerInfo, so neither a replay nor a
 reflection passes. Without a peer secret it is empty; a node with a secret refuses one without.
 """
@@ -13,20 +18,37 @@ import hmac
 import os
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from http import HTTPStatus
 from typing import Any
 
-from aiohttp import ClientError, ClientSession, ClientWebSocketResponse, ClientWSTimeout, WSMsgType, web
+from aiohttp import (
+    ClientError,
+    ClientSession,
+    ClientWebSocketResponse,
+    ClientWSTimeout,
+    WSMsgType,
+    WSServerHandshakeError,
+    web,
+)
 
-from quire.log import PayloadInvalid, pack, unpack
+from quire.log import MAX_FEATURE_LENGTH, MAX_FEATURES, PayloadInvalid, pack, unpack
 
 from ..core.members import NODE_ID
 from .wire import MAX_MESSAGE_BYTES, MAX_U64, BadMessage
 
 PROTOCOL = 1
+SECOND_PROTOCOL = 2
+LOWEST_PROTOCOL, HIGHEST_PROTOCOL = SECOND_PROTOCOL, SECOND_PROTOCOL  # Of those that name a range.
 PEER_PATH = "/peer"
 STREAM_PATH = "/peer/stream"
 SNAPSHOT_PATH = "/peer/snapshot"
-PEER_PATHS = frozenset({PEER_PATH, STREAM_PATH, SNAPSHOT_PATH})
+PATHS = {
+    "peer": (PEER_PATH, "/peer/2"),
+    "stream": (STREAM_PATH, "/peer/2/stream"),
+    "snapshot": (SNAPSHOT_PATH, "/peer/2/snapshot"),
+}
+"""For each purpose of a connection: the path of the first protocol, and that of the later ones."""
+PEER_PATHS = frozenset(path for paths in PATHS.values() for path in paths)
 """Every path that peers dial; each connection begins with a hello."""
 NONCE_BYTES = 16
 ID_BYTES = 16
@@ -34,6 +56,7 @@ MAX_ADDRESS = 300
 NO_CLUSTER = bytes(ID_BYTES)
 FOREIGN_CLUSTER = "foreign_cluster"
 DUPLICATE = "twin"
+LACKS_FEATURES = "features"
 HELLO_TIMEOUT_S = 5.0
 WS_TIMEOUT = ClientWSTimeout(ws_close=1.0)  # pyright: ignore[reportCallIssue]  # it does not read attr.ib
 
@@ -42,13 +65,19 @@ Socket = ClientWebSocketResponse | web.WebSocketResponse
 
 @dataclass(frozen=True, slots=True)
 class PeerInfo:
-    """What a node says of itself. `cluster_id` is all zeros while it is unformatted."""
+    """What a node says of itself. `cluster_id` is all zeros while it is unformatted.
+
+    `features` are what its program offers: none in the first protocol. `requires` are those that its log names; it does
+    not send them, but refuses a peer that lacks one.
+    """
 
     cluster_id: bytes
     node_id: str
     disk_id: bytes
     incarnation: int
     address: str
+    features: frozenset[str] = frozenset()
+    requires: frozenset[str] = frozenset()
 
     @property
     def is_formatted(self) -> bool:
@@ -69,41 +98,67 @@ LINK_FAILURES = (ClientError, OSError, asyncio.TimeoutError, BadMessage, PeerRef
 """What ends a peer connection without a fault of this program."""
 
 
-def _row(info: PeerInfo) -> list[Any]:
-    return [info.cluster_id, info.node_id, info.disk_id, info.incarnation, info.address]
+def _row(info: PeerInfo, protocol: int) -> list[Any]:
+    row = [info.cluster_id, info.node_id, info.disk_id, info.incarnation, info.address]
+    return row if protocol == PROTOCOL else [*row, sorted(info.features)]
 
 
-def _peer_info(row: Any) -> PeerInfo:
-    if type(row) is not list or len(row) != 5:
+def _peer_info(row: Any, protocol: int) -> PeerInfo:
+    if type(row) is not list or len(row) != (5 if protocol == PROTOCOL else 6):
         raise BadMessage("a hello of another shape")
-    cluster_id, node_id, disk_id, incarnation, address = row
+    cluster_id, node_id, disk_id, incarnation, address = row[:5]
     ids = type(cluster_id) is bytes and type(disk_id) is bytes and len(cluster_id) == len(disk_id) == ID_BYTES
     named = type(node_id) is str and NODE_ID.fullmatch(node_id) is not None
     reached = type(address) is str and len(address) <= MAX_ADDRESS
     if not ids or not named or not reached or type(incarnation) is not int or not 0 <= incarnation <= MAX_U64:
         raise BadMessage("a hello of another shape")
-    return PeerInfo(cluster_id, node_id, disk_id, incarnation, address)
+    return PeerInfo(cluster_id, node_id, disk_id, incarnation, address, _features(row[5]) if row[5:] else frozenset())
+
+
+def _features(names: Any) -> frozenset[str]:
+    if type(names) is not list or len(names) > MAX_FEATURES:
+        raise BadMessage("a hello of another shape")
+    if any(type(name) is not str or not 0 < len(name) <= MAX_FEATURE_LENGTH for name in names):
+        raise BadMessage("a hello of another shape")
+    return frozenset(names)
 
 
 def mac(
-    secret: bytes | None, role: str, dialled_nonce: bytes, dialler_nonce: bytes, purpose: str, info: PeerInfo
+    secret: bytes | None,
+    role: str,
+    dialled_nonce: bytes,
+    dialler_nonce: bytes,
+    purpose: str,
+    info: PeerInfo,
+    protocol: int = PROTOCOL,
 ) -> bytes:
     """The proof that the speaker knows the secret; empty without one."""
     if secret is None:
         return b""
-    return hmac.digest(secret, pack([PROTOCOL, role, dialled_nonce, dialler_nonce, purpose, _row(info)]), "sha256")
+    return hmac.digest(
+        secret, pack([protocol, role, dialled_nonce, dialler_nonce, purpose, _row(info, protocol)]), "sha256"
+    )
 
 
 def check_peer(me: PeerInfo, peer: PeerInfo) -> None:
     """Check that this node may talk to the peer. An unformatted node may talk to any.
 
     Raises:
-        PeerRefused: the peer is of another cluster, or has this node's id.
+        PeerRefused: the peer is of another cluster, has this node's id, or lacks a feature that the log names.
     """
     if me.is_formatted and peer.is_formatted and me.cluster_id != peer.cluster_id:
         raise PeerRefused(FOREIGN_CLUSTER, f"{peer.node_id} is of cluster {peer.cluster_id.hex()}, this is another")
     if me.node_id == peer.node_id:
         raise PeerRefused("same_node", f"this node is {me.node_id}, too")
+    if lacking := sorted(me.requires - peer.features):
+        raise PeerRefused(
+            LACKS_FEATURES, f"{peer.node_id} lacks {', '.join(lacking)}, which this cluster uses: upgrade that node"
+        )
+
+
+def protocol_of(path: str) -> int:
+    """Which protocol is spoken at a path of `PEER_PATHS`."""
+    return PROTOCOL if path in (PEER_PATH, STREAM_PATH, SNAPSHOT_PATH) else SECOND_PROTOCOL
 
 
 async def _receive(socket: Socket, length: int) -> list[Any]:
@@ -121,9 +176,22 @@ async def _receive(socket: Socket, length: int) -> list[Any]:
     return row
 
 
-def _check_protocol(protocol: Any) -> None:
-    if protocol != PROTOCOL:
-        raise PeerRefused("protocol", f"the peer speaks protocol {protocol!r}, this node {PROTOCOL}")
+def _check_protocol(spoken: Any, protocol: int) -> None:
+    if spoken != protocol:
+        raise PeerRefused("protocol", f"the peer speaks protocol {spoken!r:.40}, this node {protocol}")
+
+
+def _protocol_of_challenge(spoken: Any, path_of: int) -> int:
+    """The protocol to speak: the highest that both ends know, if the challenge names a range."""
+    if path_of == PROTOCOL:
+        _check_protocol(spoken, PROTOCOL)
+        return PROTOCOL
+    match spoken:
+        case [int(lowest), int(highest)] if lowest <= HIGHEST_PROTOCOL and highest >= LOWEST_PROTOCOL:
+            return min(highest, HIGHEST_PROTOCOL)
+        case _:
+            ours = f"{LOWEST_PROTOCOL} to {HIGHEST_PROTOCOL}"
+            raise PeerRefused("protocol", f"the peer speaks protocols {spoken!r:.40}, this node {ours}")
 
 
 def _check_mac(secret: bytes | None, expected: bytes, given: Any) -> None:
@@ -134,14 +202,16 @@ def _check_mac(secret: bytes | None, expected: bytes, given: Any) -> None:
 
 async def dial(
     session: ClientSession,
-    url: str,
+    address: str,
     me: PeerInfo,
     expected_node_id: str,
     purpose: str,
     secret: bytes | None,
     ping_s: float | None,
 ) -> tuple[ClientWebSocketResponse, PeerInfo]:
-    """Dial a peer and shake hands; return the socket and the peer. On an error nothing stays open.
+    """Dial a peer at HOST:PORT and shake hands; return the socket and the peer. On an error nothing stays open.
+
+    `purpose` is one of `PATHS`. A peer of the first stage answers the second path with 404: then the first.
 
     Without `ping_s` the caller pings, and reads the peer's pings and pongs as messages.
 
@@ -149,15 +219,28 @@ async def dial(
         As `dial_hello`; ClientError, TimeoutError: it cannot be reached.
     """
     async with asyncio.timeout(HELLO_TIMEOUT_S):
-        socket = await session.ws_connect(
-            url, max_msg_size=MAX_MESSAGE_BYTES, timeout=WS_TIMEOUT, heartbeat=ping_s, autoping=ping_s is not None
-        )
+        first, second = PATHS[purpose]
+        protocol = SECOND_PROTOCOL
         try:
-            peer = await dial_hello(socket, me, expected_node_id, purpose, secret, os.urandom(NONCE_BYTES))
+            socket = await _connect(session, f"http://{address}{second}", ping_s)
+        except WSServerHandshakeError as error:
+            if error.status != HTTPStatus.NOT_FOUND:
+                raise
+            protocol = PROTOCOL
+            socket = await _connect(session, f"http://{address}{first}", ping_s)
+        try:
+            nonce = os.urandom(NONCE_BYTES)
+            peer = await dial_hello(socket, me, expected_node_id, purpose, secret, nonce, protocol)
         except BaseException:
             await socket.close()
             raise
         return socket, peer
+
+
+async def _connect(session: ClientSession, url: str, ping_s: float | None) -> ClientWebSocketResponse:
+    return await session.ws_connect(
+        url, max_msg_size=MAX_MESSAGE_BYTES, timeout=WS_TIMEOUT, heartbeat=ping_s, autoping=ping_s is not None
+    )
 
 
 async def dial_hello(
@@ -167,22 +250,23 @@ async def dial_hello(
     purpose: str,
     secret: bytes | None,
     nonce: bytes,
+    path_of: int = PROTOCOL,
 ) -> PeerInfo:
-    """Shake hands on a socket that this node dialled; return the peer.
+    """Shake hands on a socket that this node dialled at the path of that protocol; return the peer.
 
     Raises:
         PeerRefused: either side refuses the other.
         BadMessage, ConnectionResetError: the peer does not speak this protocol, or is gone.
     """
-    protocol, dialled_nonce = await _receive(socket, 2)
-    _check_protocol(protocol)
+    spoken, dialled_nonce = await _receive(socket, 2)
+    protocol = _protocol_of_challenge(spoken, path_of)
     if type(dialled_nonce) is not bytes or len(dialled_nonce) != NONCE_BYTES:
         raise BadMessage("a challenge of another shape")
-    proof = mac(secret, "dialler", dialled_nonce, nonce, purpose, me)
-    await socket.send_bytes(pack([PROTOCOL, purpose, _row(me), nonce, proof]))
+    proof = mac(secret, "dialler", dialled_nonce, nonce, purpose, me, protocol)
+    await socket.send_bytes(pack([protocol, purpose, _row(me, protocol), nonce, proof]))
     row, given = await _receive(socket, 2)
-    peer = _peer_info(row)
-    _check_mac(secret, mac(secret, "dialled", dialled_nonce, nonce, purpose, peer), given)
+    peer = _peer_info(row, protocol)
+    _check_mac(secret, mac(secret, "dialled", dialled_nonce, nonce, purpose, peer, protocol), given)
     check_peer(me, peer)
     if peer.node_id != expected_node_id:
         raise PeerRefused("other_node", f"{expected_node_id} was expected there, {peer.node_id} answered")
@@ -200,26 +284,31 @@ async def answer_hello(
     secret: bytes | None,
     nonce: bytes,
     admit: Admit | None = None,
+    path_of: int = PROTOCOL,
 ) -> PeerInfo:
-    """Answer a hello on a socket that a peer dialled; return the peer. `admit` may refuse it.
+    """Answer a hello on a socket that a peer dialled at the path of that protocol; return the peer.
+
+    `admit` may refuse it.
 
     Raises:
         PeerRefused: this node refuses it, and has sent it the reason.
         BadMessage, ConnectionResetError: the peer does not speak this protocol, or is gone.
     """
-    await socket.send_bytes(pack([PROTOCOL, nonce]))
+    first = path_of == PROTOCOL
+    await socket.send_bytes(pack([PROTOCOL if first else [LOWEST_PROTOCOL, HIGHEST_PROTOCOL], nonce]))
     protocol, asked, row, dialler_nonce, given = await _receive(socket, 5)
     try:
-        _check_protocol(protocol)
-        peer = _peer_info(row)
+        _check_protocol(protocol, path_of)  # The only one of its path.
+        peer = _peer_info(row, path_of)
         if asked != purpose or type(dialler_nonce) is not bytes or len(dialler_nonce) != NONCE_BYTES:
             raise BadMessage("a hello of another shape")
-        _check_mac(secret, mac(secret, "dialler", nonce, dialler_nonce, purpose, peer), given)
+        _check_mac(secret, mac(secret, "dialler", nonce, dialler_nonce, purpose, peer, path_of), given)
         check_peer(me, peer)
         if admit is not None:
             await admit(peer)
     except PeerRefused as error:
         await socket.send_bytes(pack(["refused", error.code, error.reason]))
         raise
-    await socket.send_bytes(pack([_row(me), mac(secret, "dialled", nonce, dialler_nonce, purpose, me)]))
+    proof = mac(secret, "dialled", nonce, dialler_nonce, purpose, me, path_of)
+    await socket.send_bytes(pack([_row(me, path_of), proof]))
     return peer

@@ -20,11 +20,11 @@ from .hello import (
     HELLO_TIMEOUT_S,
     LINK_FAILURES,
     NONCE_BYTES,
-    PEER_PATH,
     PeerInfo,
     PeerRefused,
     answer_hello,
     dial,
+    protocol_of,
 )
 from .sockets import ELECTION_TIMEOUT_S, Pinger, give_up_when_silent, together
 from .wire import MAX_MESSAGE_BYTES, decode_peer, encode
@@ -88,6 +88,8 @@ class Link:
     ) -> None:
         self.node_id = node_id
         self.peer: PeerInfo | None = None
+        self._socket: ClientWebSocketResponse | None = None
+        self._closing: asyncio.Task[bool] | None = None
         self._events = events
         self._session = session
         self._url = url
@@ -101,8 +103,13 @@ class Link:
     def send(self, message: PeerMessage) -> None:
         """Queue a message. Beyond the limit the oldest are dropped, and all of them when the link breaks."""
         if self.peer is not None:
-            self._waiting.append(encode(message))
+            self._waiting.append(encode(message, self._events.me().requires))
             self._wake.set()
+
+    def hang_up(self) -> None:
+        """End the connection; the peer is dialled again."""
+        if self._socket is not None:
+            self._closing = asyncio.create_task(self._socket.close())
 
     async def close(self) -> None:
         """Hang up."""
@@ -127,9 +134,8 @@ class Link:
         return pause
 
     async def _dial(self) -> None:
-        url = f"http://{self._url}{PEER_PATH}"
         me = self._events.me()
-        socket, self.peer = await dial(self._session, url, me, self.node_id, "peer", self._secret, None)
+        socket, self.peer = await dial(self._session, self._url, me, self.node_id, "peer", self._secret, None)
         give_up_when_silent(socket, self._election_timeout_s)
         began = asyncio.get_running_loop().time()
         try:
@@ -140,6 +146,7 @@ class Link:
 
     async def _talk(self, socket: ClientWebSocketResponse, peer: PeerInfo) -> None:
         self._waiting.clear()
+        self._socket = socket
         self._events.link_up(peer)
         pinger, reason = Pinger(socket, self._election_timeout_s), "the connection ended"
         try:
@@ -148,7 +155,7 @@ class Link:
             reason = str(error)
             raise
         finally:
-            self.peer = None
+            self.peer = self._socket = None
             self._events.link_down(self.node_id, reason)
             with suppress(TimeoutError):  # A silent peer takes no part in a closing handshake.
                 async with asyncio.timeout(CLOSE_S):
@@ -185,6 +192,7 @@ class LinkServer:
         self._number = 0
         self._guard = DuplicateNodeGuard()
         self._probes: dict[int, asyncio.Future[bool]] = {}
+        self._closing: set[asyncio.Task[bool]] = set()
         self._closed = False
 
     async def serve(self, request: web.Request) -> web.WebSocketResponse:
@@ -198,9 +206,8 @@ class LinkServer:
         number = self._number
         try:
             async with asyncio.timeout(HELLO_TIMEOUT_S):
-                peer = await answer_hello(
-                    socket, self._events.me(), "peer", self._secret, os.urandom(NONCE_BYTES), self.admit
-                )
+                nonce, protocol = os.urandom(NONCE_BYTES), protocol_of(request.path)
+                peer = await answer_hello(socket, self._events.me(), "peer", self._secret, nonce, self.admit, protocol)
             if self._closed:  # During the hello. The peer dials again, and finds whatever serves then.
                 raise ConnectionResetError("this node hung up")
             await self._listen(number, socket, peer)
@@ -271,6 +278,14 @@ class LinkServer:
             self._end(number)
             self._events.peer_replaced(link[1])
             await link[0].close()
+
+    def hang_up_without(self, features: frozenset[str]) -> None:
+        """End the links of peers that do not offer all of these."""
+        for number, (socket, peer) in list(self._links.items()):
+            if not features <= peer.features:
+                self._end(number)
+                self._closing.add(task := asyncio.create_task(socket.close()))
+                task.add_done_callback(self._closing.discard)
 
     async def close(self) -> None:
         """Hang up on all peers, and refuse new ones."""

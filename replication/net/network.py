@@ -5,7 +5,7 @@ No protocol state is kept here, only which socket has which number.
 
 import asyncio
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Never
 
 from aiohttp import ClientSession
@@ -83,6 +83,7 @@ class Network:
         self.link_server = LinkServer(self, secret, election_timeout_s)
         self.stream_server = StreamServer(self, secret, self.link_server.admit, election_timeout_s=election_timeout_s)
         self.reports = PeerReports()
+        self._enforced: frozenset[str] = frozenset()
 
     def start(self, session: ClientSession, urls: dict[str, str]) -> None:
         """Dial every peer; `urls` are HOST:PORT by node id."""
@@ -103,6 +104,18 @@ class Network:
         if self._session is not None and node_id not in self._links and len(self._links) < MAX_MEMBERS:
             self._urls[node_id] = url
             self._links[node_id] = Link(self, self._session, node_id, url, self._secret, self._election_timeout_s)
+
+    def enforce_features(self) -> None:
+        """Hang up on peers that lack a feature which the log names, once it does. They are refused from then on."""
+        requires = self.me().requires
+        if requires == self._enforced:
+            return
+        self._enforced = requires
+        for link in self._links.values():
+            if link.peer is not None and not requires <= link.peer.features:
+                link.hang_up()
+        self.link_server.hang_up_without(requires)
+        self.stream_server.hang_up_without(requires)
 
     # Sending
 
@@ -161,13 +174,15 @@ class Network:
 
     def me(self) -> PeerInfo:
         """This node."""
+        if self._me.requires != self._owner.features:
+            self._me = replace(self._me, requires=self._owner.features)
         return self._me
 
     def link_up(self, peer: PeerInfo) -> None:
         """Messages to this peer can arrive now."""
         self.reports.failures.pop(peer.node_id, None)
         self.reports.foreign.discard(peer.node_id)
-        self._handle(events.LinkUp(peer.node_id, peer.disk_id))
+        self._handle(events.LinkUp(peer.node_id, peer.disk_id, peer.features))
         self._owner.peer_linked(peer.node_id)
 
     def link_down(self, node_id: str, reason: str) -> None:

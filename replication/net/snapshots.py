@@ -22,12 +22,12 @@ from .hello import (
     HELLO_TIMEOUT_S,
     LINK_FAILURES,
     NONCE_BYTES,
-    SNAPSHOT_PATH,
     Admit,
     PeerInfo,
     Socket,
     answer_hello,
     dial,
+    protocol_of,
 )
 from .wire import MAX_REASON, MAX_U64, BadMessage
 
@@ -90,7 +90,8 @@ class SnapshotServer:
             await socket.prepare(request)
             async with asyncio.timeout(HELLO_TIMEOUT_S):
                 nonce = os.urandom(NONCE_BYTES)
-                await answer_hello(socket, self._me(), _PURPOSE, self._secret, nonce, self._admit)
+                protocol = protocol_of(request.path)
+                await answer_hello(socket, self._me(), _PURPOSE, self._secret, nonce, self._admit, protocol)
             await self._serve_parts(socket)
         except TimeoutError:
             if request.transport is not None:
@@ -168,8 +169,7 @@ class SnapshotFetch:
             One of LINK_FAILURES: the leader cannot be reached, or refuses this node.
         """
         leader_id, address = leader
-        url = f"http://{address}{SNAPSHOT_PATH}"
-        socket, _ = await dial(session, url, me, leader_id, _PURPOSE, secret, PING_S)
+        socket, _ = await dial(session, address, me, leader_id, _PURPOSE, secret, PING_S)
         try:
             yield cls(socket, index)
         finally:

@@ -22,7 +22,7 @@ from typing import Any, Protocol
 from aiohttp import ClientSession, ClientWebSocketResponse, WSMsgType, web
 
 from ..core.messages import Ack, CrcMismatch, Open, OpenAnswer, StreamMessage
-from .hello import HELLO_TIMEOUT_S, LINK_FAILURES, NONCE_BYTES, STREAM_PATH, Admit, PeerInfo, answer_hello, dial
+from .hello import HELLO_TIMEOUT_S, LINK_FAILURES, NONCE_BYTES, Admit, PeerInfo, answer_hello, dial, protocol_of
 from .sockets import ELECTION_TIMEOUT_S, give_up_when_silent, together
 from .wire import (
     MAX_MESSAGE_BYTES,
@@ -191,7 +191,7 @@ class UpstreamSocket:
         if self._outbox is not None:
             if isinstance(message, Ack):
                 self._outbox.drop_waiting()
-            self._outbox.send(encode(message))
+            self._outbox.send(encode(message, self._events.me().requires))
 
     def close(self) -> "asyncio.Task[None]":
         """Hang up; no event of this stream follows. Await the returned task to know that it has ended."""
@@ -215,8 +215,8 @@ class UpstreamSocket:
         self._events.stream_closed(self.stream_id, reason)
 
     async def _talk(self) -> None:
-        url = f"http://{self._url}{STREAM_PATH}"
-        socket, _ = await dial(self._session, url, self._events.me(), self.peer_id, "stream", self._secret, PING_S)
+        me = self._events.me()
+        socket, _ = await dial(self._session, self._url, me, self.peer_id, "stream", self._secret, PING_S)
         give_up_when_silent(socket, self._election_timeout_s)
         await self._carry(socket)
 
@@ -348,7 +348,8 @@ class StreamServer:
         try:
             async with asyncio.timeout(HELLO_TIMEOUT_S):
                 nonce = os.urandom(NONCE_BYTES)
-                peer = await answer_hello(socket, self._events.me(), "stream", self._secret, nonce, self._admit)
+                me, protocol = self._events.me(), protocol_of(request.path)
+                peer = await answer_hello(socket, me, "stream", self._secret, nonce, self._admit, protocol)
             if self._closed:  # During the hello.
                 raise ConnectionResetError("this node hung up")
             downstream = DownstreamSocket(self._events, socket, peer, self._opening_timeout_s)
@@ -367,6 +368,12 @@ class StreamServer:
         """End the streams of one incarnation of a disk."""
         for downstream in list(self._open):
             if (downstream.peer.disk_id, downstream.peer.incarnation) == (peer.disk_id, peer.incarnation):
+                downstream.hang_up()
+
+    def hang_up_without(self, features: frozenset[str]) -> None:
+        """End the streams of peers that do not offer all of these."""
+        for downstream in list(self._open):
+            if not features <= downstream.peer.features:
                 downstream.hang_up()
 
     async def close(self) -> None:

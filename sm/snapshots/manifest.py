@@ -2,12 +2,13 @@
 
     manifest    0 4 crc32c of the rest    4 .. one msgpack map, keys in this order:
 
-    version 1            cluster_id bin 16      machine [name, version]
+    version 1 or 2       cluster_id bin 16      machine [name, version]
     index, epoch, crc32c, timestamp             the next index, and the fields of the frame that ends there
     members_index        index of the last `members` or `genesis` record below `index`
     members              its rows [node_id, disk_id, address, role]
     epochs               [[epoch, first index], ...] below `index`, the newest MAX_EPOCHS
     digest bin 16        chunks [[bytes, crc32c], ...]        sha256 bin 32: of the joined chunks
+    features             version 2 only: the names of the features in use, ascending, at least one
 
 All of it follows from the log alone, so the snapshots of two nodes at one index have the same sha256.
 """
@@ -24,6 +25,7 @@ from ..errors import SnapshotDamaged
 
 MANIFEST_NAME = "manifest"
 MANIFEST_VERSION = 1
+MANIFEST_VERSION_FEATURES = 2
 MAX_MANIFEST_BYTES = 16 << 20
 CLUSTER_ID_BYTES = 16
 SHA256_BYTES = 32
@@ -60,9 +62,10 @@ class Manifest(NamedTuple):
     def encode(self) -> bytes:
         """The bytes of the manifest file."""
         tail, boundary = self.boundary.tail, self.boundary
+        features: dict[str, Any] = {"features": list(boundary.features)} if boundary.features else {}
         body = pack(
             {
-                "version": MANIFEST_VERSION,
+                "version": MANIFEST_VERSION_FEATURES if features else MANIFEST_VERSION,
                 "cluster_id": self.cluster_id,
                 "machine": list(self.machine),
                 "index": tail.index,
@@ -76,6 +79,7 @@ class Manifest(NamedTuple):
                 "chunks": [list(chunk) for chunk in self.chunks],
                 "sha256": self.sha256,
             }
+            | features
         )
         return crc32c(body).to_bytes(_CRC_BYTES, "little") + body
 
@@ -95,7 +99,7 @@ def decode_manifest(raw: bytes, name: str) -> Manifest:
         version = fields["version"]
     except (PayloadInvalid, TypeError, KeyError) as error:
         raise SnapshotDamaged(snapshot=name, reason=f"its manifest cannot be read ({error})") from error
-    if version != MANIFEST_VERSION:
+    if version not in (MANIFEST_VERSION, MANIFEST_VERSION_FEATURES):
         raise UnknownVersion(f"snapshot {name}", version)
     try:
         return _manifest(fields)
@@ -114,6 +118,7 @@ def _manifest(fields: Mapping[str, Any]) -> Manifest:
         list(fields["members"]),
         tuple(_pairs(fields["epochs"])),
         _octets(fields["digest"], DIGEST_BYTES),
+        tuple(map(str, fields["features"])) if fields["version"] == MANIFEST_VERSION_FEATURES else (),
     )
     chunks = tuple(Chunk(size, crc) for size, crc in _pairs(fields["chunks"]))
     cluster_id = _octets(fields["cluster_id"], CLUSTER_ID_BYTES)

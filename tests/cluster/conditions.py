@@ -21,7 +21,7 @@ def core_limits(cluster: RunningCluster, **limits: int) -> Generator[None, None,
     """Other limits for the leader's core while the block runs."""
     state = replica_of(cluster).core.state
     before = state.options
-    state.options = replace(before, **limits)
+    state.options = replace(before, **limits)  # type: ignore[arg-type]  # mypy takes a limit for any option
     try:
         yield
     finally:

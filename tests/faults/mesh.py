@@ -25,7 +25,7 @@ from tests.ports import HOST, free_port
 from tests.processes.cluster import Cluster
 
 CALL_DEADLINE_S = 30.0
-CONTROL_PATH = "/peer"
+CONTROL_PATHS = ("/peer", "/peer/2")
 PORT_TRIES = 50
 
 T = TypeVar("T")
@@ -144,7 +144,7 @@ class Mesh:
 
     async def _route(self, dialled: Dialled) -> int:
         control, stream = (self._links[dialled, channel].port for channel in BOTH)
-        router = Router({CONTROL_PATH: control, "": stream})
+        router = Router({**dict.fromkeys(CONTROL_PATHS, control), "": stream})
         for _ in range(PORT_TRIES):
             port = free_port()
             try:

@@ -29,6 +29,7 @@ class Owner:
     applied_index: int = 0
     digest: bytes = bytes(16)
     machine_failed: str = ""
+    features: frozenset[str] = frozenset()
     placements: list[Placed[None]] = field(default_factory=list)
     rejections: list[tuple[Write[None], Reason]] = field(default_factory=list)
     roles: list[actions.RoleChanged] = field(default_factory=list)

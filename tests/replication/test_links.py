@@ -115,7 +115,7 @@ async def test_a_peer_that_sends_garbage_is_disconnected(data: bytes) -> None:
 def forming(node_id: str, *initial: str) -> Forming:
     me = unformatted(node_id)
     identity = Identity(me.node_id, me.disk_id, me.incarnation)
-    return Forming(identity, me.address, list(initial), None, genesis_frame)
+    return Forming(identity, me.address, list(initial), None, lambda members, _: genesis_frame(members))
 
 
 async def refused_or_hung_up(session: ClientSession, address: str) -> bool:

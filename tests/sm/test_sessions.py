@@ -187,7 +187,7 @@ def test_the_table_holds_its_default_limit_and_not_one_more() -> None:
 
 def test_other_system_records_have_no_results() -> None:
     desk = Desk()
-    for record in ({"type": "digest", "index": 1, "digest": b""}, {"type": "of a later version"}):
+    for record in ({"type": "digest", "index": 1, "digest": b""}, {"type": "epoch_start", "node_id": "n1"}):
         applied = desk.apply(desk.frames.system(record))
         assert (applied.results, applied.refused) == ([], [])
     assert desk.applier.applied_index == 3

@@ -1,0 +1,15 @@
+"""The features of this program: what of the formats and of the peers' protocol came after the first stage.
+
+A cluster may run several versions for a while, so nothing of a feature is logged or sent before a committed record
+names it: a `features` record, or the `genesis` of a cluster whose nodes all had it. A leader logs the names that every
+member offers in its hello. A program that lacks a named feature is refused by its peers, and stops applying there.
+"""
+
+FITNESS = "fitness"
+"""Fitness and clocks in votes, heartbeats and echoes; the reason in an opening."""
+
+FEATURES = frozenset({FITNESS})
+"""What this program offers."""
+
+MAX_FEATURES = 64
+MAX_FEATURE_LENGTH = 32

@@ -1,0 +1,176 @@
+"""Features: nothing of a new kind is logged or sent before every member has offered it."""
+
+from dataclasses import replace
+
+import pytest
+from aiohttp import ClientWebSocketResponse
+
+from quire.log import FEATURES, Kind, decode_system, pack, walk_frames
+from quire.replication.core import events
+from quire.replication.core.changing import NotConnected
+from quire.replication.core.messages import Heartbeat, HeartbeatEcho, Last, Open, PreVote, PreVoteAnswer, Promise
+from quire.replication.net.hello import PeerInfo, PeerRefused, answer_hello, check_peer, dial_hello
+from quire.replication.net.wire import BadMessage, decode_peer, decode_stream, encode
+from tests.replication.loopback import who
+from tests.replication.test_hello import DIALLED_NONCE, DIALLER_NONCE, meet
+from tests.replication.world import SimNode, World
+
+PROMISE = Promise(7, "n1", 99)
+NEW = frozenset({"fitness"})
+
+
+def leading(world: World) -> SimNode:
+    """A leader whose program offers the feature, after it has served."""
+    leader = world.elect("n1")
+    leader.state.options = replace(leader.state.options, features=NEW)
+    return leader
+
+
+def offered(leader: SimNode, *node_ids: str) -> None:
+    for node_id in node_ids:
+        leader.step(events.LinkUp(node_id, leader.state.links[node_id], NEW))
+
+
+def features_logged(node: SimNode) -> list[list[str]]:
+    raw, _ = node.log.read_frames(0, 1 << 20, unflushed=True)
+    records = [decode_system(frame.payload) for frame in walk_frames(raw) if frame.header.kind == Kind.SYSTEM]
+    return [record["names"] for record in records if record["type"] == "features"]
+
+
+def ticked(leader: SimNode, features: frozenset[str] = frozenset(), applied_index: int | None = None) -> None:
+    applied = leader.state.commit_index if applied_index is None else applied_index
+    leader.step(events.Measured(applied, features=features))
+    leader.step(events.Tick())
+
+
+@pytest.fixture
+def world() -> World:
+    made = World("n1", "n2", "n3")
+    made.start()
+    return made
+
+
+def test_features_are_logged_once_when_every_member_offers_them(world: World) -> None:
+    leader = leading(world)
+    offered(leader, "n2")
+    ticked(leader)
+    assert features_logged(leader) == []
+
+    offered(leader, "n3")
+    ticked(leader)
+    ticked(leader)
+    ticked(leader, NEW)
+
+    assert features_logged(leader) == [["fitness"]]
+
+
+def test_a_member_that_is_not_connected_may_be_an_earlier_version(world: World) -> None:
+    leader = leading(world)
+    offered(leader, "n2", "n3")
+    leader.step(events.LinkDown("n3"))
+
+    ticked(leader)
+
+    assert features_logged(leader) == []
+
+
+def test_a_disk_that_the_log_does_not_name_offers_nothing_for_the_one_that_it_names(world: World) -> None:
+    leader = leading(world)
+    offered(leader, "n2")
+    leader.step(events.LinkUp("n3", b"another disk's".ljust(16), NEW))
+
+    ticked(leader)
+
+    assert features_logged(leader) == []
+
+
+def test_a_leader_that_has_not_applied_what_earlier_ones_logged_logs_no_features(world: World) -> None:
+    leader = leading(world)
+    offered(leader, "n2", "n3")
+    start = leader.state.log.highest_index - 1  # Of its `epoch_start`.
+
+    ticked(leader, applied_index=start)
+    assert features_logged(leader) == []
+    ticked(leader, NEW)  # It finds that the log names them already.
+    assert features_logged(leader) == []
+    ticked(leader)
+    assert features_logged(leader) == [["fitness"]]
+
+
+def test_a_node_that_lacks_a_feature_in_use_is_not_promoted(world: World) -> None:
+    leader = leading(world)
+    ticked(leader, NEW)
+
+    leader.step(events.PromoteRequested(1, "n3", "h:3"))
+
+    assert isinstance(leader.changes[1], NotConnected)
+
+
+SECOND_SHAPES = [
+    PreVote(1, Last(1, 2), None, fitness=3),
+    PreVoteAnswer(1, True, 2, Last(1, 2), 5, fitness=4),
+    Heartbeat(PROMISE, 1, 2, fitness=8),
+    HeartbeatEcho(1, 2, 3, fitness=1, clock=77),
+]
+
+
+@pytest.mark.parametrize("message", SECOND_SHAPES, ids=lambda message: type(message).__name__)
+def test_the_fields_of_a_feature_are_sent_only_if_it_is_in_use_and_understood_always(
+    message: PreVote | PreVoteAnswer | Heartbeat | HeartbeatEcho,
+) -> None:
+    assert decode_peer(encode(message, FEATURES)) == message
+
+    plain = decode_peer(encode(message))
+
+    assert plain != message
+    assert encode(plain) == encode(message)
+
+
+def test_the_reason_of_an_opening_is_sent_only_if_the_feature_is_in_use() -> None:
+    opening = Open(PROMISE, ((1, 0),), 5, 5, 0, "the disk is full")
+
+    assert decode_stream(encode(opening, FEATURES)) == opening
+    assert decode_stream(encode(opening)) == replace(opening, reason="")
+
+
+async def hello(dialler: PeerInfo, dialled: PeerInfo, secret: bytes | None = None) -> tuple[object, object]:
+    """What two nodes that speak the second protocol come to."""
+    return await meet(
+        lambda socket: dial_hello(socket, dialler, "n2", "peer", secret, DIALLER_NONCE, 2),
+        lambda socket: answer_hello(socket, dialled, "peer", secret, DIALLED_NONCE, None, 2),
+    )
+
+
+@pytest.mark.parametrize("secret", [None, b"a secret"])
+async def test_the_second_hello_names_what_each_program_offers(secret: bytes | None) -> None:
+    ours, theirs = replace(who("n1"), features=NEW), replace(who("n2"), features=frozenset({"a", "b"}))
+
+    assert await hello(ours, theirs, secret) == (theirs, ours)
+
+
+async def test_a_peer_that_lacks_a_feature_in_use_is_refused_and_told_what_to_do() -> None:
+    ours = replace(who("n2"), features=NEW, requires=NEW)
+
+    for end in await hello(who("n1"), ours):
+        assert isinstance(end, PeerRefused)
+        assert end.code == "features"
+        assert end.reason == "n1 lacks fitness, which this cluster uses: upgrade that node"
+
+
+def test_a_dialler_refuses_such_a_peer_as_well() -> None:
+    with pytest.raises(PeerRefused, match="n2 lacks fitness"):
+        check_peer(replace(who("n1"), requires=NEW), who("n2"))
+
+
+@pytest.mark.parametrize("features", [["x"] * 65, ["x" * 33], [""], [1], "fitness"])
+async def test_features_of_another_shape_are_no_hello(features: object) -> None:
+    me = who("n1")
+    row = [me.cluster_id, me.node_id, me.disk_id, me.incarnation, me.address, features]
+
+    async def dial(socket: ClientWebSocketResponse) -> None:
+        await socket.receive()
+        await socket.send_bytes(pack([2, "peer", row, DIALLER_NONCE, b""]))
+
+    _, dialled = await meet(dial, lambda socket: answer_hello(socket, who("n2"), "peer", None, DIALLED_NONCE, None, 2))
+
+    assert isinstance(dialled, BadMessage)
