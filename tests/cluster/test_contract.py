@@ -12,12 +12,13 @@ from quire.cluster.http.app import make_app
 from quire.cluster.http.problems import ANSWERS
 from quire.cluster.node.node import Node
 from quire.log import unpack
+from quire.replication.net.hello import PEER_PATHS
 from tests.cluster.contract import CALLS, NOWHERE_YET, ROWS, Ask, Call, Row, filled
 from tests.cluster.running import RunningCluster
 from tests.cluster.worlds import Worlds
 
 DEADLINE_S = 20.0
-PEERS = {("GET", "/peer"), ("GET", "/peer/stream"), ("GET", "/peer/snapshot")}
+PEERS = {("GET", path) for path in PEER_PATHS}
 NOTHING_WRITTEN = {400, 404, 405, 408, 409, 410, 413, 415, 422, 429, 503}
 DECIDED_IN_THE_LOG = {"session-refused", "session-unknown", "sessions-full"}  # Only the attempt is in the log.
 

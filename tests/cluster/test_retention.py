@@ -202,7 +202,7 @@ class Gate:
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         first = await reader.read(1 << 16)
         from_node, to_node = await asyncio.open_connection(*host_and_port(self.target))
-        back = asyncio.create_task(self._carry(from_node, writer, held=b"/peer/stream" in first))
+        back = asyncio.create_task(self._carry(from_node, writer, held=b"/stream" in first))
         self._back.add(back)
         to_node.write(first)
         await self._carry(reader, to_node, held=False)
