@@ -74,9 +74,14 @@ class IndexCachePolicy(Enum):
     """Those of the segments sealed last. Reads load nothing, so a scan of old records pushes no recent index out."""
 
 
+def open_segments_of(files: int) -> int:
+    """How many read segments keep files open, of a process that may open so many files; negative: any number."""
+    return MAX_OPEN_SEGMENTS if files < 0 else max(1, min(MAX_OPEN_SEGMENTS, files // 32))
+
+
 def _open_segments() -> int:
     soft_limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    return MAX_OPEN_SEGMENTS if soft_limit < 0 else max(1, min(MAX_OPEN_SEGMENTS, soft_limit // 4))
+    return open_segments_of(soft_limit)
 
 
 def overflow_of(segment_bytes: int, largest_frame: int) -> int:
@@ -108,7 +113,7 @@ class LogOptions:
     write_buffer_bytes: int = 256 << 10
     """Appended frames are buffered up to this size, then written to the file in one piece."""
     open_segments: int = field(default_factory=_open_segments)
-    """How many read segments keep files open, two each at most: 1,024, or a quarter of the process's limit."""
+    """How many read segments keep files open, two each at most: 1,024, or 1/32 of the process's limit."""
     cached_indexes: int | None = 64
     """How many read segments keep their index in memory, 16 bytes for each entry; None: all, from opening on.
 

@@ -11,12 +11,16 @@ from quire.log import LogError
 from ..config.settings import ConfigInvalid, load_settings
 from ..data_dir.identity import DataDirRefused
 from ..http.admission.connections import ConnectionLimit
-from ..standalone.app import make_app
+from ..standalone.app import READS_LIMIT, WRITES_LIMIT, make_app
 from ..standalone.config import StandaloneConfig
 from ..standalone.service import MODE, LogService
 from .arguments import parse_standalone
+from .descriptors import OWN_FILES
 from .journal import configure_logging
 from .process import CannotStart, refuse_settings, run
+
+LOG_FILES = OWN_FILES + WRITES_LIMIT + READS_LIMIT
+"""Each write may have a spool, and each read of a large record its store."""
 
 log = structlog.get_logger(__name__)
 
@@ -35,6 +39,8 @@ def serve_log(arguments: Sequence[str]) -> int:
 class _LogService:
     title = "a log"
     connections_reserve = 0
+    own_files = LOG_FILES
+    carried_streams = 0
 
     def __init__(self, config: StandaloneConfig) -> None:
         self._log = LogService(config)

@@ -12,13 +12,19 @@ from quire.sm import MachineError
 from ..config.serve import ServeConfig, load_config
 from ..config.settings import ConfigInvalid
 from ..errors import ClusterError
+from ..http.admission.concurrency import STREAMS_LIMIT
 from ..http.admission.connections import PEER_RESERVE, ConnectionLimit
 from ..http.app import make_app
+from ..http.forwarding import CONNECTION_LIMIT
 from ..node.node import Node
 from .arguments import STANDALONE, parse_serve
+from .descriptors import OWN_FILES
 from .journal import configure_logging
 from .process import CannotStart, refuse_settings, run
 
+PEER_FILES = 192
+"""A link, a stream and a fetched snapshot, or calls for its status, to each of 64 members."""
+NODE_FILES = OWN_FILES + PEER_FILES + CONNECTION_LIMIT
 SWITCH_S = 0.0005  # The longest that a thread waits for the GIL after its flush; Python's default is 5 ms.
 
 
@@ -43,6 +49,8 @@ def serve(arguments: Sequence[str]) -> int:
 
 class _NodeService:
     connections_reserve = PEER_RESERVE
+    own_files = NODE_FILES
+    carried_streams = STREAMS_LIMIT
 
     def __init__(self, config: ServeConfig) -> None:
         self.title = f"node {config.node}"

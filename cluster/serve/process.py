@@ -23,11 +23,11 @@ from quire.log import LogError
 from ..address import host_and_port
 from ..cli.output import Exit
 from ..config.settings import ConfigInvalid
-from ..http.admission.connections import CONNECTIONS_LIMIT, PEER_RESERVE, ConnectionLimit
+from ..http.admission.connections import CONNECTIONS_LIMIT, ConnectionLimit
 from ..http.app import BACKLOG, serve_app
+from .descriptors import TooFewFiles, connections_of
 from .heap import give_large_blocks_back
 
-FILES_RESERVE = 512  # Open files reserved for the log, the peers and the hop to the leader.
 SHUTDOWN_TIMEOUT_S = 5.0
 GC_ALLOCATIONS = 100_000
 GC_PAUSE_S = 10.0
@@ -50,6 +50,16 @@ class Service(Protocol):
     @property
     def connections_reserve(self) -> int:
         """How many of its connections are reserved for peers."""
+        ...
+
+    @property
+    def own_files(self) -> int:
+        """How many files it opens besides connections and the log's segments."""
+        ...
+
+    @property
+    def carried_streams(self) -> int:
+        """How many of its connections may each need another one, to the leader."""
         ...
 
     @property
@@ -100,13 +110,14 @@ async def _serve(make: Callable[[], Service], listen_on: str, data_dir: Path) ->
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
+    files = _raise_files_limit()  # First: the log opens as many segments as the limit allows.
     listening = listen(listen_on)
     try:
-        service = await _started(make, data_dir)
+        service, limit = await _started(make, data_dir, files)
     except BaseException:
         listening.close()
         raise
-    connections = ConnectionLimit(_connections_limit(), reserve=service.connections_reserve)
+    connections = ConnectionLimit(limit, reserve=service.connections_reserve)
     runner = web.AppRunner(service.app(connections), shutdown_timeout=SHUTDOWN_TIMEOUT_S)
     server = await serve_app(runner, connections, listening)
     collecting = asyncio.create_task(collect_less_often(), name="collector")
@@ -121,9 +132,11 @@ async def _serve(make: Callable[[], Service], listen_on: str, data_dir: Path) ->
     return 0 if failure is None else _refuse([failure], Exit.FAILED)
 
 
-async def _started(make: Callable[[], Service], data_dir: Path) -> Service:
+async def _started(make: Callable[[], Service], data_dir: Path, files: int) -> tuple[Service, int]:
+    """The service, and how many connections it may have in a process that may open so many files."""
     try:
         service = make()
+        limit = _connections_limit(files, service)
         await service.start()
     except LogError as error:
         raise CannotStart(f"data_dir {data_dir} cannot be used: {error}; nothing in it was changed") from None
@@ -131,7 +144,7 @@ async def _started(make: Callable[[], Service], data_dir: Path) -> Service:
         where = error.filename or data_dir
         reason = (error.strerror or str(error)).lower()
         raise CannotStart(f"{where} cannot be used: {reason}; correct it or give another --data-dir") from None
-    return service
+    return service, limit
 
 
 async def _first_of(*events: asyncio.Event) -> None:
@@ -155,16 +168,21 @@ async def collect_less_often() -> None:
         gc.collect(1)
 
 
-def _connections_limit() -> int:
-    """Raise the limit of open files as far as allowed; return how many connections it leaves room for."""
+def _raise_files_limit() -> int:
+    """Raise the limit of open files as far as allowed; return it, -1 if there is none."""
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
-    room = CONNECTIONS_LIMIT if most == resource.RLIM_INFINITY else most - PEER_RESERVE - FILES_RESERVE
-    if room < CONNECTIONS_LIMIT:
-        log.warning(
-            "the limit of open files is low, so fewer connections are accepted", connections=max(1, room), files=most
-        )
-    return max(1, min(room, CONNECTIONS_LIMIT))
+    return -1 if most == resource.RLIM_INFINITY else most
+
+
+def _connections_limit(files: int, service: Service) -> int:
+    try:
+        limit = connections_of(files, service.connections_reserve, service.own_files, service.carried_streams)
+    except TooFewFiles as error:
+        raise CannotStart(str(error)) from None
+    if limit < CONNECTIONS_LIMIT:
+        log.warning("the limit of open files is low, so fewer connections are accepted", connections=limit, files=files)
+    return limit
 
 
 def listen(address: str) -> socket.socket:
