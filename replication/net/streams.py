@@ -3,7 +3,7 @@
     UpstreamSocket    the follower's end: hello, Open, OpenAnswer, then shipments in and Acks out
     DownstreamSocket  the leader's end: the driver's `Ship` and `AnswerOpen` go out, Acks come in
 
-Both only carry messages; their meaning is the core's. A message holds at most 1 MiB of frame bytes after its head; a
+Both only carry messages; their meaning is the core's. A message holds at most 256 KiB of frame bytes after its head; a
 larger frame spans messages.
 
 `Outbox` sends at once where nothing has to be waited for, else from a task: `send_bytes` waits only for a transport

@@ -14,7 +14,7 @@ from tests.processes.load import COMMANDS, Command, running_load
 from tests.processes.verdict import check_cluster, check_received
 
 PART = COMMANDS // 10
-SHIPMENT_BYTES = 1 << 20
+SHIPMENT_BYTES = 1 << 18
 FLAPS = 8
 
 FRAME_COMMANDS = 50_000

@@ -202,3 +202,15 @@ def test_a_full_follower_is_offered_no_snapshot() -> None:
     opening = Open(world["n1"].state.promise, ((0, 0),), 1, 1, reason="no room")
     world["n1"].step(events.StreamOpened(777, "n3", disk_id("n3"), opening))
     assert not world["n1"].leading.downstreams.installs
+
+
+def test_a_stream_stays_while_a_large_frame_arrives_in_pieces() -> None:
+    """The follower says at least once in an election timeout that something came, whole frames or not."""
+    world = serving()
+    stream_id, before = world["n3"].upstream.stream_id, streams_of(world["n1"])
+    world["n3"].hold_flush = True
+    world["n1"].write("its ack is owed all the time")
+    for _ in range(20):
+        world.run_for(0.5)
+        world["n3"].step(events.FramesArrived(stream_id, b"", 0, 0, 0))
+    assert streams_of(world["n1"]) == before
