@@ -13,6 +13,7 @@ from quire.log import (
     Kind,
     Log,
     LogOptions,
+    LogReadOnly,
     LogRotten,
     Torn,
     encode_records,
@@ -525,3 +526,22 @@ def test_opening_says_so_if_valid_frames_follow_the_cut(flipped: int) -> None:
 def test_a_log_whose_end_is_zeros_alone_has_lost_nothing_to_opening() -> None:
     disk = sealed_disk(clean=False)
     assert open_log(disk).torn is None
+
+
+def test_what_is_kept_in_segments_after_the_mark_s_is_written_again_and_synced() -> None:
+    disk = sealed_disk(clean=False)
+    kept = stores(disk)
+    log = open_log(disk)
+    frames = all_frames(log)
+    # A truncation is interrupted once its mark is durable: the mark is in the second segment, all others are there.
+    disk.failing = lambda operation, _: operation == "remove"
+    with pytest.raises(LogReadOnly):
+        log.truncate(log.segment_bases[1] + 1)
+    disk.failing, disk.journal = None, []
+    log = open_log(disk)
+    assert all_frames(log) == frames
+    for store in kept[1:]:
+        name = store.removeprefix("log/")
+        steps = [operation for operation, file in disk.journal if file == name]
+        assert steps.index("write") < steps.index("sync"), name
+    assert ("write", kept[0].removeprefix("log/")) not in disk.journal
