@@ -311,10 +311,13 @@ class Leading:
         """Log the features that every member offers and the log does not name, once in a leadership.
 
         This leader knows what the log names: it has applied everything before its own `epoch_start`. A member that is
-        not connected may run an earlier version, so nothing is logged without it.
+        not connected may run an earlier version, so nothing is logged without it. Nothing is logged during a transfer,
+        either: its target would lack the record.
         """
         state = self.state
         if self._wanted_features or self.start_index is None or state.applied_index <= self.start_index:
+            return
+        if self.handover.target is not None:
             return
         offers = [self._offered_by(member) for member in state.members.members]
         names = state.options.features.intersection(*offers)

@@ -9,8 +9,9 @@ names the lowest and the highest protocol of its speaker, a hello the one that i
 its program offers. A dialler tries the second path first, and the first one after a 404. While the log names no feature
 either will do; after that a peer that does not offer all of them is refused, at the first path always.
 
-`mac` is HMAC-SHA256 over the speaker's role, both nonces, the purpose and its PeerInfo, so neither a replay nor a
-reflection passes. Without a peer secret it is empty; a node with a secret refuses one without.
+`mac` is HMAC-SHA256 over the protocol (and the challenge's range), the speaker's role, both nonces, the purpose and its
+PeerInfo, so neither a replay nor a reflection passes, and nobody on the way can lower the protocol. Without a peer
+secret it is empty; a node with a secret refuses one without.
 """
 
 import asyncio
@@ -131,12 +132,14 @@ def mac(
     purpose: str,
     info: PeerInfo,
     protocol: int = PROTOCOL,
+    offered: tuple[int, int] = (LOWEST_PROTOCOL, HIGHEST_PROTOCOL),
 ) -> bytes:
-    """The proof that the speaker knows the secret; empty without one."""
+    """The proof that the speaker knows the secret; empty without one. `offered` is the range of the challenge."""
     if secret is None:
         return b""
+    spoken = protocol if protocol == PROTOCOL else [protocol, *offered]
     return hmac.digest(
-        secret, pack([protocol, role, dialled_nonce, dialler_nonce, purpose, _row(info, protocol)]), "sha256"
+        secret, pack([spoken, role, dialled_nonce, dialler_nonce, purpose, _row(info, protocol)]), "sha256"
     )
 
 
@@ -181,14 +184,14 @@ def _check_protocol(spoken: Any, protocol: int) -> None:
         raise PeerRefused("protocol", f"the peer speaks protocol {spoken!r:.40}, this node {protocol}")
 
 
-def _protocol_of_challenge(spoken: Any, path_of: int) -> int:
-    """The protocol to speak: the highest that both ends know, if the challenge names a range."""
+def _protocol_of_challenge(spoken: Any, path_of: int) -> tuple[int, tuple[int, int]]:
+    """The protocol to speak, the highest that both ends know, and the range that the challenge names."""
     if path_of == PROTOCOL:
         _check_protocol(spoken, PROTOCOL)
-        return PROTOCOL
+        return PROTOCOL, (PROTOCOL, PROTOCOL)
     match spoken:
         case [int(lowest), int(highest)] if lowest <= HIGHEST_PROTOCOL and highest >= LOWEST_PROTOCOL:
-            return min(highest, HIGHEST_PROTOCOL)
+            return min(highest, HIGHEST_PROTOCOL), (lowest, highest)
         case _:
             ours = f"{LOWEST_PROTOCOL} to {HIGHEST_PROTOCOL}"
             raise PeerRefused("protocol", f"the peer speaks protocols {spoken!r:.40}, this node {ours}")
@@ -259,14 +262,14 @@ async def dial_hello(
         BadMessage, ConnectionResetError: the peer does not speak this protocol, or is gone.
     """
     spoken, dialled_nonce = await _receive(socket, 2)
-    protocol = _protocol_of_challenge(spoken, path_of)
+    protocol, offered = _protocol_of_challenge(spoken, path_of)
     if type(dialled_nonce) is not bytes or len(dialled_nonce) != NONCE_BYTES:
         raise BadMessage("a challenge of another shape")
-    proof = mac(secret, "dialler", dialled_nonce, nonce, purpose, me, protocol)
+    proof = mac(secret, "dialler", dialled_nonce, nonce, purpose, me, protocol, offered)
     await socket.send_bytes(pack([protocol, purpose, _row(me, protocol), nonce, proof]))
     row, given = await _receive(socket, 2)
     peer = _peer_info(row, protocol)
-    _check_mac(secret, mac(secret, "dialled", dialled_nonce, nonce, purpose, peer, protocol), given)
+    _check_mac(secret, mac(secret, "dialled", dialled_nonce, nonce, purpose, peer, protocol, offered), given)
     check_peer(me, peer)
     if peer.node_id != expected_node_id:
         raise PeerRefused("other_node", f"{expected_node_id} was expected there, {peer.node_id} answered")

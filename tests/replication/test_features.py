@@ -4,12 +4,13 @@ from dataclasses import replace
 
 import pytest
 from aiohttp import ClientWebSocketResponse
+from aiohttp.web import WebSocketResponse
 
-from quire.log import FEATURES, Kind, decode_system, pack, walk_frames
+from quire.log import FEATURES, Kind, decode_system, pack, unpack, walk_frames
 from quire.replication.core import events
 from quire.replication.core.changing import NotConnected
 from quire.replication.core.messages import Heartbeat, HeartbeatEcho, Last, Open, PreVote, PreVoteAnswer, Promise
-from quire.replication.net.hello import PeerInfo, PeerRefused, answer_hello, check_peer, dial_hello
+from quire.replication.net.hello import PeerInfo, PeerRefused, answer_hello, check_peer, dial_hello, mac
 from quire.replication.net.wire import BadMessage, decode_peer, decode_stream, encode
 from tests.replication.loopback import who
 from tests.replication.test_hello import DIALLED_NONCE, DIALLER_NONCE, meet
@@ -97,6 +98,21 @@ def test_a_leader_that_has_not_applied_what_earlier_ones_logged_logs_no_features
     assert features_logged(leader) == [["fitness"]]
 
 
+def test_a_leader_that_transfers_logs_no_features_until_that_has_failed(world: World) -> None:
+    leader = leading(world)
+    offered(leader, "n2", "n3")
+    world.cut(("n3", "n2"), ("n3", "n1"))
+    leader.step(events.TransferRequested("n3"))
+
+    ticked(leader)
+    assert leader.leading.handover.target == "n3"
+    assert features_logged(leader) == []
+
+    world.run_until(lambda: bool(leader.transfers_ended))
+    ticked(leader)
+    assert features_logged(leader) == [["fitness"]]
+
+
 def test_a_node_that_lacks_a_feature_in_use_is_not_promoted(world: World) -> None:
     leader = leading(world)
     ticked(leader, NEW)
@@ -146,6 +162,22 @@ async def test_the_second_hello_names_what_each_program_offers(secret: bytes | N
     ours, theirs = replace(who("n1"), features=NEW), replace(who("n2"), features=frozenset({"a", "b"}))
 
     assert await hello(ours, theirs, secret) == (theirs, ours)
+
+
+async def test_the_proof_covers_the_range_of_protocols_so_that_nobody_on_the_way_can_lower_it() -> None:
+    secret, me = b"a secret", replace(who("n1"), features=NEW)
+
+    async def altered(socket: WebSocketResponse) -> bytes:
+        await socket.send_bytes(pack([[1, 2], DIALLED_NONCE]))  # The peer said [2, 2].
+        _, _, _, _, proof = unpack((await socket.receive()).data)
+        await socket.close()
+        return bytes(proof)
+
+    _, proof = await meet(lambda socket: dial_hello(socket, me, "n2", "peer", secret, DIALLER_NONCE, 2), altered)
+
+    spoken = (secret, "dialler", DIALLED_NONCE, DIALLER_NONCE, "peer", me, 2)
+    assert proof == mac(*spoken, (1, 2))
+    assert proof != mac(*spoken, (2, 2))
 
 
 async def test_a_peer_that_lacks_a_feature_in_use_is_refused_and_told_what_to_do() -> None:
