@@ -51,11 +51,11 @@ def test_the_distribution_has_a_line_for_each_kind_and_one_for_all() -> None:
     distribution.add(None)
     for number in range(100):
         kinds = ("full_disk", "slow_disk") if number < 50 else ("slow_disk",)
-        distribution.add(Endured(kinds, number / 100, number / 10, 1))
+        distribution.add(Endured(kinds, number / 100, number / 10, 1, number / 20))
     full, slow, everything = distribution.lines()
     assert full.startswith("full_disk           50 ordeals; to the first write 0.2 / 0.5 / 0.5;")
     assert slow.startswith("slow_disk          100 ordeals;")
-    assert everything.endswith("longest without one 5.0 / 9.9 / 9.9; at most 1 elections")
+    assert everything.endswith("without a read 2.5 / 5.0 / 5.0; at most 1 elections")
 
 
 def test_a_clock_whose_rate_changes_does_not_jump() -> None:

@@ -28,11 +28,11 @@ class Distribution:
 
 
 def _line(name: str, endured: list[Endured]) -> str:
-    first, longest = ([getattr(each, what) for each in endured] for what in ("first", "longest"))
+    first, longest, reads = ([getattr(each, what) for each in endured] for what in ("first", "longest", "reads"))
     elections = max((each.elections for each in endured), default=0)
     return (
         f"{name:15} {len(endured):6,} ordeals; to the first write {_spread(first)}; "
-        f"longest without one {_spread(longest)}; at most {elections} elections"
+        f"longest without one {_spread(longest)}; without a read {_spread(reads)}; at most {elections} elections"
     )
 
 

@@ -81,6 +81,8 @@ class Trial:
     def _judge(self, endured: Endured) -> None:
         if endured.longest > MOST_ELECTIONS:
             raise Violation("a sick minority never stops a healthy majority", self.ordeal, endured, *self.trace)
+        if endured.reads > MOST_ELECTIONS:
+            raise Violation("a sick minority never stops a healthy majority's reads", self.ordeal, endured, *self.trace)
         if endured.elections > MOST_LEADERS and "crash_loop" not in endured.kinds:
             raise Violation("a sick minority unseats no leader after leader", self.ordeal, endured, *self.trace)
 

@@ -1,27 +1,35 @@
-"""A client that writes at healthy nodes all the time, and measures how long nothing is acknowledged."""
+"""A client that asks healthy nodes all the time, and measures how long no write is acknowledged or no read answered."""
 
 from dataclasses import dataclass
+from typing import Any
 
 from ..clients import Attempt, Client, Operation
 from ..clock import MILLISECOND
 from ..nodes import Node
 from ..plan import ELECTION_US
+from ..process import Reader
 
 PROBES_EVERY_US = 40 * MILLISECOND
+READS = 3
+"""Every third probe is a linearizable read."""
 
 
 @dataclass(frozen=True)
 class Endured:
-    """What an ordeal cost, in election timeouts: until the first acknowledged write, and the longest without one."""
+    """What an ordeal cost, in election timeouts: until the first acknowledged write, and the longest without one.
+
+    `reads` is the longest without an answered read.
+    """
 
     kinds: tuple[str, ...]
     first: float
     longest: float
     elections: int = 0
+    reads: float = 0.0
 
 
 class Prober(Client):
-    """Asks a healthy node, which answers or forwards to the leader it knows: each write once, and more all the time."""
+    """Asks a healthy node, which answers or forwards to its leader: each request once, and more all the time."""
 
     healthy: list[Node]
     stopped = True
@@ -31,7 +39,9 @@ class Prober(Client):
         self.stopped = False
         self.began_us = self.last_us = self.schedule.now
         self.first_us: int | None = None
-        self.longest_us = 0
+        self.longest_us = self.longest_read_us = 0
+        self.last_read_us = self.began_us
+        self._probes = 0
         self._probe()
 
     @property
@@ -43,12 +53,17 @@ class Prober(Client):
         """What was measured by now."""
         first_us = self.waits_us if self.first_us is None else self.first_us
         longest_us = max(self.longest_us, self.waits_us)
-        return Endured(kinds, first_us / ELECTION_US, longest_us / ELECTION_US, elections)
+        reads_us = max(self.longest_read_us, self.schedule.now - self.last_read_us)
+        return Endured(kinds, first_us / ELECTION_US, longest_us / ELECTION_US, elections, reads_us / ELECTION_US)
 
     def _probe(self) -> None:
         if self.stopped:
             return
-        operation = Operation("write", self.order.began(), [next(self._numbers)])
+        self._probes += 1
+        if self._probes % READS == 0:
+            operation = Operation("read", self.order.began())
+        else:
+            operation = Operation("write", self.order.began(), [next(self._numbers)])
         self.checks.counts.operations += 1
         self.under_way.append(operation)
         self.schedule.later(self._delay(), self._at_node, self.random.choice(self.healthy), Attempt(self, operation, 0))
@@ -56,7 +71,7 @@ class Prober(Client):
 
     def _at_node(self, node: Node, attempt: Attempt) -> None:
         if node.leads:
-            node.run(node.life, node.propose, self._write_of(attempt.operation, attempt))
+            self._at_leader(node, node.life, attempt)
             return
         following = node.process.status().following if node.process is not None else None
         leader = next((other for other in self.nodes if following and other.node_id == following.candidate), None)
@@ -68,7 +83,22 @@ class Prober(Client):
         return (node.node_id, leader.node_id) in cut or (leader.node_id, node.node_id) in cut
 
     def _at_leader(self, leader: Node, life: int, attempt: Attempt) -> None:
-        leader.run(life, leader.propose, self._write_of(attempt.operation, attempt))
+        if attempt.operation.kind == "read":
+            leader.run(life, leader.read, self._reader(attempt))
+        else:
+            leader.run(life, leader.propose, self._write_of(attempt.operation, attempt))
+
+    def _reader(self, attempt: Attempt) -> Reader:
+        def answer(state: Any, applied_index: int) -> None:
+            self.receives(attempt, lambda: self.read(attempt.operation, state, applied_index))
+
+        return Reader(answer, lambda: self.receives(attempt, lambda: self.failed(attempt)))
+
+    def read(self, operation: Operation, state: Any, applied_index: int) -> None:
+        """Check an answer, and note when it came."""
+        super().read(operation, state, applied_index)
+        self.longest_read_us = max(self.longest_read_us, self.schedule.now - self.last_read_us)
+        self.last_read_us = self.schedule.now
 
     def acknowledged(self, operation: Operation) -> None:
         """Note when a write was acknowledged."""
