@@ -18,6 +18,8 @@ AT_ONCE = 1
 
 Those that need histories with an illness for good are looked for in `make test-all`: their rules have tests besides.
 """
+LONG = frozenset({"cancelled-sender-is-no-end", "calls-wait-for-a-lost-leader", "silent-link-is-kept"})
+"""Their tests find them by waiting in vain to a deadline of their own: not in `make test`."""
 SEEDS = 40
 """How many histories to look in: another version of the core makes other histories of the same seeds."""
 

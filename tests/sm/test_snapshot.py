@@ -83,8 +83,8 @@ def with_crc(body: bytes) -> bytes:
 
 def test_a_manifest_of_another_version_is_refused_by_name() -> None:
     fields = unpack(MANIFEST.encode()[4:])
-    with pytest.raises(UnknownVersion, match="snapshot 42 has format version 2"):
-        decode_manifest(with_crc(pack(fields | {"version": 2})), "42")
+    with pytest.raises(UnknownVersion, match="snapshot 42 has format version 3"):
+        decode_manifest(with_crc(pack(fields | {"version": 3})), "42")
 
 
 @pytest.mark.parametrize("size", [1, 3, 1000, 1 << 20])
