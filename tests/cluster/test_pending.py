@@ -1,6 +1,7 @@
 """Which callers are answered by which event, with what: the writes of one frame, and of several."""
 
 import asyncio
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ from quire.cluster.node.pending import FutureWaiter, Pending, WriteReply
 from quire.replication import Durations, Placed, Write
 from quire.replication.coalesce import Share
 from quire.sm import Applied
+from tests.cluster.running import running_cluster
 
 EPOCH = 3
 
@@ -98,3 +100,17 @@ async def test_after_the_end_of_applying_whatever_is_appended_is_unknown_until_i
     assert resumed.answers == [None]
     pending.applied(resumed.applied(["a"], []))
     assert resumed.answers == [WriteReply(13, EPOCH, 1, ["a"], [])]
+
+
+@pytest.mark.asyncio
+async def test_a_reader_waits_until_every_record_below_its_index_is_applied_and_no_longer(tmp_path: Path) -> None:
+    async with running_cluster(tmp_path, 1) as cluster:
+        applying = cluster.nodes["n1"].node.components.applying
+        begin = applying.applier.applied_index
+        readers = [asyncio.ensure_future(applying.reached(begin + count)) for count in range(4)]
+        await asyncio.sleep(0)
+        assert [reader.done() for reader in readers] == [True, False, False, False]
+        await cluster.commands("n1", ["add", 1])
+        assert [reader.done() for reader in readers] == [True, True, False, False]
+        await cluster.commands("n1", ["add", 1], ["add", 1])
+        assert [reader.done() for reader in readers] == [True] * 4
