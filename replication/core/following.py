@@ -163,7 +163,8 @@ class Following:
                 self.close_stream(f"the leader refused: {answer.reason}")
             return
         if answer.verb is OpenVerb.LOST_DATA:
-            state.halt(f"{answer.reason}: what was durable is gone; wipe it, and the node comes back as a new member")
+            what_to_do = "move the whole data_dir away, and the node comes back as a new member"
+            state.halt(f"{answer.reason}: what was durable is gone; {what_to_do}")
         elif answer.verb is OpenVerb.REFUSE or answer.index > state.log.highest_index:
             self.close_stream(f"the leader refused: {answer.reason or answer}")
         elif answer.index < state.commit_index:

@@ -98,6 +98,7 @@ class Link:
         self._failures = 0  # since a link last held for an election timeout
         self._waiting: deque[bytes] = deque(maxlen=MAX_WAITING_MESSAGES)
         self._wake = asyncio.Event()
+        self._dialled_by_peer = asyncio.Event()
         self._task = asyncio.create_task(self._run(), name=f"link to {node_id}")
 
     def send(self, message: PeerMessage) -> None:
@@ -105,6 +106,10 @@ class Link:
         if self.peer is not None:
             self._waiting.append(encode(message, self._events.me().requires))
             self._wake.set()
+
+    def redial_now(self) -> None:
+        """Cut a pause between two dials short: the peer has dialled this node, so it runs and can be reached."""
+        self._dialled_by_peer.set()
 
     def hang_up(self) -> None:
         """End the connection; the peer is dialled again."""
@@ -119,12 +124,15 @@ class Link:
     async def _run(self) -> None:
         while True:
             refused = False
+            self._dialled_by_peer.clear()
             try:
                 await self._dial()
             except Exception as error:  # noqa: BLE001  # A bug of this program, too, is reported, and the peer redialled.
                 refused = isinstance(error, PeerRefused)
                 self._events.link_failed(self.node_id, error)
-            await asyncio.sleep(REFUSED_REDIAL_S if refused else self._pause_s())
+            with suppress(TimeoutError):
+                async with asyncio.timeout(REFUSED_REDIAL_S if refused else self._pause_s()):
+                    await self._dialled_by_peer.wait()
 
     def _pause_s(self) -> float:
         """None after a link that held for a while; else longer each time, up to about an election timeout."""

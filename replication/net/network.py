@@ -200,8 +200,10 @@ class Network:
             self._on_foreign(self.reports.foreign)
 
     def peer_dialled(self, peer: PeerInfo) -> None:
-        """Dial back a peer that is not known yet: an observer that no configuration names."""
+        """Dial back at once; also a peer that is not known yet: an observer that no configuration names."""
         self._dial(peer.node_id, peer.address)
+        if (link := self._links.get(peer.node_id)) is not None:
+            link.redial_now()
 
     def duplicate_refused(self, peer: PeerInfo) -> None:
         """Rule 10: a copy of a running node's data_dir runs, too. It was refused; raise an alarm that stays."""

@@ -9,7 +9,7 @@ A shipment larger than a message is cut anywhere. `FrameAssembler` joins the mes
 """
 
 import struct
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator
 from itertools import pairwise
 from typing import Any, NamedTuple, TypeVar
 
@@ -177,7 +177,7 @@ def _plain(value: Any) -> Any:
 def encode(message: PeerMessage | StreamMessage, features: Collection[str] = ()) -> bytes:
     """Encode a message. `features` are those that the log names: without them, in the first stage's shape."""
     number = _TYPES[type(message)]
-    names: Sequence[str] = type(message).__slots__
+    names = tuple(type(message).__slots__)
     if FITNESS not in features:
         names = names[: len((_PEER.get(number) or _STREAM[number])[1])]
     return pack([number, *(_plain(getattr(message, name)) for name in names)])

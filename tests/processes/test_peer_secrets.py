@@ -34,9 +34,10 @@ def test_nodes_that_share_a_secret_form_a_cluster_and_survive_restarts(clusters:
     assert cluster["n2"].apply(["div", 5])["results"] == ["9"]
     cluster.wait_for_equal()
     for node in cluster:
-        status = node.status()
-        assert set(status["links"]) == set(cluster.nodes) - {node.node_id}
-        assert set(status["link_failures"]).isdisjoint(cluster.nodes), status["link_failures"]
+        others = set(cluster.nodes) - {node.node_id}
+        cluster.wait_until(f"{node.node_id} has its links", lambda: set(node.status()["links"]) == others)  # noqa: B023
+        failures = node.status()["link_failures"]
+        assert set(failures).isdisjoint(cluster.nodes), failures
 
 
 @pytest.mark.full

@@ -72,6 +72,27 @@ async def test_a_broken_link_is_redialled_and_carries_no_old_message() -> None:
         await server[0].close()
 
 
+async def test_a_peer_that_dials_is_dialled_back_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However long the pause has become while it was away."""
+    monkeypatch.setattr("quire.replication.net.links.FIRST_REDIAL_S", 1000.0)
+    mine, server = Recorder(who("n1")), LinkServer(Recorder(who("n2")), None)
+    came = False
+
+    async def serve(request: web.Request) -> web.StreamResponse:
+        if not came:
+            raise web.HTTPServiceUnavailable
+        return await server.serve(request)
+
+    async with listening({"/peer": serve, "/peer/2": serve}) as address, calling() as session:
+        link = Link(mine, session, "n2", address, None, election_timeout_s=10_000.0)
+        await until(lambda: len(mine.failed) == 2)  # The first pause is none.
+        came = True
+        link.redial_now()
+        await until(lambda: mine.up)
+        await asyncio.wait_for(link.close(), DEADLINE_S)
+        await server.close()
+
+
 @pytest.mark.parametrize("turn", range(6))
 async def test_a_link_can_be_closed_at_the_moment_it_ends_by_itself(turn: int) -> None:
     mine, theirs = Recorder(who("n1")), Recorder(who("n2"))
