@@ -142,7 +142,7 @@ async def test_a_hop_that_carries_nothing_back_leaves_the_outcome_of_a_write_unk
         assert (read.status, read.problem) == (503, "leader-unreachable")
 
 
-@pytest.mark.slow
+@pytest.mark.full
 async def test_a_call_to_a_leader_that_is_heard_no_longer_ends_long_before_its_deadline(tmp_path: Path) -> None:
     async with relayed(tmp_path, request_timeout_ms=600_000) as (cluster, relay):
         relay.swallow = lambda request: request.startswith(b"POST /commands")

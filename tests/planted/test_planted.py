@@ -5,6 +5,7 @@ from difflib import unified_diff
 from pathlib import Path
 
 import pytest
+from crc32c import crc32c
 
 from tests.planted.finding import Finding, NotFound, find
 from tests.planted.mistake import BY_SIMULATOR, TOP, Copy, Mistake, NotPlanted, copy_of_the_tree, mistakes, read
@@ -14,7 +15,7 @@ AT_LEAST = 25
 SOON = 4
 """Mistakes that were found within so many histories are looked for here, as are those that a test finds."""
 AT_ONCE = 1
-"""Of those, `make test` looks for the ones that the first history finds, and for every second one that a test finds.
+"""Of those, `make test` looks for the ones that the first history finds, and for every third one that a test finds.
 
 Those that need histories with an illness for good are looked for in `make test-all`: their rules have tests besides.
 """
@@ -45,12 +46,17 @@ def sought() -> list[object]:
     """The mistakes that are looked for here."""
     found = recorded()
     those: list[object] = []
-    for number, mistake in enumerate(mistakes()):
+    for mistake in mistakes():
         after = found[mistake.name].after if mistake.name in found else 0
         if after <= SOON:
-            quick = (after == AT_ONCE and not mistake.illness) if after else number % 2 == 0
+            quick = (after == AT_ONCE and not mistake.illness) if after else _is_drawn(mistake)
             those.append(pytest.param(mistake, id=mistake.name, marks=pytest.mark.slow if quick else pytest.mark.full))
     return those
+
+
+def _is_drawn(mistake: Mistake) -> bool:
+    """By its name, so that another patch changes nothing for this one."""
+    return mistake.name not in LONG and crc32c(mistake.name.encode()) % 3 == 0
 
 
 def names(those: Iterable[Mistake]) -> list[str]:
