@@ -19,6 +19,7 @@ class Relay:
         self.target = target
         self.accepted = 0
         self._ways: set[asyncio.Task[None]] = set()
+        self._writers: list[asyncio.StreamWriter] = []
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Pass one connection on."""
@@ -28,6 +29,7 @@ class Relay:
         except ConnectionError:
             writer.close()
             return
+        self._writers += writer, back
         for way in (_copy(reader, back), _copy(there, writer)):
             self._ways.add(asyncio.create_task(way))
 
@@ -35,6 +37,15 @@ class Relay:
         """Nothing more passes, not even the end of a connection."""
         for way in self._ways:
             way.cancel()
+
+    async def close(self) -> None:
+        """End every connection."""
+        self.silence()
+        await asyncio.gather(*self._ways, return_exceptions=True)
+        for writer in self._writers:
+            writer.transport.abort()
+            with suppress(OSError):
+                await writer.wait_closed()
 
 
 async def _copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -62,3 +73,5 @@ async def test_a_node_whose_connections_all_go_silent_follows_again_on_new_ones(
                 pass  # A request of its own each time.
         assert relay.accepted > before
     server.close()
+    await server.wait_closed()
+    await relay.close()

@@ -52,6 +52,14 @@ def test_every_planted_fault_has_its_words_and_two_scenarios() -> None:
         assert len({named(name).name for name in fault.finder.split("; ")}) == 2
 
 
+def test_every_planted_fault_applies_to_the_code_as_it_is() -> None:
+    with copy_of_the_tree() as copy:
+        for fault in faults():
+            with copy.planted(fault):
+                for path in fault.files:
+                    compile((copy.top / path).read_text(), path, "exec")
+
+
 @pytest.mark.full
 @pytest.mark.parametrize("fault", faults(), ids=lambda fault: fault.name)
 def test_two_scenarios_find_a_planted_fault(fault: Mistake) -> None:
