@@ -111,6 +111,7 @@ class GroupFlusher:
                 self._refuse_all(error)
                 raise
             self._answer()
+            self._truncated(self._log.bounds.highest_index)  # No flush brings what is gone: they would wait for ever.
             if self._policy != FLUSH_ALWAYS:
                 self.appended()
 

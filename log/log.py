@@ -20,7 +20,7 @@ from .change.reset import follows, remove_log, reset_to
 from .change.rewrite import finish_rewrites, split_last_frame
 from .change.spool import Spool
 from .change.truncation import truncate_at
-from .errors import DiskFull, LogClosed, NotFrameBoundary, UnexpectedIndex
+from .errors import DiskFull, LogClosed, LogError, NotFrameBoundary, UnexpectedIndex
 from .frames import HEADER_BYTES, Frame, FrameHeader, Kind, Tail, seal_header
 from .options import STORE_HEADER_BYTES, FlushPolicy, LogOptions, time_since_boot, wall_clock
 from .payload import StoredRecord, encode_records, stored_record
@@ -57,7 +57,7 @@ class Log:
         """The commit_index in the mark when the log was opened."""
         self.torn = state.torn
         """What opening it cut off after the last whole frame, which was never acknowledged; None: nothing."""
-        self.on_truncated: Callable[[int], None] | None = None
+        self.on_truncated: Callable[[int], None] = lambda _: None
         """Called with the index that the log was truncated at, after each truncation."""
 
     @classmethod
@@ -439,10 +439,13 @@ class Log:
                 raise
             # A restart may have to replace the frame: everything before it must be durable.
             self.cut(inside.next_index)
-            frame = self._reader.frame(inside.frame_index)
-            split_last_frame(self, state, frame, inside.index - inside.frame_index)
-        if self.on_truncated is not None:
-            self.on_truncated(index)
+            try:
+                frame = self._reader.frame(inside.frame_index)
+                split_last_frame(self, state, frame, inside.index - inside.frame_index)
+            except LogError:
+                self.on_truncated(inside.next_index)
+                raise
+        self.on_truncated(index)
 
     def cut(self, boundary: int) -> None:
         """Truncate at a frame boundary, as a step of a longer change: without a word to `on_truncated`."""

@@ -76,6 +76,9 @@ class Applier:
         """The features in use at `applied_index`."""
         self._supported = supported
         self.failure: ApplyFailed | None = None
+        if lacking := sorted(self.features - set(supported)):
+            text = f"the snapshot uses the feature {lacking[0]!r:.40}, {UPGRADE}"
+            self.failure = ApplyFailed(index=boundary.tail.index, text=text)
         own: ApplyBatch | None = getattr(machine, "apply_batch", None)
         self._apply_batch: ApplyBatch = own or self._apply_one_by_one
         self._takes_blobs = bool(getattr(machine, "takes_blobs", False))

@@ -44,9 +44,11 @@ def reset_to(state: LogState, origin: Tail, members_index: int | None) -> None:
     """Remove everything and begin an empty log, whose first frame will follow `origin`. Blocks.
 
     Raises:
+        ResourcesExhausted: the process can open no more files; nothing was changed.
         DiskFull: there is no room for the new segment; the log is read-only, and empty at the next open.
         LogReadOnly: the device failed.
     """
+    state.segments.refuse_without_descriptor()
     with state.failing("resetting"):
         state.settle_flush()
         state.generation += 1

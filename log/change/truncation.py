@@ -32,8 +32,9 @@ def truncate_at(state: LogState, tail: Tail, segment: Segment, position: int) ->
         LogReadOnly: the device failed; only a restart tells which frames are still there.
     """
     was_written = state.writer.segment is segment
-    # What the change opens is opened before it begins.
-    state.segments.refuse_without_descriptor()
+    # What the change opens is opened before it begins: the folder's sync, if segments go.
+    if not was_written:
+        state.segments.refuse_without_descriptor()
     store = state.writer.store if was_written else state.segments.opened(store_name(segment.base_index))
     with state.failing("truncating"):
         state.settle_flush()

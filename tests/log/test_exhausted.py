@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from quire.log import FileDirectory, Kind, Log, ResourcesExhausted
+from quire.log import FileDirectory, Kind, Log, ResourcesExhausted, Tail
 from quire.log.simulated import Disk
 from tests.log.histories import all_frames, open_log
 
@@ -26,8 +26,8 @@ def filled(disk: Disk) -> Log:
 CHANGES: dict[str, Callable[[Log], object]] = {
     "rotation": lambda log: log.append(["one more"]),
     "raw frames": lambda log: log.append_frames(raw_after(log)),
-    "truncation in the write segment": lambda log: log.truncate(log.tail.index - 1),
     "truncation over segments": lambda log: log.truncate(3),
+    "reset": lambda log: log.reset(Tail(1000, 1, log.tail.timestamp, 7)),
     "streamed append": lambda log: log.append_stream([b"x" * 600, b"y" * 600]),
 }
 
@@ -56,6 +56,41 @@ def test_a_change_that_can_open_no_file_is_refused_and_the_log_stays_usable(chan
     found = all_frames(log)
     log.close()
     assert all_frames(open_log(disk)) == found
+
+
+def test_a_truncation_within_the_write_segment_needs_no_descriptor() -> None:
+    disk = Disk()
+    log = filled(disk)
+    end = log.tail.index
+    disk.exhausted = True
+
+    log.truncate(end - 1)
+
+    assert log.tail.index == end - 1
+    disk.exhausted = False
+    log.append(["again"])
+    log.flush()
+    assert log.durable_index == end
+
+
+def test_raw_frames_that_find_no_descriptor_for_their_next_segment_are_in_the_log_not_at_all() -> None:
+    other = open_log(Disk())
+    for k in range(40):
+        other.append([str(k) * 60])
+    raw, index = b"", 0
+    while index < 40:  # A read ends with its segment.
+        frames, index = other.read_frames(index, 1 << 20, unflushed=True)
+        raw += frames
+    disk = Disk()
+    log = open_log(disk)
+    disk.exhausted = True
+
+    with pytest.raises(ResourcesExhausted):
+        log.append_frames(raw)
+
+    assert (log.tail.index, log.failure) == (0, None)
+    disk.exhausted = False
+    assert log.append_frames(raw) == 40
 
 
 def test_an_expiry_that_can_open_no_file_removes_nothing_and_does_it_later() -> None:

@@ -11,6 +11,7 @@ import pytest
 from quire.log import (
     FLUSH_ALWAYS,
     FLUSH_NEVER,
+    DiskFull,
     FlushPolicy,
     GroupFlusher,
     Log,
@@ -219,3 +220,25 @@ def test_a_cluster_s_log_takes_no_other_policy_than_always() -> None:
             clock=Clock(),
             standalone=False,
         )
+
+
+async def test_who_waits_for_what_a_refused_truncation_took_hears_of_it() -> None:
+    """A truncation inside a frame cuts after it first; if the frame cannot be split then, the rest is gone."""
+    disk = Disk()
+    log = open_log(disk, LogOptions())
+    flusher = GroupFlusher(log)
+    log.append(list(range(10)))
+    await flusher.flushed(10)
+    waiting = asyncio.create_task(flusher.flushed(log.append(["later"]) + 1))
+    await asyncio.sleep(0)
+    disk.full = True
+    with pytest.raises(DiskFull):
+        log.truncate(5)
+    disk.full = False
+
+    with pytest.raises(RecordsTruncated):
+        await waiting
+    assert log.bounds.highest_index == 10
+    log.append(["another"])
+    await flusher.flushed(11)
+    await flusher.close()

@@ -56,6 +56,18 @@ def test_applying_stops_at_what_this_version_does_not_know_and_says_what_to_do(
     assert machine.features == frozenset()
 
 
+def test_nothing_is_applied_to_a_snapshot_that_uses_what_this_version_does_not_know() -> None:
+    frames, later = Frames(), applier(frozenset({"of a later version"}))
+    later.apply(frames.system({"type": "features", "names": ["of a later version"]}))
+
+    machine = Applier(ArithmeticMachine(), boundary=later.boundary)
+
+    assert machine.failure is not None
+    assert "upgrade this node" in str(machine.failure)
+    with pytest.raises(ApplyFailed):
+        machine.apply(frames.system({"type": "epoch_start", "node_id": "n1"}))
+
+
 @pytest.mark.parametrize("features", [[], ["fitness"]])
 def test_a_snapshot_keeps_the_features(features: list[str]) -> None:
     frames, machine = Frames(), applier()
