@@ -26,7 +26,7 @@ ADVICE = {
     Level.NO_ROOM: "free space on the volume of {data_dir}; `quire expire` removes what may expire",
     Level.COMMITS_NOTHING: "check its network, and the disks of the other voters",
     Level.MACHINE_FAILED: "restart it if other nodes apply on; if all stopped at this index, mend the machine first",
-    Level.DISK_HANGS: "check the volume of {data_dir}, then restart the node",
+    Level.DISK_HANGS: "if it lasts, check the volume of {data_dir}, then restart the node",
 }
 
 STOPS_A_LEADER = frozenset({Level.NO_ROOM, Level.COMMITS_NOTHING})
@@ -61,9 +61,11 @@ def unready_reasons(node: "Node") -> list[str]:
     data_dir = node.config.data_dir
     if (failure := node.formed.applying.applier.failure) is not None:
         return [f"applying has stopped: {failure}; {advice(Level.MACHINE_FAILED, data_dir)}"]
-    fitness = node.formed.replica.status().fitness
-    leads = node.leader_id == node.node_id
-    if fitness.level is Level.DISK_HANGS or (leads and fitness.level in STOPS_A_LEADER):
+    status = node.formed.replica.status()
+    fitness, leads = status.fitness, node.leader_id == node.node_id
+    if not status.disk_answers:  # Now: the level is kept for a while after it has answered.
+        return [f"the disk has not answered for an election timeout; {advice(Level.DISK_HANGS, data_dir)}"]
+    if leads and fitness.level in STOPS_A_LEADER:
         return [sentence(fitness, data_dir)]
     return []
 

@@ -31,6 +31,7 @@ from .wire import MAX_MESSAGE_BYTES, decode_peer, encode
 
 SERVER_PING_S = 10.0  # Of the end that was dialled: it only has to notice some time.
 FIRST_REDIAL_S = 0.05
+SHORTEST_REDIAL_S = 0.02
 CLOSE_S = 0.1
 REFUSED_REDIAL_S = 2.0
 PROBE_S = 1.0  # A process that does not answer within it is replaced by another incarnation of its disk.
@@ -133,6 +134,7 @@ class Link:
             with suppress(TimeoutError):
                 async with asyncio.timeout(REFUSED_REDIAL_S if refused else self._pause_s()):
                     await self._dialled_by_peer.wait()
+                    await asyncio.sleep(SHORTEST_REDIAL_S)  # Two nodes that end each other's links must not spin.
 
     def _pause_s(self) -> float:
         """None after a link that held for a while; else longer each time, up to about an election timeout."""

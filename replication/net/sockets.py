@@ -3,6 +3,7 @@
 import asyncio
 import math
 from collections.abc import Coroutine
+from contextlib import suppress
 from socket import IPPROTO_TCP, SO_KEEPALIVE, SOL_SOCKET, TCP_KEEPCNT, TCP_KEEPIDLE, TCP_KEEPINTVL, TCP_USER_TIMEOUT
 from typing import Any
 
@@ -40,7 +41,10 @@ async def together(*coroutines: Coroutine[Any, Any, None]) -> None:
 
 
 def give_up_when_silent(socket: ClientWebSocketResponse | web.Request, election_timeout_s: float) -> None:
-    """Have the kernel end a connection on which nothing is acknowledged, or answered while it is idle."""
+    """Have the kernel end a connection on which nothing is acknowledged, or answered while it is idle.
+
+    No rule depends on it: pings and the core's own rule for streams do the same, later.
+    """
     if isinstance(socket, web.Request):
         connection = None if socket.transport is None else socket.transport.get_extra_info("socket")
     else:
@@ -48,11 +52,12 @@ def give_up_when_silent(socket: ClientWebSocketResponse | web.Request, election_
     if connection is None:
         return
     silence_s = TCP_SILENCE_TIMEOUTS * election_timeout_s
-    connection.setsockopt(SOL_SOCKET, SO_KEEPALIVE, 1)
-    connection.setsockopt(IPPROTO_TCP, TCP_KEEPIDLE, math.ceil(silence_s))
-    connection.setsockopt(IPPROTO_TCP, TCP_KEEPINTVL, math.ceil(election_timeout_s))
-    connection.setsockopt(IPPROTO_TCP, TCP_KEEPCNT, TCP_SILENCE_TIMEOUTS)
-    connection.setsockopt(IPPROTO_TCP, TCP_USER_TIMEOUT, math.ceil(silence_s * 1000))
+    with suppress(OSError):  # The connection is closed already, or a limit of the kernel is exceeded.
+        connection.setsockopt(SOL_SOCKET, SO_KEEPALIVE, 1)
+        connection.setsockopt(IPPROTO_TCP, TCP_KEEPIDLE, math.ceil(silence_s))
+        connection.setsockopt(IPPROTO_TCP, TCP_KEEPINTVL, math.ceil(election_timeout_s))
+        connection.setsockopt(IPPROTO_TCP, TCP_KEEPCNT, TCP_SILENCE_TIMEOUTS)
+        connection.setsockopt(IPPROTO_TCP, TCP_USER_TIMEOUT, math.ceil(silence_s * 1000))
 
 
 class Pinger:

