@@ -223,7 +223,8 @@ class Core:
                 self._heartbeat(sender, message)
             case HeartbeatEcho():
                 self._step_down_on_higher_epoch(sender, message.held_epoch)
-                state.heard_clock(sender, event.disk_id, message.clock)
+                if state.members.is_voter(sender, event.disk_id):
+                    state.heard_clock(sender, event.disk_id, message.clock)
                 if self.leading:
                     self.leading.echoed(sender, event.disk_id, message)
             case PreVote():

@@ -1,7 +1,8 @@
 """`quire` with a disk that hangs or fails: run as a program in place of `quire`.
 
 Each sync of a file's data first looks into the directory that the first argument names. `hang` there is a FIFO, which
-holds up whoever opens it until a test opens it, too; `fail` makes the sync fail.
+holds up whoever opens it until a test opens it, too; `fail` makes the sync fail. While `full` is there, no file gets
+more room.
 """
 
 import errno
@@ -15,8 +16,13 @@ from quire.log import files
 
 
 def install(folder: Path) -> None:
-    """Make every sync of a file's data look for faults first."""
-    sync = files.FileStorage.sync
+    """Make every sync of a file's data, and every allocation, look for faults first."""
+    sync, allocate = files.FileStorage.sync, os.posix_fallocate
+
+    def full(descriptor: int, begin: int, length: int) -> None:
+        if (folder / "full").exists():
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        allocate(descriptor, begin, length)
 
     def faulty(storage: files.FileStorage) -> None:
         if (folder / "hang").exists():
@@ -26,6 +32,7 @@ def install(folder: Path) -> None:
             raise OSError(errno.EIO, os.strerror(errno.EIO))
         sync(storage)
 
+    os.posix_fallocate = full
     files.FileStorage.sync = faulty  # type: ignore[assignment, method-assign]
 
 

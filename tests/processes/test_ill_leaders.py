@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.processes import failing_machine
+from tests.processes import failing_machine, faulty_disk
 from tests.processes.cluster import Cluster, Clusters, Node, Unreachable
 
 FLAGS = ("--election-timeout-ms", "3000", "--segment-bytes", str(1 << 20))
@@ -44,41 +44,45 @@ def another_leads(cluster: Cluster) -> Node:
 
 
 @contextmanager
-def small_volume(folder: Path) -> Generator[Path]:
-    """A file system of its own in memory, of VOLUME_BYTES."""
+def small_volume(folder: Path, ill: Node) -> Generator[Path]:
+    """Put a node on a file system of its own, in memory, of VOLUME_BYTES; yield the file that fills it.
+
+    Without the right to mount one (CAP_SYS_ADMIN) the node runs on a disk that is full while that file exists.
+    """
     folder.mkdir()
     command = ["mount", "-t", "tmpfs", "-o", f"size={VOLUME_BYTES}", "tmpfs", str(folder)]
-    mounted = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert mounted.returncode == 0, f"this test mounts a tmpfs, which takes root or CAP_SYS_ADMIN: {mounted.stderr}"
+    ill.data_dir = folder / ill.node_id
+    if subprocess.run(command, capture_output=True, check=False).returncode:
+        ill.program = (sys.executable, str(faulty_disk.__file__), str(folder))
+        yield folder / "full"
+        return
     try:
-        yield folder
+        yield folder / "ballast"
     finally:
         subprocess.run(["umount", "--lazy", str(folder)], check=True)
 
 
-def fill(volume: Path) -> Path:
-    """A file that takes all the room that is left."""
-    ballast = volume / "ballast"
+def fill(ballast: Path) -> None:
+    """Have a file take all the room that is left, or as much as the node's volume has if that is none of its own."""
     with ballast.open("wb", buffering=0) as file:
         try:
-            while file.write(BALLAST_PIECE) == len(BALLAST_PIECE):
-                pass
+            for _ in range(0, VOLUME_BYTES, len(BALLAST_PIECE)):
+                if file.write(BALLAST_PIECE) != len(BALLAST_PIECE):
+                    break
         except OSError:
             pass
-    return ballast
 
 
 @pytest.mark.full
 def test_a_leader_on_a_full_volume_loses_the_lead_and_is_fit_again_when_there_is_room(
     clusters: Clusters, tmp_path: Path
 ) -> None:
-    with small_volume(tmp_path / "volume") as volume:
-        cluster = clusters.make(flags=FLAGS)
-        ill = cluster.leader
-        ill.data_dir = volume / ill.node_id
+    cluster = clusters.make(flags=FLAGS)
+    ill = cluster.leader
+    with small_volume(tmp_path / "volume", ill) as ballast:
         try:
             cluster.start()
-            ballast = fill(volume)
+            fill(ballast)
             another_leads(cluster)
             cluster.wait_until("n1 says what ails it", lambda: ill.status()["fitness"]["name"] == "no_room")
             status = ill.status()

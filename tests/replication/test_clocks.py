@@ -156,3 +156,15 @@ def test_a_clock_that_an_echo_names_counts() -> None:
     leader.core.handle(events.Received("n3", disk_id("n3"), echo), world.now, world.clock("n1"))
 
     assert leader.state.clocks.age_us("n3", disk_id("n3"), world.now) == 0
+
+
+def test_the_clocks_of_strangers_are_not_kept() -> None:
+    world = World("n1", "n2", "n3")
+    world.start()
+    leader = world.elect("n1")
+
+    for number in range(1_000):
+        echo = HeartbeatEcho(leader.state.promise.epoch, 1, 0, clock=START_CLOCK)
+        leader.step(events.Received("n9", number.to_bytes(16, "little"), echo))
+
+    assert all(leader.state.clocks.age_us("n9", n.to_bytes(16, "little"), world.now) is None for n in range(1_000))
