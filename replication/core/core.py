@@ -98,6 +98,7 @@ class Core:
         if (members := state.log.members) is state.members:
             return
         state.members = members
+        state.clocks.keep(members)
         self.candidate.give_up()  # Its answers are kept by node id, and may now be another disk's.
         state.act(actions.MembersChanged(members))
 
@@ -338,10 +339,10 @@ class Core:
             if result.is_made:
                 self.leading.appended()
             if result.refused is not None:
-                self._append_refused(self.leading, result.refused)
+                self._append_refused(self.leading, result.refused, is_system=result.is_system)
 
-    def _append_refused(self, leading: Leading, reason: Reason) -> None:
-        leading.change_refused()
+    def _append_refused(self, leading: Leading, reason: Reason, *, is_system: bool) -> None:
+        leading.append_refused(is_system=is_system)
         if leading.serving:
             leading.refuse_waiting(reason)
         else:

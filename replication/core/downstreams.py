@@ -103,6 +103,7 @@ class Downstreams:
         # there, and no later stream of this leadership truncates them.
         self._matched: dict[tuple[str, bytes], int] = {}
         self._heard_at: dict[str, int] = {}
+        self._fetched_at: dict[str, int] = {}  # When a node's last install ended.
 
     # What the followers hold
 
@@ -200,7 +201,15 @@ class Downstreams:
     def forget(self, stream_id: int) -> None:
         """The stream is gone: whatever still arrives from it counts for nothing."""
         self.streams.pop(stream_id, None)
-        self.installs.pop(stream_id, None)
+        if install := self.installs.pop(stream_id, None):
+            self._fetched_at[install.node_id] = self.state.now
+
+    @property
+    def fetching(self) -> set[str]:
+        """The nodes that fetch a snapshot, or did so until lately: what such a node lacks still it is shipped now."""
+        lately = self.state.now - self.state.options.election_timeout_us
+        ended = {node_id for node_id, ended_at in self._fetched_at.items() if ended_at > lately}
+        return ended | {install.node_id for install in self.installs.values()}
 
     def _close(self, stream_id: int, reason: str) -> None:
         self.forget(stream_id)

@@ -35,6 +35,8 @@ UNFIT_FALLBACK_TIMEOUTS = 6  # By then a fit voter has had time for a campaign a
 RIVAL_TIMEOUTS = 3  # How long a fitter candidate's pre-vote counts against the others.
 RIVAL_PATIENCE_TIMEOUTS = 6  # A fitter candidate that has asked for so long is not going to be elected.
 MAX_BACKOFF_DOUBLINGS = 3
+HOLD_OFF_LIMIT_TIMEOUTS = UNFIT_FALLBACK_TIMEOUTS + 2
+"""After so long without a leader nobody holds back, however often it led and was unfit: the others cannot lead either."""
 
 
 class Phase(Enum):
@@ -158,16 +160,26 @@ class Candidate:
             return ""
         if now < self._requested_until:
             return f"{self._requested_by} asked it to"
-        if now < self._hold_until or fitness.holds_off(self.state):
+        if now < self._hold_until or self._holds_off:
             return ""
         is_fit = fitness.level is Level.FIT
         if self.nominated and is_fit:
             return "the control plane nominated it"
         timeouts = FALLBACK_TIMEOUTS if is_fit else UNFIT_FALLBACK_TIMEOUTS
-        waited = 0 if self._leader_heard_at is None else now - self._leader_heard_at
-        if waited >= timeouts * patience + self._jitter(patience):
+        if self._waited_us >= timeouts * patience + self._jitter(patience):
             return f"no leader was heard for {'three' if is_fit else 'six'} election timeouts"
         return ""
+
+    @property
+    def _waited_us(self) -> int:
+        """How long no leader was heard."""
+        return 0 if self._leader_heard_at is None else self.state.now - self._leader_heard_at
+
+    @property
+    def _holds_off(self) -> bool:
+        """Whether it led, was unfit, and leaves it to others for now."""
+        limit = HOLD_OFF_LIMIT_TIMEOUTS * self.state.options.election_timeout_us
+        return self.state.fitness.holds_off(self.state) and self._waited_us < limit
 
     def _jitter(self, span: int) -> int:
         """A number in [0, span) that differs between nodes, and on one node between failed campaigns.
@@ -205,7 +217,7 @@ class Candidate:
         """A `Campaign` arrived: campaign now and for one election timeout; if its sender leads, show its promise."""
         if self.phase not in (Phase.IDLE, Phase.PRE_VOTE):
             return
-        if transferred_by is None and self.state.fitness.holds_off(self.state):
+        if transferred_by is None and self._holds_off:
             return  # It has shown that it cannot lead; a leader that transfers knows its level.
         self._requested_by, self.transferred_by = sender, transferred_by
         self._requested_until = self.state.now + self.state.options.election_timeout_us

@@ -73,6 +73,7 @@ class Following:
         self.stream: Upstream | None = None
         self._dial_at = state.now
         self._failures = 0  # Dials since a stream last matched.
+        self._failed_fetches = 0  # Since one succeeded.
         self._link_lost = False
 
     def handle(self, event: events.FollowerEvent) -> None:
@@ -166,6 +167,8 @@ class Following:
             what_to_do = "move the whole data_dir away, and the node comes back as a new member"
             state.halt(f"{answer.reason}: what was durable is gone; {what_to_do}")
         elif answer.verb is OpenVerb.REFUSE or answer.index > state.log.highest_index:
+            if stream.held_for:  # It needs a snapshot, and has no room for one.
+                self._dial_as_seldom_as_room_is_asked_for()
             self.close_stream(f"the leader refused: {answer.reason or answer}")
         elif answer.index < state.commit_index:
             state.halt(f"told to truncate to {answer.index}, below commit_index {state.commit_index}")
@@ -209,8 +212,11 @@ class Following:
             self.writer.submit(InstallSnapshot(event.stream_id, event.snapshot))
 
     def fetch_failed(self, event: events.FetchFailed) -> None:
-        """Open again: the leader may have another snapshot by then."""
+        """Open again: the leader may have another snapshot by then. If it fails again, there may be no room for one."""
         if self._current(event.stream_id, Step.FETCHING) is not None:
+            self._failed_fetches += 1
+            if self._failed_fetches > 1:
+                self._dial_as_seldom_as_room_is_asked_for()
             self.close_stream(f"the snapshot was not fetched: {event.reason}")
 
     def install(self, job: InstallSnapshot) -> bool:
@@ -228,7 +234,7 @@ class Following:
         """The log begins where the snapshot ends: open again from there, at once."""
         if self._current(stream_id, Step.INSTALLING) is not None:
             self.close_stream("a snapshot was installed")
-            self._dial_at, self._failures = self.state.now, 0
+            self._dial_at, self._failures, self._failed_fetches = self.state.now, 0, 0
             self.tick()
 
     def _report_mismatch(self, stream: Upstream, answer: OpenAnswer) -> None:
@@ -308,8 +314,11 @@ class Following:
         """
         if self.stream is not None and self.stream.stream_id == stream_id:
             if self.stream.held_for:
-                self._dial_at = self.state.now + PROBE_TIMEOUTS * self.state.options.election_timeout_us
+                self._dial_as_seldom_as_room_is_asked_for()
             self.close_stream(error)
+
+    def _dial_as_seldom_as_room_is_asked_for(self) -> None:
+        self._dial_at = self.state.now + PROBE_TIMEOUTS * self.state.options.election_timeout_us
 
     def _commit(self, stream: Upstream) -> None:
         # Rule 7: a follower's commit_index = min(the leader's, what this stream has matched).

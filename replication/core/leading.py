@@ -15,6 +15,7 @@ from .changing import ChangeContext, Changed, Full, Lost, NotConnected, NotLeadi
 from .downstreams import Downstreams
 from .events import Reason, Request
 from .fitness.handover import Handover
+from .fitness.levels import PROBE_TIMEOUTS
 from .members import Member, Members
 from .messages import Heartbeat, HeartbeatEcho, OpenAnswer, OpenVerb, PreVote, Promise
 from .state import State
@@ -59,9 +60,10 @@ class Leading:
         self._sequence = 0
         self._heartbeat_at = state.now
         self._reads: deque[Read] = deque()
-        self.handover = Handover(state, promise, self.downstreams)
+        self.handover = Handover(state, promise, self.downstreams, self._is_heard)
         self._change: Change | None = None
         self._wanted_features: frozenset[str] = frozenset()
+        self._features_at = 0  # When to ask for the record again, after the log refused it.
 
     def handle(self, event: events.LeaderEvent) -> None:
         """Take one event that concerns the leader alone."""
@@ -237,7 +239,7 @@ class Leading:
             self._majority_grew_at = self.state.awake  # What is appended next has not waited yet.
         if self.state.now >= self._heartbeat_at:
             self.send_heartbeats()
-        self.handover.tick(self._is_heard())
+        self.handover.tick()
         self._use_features()
 
     @property
@@ -317,7 +319,7 @@ class Leading:
         state = self.state
         if self._wanted_features or self.start_index is None or state.applied_index <= self.start_index:
             return
-        if self.handover.target is not None:
+        if self.handover.target is not None or state.awake < self._features_at:
             return
         offers = [self._offered_by(member) for member in state.members.members]
         names = state.options.features.intersection(*offers)
@@ -363,10 +365,14 @@ class Leading:
             is_heard=self._is_heard(),
         )
 
-    def change_refused(self) -> None:
-        """An append of this leader's was refused: if it was the change, nothing of it is in the log."""
+    def append_refused(self, *, is_system: bool) -> None:
+        """An append of this leader's was refused: if it was the change, or the features, nothing of it is in the log."""
         if self._change and self.state.log.members_index != self._change.index:
             self._end_change(Full())
+        if is_system and not self._wanted_features <= self.state.features:
+            # If it was another record, a second record that names the same features has no effect.
+            self._wanted_features = frozenset()
+            self._features_at = self.state.awake + PROBE_TIMEOUTS * self.state.options.election_timeout_us
 
     def _end_change(self, outcome: Outcome) -> None:
         if self._change:
@@ -377,7 +383,7 @@ class Leading:
 
     def give_way(self) -> None:
         """Ask another to campaign: this leader is unfit, and about to step down."""
-        self.handover.ask_successor(self._is_heard())
+        self.handover.ask_successor()
 
     def end(self) -> None:
         """Refuse what was not appended and the reads that wait; close the streams."""

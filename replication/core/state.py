@@ -132,6 +132,10 @@ class VoterClocks:
         if clock > 0:
             self._readings[(node_id, disk_id)] = Reading(clock, now)
 
+    def keep(self, members: Members) -> None:
+        """Forget the disks that are no voters."""
+        self._readings = {disk: reading for disk, reading in self._readings.items() if members.is_voter(*disk)}
+
     def age_us(self, node_id: str, disk_id: bytes, now: int) -> int | None:
         """How old the reading of a disk's clock is; None without one."""
         reading = self._readings.get((node_id, disk_id))
@@ -205,8 +209,9 @@ class State:
 
     def begin_step(self, now: int, clock: int) -> None:
         """Take the time. Ticks come every half heartbeat: between two steps far apart this process was paused."""
-        if now - self.now > self.options.election_timeout_us // 2:
-            self.away += now - self.now
+        ran = self.options.election_timeout_us // 2  # At most; a disk that hangs is not to be hidden by many pauses.
+        if now - self.now > ran:
+            self.away += now - self.now - ran
         self.now, self.clock = now, clock
 
     @property

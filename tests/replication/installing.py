@@ -1,8 +1,10 @@
 """Expiry and snapshots in a `World`, where nobody writes any: what a leader offers, and what a fetch of it gives."""
 
-from quire.replication.core import events
+from quire.replication.core import actions, events
 from quire.replication.core.messages import Snapshot
-from tests.replication.world import SimNode
+from tests.replication.world import SimNode, World
+
+DEEP = 40
 
 
 def expire(leader: SimNode) -> None:
@@ -22,3 +24,34 @@ def snapshot_at(leader: SimNode, index: int) -> Snapshot:
         return Snapshot(*tail, 0, epochs)
     assert header is not None
     return Snapshot(header.next_index, header.epoch, header.timestamp, header.crc32c, 0, epochs)
+
+
+def behind() -> World:
+    """n3 was down, and the leader's log begins above what n3 has, with a snapshot at its lowest index."""
+    world = World("n1", "n2", "n3")
+    world.start()
+    world.elect("n1")
+    world["n1"].write("before")
+    world.run_for(0.3)
+    world["n3"].crash()
+    leader = world["n1"]
+    for number in range(DEEP):
+        leader.write(f"{number}" * 4_000)
+        world.run_for(0.05)
+    expire(leader)
+    assert leader.log.bounds.lowest_index > 5
+    return world
+
+
+def fetching(world: World) -> tuple[SimNode, actions.FetchSnapshot]:
+    """n3 is back, and was told to fetch a snapshot."""
+    world.start("n3")
+    node = world["n3"]
+    world.run_until(lambda: bool(node.fetches))
+    return node, node.fetches[-1]
+
+
+def fetched(node: SimNode, fetch: actions.FetchSnapshot) -> None:
+    """The fetch succeeds."""
+    snapshot = snapshot_at(node.world["n1"], fetch.index)
+    node.step(events.SnapshotFetched(fetch.stream_id, snapshot))

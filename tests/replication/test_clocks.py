@@ -168,3 +168,17 @@ def test_the_clocks_of_strangers_are_not_kept() -> None:
         leader.step(events.Received("n9", number.to_bytes(16, "little"), echo))
 
     assert all(leader.state.clocks.age_us("n9", n.to_bytes(16, "little"), world.now) is None for n in range(1_000))
+
+
+def test_the_clock_of_a_disk_that_is_no_voter_any_more_is_forgotten() -> None:
+    world = World("n1", "n2", "n3")
+    world.start()
+    leader = world.elect("n1")
+    world.run_for(0.3)
+    assert leader.state.clocks.age_us("n3", disk_id("n3"), world.now) is not None
+
+    record = {"type": "members", "members": voters("n1", "n2").to_record()}
+    leader.running.append_system(leader.state.promise.epoch, world.clock(), record)
+    leader.step(events.Tick())
+
+    assert leader.state.clocks.age_us("n3", disk_id("n3"), world.now) is None

@@ -9,6 +9,7 @@ from aiohttp.web import WebSocketResponse
 from quire.log import FEATURES, Kind, decode_system, pack, unpack, walk_frames
 from quire.replication.core import events
 from quire.replication.core.changing import NotConnected
+from quire.replication.core.fitness import Level
 from quire.replication.core.messages import Heartbeat, HeartbeatEcho, Last, Open, PreVote, PreVoteAnswer, Promise
 from quire.replication.net.hello import PeerInfo, PeerRefused, answer_hello, check_peer, dial_hello, mac
 from quire.replication.net.wire import BadMessage, decode_peer, decode_stream, encode
@@ -61,6 +62,24 @@ def test_features_are_logged_once_when_every_member_offers_them(world: World) ->
     ticked(leader)
     ticked(leader)
     ticked(leader, NEW)
+
+    assert features_logged(leader) == [["fitness"]]
+
+
+def test_features_that_the_log_had_no_room_for_are_logged_when_there_is_some(world: World) -> None:
+    leader = leading(world)
+    leader.disk_full, leader.reserve = True, False
+    for other in ("n2", "n3"):
+        world[other].machine_failed = "says the test"  # So the leader does not hand over.
+    world.run_for(1)
+    offered(leader, "n2", "n3")
+    ticked(leader)
+    ticked(leader)
+    assert (features_logged(leader), leader.state.fitness.holds(Level.NO_ROOM)) == ([], True)
+
+    leader.disk_full = False
+    world.run_until(lambda: bool(features_logged(leader)))
+    world.run_for(10)
 
     assert features_logged(leader) == [["fitness"]]
 

@@ -169,6 +169,20 @@ def test_a_disk_that_hangs_is_told_from_a_process_that_was_paused() -> None:
     assert level(paused) is Level.DISK_HANGS
 
 
+def test_a_disk_that_hangs_is_not_hidden_by_pauses_of_the_process() -> None:
+    world = led()
+    node = world["n2"]
+    node.hold_flush = True
+    world["n1"].write("a")
+    world.run_for(0.1)
+    assert node.core is not None
+
+    for pause in range(1, 5):
+        node.core.handle(events.Tick(), world.now + pause * 900 * MILLISECOND, world.clock())
+
+    assert level(node) is Level.DISK_HANGS
+
+
 # Candidates
 
 

@@ -10,6 +10,7 @@ from quire.replication.core.election import Phase
 from quire.replication.core.fitness import Level
 from quire.replication.core.messages import Campaign
 from tests.paper.scenes import hear, led, started, suggested
+from tests.replication.installing import behind, fetched, fetching
 from tests.replication.test_fitness import fail_machine, level
 from tests.replication.world import MILLISECOND, SimNode, World, values
 
@@ -167,14 +168,92 @@ def test_a_leader_that_is_stuck_steps_down_for_a_voter_that_commits_what_it_can(
     assert world.leader() is leader
 
 
-def test_a_leader_that_is_stuck_for_the_others_fault_does_not_step_down_again() -> None:
+def test_leaders_that_are_stuck_for_the_others_fault_step_down_ever_more_seldom() -> None:
     world = settled()
     for follower in ("n2", "n3"):
         world.stream_cut |= {("n1", follower), ("n2", follower), ("n3", follower), (follower, "n1")}
     world["n1"].write("lost")
-    world.run_for(120 * TIMEOUT_S)
 
-    assert max(node.state.promise.epoch for node in world.nodes.values()) <= 4  # Once for each node.
+    def epoch_after(timeouts: float) -> int:
+        world.run_for(timeouts * TIMEOUT_S)
+        return max(node.state.promise.epoch for node in world.nodes.values())
+
+    at_first = epoch_after(60)
+    assert at_first <= 8
+    assert epoch_after(240) - at_first <= 5
+
+
+def test_a_leader_that_is_stuck_steps_down_again_for_a_voter_that_came_back() -> None:
+    world = settled()
+    stuck = world["n1"]
+    world["n3"].crash()
+    world.stream_cut.add(("n1", "n2"))
+    stuck.write("lost")
+    world.run_until(lambda: not stuck.leads, within_s=LAW_S)  # n2 has less, so only n1 can lead.
+    world.run_until(lambda: world.leader() is None and stuck.leads, within_s=2 * LAW_S)
+
+    world.stream_cut.add(("n1", "n3"))
+    world["n3"].start()
+
+    commits_elsewhere(world, stuck)
+
+
+def test_a_leader_that_is_stuck_steps_down_again_after_a_pause_though_it_hears_the_same_voters() -> None:
+    world = settled()
+    stuck = world["n1"]
+    for follower in ("n2", "n3"):
+        world.stream_cut |= {("n1", follower), ("n2", follower), ("n3", follower), (follower, "n1")}
+    stuck.write("lost")
+    world.run_for(20 * TIMEOUT_S)
+    world.run_until(lambda: stuck.leads and stuck.state.fitness.is_stuck, within_s=200 * TIMEOUT_S)
+
+    world.stream_cut -= {("n2", "n3"), ("n3", "n2")}
+
+    world.run_until(lambda: world.leader() in (world["n2"], world["n3"]), within_s=200 * TIMEOUT_S)
+
+
+def test_a_leader_that_is_stuck_and_whose_machine_failed_hands_over_for_that() -> None:
+    world = settled()
+    ill = world["n1"]
+    world["n3"].crash()
+    world.stream_cut.add(("n1", "n2"))
+    ill.write("lost")
+    world.run_until(lambda: not ill.leads, within_s=LAW_S)
+    world.run_until(lambda: ill.leads, within_s=2 * LAW_S)
+    world.run_until(lambda: ill.state.fitness.is_stuck, within_s=LAW_S)
+
+    fail_machine(ill)
+
+    world.run_until(lambda: not ill.leads or ill.leading.handover.target == "n2", within_s=8 * TIMEOUT_S)
+
+
+def test_a_leader_whose_only_follower_has_just_installed_a_snapshot_is_stuck_no_more() -> None:
+    world = behind()
+    follower, fetch = fetching(world)
+    leader = world["n1"]
+    world["n2"].crash()
+    leader.write("waits")
+    world.run_until(lambda: level(leader) is Level.COMMITS_NOTHING, within_s=LAW_S)
+    world.run_for(3 * TIMEOUT_S)
+    epoch = leader.state.promise.epoch
+
+    fetched(follower, fetch)
+    world.run_for(5 * TIMEOUT_S)
+
+    assert (leader.leads, leader.state.promise.epoch) == (True, epoch)
+    assert leader.state.commit_index == leader.log.tail.index
+
+
+def test_nodes_that_hold_back_do_so_no_longer_when_nobody_else_leads() -> None:
+    world = settled()
+    for node_id in ("n2", "n3"):
+        fail_machine(world[node_id])
+        for _ in range(5):
+            world[node_id].state.fitness.hold_off(world[node_id].state)  # 64 election timeouts
+
+    world["n1"].crash()
+
+    world.run_until(lambda: world.leader() is not None, within_s=12 * TIMEOUT_S)
 
 
 def test_a_leader_elected_without_room_for_its_first_record_holds_back_and_epochs_do_not_climb() -> None:
@@ -275,6 +354,19 @@ def test_an_operator_s_transfer_to_an_unfit_voter_is_made_if_none_is_fitter() ->
     world = settled()
     for node in world.nodes.values():
         fail_machine(node)
+    world.run_for(0.3)
+
+    world["n1"].step(events.TransferRequested("n3"))
+
+    world.run_until(lambda: world.leader() is world["n3"], within_s=TIMEOUT_S)
+
+
+def test_an_operator_s_transfer_is_not_refused_for_a_fitter_voter_that_is_down() -> None:
+    world = settled()
+    world["n2"].crash()
+    world.run_for(1.5 * TIMEOUT_S)
+    for node_id in ("n1", "n3"):
+        fail_machine(world[node_id])
     world.run_for(0.3)
 
     world["n1"].step(events.TransferRequested("n3"))

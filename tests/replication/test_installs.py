@@ -3,42 +3,11 @@
 import pytest
 
 from quire.replication.core import CoreOptions, Promise, actions, events
+from quire.replication.core.events import Reason
 from quire.replication.core.following import Step
 from quire.replication.core.messages import Heartbeat, Open, OpenAnswer, OpenVerb
-from tests.replication.installing import expire, snapshot_at
-from tests.replication.world import SimNode, World, disk_id
-
-DEEP = 40
-
-
-def behind() -> World:
-    """n3 was down, and the leader's log begins above what n3 has, with a snapshot at its lowest index."""
-    world = World("n1", "n2", "n3")
-    world.start()
-    world.elect("n1")
-    world["n1"].write("before")
-    world.run_for(0.3)
-    world["n3"].crash()
-    leader = world["n1"]
-    for number in range(DEEP):
-        leader.write(f"{number}" * 4_000)
-        world.run_for(0.05)
-    expire(leader)
-    assert leader.log.bounds.lowest_index > 5
-    return world
-
-
-def fetching(world: World) -> tuple[SimNode, actions.FetchSnapshot]:
-    """n3 is back, and was told to fetch a snapshot."""
-    world.start("n3")
-    node = world["n3"]
-    world.run_until(lambda: bool(node.fetches))
-    return node, node.fetches[-1]
-
-
-def fetched(node: SimNode, fetch: actions.FetchSnapshot) -> None:
-    snapshot = snapshot_at(node.world["n1"], fetch.index)
-    node.step(events.SnapshotFetched(fetch.stream_id, snapshot))
+from tests.replication.installing import DEEP, behind, expire, fetched, fetching
+from tests.replication.world import World, disk_id
 
 
 def test_a_follower_that_lacks_what_expired_installs_a_snapshot_and_catches_up() -> None:
@@ -191,6 +160,46 @@ def test_a_fetch_that_failed_is_begun_again_by_another_opening() -> None:
     assert node.fetches[-1].stream_id != fetch.stream_id
     fetched(node, fetch)  # Late, and for a stream that is gone.
     assert not node.installs
+
+
+def test_a_fetch_that_fails_again_and_again_is_begun_once_in_four_election_timeouts() -> None:
+    world = behind()
+    node, _ = fetching(world)
+    opened: list[int] = []
+
+    def fail_all(timeouts: int) -> int:
+        """How many fetches began meanwhile. There is no room for a snapshot, say."""
+        before = len(opened)
+        for _ in range(20 * timeouts):
+            if node.fetches[-1].stream_id not in opened:
+                opened.append(node.fetches[-1].stream_id)
+                node.step(events.FetchFailed(opened[-1], "says the test"))
+            world.run_for(CoreOptions().election_timeout_us / 20_000_000)
+        return len(opened) - before
+
+    fail_all(10)
+    assert fail_all(40) in (9, 10, 11)
+
+
+def test_a_full_follower_that_needs_a_snapshot_opens_once_in_four_election_timeouts() -> None:
+    world = behind()
+    node, _ = fetching(world)
+    node.disk_full = True
+    node.append_done(actions.AppendResult(1, is_made=False, refused=Reason.DISK_FULL, error="says the test"))
+    opened: list[Open] = []
+
+    def opening(sent: Open) -> Open:
+        opened.append(sent)
+        return sent
+
+    world.opening = opening
+    node.step(events.FetchFailed(node.fetches[-1].stream_id, "says the test"))
+
+    world.run_for(42 * CoreOptions().election_timeout_us / 1_000_000)
+
+    assert len(opened) in (10, 11, 12)
+    node.disk_full = False
+    world.run_until(lambda: len(node.fetches) > 1)
 
 
 def test_frames_that_come_while_a_snapshot_is_fetched_are_not_appended() -> None:

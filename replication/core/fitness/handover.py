@@ -7,7 +7,8 @@
 
 An unfit leader looks for the fittest voter: heard, at a lower level for two election timeouts, and not far behind. If
 there is none it goes on: an unfit leader is better than none. One that is stuck (COMMITS_NOTHING) can complete nobody's
-log, so it steps down at once; not twice without a commit between, as the fault may be the others'.
+log, so it steps down at once. Without a commit between it does so again only for a voter that was not there the last
+time, or after ten election timeouts, then twenty, and so on: the fault may be the others'.
 
 A slow or late leader does what it should, slowly. It hands over once in ten election timeouts, so that leadership does
 not wander between nodes that are all at their bounds. That does not hold for an illness that has lasted since it handed
@@ -61,8 +62,16 @@ class Transfer:
 class Handover:
     """What a leadership knows of the others' fitness, and its transfer."""
 
-    def __init__(self, state: "State", promise: Promise, downstreams: "Downstreams") -> None:
+    def __init__(
+        self,
+        state: "State",
+        promise: Promise,
+        downstreams: "Downstreams",
+        heard: Callable[[], Callable[["Member"], bool]],
+    ) -> None:
+        """`heard` gives a function that says of a member whether it was heard in the last election timeout."""
         self._state = state
+        self._heard = heard
         self._promise = promise
         self._downstreams = downstreams
         self._levels: dict[tuple[str, bytes], HeardLevel] = {}
@@ -137,10 +146,10 @@ class Handover:
             state.act(Send(transfer.target, Campaign(self._promise)))
 
     def _fitter_than(self, level: int, *, besides: str) -> str | None:
-        state = self._state
+        state, is_heard = self._state, self._heard()
         for voter in state.members.voters():
             known = state.fitness.level if state.is_me(voter) else self._level_of(voter)
-            if voter.node_id != besides and known is not None and known < level:
+            if voter.node_id != besides and known is not None and known < level and is_heard(voter):
                 return voter.node_id
         return None
 
@@ -151,62 +160,62 @@ class Handover:
 
     # An unfit leader
 
-    def tick(self, is_heard: Callable[["Member"], bool]) -> None:
+    def tick(self) -> None:
         """End a transfer whose time is up; begin one if this leader is unfit and another is fitter."""
         state, transfer, fitness = self._state, self._transfer, self._state.fitness
         if transfer is not None:
             if state.now >= transfer.until:
                 self._end(f"{transfer.target} did not take over in time")
-                fitter = self._fittest(is_heard, fitness.level, complete=False)  # The target may be ill or down by now.
-                if transfer.for_fitness and fitter is not None:
-                    self.gives_up = f"{fitness.reason}, and {fitter.node_id} is fitter"
-        elif fitness.holds(Level.COMMITS_NOTHING):
-            # Whoever has no room would commit nothing either.
-            fitter = self._fittest(is_heard, Level.NO_ROOM, complete=False)
-            if fitter is not None and fitness.may_give_up_stuck(state):
-                self.gives_up = f"{fitness.reason}, and {fitter.node_id} is fitter"
-        elif fitness.may_hand_over(state, PAUSE_TIMEOUTS):
+                voters = self._fitter(fitness.level)  # The target may be ill or down by now.
+                if transfer.for_fitness and voters:
+                    self.gives_up = f"{fitness.reason}, and {max(voters, key=self._merit).node_id} is fitter"
+            return
+        if fitness.is_stuck and (voters := self._fitter(Level.NO_ROOM)):  # Who has no room would commit nothing either.
+            successors = frozenset(voter.node_id for voter in voters)
+            if fitness.may_give_up_stuck(state, successors):
+                fitness.gave_up_stuck(state, successors)
+                self.gives_up = f"{fitness.reason}, and {max(voters, key=self._merit).node_id} is fitter"
+                return
+        if not fitness.could_serve_unstuck and fitness.may_hand_over(state, PAUSE_TIMEOUTS):
             patience = state.options.election_timeout_us
             serves_nothing = fitness.level >= Level.NO_ROOM
             is_late = serves_nothing and state.awake - fitness.unfit_since > INCOMPLETE_TIMEOUTS * patience
-            fitter = self._fittest(is_heard, fitness.level, complete=not is_late)
-            if fitter is not None:
-                until = state.now + HELD_TIMEOUTS * patience
-                self._transfer = Transfer(fitter.node_id, until, is_chosen=True, for_fitness=True)
+            voters = [voter for voter in self._fitter(fitness.level) if is_late or self._lacks_little(voter)]
+            if voters:
+                until, fittest = state.now + HELD_TIMEOUTS * patience, max(voters, key=self._merit)
+                self._transfer = Transfer(fittest.node_id, until, is_chosen=True, for_fitness=True)
 
-    def _fittest(self, is_heard: Callable[["Member"], bool], below: int, *, complete: bool) -> "Member | None":
-        """The fittest voter below a level; of equally fit ones that which has most.
-
-        It is heard, has been at its level for long enough, and does not fetch a snapshot; `complete`: and lacks little.
-        """
-        state, downstreams = self._state, self._downstreams
+    def _fitter(self, below: int) -> list["Member"]:
+        """The voters below a level: heard, at theirs for long enough, and not fetching a snapshot."""
+        state = self._state
         held_since = state.now - HELD_TIMEOUTS * state.options.election_timeout_us
-        fetching = {install.node_id for install in downstreams.installs.values()}
 
         def is_fitter(voter: "Member") -> bool:
             known = self._levels.get((voter.node_id, voter.disk_id))
-            if known is None or known.level >= below or known.since > held_since or not is_heard(voter):
-                return False
-            if state.is_me(voter) or not state.is_linked(voter) or voter.node_id in fetching:
-                return False
-            match = downstreams.match_index(voter.node_id, voter.disk_id)
-            lacks_little = match is not None and state.log.bytes_from(match) <= state.options.promotable_bytes
-            return lacks_little or not complete
+            return known is not None and known.level < below and known.since <= held_since
 
-        return max(filter(is_fitter, state.members.voters()), key=self._merit, default=None)
+        return [voter for voter in self._others() if is_fitter(voter)]
 
-    def ask_successor(self, is_heard: Callable[["Member"], bool]) -> None:
-        """Before this leader steps down unfit: ask the best of the others at once, so that nobody waits for a timeout.
-
-        Its log may lack what is not committed. So it may lose, and then the others campaign after their timeouts.
-        """
-        state, fetching = self._state, {install.node_id for install in self._downstreams.installs.values()}
-        others = [
+    def _others(self) -> list["Member"]:
+        """The other voters that could take over: linked, heard, and not fetching a snapshot."""
+        state, is_heard, fetching = self._state, self._heard(), self._downstreams.fetching
+        return [
             voter
             for voter in state.members.voters()
             if state.is_linked(voter) and is_heard(voter) and voter.node_id not in fetching and not state.is_me(voter)
         ]
-        fitter = [voter for voter in others if (self._level_of(voter) or 0) < state.fitness.level]
+
+    def _lacks_little(self, voter: "Member") -> bool:
+        match = self._downstreams.match_index(voter.node_id, voter.disk_id)
+        return match is not None and self._state.log.bytes_from(match) <= self._state.options.promotable_bytes
+
+    def ask_successor(self) -> None:
+        """Before this leader steps down unfit: ask the best of the others at once, so that nobody waits for a timeout.
+
+        Its log may lack what is not committed. So it may lose, and then the others campaign after their timeouts.
+        """
+        state = self._state
+        fitter = [voter for voter in self._others() if (self._level_of(voter) or 0) < state.fitness.level]
         if fitter:
             state.fitness.handed_over(state)
             state.act(Send(max(fitter, key=self._merit).node_id, Campaign(self._promise)))

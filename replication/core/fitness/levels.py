@@ -37,7 +37,8 @@ PROBE_TIMEOUTS = 4  # How often a full disk is asked for room that nobody has as
 FLUSH_MEMORY_TIMEOUTS = 10  # After so long without a flush nothing is known of the disk.
 FLUSH_WEIGHT = 4  # One flush in the average counts 1/4: a single long one, of whatever cause, is no slow disk.
 HOLD_OFF_TIMEOUTS = 4
-MAX_HOLD_OFF_DOUBLINGS = 4
+GIVE_UP_TIMEOUTS = 10  # After so long a leader that is still stuck gives up again; then after twice as long, and so on.
+MAX_DOUBLINGS = 4
 
 
 class Level(IntEnum):
@@ -84,7 +85,12 @@ class Fitness:
         self._probe_at = 0
         self._has_reserve = True
         self._stuck_at = 0  # commit_index when COMMITS_NOTHING was entered
-        self._gave_up_at = -1  # commit_index when this node stepped down because it was stuck
+        # When this node stepped down last because it was stuck: commit_index, the time, who might have led instead; and
+        # how often since something was committed.
+        self._gave_up_at = -1
+        self._gave_up_when = 0
+        self._gave_up_for: frozenset[str] = frozenset()
+        self._give_ups = 0
         self._handed_over_at: int | None = None
         self._hold_off_until = 0
         self._hold_offs = 0
@@ -112,6 +118,18 @@ class Fitness:
     def holds(self, level: Level) -> bool:
         """Whether this level holds, beside higher ones perhaps."""
         return level in self._holding
+
+    @property
+    def is_stuck(self) -> bool:
+        """Whether it commits nothing now; the level outlasts that by a while."""
+        held = self._holding.get(Level.COMMITS_NOTHING)
+        return held is not None and held.calm_since is None
+
+    @property
+    def could_serve_unstuck(self) -> bool:
+        """Whether it is at COMMITS_NOTHING, and at no other level at which it can serve nothing."""
+        grave = [level for level in self._holding if level >= Level.NO_ROOM]
+        return grave == [Level.COMMITS_NOTHING]
 
     @property
     def lacks_room(self) -> str:
@@ -244,15 +262,25 @@ class Fitness:
             return True
         return state.awake - at >= pause_timeouts * patience
 
-    def may_give_up_stuck(self, state: "State") -> bool:
-        """Whether something was committed since this node stepped down because nothing was."""
-        return state.commit_index > self._gave_up_at
+    def may_give_up_stuck(self, state: "State", successors: frozenset[str]) -> bool:
+        """Whether a stuck leader may step down, for one of these voters.
+
+        It may once; and again once something was committed or one of them was not there the last time. Otherwise the
+        fault may be the others', and epochs must not climb: it tries again after a pause, which doubles.
+        """
+        if state.commit_index > self._gave_up_at or not successors <= self._gave_up_for:
+            return True
+        pause = GIVE_UP_TIMEOUTS << min(self._give_ups, MAX_DOUBLINGS)
+        return state.awake - self._gave_up_when >= pause * state.options.election_timeout_us
+
+    def gave_up_stuck(self, state: "State", successors: frozenset[str]) -> None:
+        """Note that this stuck leader steps down for one of these voters."""
+        self._give_ups = 0 if state.commit_index > self._gave_up_at else self._give_ups + 1
+        self._gave_up_at, self._gave_up_when, self._gave_up_for = state.commit_index, state.awake, successors
 
     def hold_off(self, state: "State") -> None:
         """Campaign neither by itself nor for another candidate for a while, longer each time until this node is fit."""
-        if self.holds(Level.COMMITS_NOTHING):
-            self._gave_up_at = state.commit_index
-        span = HOLD_OFF_TIMEOUTS << min(self._hold_offs, MAX_HOLD_OFF_DOUBLINGS)
+        span = HOLD_OFF_TIMEOUTS << min(self._hold_offs, MAX_DOUBLINGS)
         self._hold_off_until = state.awake + span * state.options.election_timeout_us
         self._hold_offs += 1
 
