@@ -237,6 +237,7 @@ def test_a_leader_whose_only_follower_has_just_installed_a_snapshot_is_stuck_no_
     world.run_for(3 * TIMEOUT_S)
     epoch = leader.state.promise.epoch
 
+    world.delay_us = lambda source, target: 100 * MILLISECOND  # It is shipped the rest no sooner than that.
     fetched(follower, fetch)
     world.run_for(5 * TIMEOUT_S)
 
