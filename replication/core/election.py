@@ -36,7 +36,7 @@ RIVAL_TIMEOUTS = 3  # How long a fitter candidate's pre-vote counts against the 
 RIVAL_PATIENCE_TIMEOUTS = 6  # A fitter candidate that has asked for so long is not going to be elected.
 MAX_BACKOFF_DOUBLINGS = 3
 HOLD_OFF_LIMIT_TIMEOUTS = UNFIT_FALLBACK_TIMEOUTS + 2
-"""After so long without a leader nobody holds back, however often it led and was unfit: the others cannot lead either."""
+"""After so long without a leader nobody holds back, however often it led and was unfit: the others cannot lead."""
 
 
 class Phase(Enum):

@@ -366,7 +366,7 @@ class Leading:
         )
 
     def append_refused(self, *, is_system: bool) -> None:
-        """An append of this leader's was refused: if it was the change, or the features, nothing of it is in the log."""
+        """An append was refused: if it was that of the change, or of the features, nothing of it is in the log."""
         if self._change and self.state.log.members_index != self._change.index:
             self._end_change(Full())
         if is_system and not self._wanted_features <= self.state.features:
