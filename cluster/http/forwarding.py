@@ -64,7 +64,7 @@ class LeaderHop:
         self._node = node
         self._requests: aiohttp.ClientSession
         self._streams: aiohttp.ClientSession
-        self._calls: set[Call] = set()
+        self._calls: dict[Call, None] = {}  # In order: which call ends first must not depend on addresses in memory.
 
     async def run(self, _app: web.Application) -> AsyncIterator[None]:
         """Keep the connections while the application runs."""
@@ -142,11 +142,11 @@ class LeaderHop:
         loop = asyncio.get_running_loop()
         async with asyncio.timeout(self._node.config.request_timeout_ms / 1000 + CONNECT_TIMEOUT_S) as deadline:
             call = Call(leader, deadline, loop.time())
-            self._calls.add(call)
+            self._calls[call] = None
             try:
                 yield
             finally:
-                self._calls.discard(call)
+                del self._calls[call]
 
     async def carry(self, request: web.Request, socket: web.WebSocketResponse) -> web.StreamResponse:
         """Carry a stream between a client and the leader; when either end closes, so does the other.

@@ -333,7 +333,7 @@ class StreamServer:
         self._admit = admit
         self._opening_timeout_s = opening_timeout_s
         self._election_timeout_s = election_timeout_s
-        self._open: set[DownstreamSocket] = set()
+        self._open: dict[DownstreamSocket, None] = {}
         self._closed = False
 
     async def serve(self, request: web.Request) -> web.WebSocketResponse:
@@ -353,13 +353,13 @@ class StreamServer:
             if self._closed:  # During the hello.
                 raise ConnectionResetError("this node hung up")
             downstream = DownstreamSocket(self._events, socket, peer, self._opening_timeout_s)
-            self._open.add(downstream)
+            self._open[downstream] = None
             await downstream.run()
         except LINK_FAILURES as error:
             reason = str(error) or type(error).__name__
         finally:
             if downstream is not None:
-                self._open.discard(downstream)
+                del self._open[downstream]
                 self._events.stream_closed(downstream.stream_id, reason)
             await socket.close()
         return socket
