@@ -142,7 +142,7 @@ class Installing:
         if address is None:
             raise SnapshotRefused(f"the address of {action.leader_id} is not known")
         leader = (action.leader_id, address)
-        async with SnapshotFetch.dialled(self._session, self._me(), leader, action.index, self._secret) as fetch:
+        async with SnapshotFetch.dialled(self._session, self._me, leader, action.index, self._secret) as fetch:
             part = await asyncio.to_thread(SnapshotPart.begin, self._store, await fetch.manifest())
             if part.manifest.index != action.index:
                 raise SnapshotRefused(f"{action.leader_id} gave the one at {part.manifest.index}")

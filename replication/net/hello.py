@@ -19,6 +19,7 @@ import hmac
 import os
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from functools import partial
 from http import HTTPStatus
 from typing import Any
 
@@ -59,6 +60,8 @@ FOREIGN_CLUSTER = "foreign_cluster"
 DUPLICATE = "twin"
 LACKS_FEATURES = "features"
 HELLO_TIMEOUT_S = 5.0
+UNPROVED_LIMIT = 64
+"""Connections of one server in their hello; a newer one ends the oldest. A member's hello takes a round trip or two."""
 WS_TIMEOUT = ClientWSTimeout(ws_close=1.0)  # pyright: ignore[reportCallIssue]  # it does not read attr.ib
 
 Socket = ClientWebSocketResponse | web.WebSocketResponse
@@ -206,7 +209,7 @@ def _check_mac(secret: bytes | None, expected: bytes, given: Any) -> None:
 async def dial(
     session: ClientSession,
     address: str,
-    me: PeerInfo,
+    me: Callable[[], PeerInfo],
     expected_node_id: str,
     purpose: str,
     secret: bytes | None,
@@ -214,7 +217,8 @@ async def dial(
 ) -> tuple[ClientWebSocketResponse, PeerInfo]:
     """Dial a peer at HOST:PORT and shake hands; return the socket and the peer. On an error nothing stays open.
 
-    `purpose` is one of `PATHS`. A peer of the first stage answers the second path with 404: then the first.
+    `purpose` is one of `PATHS`. A peer of the first stage answers the second path with 404: then the first. `me` is
+    asked again after the hello: what this node requires may have become more while it lasted.
 
     Without `ping_s` the caller pings, and reads the peer's pings and pongs as messages.
 
@@ -233,7 +237,8 @@ async def dial(
             socket = await _connect(session, f"http://{address}{first}", ping_s)
         try:
             nonce = os.urandom(NONCE_BYTES)
-            peer = await dial_hello(socket, me, expected_node_id, purpose, secret, nonce, protocol)
+            peer = await dial_hello(socket, me(), expected_node_id, purpose, secret, nonce, protocol)
+            check_peer(me(), peer)
         except BaseException:
             await socket.close()
             raise
@@ -315,3 +320,56 @@ async def answer_hello(
     proof = mac(secret, "dialled", nonce, dialler_nonce, purpose, me, path_of)
     await socket.send_bytes(pack([_row(me, path_of), proof]))
     return peer
+
+
+class HelloServer:
+    """Answers the hellos of one kind of connection. Those that are not proved yet are bounded, in number and in time.
+
+    A stranger who leaves connections in their hello keeps no member out: beyond the limit the oldest of them ends.
+    """
+
+    def __init__(
+        self, me: Callable[[], PeerInfo], purpose: str, secret: bytes | None, admit: Admit | None = None
+    ) -> None:
+        self._me = me
+        self._purpose = purpose
+        self._secret = secret
+        self._admit = admit
+        self._unproved: dict[web.WebSocketResponse, web.Request] = {}
+
+    async def answer(self, request: web.Request, socket: web.WebSocketResponse) -> PeerInfo:
+        """Answer the hello on a socket that a peer dialled; return the peer.
+
+        Raises:
+            TimeoutError: it took too long.
+            PeerRefused, BadMessage, ConnectionResetError: as `answer_hello`; or the peer lacks a feature that this node
+                requires by now, or too many others came before it had proved itself.
+        """
+        self._unproved[socket] = request
+        if len(self._unproved) > UNPROVED_LIMIT:
+            self._end(next(iter(self._unproved)))
+        nonce, protocol = os.urandom(NONCE_BYTES), protocol_of(request.path)
+        try:
+            async with asyncio.timeout(HELLO_TIMEOUT_S):
+                admit = partial(self._proved, socket)
+                peer = await answer_hello(socket, self._me(), self._purpose, self._secret, nonce, admit, protocol)
+        finally:
+            self._unproved.pop(socket, None)
+        check_peer(self._me(), peer)
+        return peer
+
+    async def _proved(self, socket: web.WebSocketResponse, peer: PeerInfo) -> None:
+        self._unproved.pop(socket, None)
+        if self._admit is not None:
+            await self._admit(peer)
+        check_peer(self._me(), peer)  # What is required by now; the peer can still be told.
+
+    def _end(self, socket: web.WebSocketResponse) -> None:
+        transport = self._unproved.pop(socket).transport
+        if transport is not None:
+            transport.abort()  # No closing handshake with somebody who says nothing.
+
+    def close(self) -> None:
+        """End the connections that are not proved yet."""
+        for socket in list(self._unproved):
+            self._end(socket)

@@ -5,7 +5,6 @@ probe goes the other way: is the process that dialled this link still alive (`du
 """
 
 import asyncio
-import os
 import random
 from collections import deque
 from contextlib import suppress
@@ -17,14 +16,11 @@ from ..core.messages import PeerMessage, Probe, ProbeEcho
 from .duplicate_guard import Caller, DuplicateNodeGuard, ProbeRound
 from .hello import (
     DUPLICATE,
-    HELLO_TIMEOUT_S,
     LINK_FAILURES,
-    NONCE_BYTES,
+    HelloServer,
     PeerInfo,
     PeerRefused,
-    answer_hello,
     dial,
-    protocol_of,
 )
 from .sockets import ELECTION_TIMEOUT_S, Pinger, give_up_when_silent, together
 from .wire import MAX_MESSAGE_BYTES, decode_peer, encode
@@ -144,8 +140,8 @@ class Link:
         return pause
 
     async def _dial(self) -> None:
-        me = self._events.me()
-        socket, self.peer = await dial(self._session, self._url, me, self.node_id, "peer", self._secret, None)
+        me, session = self._events.me, self._session
+        socket, self.peer = await dial(session, self._url, me, self.node_id, "peer", self._secret, None)
         give_up_when_silent(socket, self._election_timeout_s)
         began = asyncio.get_running_loop().time()
         try:
@@ -196,7 +192,7 @@ class LinkServer:
         self, events: LinkEvents, secret: bytes | None, election_timeout_s: float = ELECTION_TIMEOUT_S
     ) -> None:
         self._events = events
-        self._secret = secret
+        self._hellos = HelloServer(events.me, "peer", secret, self.admit)
         self._election_timeout_s = election_timeout_s
         self._links: dict[int, tuple[web.WebSocketResponse, PeerInfo]] = {}
         self._number = 0
@@ -215,9 +211,7 @@ class LinkServer:
         self._number += 1
         number = self._number
         try:
-            async with asyncio.timeout(HELLO_TIMEOUT_S):
-                nonce, protocol = os.urandom(NONCE_BYTES), protocol_of(request.path)
-                peer = await answer_hello(socket, self._events.me(), "peer", self._secret, nonce, self.admit, protocol)
+            peer = await self._hellos.answer(request, socket)
             if self._closed:  # During the hello. The peer dials again, and finds whatever serves then.
                 raise ConnectionResetError("this node hung up")
             await self._listen(number, socket, peer)
@@ -300,5 +294,6 @@ class LinkServer:
     async def close(self) -> None:
         """Hang up on all peers, and refuse new ones."""
         self._closed = True
+        self._hellos.close()
         for socket, _ in list(self._links.values()):
             await socket.close()

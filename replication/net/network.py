@@ -114,6 +114,10 @@ class Network:
         for link in self._links.values():
             if link.peer is not None and not requires <= link.peer.features:
                 link.hang_up()
+        for stream_id, upstream in list(self._upstreams.items()):
+            if upstream.peer is not None and not requires <= upstream.peer.features:
+                upstream.close()
+                self.stream_closed(stream_id, "the leader lacks a feature that this cluster uses")
         self.link_server.hang_up_without(requires)
         self.stream_server.hang_up_without(requires)
 

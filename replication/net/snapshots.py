@@ -8,7 +8,6 @@ the next chunk before the last one has arrived, so the connection is never idle.
 """
 
 import asyncio
-import os
 from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
@@ -19,15 +18,14 @@ from aiohttp import ClientSession, WSMsgType, web
 from quire.log import PayloadInvalid, pack, unpack
 
 from .hello import (
-    HELLO_TIMEOUT_S,
     LINK_FAILURES,
-    NONCE_BYTES,
     Admit,
+    HelloServer,
     PeerInfo,
+    PeerRefused,
     Socket,
-    answer_hello,
+    check_peer,
     dial,
-    protocol_of,
 )
 from .wire import MAX_REASON, MAX_U64, BadMessage
 
@@ -69,8 +67,7 @@ class SnapshotServer:
     ) -> None:
         self._me = me
         self.source = source
-        self._secret = secret
-        self._admit = admit
+        self._hellos = HelloServer(me, _PURPOSE, secret, admit)
         self._open: set[web.WebSocketResponse] = set()
         self._serving: dict[web.WebSocketResponse, int] = {}
         self._closed = False
@@ -85,14 +82,13 @@ class SnapshotServer:
         if self._closed or len(self._open) >= FETCHES_LIMIT:
             raise web.HTTPServiceUnavailable
         socket = web.WebSocketResponse(max_msg_size=MAX_REASON, timeout=1.0)
-        self._open.add(socket)
         try:
             await socket.prepare(request)
-            async with asyncio.timeout(HELLO_TIMEOUT_S):
-                nonce = os.urandom(NONCE_BYTES)
-                protocol = protocol_of(request.path)
-                await answer_hello(socket, self._me(), _PURPOSE, self._secret, nonce, self._admit, protocol)
-            await self._serve_parts(socket)
+            peer = await self._hellos.answer(request, socket)
+            if self._closed or len(self._open) >= FETCHES_LIMIT:  # During the hello.
+                raise PeerRefused("busy", "as many snapshots are sent as this node sends at once")
+            self._open.add(socket)
+            await self._serve_parts(socket, peer)
         except TimeoutError:
             if request.transport is not None:
                 request.transport.abort()  # A close would wait behind what the follower does not take.
@@ -105,12 +101,13 @@ class SnapshotServer:
                 await socket.close()
         return socket
 
-    async def _serve_parts(self, socket: web.WebSocketResponse) -> None:
+    async def _serve_parts(self, socket: web.WebSocketResponse, peer: PeerInfo) -> None:
         while not self._closed:
             async with asyncio.timeout(ANSWER_TIMEOUT_S):  # An idle peer must not keep a snapshot from being removed.
                 message = await socket.receive()
             if message.type is not WSMsgType.BINARY:
                 return
+            check_peer(self._me(), peer)
             index, number = _request_of(message.data)
             self._serving[socket] = index
             try:
@@ -129,6 +126,7 @@ class SnapshotServer:
     async def close(self) -> None:
         """Hang up on all peers, and refuse new ones."""
         self._closed = True
+        self._hellos.close()
         for socket in list(self._open):
             await socket.close()
 
@@ -161,7 +159,12 @@ class SnapshotFetch:
     @classmethod
     @asynccontextmanager
     async def dialled(
-        cls, session: ClientSession, me: PeerInfo, leader: tuple[str, str], index: int, secret: bytes | None
+        cls,
+        session: ClientSession,
+        me: Callable[[], PeerInfo],
+        leader: tuple[str, str],
+        index: int,
+        secret: bytes | None,
     ) -> AsyncGenerator["SnapshotFetch"]:
         """A connection to a leader, (node id, HOST:PORT), open while the block runs.
 

@@ -12,7 +12,6 @@ of the loop, which are half of what a small message costs.
 """
 
 import asyncio
-import os
 import types
 from collections import deque
 from collections.abc import Callable, Coroutine, Generator
@@ -22,7 +21,7 @@ from typing import Any, Protocol
 from aiohttp import ClientSession, ClientWebSocketResponse, WSMsgType, web
 
 from ..core.messages import Ack, CrcMismatch, Open, OpenAnswer, StreamMessage
-from .hello import HELLO_TIMEOUT_S, LINK_FAILURES, NONCE_BYTES, Admit, PeerInfo, answer_hello, dial, protocol_of
+from .hello import HELLO_TIMEOUT_S, LINK_FAILURES, Admit, HelloServer, PeerInfo, dial
 from .sockets import ELECTION_TIMEOUT_S, give_up_when_silent, together
 from .wire import (
     MAX_MESSAGE_BYTES,
@@ -175,6 +174,7 @@ class UpstreamSocket:
         election_timeout_s: float = ELECTION_TIMEOUT_S,
     ) -> None:
         self.stream_id = stream_id
+        self.peer: PeerInfo | None = None
         self._events = events
         self._session = session
         self.peer_id, self._url = leader
@@ -215,8 +215,8 @@ class UpstreamSocket:
         self._events.stream_closed(self.stream_id, reason)
 
     async def _talk(self) -> None:
-        me = self._events.me()
-        socket, _ = await dial(self._session, self._url, me, self.peer_id, "stream", self._secret, PING_S)
+        me, session = self._events.me, self._session
+        socket, self.peer = await dial(session, self._url, me, self.peer_id, "stream", self._secret, PING_S)
         give_up_when_silent(socket, self._election_timeout_s)
         await self._carry(socket)
 
@@ -329,8 +329,7 @@ class StreamServer:
         election_timeout_s: float = ELECTION_TIMEOUT_S,
     ) -> None:
         self._events = events
-        self._secret = secret
-        self._admit = admit
+        self._hellos = HelloServer(events.me, "stream", secret, admit)
         self._opening_timeout_s = opening_timeout_s
         self._election_timeout_s = election_timeout_s
         self._open: dict[DownstreamSocket, None] = {}
@@ -346,10 +345,7 @@ class StreamServer:
         downstream: DownstreamSocket | None = None
         reason = "the follower closed it"
         try:
-            async with asyncio.timeout(HELLO_TIMEOUT_S):
-                nonce = os.urandom(NONCE_BYTES)
-                me, protocol = self._events.me(), protocol_of(request.path)
-                peer = await answer_hello(socket, me, "stream", self._secret, nonce, self._admit, protocol)
+            peer = await self._hellos.answer(request, socket)
             if self._closed:  # During the hello.
                 raise ConnectionResetError("this node hung up")
             downstream = DownstreamSocket(self._events, socket, peer, self._opening_timeout_s)
@@ -379,5 +375,6 @@ class StreamServer:
     async def close(self) -> None:
         """Hang up on all followers, and refuse new ones."""
         self._closed = True
+        self._hellos.close()
         for downstream in list(self._open):
             downstream.hang_up()

@@ -7,17 +7,21 @@ import shutil
 import weakref
 from collections.abc import Callable
 from contextlib import AsyncExitStack
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
-from aiohttp import WSServerHandshakeError
+from aiohttp import ClientWebSocketResponse, WSServerHandshakeError
 
 from quire.cluster.node.applying import Applying
+from quire.log import FEATURES
+from quire.replication.net.hello import dial
 from quire.replication.net.snapshots import FETCHES_LIMIT, SnapshotRefused
 from quire.sm import Applier, SnapshotDamaged, StateMachine, snapshot_name, write_snapshot
 from tests.cluster.running import RunningCluster, running_cluster, started
+from tests.replication.loopback import unformatted
 
 DEADLINE_S = 60.0
 SEGMENT_BYTES = 64 * 1024
@@ -247,17 +251,21 @@ def _raises(error: Exception) -> Callable[..., None]:
 @pytest.mark.asyncio
 async def test_as_many_snapshots_as_the_limit_are_sent_at_once_and_one_more_has_to_come_again(tmp_path: Path) -> None:
     async with running_cluster(tmp_path, 1, **SETTINGS) as cluster, AsyncExitStack() as open_sockets:
-        url = f"http://{cluster.address('n1')}/peer/snapshot"
-        sockets = [
-            await open_sockets.enter_async_context(cluster.session.ws_connect(url)) for _ in range(FETCHES_LIMIT)
-        ]
+        me, to = replace(unformatted("n9"), features=FEATURES), (cluster.session, cluster.address("n1"))
+
+        async def fetching() -> ClientWebSocketResponse:
+            socket, _ = await dial(*to, lambda: me, "n1", "snapshot", None, None)
+            open_sockets.push_async_callback(socket.close)
+            return socket
+
+        sockets = [await fetching() for _ in range(FETCHES_LIMIT)]
         with pytest.raises(WSServerHandshakeError, match="503"):
-            await cluster.session.ws_connect(url)
+            await fetching()
         await sockets[0].close()
         async with asyncio.timeout(DEADLINE_S):
             while True:
                 try:
-                    await open_sockets.enter_async_context(cluster.session.ws_connect(url))
+                    await fetching()
                     break
                 except WSServerHandshakeError:
                     await cluster.ask("n1", "GET", "/healthz")

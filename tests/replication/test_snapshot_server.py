@@ -34,7 +34,7 @@ async def fetching() -> AsyncGenerator[tuple[SnapshotServer, SnapshotFetch, Sock
         listening({SNAPSHOT_PATH: server.serve}) as address,
         ClientSession() as session,
     ):
-        socket, _ = await dial(session, address, who("n2"), "n1", "snapshot", None, PING_S)
+        socket, _ = await dial(session, address, lambda: who("n2"), "n1", "snapshot", None, PING_S)
         fetch = SnapshotFetch(socket, INDEX)
         assert await fetch.manifest() == b"manifest"
         yield server, fetch, socket
