@@ -61,6 +61,7 @@ class StreamServer:
     stopping: bool = False
     came: asyncio.Event = field(default_factory=asyncio.Event)
     refusals: int = 0
+    turned_away: int = 0  # Streams that were refused while it was stopping.
     evicts_at: Any = (
         None  # After it all sessions are evicted, the connection breaks, and `answering` must be set again.
     )
@@ -105,6 +106,7 @@ class StreamServer:
 
     async def stream(self, request: web.Request) -> web.StreamResponse:
         if self.stopping:
+            self.turned_away += 1
             return web.Response(status=503, body=pack(STOPPING), content_type="application/msgpack")
         socket = web.WebSocketResponse(compress=False)
         await socket.prepare(request)

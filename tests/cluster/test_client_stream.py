@@ -22,8 +22,8 @@ from quire.cluster.client import (
 from tests.cluster.scripted import silent
 from tests.cluster.streaming import DEADLINE_S, Fault, StreamServer, answers_of, deaf_relay, streaming
 from tests.cluster.test_client import closed_port
+from tests.cluster.turning import late
 
-BRIEFLY_S = 1  # Enough for one answer on a busy machine, and what a test waits for in vain.
 BREAKING = [fault for fault in Fault if fault not in (Fault.SILENT, Fault.STOPPING)]
 
 
@@ -217,11 +217,12 @@ def check(calls: list[Call], answers: list[Any], server: StreamServer) -> None:
 
 async def test_an_answer_above_the_limit_ends_the_stream(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("quire.cluster.client.transport.ANSWER_BYTES", 5000)
-    async with streaming() as server, connect(server.address, timeout_s=BRIEFLY_S) as cluster:
+    async with streaming() as server, connect(server.address) as cluster:
         assert len((await cluster.apply_batch(["x"] * 900)).results) == 900
+        too_long = await cluster.submit_batch(["x"] * 3000)
+        await late(lambda: len(server.streams) > 2)  # It is sent again and again, and its answer refused.
         with pytest.raises(OutcomeUnknown, match="1009"):
-            await cluster.apply_batch(["x"] * 3000)
-        assert len(server.streams) > 1
+            await too_long
         assert len(server.executed) == 3900
 
 
@@ -261,17 +262,27 @@ async def test_a_client_closes_in_time_even_if_its_session_cannot_be_closed(monk
 
 async def test_a_command_never_sent_fails_as_unavailable_at_the_deadline() -> None:
     nobody = closed_port()
-    async with connect(nobody, timeout_s=0.2) as cluster:
-        with pytest.raises(Unavailable, match=rf"available: {nobody} cannot be reached \(.*\), for 0\.2 s$"):
-            await cluster.apply("x")
+    async with connect(nobody, timeout_s=DEADLINE_S) as cluster:
+        never_sent = asyncio.ensure_future(cluster.apply("x"))
+        await late(lambda: "reached" in failure_of(cluster))
+        with pytest.raises(Unavailable, match=rf"available: {nobody} cannot be reached \(.*\), for {DEADLINE_S} s$"):
+            await never_sent
+
+
+def failure_of(cluster: Client) -> str:
+    """Why the client's last attempt failed."""
+    stream = vars(cluster)["_stream"]
+    return stream.pipeline.last_failure if stream is not None else ""
 
 
 async def test_a_command_in_flight_is_unknown_at_the_deadline_and_keeps_its_sequence() -> None:
-    async with streaming() as server, connect(server.address, timeout_s=BRIEFLY_S) as cluster:
+    async with streaming() as server, connect(server.address, timeout_s=DEADLINE_S) as cluster:
         await cluster.apply("first")
         server.answering.clear()
-        with pytest.raises(OutcomeUnknown, match=r"no answer within 1 s"):
-            await cluster.apply("late")
+        unanswered = await cluster.submit("late")
+        await late(lambda: sum(map(len, server.streams)) == 2)
+        with pytest.raises(OutcomeUnknown, match=rf"no answer within {DEADLINE_S} s"):
+            await unanswered
         server.answering.set()
 
         assert await cluster.apply("next") == 3
@@ -279,11 +290,13 @@ async def test_a_command_in_flight_is_unknown_at_the_deadline_and_keeps_its_sequ
 
 
 async def test_a_command_that_a_busy_server_did_not_take_is_unavailable_and_never_sent() -> None:
-    async with streaming([None]) as server, connect(server.address, timeout_s=BRIEFLY_S) as cluster:
+    async with streaming([None]) as server, connect(server.address) as cluster:
         await cluster.apply("first")
         server.faults = [Fault.STOPPING]
+        not_taken = await cluster.submit("not taken")
+        await late(lambda: server.turned_away >= 2)  # The first refusal has arrived by then.
         with pytest.raises(Unavailable, match="answered 503"):
-            await cluster.apply("not taken")
+            await not_taken
         server.stopping = False
 
         assert await cluster.apply("next") == 2
@@ -291,11 +304,13 @@ async def test_a_command_that_a_busy_server_did_not_take_is_unavailable_and_neve
 
 
 async def test_a_command_in_doubt_stays_unknown_even_if_a_busy_server_does_not_take_it_again() -> None:
-    async with streaming([None]) as server, connect(server.address, timeout_s=BRIEFLY_S) as cluster:
+    async with streaming([None]) as server, connect(server.address) as cluster:
         await cluster.apply("first")
         server.faults = [Fault.NOT_ANSWERED, Fault.STOPPING]
+        in_doubt = await cluster.submit("executed")
+        await late(lambda: server.turned_away >= 2)
         with pytest.raises(OutcomeUnknown):
-            await cluster.apply("executed")
+            await in_doubt
         server.stopping = False
 
         assert await cluster.apply("next") == 3
@@ -303,12 +318,14 @@ async def test_a_command_in_doubt_stays_unknown_even_if_a_busy_server_does_not_t
 
 
 async def test_a_command_reported_as_unknown_and_provably_not_taken_is_never_resent() -> None:
-    async with streaming() as server, connect(server.address, timeout_s=BRIEFLY_S) as cluster:
+    async with streaming() as server, connect(server.address) as cluster:
         await cluster.apply("first")
         server.answering.clear()
         server.faults = [Fault.BUSY]
+        not_taken = await cluster.submit("not taken")
+        await late(lambda: sum(map(len, server.streams)) == 2)
         with pytest.raises(OutcomeUnknown):
-            await cluster.apply("not taken")
+            await not_taken
         server.answering.set()
 
         assert await cluster.apply("next") == 2
@@ -316,12 +333,14 @@ async def test_a_command_reported_as_unknown_and_provably_not_taken_is_never_res
 
 
 async def test_submit_fails_as_unavailable_if_the_window_stays_full_until_the_deadline() -> None:
-    async with streaming(window=1) as server, connect(server.address, timeout_s=BRIEFLY_S) as cluster:
+    async with streaming(window=1) as server, connect(server.address, timeout_s=DEADLINE_S) as cluster:
         await cluster.apply("first")
         server.answering.clear()
         stuck = await cluster.submit("stuck")
-        with pytest.raises(Unavailable, match=r"available: the window was full for 1 s; "):
-            await cluster.submit("no room")
+        no_room = asyncio.ensure_future(cluster.submit("no room"))
+        await late(lambda: sum(map(len, server.streams)) == 2)
+        with pytest.raises(Unavailable, match=rf"available: the window was full for {DEADLINE_S} s; "):
+            await no_room
         assert isinstance((await answers_of(stuck))[0], OutcomeUnknown)
         server.answering.set()
 

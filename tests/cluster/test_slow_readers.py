@@ -131,14 +131,14 @@ async def test_a_slow_reader_that_takes_something_now_and_then_gets_all_of_it(
     cluster: RunningCluster, monkeypatch: pytest.MonkeyPatch, at: str
 ) -> None:
     await nothing_held(cluster, at)
-    monkeypatch.setattr(responses_of(cluster, at), "_stall_timeout_s", 2.0)
+    monkeypatch.setattr(responses_of(cluster, at), "_stall_timeout_s", 5.0)
     url = f"http://{cluster.address(at)}/records?from={FIRST}&to={FIRST + 1}"
     loop = asyncio.get_running_loop()
     taken = 0
     async with cluster.session.get(url, headers={"Accept": NDJSON}, read_bufsize=1 << 12) as answer:
         size, began = answer.content_length or 0, loop.time()
         for eighth in range(1, 9):
-            while loop.time() < began + 0.4 * eighth:
+            while loop.time() < began + 0.8 * eighth:
                 await cluster.ask(at, "GET", "/healthz")
             while taken < size * eighth // 8:
                 taken += len(await answer.content.readany())

@@ -9,7 +9,7 @@ import os
 import socket
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -23,10 +23,12 @@ from tests.processes.history import recording, rounds
 
 ELECTION_TIMEOUT_S = 1.0  # The default, which other process tests lengthen.
 DEFAULTS = ("--election-timeout-ms", "1000")
+# Where nobody may lose the lead, a machine that stands still for a second or two must not take it either.
+CALM = ("--election-timeout-ms", "5000")
 
 
-def formed(clusters: Clusters) -> Cluster:
-    return clusters.formed(flags=DEFAULTS)
+def formed(clusters: Clusters, flags: Sequence[str] = DEFAULTS) -> Cluster:
+    return clusters.formed(flags=flags)
 
 
 def epoch_of(node: Node) -> int:
@@ -35,7 +37,7 @@ def epoch_of(node: Node) -> int:
 
 def running_as(program: ModuleType, clusters: Clusters, folder: Path) -> Cluster:
     """A cluster whose nodes are run by a program of ours, which looks for faults in the directories `faults_of`."""
-    cluster = clusters.make(flags=DEFAULTS)
+    cluster = clusters.make(flags=CALM)
     for node in cluster:
         faults_of(node, folder).mkdir()
         node.program = (sys.executable, str(program.__file__), str(faults_of(node, folder)))
@@ -151,7 +153,7 @@ def test_all_nodes_are_killed_with_all_that_the_control_plane_knew(clusters: Clu
 
 @pytest.mark.full
 def test_a_rolling_restart_leaves_no_outcome_unknown(clusters: Clusters) -> None:
-    cluster = formed(clusters)
+    cluster = formed(clusters, CALM)
     with recording(cluster) as clients:
         for node in [*cluster, cluster.elected()]:
             clients.wait_for_more(cluster)
@@ -167,7 +169,7 @@ def test_a_rolling_restart_leaves_no_outcome_unknown(clusters: Clusters) -> None
 
 @pytest.mark.full
 def test_leadership_that_is_transferred_again_and_again_leaves_no_outcome_unknown(clusters: Clusters) -> None:
-    cluster = formed(clusters)
+    cluster = formed(clusters, CALM)
     with recording(cluster) as clients:
         for node_id in ("n2", "n3", "n1") * rounds(1):
             cluster.lead(node_id)
@@ -290,7 +292,7 @@ def answer_on(connection: socket.socket) -> tuple[int, dict[str, Any]]:
 
 @pytest.mark.full
 def test_followers_that_are_paused_one_after_the_other_cost_nobody_a_leader(clusters: Clusters) -> None:
-    cluster = formed(clusters)
+    cluster = formed(clusters, CALM)
     with recording(cluster) as clients:
         leader = cluster.elected()
         epoch = epoch_of(leader)
