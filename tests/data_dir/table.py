@@ -53,7 +53,7 @@ def damaged(lived: History, *damages: Damaged) -> Disk:
 
 def cell(life: Life, lived: History, *damages: Damaged) -> Cell:
     """Damage n2's directory, and start it."""
-    return Cell(life, damages, verdict(damaged(lived, *damages), lived))
+    return Cell(life, damages, verdict(damaged(lived, *damages).directory(), lived))
 
 
 def is_bad(cell: Cell) -> bool:

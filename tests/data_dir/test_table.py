@@ -17,7 +17,7 @@ KNOWN = {("promise", Damage.OLDER), ("mark", Damage.OLDER)}
 def test_an_undamaged_directory_starts_whole(life: Life) -> None:
     lived = history(life)
 
-    assert verdict(disk_of(lived.now), lived).kind is Kind.WHOLE
+    assert verdict(disk_of(lived.now).directory(), lived).kind is Kind.WHOLE
 
 
 def test_no_damage_of_one_part_of_a_directory_loses_in_silence_and_the_page_says_what_happens() -> None:
@@ -34,10 +34,10 @@ def test_a_refused_start_changes_nothing_that_a_repair_needs(life: Life) -> None
     for part in parts_of(lived.now):
         for damage in damages_of(part, lived):
             disk = damaged(lived, damage)
-            if verdict(disk, lived).kind is Kind.REFUSES:
+            if verdict(disk.directory(), lived).kind is Kind.REFUSES:
                 left = {path: data for path, data in content(disk).items() if not part.holds(path)}
                 repaired = disk_of(left | part.of(lived.now))
-                assert verdict(repaired, lived).kind is Kind.WHOLE, damage
+                assert verdict(repaired.directory(), lived).kind is Kind.WHOLE, damage
 
 
 @pytest.mark.full

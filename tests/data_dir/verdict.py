@@ -11,8 +11,7 @@ from enum import Enum
 
 from quire.cluster.data_dir.data_dir import DataDir
 from quire.cluster.errors import ClusterError
-from quire.log import HEADER_BYTES, FrameCorrupt, LogError
-from quire.log.simulated import Disk
+from quire.log import HEADER_BYTES, Directory, FrameCorrupt, LogError
 from quire.sm import MachineError
 
 from .history import END, NODE, PROMISED, History, started
@@ -42,11 +41,15 @@ class Verdict:
         return f"{self.kind.value}: {self.text}" if self.text else self.kind.value
 
 
-def verdict(disk: Disk, history: History) -> Verdict:
-    """Start n2 on a disk, and judge."""
+SENTENCES = (ClusterError, LogError, MachineError, OSError)
+"""The errors that `quire serve` prints as one sentence."""
+
+
+def verdict(directory: Directory, history: History) -> Verdict:
+    """Start n2 on a directory, and judge."""
     try:
-        data_dir = DataDir.open_directory(disk.directory(), NODE, OPTIONS)
-    except (ClusterError, LogError, MachineError, OSError) as error:
+        data_dir = DataDir.open_directory(directory, NODE, OPTIONS)
+    except SENTENCES as error:
         return Verdict(Kind.REFUSES, _words(error))
     try:
         return _of_opened(data_dir, history)
@@ -61,7 +64,7 @@ def _of_opened(data_dir: DataDir, history: History) -> Verdict:
         return Verdict(Kind.BAD, "the same disk begins anew")
     try:
         storage, applier = started(data_dir)
-    except (ClusterError, LogError, MachineError, OSError) as error:
+    except SENTENCES as error:
         return Verdict(Kind.REFUSES, _words(error))
     log, wrong = storage.log, []
     if data_dir.promises.promise.epoch < PROMISED.epoch:
@@ -78,7 +81,7 @@ def _of_opened(data_dir: DataDir, history: History) -> Verdict:
             applier.apply(frame)
     except FrameCorrupt as error:
         return Verdict(Kind.BAD, ", ".join(wrong)) if wrong else Verdict(Kind.TOLD_LATER, _words(error))
-    except (ClusterError, LogError, MachineError, OSError) as error:
+    except SENTENCES as error:
         return Verdict(Kind.REFUSES, _words(error))
     if not wrong and not _is_part_of(held, history.frames):
         wrong.append("other records")
@@ -95,5 +98,5 @@ def _is_part_of(held: bytes, frames: bytes) -> bool:
 
 def _words(error: Exception) -> str:
     """The first clause of an error, without what differs from run to run."""
-    text = str(error).removeprefix("data_dir disk cannot be used: ").partition(";")[0]
+    text = re.sub("^data_dir .* cannot be used: ", "", str(error)).partition(";")[0]
     return _NUMBERS.sub("…", text)
