@@ -109,15 +109,21 @@ class DataDir:
         """Read the genesis frame from its own file, since the log's first segment may have expired.
 
         Raises:
-            DataDirRefused: there is an identity but no genesis.
+            DataDirRefused: there is an identity but no genesis, or that of another cluster.
         """
         if (frame := read_genesis_file(self._directory)) is not None:
+            self._check_cluster(read_genesis(frame).cluster_id)
             self._genesis = frame
         elif self.log is not None and self.log.bounds.lowest_index == 0 and self.log.durable_index > 0:
             self._genesis, _ = self.log.read_frames(0, 1)
             write_genesis_file(self._directory, self._genesis)  # Earlier versions had it in the log only.
         else:
             raise DataDirRefused(self._directory.path, f"it has no genesis; {LOST_VOTER}")
+
+    def _check_cluster(self, of_genesis: bytes) -> None:
+        if self.identity is not None and of_genesis != self.identity.cluster_id:
+            clusters = f"cluster {of_genesis.hex()}, its identity of cluster {self.identity.cluster_id.hex()}"
+            raise DataDirRefused(self._directory.path, f"its genesis file is of {clusters}; {LOST_VOTER}")
 
     def genesis_frame(self) -> bytes:
         """The first frame of the log; the directory must be formatted."""
