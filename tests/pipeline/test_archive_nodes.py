@@ -28,7 +28,7 @@ def short_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("quire.pipeline.origin.cluster.STRETCH_BYTES", 10 * PIECE)
 
 
-def archived(path: Path, *nodes: Records) -> bytes:
+def archived(path: Path, *nodes: Records, fetch_timeout_ms: int = 30_000) -> bytes:
     """The frames of an archive of nodes, of which the last but one, and then the last leads."""
     addresses: list[str] = []
     asked = 0
@@ -49,7 +49,7 @@ def archived(path: Path, *nodes: Records) -> bytes:
     with ExitStack() as stack:
         answers = [answers_of(records=records) | {"/cluster": members} for records in nodes]
         addresses += [stack.enter_context(serving(each)) for each in answers]
-        options = SourceOptions(bootstrap=tuple(addresses), fetchTimeoutMs=500)
+        options = SourceOptions(bootstrap=tuple(addresses), fetchTimeoutMs=fetch_timeout_ms)
         summary = archive(options, str(path))
     assert (summary.from_index, summary.to_index) == (0, HIGHEST)
     assert summary.files == HIGHEST // PIECE
@@ -75,8 +75,8 @@ def test_an_archive_of_nodes_that_fall_silent_is_the_log_to_the_byte(tmp_path: P
 def test_an_archive_of_which_the_nodes_fell_silent_goes_on_where_it_ended(tmp_path: Path) -> None:
     raw = raw_frames(tmp_path / "n1")
 
-    with pytest.raises(ClusterUnavailable):
-        archived(tmp_path / "archive", silent, silent, pages(raw, answers=5))  # Three for the pieces' ends.
+    with pytest.raises(ClusterUnavailable):  # Three of the answers are for the pieces' ends.
+        archived(tmp_path / "archive", silent, silent, pages(raw, answers=5), fetch_timeout_ms=2000)
     with serving(answers_of(records=pages(raw))) as server:
         rest = archive(SourceOptions(bootstrap=(server,)), str(tmp_path / "archive"))
     assert (rest.from_index, rest.to_index) == (2 * PIECE, HIGHEST)

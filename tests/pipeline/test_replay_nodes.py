@@ -230,7 +230,7 @@ def test_a_node_that_does_not_tell_its_state_for_another_reason_is_unavailable(
 def test_a_node_that_refuses_its_state_and_tells_no_digest_is_unavailable(
     log: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("quire.pipeline.replay.answers.NODE_TIMEOUT_S", 0.1)
+    monkeypatch.setattr("quire.pipeline.replay.answers.NODE_TIMEOUT_S", 1.0)
     answers = node_of_large_state(answer_at(log, 505), 422)
     answers["/status"] = (200, json.dumps({"cluster_id": CLUSTER.hex()}).encode())
 

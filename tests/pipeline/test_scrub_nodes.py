@@ -19,10 +19,14 @@ PIECE = 25
 
 
 @pytest.fixture(autouse=True)
-def impatience(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Who is silent is given up soon, and pieces are of PIECE records: of 1,000 bytes for 100, as the servers say."""
-    monkeypatch.setattr(import_module("quire.pipeline.scrub.comparison"), "NODE_TIMEOUT_S", 0.2)
+def pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pieces are of PIECE records: of 1,000 bytes for 100, as the servers say."""
     monkeypatch.setattr("quire.pipeline.origin.cluster.STRETCH_BYTES", 10 * PIECE)
+
+
+def give_up_within(seconds: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Give who is silent up so soon; but who answers may be slow."""
+    monkeypatch.setattr(import_module("quire.pipeline.scrub.comparison"), "NODE_TIMEOUT_S", seconds)
 
 
 def scrubbed(*nodes: Answers, paths: tuple[Path, ...] = ()) -> tuple[ScrubSummary, list[str]]:
@@ -66,8 +70,11 @@ def test_a_node_that_has_another_log_is_found_at_the_first_frame(tmp_path: Path,
     assert not summary.is_whole
 
 
-@pytest.mark.parametrize("harmed", [20, 100])
-def test_a_node_that_sends_what_is_no_log_is_unreadable_there(tmp_path: Path, harmed: int) -> None:
+@pytest.mark.parametrize("harmed", [pytest.param(20, marks=pytest.mark.full), 100])
+def test_a_node_that_sends_what_is_no_log_is_unreadable_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, harmed: int
+) -> None:
+    give_up_within(1.0, monkeypatch)
     raw = raw_frames(tmp_path / "n1")
     lie = bytearray(raw)
     offset, header = list(walk_headers(raw))[9]
@@ -82,8 +89,11 @@ def test_a_node_that_sends_what_is_no_log_is_unreadable_there(tmp_path: Path, ha
     assert summary.nodes[servers[0]].records == HIGHEST
 
 
-@pytest.mark.parametrize("answers", [0, 1, 3])
-def test_a_node_that_goes_silent_is_unreadable_from_there_on(tmp_path: Path, answers: int) -> None:
+@pytest.mark.parametrize("answers", [pytest.param(0, marks=pytest.mark.full), 3])
+def test_a_node_that_goes_silent_is_unreadable_from_there_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, answers: int
+) -> None:
+    give_up_within(2.0, monkeypatch)
     raw = raw_frames(tmp_path / "n1")
 
     summary, servers = scrubbed(answers_of(records=pages(raw)), answers_of(records=pages(raw, answers=answers)))
@@ -97,7 +107,8 @@ def test_a_node_that_goes_silent_is_unreadable_from_there_on(tmp_path: Path, ans
     assert (whole.compared_to, silent.compared_to) == (None, None)
 
 
-def test_a_node_that_says_nothing_at_all_cannot_be_scrubbed(tmp_path: Path) -> None:
+def test_a_node_that_says_nothing_at_all_cannot_be_scrubbed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    give_up_within(0.2, monkeypatch)
     raw_frames(tmp_path / "n1")
 
     with pytest.raises(ClusterUnavailable):
