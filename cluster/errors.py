@@ -213,9 +213,12 @@ class ChangeUnderWay(ClusterError):
 class NodeNotConnected(ClusterError):
     """The node to be promoted is not connected to the leader; nothing was changed."""
 
-    def __init__(self, node: str, connected: list[str]) -> None:
+    def __init__(self, node: str, connected: list[str], lacking: list[str]) -> None:
         others = ", ".join(connected) or "none"
-        super().__init__(f"{node} is not connected to the leader; start it (connected: {others})")
+        why = "is not connected to the leader; start it"
+        if lacking:
+            why = f"lacks {', '.join(lacking)}, which this cluster uses; upgrade that node"
+        super().__init__(f"{node} {why} (connected: {others})")
         self.node = node
         self.connected = connected
 

@@ -94,8 +94,8 @@ def error_of(
             return ChangeUnderWay(f"the change of members at index {members_index} is not committed yet", commit_index)
         case changing.TransferUnderWay(target):
             return ChangeUnderWay(f"the leader hands over to {target}", None)
-        case changing.NotConnected(connected):
-            return NodeNotConnected(node_id, list(connected))
+        case changing.NotConnected(connected, lacking):
+            return NodeNotConnected(node_id, list(connected), list(lacking))
         case changing.NotFollowing():
             return NodeBehind(node_id, None, None)
         case changing.Behind(lag_bytes, limit_bytes):

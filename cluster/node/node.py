@@ -147,6 +147,7 @@ class Node:
         if self.formed is not None:
             if self._watch is not None:
                 self._watch.cancel()
+                await asyncio.gather(self._watch, return_exceptions=True)
             await self.leadership.stop()
             await self.formed.replica.stop()
             self.formed.applying.stop()

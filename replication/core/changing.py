@@ -66,9 +66,13 @@ class TransferUnderWay:
 
 @dataclass(frozen=True, slots=True)
 class NotConnected:
-    """The leader has no link to that node, only to those in `connected`; nothing was appended."""
+    """The leader has no link to that node, only to those in `connected`; nothing was appended.
+
+    `lacking`: the features in use, or about to be, that its program does not offer. Such a node stays disconnected.
+    """
 
     connected: tuple[str, ...]
+    lacking: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

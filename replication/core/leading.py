@@ -343,10 +343,10 @@ class Leading:
         is committed. No other change is appended before that: `next_change` looks at the log.
         """
         state = self.state
-        required = self._wanted_features | state.features
-        if asked.node_id in state.links and not required <= state.offers.get(asked.node_id, frozenset()):
+        lacking = (self._wanted_features | state.features) - state.offers.get(asked.node_id, frozenset())
+        if asked.node_id in state.links and lacking:
             connected = tuple(sorted(state.links.keys() - {asked.node_id}))  # As it will be once they are committed.
-            state.act(actions.ChangeEnded(asked.ask_id, NotConnected(connected)))
+            state.act(actions.ChangeEnded(asked.ask_id, NotConnected(connected, tuple(sorted(lacking)))))
             return
         answer = next_change(state, self._change_context(asked.node_id), asked.node_id, asked.address)
         if not isinstance(answer, Members):

@@ -22,7 +22,7 @@ from .hello import (
     PeerRefused,
     dial,
 )
-from .sockets import ELECTION_TIMEOUT_S, Pinger, give_up_when_silent, together
+from .sockets import ELECTION_TIMEOUT_S, Pinger, end_all, give_up_when_silent, together
 from .wire import MAX_MESSAGE_BYTES, decode_peer, encode
 
 SERVER_PING_S = 10.0  # Of the end that was dialled: it only has to notice some time.
@@ -86,7 +86,7 @@ class Link:
         self.node_id = node_id
         self.peer: PeerInfo | None = None
         self._socket: ClientWebSocketResponse | None = None
-        self._closing: asyncio.Task[bool] | None = None
+        self._closing: set[asyncio.Task[bool]] = set()
         self._events = events
         self._session = session
         self._url = url
@@ -111,12 +111,12 @@ class Link:
     def hang_up(self) -> None:
         """End the connection; the peer is dialled again."""
         if self._socket is not None:
-            self._closing = asyncio.create_task(self._socket.close())
+            self._closing.add(task := asyncio.create_task(self._socket.close(), name=f"end of link to {self.node_id}"))
+            task.add_done_callback(self._closing.discard)
 
     async def close(self) -> None:
         """Hang up."""
-        self._task.cancel()
-        await asyncio.gather(self._task, return_exceptions=True)
+        await end_all([self._task, *self._closing])
 
     async def _run(self) -> None:
         while True:
@@ -288,12 +288,13 @@ class LinkServer:
         for number, (socket, peer) in list(self._links.items()):
             if not features <= peer.features:
                 self._end(number)
-                self._closing.add(task := asyncio.create_task(socket.close()))
+                self._closing.add(task := asyncio.create_task(socket.close(), name=f"end of link from {peer.node_id}"))
                 task.add_done_callback(self._closing.discard)
 
     async def close(self) -> None:
         """Hang up on all peers, and refuse new ones."""
         self._closed = True
         self._hellos.close()
+        await end_all(self._closing)
         for socket, _ in list(self._links.values()):
             await socket.close()

@@ -28,6 +28,7 @@ from ..core.messages import (
 from ..owner import Owner
 from .hello import FOREIGN_CLUSTER, PeerInfo, PeerRefused
 from .links import Link, LinkServer
+from .sockets import end_all
 from .streams import DownstreamSocket, StreamServer, UpstreamSocket
 from .wire import Assembled, Positions, Shipment
 
@@ -79,6 +80,7 @@ class Network:
         self._urls: dict[str, str] = {}
         self._links: dict[str, Link] = {}
         self._upstreams: dict[int, UpstreamSocket] = {}
+        self._ending: set[asyncio.Task[None]] = set()
         self._downstreams: dict[int, DownstreamSocket] = {}
         self.link_server = LinkServer(self, secret, election_timeout_s)
         self.stream_server = StreamServer(self, secret, self.link_server.admit, election_timeout_s=election_timeout_s)
@@ -93,8 +95,9 @@ class Network:
 
     async def close(self) -> None:
         """Hang up everywhere."""
-        hung_up = [upstream.close() for upstream in self._upstreams.values()]
-        await asyncio.gather(*hung_up, return_exceptions=True)
+        for upstream in self._upstreams.values():
+            self._hang_up(upstream)
+        await end_all(self._ending)
         for link in list(self._links.values()):
             await link.close()
         await self.stream_server.close()
@@ -116,7 +119,7 @@ class Network:
                 link.hang_up()
         for stream_id, upstream in list(self._upstreams.items()):
             if upstream.peer is not None and not requires <= upstream.peer.features:
-                upstream.close()
+                self._hang_up(upstream)
                 self.stream_closed(stream_id, "the leader lacks a feature that this cluster uses")
         self.link_server.hang_up_without(requires)
         self.stream_server.hang_up_without(requires)
@@ -158,9 +161,13 @@ class Network:
     def close_stream(self, stream_id: int) -> None:
         """Hang up a stream, at either end."""
         if (upstream := self._upstreams.pop(stream_id, None)) is not None:
-            upstream.close()
+            self._hang_up(upstream)
         if (downstream := self._downstreams.pop(stream_id, None)) is not None:
             downstream.hang_up()
+
+    def _hang_up(self, upstream: UpstreamSocket) -> None:
+        self._ending.add(task := upstream.close())
+        task.add_done_callback(self._ending.discard)
 
     def unformatted(self) -> list[str]:
         """The linked nodes that belong to no cluster yet."""

@@ -2,7 +2,7 @@
 
 import asyncio
 import math
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Iterable
 from contextlib import suppress
 from socket import IPPROTO_TCP, SO_KEEPALIVE, SOL_SOCKET, TCP_KEEPCNT, TCP_KEEPIDLE, TCP_KEEPINTVL, TCP_USER_TIMEOUT
 from typing import Any
@@ -38,6 +38,14 @@ async def together(*coroutines: Coroutine[Any, Any, None]) -> None:
             raise errors[0]
     finally:
         errors.clear()
+
+
+async def end_all(tasks: Iterable["asyncio.Task[Any]"]) -> None:
+    """Cancel these, and return when they have ended."""
+    ending = list(tasks)
+    for task in ending:
+        task.cancel()
+    await asyncio.gather(*ending, return_exceptions=True)
 
 
 def give_up_when_silent(socket: ClientWebSocketResponse | web.Request, election_timeout_s: float) -> None:

@@ -22,7 +22,7 @@ from aiohttp import ClientSession, ClientWebSocketResponse, WSMsgType, web
 
 from ..core.messages import Ack, CrcMismatch, Open, OpenAnswer, StreamMessage
 from .hello import HELLO_TIMEOUT_S, LINK_FAILURES, Admit, HelloServer, PeerInfo, dial
-from .sockets import ELECTION_TIMEOUT_S, give_up_when_silent, together
+from .sockets import ELECTION_TIMEOUT_S, end_all, give_up_when_silent, together
 from .wire import (
     MAX_MESSAGE_BYTES,
     Assembled,
@@ -254,7 +254,7 @@ class DownstreamSocket:
         self._events = events
         self._socket = socket
         self._outbox = Outbox(socket)
-        self._carrying: asyncio.Task[None] | None = None
+        self.carrying: asyncio.Task[None] | None = None
 
     def send(self, message: OpenAnswer | Shipment) -> None:
         """Send it; for a shipment, `shipped` is called once the transport has taken it."""
@@ -270,8 +270,8 @@ class DownstreamSocket:
 
     def hang_up(self) -> None:
         """End the stream; `run` raises ConnectionResetError where it is served."""
-        if self._carrying is not None:
-            self._carrying.cancel()
+        if self.carrying is not None:
+            self.carrying.cancel()
 
     async def run(self) -> None:
         """Carry until the stream ends.
@@ -280,7 +280,7 @@ class DownstreamSocket:
             ConnectionResetError, BadMessage: the follower is gone, or does not speak this protocol.
         """
         carrying = asyncio.create_task(self._carry(), name=f"stream from {self.peer.node_id}")
-        self._carrying = carrying
+        self.carrying = carrying
         try:
             await carrying
         except asyncio.CancelledError as error:
@@ -290,7 +290,7 @@ class DownstreamSocket:
             raise
         finally:
             # The task's exception holds stack frames, and those a shipment, until the next full garbage collection.
-            self._carrying = None
+            self.carrying = None
 
     async def _carry(self) -> None:
         async with asyncio.timeout(self._opening_timeout_s):
@@ -376,5 +376,4 @@ class StreamServer:
         """Hang up on all followers, and refuse new ones."""
         self._closed = True
         self._hellos.close()
-        for downstream in list(self._open):
-            downstream.hang_up()
+        await end_all([downstream.carrying for downstream in self._open if downstream.carrying is not None])

@@ -6,6 +6,7 @@ import pytest
 from aiohttp import ClientWebSocketResponse
 from aiohttp.web import WebSocketResponse
 
+from quire.cluster.node.membership import error_of
 from quire.log import FEATURES, Kind, decode_system, pack, unpack, walk_frames
 from quire.replication.core import events
 from quire.replication.core.changing import NotConnected
@@ -138,7 +139,9 @@ def test_a_node_that_lacks_a_feature_in_use_is_not_promoted(world: World) -> Non
 
     leader.step(events.PromoteRequested(1, "n3", "h:3"))
 
-    assert isinstance(leader.changes[1], NotConnected)
+    assert leader.changes[1] == NotConnected(("n2",), ("fitness",))
+    error = error_of(NotConnected(("n2",), ("fitness",)), "n3", lambda: None)
+    assert str(error) == "n3 lacks fitness, which this cluster uses; upgrade that node (connected: n2)"
 
 
 SECOND_SHAPES = [

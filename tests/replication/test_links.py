@@ -8,18 +8,19 @@ import pytest
 from aiohttp import ClientSession, WSServerHandshakeError, web
 
 from quire.replication import Promise
-from quire.replication.core import Identity
+from quire.replication.core import CoreOptions, Identity
 from quire.replication.core.messages import (
     GenesisOffer,
     Heartbeat,
     HeartbeatEcho,
 )
 from quire.replication.net.forming import Forming, members_of_genesis
-from quire.replication.net.hello import dial_hello
+from quire.replication.net.hello import answer_hello, dial, dial_hello
 from quire.replication.net.links import Link, LinkServer
 from quire.replication.net.wire import encode
-from tests.replication.loopback import DEADLINE_S, calling, listening, turns, unformatted, until, who
+from tests.replication.loopback import DEADLINE_S, Handler, calling, listening, turns, unformatted, until, who
 from tests.replication.recorder import HEARTBEAT, NONCE, OPENING, Recorder, ended, failing
+from tests.replication.running import Cluster
 from tests.replication.world import genesis_frame, voters
 
 
@@ -91,6 +92,69 @@ async def test_a_peer_that_dials_is_dialled_back_at_once(monkeypatch: pytest.Mon
         await until(lambda: mine.up)
         await asyncio.wait_for(link.close(), DEADLINE_S)
         await server.close()
+
+
+async def test_a_replica_that_a_peer_dials_dials_it_back_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("quire.replication.net.links.FIRST_REDIAL_S", 1000.0)
+    monkeypatch.setattr("tests.replication.running.OPTIONS", CoreOptions(election_timeout_us=10_000_000_000))
+    told, cluster, refused = Recorder(who("n1")), Cluster("n1", "n2"), list[str]()
+    server, came = LinkServer(told, None), False
+
+    async def serve(request: web.Request) -> web.StreamResponse:
+        if not came:
+            refused.append(request.path)
+            raise web.HTTPServiceUnavailable
+        return await server.serve(request)
+
+    async with listening({"/peer": serve, "/peer/2": serve}) as address, calling() as session:
+        cluster.addresses["n1"] = address
+        replica = cluster.make("n2").replica
+        replica.start(session, nominated=False)
+        await until(lambda: len(refused) == 2)  # The first pause is none.
+        came = True
+        async with listening({"/peer": replica.network.link_server.serve}) as its_address:
+            socket, _ = await dial(session, its_address, lambda: who("n1"), "n2", "peer", None, None)
+            await until(lambda: told.came)
+            await socket.close()
+        await replica.stop()
+        await server.close()
+
+
+async def test_no_task_is_left_of_links_and_streams_that_were_being_closed_when_a_replica_stopped() -> None:
+    """The other end of each is silent: it neither reads nor closes."""
+    cluster, silence = Cluster("n1", "n2", "n3"), asyncio.Event()
+    dialled: list[str] = []
+
+    async def serve(request: web.Request) -> web.StreamResponse:
+        socket = web.WebSocketResponse(timeout=1.0)
+        await socket.prepare(request)
+        await answer_hello(socket, who("n1"), "peer" if request.path == "/peer" else "stream", None, NONCE)
+        dialled.append(request.path)
+        await silence.wait()
+        return socket
+
+    async with listening({"/peer": serve, "/peer/stream": serve}) as address, calling() as session:
+        cluster.addresses["n1"] = address
+        node = cluster.make("n2")
+        network, before = node.replica.network, asyncio.all_tasks()
+        node.replica.start(session, nominated=False)
+        routes: dict[str, Handler] = {"/peer": network.link_server.serve, "/peer/stream": network.stream_server.serve}
+        async with listening(routes) as its_address:
+            link, _ = await dial(session, its_address, lambda: who("n3"), "n2", "peer", None, None)
+            stream, _ = await dial(session, its_address, lambda: who("n3"), "n2", "stream", None, None)
+            await stream.send_bytes(encode(OPENING))
+            network.message_received(who("n1"), Heartbeat(Promise(3, "n1", 1), 1, 0))
+            await until(lambda: "/peer" in dialled and network.reports.upstream is not None)
+            node.owner.features = frozenset({"fitness"})
+            network.enforce_features()
+            await node.replica.stop()
+
+            ours = ("link", "stream", "end of", "ticks", "mark")
+            left = [task.get_name() for task in asyncio.all_tasks() - before if task.get_name().startswith(ours)]
+            silence.set()
+            await link.close()
+            await stream.close()
+    assert left == []
 
 
 @pytest.mark.parametrize("turn", range(6))
