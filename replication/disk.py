@@ -4,7 +4,8 @@ Appends and truncations are done on return. Flushes and promises wait for the de
 writer's thread.
 """
 
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
 from typing import Any, Generic, NamedTuple, Protocol
 
 from quire.log import (
@@ -28,6 +29,7 @@ from .coalesce import DraftFrame, OwnerT, OwnerT_co, Share, Write, coalesce
 from .core.events import Reason, RoomProbed
 from .core.members import Members
 from .core.messages import Last, Promise, Snapshot
+from .core.state import NotReadableNow
 from .lag import lacking_bytes
 from .promises import PromiseFile
 
@@ -75,6 +77,14 @@ class SnapshotView(Protocol):
     def members_of(self, members_index: int) -> Sequence[Sequence[Any]] | None:
         """The rows of the members record at that index, if it is the last one below a whole snapshot."""
         ...
+
+
+@contextmanager
+def _reading() -> Generator[None]:
+    try:
+        yield
+    except ResourcesExhausted as error:
+        raise NotReadableNow(str(error)) from error
 
 
 class Disk:
@@ -182,20 +192,23 @@ class Disk:
         """Whether a frame of this log ends or begins at `index`."""
         if not self.log.bounds.lowest_index <= index <= self.log.tail.index:
             return False
-        return index == self.log.tail.index or self.log.boundary_at_or_below(index) == index
+        with _reading():
+            return index == self.log.tail.index or self.log.boundary_at_or_below(index) == index
 
     def crc32c_before(self, index: int) -> int:
         """The crc32c field of the frame that ends at this boundary."""
         for tail in (self.log.tail, self.log.durable_tail, self.log.origin):
             if index == tail.index:
                 return tail.crc32c
-        raw, _ = self.log.read_frames(self.log.boundary_at_or_below(index - 1), 1, unflushed=True)
+        with _reading():
+            raw, _ = self.log.read_frames(self.log.boundary_at_or_below(index - 1), 1, unflushed=True)
         return decode_header(raw).crc32c
 
     def verifies_before(self, index: int) -> bool:
         """Whether the frame that ends at this boundary verifies in the file."""
         try:
-            raw, _ = self.log.read_frames(self.log.boundary_at_or_below(index - 1), 1, unflushed=True)
+            with _reading():
+                raw, _ = self.log.read_frames(self.log.boundary_at_or_below(index - 1), 1, unflushed=True)
             return next(walk_frames(raw)).header.next_index == index
         except (FrameCorrupt, FrameInvalid, UnknownVersion):
             return False

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from itertools import accumulate
 from typing import Any, Generic, Protocol, assert_never, cast
 
-from quire.log import DiskFull, Flush, LogClosed, LogError, LogReadOnly, Sync, Tail
+from quire.log import DiskFull, Flush, LogClosed, LogError, LogReadOnly, ResourcesExhausted, Sync, Tail
 
 from .coalesce import OwnerT, Write
 from .core import Core, Reason, actions, events
@@ -32,6 +32,9 @@ from .net.wire import Positions, Shipment
 from .owner import Owner
 
 BOUNDS_S = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0)
+
+RETRY_US = 50_000
+"""The pause before another attempt of what found no descriptor or memory."""
 
 
 class Sockets(Protocol):
@@ -291,7 +294,13 @@ class Driver(Generic[OwnerT]):
     def _ship(self, action: actions.Ship) -> None:
         raw, next_index = b"", action.from_index
         if action.max_bytes:
-            raw, next_index = self._frames_from(action.from_index, action.max_bytes)
+            try:
+                raw, next_index = self._frames_from(action.from_index, action.max_bytes)
+            except ResourcesExhausted:
+                # As if nothing had been there to ship: after the pause, the core ships again.
+                nothing = events.Shipped(action.stream_id, action.from_index, 0)
+                self._device.remind(RETRY_US, lambda: self.step(nothing))
+                return
         positions = Positions(action.commit_index, action.durable_index, self._device.clock())
         self._sockets.send_down(action.stream_id, Shipment(positions, raw, next_index))
 
@@ -327,8 +336,7 @@ class Driver(Generic[OwnerT]):
             case actions.AppendFrames(stream_id, raw):
                 self._append_frames(stream_id, raw)
             case actions.Truncate(stream_id, index):
-                self._disk.truncate(index)
-                self.step(events.Truncated(stream_id, index))
+                self._truncate(stream_id, index)
             case actions.Install(stream_id, snapshot):
                 self._install(stream_id, snapshot)
             case actions.Flush():
@@ -389,6 +397,14 @@ class Driver(Generic[OwnerT]):
 
         self._offload(running.run, finish, fail)
 
+    def _truncate(self, stream_id: int, index: int) -> None:
+        try:
+            self._disk.truncate(index)
+        except ResourcesExhausted as error:
+            self.step(events.TruncateRefused(stream_id, str(error)))
+        else:
+            self.step(events.Truncated(stream_id, index))
+
     def _store_promise(self, promise: Promise) -> None:
         self._offload(
             lambda: self._disk.store_promise(promise),
@@ -399,8 +415,16 @@ class Driver(Generic[OwnerT]):
     def _install(self, stream_id: int, snapshot: Snapshot) -> None:
         """Rule 16: rename, then reset the log. If a crash comes between the two, the next start resets it."""
 
+        def try_again() -> None:
+            with self._errors_end_node():
+                finish()
+
         def finish() -> None:
-            self._disk.install(snapshot)
+            try:
+                self._disk.install(snapshot)
+            except ResourcesExhausted:  # The log is as it was. The disk counts as busy meanwhile.
+                self._device.remind(RETRY_US, try_again)
+                return
             self._owner.snapshot_installed(snapshot.index)
             self.step(events.Installed(stream_id, snapshot.index))
 

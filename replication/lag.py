@@ -3,12 +3,13 @@
     records, bytes   the leader's durable_index less the node's, and the bytes of the frames between
     seconds          0 if equal, else the leader's clock less the timestamp of the first record that the node lacks
 
-Of a silent node the last known position counts. A node's own lag is at least the seconds since it heard its leader.
+Of a silent node the last known position counts. Without a descriptor to look it up with, the bytes are those of the
+whole log, and the record is the newest one. A node's own lag is at least the seconds since it heard its leader.
 """
 
 from typing import NamedTuple
 
-from quire.log import Log, decode_header
+from quire.log import Log, ResourcesExhausted, decode_header
 
 MICROSECONDS = 1_000_000
 
@@ -37,7 +38,10 @@ def first_lacking(log: Log, durable_index: int) -> int:
     """The timestamp of the first record that a node with `durable_index` lacks, 0 if it lacks none."""
     if durable_index >= log.durable_index:
         return 0
-    raw, _ = log.read_frames(log.boundary_at_or_below(max(durable_index, log.bounds.lowest_index)), 1)
+    try:
+        raw, _ = log.read_frames(log.boundary_at_or_below(max(durable_index, log.bounds.lowest_index)), 1)
+    except ResourcesExhausted:
+        return log.durable_tail.timestamp
     return decode_header(raw).timestamp
 
 
@@ -45,8 +49,11 @@ def lacking_bytes(log: Log, durable_index: int) -> int:
     """The bytes of the durable frames that a node with `durable_index` lacks."""
     if durable_index >= log.durable_index:
         return 0
-    begin = log.boundary_at_or_below(max(durable_index, log.bounds.lowest_index))
-    return log.bytes_between(begin, log.durable_index)
+    try:
+        begin = log.boundary_at_or_below(max(durable_index, log.bounds.lowest_index))
+        return log.bytes_between(begin, log.durable_index)
+    except ResourcesExhausted:
+        return log.size
 
 
 def lag_of(log: Log, durable_index: int, clock: int) -> Lag:

@@ -6,11 +6,12 @@ import time
 from itertools import count
 from typing import Protocol
 
-from quire.log import FrameHeader, Log, LogError, walk_frames
+from quire.log import FrameHeader, Log, LogError, ResourcesExhausted, walk_frames
 from quire.sm import Applied, Applier, ApplyFailed
 
 APPLY_BYTES = 1 << 20
 SLICE_S = 0.01
+RETRY_S = 0.05  # Before another attempt, if there is no descriptor or memory to read the log with.
 
 
 class ApplyEvents(Protocol):
@@ -92,6 +93,9 @@ class Applying:
                     self._node.at_boundary(frame.header)
         except ApplyFailed as failure:
             self._node.apply_failed(failure)
+        except ResourcesExhausted:  # It shows as apply lag until a read succeeds.
+            self._scheduled = True
+            asyncio.get_running_loop().call_later(RETRY_S, self._apply_slice)
         except LogError as failure:  # A committed frame cannot be read here: this node cannot continue.
             self._stopped = True
             self._node.failed(failure)

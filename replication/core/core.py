@@ -309,6 +309,10 @@ class Core:
             case events.Truncated() | events.Installed():
                 self.writer.end_exclusive()
                 self._log_moved(event)
+            case events.TruncateRefused():
+                self.writer.end_exclusive()
+                if following:
+                    following.truncate_refused(event)
             case events.RoomProbed():
                 self.state.fitness.room_probed(self.state, event)
             case events.DiskFailed(reason):

@@ -21,7 +21,7 @@ from .actions import AnswerOpen, CloseStream, Ship
 from .events import AckArrived, CrcMismatchArrived, Shipped, StreamOpened
 from .members import Member
 from .messages import OpenAnswer, OpenVerb, Promise
-from .state import State
+from .state import NotReadableNow, State
 
 STALLED_TIMEOUTS = 3
 """A stream that owes something is given up after so many election timeouts in which nothing came on it."""
@@ -141,15 +141,20 @@ class Downstreams:
         if boundary is not None and boundary < log.lowest_index:
             self._offer_snapshot(event, boundary)
             return
-        if boundary is None or not log.is_boundary(boundary):
-            self._refuse(event.stream_id, f"the logs do not part at a boundary of this one: {boundary}")
+        try:
+            if boundary is None or not log.is_boundary(boundary):
+                self._refuse(event.stream_id, f"the logs do not part at a boundary of this one: {boundary}")
+                return
+            crc32c = log.crc32c_before(boundary)
+        except NotReadableNow as error:
+            self._refuse(event.stream_id, str(error))  # The follower opens again, ever more seldom.
             return
         self._replace(event.node_id)
         verb = OpenVerb.RESUME if boundary == event.open.highest_index else OpenVerb.TRUNCATE
         self.streams[event.stream_id] = Downstream(
             event.node_id, event.disk_id, boundary, state.now, state.now, held_for=event.open.reason
         )
-        state.act(AnswerOpen(event.stream_id, OpenAnswer(verb, boundary, log.crc32c_before(boundary), "")))
+        state.act(AnswerOpen(event.stream_id, OpenAnswer(verb, boundary, crc32c, "")))
 
     def _offer_snapshot(self, event: StreamOpened, boundary: int) -> None:
         """Rule 16: what the follower lacks has expired here. A snapshot and the log after it are pinned for the stream.
@@ -181,8 +186,16 @@ class Downstreams:
     def crc_mismatch(self, event: CrcMismatchArrived) -> None:
         """Rule 8: a follower's frame verifies and is not this leader's. A frame that fails its own crc is rot.
 
-        If this leader's frame fails, only this leader halts; if it verifies, both halt.
+        If this leader's frame fails, only this leader halts; if it verifies, both halt. If it cannot be read now, the
+        follower opens again, and reports the same.
         """
+        try:
+            self._judge_mismatch(event)
+        except NotReadableNow as error:
+            self._refuse(event.stream_id, str(error))
+            self.forget(event.stream_id)
+
+    def _judge_mismatch(self, event: CrcMismatchArrived) -> None:
         state, (index, crc32c) = self.state, (event.mismatch.index, event.mismatch.crc32c)
         stream = self.streams.get(event.stream_id)
         if stream is None or not state.log.is_boundary(index) or state.log.crc32c_before(index) == crc32c:

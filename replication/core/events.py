@@ -219,6 +219,14 @@ class Truncated:
 
 
 @dataclass(frozen=True, slots=True)
+class TruncateRefused:
+    """A `Truncate` was refused before it began, for want of a descriptor or memory: the log is as it was."""
+
+    stream_id: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
 class SnapshotFetched:
     """A `FetchSnapshot` is done: the snapshot is whole, synced and readable by this machine. It does not count yet."""
 
@@ -269,7 +277,7 @@ LeaderEvent = (
 FollowerEvent = FramesArrived | OpenAnswered | StreamConnected | SnapshotFetched | FetchFailed
 """What happens on the stream to a leader."""
 
-DiskEvent = Flushed | PromiseStored | Truncated | Installed | RoomProbed | DiskFailed
+DiskEvent = Flushed | PromiseStored | Truncated | TruncateRefused | Installed | RoomProbed | DiskFailed
 """What a disk action came to."""
 
 NodeEvent = Received | StreamClosed | Expired | LinkUp | LinkDown | Nominated | Stopped | Measured | Tick

@@ -19,7 +19,7 @@ from . import actions, events
 from .downstreams import STALLED_TIMEOUTS
 from .fitness.levels import PROBE_TIMEOUTS
 from .messages import CrcMismatch, Open, OpenAnswer, OpenVerb, Promise
-from .state import State
+from .state import NotReadableNow, State
 from .writer import InstallSnapshot, TruncateLog, WriteFrames, Writer
 
 MAX_BACKOFF_DOUBLINGS = 6
@@ -82,7 +82,10 @@ class Following:
             case events.FramesArrived():
                 self.frames_arrived(event)
             case events.OpenAnswered():
-                self.open_answered(event)
+                try:
+                    self.open_answered(event)
+                except NotReadableNow as error:  # Raised before anything changed: `tick` dials again, ever more seldom.
+                    self.close_stream(str(error))
             case events.StreamConnected(stream_id):
                 self.connected(stream_id)
             case events.SnapshotFetched():
@@ -275,6 +278,11 @@ class Following:
             self._fetch(stream)
         elif stream is not None:
             self._match(stream, index)
+
+    def truncate_refused(self, event: events.TruncateRefused) -> None:
+        """The log is as it was: open again, ever more seldom, and truncate then."""
+        if self._current(event.stream_id, Step.TRUNCATING) is not None:
+            self.close_stream(event.reason)
 
     def frames_arrived(self, event: events.FramesArrived) -> None:
         """Note the leader's positions; queue its frames, after a truncation if one is due."""

@@ -13,6 +13,10 @@ from .messages import Last, Promise
 from .status import NodeRole
 
 
+class NotReadableNow(Exception):
+    """The log cannot be read for want of a descriptor or memory. Nothing has changed, and it may succeed later."""
+
+
 class LogView(Protocol):
     """What the core may ask of a log: facts in memory, with two exceptions that are read from disk and say so."""
 
@@ -66,7 +70,7 @@ class LogView(Protocol):
         ...
 
     def is_boundary(self, index: int) -> bool:
-        """Whether a frame of this log ends or begins at `index`."""
+        """Whether a frame of this log ends or begins at `index`. May raise NotReadableNow, as may the next two."""
         ...
 
     def crc32c_before(self, index: int) -> int:

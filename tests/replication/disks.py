@@ -3,8 +3,9 @@
 from dataclasses import dataclass, field
 from typing import Any
 
-from quire.log import Kind, walk_frames
-from quire.replication.core import Reason, actions
+from quire.log import Kind, ResourcesExhausted, walk_frames
+from quire.replication import Disk
+from quire.replication.core import Reason, actions, events
 
 
 @dataclass
@@ -18,6 +19,15 @@ class Snapshots:
     def members_of(self, members_index: int) -> list[list[Any]] | None:
         """The rows that a test put there."""
         return self.members.get(members_index)
+
+
+def truncated(disk: Disk, stream_id: int, index: int) -> events.Truncated | events.TruncateRefused:
+    """What comes of a truncation."""
+    try:
+        disk.truncate(index)
+    except ResourcesExhausted as error:
+        return events.TruncateRefused(stream_id, str(error))
+    return events.Truncated(stream_id, index)
 
 
 def refusal_of(action: actions.Action, *, reserve: bool) -> actions.AppendResult | None:

@@ -31,7 +31,7 @@ from quire.replication.core.leading import Leading
 from quire.replication.core.messages import Ack, CoreMessage, CrcMismatch, Open, OpenAnswer
 from quire.replication.disk import Disk
 from quire.replication.net.wire import decode_peer, decode_stream, encode
-from tests.replication.disks import Snapshots, refusal_of
+from tests.replication.disks import Snapshots, refusal_of, truncated
 
 MILLISECOND = 1_000
 MESSAGE_US = MILLISECOND
@@ -307,9 +307,10 @@ class SimNode:
                     result = actions.AppendResult(stream_id)
                 self._append_results.append(result)
             case actions.Truncate(stream_id, index):
-                self.running.truncate(index)
-                self.truncations.append(index)
-                self._soon(0, events.Truncated(stream_id, index))
+                outcome = truncated(self.running, stream_id, index)
+                if isinstance(outcome, events.Truncated):
+                    self.truncations.append(index)
+                self._soon(0, outcome)
             case actions.Flush():
                 self._flush()
             case actions.StorePromise(promise):
