@@ -38,19 +38,27 @@ def advice(level: Level, data_dir: Path) -> str:
     return ADVICE[level].format(data_dir=data_dir)
 
 
-def sentence(fitness: FitnessStatus, data_dir: Path) -> str:
-    """What ails the node, and what to do; empty if it is fit."""
-    return f"{fitness.reason}; {advice(fitness.level, data_dir)}" if fitness.level else ""
+def sentences(fitness: FitnessStatus, data_dir: Path) -> list[str]:
+    """All that ails the node, the gravest first, each with what to do; empty if it is fit."""
+    return [_sentence(held, data_dir) for held in (fitness, *fitness.lower) if held.level]
+
+
+def _sentence(held: FitnessStatus, data_dir: Path) -> str:
+    return f"{held.reason}; {advice(held.level, data_dir)}"
 
 
 def fitness_document(fitness: FitnessStatus, data_dir: Path) -> dict[str, Any]:
     """For `/status`. `since` is in microseconds since the Unix epoch, 0 if the node was fit from its start."""
+    return {**_document(fitness, data_dir), "lower": [_document(held, data_dir) for held in fitness.lower]}
+
+
+def _document(held: FitnessStatus, data_dir: Path) -> dict[str, Any]:
     return {
-        "level": int(fitness.level),
-        "name": fitness.level.name.lower(),
-        "reason": fitness.reason,
-        "do": advice(fitness.level, data_dir),
-        "since": fitness.since,
+        "level": int(held.level),
+        "name": held.level.name.lower(),
+        "reason": held.reason,
+        "do": advice(held.level, data_dir),
+        "since": held.since,
     }
 
 
@@ -58,16 +66,16 @@ def unready_reasons(node: "Node") -> list[str]:
     """Why what ails this node keeps it from serving; empty if it serves all the same."""
     if node.formed is None:
         return []
-    data_dir = node.config.data_dir
-    if (failure := node.formed.applying.applier.failure) is not None:
-        return [f"applying has stopped: {failure}; {advice(Level.MACHINE_FAILED, data_dir)}"]
+    data_dir, reasons = node.config.data_dir, list[str]()
     status = node.formed.replica.status()
-    fitness, leads = status.fitness, node.leader_id == node.node_id
     if not status.disk_answers:  # Now: the level is kept for a while after it has answered.
-        return [f"the disk has not answered for an election timeout; {advice(Level.DISK_HANGS, data_dir)}"]
-    if leads and fitness.level in STOPS_A_LEADER:
-        return [sentence(fitness, data_dir)]
-    return []
+        reasons.append(f"the disk has not answered for an election timeout; {advice(Level.DISK_HANGS, data_dir)}")
+    if (failure := node.formed.applying.applier.failure) is not None:
+        reasons.append(f"applying has stopped: {failure}; {advice(Level.MACHINE_FAILED, data_dir)}")
+    if node.leader_id == node.node_id:
+        held = (status.fitness, *status.fitness.lower)
+        reasons += [_sentence(level, data_dir) for level in held if level.level in STOPS_A_LEADER]
+    return reasons
 
 
 async def log_levels(replica: Replica[Waiter], data_dir: Path, look_s: float) -> None:

@@ -8,7 +8,7 @@ from quire.replication import Replica
 from quire.replication.lag import MICROSECONDS
 
 from .digests import Difference, Digests
-from .fitness import fitness_document, sentence, unready_reasons
+from .fitness import fitness_document, sentences, unready_reasons
 from .pending import Waiter
 
 if TYPE_CHECKING:
@@ -59,7 +59,7 @@ def node_status(node: "Node") -> dict[str, Any]:
         "link_failures": dict(replica.network.reports.failures),
         **node.leadership.document(),
         "fitness": fitness_document(status.fitness, node.config.data_dir),
-        "alarms": alarms(components, node.digests, sentence(status.fitness, node.config.data_dir)),
+        "alarms": alarms(components, node.digests, sentences(status.fitness, node.config.data_dir)),
     }
     if status.leader is not None:
         document["nodes"] = _nodes(replica, node.digests, clock)
@@ -82,19 +82,19 @@ def not_ready_reasons(node: "Node") -> list[str]:
     elif node.leader_id == node.node_id and not node.is_leader:
         reasons.append("this leader's first record is not committed yet")
     elif node.leader_id != node.node_id and not node.formed.replica.is_matched:
-        unfit = sentence(node.formed.replica.status().fitness, node.config.data_dir)
+        unfit = "; also: ".join(sentences(node.formed.replica.status().fitness, node.config.data_dir))
         reasons.append(f"the stream from {node.leader_id} is not open yet" + (f": {unfit}" if unfit else ""))
     return reasons
 
 
-def alarms(components: "Components", digests: Digests, unfit: str) -> list[str]:
+def alarms(components: "Components", digests: Digests, unfit: list[str]) -> list[str]:
     """The alarms for an operator: what ails this node (`unfit`), duplicates of it, an overdue snapshot.
 
     Of a leader also the replicas whose digest differs, and the clocks that are off.
     """
     replica = components.replica
     differing = [difference.alarm(node_id) for node_id, difference in digests.differing.items()]
-    own = [alarm for alarm in (unfit, components.compaction.snapshotting.alarm) if alarm]
+    own = [alarm for alarm in (*unfit, components.compaction.snapshotting.alarm) if alarm]
     leader = replica.status().leader
     clocks = clock_alarms({} if leader is None else leader.clock_offsets_us)
     return sorted([*replica.network.reports.alarms.values(), *differing, *clocks, *own])

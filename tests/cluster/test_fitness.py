@@ -12,8 +12,9 @@ import pytest
 from rich.console import Console
 
 from quire.cluster.cli.status import NodeRow, node_table
-from quire.cluster.node.fitness import ADVICE
-from quire.replication.core.fitness import Level
+from quire.cluster.node.fitness import ADVICE, fitness_document, sentences
+from quire.replication.core.fitness import FitnessStatus, Level
+from quire.sm import ApplyFailed
 from tests.cluster.running import Reply, RunningCluster, running_cluster
 
 JSON = "application/json"
@@ -110,6 +111,38 @@ async def test_a_node_whose_machine_failed_is_not_ready_and_says_what_to_do(tmp_
         assert any(ADVICE[Level.MACHINE_FAILED] in text for text in status["alarms"])
         assert (await cluster.ask("n1", "GET", "/readyz")).status == 503
         assert await level_shown(cluster) == Level.MACHINE_FAILED
+
+
+def test_what_ails_a_node_in_two_ways_is_told_of_both(tmp_path: Path) -> None:
+    slow = FitnessStatus(Level.SLOW_DISK, "the disk is slow", 7)
+    status = FitnessStatus(Level.NO_ROOM, "the disk is full", 9, lower=(slow,))
+
+    assert [text.partition(";")[0] for text in sentences(status, tmp_path)] == ["the disk is full", "the disk is slow"]
+    document = fitness_document(status, tmp_path)
+    assert (document["name"], [held["name"] for held in document["lower"]]) == ("no_room", ["slow_disk"])
+
+
+@pytest.mark.asyncio
+@pytest.mark.slow
+async def test_a_node_that_is_ill_in_two_ways_gives_all_its_reasons(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings: dict[str, Any] = {"machine": MOODY, "segment_bytes": SEGMENT_BYTES}
+    async with running_cluster(tmp_path, 1, **settings) as cluster:
+        with monkeypatch.context() as full:
+            full.setattr(os, "posix_fallocate", _full)
+            async with asyncio.timeout(DEADLINE_S):
+                while (await write(cluster, b'"%s"' % (b"x" * 4_000))).status == 200:
+                    pass
+            await until(cluster, lambda status: status["fitness"]["level"] == Level.NO_ROOM)
+            node = cluster.nodes["n1"].node
+            node.components.applying.applier.failure = ApplyFailed(index=1, text="a fault")
+            status = await until(cluster, lambda status: status["fitness"]["level"] == Level.MACHINE_FAILED)
+            for level in (Level.NO_ROOM, Level.MACHINE_FAILED):
+                told = ADVICE[level].format(data_dir=tmp_path / "n1")
+                assert any(told in text for text in status["reasons"])
+                assert any(told in text for text in status["alarms"])
+                assert told in table_of(status)
 
 
 def test_every_level_has_its_advice_and_its_entry_in_the_runbook() -> None:

@@ -60,6 +60,20 @@ def test_three_slow_flushes_in_a_row_make_a_slow_disk_and_one_long_one_does_not(
     assert (level(node), "the disk is slow" in reason(node)) == (Level.SLOW_DISK, True)
 
 
+def test_a_node_that_is_ill_in_two_ways_names_both_the_graver_first() -> None:
+    node = started()["n2"]
+    node.flushes_us = [900 * MILLISECOND] * 5
+    node.world.run_until(lambda: level(node) is Level.SLOW_DISK)
+    node.machine_failed = "KeyError"
+    node.world.run_until(lambda: level(node) is Level.MACHINE_FAILED)
+
+    assert node.core is not None
+    status = node.core.status().fitness
+    assert [held.level for held in (status, *status.lower)] == [Level.MACHINE_FAILED, Level.SLOW_DISK]
+    assert "KeyError" in status.reason
+    assert "the disk is slow" in status.lower[0].reason
+
+
 def test_a_level_is_left_when_its_measure_was_below_half_the_bound_for_two_election_timeouts() -> None:
     node = started()["n2"]
     node.flushes_us = [900 * MILLISECOND] * 5

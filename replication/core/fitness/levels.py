@@ -20,7 +20,7 @@ levels are a scale: the higher, the less such a leader can do. 6 and 7 are kept 
 Times are those that this process ran (`State.awake`): a process that was paused has no slow disk and no late machine.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import IntEnum
 from typing import TYPE_CHECKING
 
@@ -55,11 +55,15 @@ class Level(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class FitnessStatus:
-    """A node's level. `reason` is empty if it is fit; `since` is by its wall clock, 0 if it was fit from the start."""
+    """A node's level. `reason` is empty if it is fit; `since` is by its wall clock, 0 if it was fit from the start.
+
+    `lower` are the other levels that hold, the highest first: what else ails it.
+    """
 
     level: Level
     reason: str
     since: int
+    lower: tuple["FitnessStatus", ...] = ()
 
 
 @dataclass(slots=True)
@@ -112,8 +116,11 @@ class Fitness:
 
     def status(self) -> FitnessStatus:
         """A copy for others."""
-        level = self.level
-        return FitnessStatus(level, self.reason, self._holding[level].clock if self._holding else self._changed_clock)
+        held = [
+            FitnessStatus(level, holding.reason, holding.clock)
+            for level, holding in sorted(self._holding.items(), reverse=True)
+        ]
+        return replace(held[0], lower=tuple(held[1:])) if held else FitnessStatus(Level.FIT, "", self._changed_clock)
 
     def holds(self, level: Level) -> bool:
         """Whether this level holds, beside higher ones perhaps."""
