@@ -35,7 +35,7 @@ HEADERS_LIMIT, HEADER_BYTES_LIMIT = 128, 8190  # aiohttp's own.
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def cluster(tmp_path_factory: pytest.TempPathFactory) -> AsyncGenerator[RunningCluster, None]:
-    async with running_cluster(tmp_path_factory.mktemp("limits"), election_timeout_ms=5000) as running:
+    async with running_cluster(tmp_path_factory.mktemp("limits"), election_timeout_ms=30_000) as running:
         yield running
 
 

@@ -138,8 +138,17 @@ PLANTED = [
 ]
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(("plant", "check"), PLANTED, ids=[plant.__name__ for plant, _ in PLANTED])
+LONG = {truncate_before_the_folder_is_synced, expiry_without_moving_the_mark}
+"""They are found after most of a step's histories, like expiry_without_syncing_the_folder."""
+
+
+@pytest.mark.parametrize(
+    ("plant", "check"),
+    [
+        pytest.param(plant, check, id=plant.__name__, marks=pytest.mark.full if plant in LONG else pytest.mark.slow)
+        for plant, check in PLANTED
+    ],
+)
 def test_a_planted_bug_is_caught(plant: Callable[[Patch], None], check: Callable[[], None]) -> None:
     with Patch.context() as patch:
         plant(patch)

@@ -15,7 +15,7 @@ AT_LEAST = 25
 SOON = 4
 """Mistakes that were found within so many histories are looked for here, as are those that a test finds."""
 AT_ONCE = 1
-"""Of those, `make test` looks for the ones that the first history finds, and for every third one that a test finds.
+"""Of those, `make test` looks for every third one that the first history finds, and every ninth that a test finds.
 
 Those that need histories with an illness for good are looked for in `make test-all`: their rules have tests besides.
 """
@@ -49,14 +49,16 @@ def sought() -> list[object]:
     for mistake in mistakes():
         after = found[mistake.name].after if mistake.name in found else 0
         if after <= SOON:
-            quick = (after == AT_ONCE and not mistake.illness) if after else _is_drawn(mistake)
+            quick = (
+                _is_drawn(mistake, 3) and after == AT_ONCE and not mistake.illness if after else _is_drawn(mistake, 9)
+            )
             those.append(pytest.param(mistake, id=mistake.name, marks=pytest.mark.slow if quick else pytest.mark.full))
     return those
 
 
-def _is_drawn(mistake: Mistake) -> bool:
-    """By its name, so that another patch changes nothing for this one."""
-    return mistake.name not in LONG and crc32c(mistake.name.encode()) % 3 == 0
+def _is_drawn(mistake: Mistake, of: int) -> bool:
+    """One of so many, by its name, so that another patch changes nothing for this one."""
+    return mistake.name not in LONG and crc32c(mistake.name.encode()) % of == 0
 
 
 def names(those: Iterable[Mistake]) -> list[str]:

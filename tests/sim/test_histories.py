@@ -23,8 +23,8 @@ DEADLINE_S = 120
     "seeds",
     [
         pytest.param(range(10), id="10 histories"),
-        pytest.param(range(10, 40), id="30 more", marks=pytest.mark.slow),
-        pytest.param(range(40, 150), id="110 more", marks=pytest.mark.full),
+        pytest.param(range(10, 20), id="10 more", marks=pytest.mark.slow),
+        pytest.param(range(20, 150), id="130 more", marks=pytest.mark.full),
     ],
 )
 def test_no_history_breaks_a_rule(seeds: range) -> None:
