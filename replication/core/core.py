@@ -153,6 +153,7 @@ class Core:
             self.state.links.pop(event.node_id, None)
             self.state.offers.pop(event.node_id, None)
             self.candidate.end_if_hopeless()
+            self.candidate.relapses.link_lost(event.node_id)
             if self.following and self.following.leader.candidate == event.node_id:
                 self.following.link_lost()
                 self._report_role(f"the link to the leader {event.node_id} broke")
@@ -232,7 +233,8 @@ class Core:
                 # The answer promises nothing, so anyone may ask.
                 self.candidate.rivals.heard(sender, event.disk_id, message)
                 rival = self.candidate.rivals.fitter_than(sender, message)
-                answer_pre_vote(state, sender, message, self.live_promise, rival)
+                makes_way = rival is not None or self.candidate.relapses.makes_way(sender)
+                answer_pre_vote(state, sender, message, self.live_promise, makes_way=makes_way)
             case VoteRequest(promise):
                 # Whether this log names the candidate a voter does not matter: its own log may be newer (`election`).
                 if promise.candidate == sender and not self.writer.has_vote_from(sender):
@@ -414,6 +416,7 @@ class Core:
         if self.candidate.wanted != promise:
             self.candidate.yield_to_another()
         state.promise = promise
+        self.candidate.relapses.promised(promise)
         self._report_role(reason)
         self.writer.begin_exclusive(state.awake)
         state.act(actions.StorePromise(promise))

@@ -35,6 +35,8 @@ UNFIT_FALLBACK_TIMEOUTS = 6  # By then a fit voter has had time for a campaign a
 RIVAL_TIMEOUTS = 3  # How long a fitter candidate's pre-vote counts against the others.
 RIVAL_PATIENCE_TIMEOUTS = 6  # A fitter candidate that has asked for so long is not going to be elected.
 MAX_BACKOFF_DOUBLINGS = 3
+SHORT_TIMEOUTS = 5  # A promise that was lost, or followed by another, so soon came to little. By then the others have campaigned.
+RELAPSES = 2
 HOLD_OFF_LIMIT_TIMEOUTS = UNFIT_FALLBACK_TIMEOUTS + 2
 """After so long without a leader nobody holds back, however often it led and was unfit: the others cannot lead."""
 
@@ -91,17 +93,56 @@ class Rivals:
         self._rivals.clear()
 
 
-def answer_pre_vote(state: State, sender: str, message: PreVote, live: Promise | None, rival: str | None) -> None:
+class Relapses:
+    """A node that crashes soon after each start, and is nominated, would be promised epoch after epoch.
+
+    Nobody else could lead: each promise makes the others wait. So such a node makes way until the others had time to
+    elect one of theirs: when its link broke soon after the promise and nothing was committed between, or when it was
+    promised twice within short, by another process of it each time.
+    """
+
+    def __init__(self, state: State) -> None:
+        self._state = state
+        self._last = Promise(0, "", 0)
+        self._promised_at = 0
+        self._commit_index = 0  # when that was promised
+        self._is_lost = False
+        self._times = 0
+
+    def promised(self, promise: Promise) -> None:
+        """Note what this node promises."""
+        now, last = self._state.now, self._last
+        is_again = promise.candidate == last.candidate and promise.incarnation != last.incarnation
+        self._times = self._times + 1 if is_again and self._is_recent else 1
+        self._last, self._promised_at, self._commit_index = promise, now, self._state.commit_index
+        self._is_lost = False
+
+    @property
+    def _is_recent(self) -> bool:
+        return self._state.now - self._promised_at < SHORT_TIMEOUTS * self._state.options.election_timeout_us
+
+    def link_lost(self, node_id: str) -> None:
+        """Note that a node's process may have ended."""
+        if node_id == self._last.candidate and self._is_recent:
+            self._is_lost = True
+
+    def makes_way(self, sender: str) -> bool:
+        """Whether a candidate was promised of late and came to little."""
+        in_vain = self._is_lost and self._commit_index == self._state.commit_index
+        return sender == self._last.candidate and self._is_recent and (in_vain or self._times >= RELAPSES)
+
+
+def answer_pre_vote(state: State, sender: str, message: PreVote, live: Promise | None, *, makes_way: bool) -> None:
     """Answer a pre-vote. `live` is the promise of the leader that this node hears, itself included.
 
-    `rival` is a fitter candidate, which goes first. That counts here alone: a node that asks for the promise itself has
-    a majority behind it, and one vote less would only split it.
+    `makes_way`: another goes first, as it is fitter, or as this candidate crashed again and again. That counts here
+    alone: a node that asks for the promise itself has a majority behind it, and one vote less would only split it.
 
     Rule 4: a node that hears a live leader says no, unless the candidate shows that leader's own `Campaign`. A leader
     that campaigns has stepped down, so hearing it earlier is no reason to refuse it.
     """
     free = live is None or live.candidate == sender or live == message.transferred_by
-    chosen = rival is None or message.transferred_by is not None  # The leader that transfers has compared them.
+    chosen = not makes_way or message.transferred_by is not None  # The leader that transfers has compared them.
     granted = free and chosen and message.last >= state.log.durable
     held, last, level = state.promise.epoch, state.log.durable, state.fitness.level
     state.act(Send(sender, PreVoteAnswer(message.attempt, granted, held, last, state.clock, level)))
@@ -129,6 +170,7 @@ class Candidate:
     def __init__(self, state: State) -> None:
         self.state = state
         self.rivals = Rivals(state)
+        self.relapses = Relapses(state)
         # The reasons to campaign (rule 13), and what holds it back.
         self.nominated = False
         self._requested_by = ""

@@ -64,6 +64,7 @@ def test_rule_3_a_new_epoch_is_above_the_highest_seen_and_never_resumed() -> Non
 
     first = world.elect("n1").state.promise.epoch
     assert first == 42
+    world.run_for(0.1)  # All know that it served.
     world["n1"].crash()
     world["n1"].start()
     world.run_until(lambda: world.leader() is world["n1"])

@@ -366,3 +366,44 @@ def test_an_attempt_that_ended_while_its_own_promise_waited_for_the_disk_raises_
 
     assert phase(node) is Phase.IDLE
     assert node.state.promise == node.running.promises.promise == elected
+
+
+# A node that crashes again and again
+
+
+@pytest.mark.parametrize("runs_s", [0.06, 0.3])
+def test_a_nominated_node_that_crashes_again_and_again_does_not_keep_the_others_from_leading(runs_s: float) -> None:
+    world = serving("n1", "n2", "n3")
+    patient = world["n1"]
+    suggest(patient, nominated=True)
+    patient.write("before")
+    world.run_for(0.3)
+    world.delay_us = lambda source, target: 15 * MILLISECOND  # In 0.06 s it is promised an epoch, and no more.
+    began, waited_since, longest_us, commit = world.now, world.now, 0, 0
+
+    while world.now - began < 15 * TIMEOUT_S * 1_000_000:
+        patient.crash()
+        for running_s in (0.05, runs_s):
+            ends_at = world.now + running_s * 1_000_000
+            while world.now < ends_at:
+                world.run_for(0.05)
+                if (leader := world.leader()) and leader.state.commit_index == leader.log.tail.index:
+                    leader.write("more")
+                reached = max(world[node_id].state.commit_index for node_id in ("n2", "n3"))
+                if reached > commit:
+                    commit, waited_since = reached, world.now
+                longest_us = max(longest_us, world.now - waited_since)
+            if patient.core is None:
+                patient.start()
+
+    assert longest_us <= 10 * TIMEOUT_S * 1_000_000
+
+
+def test_a_leader_that_served_campaigns_at_once_when_it_is_back_and_nominated() -> None:
+    world = serving("n1", "n2", "n3")
+    suggest(world["n1"], nominated=True)
+    for node in world.nodes.values():
+        node.crash()
+    world.start()
+
+    world.run_until(lambda: world.leader() is world["n1"], within_s=0.9 * TIMEOUT_S)
