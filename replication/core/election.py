@@ -35,7 +35,9 @@ UNFIT_FALLBACK_TIMEOUTS = 6  # By then a fit voter has had time for a campaign a
 RIVAL_TIMEOUTS = 3  # How long a fitter candidate's pre-vote counts against the others.
 RIVAL_PATIENCE_TIMEOUTS = 6  # A fitter candidate that has asked for so long is not going to be elected.
 MAX_BACKOFF_DOUBLINGS = 3
-SHORT_TIMEOUTS = 5  # A promise that was lost, or followed by another, so soon came to little. By then the others have campaigned.
+SHORT_TIMEOUTS = (
+    5  # A promise that was lost, or followed by another, so soon came to little. By then the others have campaigned.
+)
 RELAPSES = 2
 HOLD_OFF_LIMIT_TIMEOUTS = UNFIT_FALLBACK_TIMEOUTS + 2
 """After so long without a leader nobody holds back, however often it led and was unfit: the others cannot lead."""
