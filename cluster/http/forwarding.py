@@ -31,8 +31,8 @@ CONNECT_TIMEOUT_S = 1.0
 CONNECTION_LIMIT = 256  # To the leader, for requests; more of them wait for a connection, within their deadline.
 KEEPALIVE_S = 15.0  # Shorter than the server keeps an idle connection open.
 READ_BUFFER_BYTES = 1 << 18
-SHORTEST_PING_S = 2.0
-PING_TIMEOUTS = 4  # aiohttp waits half as long for the pong.
+SHORTEST_PING_S = 2.0  # The pong has a second: a process that is frozen for a moment loses no stream.
+PING_TIMEOUTS = 2  # aiohttp waits half as long for the pong: a silent stream ends after three election timeouts.
 MESSAGES = (WSMsgType.BINARY, WSMsgType.TEXT)
 WS_TIMEOUT = ClientWSTimeout(ws_close=CLOSE_TIMEOUT_S)  # pyright: ignore[reportCallIssue]  # it does not read attr.ib
 
@@ -163,7 +163,7 @@ class LeaderHop:
                     url,
                     headers=hop_headers(self._node, request),
                     max_msg_size=0,
-                    heartbeat=max(SHORTEST_PING_S, PING_TIMEOUTS * self._node.config.election_timeout_ms / 1000),
+                    heartbeat=ping_s(self._node),
                     timeout=WS_TIMEOUT,
                 )
         except (aiohttp.ClientError, OSError) as error:
@@ -210,6 +210,11 @@ def connect_timeout_s(node: "Node") -> float:
     """How long connecting to the leader may take: as long as a leader may be silent, within a request's deadline."""
     config = node.config
     return max(CONNECT_TIMEOUT_S, min(config.election_timeout_ms, config.request_timeout_ms) / 1000)
+
+
+def ping_s(node: "Node") -> float:
+    """How long the leader's end of a stream may say nothing before it is pinged."""
+    return max(SHORTEST_PING_S, PING_TIMEOUTS * node.config.election_timeout_ms / 1000)
 
 
 def hop_headers(node: "Node", request: web.Request) -> dict[str, str]:

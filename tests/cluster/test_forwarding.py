@@ -11,7 +11,7 @@ import pytest
 
 from quire.cluster.address import host_and_port
 from quire.cluster.client import OutcomeUnknown, Unavailable, connect
-from quire.cluster.http.forwarding import connect_timeout_s
+from quire.cluster.http.forwarding import connect_timeout_s, ping_s
 from tests.cluster.running import RunningCluster, free_addresses, running_cluster
 from tests.replication.loopback import until
 
@@ -186,6 +186,15 @@ async def test_connecting_to_the_leader_may_take_as_long_as_it_may_be_silent_wit
     times: dict[str, Any] = {"election_timeout_ms": election_timeout_ms, "request_timeout_ms": request_timeout_ms}
     async with running_cluster(tmp_path, count=1, **times) as cluster:
         assert connect_timeout_s(cluster.nodes["n1"].node) == seconds
+
+
+@pytest.mark.parametrize(("election_timeout_ms", "seconds"), [(300, 2.0), (1_000, 2.0), (5_000, 10.0)])
+async def test_a_stream_to_the_leader_is_given_up_after_three_election_timeouts_of_silence_at_most_and_three_seconds(
+    tmp_path: Path, election_timeout_ms: int, seconds: float
+) -> None:
+    """The pong has half as long again as the ping waits."""
+    async with running_cluster(tmp_path, count=1, election_timeout_ms=election_timeout_ms) as cluster:
+        assert ping_s(cluster.nodes["n1"].node) == seconds
 
 
 async def test_a_leader_without_a_majority_leaves_the_outcome_unknown(tmp_path: Path) -> None:
