@@ -32,11 +32,12 @@ from .features import FEATURES, FITNESS, MAX_FEATURE_LENGTH, MAX_FEATURES
 from .files import FileDirectory, FileStorage, ReadOnlyDirectory
 from .flusher import GroupFlusher
 from .frames import HEADER_BYTES, Frame, FrameHeader, Kind, Tail, decode_header, encode_frame, walk_frames
-from .log import Bounds, Log
+from .log import Log
 from .memory import MemoryDirectory, MemoryStorage
 from .offline.inspection import (
     SegmentFacts,
     frames_of,
+    is_mark_damaged,
     list_segments,
     log_bytes,
     store_bases,
@@ -78,10 +79,11 @@ from .payload import (
     stored_records,
 )
 from .segment.mark import Mark
-from .segment.slots import SlotFile
+from .segment.slots import SLOT_BYTES, SLOT_POSITIONS, SlotFile
 from .segment.survey import Torn
 from .segment.value_stream import ValueStream
 from .segment.write_segment import Flush
+from .state import Bounds
 from .storage import Directory, Storage, Sync
 
 __all__ = [
@@ -93,6 +95,8 @@ __all__ = [
     "LARGEST_STORE_BYTES",
     "MAX_FEATURES",
     "MAX_FEATURE_LENGTH",
+    "SLOT_BYTES",
+    "SLOT_POSITIONS",
     "STORE_HEADER_BYTES",
     "Ages",
     "Bounds",
@@ -167,6 +171,7 @@ __all__ = [
     "frame_records",
     "frame_values",
     "frames_of",
+    "is_mark_damaged",
     "list_segments",
     "log_bytes",
     "open_segments_of",

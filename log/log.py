@@ -8,7 +8,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any
 
 from crc32c import crc32c
 
@@ -28,15 +28,8 @@ from .segment.reader import Reader
 from .segment.survey import names_members
 from .segment.value_stream import ValueStream
 from .segment.write_segment import Flush
-from .state import LogState
+from .state import Bounds, LogState
 from .storage import Directory, Sync
-
-
-class Bounds(NamedTuple):
-    """The records that a log holds: [lowest_index, highest_index)."""
-
-    lowest_index: int
-    highest_index: int
 
 
 class Log:
@@ -55,6 +48,8 @@ class Log:
         self._lookup = self._reader.lookup
         self.mark_commit_index = state.commit_index
         """The commit_index in the mark when the log was opened."""
+        self.mark = state.mark
+        """Its `latest` was written, its `synced` survives a power loss. Only the log writes it."""
         self.torn = state.torn
         """What opening it cut off after the last whole frame, which was never acknowledged; None: nothing."""
         self.on_truncated: Callable[[int], None] = lambda _: None
@@ -475,6 +470,10 @@ class Log:
     def expirable(self, *, aged_to: int = 0, max_bytes: int | None = None, floor: int | None = None) -> Expirable:
         """Return what `remove_expired` would remove now."""
         return expirable(self._state, aged_to, max_bytes, floor)
+
+    def follows(self, origin: Tail) -> bool:
+        """Return whether the log begins at `origin` or holds the frame that ends there; `reset` changes no such log."""
+        return follows(self._state, self._lookup, origin)
 
     def reset(self, origin: Tail, *, members_index: int | None = None) -> bool:
         """Make the log continue from `origin`, the end of a snapshot's chain; return whether it was emptied for that.

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Generator
 from contextlib import contextmanager
+from typing import NamedTuple
 
 from .errors import LogClosed, LogError, LogReadOnly
 from .frames import Tail
@@ -20,6 +21,13 @@ from .segment.segments import Segment, Segments
 from .segment.survey import Survey, Torn
 from .segment.write_segment import Flush, WriteSegment
 from .storage import Directory, Storage
+
+
+class Bounds(NamedTuple):
+    """The records that a log holds: [lowest_index, highest_index)."""
+
+    lowest_index: int
+    highest_index: int
 
 
 class LogState:

@@ -7,6 +7,7 @@ from .driver import Durations
 from .owner import Owner
 from .promises import PromiseFile, PromiseLost
 from .replica import Replica, ReplicaOptions
+from .witnesses import Witnesses, WitnessForeign
 
 __all__ = [
     "NODE_ID",
@@ -23,5 +24,7 @@ __all__ = [
     "Replica",
     "ReplicaOptions",
     "Role",
+    "WitnessForeign",
+    "Witnesses",
     "Write",
 ]

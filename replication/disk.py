@@ -4,7 +4,7 @@ Appends and truncations are done on return. Flushes and promises wait for the de
 writer's thread.
 """
 
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from typing import Any, Generic, NamedTuple, Protocol
 
@@ -15,8 +15,10 @@ from quire.log import (
     FrameInvalid,
     Kind,
     Log,
+    LogReadOnly,
     PayloadInvalid,
     ResourcesExhausted,
+    Sync,
     Tail,
     UnknownVersion,
     decode_header,
@@ -264,6 +266,7 @@ class Disk:
 
     def truncate(self, index: int) -> None:
         """Truncate the log to a frame boundary. Blocks; durable on return."""
+        self._forget_end()
         self.log.truncate(index)
         self._members = None  # Another record may get the index of the one that was truncated.
 
@@ -274,6 +277,7 @@ class Disk:
             LogError: it failed; the next start repeats it.
         """
         tail = Tail(snapshot.index, snapshot.epoch, snapshot.timestamp, snapshot.crc32c)
+        self._forget_end()
         self.log.reset(tail, members_index=snapshot.members_index)
         self._older_epochs = list(snapshot.epochs)
         self._members = None
@@ -284,5 +288,24 @@ class Disk:
         return self.log.remove_expired(aged_to=aged_to, max_bytes=max_bytes, floor=floor)
 
     def store_promise(self, promise: Promise) -> None:
-        """Write and fsync both slots. Blocks; durable on return."""
+        """Write and fsync both slots, and then both witnesses. Blocks; durable on return."""
         self.promises.write(promise)
+
+    def marked(self, sync: Sync) -> Callable[[], None]:
+        """What runs a sync of the mark that has just begun, and then tells a witness what it made durable. Blocks."""
+        mark, witnesses = self.log.mark.latest, self.promises.witnesses
+
+        def run() -> None:
+            sync.run()
+            if witnesses is not None:
+                witnesses.note(mark)
+
+        return run
+
+    def _forget_end(self) -> None:
+        if self.promises.witnesses is None:
+            return
+        try:
+            self.promises.witnesses.forget_end(self.log.mark.latest)
+        except OSError as error:
+            raise LogReadOnly(f"writing a witness: {error}") from error

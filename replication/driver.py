@@ -84,7 +84,7 @@ class Device(Protocol):
         """Run `block` in the writer's thread, in order; then call `done`."""
         ...
 
-    def sync_mark(self, sync: Sync, done: Done) -> None:
+    def sync_mark(self, block: Callable[[], None], done: Done) -> None:
         """Run a sync of the mark beside the writer's thread; then call `done`."""
         ...
 
@@ -460,12 +460,13 @@ class Driver(Generic[OwnerT]):
         if sync is None:
             return
         running: Sync = sync
+        block = self._disk.marked(running)
 
         def done(error: BaseException | None, _: int) -> None:
             with self._errors_end_node():
                 log.end_mark_sync(running, None if error is None else _of_device(error))
 
-        self._device.sync_mark(running, done)
+        self._device.sync_mark(block, done)
 
 
 class CheckedDriver(Driver[OwnerT]):

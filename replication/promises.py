@@ -1,4 +1,5 @@
-"""The promise file: two slots. Both are written and fsynced, one after the other, before a promise is answered.
+"""The promise file: two slots. Both are written and fsynced, one after the other, before a promise is answered; then
+the `witnesses`, which notice if this file is ever replaced by an older one.
 
     0 4 crc32c of 4..64 | 4 4 version=1 | 8 8 epoch | 16 24 candidate, zero-padded | 40 8 incarnation | 48 16 disk_id
 
@@ -10,10 +11,11 @@ start: it would not be enough to answer no vote, since an ack in an older epoch 
 import struct
 from contextlib import closing
 
-from quire.log import Directory, SlotFile
+from quire.log import SLOT_BYTES, SLOT_POSITIONS, Directory, SlotFile
 
 from .core.members import DISK_ID_BYTES, MAX_NODE_ID_BYTES
 from .core.messages import NO_PROMISE, Promise
+from .witnesses import Witnesses
 
 PROMISE_FILE = "promise"
 PROMISE_VERSION = 1
@@ -46,6 +48,8 @@ class PromiseFile:
         self._slots = slots
         self.disk_id = disk_id
         self.promise = promise
+        self.witnesses: Witnesses | None = None
+        """Get each promise when it is durable; None if the directory has none."""
 
     @classmethod
     def create(cls, directory: Directory, disk_id: bytes) -> "PromiseFile":
@@ -89,12 +93,20 @@ class PromiseFile:
         with closing(slots):
             return _winner(slots)[0]
 
+    @staticmethod
+    def has_second_slot(directory: Directory) -> bool:
+        """Whether the second slot was ever written, which is after the first one was durable."""
+        with closing(directory.open(PROMISE_FILE)) as storage:
+            return any(storage.read_at(SLOT_POSITIONS[1], SLOT_BYTES))
+
     def write(self, promise: Promise) -> None:
-        """Make a promise durable: write a slot, fsync, write the other, fsync."""
+        """Make a promise durable: write a slot, fsync, write the other, fsync; then the witnesses."""
         body = _BODY.pack(promise.epoch, promise.candidate.encode("ascii"), promise.incarnation, self.disk_id)
         for number in (0, 1):
             self._slots.write(number, body)
             self._slots.sync()
+        if self.witnesses is not None:
+            self.witnesses.promise(promise.epoch)
         self.promise = promise
 
     def close(self) -> None:

@@ -11,7 +11,7 @@ from typing import Generic, assert_never
 
 from aiohttp import ClientSession
 
-from quire.log import LogError, Sync, time_since_boot, wall_clock
+from quire.log import LogError, time_since_boot, wall_clock
 
 from .coalesce import OwnerT, Write
 from .core import Core, CoreOptions, Identity, Reason, events
@@ -112,8 +112,8 @@ class _Threads:
     def remind(self, delay_us: int, then: Callable[[], None]) -> None:
         self._loop.call_later(delay_us / 1_000_000, then)
 
-    def sync_mark(self, sync: Sync, done: Done) -> None:
-        self._marker.submit(sync.run, done)
+    def sync_mark(self, block: Callable[[], None], done: Done) -> None:
+        self._marker.submit(block, done)
 
     async def end(self) -> None:
         """Return when no block runs any more and every `done` was called."""

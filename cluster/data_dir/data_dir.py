@@ -3,15 +3,16 @@
     lock -> identity -> promise (a new disk_id at the first start) -> log (recovery) -> genesis -> snapshots
 
 A directory without an identity is refused unless it was never formatted (`first_start`). An identity without a log, a
-mark, a genesis or a promise means a damaged disk: the directory is refused, and nothing of it is changed.
+mark, a genesis or a promise means a damaged disk: the directory is refused, and nothing of it is changed. So is one of
+which a file is older than the witnesses say (`witnessed`); they are written last, and never before the identity.
 """
 
 import os
 from collections.abc import Callable
 from pathlib import Path
 
-from quire.log import Directory, FileDirectory, Log, LogLocked, LogOptions, store_bases, wall_clock
-from quire.replication import PromiseFile, PromiseLost
+from quire.log import Directory, FileDirectory, Log, LogLocked, LogOptions, LogRotten, store_bases, wall_clock
+from quire.replication import PromiseFile, PromiseLost, Witnesses
 from quire.replication.core.members import DISK_ID_BYTES
 from quire.replication.promises import PROMISE_FILE
 from quire.sm import Applier, Owner, Sessions, SnapshotPart, SnapshotStore, StateMachine, restore_newest
@@ -21,6 +22,7 @@ from .first_start import LOG_FOLDER, MARK_FILE, check_unformatted, set_unfinishe
 from .genesis import Genesis, read_genesis, read_genesis_file, write_genesis_file
 from .identity import LOST_VOTER, DataDirRefused, NodeIdentity, read_identity, write_identity
 from .torn import report_torn
+from .witnessed import check_end, check_files, check_snapshot, read_witnesses
 
 
 class DataDir:
@@ -33,6 +35,8 @@ class DataDir:
         self.promises: PromiseFile
         self.log: Log | None = None
         self.snapshots: SnapshotStore
+        self.witnesses: Witnesses | None = None
+        """From the time that all files were compared with them."""
         self._genesis = b""
 
     @classmethod
@@ -72,10 +76,14 @@ class DataDir:
             raise DataDirRefused(path, f"it belongs to node {self.identity.node_id}, not {node_id}; choose another")
         else:
             self._check_log_is_there()
+        witnesses = None if self.identity is None else read_witnesses(directory, self.identity.disk_id)
         self._read_promise()
-        if self.identity is not None:
+        if self.identity is not None and witnesses is not None:
+            check_files(directory, witnesses, self.promises.promise.epoch)
             self.log = self._open_log(self.identity.cluster_id)
             self._read_genesis()
+            check_end(path, witnesses, self.log)
+            self._settle(witnesses)
 
     def _check_log_is_there(self) -> None:
         """A formatted directory has a mark, and a log; only a reset to a snapshot leaves it empty for a moment."""
@@ -100,8 +108,18 @@ class DataDir:
                 self._directory.remove(PROMISE_FILE)  # No slot of it is valid, and nothing else is here.
             self.promises = PromiseFile.create(self._directory, os.urandom(DISK_ID_BYTES))
 
+    def _settle(self, witnesses: Witnesses) -> None:
+        log, _ = self._formatted()
+        witnesses.settle(self.promises.promise.epoch, log.mark.synced)
+        self.witnesses = self.promises.witnesses = witnesses
+
     def _open_log(self, cluster_id: bytes) -> Log:
-        log = Log.open(self._directory, self._options, cluster_id=cluster_id, clock=wall_clock, standalone=False)
+        directory, options = self._directory, self._options
+        try:
+            log = Log.open(directory, options, cluster_id=cluster_id, clock=wall_clock, standalone=False)
+        except LogRotten as error:
+            where = f"{error.file} is rotten at byte {error.position}: {error.reason}"
+            raise DataDirRefused(directory.path, f"{where}; {LOST_VOTER}") from error
         report_torn(log)
         return log
 
@@ -147,7 +165,10 @@ class DataDir:
                 f"its log begins at {lowest}, and no whole snapshot reaches it (the newest is at {boundary.tail.index})"
             )
             raise DataDirRefused(self._directory.path, f"{reason}; {LOST_VOTER}")
-        if boundary.tail.index:
+        if boundary.tail.index and not log.follows(boundary.tail):
+            check_snapshot(self._directory.path, self.witnesses, log, boundary.tail.index)
+            if self.witnesses is not None:
+                self.witnesses.forget_end(log.mark.latest)
             # An install interrupted between rename and reset left a log that does not join the snapshot.
             log.reset(boundary.tail, members_index=boundary.members_index)
         return applier
@@ -170,12 +191,18 @@ class DataDir:
             genesis.cluster_id, node_id, self.promises.disk_id, genesis.machine, genesis.initial
         )
         write_identity(self._directory, self.identity)
+        self._settle(read_witnesses(self._directory, self.promises.disk_id))
         return genesis
 
     def close(self) -> None:
         """Mark a clean stop, and unlock."""
         if self.log is not None:
+            failure = self.log.failure
             self.log.close()
+            if self.witnesses is not None and failure is None:
+                self.witnesses.note_in_both(self.log.mark.synced)
+        if self.witnesses is not None:
+            self.witnesses.close()
         if hasattr(self, "promises"):
             self.promises.close()
         self._directory.unlock()

@@ -20,6 +20,7 @@ from quire.log import (
 )
 from quire.replication import PromiseFile, PromiseLost
 from quire.replication.promises import PROMISE_FILE
+from quire.replication.witnesses import WITNESS_FILES
 from quire.sm.snapshots.store import SNAPSHOTS_FOLDER
 
 from .genesis import GENESIS_FILE, MAX_GENESIS_BYTES
@@ -45,23 +46,30 @@ def check_unformatted(directory: Directory) -> None:
 
 def _held(directory: Directory, names: set[str]) -> str:
     """What no first start leaves behind; empty if there is nothing of that kind."""
-    if PROMISE_FILE in names and (epoch := _promised_epoch(directory)):
-        return f"a promise of epoch {epoch}"
+    if PROMISE_FILE in names and (promised := _promised(directory)):
+        return promised
     if SNAPSHOTS_FOLDER in names and directory.existing(SNAPSHOTS_FOLDER).list():
         return "snapshots"
-    if LOG_FOLDER not in names:
-        return ""
+    if LOG_FOLDER in names and (held := _held_in_log(directory)):
+        return held
+    # They are made after the identity, so that no first start leaves one behind.
+    return "the witnesses of one" if names & set(WITNESS_FILES) else ""
+
+
+def _held_in_log(directory: Directory) -> str:
     files = directory.existing(LOG_FOLDER)
     if foreign := [name for name in sorted(files.list()) if not _is_ours(name)]:
         return f"{LOG_FOLDER}/{foreign[0]}, which is no file of a log"
     return "a log with records" if _has_records(files) else ""
 
 
-def _promised_epoch(directory: Directory) -> int:
+def _promised(directory: Directory) -> str:
     try:
-        return PromiseFile.read(directory).epoch
-    except PromiseLost:  # The first start was killed while it made the file; or it is rotten, and the rest tells.
-        return 0
+        epoch = PromiseFile.read(directory).epoch
+    except PromiseLost:
+        # A start that was killed while it made the file has not come to its second slot.
+        return "a damaged promise" if PromiseFile.has_second_slot(directory) else ""
+    return f"a promise of epoch {epoch}" if epoch else ""
 
 
 def _is_ours(name: str) -> bool:

@@ -4,7 +4,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from random import Random
 
-from quire.log import Sync
 from quire.log.simulated import faulty
 from quire.replication.driver import Done
 
@@ -76,11 +75,11 @@ class SimDevice:
 
         self._later(took, finish)
 
-    def sync_mark(self, sync: Sync, done: Done) -> None:
+    def sync_mark(self, block: Callable[[], None], done: Done) -> None:
         """Sync the mark independently of the writer."""
 
         def finish() -> None:
-            done(failure_of(sync.run), 0)
+            done(failure_of(block), 0)
 
         self._later(self._random.randint(0, 20 * MILLISECOND), finish)
 

@@ -58,6 +58,17 @@ def stored_mark(directory: Directory) -> Mark | None:
         return mark.found
 
 
+def is_mark_damaged(directory: Directory) -> bool:
+    """Return whether one of the mark's two slots is not valid, though it was written. A power loss may do that, too.
+
+    Raises:
+        FileNotFoundError: there is no mark.
+        UnknownVersion: a later program wrote it.
+    """
+    with closing(MarkFile(directory.open(MARK_NAME))) as mark:
+        return mark.is_damaged
+
+
 def stored_cluster_id(directory: Directory) -> bytes | None:
     """Return the id of the cluster whose log a data directory holds; None if it holds none.
 

@@ -73,13 +73,18 @@ class MarkFile:
         self._storage = storage
         self._slots = SlotFile(storage, name=MARK_NAME, version=MARK_VERSION)
         winner: tuple[Mark, Slot] | None = None
-        for slot in self._slots.read():
+        valid = self._slots.read()
+        for slot in valid:
             mark = decode_mark(slot.body)
             if winner is None or mark.generation > winner[0].generation:
                 winner = mark, slot
         self.found: Mark | None = winner[0] if winner else None
         """The winning mark when the file was opened; None if no slot was valid."""
-        self._latest = self.found
+        self.is_damaged = any(self._is_garbage(number) for number in {0, 1} - {slot.number for slot in valid})
+        """Whether a slot that was written is not valid: by rot, or by a write that lost its power."""
+        self.synced = self.found
+        """The mark that was synced last; until `rewrite_winner` or a first sync, the one that was found."""
+        self._latest = self._syncing = self.found
         self._synced_slot = winner[1].number if winner else 1
         self._unsynced = False
         self._sync: Sync | None = None
@@ -122,20 +127,20 @@ class MarkFile:
         self.settle()
         self.write(mark)
         self._slots.sync()
-        self._swap()
+        self._swap(self._latest)
 
     def begin_sync(self) -> Sync | None:
         """Return a sync of what was written; None if nothing was, or a sync is in progress."""
         if self._sync is not None or not self._unsynced:
             return None
-        self._sync = Sync(self._storage)
+        self._sync, self._syncing = Sync(self._storage), self._latest
         return self._sync
 
     def end_sync(self, sync: Sync) -> None:
         """Note that `sync` succeeded."""
         if sync is self._sync:
             self._sync = None
-            self._swap()
+            self._swap(self._syncing)
             if self._waiting:
                 self._waiting = False
                 self._write_latest()
@@ -150,11 +155,16 @@ class MarkFile:
         """Close the file."""
         self._slots.close()
 
+    def _is_garbage(self, number: int) -> bool:
+        raw = self._storage.read_at(SLOT_POSITIONS[number], SLOT_BYTES)
+        return len(raw) < SLOT_BYTES or any(raw)
+
     def _write_latest(self) -> None:
         if self._latest is not None:
             self._slots.write(1 - self._synced_slot, encode_mark(self._latest))
             self._unsynced = True
 
-    def _swap(self) -> None:
+    def _swap(self, synced: Mark | None) -> None:
+        self.synced = synced
         self._synced_slot = 1 - self._synced_slot
         self._unsynced = False

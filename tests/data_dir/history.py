@@ -111,7 +111,7 @@ class _Node:
         """Apply up to an index; take the snapshots that are due, and expire what they cover."""
         self.log.set_commit_index(to)
         if (sync := self.log.begin_mark_sync()) is not None:
-            sync.run()
+            self.storage.marked(sync)()
             self.log.end_mark_sync(sync)
         for frame in self.log.stream(self.applier.applied_index, to):
             self.applier.apply(frame)

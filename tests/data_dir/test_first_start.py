@@ -8,6 +8,7 @@ import pytest
 from quire.cluster.data_dir.data_dir import DataDir
 from quire.cluster.data_dir.identity import DataDirRefused
 from quire.log.simulated import Disk, Keep, PowerLoss
+from quire.replication.witnesses import WITNESS_FILES
 
 from .voters import OPTIONS, content, files_of, formatted, lose, new_applier, opened, voter
 
@@ -34,7 +35,7 @@ def test_a_voter_that_lost_identity_and_log_refuses_to_start() -> None:
 
 def test_snapshots_without_an_identity_are_not_touched() -> None:
     disk = voter(snapshots=True)
-    lose(disk, "identity", "promise", "mark", "log")
+    lose(disk, "identity", "promise", "mark", "log", *WITNESS_FILES)
     before = content(disk)
 
     with pytest.raises(DataDirRefused, match="it holds snapshots"):
@@ -83,7 +84,7 @@ def test_log_and_mark_lost_beside_a_snapshot_are_not_taken_for_an_install() -> N
 
 def test_a_killed_first_start_is_moved_aside_and_begins_again_with_the_same_disk() -> None:
     disk = formatted()
-    lose(disk, "identity")
+    lose(disk, "identity", *WITNESS_FILES)
     before = content(disk)
 
     data_dir = opened(disk)
@@ -99,7 +100,7 @@ def test_a_killed_first_start_is_moved_aside_and_begins_again_with_the_same_disk
 @pytest.mark.parametrize("keep", list(Keep))
 def test_a_move_aside_that_is_stopped_at_any_operation_loses_no_file_and_is_repeated(keep: Keep) -> None:
     before = formatted()
-    lose(before, "identity")
+    lose(before, "identity", *WITNESS_FILES)
     held = {path.split("/")[-1] for path in files_of(before)} - {"lock"}
     stop, stopped = 1, True
     while stopped:

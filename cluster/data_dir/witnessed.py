@@ -1,0 +1,83 @@
+"""What the witnesses say of the other files of a data directory, compared with these files when it is opened.
+
+A file that is older than a witness says was restored from a copy, or was brought back by a disk. The node has answered
+for what is not in it any more: a promise, or records that it acknowledged. So it does not start with it.
+"""
+
+import structlog
+
+from quire.log import Directory, Log, is_mark_damaged, stored_mark
+from quire.replication import Witnesses, WitnessForeign
+from quire.replication.core.messages import Last
+
+from .identity import LOST_VOTER, DataDirRefused
+
+logger = structlog.get_logger(__name__)
+
+
+def read_witnesses(directory: Directory, disk_id: bytes) -> Witnesses:
+    """The witnesses of a formatted directory; they say nothing if it is of an earlier version.
+
+    Raises:
+        DataDirRefused: one is of another disk.
+    """
+    try:
+        return Witnesses(directory, disk_id)
+    except WitnessForeign as error:
+        raise DataDirRefused(directory.path, f"{error}; {LOST_VOTER}") from error
+
+
+def check_files(directory: Directory, witnesses: Witnesses, promised_epoch: int) -> None:
+    """Check that promise and mark are not older than the witnesses say. The log is not open yet.
+
+    Raises:
+        DataDirRefused: one is. Nothing was changed.
+    """
+    known = witnesses.known
+    if promised_epoch < known.promised_epoch:
+        epochs = f"it holds epoch {promised_epoch}, and epoch {known.promised_epoch} was promised"
+        reason = f"its promise file is an older copy: {epochs}"
+        raise DataDirRefused(directory.path, f"{reason}; {LOST_VOTER}")
+    mark = stored_mark(directory)
+    if mark is None:
+        raise DataDirRefused(directory.path, f"no slot of its mark file is valid; {LOST_VOTER}")
+    if mark.generation >= known.mark_generation:
+        return
+    if mark.clean or not is_mark_damaged(directory):
+        # The log is not opened by it: what lies above an older clean mark would be cut off.
+        generations = f"it has generation {mark.generation}, and {known.mark_generation} was durable"
+        reason = f"its mark file is an older copy, perhaps with its log: {generations}"
+        raise DataDirRefused(directory.path, f"{reason}; {LOST_VOTER}")
+    logger.warning("a slot of the mark is damaged: the log is checked from the other one on, and its end is compared")
+    witnesses.accept_generation(mark.generation)
+
+
+def check_end(path: str, witnesses: Witnesses, log: Log) -> None:
+    """Check that the log, open, reaches as far as the witnesses say.
+
+    Raises:
+        DataDirRefused: it does not.
+    """
+    known, tail = witnesses.known, log.durable_tail
+    end = Last(known.end_epoch, known.end_index)
+    if (tail.epoch, tail.index) < end:
+        reason = (
+            f"its log is an older copy, or another node's: it ends at index {tail.index} in epoch {tail.epoch}, and "
+            f"was durable up to {end.index} in epoch {end.epoch}"
+        )
+        raise DataDirRefused(path, f"{reason}; {LOST_VOTER}")
+
+
+def check_snapshot(path: str, witnesses: Witnesses | None, log: Log, index: int) -> None:
+    """Check that the log may be emptied for a snapshot at `index` that it does not follow (rule 16).
+
+    An install is for a follower that lacks committed records. A snapshot at or below its own commit_index joins its
+    log, unless one of the two is not this node's.
+
+    Raises:
+        DataDirRefused: records that were committed would be lost.
+    """
+    committed = max(log.mark_commit_index, 0 if witnesses is None else witnesses.known.commit_index)
+    if index <= committed:
+        reason = f"its snapshot at {index} does not join its log, which was committed up to {committed}"
+        raise DataDirRefused(path, f"{reason}; {LOST_VOTER}")
