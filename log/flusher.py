@@ -22,6 +22,7 @@ class GroupFlusher:
         self._policy = log.flush_policy
         self._timer: asyncio.TimerHandle | None = None
         self._executor = ThreadPoolExecutor(1, thread_name_prefix="log-flush")
+        self._executor.submit(int)  # Its thread starts now: later there may be none left for it.
         self._waiting: list[tuple[int, int, asyncio.Future[None]]] = []
         self._arrivals = 0
         self._task: asyncio.Task[None] | None = None

@@ -17,6 +17,7 @@ from ..config.serve import ServeConfig
 from ..errors import StateUnavailable
 from ..node.applying import Applying
 from ..node.pending import Waiter
+from .forked import in_thread
 from .installing import Installing, StoreSource
 from .retention import EXPIRY_PAUSE_S, Limits, Retention
 from .snapshotting import SnapshotOptions, Snapshotting
@@ -121,7 +122,7 @@ class Compaction:
 
     async def _remove(self, older: list[int]) -> None:
         try:
-            await asyncio.to_thread(self.store.remove_all, older)
+            await in_thread(self.store.remove_all, older)
         except OSError as error:  # They do no harm: the next snapshot's retention removes them.
             journal.error("older snapshots were not removed", indices=older, reason=str(error))
 

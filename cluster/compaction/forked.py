@@ -17,6 +17,7 @@ Why this is safe in a process with threads and an event loop:
 """
 
 import asyncio
+import errno
 import gc
 import os
 import signal
@@ -25,12 +26,17 @@ import warnings
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import NamedTuple
+from queue import SimpleQueue
+from typing import NamedTuple, ParamSpec, TypeVar
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 Work = Callable[[Callable[[], None]], bytes]
 """Runs in the child. It gets a function to call before each piece of work, and returns its report."""
 
 REPORT_BYTES = 1 << 16
+NO_THREAD = "can't start new thread"  # What Python says.
 NICENESS = 5  # It yields to this process if they share a processor.
 
 _PIECE, _DONE, _FAILED = b".", b"+", b"-"
@@ -58,32 +64,39 @@ class ChildFailed(Exception):
     """The child failed; the text says why."""
 
 
+async def in_thread(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+    """As `asyncio.to_thread`. Raises OSError if no thread can be started: like a missing descriptor, it may pass."""
+    try:
+        return await asyncio.to_thread(function, *args, **kwargs)
+    except RuntimeError as error:
+        if str(error) != NO_THREAD:
+            raise
+        raise OSError(errno.EAGAIN, NO_THREAD) from error
+
+
 class Child:
     """A forked child. Made and used on the event loop's thread."""
 
     def __init__(self, work: Work) -> None:
-        """Fork. Raises OSError if there is no memory or no process for it."""
-        reading, writing = os.pipe()
-        parent = os.getpid()
-        try:
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore", DeprecationWarning)  # Python 3.12 warns of threads: see above.
-                self._pid = os.fork()
-        except OSError:
-            os.close(reading)
-            os.close(writing)
-            raise
-        if not self._pid:
-            _run_child(work, writing, parent)
-        os.close(writing)
-        self._reading = reading
+        """Fork. Raises OSError if there is no memory, process or thread for it."""
         self._pieces = 0
         self._ends = False
         self._killed: str | None = None
         self._loop = asyncio.get_running_loop()
         self._end: asyncio.Future[tuple[bytes, int]] = self._loop.create_future()
+        forked: SimpleQueue[tuple[int, int] | None] = SimpleQueue()
         # A thread of its own: if the child cannot be killed, it must not hold one of the pool, nor this process's end.
-        threading.Thread(target=self._wait, name=f"child {self._pid}", daemon=True).start()
+        # Started before the fork: without it nobody would reap the child, or learn what it says.
+        try:
+            threading.Thread(target=self._wait, args=(forked,), name="child", daemon=True).start()
+        except RuntimeError as error:
+            raise OSError(errno.EAGAIN, str(error)) from error
+        try:
+            self._pid, reading = _fork(work)
+        except BaseException:
+            forked.put(None)
+            raise
+        forked.put((self._pid, reading))
 
     @property
     def ended(self) -> bool:
@@ -122,18 +135,39 @@ class Child:
             self._killed = reason
             os.kill(self._pid, signal.SIGKILL)
 
-    def _wait(self) -> None:
-        """In the thread: read what the child says until it ends, and reap it."""
+    def _wait(self, forked: "SimpleQueue[tuple[int, int] | None]") -> None:
+        """In the thread: read what the child says until it ends, and reap it. `forked` gets its pid, and its pipe."""
+        if (child := forked.get()) is None:
+            return
+        pid, reading = child
         said = b""
-        while read := os.read(self._reading, REPORT_BYTES):
+        while read := os.read(reading, REPORT_BYTES):
             rest = read if said else read.lstrip(_PIECE)
             self._pieces += len(read) - len(rest)
             said += rest
-        os.close(self._reading)
+        os.close(reading)
         self._ends = True  # Before its pid may be reused.
-        status = os.waitpid(self._pid, 0)[1]
+        status = os.waitpid(pid, 0)[1]
         with suppress(RuntimeError):  # The loop has ended: nobody waits.
             self._loop.call_soon_threadsafe(self._end.set_result, (said, status))
+
+
+def _fork(work: Work) -> tuple[int, int]:
+    """Fork; return the child's pid, and the end of its pipe that is read here."""
+    reading, writing = os.pipe()
+    parent = os.getpid()
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)  # Python 3.12 warns of threads: see above.
+            pid = os.fork()
+    except OSError:
+        os.close(reading)
+        os.close(writing)
+        raise
+    if not pid:
+        _run_child(work, writing, parent)
+    os.close(writing)
+    return pid, reading
 
 
 def _processor_ticks(pid: int) -> int:

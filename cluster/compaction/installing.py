@@ -34,6 +34,7 @@ from quire.sm import (
 )
 
 from ..node.pending import Waiter
+from .forked import in_thread
 
 journal = structlog.get_logger(__name__)
 
@@ -54,7 +55,7 @@ async def put_all(
             if putting is not None:
                 await putting
                 was_put()
-            putting = asyncio.create_task(asyncio.to_thread(part.put, number, data), name=f"put chunk {number}")
+            putting = asyncio.create_task(in_thread(part.put, number, data), name=f"put chunk {number}")
     finally:
         if putting is not None:
             await putting
@@ -143,16 +144,16 @@ class Installing:
             raise SnapshotRefused(f"the address of {action.leader_id} is not known")
         leader = (action.leader_id, address)
         async with SnapshotFetch.dialled(self._session, self._me, leader, action.index, self._secret) as fetch:
-            part = await asyncio.to_thread(SnapshotPart.begin, self._store, await fetch.manifest())
+            part = await in_thread(SnapshotPart.begin, self._store, await fetch.manifest())
             if part.manifest.index != action.index:
                 raise SnapshotRefused(f"{action.leader_id} gave the one at {part.manifest.index}")
-            missing = await asyncio.to_thread(part.missing)
+            missing = await in_thread(part.missing)
             self._part, self._chunks = part, len(part.manifest.chunks) - len(missing)
             await put_all(part, fetch.chunks(missing), self._count)
         try:
-            self._applier = await asyncio.to_thread(part.restore, self._new_machine, self._new_sessions)
+            self._applier = await in_thread(part.restore, self._new_machine, self._new_sessions)
         except SnapshotDamaged:
-            await asyncio.to_thread(SnapshotPart.forget, self._store)
+            await in_thread(SnapshotPart.forget, self._store)
             raise
         boundary = part.manifest.boundary
         return Snapshot(*boundary.tail, boundary.members_index, boundary.epochs)

@@ -19,7 +19,7 @@ from quire.sm import MachineError, Manifest, SnapshotStore, SnapshotTooEarly, wr
 
 from ..errors import SnapshotFailed, StateUnavailable
 from ..node.applying import Applying
-from .forked import PATIENCE, Child, ChildFailed
+from .forked import PATIENCE, Child, ChildFailed, in_thread
 
 journal = structlog.get_logger(__name__)
 
@@ -164,12 +164,12 @@ class Snapshotting:
     async def _finish(self, child: Child, index: int) -> Manifest:
         try:
             await child.report(self.patience)
-            manifest = await asyncio.to_thread(self._store.complete, index)
-            await asyncio.to_thread(self._store.retain, list(self._pinned()))
+            manifest = await in_thread(self._store.complete, index)
+            await in_thread(self._store.retain, list(self._pinned()))
         except Failure as error:
             self._failed(index, error)
             if child.ended:  # Otherwise its disk would hold this thread, too. The next start removes the folder.
-                await asyncio.to_thread(self._store.abandon, index)
+                await in_thread(self._store.abandon, index)
             raise
         self.failure, self._due_since = "", None
         journal.info("snapshot taken", index=index, size=manifest.size, pause_ms=round(self.pause_ms, 1))

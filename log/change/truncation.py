@@ -15,7 +15,7 @@ from bisect import bisect_left
 
 from ..errors import DiskFull, FrameCorrupt, FrameInvalid
 from ..frames import Tail
-from ..options import STORE_HEADER_BYTES, LogOptions
+from ..options import MAX_SEGMENT_BYTES, STORE_HEADER_BYTES, LogOptions
 from ..segment.segments import Segment
 from ..segment.store import decode_store_header, store_name
 from ..segment.survey import Survey
@@ -72,12 +72,21 @@ def _remove_segments_after(state: LogState, segment: Segment) -> None:
 
 def preallocate(store: Storage, end: int, options: LogOptions) -> None:
     """Preallocate a write segment whose frames end at `end`, or the reserve alone if the disk has less room."""
-    needed = end + options.reserve
+    needed, wished = room_of(end, options)
     try:
-        allocate_most(store, max(needed, options.segment_bytes + options.reserve), needed)
+        allocate_most(store, wished, needed)
     except DiskFull:
         # A truncation or an open needs no room. The next append asks again, and raises if there is still none.
         return
+
+
+def room_of(end: int, options: LogOptions) -> tuple[int, int]:
+    """Return the size that a write segment whose frames end at `end` needs at least, and its usual one.
+
+    Reserved frames may have taken the reserve already. A frame above 4 GiB could not be found: positions are u32.
+    """
+    needed = max(end, min(end + options.reserve, MAX_SEGMENT_BYTES - 1))
+    return needed, max(needed, options.segment_bytes + options.reserve)
 
 
 def _take_as_write_segment(state: LogState, segment: Segment, store: Storage, tail: Tail) -> None:

@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 
 from quire.log import DiskFull, FrameHeader, Kind, Log, LogOptions, encode_system
+from quire.log.change.truncation import room_of
 from quire.log.simulated import Disk
 from tests.log.histories import SMALL, all_frames, open_log
 
@@ -157,3 +158,15 @@ def test_a_standalone_log_keeps_no_reserve() -> None:
     disk.full = True
     append_until_refused(lambda: log.append(["x" * 30]))
     assert log.reserve_left < SMALL.reserve
+
+
+@pytest.mark.parametrize("reserve", [0, 1000, 64 << 10])
+def test_a_write_segment_is_never_allocated_beyond_4_gib_whatever_of_the_reserve_is_taken(reserve: int) -> None:
+    edge = (1 << 32) - 1
+    options = LogOptions(segment_bytes=edge - reserve, segment_overflow_bytes=0, reserve_bytes=reserve)
+    for end in (64, edge - 2 * reserve, edge - reserve, edge - reserve // 2, edge):
+        needed, wished = room_of(end, options)
+        assert end <= needed <= wished == edge
+        assert needed == min(end + reserve, edge)
+    small = LogOptions(segment_bytes=1 << 20, reserve_bytes=reserve)
+    assert room_of(1 << 21, small) == ((1 << 21) + reserve, (1 << 21) + reserve)
