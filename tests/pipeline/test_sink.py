@@ -131,7 +131,7 @@ def test_what_cannot_be_written_is_refused_before_anything_is(
         (to(cluster, frame.selectExpr("command", "1 as n"), tmp_path, session="s"), "have command string, n int"),
         (to(cluster, frame, tmp_path, session="s").mode("overwrite"), "a log is only appended to"),
         (to(cluster, frame, tmp_path), "option session: name"),
-        (to(cluster, frame, tmp_path, session="s", bootstrap=nobody, sendTimeoutMs="500"), "within 0.5 s.*refused"),
+        (to(cluster, frame, tmp_path, session="s", bootstrap=nobody, sendTimeoutMs="2000"), "within 2 s.*refused"),
     ):
         with pytest.raises(PySparkException, match=says):
             writer.save()
