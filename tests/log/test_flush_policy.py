@@ -242,3 +242,33 @@ async def test_who_waits_for_what_a_refused_truncation_took_hears_of_it() -> Non
     log.append(["another"])
     await flusher.flushed(11)
     await flusher.close()
+
+
+def test_a_flush_that_a_rotation_overtook_takes_nothing_back_and_leaves_no_file_open() -> None:
+    disk = Disk()
+    log = open_log(disk)
+    log.append(["covered"])
+    flush = log.begin_flush()
+    assert flush is not None
+    while len(log.segment_bases) == 1:
+        log.append(["x" * 500])
+    durable_index = log.durable_index
+    assert durable_index > 1
+    flush.run()
+    log.end_flush(flush)
+    assert log.durable_index == durable_index
+    log.close()
+    assert disk.open_files == 0
+
+
+def test_a_mark_that_was_made_while_one_was_synced_is_written_and_synced_next() -> None:
+    log = open_log(Disk())
+    log.append(["a"])
+    log.flush()
+    sync = log.begin_mark_sync()
+    assert sync is not None
+    log.append(["b"])
+    log.flush()
+    sync.run()
+    log.end_mark_sync(sync)
+    assert log.begin_mark_sync() is not None

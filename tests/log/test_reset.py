@@ -199,3 +199,15 @@ def test_without_room_for_the_new_segment_the_log_is_read_only_and_empty_after_a
     log = open_log(disk, SMALL)
     assert log.bounds == (0, 0)
     assert log.reset(BEHIND)
+
+
+def test_a_flush_that_a_reset_to_a_lower_index_settled_makes_nothing_durable_after_it() -> None:
+    log = log_of(Disk())
+    log.append(["more"], epoch=9)
+    flush = log.begin_flush()
+    assert flush is not None
+    origin = Tail(3, 1, 5, 77)
+    log.reset(origin)
+    flush.run()
+    log.end_flush(flush)
+    assert (log.durable_index, log.durable_tail) == (3, origin)

@@ -90,6 +90,39 @@ def test_idle_streams_stay() -> None:
     assert streams_of(world["n1"]) == before
 
 
+def test_what_is_acknowledged_takes_no_room_of_the_window() -> None:
+    world = serving()
+    world["n1"].write("acknowledged")
+    world.run_until(lambda: all(caught_up(world, node) for node in world.nodes))
+    streams = world["n1"].leading.downstreams.streams.values()
+    assert [(len(stream.in_flight), stream.in_flight_bytes) for stream in streams] == [(0, 0), (0, 0)]
+
+
+def test_patience_with_an_idle_stream_begins_when_an_ack_is_owed_and_not_with_the_last_one() -> None:
+    world = serving()
+    leader = world["n1"]
+    stream = leader.leading.downstreams.streams[streams_of(leader)["n3"]]
+    half = CoreOptions().election_timeout_us // 2
+    world.run_until(lambda: leader.state.now - stream.progress_at >= half and not stream.is_owed_an_ack)
+    leader.write("owed")
+    world.run_until(lambda: stream.is_owed_an_ack)
+    assert leader.state.now - stream.progress_at < half
+
+
+def test_a_stream_that_lacks_nothing_that_expired_stays() -> None:
+    world = serving()
+    leader = world["n1"]
+    before = streams_of(leader)
+    for number in range(DEEP):
+        leader.write(f"{number}" * 4_000)
+        world.run_for(0.05)
+    leader.running.remove_expired(max_bytes=0, floor=leader.log.durable_index)
+    for stream in leader.leading.downstreams.streams.values():
+        stream.next_index = leader.log.bounds.lowest_index
+    leader.leading.downstreams.expired()
+    assert streams_of(leader) == before
+
+
 def test_a_stream_stays_while_its_followers_disk_takes_long() -> None:
     world = serving(CoreOptions(window_bytes=10_000))
     before = streams_of(world["n1"])

@@ -162,6 +162,35 @@ def test_reads_that_arrive_while_a_barrier_is_under_way_share_the_next_one() -> 
     assert all(index is not None for index in leader.reads.values())
 
 
+def test_reads_that_arrive_while_a_barrier_is_under_way_wait_for_no_heartbeat_that_is_due() -> None:
+    # The echo that ends the first barrier sends the next heartbeat: at rest one is sent once in ten seconds here.
+    world = serving("n1", "n2", "n3", options=CoreOptions(heartbeat_us=10_000_000, election_timeout_us=40_000_000))
+    leader = world["n1"]
+
+    leader.step(events.ReadRequested(1))
+    leader.step(events.ReadRequested(2))
+    world.run_for(1)
+
+    assert sorted(leader.reads) == [1, 2]
+
+
+def test_what_a_full_disk_refused_does_not_count_as_waiting() -> None:
+    # At the limit the leader would refuse every write as overload for ever.
+    world = serving("n1", "n2", "n3", options=CoreOptions(frame_requests=1))
+    leader = world["n1"]
+    leader.hold_flush = True
+    leader.write("in the file")
+    world.run_for(0)
+    leader.disk_full = True
+    waiting = [leader.write(number) for number in range(3)]
+    assert leader.leading.status().queues.waiting_bytes > 0
+
+    leader.release()
+    world.run_until(lambda: len(leader.rejected) == len(waiting))
+
+    assert leader.leading.status().queues.waiting_bytes == 0
+
+
 def test_as_many_linearizable_reads_as_the_limit_wait_and_one_more_is_refused() -> None:
     world = serving("n1", "n2", "n3", options=CoreOptions(reads_waiting=2))
     leader = world["n1"]

@@ -147,6 +147,20 @@ def test_a_change_counts_as_soon_as_it_is_in_the_log() -> None:
     assert world["n1"].state.commit_index <= (world["n1"].log.members_index or 0)
 
 
+def test_a_change_is_answered_when_it_is_committed_and_not_when_what_is_before_it_is() -> None:
+    world = led("n1", "n2", "n3", observers=("n4",))
+    leader = world["n1"]
+    leader.write("before it")
+    world.run_for(0)
+    ask_id = leader.promote("n4")
+
+    world.run_until(lambda: ask_id in leader.changes)
+
+    changed = leader.changes[ask_id]
+    assert isinstance(changed, Changed)
+    assert leader.state.commit_index > changed.index
+
+
 def test_a_change_that_is_truncated_is_undone() -> None:
     world = led("n1", "n2", "n3", observers=("n4",))
     world.isolate("n1")

@@ -53,9 +53,11 @@ def shipping() -> tuple[Log, Streams, Driver[None]]:
     return log, streams, driver
 
 
-def shipped(streams: Streams, driver: Driver[None], stream_id: int, index: int) -> list[bytes]:
+def shipped(
+    streams: Streams, driver: Driver[None], stream_id: int, index: int, max_bytes: int = 1 << 20
+) -> list[bytes]:
     """The records of what a stream at `index` is sent."""
-    ship = actions.Ship(stream_id, index, 1 << 20, 0, 0)
+    ship = actions.Ship(stream_id, index, max_bytes, 0, 0)
     driver.carry_out_step(events.Tick(), [ship])
     return [bytes(frame.payload) for frame in walk_frames(streams.sent[-1].raw)]
 
@@ -74,3 +76,12 @@ def test_frames_that_replaced_truncated_ones_are_shipped_and_never_those_that_we
     assert (new[0], len(new)) == (old[0], 2)
     assert new[1] == old[1].replace(b"old", b"new")
     assert shipped(streams, driver, 2, 1) == new[1:]
+
+
+def test_what_was_read_for_one_stream_is_shipped_to_another_only_within_the_room_of_that_one() -> None:
+    log, streams, driver = shipping()
+    log.append(["first"], epoch=1)
+    log.append(["second"], epoch=1)
+    both = shipped(streams, driver, 1, 0)
+    assert len(both) == 2
+    assert shipped(streams, driver, 2, 0, max_bytes=1) == both[:1]

@@ -110,6 +110,23 @@ def test_a_truncation_below_commit_index_halts_the_node() -> None:
     assert "below commit_index" in (world["n2"].halted or "")
 
 
+def test_a_stream_to_a_log_that_grew_while_it_opened_does_not_match() -> None:
+    world = serving("n1", "n2", "n3")
+    world.run_until(lambda: world["n2"].apply_to == world["n1"].log.tail.index)
+    for follower in ("n2", "n3"):
+        world[follower].hold_flush = True
+    node, asked_at = world["n2"], world["n2"].log.tail
+    world["n1"].write("while it opened")
+    world.run_until(lambda: node.log.tail.index > asked_at.index)
+    stream = node.upstream
+    stream.step = Step.OPENING
+
+    told = OpenAnswer(OpenVerb.RESUME, asked_at.index, asked_at.crc32c, "")
+    node.step(events.OpenAnswered(stream.stream_id, told))
+
+    assert not (node.has_stream and node.upstream is stream)
+
+
 def contradicting() -> World:
     """n2 holds another frame than n1 and n3 at the same index and epoch, and both verify; n1 still leads."""
     world = serving("n1", "n2", "n3")
