@@ -94,7 +94,7 @@ def _snapshot_parts(tree: Tree) -> list[Part]:
 
 
 def damages_of(part: Part, history: History, *, thorough: bool = False) -> Iterator[Damaged]:
-    """All damages of a part that change its bytes. `thorough`: cut and flipped at a hundred more bytes."""
+    """All damages of a part that change its bytes. `thorough`: cut and flipped at some forty more bytes."""
     mine = part.of(history.now)
     copies = [
         (Damage.LOST, "", {}),
@@ -108,7 +108,7 @@ def damages_of(part: Part, history: History, *, thorough: bool = False) -> Itera
             yield Damaged(part, damage, how, tuple(files.items()))
     data = mine[part.rotten]
     size = len(data.rstrip(b"\0"))  # Without the room that is only allocated.
-    more = range(0, size, max(1, size // 100)) if thorough else ()
+    more = range(0, size, max(1, size // 40)) if thorough else ()
     for place in sorted({0, size // 2, size - 1, *more}):
         yield Damaged(part, Damage.TRUNCATED, f"at {place}", _with(mine, part.rotten, data[:place]))
     for place in sorted({min(_EARLY, size // 3), size // 2, size - 1, *more}):

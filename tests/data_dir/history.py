@@ -64,6 +64,8 @@ class History:
     """n1's."""
     ahead: Tree
     """n3's."""
+    copies: tuple[Tree, ...]
+    """n2's, each time when a frame was committed, as it ran."""
     disk_id: bytes
     frames: bytes
     """What n2 acknowledged, from the genesis on."""
@@ -78,6 +80,7 @@ class _Node:
     name: str
     life: Life
     disk: Disk = field(default_factory=Disk)
+    copies: list[Tree] = field(default_factory=list)
     data_dir: DataDir = field(init=False)
     storage: ReplicaDisk = field(init=False)
     applier: Applier = field(init=False)
@@ -129,6 +132,11 @@ class _Node:
     def promise(self, promise: Promise) -> None:
         """Vote."""
         self.storage.store_promise(promise)
+
+    def commit_and_copy(self, to: int) -> None:
+        """Commit, and keep a copy of the directory."""
+        self.commit(to)
+        self.copies.append(content(self.disk))
 
     def copy(self) -> Tree:
         """Its directory now."""
@@ -190,7 +198,8 @@ def history(life: Life, cluster: int = 1) -> History:
     now, behind, ahead = n2.copy(), n1.copy(), n3.copy()
     for node in nodes:
         node.data_dir.close()
-    return History(now, early, late, behind, ahead, disk_id, b"".join(frames), digest)
+    copies = tuple(n2.copies[:-1])  # The last one is as new as the directory.
+    return History(now, early, late, behind, ahead, copies, disk_id, b"".join(frames), digest)
 
 
 def _genesis(nodes: list[_Node]) -> bytes:
@@ -206,6 +215,6 @@ def _follow(follower: _Node, leader: _Node, epoch: int, to: int) -> list[bytes]:
     while leader.log.tail.index < to:
         frames.append(leader.lead(epoch))
         follower.append(frames[-1])
-        for node in (leader, follower):
-            node.commit(leader.log.tail.index)
+        leader.commit(leader.log.tail.index)
+        follower.commit_and_copy(leader.log.tail.index)
     return frames
