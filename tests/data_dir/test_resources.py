@@ -7,7 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from quire.cluster.config.serve import ServeConfig
 from quire.cluster.data_dir.data_dir import DataDir
+from quire.cluster.serve.node_service import _NodeService  # pyright: ignore[reportPrivateUsage]
+from quire.cluster.serve.process import CannotStart, _started  # pyright: ignore[reportPrivateUsage]
 from quire.log import FileDirectory
 
 from .history import LIVES, NODE, Life, Tree, history, started
@@ -117,3 +120,21 @@ def test_a_first_start_that_fails_at_any_call_says_why_and_the_next_one_is_whole
         shutil.rmtree(path)
         number += 1
     assert number > 5
+
+
+@pytest.mark.parametrize("error", sorted(CALLS_THAT_FAIL), ids=errno.errorcode.get)
+async def test_a_process_that_the_system_refuses_its_directory_cannot_start_and_says_one_sentence(
+    error: int, calls: SystemCalls, tmp_path: Path
+) -> None:
+    path = tmp_path / NODE
+    put(history(KILLED).now, path)
+    members = {name: f"127.0.0.1:{port}" for port, name in enumerate(("n1", NODE, "n3"), start=1)}
+    config = ServeConfig(node=NODE, listen=members[NODE], members=members, data_dir=path)
+
+    calls.fail(error, from_then_on(1))
+    with pytest.raises(CannotStart) as refused:
+        await _started(lambda: _NodeService(config), path, 4096)
+    calls.end_process()
+
+    assert "cannot" in str(refused.value)
+    assert "\n" not in str(refused.value)
