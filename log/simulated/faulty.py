@@ -74,15 +74,15 @@ class DiskFile:
         _resize(self.cached, length)
         self.pending.append(length)
 
-    def settle(self, kept: Kept) -> None:
-        """Bring the pending changes that `kept` accepts to the disk; the others are lost to it."""
-        for change in self.pending:
+    def settle(self, kept: Kept, count: int | None = None) -> None:
+        """Bring the pending changes, or so many of them, that `kept` accepts to the disk; it loses the others."""
+        for change in self.pending[:count]:
             if kept(self.name):
                 if isinstance(change, int):
                     _resize(self.durable, change)
                 else:
                     _overlay(self.durable, *change)
-        self.pending.clear()
+        del self.pending[:count]
 
 
 class DiskFolder:
@@ -343,14 +343,15 @@ class FaultyStorage:
             self._file.resize(length)
 
     def sync(self) -> None:
+        written = len(self._file.pending)  # What is written while it runs is for the next one.
         if self._disk.holding_syncs is not None and not self._disk.holding_syncs.wait(HELD_SYNC_TIMEOUT_S):
             raise TimeoutError("holding_syncs was never set: the sync still waits")
         try:
             self._step("sync")
         except OSError:
-            self._file.settle(self._disk.chance)
+            self._file.settle(self._disk.chance, written)
             raise
-        self._file.settle(lambda _: True)
+        self._file.settle(lambda _: True, written)
 
     def close(self) -> None:
         """Closing syncs nothing."""

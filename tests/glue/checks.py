@@ -28,7 +28,6 @@ class Call:
     number: int
     node_id: str
     commands: list[Any]
-    began: float
     answer: Answer | None = None
 
     @property
@@ -120,14 +119,78 @@ def check_answers(calls: list[Call], archive: Archive) -> None:
 def _check_written(
     call: Call, document: dict[str, Any], records: dict[int, tuple[Any, int]], counted: dict[int, int]
 ) -> None:
-    for place, command in enumerate(call.commands):
-        index = document["index"] + place
-        if records.get(index) != (command, document["epoch"]):
-            found = str(records.get(index))[:80]
+    first: int = document["index"] if "index" in document else document["write_index"]
+    last = first + len(call.commands) - 1
+    for index, command in enumerate(call.commands, first):
+        value, epoch = records.get(index, (None, None))
+        if value != command or document.get("epoch", epoch) != epoch:
+            found = str(value)[:80], epoch
             raise Violation("the record at an answer's index is the command", call.number, document, found)
-    last = document["index"] + len(call.commands) - 1
-    if document["results"][-1] != counted[last]:
+    if "results" in document and document["results"][-1] != counted[last]:
         raise Violation("a result is that of its command", call.number, document, counted[last])
+
+
+@dataclass
+class Asked:
+    """An operator's call that was answered with 200."""
+
+    path: str
+    wanted: str | None
+    document: dict[str, Any]
+
+
+def check_asked(asked: list[Asked], archive: Archive) -> None:
+    """Judge what operators were told by the committed log.
+
+    Raises:
+        Violation: an operator was told what is not so.
+    """
+    records = archive.records()
+    starts = {
+        epoch: value["node_id"]
+        for value, epoch in records.values()
+        if isinstance(value, dict) and value["type"] == "epoch_start"
+    }
+    for call in asked:
+        document = call.document
+        match call.path:
+            case "/admin/transfer":
+                leader = document["leader"]
+                if starts.get(document["epoch"], leader) != leader or call.wanted not in (None, leader):
+                    raise Violation("a transfer's answer names who leads", call, starts.get(document["epoch"]))
+            case "/admin/members":
+                for index in document["changes"]:
+                    value, _ = records.get(index, (None, 0))
+                    if not isinstance(value, dict) or value["type"] != "members":
+                        raise Violation("the records of a change are in the log", call, index, value)
+                if document["changes"] and not any(
+                    row[0] == call.wanted and row[3] == "voter"
+                    for row in records[document["changes"][-1]][0]["members"]
+                ):
+                    raise Violation("who was promoted votes", call)
+            case _:
+                pass
+
+
+@dataclass
+class Tally:
+    """What a session's caller knows: its commands count up by one each."""
+
+    answered: int = 0
+    unknown: int = 0
+    last: int = 0
+
+    def note(self, result: int) -> None:
+        """An answer. Raises Violation."""
+        self.answered += 1
+        if not self.last < result <= self.answered + self.unknown:
+            raise Violation("a session's command executes once, in order", result, self)
+        self.last = result
+
+    def check(self, counted: int) -> None:
+        """The sum at the end. Raises Violation."""
+        if not self.answered <= counted <= self.answered + self.unknown:
+            raise Violation("a session's command executes once", counted, self)
 
 
 def check_bounds(cluster: Cluster) -> None:

@@ -16,7 +16,7 @@ from quire.cluster.node.node import Node
 from quire.log.simulated.faulty import Keep
 from tests.glue.host import GlueDisk
 from tests.glue.loop import Owner
-from tests.glue.network import CLIENTS, GlueLoop, Network
+from tests.glue.network import GlueLoop, Network
 
 ELECTION_TIMEOUT_MS = 500
 HEARTBEAT_MS = 100
@@ -86,7 +86,7 @@ class Cluster:
     def add_hosts(self, count: int, voters: int) -> None:
         """Hosts n1, n2 and so on; the first so many form the cluster."""
         node_ids = [f"n{number}" for number in range(1, count + 1)]
-        members = {node_id: Network.address(number, number) for number, node_id in enumerate(node_ids, 1)}
+        members = {node_id: Network.address(number) for number, node_id in enumerate(node_ids, 1)}
         for number, node_id in enumerate(node_ids, 1):
             config = ServeConfig(
                 node=node_id,
@@ -94,7 +94,6 @@ class Cluster:
                 members=members,
                 initial_members=tuple(node_ids[:voters]),
                 data_dir=Path(node_id),
-                link={other: Network.address(number, to) for to, other in enumerate(node_ids, 1) if other != node_id},
                 election_timeout_ms=ELECTION_TIMEOUT_MS,
                 heartbeat_ms=HEARTBEAT_MS,
                 segment_bytes=1 << 16,
@@ -117,7 +116,7 @@ class Cluster:
         """Start a node's process, as `quire serve` does."""
         host = self.hosts[node_id]
         host.starts += 1
-        owner = Owner(node_id)
+        owner = Owner(node_id, host.number)
         self.loop.network.host_is_back(host.number)
         starting = self.loop.as_owner(owner, asyncio.create_task, self._start(host, owner))
         await starting
@@ -165,14 +164,15 @@ class Cluster:
 
     # Clients
 
-    async def ask(
-        self, node_id: str, method: str, path: str, document: Any = None, timeout_s: float | None = None
-    ) -> Answer:
-        """Send one request to one node. Raises ClientError, TimeoutError."""
-        url = f"http://{Network.address(CLIENTS, self.hosts[node_id].number)}{path}"
-        data = None if document is None else orjson.dumps(document)
+    async def ask(self, node_id: str, path: str, document: Any = None, timeout_s: float | None = None) -> Answer:
+        """Post one document, or a list of them, to one node. Raises ClientError, TimeoutError."""
+        url = f"http://{Network.address(self.hosts[node_id].number)}{path}"
+        if isinstance(document, list):
+            data, content_type = b"\n".join(map(orjson.dumps, document)), "application/x-ndjson"
+        else:
+            data, content_type = b"" if document is None else orjson.dumps(document), "application/json"
         async with (
             asyncio.timeout(timeout_s),
-            self.session.request(method, url, data=data, headers={"Content-Type": "application/json"}) as answer,
+            self.session.post(url, data=data, headers={"Content-Type": content_type}) as answer,
         ):
             return Answer(answer.status, await answer.read(), dict(answer.headers))

@@ -10,15 +10,30 @@ from typing import Any
 import aiohttp
 import structlog
 
+import quire
+from quire.cluster.client import ClientError, OutcomeUnknown
 from quire.log.simulated.faulty import Keep
-from tests.glue.checks import COUNTER, Archive, Call, Violation, check_answers, check_bounds, check_released
+from tests.glue.checks import (
+    COUNTER,
+    Archive,
+    Asked,
+    Call,
+    Tally,
+    Violation,
+    check_answers,
+    check_asked,
+    check_bounds,
+    check_released,
+)
 from tests.glue.cluster import Cluster, Host
 from tests.glue.host import GlueDisk, below
 from tests.glue.loop import run_until_end
-from tests.glue.network import GlueLoop, Mood
+from tests.glue.network import GlueLoop, Mood, Network
 
 CALLERS = 4
+SESSION_COUNTER = "s"
 TROUBLE_S = 12.0
+HISTORY_S = 300.0
 LOOK_S = 0.05
 WHOLE_S = 60.0
 """A cluster that is whole and left alone is whole again within this."""
@@ -56,8 +71,11 @@ class History:
         self.outcome = outcome
         self.archive = Archive()
         self.calls: list[Call] = []
+        self.asked: list[Asked] = []
+        self.tally = Tally()
         self.acknowledged = 0
         self.is_over = False
+        self.stage = ""
         self.values = self.random.choice((100, 3_000, 12_000))
 
     def note(self, what: str) -> None:
@@ -70,7 +88,10 @@ class History:
         cluster.add_hosts(4, 3)
         await cluster.open()
         try:
-            await self._lived()
+            async with asyncio.timeout(HISTORY_S):
+                await self._lived()
+        except TimeoutError:
+            raise Violation("a history ends", self.stage, *(self._shown(host) for host in self.hosts)) from None
         finally:
             await cluster.session.close()
 
@@ -80,10 +101,14 @@ class History:
         await self._until("the cluster forms", lambda: any(host.node and host.node.is_leader for host in self.hosts))
         looking = asyncio.create_task(self._look())
         callers = [asyncio.create_task(self._call(number)) for number in range(CALLERS)]
+        callers.append(asyncio.create_task(self._count()))
+        self.stage = "trouble"
         await self._trouble()
         await self._heal()
         self.is_over = True
+        self.stage = "callers"
         await asyncio.gather(*callers)
+        self.stage = "whole"
         await self._until("a whole cluster is whole again", self._is_whole)
         for node_id in cluster.hosts:
             await self._served(node_id)
@@ -92,7 +117,8 @@ class History:
         await asyncio.gather(looking, return_exceptions=True)
         if not looking.cancelled() and (error := looking.exception()) is not None:
             raise error
-        self._check()
+        await self._check()
+        self.stage = "stop"
         for node_id in cluster.hosts:
             await self._stopped(node_id)
 
@@ -103,10 +129,13 @@ class History:
 
     # The end
 
-    def _check(self) -> None:
+    async def _check(self) -> None:
         for host in self.hosts:
             self.archive.look(host)
         check_answers(self.calls, self.archive)
+        check_asked(self.asked, self.archive)
+        query = self.cluster.ask("n1", "/query", {"request": ["get", SESSION_COUNTER]}, CALL_S)
+        self.tally.check((await query).document["answer"] or 0)
         for host in self.hosts:
             if host.node is not None:
                 check_released(host.node, self.cluster.hosts.keys() - {host.node_id})
@@ -175,26 +204,48 @@ class History:
         number = len(self.calls)
         size = self.random.randint(0, self.values)
         commands = [["put", f"k{number % 20}", [number, "x" * size]], ["incr", COUNTER]]
-        call = Call(number, node_id, commands, self.loop.time())
+        path = self.random.choice(("/commands", "/commands", "/records"))
+        document: Any = {"commands": commands} if path == "/commands" else commands
+        call = Call(number, node_id, commands)
         self.calls.append(call)
         try:
-            call.answer = await self.cluster.ask(node_id, "POST", "/commands", {"commands": commands}, CALL_S)
+            call.answer = await self.cluster.ask(node_id, path, document, CALL_S)
         except (aiohttp.ClientError, OSError) as error:
             told = type(error).__name__
         else:
             told = f"{call.answer.status} {call.answer.problem}".strip()
             if call.answer.status == 200:
-                document = call.answer.document
-                told += f" at {document['index']}"
-                self.acknowledged = max(self.acknowledged, document["index"] + len(commands))
-        self.note(f"write {number} by {node_id}: {told}")
+                answered = call.answer.document
+                index = answered["index"] if path == "/commands" else answered["write_index"]
+                told += f" at {index}"
+                self.acknowledged = max(self.acknowledged, index + len(commands))
+        self.note(f"{path} {number} by {node_id}: {told}")
         self.outcome.counts[f"write {told.partition(' at ')[0]}"] += 1
         return told
+
+    async def _count(self) -> None:
+        """Count up under a session, through the shipped client."""
+        servers = [Network.address(host.number) for host in self.hosts]
+        async with quire.connect(servers, timeout_s=CALL_S) as client:
+            while not self.is_over:
+                try:
+                    result = await client.apply(["incr", SESSION_COUNTER])
+                except OutcomeUnknown:
+                    self.tally.unknown += 1
+                    told = "unknown"
+                except ClientError as error:
+                    told = type(error).__name__
+                else:
+                    self.tally.note(result)
+                    told = str(result)
+                self.note(f"session: {told}")
+                self.outcome.counts[f"session {'answered' if told.isdigit() else told}"] += 1
+                await self.loop.after(0.05)
 
     async def _read(self, node_id: str) -> None:
         acknowledged = self.acknowledged
         try:
-            answer = await self.cluster.ask(node_id, "POST", "/query", {"request": ["get", COUNTER]}, CALL_S)
+            answer = await self.cluster.ask(node_id, "/query", {"request": ["get", COUNTER]}, CALL_S)
         except (aiohttp.ClientError, OSError) as error:
             told = type(error).__name__
         else:
@@ -210,7 +261,7 @@ class History:
         end = self.loop.time() + self._trouble_s
         kinds: list[Callable[[Random], Awaitable[None]]] = [
             self._cut, self._silence, self._lose_flows, self._crash, self._crash, self._restart, self._slow_disk,
-            self._transfer, self._promote, self._snapshot,
+            self._transfer, self._promote, self._snapshot, self._freeze, self._full_disk, self._long_outage,
         ]  # fmt: skip
         running: list[asyncio.Task[None]] = []
         while self.loop.time() < end:
@@ -252,10 +303,10 @@ class History:
         self.note(f"lose flows {one.node_id} {other.node_id}")
         self.loop.network.forget(one.number, other.number)
 
-    async def _crash(self, random: Random) -> None:
+    async def _crash(self, random: Random, longer_s: float = 0.0) -> None:
         host = random.choice(self.hosts)
         keep = random.choice((None, Keep.NOTHING, Keep.SOME))
-        down_s = random.uniform(0.0, 3.0)
+        down_s = longer_s + random.uniform(0.0, 3.0)
         if host.process is None or host.is_busy:
             return
         host.is_busy = True
@@ -286,6 +337,28 @@ class History:
         await self.loop.after(random.uniform(0.5, 3.0))
         host.disk.highest_us = GlueDisk.HIGHEST_US
 
+    async def _full_disk(self, random: Random) -> None:
+        host = random.choice(self.hosts)
+        if host.node is None or host.node.formed is None:
+            return  # A node that cannot store its genesis ends, and says so.
+        self.note(f"full disk {host.node_id}")
+        host.disk.full = True
+        await self.loop.after(random.uniform(0.5, 3.0))
+        host.disk.full = False
+
+    async def _freeze(self, random: Random) -> None:
+        process = random.choice(self.hosts).process
+        if process is None or process.owner.frozen is not None:
+            return
+        self.note(f"freeze {process.owner.name}")
+        self.loop.freeze(process.owner)
+        await self.loop.after(random.uniform(0.1, 3.0))
+        if not process.owner.is_dead:
+            self.loop.resume(process.owner)
+
+    async def _long_outage(self, random: Random) -> None:
+        await self._crash(random, 5.0)
+
     async def _transfer(self, random: Random) -> None:
         node_id, target = (host.node_id for host in self._pair(random))
         await self._ask(node_id, "/admin/transfer", {"target": target})
@@ -299,17 +372,19 @@ class History:
 
     async def _ask(self, node_id: str, path: str, document: Any) -> None:
         try:
-            answer = await self.cluster.ask(node_id, "POST", path, document, CALL_S)
+            answer = await self.cluster.ask(node_id, path, document, CALL_S)
         except (aiohttp.ClientError, OSError) as error:
             told = type(error).__name__
         else:
             told = f"{answer.status} {answer.body.decode()}" if answer.status == 200 else answer.problem
+            if answer.status == 200:
+                self.asked.append(Asked(path, next(iter((document or {}).values()), None), answer.document))
         self.note(f"{path} {document} by {node_id}: {told}")
         self.outcome.counts[f"{path} {told.partition(' ')[0]}"] += 1
 
     async def _heal(self) -> None:
         for source in self.hosts:
-            source.disk.highest_us = GlueDisk.HIGHEST_US
+            source.disk.highest_us, source.disk.full = GlueDisk.HIGHEST_US, False
             for target in self.hosts:
                 self.loop.network.set_mood(source.number, target.number, Mood.UP)
 
@@ -325,6 +400,7 @@ def run(seed: int, trouble_s: float = TROUBLE_S) -> Outcome:
             run_until_end(loop, history.run())
         except Violation as violation:
             outcome.rule, outcome.failure = violation.rule, str(violation)
+    outcome.counts.update(str(line["event"]) for line in journal if line["log_level"] == "info")
     faults = [f"{line['event']} {line.get('exc_info')!r}" for line in journal if line.get("exc_info")]
     # What a crashed process left open is found later, whoever's turn it is then.
     unexpected = [fault for fault in loop.faults if "Unclosed" not in fault]

@@ -59,8 +59,8 @@ class ForkedChild:
         disk.free = True
         try:
             self._report = work(lambda: None)
-        except OSError as error:
-            self._failure = str(error)
+        except Exception as error:  # noqa: BLE001  # As the child's own report.
+            self._failure = f"{type(error).__name__}: {error}"
         finally:
             disk.free = False
         self._end = loop.create_future()

@@ -32,9 +32,11 @@ class Killed(BaseException):
 class Owner:
     """A process: what it runs ends with it."""
 
-    def __init__(self, name: str) -> None:
-        self.name = name
+    def __init__(self, name: str, host: int = 0) -> None:
+        self.name, self.host = name, host
         self.is_dead = False
+        self.frozen: list[asyncio.Handle] | None = None
+        """What it will do when it continues; None while it runs."""
         self.tasks: dict[OwnedTask, None] = {}
         self.threads: dict[LoopThread, None] = {}
 
@@ -60,6 +62,9 @@ class _Handle(asyncio.Handle):
     owner: Owner
 
     def _run(self) -> None:
+        if self.owner.frozen is not None:
+            self.owner.frozen.append(self)
+            return
         loop = self._loop
         before, loop.owner = loop.owner, self.owner
         super()._run()
@@ -73,6 +78,9 @@ class _Timer(asyncio.TimerHandle):
 
     def _run(self) -> None:
         if self.owner.is_dead:
+            return
+        if self.owner.frozen is not None:
+            self.owner.frozen.append(self)
             return
         loop = self._loop
         before, loop.owner = loop.owner, self.owner
@@ -203,8 +211,19 @@ class VirtualLoop(asyncio.BaseEventLoop):
         finally:
             self.owner = before
 
+    def freeze(self, owner: Owner) -> None:
+        """Let a process do nothing; what it has to do waits."""
+        owner.frozen = []
+
+    def resume(self, owner: Owner) -> None:
+        """Let a frozen process continue."""
+        waiting, owner.frozen = owner.frozen or [], None
+        ready: deque[asyncio.Handle] = self._ready  # type: ignore[attr-defined]
+        ready.extend(handle for handle in waiting if not handle.cancelled())
+
     def kill(self, owner: Owner) -> None:
         """End a process: its threads and timers run no more; its tasks are cancelled, to end without a word."""
+        self.resume(owner)
         owner.is_dead = True
         for thread in list(owner.threads):
             thread.kill()

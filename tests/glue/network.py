@@ -1,7 +1,7 @@
 """Connections in memory, as TCP makes them: in order, with latency and a window, cut, reset or silent.
 
-Addresses say who dials: host a reaches host b at `127.a.b.1`. Whatever aiohttp does with a socket, it does through the
-loop (`GlueLoop`), which finds the connection here.
+Host 3 is reached at 127.0.3.1. Whatever aiohttp does with a socket, it does through the loop (`GlueLoop`), which finds
+the connection here.
 """
 
 import asyncio
@@ -19,8 +19,8 @@ PORT = 7000
 WIRE_BYTES = 1 << 16
 """How many bytes a connection carries that the other side has not read: the kernels' buffers."""
 HIGH_BYTES, LOW_BYTES = 1 << 16, 1 << 14
-CLIENTS = 0
-"""The host of those who are no nodes."""
+GIVE_UP_S = 20.0
+"""A connection on which nothing is acknowledged for so long is gone. (Kernels wait longer.)"""
 
 
 class Mood(Enum):
@@ -58,9 +58,9 @@ class Network:
     # Addresses
 
     @staticmethod
-    def address(dialler: int, host: int) -> str:
-        """HOST:PORT at which one host reaches another."""
-        return f"127.{dialler}.{host}.1:{PORT}"
+    def address(host: int) -> str:
+        """HOST:PORT at which a host is reached."""
+        return f"127.0.{host}.1:{PORT}"
 
     def line(self, source: int, target: int) -> Line:
         """The direction from one host to another."""
@@ -72,10 +72,18 @@ class Network:
         """Change what a direction does."""
         line = self.line(source, target)
         line.mood = mood
-        if mood is Mood.UP:
+        self._send_held(source, target)
+
+    def _send_held(self, source: int, target: int) -> None:
+        line = self.line(source, target)
+        if self.carries(source, target):
             held, line.held = line.held, []
             for send in held:
                 send()
+
+    def carries(self, source: int, target: int) -> bool:
+        """Whether what is sent arrives."""
+        return not self._down & {source, target} and self.line(source, target).mood is not Mood.SILENT
 
     def reset(self, one: int, other: int) -> None:
         """Reset every connection between two hosts."""
@@ -101,6 +109,9 @@ class Network:
     def host_is_back(self, host: int) -> None:
         """It knows none of its former connections."""
         self._down.discard(host)
+        for source, target in list(self._lines):
+            if host in (source, target):
+                self._send_held(source, target)
 
     def is_down(self, host: int) -> bool:
         """Whether nothing answers there."""
@@ -128,7 +139,7 @@ class Network:
         if accepting is None or self.line(dialler, host).mood is Mood.REFUSES:
             if not await self._arrives(host, dialler):
                 await self._loop.create_future()
-            raise ConnectionRefusedError(errno.ECONNREFUSED, f"nobody listens at {self.address(dialler, host)}")
+            raise ConnectionRefusedError(errno.ECONNREFUSED, f"nobody listens at {self.address(host)}")
         owner, make = accepting
         near, far = End(self, self._loop, dialler, host, self._loop.owner), End(self, self._loop, host, dialler, owner)
         near.other, far.other = far, near
@@ -145,7 +156,7 @@ class Network:
     async def _arrives(self, source: int, target: int) -> bool:
         """Wait as long as a packet takes; return whether it arrives."""
         await self._loop.after(self.latency_s(source, target))
-        return not self._down & {source, target} and self.line(source, target).mood is not Mood.SILENT
+        return self.carries(source, target)
 
     def latency_s(self, source: int, target: int) -> float:
         """Draw how long a packet takes."""
@@ -167,7 +178,7 @@ class End(asyncio.Transport):
         self._wire_bytes = 0
         self._arrive_at = 0.0
         self._inbox: deque[bytes | None] = deque()
-        self._reading = True
+        self._reading, self._gives_up = True, False
         self._closing, self._closed, self._write_paused, self._eof_sent = False, False, False, False
 
     def attach(self, protocol: Any) -> None:
@@ -175,6 +186,8 @@ class End(asyncio.Transport):
         self._protocol = protocol
         protocol.connection_made(self)
         self._loop.call_soon(self._read_inbox)
+        if self._closed:  # Before anybody knew of it.
+            self._loop.call_soon(protocol.connection_lost, ConnectionResetError(errno.ECONNRESET, "reset by peer"))
 
     # As asyncio.Transport
 
@@ -248,12 +261,18 @@ class End(asyncio.Transport):
     def _send(self, arrive: Callable[..., None], *args: Any) -> None:
         """Have the other end do something when it learns of it, in order."""
         line = self._network.line(self.host, self.peer_host)
-        if self.is_forgotten or self._network.is_down(self.host) or self._network.is_down(self.peer_host):
-            return
-        if line.mood is Mood.SILENT or line.held:
+        if self.is_forgotten:
+            self._give_up_later()
+        elif line.held or not self._network.carries(self.host, self.peer_host):
             line.held.append(lambda: self._send_now(arrive, args))
         else:
             self._send_now(arrive, args)
+
+    def _give_up_later(self) -> None:
+        if not self._gives_up:
+            self._gives_up = True
+            error = TimeoutError(errno.ETIMEDOUT, "nothing was acknowledged")
+            self._loop.as_owner(self._loop.outside, self._loop.call_later, GIVE_UP_S, self.lose, error)
 
     def _send_now(self, arrive: Callable[..., None], args: tuple[Any, ...]) -> None:
         latency = self._network.latency_s(self.host, self.peer_host)
@@ -263,8 +282,12 @@ class End(asyncio.Transport):
 
     def deliver(self, arrive: Callable[..., None], args: tuple[Any, ...]) -> None:
         """Something from the other end arrived."""
-        if not (self._network.is_down(self.host) or self.is_forgotten):
+        if self._network.is_down(self.host) or self.is_forgotten:
+            return
+        if self.owner.frozen is None:
             self._loop.as_owner(self.owner, arrive, *args)
+        else:
+            self._loop.as_owner(self.owner, self._loop.call_soon, arrive, *args)
 
     def arrive(self, data: bytes | None) -> None:
         """Bytes, or the end of them, arrived here."""
@@ -336,8 +359,7 @@ class GlueLoop(VirtualLoop):
 
     async def sock_connect(self, sock: socket.socket, address: Any) -> None:
         """Connect a socket that is otherwise not used."""
-        _, dialler, host, _ = map(int, address[0].split("."))
-        await self.network.connect(sock, dialler, host)
+        await self.network.connect(sock, self.owner.host, int(address[0].split(".")[2]))
 
     async def create_connection(self, protocol_factory: Any, *args: Any, **kwargs: Any) -> Any:
         """The connection that `sock_connect` made."""
