@@ -13,7 +13,7 @@ from typing import Any
 from crc32c import crc32c
 
 from .change.ages import Ages
-from .change.append import append_raw, make_room, put_spooled, try_room
+from .change.append import append_raw, make_room, put_spooled, taken_back, try_room
 from .change.expiry import Expirable, expirable, remove_expired
 from .change.recovery import OpenRequest, open_state
 from .change.reset import follows, remove_log, reset_to
@@ -263,7 +263,9 @@ class Log:
         return header
 
     def append_frames(self, raw: bytes | bytearray | memoryview) -> int:
-        """Buffer a peer's frames unchanged, all or none; return highest_index. Those of kind `system` are `reserved`.
+        """Buffer a peer's frames unchanged; return highest_index. Those of kind `system` are `reserved`.
+
+        All or none; but without a descriptor to take some back with, whole frames up to highest_index stay.
 
         Raises:
             FrameInvalid, UnknownVersion: the bytes are not whole frames of a known version.
@@ -273,13 +275,12 @@ class Log:
         """
         state = self._state
         state.refuse_if_unwritable()
-        start = state.tail
+        start = state.tail.index
         try:
             append_raw(state, raw)
         except DiskFull:
-            if state.tail != start:
-                self.truncate(start.index)
-            raise
+            if taken_back(self.truncate, start):
+                raise
         return state.tail.index
 
     def append_stream(

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from ..errors import DiskFull, FrameCorrupt, FrameInvalid, RecordTooLarge, UnexpectedIndex
+from collections.abc import Callable
+
+from ..errors import DiskFull, FrameCorrupt, FrameInvalid, RecordTooLarge, ResourcesExhausted, UnexpectedIndex
 from ..frames import HEADER_BYTES, FrameHeader, Kind, Tail, follow, seal_header, walk_headers
 from ..segment.survey import names_members
 from ..state import LogState
@@ -131,3 +133,15 @@ def append_raw(state: LogState, raw: bytes | bytearray | memoryview) -> None:
     headers, members = _verified_frames(state, view)
     with state.failing("writing out"):
         _put_frames(state, view, headers, members)
+
+
+def taken_back(truncate: Callable[[int], None], index: int) -> bool:
+    """Return whether nothing is left from `index` on of frames of which only some were appended.
+
+    If segments must go, that needs a descriptor. Without one the frames stay: they are whole, and follow.
+    """
+    try:
+        truncate(index)
+    except ResourcesExhausted:
+        return False
+    return True

@@ -93,6 +93,38 @@ def test_raw_frames_that_find_no_descriptor_for_their_next_segment_are_in_the_lo
     assert log.append_frames(raw) == 40
 
 
+def test_raw_frames_over_two_rotations_of_which_none_can_be_taken_back_are_in_the_log_as_far_as_is_told() -> None:
+    other = open_log(Disk())
+    for k in range(60):
+        other.append([str(k) * 60])
+    raw, index = b"", 0
+    while index < 60:
+        frames, index = other.read_frames(index, 1 << 20, unflushed=True)
+        raw += frames
+    disk = Disk()
+    log = open_log(disk)
+    made: list[str] = []
+
+    def exhaust(operation: str, name: str) -> bool:
+        if operation == "create" and name.endswith(".store.new"):
+            made.append(name)
+            disk.exhausted = len(made) == 2
+        return False
+
+    disk.failing = exhaust
+
+    told = log.append_frames(raw)
+
+    assert (told, log.failure) == (log.tail.index, None)
+    assert 0 < told < 60
+    disk.failing, disk.exhausted = None, False
+    rest, _ = other.read_frames(told, 1 << 20, unflushed=True)
+    assert log.append_frames(rest) > told
+    log.flush()
+    kept = log.durable_index
+    assert [log.read(k).value for k in range(kept)] == [other.read(k).value for k in range(kept)]
+
+
 def test_an_expiry_that_can_open_no_file_removes_nothing_and_does_it_later() -> None:
     disk = Disk()
     log = filled(disk)
