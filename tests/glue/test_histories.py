@@ -7,7 +7,7 @@ import pytest
 
 from tests.glue.history import run
 
-AT_ONCE = 2
+AT_ONCE = 1
 SEEDS = 24
 
 
