@@ -485,7 +485,7 @@ class Log:
 
         Raises:
             LogReadOnly: the device failed.
-            DiskFull: there is no room for a segment; the log is read-only until a restart, and empty after it.
+            DiskFull: there is no room for the beginning of a segment; the log is as it was.
         """
         state = self._state
         state.refuse_if_unwritable()

@@ -274,6 +274,7 @@ class Disk:
         """Make the log begin at a snapshot that counts. Blocks; durable on return.
 
         Raises:
+            ResourcesExhausted, DiskFull: nothing was changed.
             LogError: it failed; the next start repeats it.
         """
         tail = Tail(snapshot.index, snapshot.epoch, snapshot.timestamp, snapshot.crc32c)

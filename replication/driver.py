@@ -425,6 +425,9 @@ class Driver(Generic[OwnerT]):
             except ResourcesExhausted:  # The log is as it was. The disk counts as busy meanwhile.
                 self._device.remind(RETRY_US, try_again)
                 return
+            except DiskFull as error:
+                self.step(events.InstallRefused(stream_id, str(error)))
+                return
             self._owner.snapshot_installed(snapshot.index)
             self.step(events.Installed(stream_id, snapshot.index))
 

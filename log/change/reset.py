@@ -2,10 +2,11 @@
 
 The steps, in this order:
 
-1. Write and sync a mark that says that all segments go: what a crash leaves of them is then neither rot nor a log.
-2. Remove all segments, and sync the folder.
-3. For a reset, write a mark that names the new beginning, and make the new store as in a rotation. For a removal,
-   remove the mark.
+1. For a reset, make the new store under its unfinished name, as in a rotation: if there is no room, all stays as it is.
+2. Write and sync a mark that says that all segments go: what a crash leaves of them is then neither rot nor a log.
+3. Remove all segments, and sync the folder.
+4. For a reset, write a mark that names the new beginning, and give the new store its name. For a removal, remove the
+   mark.
 
 After a crash the next open removes what is left, unread, and begins an empty log. The snapshot is durable before a
 reset, so the next start finds that the log does not follow it, and resets it again.
@@ -21,7 +22,7 @@ from ..segment.mark import MARK_NAME, MarkFile, discarding_mark, empty_mark
 from ..segment.segments import remove_segment
 from ..segment.store import SEGMENTS_FOLDER, STORE_SUFFIX, StoreHeader, base_of_name
 from ..state import LogState
-from ..storage import Directory
+from ..storage import Directory, Storage
 from .rewrite import REWRITE_SUFFIX
 from .rotation import prepare_store, publish_store
 from .spool import SPOOL_SUFFIX
@@ -45,12 +46,14 @@ def reset_to(state: LogState, origin: Tail, members_index: int | None) -> None:
 
     Raises:
         ResourcesExhausted: the process can open no more files; nothing was changed.
-        DiskFull: there is no room for the new segment; the log is read-only, and empty at the next open.
+        DiskFull: there is no room for the beginning of a segment; nothing was changed.
         LogReadOnly: the device failed.
     """
     state.segments.refuse_without_descriptor()
+    header = StoreHeader(*origin, members_index, state.cluster_id)
     with state.failing("resetting"):
         state.settle_flush()
+        store = prepare_store(state.files, header, state.options)  # First: without room nothing is given up.
         state.generation += 1
         state.mark.write_synced(discarding_mark(state.segments.first.base_index))
         # If the device fails or is full from here on, reads must not look for what is gone.
@@ -60,16 +63,11 @@ def reset_to(state: LogState, origin: Tail, members_index: int | None) -> None:
             state.segments.remove_last()
         state.files.sync()
         state.mark.write_synced(empty_mark(origin.index))
-        _begin(state, StoreHeader(*origin, members_index, state.cluster_id))
+        _begin(state, header, store)
         state.mark.write_synced(state.next_mark())
 
 
-def _begin(state: LogState, header: StoreHeader) -> None:
-    try:
-        store = prepare_store(state.files, header, state.options)
-    except BaseException:
-        state.fail("resetting: the new segment could not be created")
-        raise
+def _begin(state: LogState, header: StoreHeader, store: Storage) -> None:
     state.writer = publish_store(state.files, header, store, state.options)
     state.segments.append(state.writer.segment)
     state.epochs = []

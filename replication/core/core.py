@@ -315,6 +315,11 @@ class Core:
                 self.writer.end_exclusive()
                 if following:
                     following.truncate_refused(event)
+            case events.InstallRefused():
+                self.writer.end_exclusive()
+                self.state.fitness.lacked_room(self.state)
+                if following:
+                    following.install_refused(event)
             case events.RoomProbed():
                 self.state.fitness.room_probed(self.state, event)
             case events.DiskFailed(reason):

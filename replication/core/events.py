@@ -227,6 +227,14 @@ class TruncateRefused:
 
 
 @dataclass(frozen=True, slots=True)
+class InstallRefused:
+    """An `Install` found no room for the beginning of a log: the log is as it was."""
+
+    stream_id: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
 class SnapshotFetched:
     """A `FetchSnapshot` is done: the snapshot is whole, synced and readable by this machine. It does not count yet."""
 
@@ -277,7 +285,7 @@ LeaderEvent = (
 FollowerEvent = FramesArrived | OpenAnswered | StreamConnected | SnapshotFetched | FetchFailed
 """What happens on the stream to a leader."""
 
-DiskEvent = Flushed | PromiseStored | Truncated | TruncateRefused | Installed | RoomProbed | DiskFailed
+DiskEvent = Flushed | PromiseStored | Truncated | TruncateRefused | Installed | InstallRefused | RoomProbed | DiskFailed
 """What a disk action came to."""
 
 NodeEvent = Received | StreamClosed | Expired | LinkUp | LinkDown | Nominated | Stopped | Measured | Tick

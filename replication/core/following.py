@@ -240,6 +240,12 @@ class Following:
             self._dial_at, self._failures, self._failed_fetches = self.state.now, 0, 0
             self.tick()
 
+    def install_refused(self, event: events.InstallRefused) -> None:
+        """There was no room: open again as seldom as the disk is asked for some."""
+        if self._current(event.stream_id, Step.INSTALLING) is not None:
+            self._dial_as_seldom_as_room_is_asked_for()
+            self.close_stream(event.reason)
+
     def _report_mismatch(self, stream: Upstream, answer: OpenAnswer) -> None:
         """Rule 8: equal (epoch, index) with unequal crc is never divergence.
 

@@ -12,7 +12,6 @@ from quire.log import (
     Kind,
     Log,
     LogOptions,
-    LogReadOnly,
     Tail,
     encode_frame,
     encode_records,
@@ -186,18 +185,18 @@ def test_a_reset_settles_the_flush_that_is_on_its_way() -> None:
     assert (log.durable_index, log.durable_tail) == (100, BEHIND)
 
 
-def test_without_room_for_the_new_segment_the_log_is_read_only_and_empty_after_a_restart() -> None:
+def test_without_room_for_the_new_segment_the_log_stays_as_it_is() -> None:
     disk = Disk()
     log = log_of(disk)
+    held = log.bounds
     disk.full = True
     with pytest.raises(DiskFull):
         log.reset(BEHIND)
-    with pytest.raises(LogReadOnly):
-        log.append(["x"])
+    assert log.bounds == held
     log.close()
     disk.full = False
     log = open_log(disk, SMALL)
-    assert log.bounds == (0, 0)
+    assert log.bounds == held
     assert log.reset(BEHIND)
 
 

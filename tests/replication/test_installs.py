@@ -4,6 +4,7 @@ import pytest
 
 from quire.replication.core import CoreOptions, Promise, actions, events
 from quire.replication.core.events import Reason
+from quire.replication.core.fitness import Level
 from quire.replication.core.following import Step
 from quire.replication.core.messages import Heartbeat, Open, OpenAnswer, OpenVerb
 from tests.replication.installing import DEEP, behind, expire, fetched, fetching
@@ -179,6 +180,22 @@ def test_a_fetch_that_fails_again_and_again_is_begun_once_in_four_election_timeo
 
     fail_all(10)
     assert fail_all(40) in (9, 10, 11)
+
+
+def test_an_install_without_room_is_tried_again_when_there_is_some_and_the_node_votes_meanwhile() -> None:
+    world = behind()
+    node, fetch = fetching(world)
+    node.disk_full = True
+    fetched(node, fetch)
+    world.run_until(lambda: node.state.fitness.holds(Level.NO_ROOM))
+    world.run_for(0.1)
+    assert (len(node.installs), node.halted, node.log.bounds.lowest_index) == (1, None, 0)
+
+    world["n1"].crash()
+    world.run_until(lambda: world["n2"].leads)  # By n3's vote. It has all frames.
+    node.disk_full = False
+
+    world.run_until(lambda: world.leader() is world["n2"] and node.log.tail == world["n2"].log.tail)
 
 
 def test_a_full_follower_that_needs_a_snapshot_opens_once_in_four_election_timeouts() -> None:

@@ -329,11 +329,8 @@ class SimNode:
         match action:
             case actions.FetchSnapshot():
                 self.fetches.append(action)
-            case actions.Install(stream_id, snapshot):
-                self.installs.append(action)
-                if not self.hold_install:
-                    self.running.install(snapshot)
-                    self._soon(0, events.Installed(stream_id, snapshot.index))
+            case actions.Install():
+                self._install(action)
             case actions.Apply(to_index):
                 self.log.set_commit_index(self.state.commit_index)
                 self.apply_to = to_index
@@ -353,6 +350,14 @@ class SimNode:
                 self.halted = reason
             case _:
                 self._send(action)
+
+    def _install(self, action: actions.Install) -> None:
+        self.installs.append(action)
+        if self.disk_full:
+            self._soon(0, events.InstallRefused(action.stream_id, "the disk is full"))
+        elif not self.hold_install:
+            self.running.install(action.snapshot)
+            self._soon(0, events.Installed(action.stream_id, action.snapshot.index))
 
     def _flush(self) -> None:
         flush = self.log.begin_flush()

@@ -183,6 +183,10 @@ class Fitness:
         elif result.is_made and not result.is_system:
             self._room_found(state)
 
+    def lacked_room(self, state: "State") -> None:
+        """Take that the disk had no room for the beginning of a log."""
+        self._no_room(state)
+
     def room_probed(self, state: "State", event: RoomProbed) -> None:
         """Take the answer to a `ProbeRoom`."""
         if event.has_room:
