@@ -117,8 +117,7 @@ class SimNode:
     """Appends are refused; `reserve` says whether its own system records still find room."""
     reserve: bool = True
     probes: int = 0
-    refused_appends: int = 0
-    """Shipments that found no room."""
+    refused_appends: int = 0  # Shipments that found no room.
 
     def __post_init__(self) -> None:
         self.directory: Directory = self.storage.directory()
@@ -579,14 +578,10 @@ class World:
             self._streams.pop(end, None)
             self.later(MESSAGE_US, self.nodes[end[0]].step, events.StreamClosed(end[1]))
 
-    # Shorthand for tests
-
     def leader(self) -> SimNode | None:
         """The node that serves, if one does."""
-        for node in self._running():
-            if node.core and node.core.leading and node.core.leading.serving and not node.halted:
-                return node
-        return None
+        serving = (n for n in self._running() if n.core and n.core.leading and n.core.leading.serving and not n.halted)
+        return next(serving, None)
 
     def elect(self, node_id: str) -> SimNode:
         """Name a leader and wait until it serves."""
