@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from random import Random
 from typing import Any, Protocol
 
+from quire.log import FEATURES
 from quire.replication.core import actions, events
 from quire.replication.core.messages import (
     Ack,
@@ -284,7 +285,7 @@ class Network:
             return
         link.pipe = Pipe(self, *route)
         link.source_life, link.target_life = source.life, target.life
-        source.run(source.life, self._link_up, link, link.pipe, events.LinkUp(target.node_id, target.disk_id))
+        source.run(source.life, self._link_up, link, link.pipe, events.LinkUp(target.node_id, target.disk_id, FEATURES))
 
     @staticmethod
     def _link_up(link: Link, pipe: Pipe, event: events.LinkUp) -> None:

@@ -499,7 +499,7 @@ class World:
         for node in self._running():
             for other in self._running():
                 if node is not other and (node.node_id, other.node_id) not in self._cut:
-                    node.step(events.LinkUp(other.node_id, other.disk_id))
+                    node.step(events.LinkUp(other.node_id, other.disk_id, frozenset({"later than the first stage"})))
 
     def _running(self) -> Iterable[SimNode]:
         return [node for node in self.nodes.values() if node.core is not None]
