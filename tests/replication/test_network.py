@@ -283,6 +283,32 @@ async def test_a_leader_that_hangs_up_ends_the_followers_socket() -> None:
         await until(lambda: told.closed)
 
 
+async def test_an_ack_replaces_those_that_wait_for_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    told, came = Recorder(who("n2")), list[int]()
+    room: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+    send = ClientWebSocketResponse.send_bytes
+
+    async def send_when_there_is_room(socket: ClientWebSocketResponse, data: bytes) -> None:
+        await room
+        await send(socket, data)
+
+    async def lead(socket: web.WebSocketResponse) -> None:
+        while not came or came[-1] < 4:
+            ack = decode_stream((await socket.receive()).data)
+            assert isinstance(ack, Ack)
+            came.append(ack.durable_index)
+
+    async with following(Leader(lead), told) as upstream:
+        await until(lambda: told.connected)
+        monkeypatch.setattr(ClientWebSocketResponse, "send_bytes", send_when_there_is_room)
+        for index in range(1, 5):
+            upstream.send(Ack(index, index, 0, bytes(16)))
+        room.set_result(None)
+        await until(lambda: 4 in came)
+
+    assert came == [1, 4]
+
+
 async def test_a_stream_whose_messages_cannot_leave_ends_at_the_follower(monkeypatch: pytest.MonkeyPatch) -> None:
     told = Recorder(who("n2"))
     monkeypatch.setattr(Outbox, "carry", failing)
