@@ -66,7 +66,7 @@ soak-pipeline: dev-environment java
 soak-faults: dev-environment toxiproxy
 	$(BIN)/python -m tests.faults --page
 	$(BIN)/python -m tests.faults --slow-follower 5
-	$(BIN)/python -m tests.faults --seed $(or $(FROM),10) --minutes 30
+	$(BIN)/python -m tests.faults --seed $(or $(FROM),10) --minutes 30 --page
 
 soak-histories: dev-environment
 	$(BIN)/python -m quire.cluster.simulator --soak $(or $(FROM),1000000) --jobs $(or $(JOBS),2)

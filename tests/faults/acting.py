@@ -4,33 +4,31 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
-from pathlib import Path
 from typing import assert_never
 
 from tests.faults import actions
+from tests.faults.ill import Ills
+from tests.faults.mending import Mending
 from tests.faults.mesh import Dialled, Mesh
-from tests.processes import wrong_clock
+from tests.faults.volume import Volume
 from tests.processes.cluster import Cluster, Node, Unreachable
-
-
-def clock_of(node: Node) -> Path:
-    """The folder that says what a node's wall clock shows."""
-    return node.data_dir.with_name(f"clock-{node.node_id}")
 
 
 class Actor:
     """Acts on a cluster whose nodes have these places."""
 
-    def __init__(self, cluster: Cluster, mesh: Mesh, places: list[Node]) -> None:
+    def __init__(
+        self, cluster: Cluster, mesh: Mesh, places: list[Node], ills: Mapping[str, Ills], volumes: Mapping[str, Volume]
+    ) -> None:
         self._cluster = cluster
         self._mesh = mesh
         self._places = places
-        self.away: list[Node] = []
-        """Nodes that were killed, stopped or paused, and are to be brought back."""
-        self.clocks: list[Node] = []
-        """Nodes whose clocks were set, and are to be set right."""
+        self._ills = ills
+        self._volumes = volumes
+        self.mending = Mending(cluster)
+        """The nodes whose processes or disks were touched, and are to be made whole again."""
         self.left_behind: dict[str, int] = {}
         """Where the log of each node ended that was left behind all others' logs."""
 
@@ -51,23 +49,39 @@ class Actor:
                 mesh.heal()
             case actions.Transfer(to):
                 self._transfer(places[to])
-            case actions.SetClock(place, ahead_s):
-                self._set_clock(places[place], ahead_s)
+            case actions.Silence(pairs, channels):
+                mesh.silence(self._dialled(pairs), channels)
             case actions.LeaveBehind(place):
                 self._leave_behind(place)
             case actions.AwaitInstall(place):
                 self._await_install(places[place])
-            case actions.Kill() | actions.Stop() | actions.Pause():
+            case actions.Kill() | actions.Stop() | actions.Pause() | actions.Damage() | actions.Replace():
                 self._take_away(action)
+            case (
+                actions.SetClock()
+                | actions.FillDisk()
+                | actions.SlowDisk()
+                | actions.HangDisk()
+                | actions.FailMachine()
+            ):
+                self._make_ill(action)
             case _:
                 assert_never(action)
 
     def _dialled(self, pairs: Iterable[actions.Pair]) -> list[Dialled]:
         return [Dialled(self._places[a].node_id, self._places[b].node_id) for a, b in sorted(pairs)]
 
-    def _take_away(self, action: actions.Kill | actions.Stop | actions.Pause) -> None:
+    def _take_away(
+        self, action: actions.Kill | actions.Stop | actions.Pause | actions.Damage | actions.Replace
+    ) -> None:
         node = self._places[action.place]
         match action:
+            case actions.Damage(_, files, by):
+                self.mending.damage(node, files, None if by is None else self._places[by])
+                return
+            case actions.Replace():
+                self.mending.replace(node)
+                return
             case actions.Kill():
                 node.kill()
             case actions.Stop():
@@ -76,16 +90,37 @@ class Actor:
                 node.pause()
             case _:
                 assert_never(action)
-        self.away.append(node)
+        self.mending.away.append(node)
 
-    def _set_clock(self, node: Node, ahead_s: int) -> None:
-        wrong_clock.set_ahead(clock_of(node), ahead_s)
-        self.clocks.append(node)
+    def _make_ill(
+        self,
+        action: actions.SetClock | actions.FillDisk | actions.SlowDisk | actions.HangDisk | actions.FailMachine,
+    ) -> None:
+        node = self._places[action.place]
+        ills = self._ills[node.node_id]
+        match action:
+            case actions.SetClock(_, ahead_s):
+                ills.set_clock(ahead_s)
+            case actions.FillDisk():
+                self._volumes[node.node_id].fill()
+            case actions.SlowDisk(_, seconds):
+                ills.slow_disk(seconds)
+            case actions.HangDisk():
+                ills.hang_disk()
+            case actions.FailMachine():
+                ills.fail_machine()
+                self.mending.failed.append(node)
+            case _:
+                assert_never(action)
 
-    def set_clocks_right(self) -> None:
-        """What clocks were set are right again."""
-        for node in self.clocks:
-            wrong_clock.set_ahead(clock_of(node), 0)
+    def heal(self) -> None:
+        """Links, clocks and disks are whole again, machines fail no more, and who was paused goes on."""
+        self._mesh.heal()
+        for ills in self._ills.values():
+            ills.heal()
+        for volume in self._volumes.values():
+            volume.empty()
+        self.mending.resume()
 
     def _transfer(self, target: Node) -> None:
         body = json.dumps({"target": target.node_id}).encode()

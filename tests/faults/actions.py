@@ -114,7 +114,7 @@ class Pause:
 class SetClock:
     """Set this one's wall clock to so many seconds ahead of the right time (negative: behind); right again at the end.
 
-    Only one at a time: of three clocks of which two are wrong, a majority is.
+    Only a minority's: of three clocks of which two are wrong, a majority is.
     """
 
     place: int
@@ -135,6 +135,60 @@ class AwaitInstall:
     place: int
 
 
+@dataclass(frozen=True)
+class Silence:
+    """Nothing more passes on the connections that these have dialled so far, (dialler, target); new ones pass."""
+
+    dialled: frozenset[Pair]
+    channels: tuple[Channel, ...] = BOTH
+
+
+@dataclass(frozen=True)
+class FillDisk:
+    """This one's volume has no room left; it needs a shape with volumes."""
+
+    place: int
+
+
+@dataclass(frozen=True)
+class SlowDisk:
+    """Each sync of this one's files takes so many seconds longer."""
+
+    place: int
+    seconds: float
+
+
+@dataclass(frozen=True)
+class HangDisk:
+    """No sync of this one's files ends."""
+
+    place: int
+
+
+@dataclass(frozen=True)
+class FailMachine:
+    """This one's machine raises in every apply; the process is started again at the end."""
+
+    place: int
+
+
+@dataclass(frozen=True)
+class Damage:
+    """Kill this one, take files or folders of its data_dir away, or put another node's in their place, and start it."""
+
+    place: int
+    files: tuple[str, ...]
+    by: int | None = None
+    """Whose files it gets; None: it lost them."""
+
+
+@dataclass(frozen=True)
+class Replace:
+    """Kill this one, wipe its disk, start it, and ask the others again and again to make it a voter."""
+
+    place: int
+
+
 Action = (
     Cut
     | Said
@@ -148,6 +202,13 @@ Action = (
     | SetClock
     | LeaveBehind
     | AwaitInstall
+    | Silence
+    | FillDisk
+    | SlowDisk
+    | HangDisk
+    | FailMachine
+    | Damage
+    | Replace
 )
 
 

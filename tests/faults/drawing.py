@@ -3,14 +3,19 @@
 import random
 
 from tests.faults import actions
+from tests.faults.illness import ILLNESSES, OF_ITS_PROCESS, TEN_YEARS_S
 from tests.faults.mesh import BOTH
 from tests.faults.scenario import Scenario, Shape, Step
-from tests.faults.scenarios import TEN_YEARS_S
 
 SIZE = 3
 MOST_STEPS = 5
 LONGEST_S = 4.0
 BULK = 0.2
+SHORTEST_ILL_S, LONGEST_ILL_S = 6.0, 9.0
+APART_S = 2.0  # Between what goes wrong first and second.
+OF_FIVE = (
+    0.25  # So many scenarios with a minority that stays ill have two patients of five nodes; the others, one of three.
+)
 
 
 def drawn(chance: random.Random, name: str) -> Scenario:
@@ -30,6 +35,31 @@ def drawn(chance: random.Random, name: str) -> Scenario:
                 continue  # Two wrong clocks of three are a majority.
         steps.append(Step(at_s, action))
     return Scenario(name, tuple(steps), lasting_s, Shape(SIZE), bulk=chance.random() < BULK)
+
+
+def drawn_for_good(chance: random.Random, name: str) -> Scenario:
+    """A minority falls ill and stays so: one of three nodes of one thing or two, or two of five nodes of one each."""
+    size = 5 if chance.random() < OF_FIVE else SIZE
+    places = range(size)
+    patients = chance.sample(places, 2) if size == 5 else [chance.choice(places)] * chance.choice((1, 2))
+    steps: list[Step] = []
+    ill: list[str] = []
+    at_s = 0.0
+    for patient in patients:
+        if size == SIZE and ill and ill[0] in OF_ITS_PROCESS:
+            kinds = [kind for kind in ILLNESSES if kind not in OF_ITS_PROCESS]
+        else:
+            kinds = [kind for kind in ILLNESSES if kind not in ill]
+        kind = chance.choice(kinds)
+        # What a node's illness takes from another, it takes from one that is well.
+        others = [place for place in places if place not in patients] + [
+            place for place in patients if place != patient
+        ]
+        steps.append(Step(at_s, ILLNESSES[kind](patient, others)))
+        ill.append(kind)
+        at_s = round(chance.uniform(0.0, APART_S), 2)
+    lasting_s = round(chance.uniform(SHORTEST_ILL_S, LONGEST_ILL_S), 2)
+    return Scenario(name, tuple(steps), lasting_s, Shape(size, volumes=True), ill=tuple(ill))
 
 
 def _action(chance: random.Random) -> actions.Action:

@@ -6,8 +6,9 @@ replay of its own decides what must have been executed, and once.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any
 
 from quire.log import Frame, Kind, unpack, walk_frames
@@ -17,6 +18,7 @@ from tests.faults.wrong import Wrong
 from tests.linear.checker import check_linearizable, step_sum
 
 HEALED_WITHIN_S = 3.0
+COMMITS_WITHIN_TIMEOUTS = 10.0
 MEMORY_GROWTH_BYTES = 24 << 20  # A window of 1 MiB for each follower, and what waits for the writer.
 INSTALL_GROWTH_BYTES = MEMORY_GROWTH_BYTES + 3 * len(
     BALLAST
@@ -76,20 +78,25 @@ def replay_of(raw: bytes, state: int) -> Replay:
 
 
 def judge_logs(
-    logs: Mapping[str, bytes], traffic: Traffic, before: int, states: Mapping[str, str], *, may_expire: bool = False
+    logs: Mapping[str, bytes],
+    traffic: Traffic,
+    before: int,
+    states: Mapping[str, str],
+    *,
+    may_lack: Collection[str] = (),
 ) -> Replay:
     """One order everywhere, and in it everything that was acknowledged, once. `before`: the sum where the logs begin.
 
-    `may_expire`: all logs but the first may lack their beginning.
+    `may_lack`: the logs of these nodes, not the first, may lack their beginning.
 
     Raises Wrong.
     """
     (first, raw), *others = logs.items()
     for node_id, other in others:
-        if other != raw and not (may_expire and other and raw.endswith(other)):
+        if other != raw and not (node_id in may_lack and other and raw.endswith(other)):
             raise Wrong(f"the logs of {first} ({len(raw)} bytes) and {node_id} ({len(other)} bytes) differ")
     replay = replay_of(raw, before)
-    for told in (*traffic.written, *traffic.bulk):
+    for told in traffic.told:
         _judge_told(replay, told)
     for node_id, state in states.items():
         if int(state) != replay.state:
@@ -120,6 +127,24 @@ def judge_recovery(seconds: float) -> None:
     """Raises Wrong where the first acknowledgement came too late after healing."""
     if seconds > HEALED_WITHIN_S:
         raise Wrong(f"the first acknowledgement came {seconds:.2f} s after healing, more than {HEALED_WITHIN_S:g}")
+
+
+def longest_without(ends: Iterable[float], began: float, ended: float) -> float:
+    """The longest time between two acknowledgements of which one at least came between these times."""
+    times = sorted(ends)
+    before = max((at for at in times if at <= began), default=began)
+    after = min((at for at in times if at >= ended), default=ended)
+    between = [before, *(at for at in times if before < at < after), after]
+    return max((later - earlier for earlier, later in pairwise(between)), default=0.0)
+
+
+def judge_commits(timeouts: float) -> None:
+    """Raises Wrong where a healthy majority committed nothing for so many election timeouts."""
+    if timeouts > COMMITS_WITHIN_TIMEOUTS:
+        raise Wrong(
+            f"nothing was committed for {timeouts:.1f} election timeouts, more than {COMMITS_WITHIN_TIMEOUTS:g}, "
+            "while a majority was healthy"
+        )
 
 
 def judge_memory(growth: Mapping[str, int], bound: int = MEMORY_GROWTH_BYTES) -> None:

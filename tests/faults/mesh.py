@@ -60,6 +60,7 @@ class Mesh:
         self._server: ToxiproxyServer | None = None
         self._links: dict[tuple[Dialled, Channel], Link] = {}
         self._clients: dict[str, Link] = {}
+        self._routers: dict[Dialled, Router] = {}
         self._router_ports: dict[Dialled, int] = {}
 
     # What the cluster and its clients are told
@@ -90,6 +91,10 @@ class Mesh:
         """Close what clients have dialled to these nodes, and refuse new connections."""
         self._wait(_each(self._clients[node_id].cut() for node_id in node_ids))
 
+    def silence(self, dialled: Iterable[Dialled], channels: Sequence[Channel] = BOTH) -> None:
+        """Nothing more passes on these connections that there are, which stay open; new ones pass."""
+        self._wait(self._silence(list(dialled), channels))
+
     def poison(
         self,
         dialled: Iterable[Dialled],
@@ -110,10 +115,11 @@ class Mesh:
         self._wait(_each(link.add_toxic(kind, direction, **attributes) for link in links))
 
     def heal(self) -> None:
-        """Accept every connection again, and take every toxic away."""
+        """Accept every connection again, take every toxic away, and break what was silenced."""
         if self._server is None:
             raise RuntimeError("the mesh was never wired")
         self._wait(self._server.reset())
+        self._wait(_each(router.break_silent() for router in self._routers.values()))
 
     def close(self) -> None:
         """End the routers, toxiproxy and the thread."""
@@ -128,6 +134,10 @@ class Mesh:
         # Streams first: a leader that is heard on its stream is alive, whatever became of the link.
         those = list(dialled)
         return [self._links[each, channel] for channel in sorted(channels, reverse=True) for each in those]
+
+    async def _silence(self, dialled: Sequence[Dialled], channels: Sequence[Channel]) -> None:
+        for each in dialled:
+            self._routers[each].silence({self._links[each, channel].port for channel in channels})
 
     async def _build(self, addresses: dict[str, str]) -> None:
         server = await self._stack.enter_async_context(running_toxiproxy())
@@ -152,6 +162,7 @@ class Mesh:
             except OSError:
                 continue
             self._stack.push_async_callback(router.close)
+            self._routers[dialled] = router
             return port
         raise RuntimeError(f"no free port for a router in {PORT_TRIES} tries")
 

@@ -16,6 +16,10 @@ HEAD = (
 )
 
 
+VALUES_BEGIN = "<!-- a minority that stays ill: made by `make soak-faults` -->\n"
+VALUES_END = "<!-- end of a minority that stays ill -->\n"
+
+
 class Row(NamedTuple):
     """A scenario and how it went."""
 
@@ -23,13 +27,22 @@ class Row(NamedTuple):
     outcome: Outcome
 
 
+def page_with_values(page: str, table: str) -> str:
+    """The page with this table between the marks for it. Raises ValueError: it has none."""
+    return _between(page, VALUES_BEGIN, "\n" + table + "\n", VALUES_END)
+
+
 def page_of(page: str, rows: Sequence[Row]) -> str:
     """The page with these rows between its marks. Raises ValueError: it has none."""
-    before, begin, rest = page.partition(BEGIN)
-    _, end, behind = rest.partition(END)
-    if not begin or not end:
+    return _between(page, BEGIN, "\n" + HEAD + "".join(map(_line, rows)) + "\n", END)
+
+
+def _between(page: str, begin: str, text: str, end: str) -> str:
+    before, found, rest = page.partition(begin)
+    _, found_end, behind = rest.partition(end)
+    if not found or not found_end:
         raise ValueError("the page does not say where the table stands")
-    return before + BEGIN + "\n" + HEAD + "".join(map(_line, rows)) + "\n" + END + behind
+    return before + begin + text + end + behind
 
 
 def _line(row: Row) -> str:

@@ -6,7 +6,7 @@ connections, and reads no faster than the other side takes.
 """
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 from tests.ports import HOST
 
@@ -22,7 +22,8 @@ class Router:
     def __init__(self, ports: Mapping[str, int]) -> None:
         self._ports = dict(ports)
         self._server: asyncio.Server | None = None
-        self._connections: set[asyncio.Task[None]] = set()
+        self._connections: dict[asyncio.Task[None], int] = {}
+        self._silent: set[asyncio.Task[None]] = set()
 
     async def start(self, port: int) -> None:
         """Listen. Raises OSError where the port is taken."""
@@ -36,21 +37,37 @@ class Router:
             connection.cancel()
         await asyncio.gather(*self._connections, return_exceptions=True)
 
+    def silence(self, ports: Collection[int]) -> None:
+        """Pass nothing more on what is established to these ports, not even its end. New connections pass."""
+        for connection, port in self._connections.items():
+            if port in ports:
+                self._silent.add(connection)
+
+    async def break_silent(self) -> None:
+        """Break the connections that were silenced and are still there."""
+        silent, self._silent = self._silent, set()
+        for connection in silent:
+            connection.cancel()
+        await asyncio.gather(*silent, return_exceptions=True)
+
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.current_task()
-        if task is not None:
-            self._connections.add(task)
-            task.add_done_callback(self._connections.discard)
+        assert task is not None
+        self._connections[task] = 0
+        task.add_done_callback(self._forget)
         try:
             async with asyncio.timeout(FIRST_LINE_TIMEOUT_S):
                 line = await reader.readuntil(b"\r\n")
-            there = await asyncio.open_connection(HOST, self.port_for(line))
+            self._connections[task] = port = self.port_for(line)
+            there = await asyncio.open_connection(HOST, port)
         except GONE:
             writer.transport.abort()
             return
         there[1].write(line)
         try:
-            await asyncio.gather(_relay(reader, there[1], writer), _relay(there[0], writer, there[1]))
+            await asyncio.gather(
+                self._relay(task, reader, there[1], writer), self._relay(task, there[0], writer, there[1])
+            )
         except asyncio.CancelledError:
             return  # By `close` alone.
         finally:
@@ -63,19 +80,39 @@ class Router:
         path = target.partition(" ")[0].partition("?")[0]
         return self._ports.get(path, self._ports[""])
 
+    def _forget(self, task: asyncio.Task[None]) -> None:
+        del self._connections[task]
+        self._silent.discard(task)
 
-async def _relay(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, other: asyncio.StreamWriter) -> None:
-    """One direction to its end; a connection that breaks on one side breaks on both."""
-    try:
-        while data := await reader.read(CHUNK_BYTES):
-            writer.write(data)
-            await writer.drain()
-        if writer.can_write_eof():
-            writer.write_eof()
-    except (OSError, RuntimeError):  # uvloop says RuntimeError of a transport that was closed meanwhile
-        writer.transport.abort()
-        other.transport.abort()
-    except asyncio.CancelledError:
-        writer.transport.abort()
-        other.transport.abort()
-        raise
+    async def _relay(
+        self,
+        task: asyncio.Task[None],
+        reader: asyncio.StreamReader,
+        writer: asyncio.StreamWriter,
+        other: asyncio.StreamWriter,
+    ) -> None:
+        """One direction to its end; a connection that breaks on one side breaks on both."""
+        try:
+            while data := await reader.read(CHUNK_BYTES):
+                if task in self._silent:
+                    break
+                writer.write(data)
+                await writer.drain()
+            if task in self._silent:
+                await _for_ever()
+            if writer.can_write_eof():
+                writer.write_eof()
+        except (OSError, RuntimeError):  # uvloop says RuntimeError of a transport that was closed meanwhile
+            if task in self._silent:
+                await _for_ever()
+            writer.transport.abort()
+            other.transport.abort()
+        except asyncio.CancelledError:
+            writer.transport.abort()
+            other.transport.abort()
+            raise
+
+
+async def _for_ever() -> None:
+    """Until it is cancelled."""
+    await asyncio.get_running_loop().create_future()

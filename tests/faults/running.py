@@ -11,30 +11,35 @@ import json
 import sys
 import threading
 import time
-from collections.abc import Generator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Collection, Generator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from tests.faults.acting import Actor, clock_of
+from tests.faults import ill
+from tests.faults.acting import Actor
 from tests.faults.actions import AwaitInstall, LeaveBehind
+from tests.faults.ill import Ills
 from tests.faults.judging import (
+    COMMITS_WITHIN_TIMEOUTS,
     HEALED_WITHIN_S,
     INSTALL_GROWTH_BYTES,
     MEMORY_GROWTH_BYTES,
     Seen,
+    judge_commits,
     judge_history,
     judge_logs,
     judge_memory,
     judge_progress,
     judge_recovery,
+    longest_without,
 )
 from tests.faults.mesh import Mesh, meshed
 from tests.faults.scenario import Scenario, Shape
 from tests.faults.toxiproxy import ToxiproxyError
 from tests.faults.traffic import BULK, NO_BULK, Traffic
+from tests.faults.volume import Volume, volumes
 from tests.faults.wrong import Wrong
-from tests.processes import wrong_clock
 from tests.processes.cluster import DEADLINE_S, Cluster, Node, Unreachable
 
 WINDOW = ("--stream-window-bytes", str(1 << 20))
@@ -45,10 +50,13 @@ EXPIRING = (
     *("--segment-bytes", str(4 << 20), "--snapshot-records", "1000"),
     *("--retention-bytes", "1", "--retention-follower-bytes", str(2 << 20)),
 )
+# On volumes, which are full soon: within one scenario nothing expires all the same.
+SMALL = ("--segment-bytes", str(1 << 20), "--retention-bytes", str(96 << 20), "--snapshot-log-bytes", str(16 << 20))
 KEEPING = ("--snapshot-records", "0", "--snapshot-log-bytes", "0", "--retention-bytes", "0")
 ARCHIVE = "archive"
 ELECTION_TIMEOUT_MS = 1000  # The default, which other process tests lengthen.
 LOOK_EVERY_S = 0.05
+HELD_FOR_TIMEOUTS = 2 * COMMITS_WITHIN_TIMEOUTS  # Longer than this nobody waits for a commit before all is healed.
 SETTLED_S = 0.3  # How long the clients go on after all of them were answered again.
 
 
@@ -64,6 +72,19 @@ class Outcome:
     growth_bytes: int
     peak_bytes: dict[str, int]
     seconds: float
+    without_commit: float = 0.0
+    """The longest time without a commit while a minority was ill, in election timeouts."""
+    waited: float = 0.0
+    """The longest time for which a client's command waited meanwhile, its retries included, in election timeouts."""
+
+
+@dataclass
+class Held:
+    """How it went before all was healed, and how soon it went on after, in seconds."""
+
+    recovery_s: float
+    without_commit_s: float
+    waited_s: float
 
 
 @dataclass
@@ -117,9 +138,19 @@ class Watch:
 class Ground:
     """A cluster in its mesh, on which scenarios run; made by `standing`."""
 
-    def __init__(self, cluster: Cluster, mesh: Mesh) -> None:
+    def __init__(
+        self,
+        cluster: Cluster,
+        mesh: Mesh,
+        ills: Mapping[str, Ills],
+        its_volumes: Mapping[str, Volume],
+        election_timeout_s: float,
+    ) -> None:
         self.cluster = cluster
         self.mesh = mesh
+        self._ills = ills
+        self._volumes = its_volumes
+        self._election_timeout_s = election_timeout_s
 
     def run(self, scenario: Scenario) -> Outcome:
         """Run it to its verdict, but for how soon it recovered. Raises Wrong, NotLinearizable, NeverCame."""
@@ -130,11 +161,11 @@ class Ground:
         places = [leader, *(node for node in cluster if node is not leader and node.node_id != ARCHIVE)]
         start, before = self._end_of_log(), int(leader.local_state()["state"])
         epoch = leader.status()["epoch"]
-        watch, actor = Watch(cluster), Actor(cluster, self.mesh, places)
+        watch, actor = Watch(cluster), Actor(cluster, self.mesh, places, self._ills, self._volumes)
         addresses = [self.mesh.client_address(node.node_id) for node in places]
-        with watch.watching(), Traffic(addresses, bulk=BULK if scenario.bulk else NO_BULK) as traffic:
+        with watch.watching(), self._traffic(scenario, addresses) as traffic:
             traffic.wait_until_all_were_answered(cluster, began)
-            recovery_s = self._disturb(scenario, actor, traffic)
+            held = self._disturb(scenario, actor, traffic)
             traffic.end()
             # Of here all is judged, although another leader may begin its epoch while the logs are read.
             end = int(cluster.wait_for_equal()[cluster.leader.node_id]["highest_index"])
@@ -142,7 +173,9 @@ class Ground:
         expiring = scenario.shape.expiring
         judge_memory(watch.growth, INSTALL_GROWTH_BYTES if expiring else MEMORY_GROWTH_BYTES)
         states = {node.node_id: str(node.local_state()["state"]) for node in cluster}
-        replay = judge_logs(self._logs(start, end), traffic, before, states, may_expire=expiring)
+        touched = {node.node_id for node in actor.mending.touched}
+        may_lack = set(cluster.nodes) - {ARCHIVE} if expiring else touched
+        replay = judge_logs(self._logs(start, end, touched), traffic, before, states, may_lack=may_lack)
         judge_history(traffic, before)
         self._judge_time(end)
         self._judge_nodes(actor.left_behind)
@@ -151,18 +184,23 @@ class Ground:
             operations=len(traffic.history),
             retries=replay.retries,
             changes=cluster.elected().status()["epoch"] - epoch,
-            recovery_s=recovery_s,
+            recovery_s=held.recovery_s,
             growth_bytes=max(watch.growth.values()),
             peak_bytes=watch.peak,
             seconds=time.monotonic() - began,
+            without_commit=held.without_commit_s / self._election_timeout_s,
+            waited=held.waited_s / self._election_timeout_s,
         )
+
+    def _traffic(self, scenario: Scenario, addresses: Sequence[str]) -> Traffic:
+        return Traffic(addresses, bulk=BULK if scenario.bulk else NO_BULK, steady=bool(scenario.ill))
 
     def _end_of_log(self) -> int:
         return int(self.cluster.leader.get("/index_bounds")["highest_index"])
 
-    def _logs(self, start: int, end: int) -> dict[str, bytes]:
-        """What each node's log holds of [start, end), the one first of which nothing may be missing."""
-        nodes = sorted(self.cluster, key=lambda node: node.node_id != ARCHIVE)
+    def _logs(self, start: int, end: int, touched: Collection[str]) -> dict[str, bytes]:
+        """What each node's log holds of [start, end), one first of which nothing may be missing."""
+        nodes = sorted(self.cluster, key=lambda node: (node.node_id != ARCHIVE, node.node_id in touched))
         return {node.node_id: self._log(node, start, end) for node in nodes}
 
     def _log(self, node: Node, start: int, end: int) -> bytes:
@@ -182,15 +220,17 @@ class Ground:
 
     def _judge_nodes(self, left_behind: dict[str, int]) -> None:
         for node in self.cluster:
-            status = node.status()
-            if alarms := status["alarms"]:
-                raise Wrong(f"{node.node_id} has alarms: {alarms}")
-            if status["lowest_index"] <= (end := left_behind.get(node.node_id, -1)):
-                raise Wrong(f"{node.node_id} was left behind at {end}, and goes on without a snapshot")
+            end = time.monotonic() + DEADLINE_S
+            while alarms := node.status()["alarms"]:  # They may tell of what was healed for two election timeouts.
+                if time.monotonic() > end:
+                    raise Wrong(f"{node.node_id} has alarms: {alarms}")
+            if node.status()["lowest_index"] <= (end_before := left_behind.get(node.node_id, -1)):
+                raise Wrong(f"{node.node_id} was left behind at {end_before}, and goes on without a snapshot")
 
-    def _disturb(self, scenario: Scenario, actor: Actor, traffic: Traffic) -> float:
-        """Do what the scenario says, heal, and wait until all is well; seconds from healing to an acknowledgement."""
-        cluster, began = self.cluster, time.monotonic()
+    def _disturb(self, scenario: Scenario, actor: Actor, traffic: Traffic) -> Held:
+        """Do what the scenario says, heal, and wait until all is well."""
+        cluster = self.cluster
+        disturbed = began = time.monotonic()
         try:
             for step in scenario.steps:
                 self._wait_until(began + step.at_s)
@@ -199,21 +239,28 @@ class Ground:
                 if isinstance(step.action, LeaveBehind | AwaitInstall):
                     began += time.monotonic() - before
             self._wait_until(began + scenario.lasting_s)
+            if scenario.ill:
+                self._await_commit(traffic, time.monotonic())
         finally:
-            self.mesh.heal()
-            actor.set_clocks_right()
-        for node in actor.away:
-            if node.process is not None:
-                node.resume()
+            actor.heal()
         healed = time.monotonic()
         first = cluster.wait_until("a command is acknowledged", lambda: traffic.first_acknowledged(healed))
-        for node in actor.away:
-            if node.process is None:
-                node.start()  # Not before: a majority is there, and needs no other.
+        actor.mending.start_again()  # Not before: a majority is there, and needs no other.
         traffic.wait_until_all_were_answered(cluster, time.monotonic())
         self._wait_until(time.monotonic() + SETTLED_S)
         cluster.wait_until_ready()
-        return first - healed
+        ends = [each.ended for each in traffic.told]
+        return Held(first - healed, longest_without(ends, disturbed, healed), traffic.longest_wait_s(disturbed, healed))
+
+    def _await_commit(self, traffic: Traffic, since: float) -> None:
+        """Return when a command is acknowledged that was not before; or when nobody would believe in it any more."""
+        end = since + HELD_FOR_TIMEOUTS * self._election_timeout_s
+        self.cluster.wait_until(
+            "a command is acknowledged, or none will be",
+            lambda: traffic.first_acknowledged(since) or time.monotonic() > end,
+        )
+        if traffic.first_acknowledged(since) is None:
+            print(f"nothing is committed\n{self.cluster.describe()}")  # noqa: T201
 
     def _wait_until(self, at: float) -> None:
         self.cluster.wait_until("it is time", lambda: time.monotonic() >= at)
@@ -227,18 +274,20 @@ class Grounds:
     ) -> None:
         self._folder = folder
         checked = "true" if check_invariants else "false"
+        self._election_timeout_s = election_timeout_ms / 1_000
         self._flags = ("--election-timeout-ms", str(election_timeout_ms), "--check-invariants", checked)
         self._made = 0
         self._standing: tuple[Ground, Shape] | None = None
         self._closing: list[Generator[Ground]] = []
 
     def run(self, scenario: Scenario) -> Outcome:
-        """Run it, and once more where it recovered too late. Raises what `run_once` does; Wrong."""
+        """Run it, and once more where something came too late. Raises what `run_once` does; Wrong."""
         outcome = self.run_once(scenario)
-        if outcome.recovery_s > HEALED_WITHIN_S:
+        if outcome.recovery_s > HEALED_WITHIN_S or outcome.without_commit > COMMITS_WITHIN_TIMEOUTS:
             outcome = self.run_once(scenario)  # A machine's disk or processors may stand still for once; not for twice.
             with self._telling():
                 judge_recovery(outcome.recovery_s)
+                judge_commits(outcome.without_commit)
         return outcome
 
     def run_once(self, scenario: Scenario) -> Outcome:
@@ -278,7 +327,7 @@ class Grounds:
             return self._standing[0]
         self.close()
         self._made += 1
-        making = standing(self._folder / f"ground{self._made}", shape, self._flags)
+        making = standing(self._folder / f"ground{self._made}", shape, self._flags, self._election_timeout_s)
         self._closing.append(making)
         ground = next(making)
         self._standing = (ground, shape)
@@ -291,20 +340,29 @@ def cluster_of(folder: Path, shape: Shape, flags: Sequence[str]) -> Cluster:
     if shape.expiring:
         cluster = Cluster(folder, [*voters, ARCHIVE], initial=voters, flags=[*EXPIRING, *flags])
         cluster[ARCHIVE].flags += KEEPING
-    else:
-        cluster = Cluster(folder, voters, flags=[*PLAIN, *flags])
+        return cluster
+    return Cluster(folder, voters, flags=[*PLAIN, *(SMALL if shape.volumes else ()), *flags])
+
+
+def illnesses_of(cluster: Cluster, folder: Path) -> dict[str, Ills]:
+    """Let each node be made ill, by a folder of its own."""
+    ills = {node.node_id: Ills(folder / f"ills-{node.node_id}") for node in cluster}
     for node in cluster:
-        clock_of(node).mkdir(parents=True)
-        node.program = (sys.executable, str(wrong_clock.__file__), str(clock_of(node)))
-    return cluster
+        its = ills[node.node_id].folder
+        its.mkdir(parents=True)
+        node.program = (sys.executable, "-m", ill.__name__, str(its))
+    return ills
 
 
-def standing(folder: Path, shape: Shape, flags: Sequence[str]) -> Generator[Ground]:
+def standing(folder: Path, shape: Shape, flags: Sequence[str], election_timeout_s: float) -> Generator[Ground]:
     """A cluster of this shape that runs in its mesh; all of it is gone afterwards."""
     cluster = cluster_of(folder, shape, flags)
-    with meshed(cluster) as mesh:
-        try:
-            cluster.start()
-            yield Ground(cluster, mesh)
-        finally:
-            cluster.close()
+    ills = illnesses_of(cluster, folder)
+    with ExitStack() as stack:
+        its_volumes = stack.enter_context(volumes(folder, ills)) if shape.volumes else {}
+        for node_id, volume in its_volumes.items():
+            cluster[node_id].data_dir = volume.folder / node_id
+        mesh = stack.enter_context(meshed(cluster))
+        stack.callback(cluster.close)
+        cluster.start()
+        yield Ground(cluster, mesh, ills, its_volumes, election_timeout_s)

@@ -20,6 +20,8 @@ class Shape:
     """What a cluster is like: scenarios of one shape share one, one after the other."""
 
     size: int = 3
+    volumes: bool = False
+    """Whether each node has a small file system of its own, in memory, and segments as small."""
     expiring: bool = False
     """Whether voters' logs expire soon. An observer is added then whose log does not: all is judged by that one."""
 
@@ -34,6 +36,8 @@ class Scenario:
     shape: Shape = Shape()
     bulk: bool = False
     """Whether a writer of megabytes works beside the clients."""
+    ill: tuple[str, ...] = ()
+    """What ails a minority until all is healed. The others are well, and a majority: they must go on meanwhile."""
 
 
 def scenario(

@@ -28,6 +28,7 @@ from tests.faults.actions import (
     slow,
     to,
 )
+from tests.faults.illness import TEN_YEARS_S
 from tests.faults.scenario import Scenario, Shape, Step, scenario
 
 THREE = (LEADER, FOLLOWER, OTHER)
@@ -269,8 +270,6 @@ OF_FIVE = (
         shape=FIVE_NODES,
     ),
 )
-
-TEN_YEARS_S = 10 * 365 * 86_400
 
 CLOCKS = (
     scenario(

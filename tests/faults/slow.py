@@ -93,7 +93,8 @@ class _Slow:
             self._pass(WARM_S)
             epoch = self._places[LEADER].status()["epoch"]
             before = self._rate_of(traffic, before_s)
-            Actor(cluster, self._mesh, self._places).act(narrow(of(LEADER, FOLLOWER), LINK_KB_A_SECOND, STREAM))
+            actor = Actor(cluster, self._mesh, self._places, {}, {})
+            actor.act(narrow(of(LEADER, FOLLOWER), LINK_KB_A_SECOND, STREAM))
             with watch.watching():
                 during = self._rate_of(traffic, minutes * 60)
             behind, other_behind = (self._lag_bytes(self._places[place]) for place in (FOLLOWER, OTHER))

@@ -6,15 +6,19 @@ from typing import Any
 import pytest
 
 from quire.log import Kind, Run, encode_frame, encode_records, encode_runs, walk_frames
+from tests.faults.distribution import percentile
 from tests.faults.judging import (
+    COMMITS_WITHIN_TIMEOUTS,
     HEALED_WITHIN_S,
     MEMORY_GROWTH_BYTES,
     Seen,
+    judge_commits,
     judge_history,
     judge_logs,
     judge_memory,
     judge_progress,
     judge_recovery,
+    longest_without,
 )
 from tests.faults.traffic import NO_BULK, Traffic, Written
 from tests.faults.wrong import Wrong
@@ -135,11 +139,11 @@ def test_a_log_whose_beginning_expired_is_held_against_the_whole_one_and_only_wh
     first, last = whole.raw[:boundary], whole.raw[boundary:]
     states = {"archive": "103", "n1": "103"}
 
-    judge_logs({"archive": whole.raw, "n1": last}, told(), BEFORE, states, may_expire=True)
+    judge_logs({"archive": whole.raw, "n1": last}, told(), BEFORE, states, may_lack=["n1"])
 
-    for lacking, may_expire in ((last, False), (first, True), (b"", True)):
+    for lacking, may_lack in ((last, []), (first, ["n1"]), (b"", ["n1"])):
         with pytest.raises(Wrong, match="the logs of archive"):
-            judge_logs({"archive": whole.raw, "n1": lacking}, told(), BEFORE, states, may_expire=may_expire)
+            judge_logs({"archive": whole.raw, "n1": lacking}, told(), BEFORE, states, may_lack=may_lack)
 
 
 def test_a_command_that_nobody_asked_for_is_found() -> None:
@@ -190,3 +194,34 @@ def test_two_leaders_of_one_epoch_are_found_and_of_two_epochs_are_not() -> None:
 
     with pytest.raises(Wrong, match="n1 and n2 both led epoch 4"):
         judge_progress([serving("n1", 4), serving("n2", 4)])
+
+
+def test_a_majority_may_commit_nothing_for_so_long_and_no_longer() -> None:
+    judge_commits(COMMITS_WITHIN_TIMEOUTS)
+
+    with pytest.raises(Wrong, match=r"nothing was committed for 10\.1 election timeouts"):
+        judge_commits(COMMITS_WITHIN_TIMEOUTS + 0.1)
+
+
+@pytest.mark.parametrize(
+    ("ends", "longest"),
+    [
+        ([1.0, 9.0, 12.0, 14.5, 21.0], 6.5),
+        ([9.0, 21.0], 12.0),
+        ([1.0, 2.0, 30.0, 40.0], 28.0),
+        ([15.0], 5.0),
+        ([], 10.0),
+    ],
+    ids=["inside", "before and after", "nothing inside", "neither before nor after", "nothing at all"],
+)
+def test_the_longest_time_without_a_commit_includes_what_reaches_into_the_illness(
+    ends: list[float], longest: float
+) -> None:
+    assert longest_without(ends, began=10.0, ended=20.0) == longest
+
+
+def test_a_percentile_is_a_value_that_was_measured() -> None:
+    values = [float(number) for number in range(200, 0, -1)]
+
+    assert [percentile(values, share) for share in (0.5, 0.9, 0.99, 1.0)] == [100.0, 180.0, 198.0, 200.0]
+    assert percentile([3.0], 0.5) == 3.0

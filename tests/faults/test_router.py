@@ -125,6 +125,39 @@ async def test_where_nobody_listens_behind_the_router_a_connection_is_ended() ->
     await router.close()
 
 
+async def test_a_silenced_connection_passes_nothing_and_stays_open_until_it_is_broken_and_new_ones_pass() -> None:
+    heard: list[bytes] = []
+
+    async def echo(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while line := await reader.readline():
+            heard.append(line)
+            writer.write(line)
+        writer.close()
+
+    server = await asyncio.start_server(echo, HOST, 0)
+    there = int(server.sockets[0].getsockname()[1])
+    router, port = Router({"": there}), free_port()
+    await router.start(port)
+    old, new = await asyncio.open_connection(HOST, port), None
+    async with asyncio.timeout(DEADLINE_S):
+        old[1].write(b"GET / HTTP/1.1\r\n")
+        assert await old[0].readline() == b"GET / HTTP/1.1\r\n"
+        router.silence({there})
+        old[1].write(b"unheard\n")
+        new = await asyncio.open_connection(HOST, port)
+        new[1].write(b"GET /new HTTP/1.1\r\n")
+        assert await new[0].readline() == b"GET /new HTTP/1.1\r\n"
+        assert not old[0].at_eof()
+        await router.break_silent()
+        assert await read_to_the_end(old[0]) == b""
+
+    assert b"unheard\n" not in heard
+    for _, writer in (old, new):
+        await hang_up(writer)
+    await router.close()
+    server.close()
+
+
 async def hang_up(writer: asyncio.StreamWriter) -> None:
     writer.close()
     try:

@@ -13,10 +13,11 @@ import pytest
 import stamina.instrumentation
 
 from quire.cluster.config.serve import MIB
-from tests.faults.drawing import drawn
+from tests.faults.drawing import drawn, drawn_for_good
+from tests.faults.illness import ILLNESSES, OF_ITS_PROCESS
 from tests.faults.page import PAGE, names_on
 from tests.faults.running import Grounds
-from tests.faults.scenario import Scenario
+from tests.faults.scenario import Scenario, Shape, Step
 from tests.faults.scenarios import LEFT_TO_THE_SOAK, OF_EACH_TEST, OF_TEST_ALL, SCENARIOS
 from tests.faults.slow import LEADER_GROWTH_BYTES, slow_follower
 
@@ -75,3 +76,25 @@ def test_a_seed_draws_the_same_scenarios_again() -> None:
     first, second, other = ([drawn(random.Random(seed), "drawn") for _ in range(1)] for seed in (7, 7, 8))
 
     assert first == second != other
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("kind", ["its disk is full", "its connections fell silent", "it lost its identity"])
+def test_a_majority_commits_while_its_leader_is_ill_for_good(kind: str, grounds: Grounds) -> None:
+    steps = (Step(0.0, ILLNESSES[kind](0, (1, 2))),)
+
+    outcome = grounds.run(Scenario(kind, steps, lasting_s=4.0, shape=Shape(volumes=True), ill=(kind,)))
+
+    assert outcome.acknowledged > 0
+
+
+def test_a_seed_draws_the_same_illnesses_again_and_a_minority_has_them() -> None:
+    chance = random.Random(7)
+    scenarios = [drawn_for_good(chance, "drawn") for _ in range(400)]
+    again = random.Random(7)
+
+    assert scenarios == [drawn_for_good(again, "drawn") for _ in range(400)]
+    assert {kind for each in scenarios for kind in each.ill} == set(ILLNESSES)
+    for each in scenarios:
+        assert len(each.ill) <= 2
+        assert each.shape.size == 5 or len(OF_ITS_PROCESS.intersection(each.ill)) <= 1

@@ -4,16 +4,25 @@ Writers add numbers no two of which are equal, each in a session of its own, one
 each node and asks it for the sum, linearizably, again and again: if a node that no longer leads answers from the past,
 it is asked while it does. A bulk writer, where there is one, adds padded zeros, most of a megabyte a batch, several
 batches under way.
+
+Where it is measured for how long nothing is committed, a steady writer is bound to each node, too. It adds padded
+zeros, gives an attempt up soon, and makes the next one whatever became of it: so what it is told shows what the cluster
+does, and not how patient a client is.
 """
 
 from __future__ import annotations
 
 import asyncio
+import json
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from http import HTTPStatus
 from itertools import count
 from typing import Any
+
+import aiohttp
 
 from quire.cluster.client import Client, ClientError, OutcomeUnknown, Unavailable, connect
 from tests.faults.wrong import Wrong
@@ -28,6 +37,9 @@ APART = 10**9  # Between the operands of two writers.
 BULK: list[Any] = [["add", 0, "0" * 10_000]] * 90  # They change nothing.
 NO_BULK: list[Any] = []
 BULK_AT_ONCE = 4
+STEADY: list[Any] = ["add", 0, "0" * 16_000]
+STEADY_PATIENCE_S = 1.0
+STEADY_PAUSE_S = 0.03
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,13 +56,15 @@ class Written:
 class Traffic(Crowd):
     """Clients on all these addresses. `bulk` is a batch that is added again and again, or NO_BULK."""
 
-    def __init__(self, addresses: Sequence[str], *, bulk: list[Any]) -> None:
+    def __init__(self, addresses: Sequence[str], *, bulk: list[Any], steady: bool = False) -> None:
         super().__init__()
         self._addresses = list(addresses)
         self._bulk = bulk
+        self._is_steady = steady
         self.history: list[Operation] = []
         self.written: list[Written] = []
         self.bulk: list[Written] = []
+        self.steady: list[Written] = []
         self.answered: dict[int, float] = {}  # When each client was answered last.
 
     @property
@@ -61,7 +75,17 @@ class Traffic(Crowd):
     @property
     def acknowledged(self) -> int:
         """How many commands were."""
-        return sum(len(each.commands) for each in (*self.written, *self.bulk))
+        return sum(len(each.commands) for each in self.told)
+
+    @property
+    def told(self) -> list[Written]:
+        """All that any client was told."""
+        return [*self.written, *self.bulk, *self.steady]
+
+    def longest_wait_s(self, began: float, ended: float) -> float:
+        """The longest time for which one command of a writer waited between these times, its retries included."""
+        waits = (min(each.ended, ended) - max(each.began, began) for each in self.history if each.asked is not None)
+        return max(0.0, *waits)
 
     def wait_until_all_were_answered(self, cluster: Cluster, since: float) -> None:
         """Return when every writer and reader was answered what it asked since then. Raises what one died of."""
@@ -75,7 +99,7 @@ class Traffic(Crowd):
     def first_acknowledged(self, since: float) -> float | None:
         """When the first acknowledgement came since then; None if none has. Raises what a client died of."""
         self.raise_failure()
-        return min((each.ended for each in (*self.written, *self.bulk) if each.ended >= since), default=None)
+        return min((each.ended for each in self.told if each.ended >= since), default=None)
 
     async def _all(self) -> None:
         async with asyncio.TaskGroup() as clients:
@@ -83,6 +107,9 @@ class Traffic(Crowd):
                 clients.create_task(self._write(writer))
             for place, address in enumerate(self._addresses):
                 clients.create_task(self._read(WRITERS + place, address))
+            if self._is_steady:
+                for address in self._addresses:
+                    clients.create_task(self._write_steadily(address))
             if self._bulk:
                 clients.create_task(self._write_bulk())
 
@@ -122,6 +149,20 @@ class Traffic(Crowd):
                     continue  # A read that was not answered says nothing.
                 self.history.append(Operation(number, None, state.state, began, time.monotonic()))
                 self.answered[number] = began
+
+    async def _write_steadily(self, address: str) -> None:
+        body, headers = json.dumps({"commands": [STEADY]}), {"Content-Type": "application/json"}
+        patience = aiohttp.ClientTimeout(total=STEADY_PATIENCE_S)
+        async with aiohttp.ClientSession(timeout=patience) as http:
+            while not self.is_ending:
+                with suppress(aiohttp.ClientError, TimeoutError):
+                    async with http.post(f"http://{address}/commands", data=body, headers=headers) as reply:
+                        if reply.status == HTTPStatus.OK:
+                            told = await reply.json()
+                            self.steady.append(
+                                Written(told["index"], told["epoch"], [STEADY], told["results"], time.monotonic())
+                            )
+                await asyncio.wait([asyncio.get_running_loop().create_future()], timeout=STEADY_PAUSE_S)
 
     async def _write_bulk(self) -> None:
         async with connect(self._addresses, timeout_s=PATIENCE_S) as client:

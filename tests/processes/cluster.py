@@ -107,6 +107,8 @@ class Node:
         self.flags = list(flags)
         self.program: Sequence[str] = QUIRE
         self.process: subprocess.Popen[bytes] | None = None
+        self.may_end = False
+        """Whether its process may end by itself while something else is waited for."""
 
     # Its process
 
@@ -367,7 +369,7 @@ class Cluster:
     @contextmanager
     def _watched(self) -> Generator[Callable[[str], None]]:
         """A function that waits for POLL_S, or raises NeverCame as soon as a node ends that ran."""
-        ends = {os.pidfd_open(node.process.pid): node for node in self if node.process is not None}
+        ends = {os.pidfd_open(node.process.pid): node for node in self if node.process is not None and not node.may_end}
 
         def watch(what: str) -> None:
             # A process that was killed on purpose meanwhile is no longer the node's.

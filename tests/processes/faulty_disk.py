@@ -1,13 +1,14 @@
 """`quire` with a disk that hangs or fails: run as a program in place of `quire`.
 
 Each sync of a file's data first looks into the directory that the first argument names. `hang` there is a FIFO, which
-holds up whoever opens it until a test opens it, too; `fail` makes the sync fail. While `full` is there, no file gets
-more room.
+holds up whoever opens it until a test opens it, too; `fail` makes the sync fail; `slow` says how many seconds longer it
+takes. While `full` is there, no file gets more room.
 """
 
 import errno
 import os
 import sys
+import threading
 from contextlib import suppress
 from pathlib import Path
 
@@ -28,6 +29,8 @@ def install(folder: Path) -> None:
         if (folder / "hang").exists():
             with suppress(FileNotFoundError):  # It answers again.
                 (folder / "hang").read_bytes()
+        with suppress(FileNotFoundError):
+            threading.Event().wait(float((folder / "slow").read_text()))
         if (folder / "fail").exists():
             raise OSError(errno.EIO, os.strerror(errno.EIO))
         sync(storage)
