@@ -27,11 +27,15 @@ class SimDisk(faulty.Disk):
 
 @dataclass
 class Latency:
-    """How long a sync takes: from `lowest` to `highest` microseconds, and at least until `hangs_until`."""
+    """How long a sync takes: from `lowest` to `highest` microseconds, and at least until `hangs_until`.
+
+    `busy_until` is when the last one ends.
+    """
 
     lowest: int
     highest: int
     hangs_until: int = 0
+    busy_until: int = 0
 
 
 class SimDevice:
@@ -65,6 +69,7 @@ class SimDevice:
         self._before("offload")
         latency, random, now = self._latency, self._random, self._clocks.schedule.now
         took = max(random.randint(latency.lowest, latency.highest), latency.hangs_until - now)
+        latency.busy_until = now + took
         if random.random() < 0.5:
             error = failure_of(block)
             self._later(took, lambda: done(error, took))
