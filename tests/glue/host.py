@@ -20,6 +20,7 @@ import quire.cluster.control.syncobj
 import quire.cluster.data_dir.data_dir
 import quire.log.storage
 import quire.replication.replica
+import quire.replication.witnesses
 import quire.sm.snapshots.store
 from quire.cluster.compaction.forked import ChildFailed
 from quire.log import Directory
@@ -120,6 +121,7 @@ def below(loop: VirtualLoop, disks: dict[str, GlueDisk], seed: str) -> Generator
         (quire.replication.replica, "threading", SimpleNamespace(Thread=thread)),
         (quire.replication.replica, "SimpleQueue", lambda: LoopQueue(loop)),
         (quire.log.storage, "threading", SimpleNamespace(Lock=lambda: LoopLock(loop))),
+        (quire.replication.witnesses, "Lock", lambda: LoopLock(loop)),
         (quire.sm.snapshots.store, "Lock", lambda: LoopLock(loop)),
         (quire.cluster.data_dir.data_dir, "FileDirectory", directory),
         (quire.cluster.compaction.snapshotting, "Child", child),
