@@ -9,7 +9,9 @@ import pytest
 
 import quire
 from quire.cluster.client import Client
+from quire.cluster.errors import TransferFailed
 from quire.cluster.http.routes.admin import BODY_BYTES
+from quire.cluster.node.leadership import Leadership
 from tests.cluster.running import RunningCluster, running_cluster
 
 JSON = "application/json"
@@ -72,6 +74,11 @@ async def test_a_transfer_s_body_may_be_as_long_as_its_limit_and_no_longer(tmp_p
         for size, status in ((BODY_BYTES, 200), (BODY_BYTES + 1, 413)):
             padded = body("n1") + b" " * (size - len(body("n1")))
             assert (await cluster.ask("n1", "POST", "/admin/transfer", padded, JSON)).status == status
+
+
+async def test_a_node_of_no_cluster_yet_moves_no_leadership_and_says_so() -> None:
+    with pytest.raises(TransferFailed, match="the cluster is not formed yet"):
+        await Leadership("n1", 0.1, 1.0).transfer(None)
 
 
 async def test_a_leader_without_another_voter_says_that_it_leads_on(tmp_path: Path) -> None:

@@ -66,7 +66,10 @@ async def test_a_caller_that_waits_for_truncated_records_gets_an_error_and_the_l
     await flusher.close()
 
 
-async def test_those_who_wait_for_records_below_a_truncation_are_answered_and_the_others_learn_its_index() -> None:
+@pytest.mark.parametrize("cut", [4, 5], ids=["behind the second frame", "in the middle of the third"])
+async def test_those_who_wait_for_records_below_a_truncation_are_answered_and_the_others_learn_its_index(
+    cut: int,
+) -> None:
     disk = Disk()
     log = log_with(disk, FLUSH_ALWAYS)
     disk.holding_syncs = threading.Event()
@@ -77,13 +80,14 @@ async def test_those_who_wait_for_records_below_a_truncation_are_answered_and_th
         waiting.append(asyncio.create_task(flusher.settled(2 * k + 2)))
     await asyncio.sleep(0)
     disk.holding_syncs.set()
-    log.truncate(5)  # In the middle of the third frame.
+    log.truncate(cut)
     log.append([9, 9, 9])
+    await until(lambda: all(waiter.done() for waiter in waiting))
     answers = await asyncio.gather(*waiting, return_exceptions=True)
     assert answers[:2] == [None, None]
-    assert [answer.index for answer in answers[2:] if isinstance(answer, RecordsTruncated)] == [5, 5]
-    await flusher.settled(8)
-    assert [log.read(k).value for k in range(8)] == [0, 0, 1, 1, 2, 9, 9, 9]
+    assert [answer.index for answer in answers[2:] if isinstance(answer, RecordsTruncated)] == [cut, cut]
+    await flusher.settled(cut + 3)
+    assert [log.read(k).value for k in range(cut + 3)] == [*[0, 0, 1, 1, 2][:cut], 9, 9, 9]
     await flusher.close()
 
 
