@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from quire.cluster.simulator.permanent.illness import KINDS
 from tests.mutants.mistake import Mistake, Tree
 
 CPU_S = 90
@@ -23,7 +24,11 @@ NEAREST_S = 6.0
 """Processor time of the nearest tests, as measured when the map was made: those that take least come first."""
 FOLDERS = {"log": "tests/log", "sm": "tests/sm", "replication": "tests/replication", "cluster": "tests/cluster"}
 """Whose tests without `slow` and `full` are the last ring."""
+NOTHING_SELECTED = 5
+"""Pytest's exit status if all tests of a file are `slow` or `full`."""
 HISTORIES = 20
+ORDEALS = 2
+"""Histories of each kind of illness that stays."""
 SIMULATED = ("replication/core/", "replication/", "log/", "sm/")
 NOT_SIMULATED = ("replication/net/", "log/offline/", "sm/testing")
 FILES = {
@@ -150,7 +155,7 @@ def run_tests(tree: Tree, tests: Sequence[str]) -> Outcome:
         return Outcome("", 0.0)
     options = ("-q", "-x", "-p", "no:cacheprovider", "-p", "no:xdist")
     status, written, seconds = _limited(tree, "-m", "pytest", *options, *tests)
-    if status == 0:
+    if status in (0, NOTHING_SELECTED):
         return Outcome("", seconds)
     if status < 0:
         return Outcome("the limit of time", seconds, ran_out=True)
@@ -160,16 +165,30 @@ def run_tests(tree: Tree, tests: Sequence[str]) -> Outcome:
 
 
 def run_histories(tree: Tree) -> Outcome:
-    """Run histories until one breaks a rule or fails."""
-    status, written, seconds = _limited(tree, "-m", "tests.planted.seek", str(HISTORIES))
-    if status < 0:
-        return Outcome("the limit of time", seconds, ran_out=True)
-    if status:
-        return Outcome("the simulator does not start", seconds)
-    found = json.loads(written.splitlines()[-1])
-    if found is None:
-        return Outcome("", seconds)
-    return Outcome(f"{found['rule'] or 'an error'}, seed {found['seed']}", seconds)
+    """Run histories until one breaks a rule or fails: any, then some in which a minority stays ill, of each kind."""
+    spent = 0.0
+    for illness in ("", *KINDS):
+        asked = [str(ORDEALS), illness] if illness else [str(HISTORIES)]
+        status, written, seconds = _limited(tree, "-m", "tests.planted.seek", *asked)
+        spent += seconds
+        if status < 0:
+            return Outcome("the limit of time", spent, ran_out=True)
+        if status:
+            return Outcome("the simulator does not start", spent)
+        if (found := json.loads(written.splitlines()[-1])) is not None:
+            return Outcome(f"{found['rule'] or 'an error'}, seed {found['seed']}", spent)
+    return Outcome("", spent)
+
+
+def run_folder(tree: Tree, folder: str) -> Outcome:
+    """Run a folder's tests, file by file since each run has the limit of time, until one fails."""
+    spent = 0.0
+    for file in sorted((tree.top / folder).glob("test_*.py")):
+        outcome = run_tests(tree, [str(file.relative_to(tree.top)), "-m", "not slow and not full"])
+        spent += outcome.seconds
+        if outcome.found_by:
+            return replace(outcome, seconds=spent)
+    return Outcome("", spent)
 
 
 def look_for(mistake: Mistake, tree: Tree, covered: Map, rings: Sequence[str] = RINGS) -> Mistake:
@@ -183,7 +202,7 @@ def look_for(mistake: Mistake, tree: Tree, covered: Map, rings: Sequence[str] = 
             if ring == SIMULATOR:
                 outcome = run_histories(tree) if simulated else Outcome("", 0.0)
             else:
-                outcome = run_tests(tree, nearest if ring == TESTS else [folder, "-m", "not slow and not full"])
+                outcome = run_tests(tree, nearest) if ring == TESTS else run_folder(tree, folder)
             spent += outcome.seconds
             if outcome.found_by.startswith(TIMED) and not run_tests(tree, [outcome.found_by]).found_by:
                 outcome = Outcome("", 0.0)  # It failed by itself.
