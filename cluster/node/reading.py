@@ -6,7 +6,7 @@ from enum import StrEnum
 from itertools import count
 from typing import Any, NamedTuple
 
-from quire.log import Bounds, FrameCorrupt, IndexExpired, Log, StoredRecord, wall_clock
+from quire.log import Bounds, FrameCorrupt, IndexExpired, Log, ResourcesExhausted, StoredRecord, wall_clock
 from quire.replication import Replica
 from quire.sm import ApplyFailed, Refused
 
@@ -18,6 +18,7 @@ from ..errors import (
     NotCommitted,
     OutOfBounds,
     QueryRefused,
+    ResourcesExhaustedError,
     StateUnavailable,
 )
 from .applying import Applying
@@ -64,6 +65,7 @@ class Reading:
 
         Raises:
             OutOfBounds, NotCommitted, Expired, CorruptHere: it cannot be read here.
+            ResourcesExhaustedError: no file can be opened now.
         """
         bounds = self.bounds
         if index < bounds.lowest_index:
@@ -78,6 +80,8 @@ class Reading:
             raise Expired(index, error.lowest) from error
         except FrameCorrupt as error:
             raise CorruptHere(index, str(error)) from error
+        except ResourcesExhausted as error:
+            raise ResourcesExhaustedError from error
 
     def read_frames(self, from_index: int, max_bytes: int) -> tuple[bytes, int]:
         """Raw frames from the one that holds `from_index`, at least one if there is any; and the next index.
@@ -85,6 +89,7 @@ class Reading:
         Raises:
             Expired: the frame has expired.
             CorruptHere: the frame is corrupt on this node.
+            ResourcesExhaustedError: no file can be opened now.
         """
         bounds = self.bounds
         if from_index >= bounds.highest_index:
@@ -96,6 +101,8 @@ class Reading:
             raise Expired(from_index, error.lowest) from error
         except FrameCorrupt as error:
             raise CorruptHere(from_index, str(error)) from error
+        except ResourcesExhausted as error:
+            raise ResourcesExhaustedError from error
 
     async def query(self, request: Any, consistency: Consistency, max_lag: int | None) -> StateAnswer:
         """The machine's answer to a request, as fresh as `consistency` asks (rule 12); for None, its whole state.
