@@ -19,7 +19,7 @@ SHOWS = {
     "failed_machine": Level.MACHINE_FAILED,
 }
 """What a node says that has this illness and no other. A full disk shows at the first append that finds no room, a disk
-that hangs as soon as something is asked of it.
+that hangs as soon as something is asked of it, a failed machine at the next command.
 """
 
 
@@ -44,7 +44,15 @@ class Truth:
         """
         for node, expected in self._expected.items():
             level = node.running.status().fitness.level if node.process is not None else expected
-            if level == expected or (expected is Level.DISK_HANGS and node.latency.busy_until <= now):
+            if level == expected or _does_not_show(node, expected, now):
                 self._true_at[node] = now
             elif now - self._true_at[node] > KNOWN_AFTER_US:
                 raise Violation("a node says truly how fit it is", node.node_id, level.name, expected.name)
+
+
+def _does_not_show(node: Node, level: Level, now: int) -> bool:
+    """Whether nothing has met what ails a node: its disk is asked nothing, its machine has applied all there is."""
+    if level is Level.DISK_HANGS:
+        return node.latency.busy_until <= now
+    status, applier = node.running.status(), node.running.applier
+    return level is Level.MACHINE_FAILED and applier.applied_index >= status.commit_index
