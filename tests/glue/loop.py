@@ -62,13 +62,7 @@ class _Handle(asyncio.Handle):
     owner: Owner
 
     def _run(self) -> None:
-        if self.owner.frozen is not None:
-            self.owner.frozen.append(self)
-            return
-        loop = self._loop
-        before, loop.owner = loop.owner, self.owner
-        super()._run()
-        loop.owner = before
+        _run_of(self, self._loop, super()._run)
 
 
 class _Timer(asyncio.TimerHandle):
@@ -77,15 +71,19 @@ class _Timer(asyncio.TimerHandle):
     owner: Owner
 
     def _run(self) -> None:
-        if self.owner.is_dead:
-            return
-        if self.owner.frozen is not None:
-            self.owner.frozen.append(self)
-            return
-        loop = self._loop
-        before, loop.owner = loop.owner, self.owner
-        super()._run()
-        loop.owner = before
+        if not self.owner.is_dead:
+            _run_of(self, self._loop, super()._run)
+
+
+def _run_of(handle: "_Handle | _Timer", loop: Any, run: Callable[[], None]) -> None:
+    """Run a callback as its owner's, or keep it for when that is frozen no more."""
+    owner = handle.owner
+    if owner.frozen is not None:
+        owner.frozen.append(handle)
+        return
+    before, loop.owner = loop.owner, owner
+    run()
+    loop.owner = before
 
 
 class _NoSockets:

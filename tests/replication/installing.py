@@ -26,18 +26,25 @@ def snapshot_at(leader: SimNode, index: int) -> Snapshot:
     return Snapshot(header.next_index, header.epoch, header.timestamp, header.crc32c, 0, epochs)
 
 
-def behind() -> World:
-    """n3 was down, and the leader's log begins above what n3 has, with a snapshot at its lowest index."""
+def deep() -> World:
+    """n3 was down while n1 wrote over several segments."""
     world = World("n1", "n2", "n3")
     world.start()
     world.elect("n1")
     world["n1"].write("before")
     world.run_for(0.3)
     world["n3"].crash()
-    leader = world["n1"]
     for number in range(DEEP):
-        leader.write(f"{number}" * 4_000)
+        world["n1"].write(f"{number}" * 4_000)
         world.run_for(0.05)
+    assert len(world["n1"].log.segment_bases) > 2
+    return world
+
+
+def behind() -> World:
+    """As `deep`, and the leader's log begins above what n3 has, with a snapshot at its lowest index."""
+    world = deep()
+    leader = world["n1"]
     expire(leader)
     assert leader.log.bounds.lowest_index > 5
     return world

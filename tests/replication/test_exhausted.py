@@ -11,12 +11,10 @@ from quire.replication.core.following import Step
 from quire.replication.core.messages import Open, Snapshot
 from quire.replication.driver import CheckedDriver, Device
 from quire.replication.lag import lag_of
+from tests.replication.installing import DEEP, deep
 from tests.replication.running import Owner
 from tests.replication.test_shipping_cache import Streams
 from tests.replication.world import SimNode, World, values
-
-DEEP = 40
-"""Writes of 4,000 bytes: more than a segment of a world's logs holds."""
 
 
 class Closing(Streams):
@@ -71,21 +69,6 @@ def driven(node: SimNode) -> tuple[CheckedDriver[None], Closing, Reminders, Owne
     streams, device, owner = Closing(), Reminders(node.world), Installer()
     driver = CheckedDriver(node.core, node.running, owner, streams, cast("Device", device))
     return driver, streams, device, owner
-
-
-def deep() -> World:
-    """n3 was down while n1 wrote over several segments."""
-    world = World("n1", "n2", "n3")
-    world.start()
-    world.elect("n1")
-    world["n1"].write("before")
-    world.run_for(0.3)
-    world["n3"].crash()
-    for number in range(DEEP):
-        world["n1"].write(f"{number}" * 4_000)
-        world.run_for(0.05)
-    assert len(world["n1"].log.segment_bases) > 2
-    return world
 
 
 def openings_of(world: World) -> list[Open]:
