@@ -29,7 +29,7 @@ from .errors import (
     UnknownVersion,
 )
 from .features import FEATURES, FITNESS, MAX_FEATURE_LENGTH, MAX_FEATURES
-from .files import FileDirectory, FileStorage, ReadOnlyDirectory
+from .files import FileDirectory, FileStorage, ReadOnlyDirectory, is_exhaustion
 from .flusher import GroupFlusher
 from .frames import HEADER_BYTES, Frame, FrameHeader, Kind, Tail, decode_header, encode_frame, walk_frames
 from .log import Log
@@ -171,6 +171,7 @@ __all__ = [
     "frame_records",
     "frame_values",
     "frames_of",
+    "is_exhaustion",
     "is_mark_damaged",
     "list_segments",
     "log_bytes",

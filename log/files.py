@@ -16,9 +16,14 @@ _FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
 _EXHAUSTED = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM})
 
 
+def is_exhaustion(error: OSError) -> bool:
+    """Return whether the process or the machine lacks a descriptor or memory: nothing is wrong with the device."""
+    return error.errno in _EXHAUSTED
+
+
 def _translated(error: OSError, path: str, size: int = 0) -> Exception:
     """The error of an operation that changes nothing if it fails."""
-    if error.errno in _EXHAUSTED:
+    if is_exhaustion(error):
         return ResourcesExhausted(path, error.strerror or str(error))
     return DiskFull(path, size) if error.errno in _FULL else error
 

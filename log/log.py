@@ -411,6 +411,10 @@ class Log:
         """
         return self._lookup.boundary_at_or_below(index)
 
+    def members_index_before(self, index: int) -> int | None:
+        """Return what `members_index` is after a truncation to `index` if the segment that is left names no members."""
+        return self._lookup.members_index_before(index)
+
     def truncate(self, index: int) -> None:
         """Remove every record from `index` on. Blocks; the records that stay are durable on return.
 
@@ -570,9 +574,7 @@ class Log:
                 self._state.mark.end_sync(sync)
 
     def close(self) -> None:
-        """Flush, mark a clean stop, close the files and unlock the directory. Blocks.
-
-        After a failure nothing is written; the next open recovers.
+        """Flush, mark a clean stop, close the files, unlock the directory. Blocks. After a failure it writes nothing.
 
         Raises:
             LogReadOnly: the device failed during this call.
@@ -592,9 +594,6 @@ class Log:
                 self._directory.unlock()
 
     def remove(self) -> None:
-        """Close the log and remove all its files. Blocks.
-
-        A crash leaves a log that opens: the whole one, or an empty one.
-        """
+        """Close the log and remove all its files. Blocks; a crash leaves a log that opens, whole or empty."""
         self.close()
         remove_log(self._directory)

@@ -5,7 +5,7 @@ writer's thread.
 """
 
 from collections.abc import Callable, Generator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any, Generic, NamedTuple, Protocol
 
 from quire.log import (
@@ -89,6 +89,14 @@ def _reading() -> Generator[None]:
         raise NotReadableNow(str(error)) from error
 
 
+def _members_of(payload: bytes, index: int) -> Members:
+    """The members that the record at `index` names."""
+    try:
+        return Members.from_record(decode_system(payload)["members"])
+    except (KeyError, TypeError, ValueError) as error:
+        raise PayloadInvalid(f"the record at {index} names no members: {error!r}") from error
+
+
 class Disk:
     """One node's log and promise, behind the core's one writer. Also the core's `LogView`."""
 
@@ -159,7 +167,7 @@ class Disk:
         try:
             if index >= self.lowest_index:
                 raw, _ = self.log.read_frames(index, 1, unflushed=True)
-                return Members.from_record(decode_system(next(walk_frames(raw)).payload)["members"])
+                return _members_of(next(walk_frames(raw)).payload, index)
             rows = None if self._snapshots is None else self._snapshots.members_of(index)
             if rows is None:
                 raise PayloadInvalid(f"the members record at {index} has expired, and no snapshot has it")
@@ -264,11 +272,41 @@ class Disk:
         has_room = self.log.try_room()
         return RoomProbed(has_room, has_room or self.log.reserve_left >= EPOCH_RECORD_BYTES)
 
+    def append_frames(self, raw: bytes) -> None:
+        """Append a leader's frames, as `Log.append_frames`."""
+        start = self.log.tail.index
+        self.log.append_frames(raw)
+        index = self.log.members_index
+        if index is not None and index >= start:
+            # It may be in a segment that these frames have filled: to read it there could find no descriptor.
+            record = next(frame for frame in walk_frames(raw) if frame.header.index == index)
+            with suppress(PayloadInvalid):  # It is in the log all the same: whoever asks for the members is told.
+                self._members = index, _members_of(record.payload, index)
+
     def truncate(self, index: int) -> None:
-        """Truncate the log to a frame boundary. Blocks; durable on return."""
+        """Truncate the log to a frame boundary. Blocks; durable on return.
+
+        Raises:
+            ResourcesExhausted: nothing was changed.
+            LogError: it failed; only a restart tells which frames are still there.
+        """
+        members = self._members_below(index)
         self._forget_end()
         self.log.truncate(index)
-        self._members = None  # Another record may get the index of the one that was truncated.
+        self._members = members  # Another record may get the index of one that was truncated.
+
+    def _members_below(self, index: int) -> tuple[int, Members] | None:
+        """The members that count after a truncation to `index`; None if no file has to be opened to read them then.
+
+        A change opens what it needs before it begins. The file of the segment that is left stays open.
+        """
+        if self._members is not None and self._members[0] == self.log.members_index and self._members[0] < index:
+            return self._members
+        below = self.log.members_index_before(index)
+        try:
+            return None if below is None else (below, self._members_at(below))
+        except PayloadInvalid:  # If the segment that is left names others, nobody needs these.
+            return None
 
     def install(self, snapshot: Snapshot) -> None:
         """Make the log begin at a snapshot that counts. Blocks; durable on return.

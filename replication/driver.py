@@ -359,7 +359,7 @@ class Driver(Generic[OwnerT]):
 
     def _append_frames(self, stream_id: int, raw: bytes) -> None:
         try:
-            self._disk.log.append_frames(raw)
+            self._disk.append_frames(raw)
         except (LogReadOnly, LogClosed):
             raise
         except DiskFull as error:
@@ -415,6 +415,9 @@ class Driver(Generic[OwnerT]):
     def _install(self, stream_id: int, snapshot: Snapshot) -> None:
         """Rule 16: rename, then reset the log. If a crash comes between the two, the next start resets it."""
 
+        def place() -> None:
+            self._offload(lambda: self._owner.place_snapshot(snapshot.index), finish, lambda _: None, place)
+
         def try_again() -> None:
             with self._errors_end_node():
                 finish()
@@ -431,14 +434,19 @@ class Driver(Generic[OwnerT]):
             self._owner.snapshot_installed(snapshot.index)
             self.step(events.Installed(stream_id, snapshot.index))
 
-        self._offload(lambda: self._owner.place_snapshot(snapshot.index), finish, lambda _: None)
+        place()
 
     def _offload(
-        self, block: Callable[[], None], finish: Callable[[], None], fail: Callable[[BaseException], None]
+        self,
+        block: Callable[[], None],
+        finish: Callable[[], None],
+        fail: Callable[[BaseException], None],
+        again: Callable[[], None] | None = None,
     ) -> None:
         """Run `block` in the writer's thread, then `finish` here. If it raised, call `fail`: the node halts.
 
         A failed flush is never retried (`log/DESIGN.md`): the kernel may have dropped the pages that it did not write.
+        `again` is for a block that found no descriptor before it changed anything: it is called after a pause.
         """
 
         def done(error: BaseException | None, took_us: int) -> None:
@@ -446,6 +454,8 @@ class Driver(Generic[OwnerT]):
             with self._errors_end_node():
                 if error is None:
                     finish()
+                elif again is not None and isinstance(error, ResourcesExhausted):
+                    self._device.remind(RETRY_US, again)  # The disk counts as busy meanwhile.
                 else:
                     fail(error)
                     self.step(events.DiskFailed(f"the disk failed: {type(error).__name__}: {error}"))

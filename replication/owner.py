@@ -80,7 +80,12 @@ class Owner(Protocol[OwnerT_contra]):
         ...
 
     def place_snapshot(self, index: int) -> None:
-        """Make the fetched snapshot count, durably. Blocks; called in the writer's thread."""
+        """Make the fetched snapshot count, durably. Blocks; called in the writer's thread.
+
+        Raises:
+            ResourcesExhausted: the process can open no more files; call it again.
+            OSError: the device failed.
+        """
         ...
 
     def snapshot_installed(self, index: int) -> None:

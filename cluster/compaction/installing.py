@@ -15,7 +15,7 @@ from typing import Any
 import structlog
 from aiohttp import ClientSession
 
-from quire.log import LogError
+from quire.log import LogError, ResourcesExhausted
 from quire.replication import Replica
 from quire.replication.core import actions
 from quire.replication.core.messages import Snapshot
@@ -87,7 +87,7 @@ class StoreSource:
                 raise SnapshotRefused(f"the snapshot at {index} was removed") from None
             self._store.quarantine(index, damage)
             raise SnapshotRefused(str(damage)) from damage
-        except OSError as error:
+        except (OSError, ResourcesExhausted) as error:
             raise SnapshotRefused(f"it cannot be read: {error}") from error
 
 
@@ -162,7 +162,7 @@ class Installing:
         self._chunks += 1
 
     def place(self, index: int) -> None:
-        """Make the fetched snapshot count. Blocks; durable on return. Raises OSError."""
+        """Make the fetched snapshot count. Blocks; durable on return. Raises as `Owner.place_snapshot`."""
         part = self._part
         if part is None or part.manifest.index != index:
             raise OSError(f"no snapshot at {index} was fetched")

@@ -158,6 +158,22 @@ class Lookup:
             raise self.corrupt(segment, position, error.reason) from error
         return Tail(index, header.epoch, header.timestamp, header.crc32c), segment, position + header.size
 
+    def members_index_before(self, index: int) -> int | None:
+        """Return the index of the last members record before the segment in which the frame before `index` ends.
+
+        Raises:
+            ResourcesExhausted: the segment's file cannot be opened.
+        """
+        state = self._state
+        segment = state.segments.holding(max(index - 1, state.origin.index))
+        if segment is state.writer.segment:
+            return state.writer.header.members_index
+        try:
+            raw = self.store(segment).read_at(0, STORE_HEADER_BYTES)
+            return decode_store_header(raw, store_name(segment.base_index)).members_index
+        except FrameInvalid as error:
+            raise self.corrupt(segment, error.position, error.reason) from error
+
     def bytes_between(self, from_index: int, to_index: int) -> int:
         """Return the frame bytes between two frame boundaries."""
         first, start = self._place(from_index)

@@ -157,7 +157,7 @@ class Disk:
         self.full = False
         """Whether nothing more can be created or allocated: `DiskFull`."""
         self.exhausted = False
-        """Whether no file can be created or opened: `ResourcesExhausted`."""
+        """Whether no file can be created or opened (`ResourcesExhausted`), and no folder listed or synced (EMFILE)."""
         self.most_bytes: int | None = None
         """If set, no file can be allocated beyond it: `DiskFull`."""
         self.failing: Callable[[str, str], bool] | None = None
@@ -377,6 +377,7 @@ class FaultyDirectory:
 
     def list(self) -> list[str]:
         self.disk.check(self._life)
+        self._need_descriptor()
         return [*self._folder.cached]
 
     def create(self, name: str) -> FaultyStorage:
@@ -439,6 +440,7 @@ class FaultyDirectory:
 
     def sync(self) -> None:
         self.disk.step("sync folder", self._path, self._life)
+        self._need_descriptor()
         failed = self.disk.fails("sync folder", self._path)
         self._folder.settle(self.disk.chance if failed else lambda _: True)
         if failed:
@@ -460,6 +462,7 @@ class FaultyDirectory:
         node = self._folder.cached.get(name)
         if not isinstance(node, DiskFolder):
             raise FileNotFoundError(name)
+        self._need_descriptor()
         return FaultyDirectory(self.disk, node, f"{self._path}/{name}")
 
     def lock(self) -> bool:
@@ -474,3 +477,8 @@ class FaultyDirectory:
         self.disk.step(operation, name, self._life)
         if self.disk.fails(operation, name):
             raise OSError(errno.EIO, "injected", name)
+
+    def _need_descriptor(self) -> None:
+        """A folder is opened to be listed or synced, and a file system has no better error for it than this."""
+        if self.disk.exhausted:
+            raise OSError(errno.EMFILE, "injected", self._path)

@@ -128,7 +128,7 @@ class SnapshotPart:
         return Applier(machine, boundary=self.manifest.boundary, sessions=sessions)
 
     def complete(self) -> None:
-        """Turn the part into a whole snapshot; durable on return. Raises OSError."""
+        """Turn the part into a whole snapshot; durable on return. Raises as `SnapshotStore.complete`."""
         self._store.adopt(self._name, self.manifest.index)
         self._store.fetching = 0
 

@@ -17,15 +17,15 @@ A crash leaves `.new` and `.gone` folders, which `open` removes.
 """
 
 import errno
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import closing
+from collections.abc import Callable, Generator, Iterable, Iterator
+from contextlib import closing, contextmanager
 from hashlib import sha256
 from threading import Lock
 from typing import Any, NamedTuple
 
 from crc32c import crc32c
 
-from quire.log import Directory, DiskFull
+from quire.log import Directory, DiskFull, ResourcesExhausted, is_exhaustion
 
 from ..applier import Applier
 from ..boundary import Boundary
@@ -62,6 +62,17 @@ def snapshot_name(index: int) -> str:
 def chunk_name(number: int) -> str:
     """The file name of a chunk."""
     return f"{number:08d}.chunk"
+
+
+@contextmanager
+def _needing_descriptors(name: str) -> Generator[None]:
+    """Tell a process that can open no more files or folders from a failed device."""
+    try:
+        yield
+    except OSError as error:
+        if is_exhaustion(error):
+            raise ResourcesExhausted(name, str(error)) from error
+        raise
 
 
 class SnapshotStore:
@@ -140,6 +151,7 @@ class SnapshotStore:
 
         Raises:
             SnapshotDamaged: its manifest is damaged; it does not count.
+            ResourcesExhausted: the process can open no more files; it does not count until a later call succeeds.
             OSError: the device failed.
         """
         return self.adopt(snapshot_name(index) + _NEW, index)
@@ -147,12 +159,15 @@ class SnapshotStore:
     def adopt(self, written: str, index: int) -> Manifest:
         """Make the whole snapshot in the folder `written` count; raises as `complete`."""
         name = snapshot_name(index)
-        manifest = self._read_manifest(written)
-        if manifest.index != index:
-            raise SnapshotDamaged(snapshot=name, reason=f"its manifest has index {manifest.index}")
-        with self._lock:
+        with self._lock, _needing_descriptors(name):
+            # It has its name already if an earlier call found no descriptor for the sync.
+            is_named = index not in self._manifests and name in self._folder.list()
+            manifest = self._read_manifest(name if is_named else written)
+            if manifest.index != index:
+                raise SnapshotDamaged(snapshot=name, reason=f"its manifest has index {manifest.index}")
             if index not in self._manifests:
-                self._folder.rename(written, name)
+                if not is_named:
+                    self._folder.rename(written, name)
                 self._folder.sync()
             self._manifests = {**self._manifests, index: manifest}  # Replaced, not changed: other threads read it.
         return manifest

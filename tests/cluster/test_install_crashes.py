@@ -10,7 +10,7 @@ import pytest
 from quire.cluster.config.serve import ServeConfig
 from quire.cluster.data_dir.data_dir import DataDir
 from quire.cluster.data_dir.genesis import make_genesis
-from quire.log import Kind, LogOptions, Tail, encode_records
+from quire.log import Kind, LogOptions, ResourcesExhausted, Tail, encode_records
 from quire.log.simulated import Disk, Keep, PowerLoss
 from quire.replication import Disk as NodeDisk
 from quire.replication import Member, Members, Role
@@ -181,6 +181,34 @@ def test_a_chunk_whose_sync_failed_is_fetched_again() -> None:
     install(data_dir, leader)
     disk.lose_power(Keep.NOTHING)
     assert opened(disk)[1].state() == "1042"
+
+
+@pytest.mark.parametrize("renamed", [False, True])
+def test_a_snapshot_that_finds_no_descriptor_while_it_is_placed_counts_once_there_is_one(renamed: bool) -> None:
+    disk, cluster_id, _ = follower(snapshots=2)
+    leader = Leader(cluster_id)
+    data_dir, _ = opened(disk)
+    store, manifest = data_dir.snapshots, leader.manifest
+    part = SnapshotPart.begin(store, manifest.encode())
+    for number in part.missing():
+        part.put(number, leader.store.chunk(manifest, number))
+    part.restore(ArithmeticMachine, Sessions)
+    held = store.indices
+
+    def exhaust(operation: str, _: str) -> bool:
+        disk.exhausted |= operation == "rename"
+        return False
+
+    disk.exhausted, disk.failing = not renamed, exhaust
+    for _ in range(2):
+        with pytest.raises(ResourcesExhausted):
+            part.complete()
+        assert store.indices == held
+    disk.exhausted, disk.failing = False, None
+    part.complete()
+    assert store.indices == [*held, manifest.index]
+    disk.lose_power(Keep.NOTHING)
+    assert opened(disk)[1].applied_index == manifest.index
 
 
 def lost_power(steps: Callable[[], object]) -> bool:

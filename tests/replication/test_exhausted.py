@@ -5,7 +5,7 @@ from typing import cast
 
 import pytest
 
-from quire.log import Tail
+from quire.log import Kind, ResourcesExhausted, Tail, encode_system
 from quire.replication.core import actions, events
 from quire.replication.core.following import Step
 from quire.replication.core.messages import Open, Snapshot
@@ -13,8 +13,9 @@ from quire.replication.driver import CheckedDriver, Device
 from quire.replication.lag import lag_of
 from tests.replication.installing import DEEP, deep
 from tests.replication.running import Owner
+from tests.replication.test_members import caught_up
 from tests.replication.test_shipping_cache import Streams
-from tests.replication.world import SimNode, World, values
+from tests.replication.world import SimNode, World, values, voters
 
 
 class Closing(Streams):
@@ -49,21 +50,28 @@ class Reminders:
         self.waiting.append(then)
 
     def write(self, block: Callable[[], None], done: Callable[[BaseException | None, int], None]) -> None:
-        block()
-        done(None, 0)
+        error: BaseException | None = None
+        try:
+            block()
+        except ResourcesExhausted as raised:
+            error = raised
+        done(error, 0)
 
 
 class Installer(Owner):
     """An owner of whom an install asks something."""
 
+    can_place = True
+
     def place_snapshot(self, index: int) -> None:
-        pass
+        if not self.can_place:
+            raise ResourcesExhausted("snapshots", "no descriptor")
 
     def snapshot_installed(self, index: int) -> None:
         self.applied_index = index
 
 
-def driven(node: SimNode) -> tuple[CheckedDriver[None], Closing, Reminders, Owner]:
+def driven(node: SimNode) -> tuple[CheckedDriver[None], Closing, Reminders, Installer]:
     """A driver that carries out what a node's core asks for; the world no longer does."""
     assert node.core is not None
     streams, device, owner = Closing(), Reminders(node.world), Installer()
@@ -159,6 +167,25 @@ def test_an_install_that_can_open_no_file_is_finished_later() -> None:
     assert (owner.halts, owner.applied_index, node.log.tail) == ([], 1_000, tail)
 
 
+def test_a_snapshot_that_can_open_no_file_is_placed_later() -> None:
+    world = divergent()
+    node = world["n1"]
+    driver, _, device, owner = driven(node)
+    assert node.core is not None
+    node.core.writer.begin_exclusive(world.now)
+    before, tail = node.log.tail, Tail(1_000, 1, world.clock(), 7)
+    owner.can_place = False
+
+    driver.carry_out_step(events.Tick(), [actions.Install(1, Snapshot(*tail, 0, ((0, 0),)))])
+
+    device.waiting.pop()()
+    assert (owner.halts, owner.applied_index, node.log.tail) == ([], 0, before)
+    assert node.core.writer.is_exclusive
+    owner.can_place = True
+    device.waiting.pop()()
+    assert (owner.halts, owner.applied_index, node.log.tail) == ([], 1_000, tail)
+
+
 def test_a_leader_that_cannot_look_up_where_the_logs_part_is_asked_again() -> None:
     world = deep()
     leader = world["n1"]
@@ -203,3 +230,89 @@ def test_a_lag_that_cannot_be_looked_up_is_that_of_the_whole_log() -> None:
 
     assert (told.records, told.bytes) == (known.records, log.size)
     assert (told.bytes > known.bytes, told.seconds < known.seconds) == (True, True)
+
+
+def test_a_truncation_that_undoes_a_change_of_members_waits_for_a_descriptor_to_read_those_before_it() -> None:
+    world = World("n1", "n2", "n3", observers=("n4",))
+    world.start()
+    leader = world.elect("n1")
+    for number in range(DEEP):
+        leader.write(f"{number}" * 4_000)
+        world.run_for(0.05)
+    assert leader.log.segment_bases[-1] > leader.log.origin.index + 1
+    caught_up(world, leader)
+    world.isolate("n1")
+    leader.promote("n4")
+    world.run_until(lambda: bool(leader.log.members_index))
+    leader.nominated = False
+    world.elect("n2")
+    leader.storage.exhausted = True
+    changed, tail = leader.state.members, leader.log.tail
+    openings = openings_of(world)
+    world.heal()
+    world.run_until(lambda: len(openings) > 3)
+
+    assert (leader.halted, leader.truncations, leader.log.tail) == (None, [], tail)
+    assert leader.state.members is changed
+
+    leader.storage.exhausted = False
+    world.run_until(lambda: leader.state.members is not changed)
+    assert (leader.halted, len(leader.truncations), leader.log.members_index) == (None, 1, 0)
+    assert leader.state.members == world.members
+
+
+@pytest.mark.parametrize("known", [False, True])
+def test_members_after_a_truncation_need_no_descriptor_and_are_those_of_the_last_record_that_stays(
+    known: bool,
+) -> None:
+    world = World("n1")
+    world.start()
+    disk = world["n1"].running
+    expected = {0: world.members}
+    for number in range(DEEP):
+        disk.log.append([f"{number}" * 4_000], epoch=1)
+        if number % 8 == 0:
+            members = expected[disk.log.tail.index] = voters("n1", f"n{number + 2}")
+            disk.append_system(1, 0, {"type": "members", "members": members.to_record()})
+    assert len(disk.log.segment_bases) > 3
+
+    for cut in range(disk.log.tail.index - 1, 0, -1):
+        if known:
+            assert disk.members.voters()
+        disk.truncate(cut)
+        world["n1"].storage.exhausted = True
+        index = max(index for index in expected if index < cut)
+        assert (disk.log.members_index, disk.members) == (index, expected[index])
+        world["n1"].storage.exhausted = False
+
+
+def test_members_in_a_segment_that_the_same_frames_filled_need_no_descriptor() -> None:
+    world = World("n1", "n2")
+    world.start()
+    world.run_for(0.1)
+    disk, other = world["n1"].running, world["n2"].log
+    members = voters("n1", "n2", "n3")
+    other.append_payload(
+        encode_system({"type": "members", "members": members.to_record()}), count=1, kind=Kind.SYSTEM, epoch=1
+    )
+    start = other.tail.index - 1
+    for number in range(DEEP):
+        other.append([f"{number}" * 4_000], epoch=1)
+    raw, index = b"", start
+    while index < other.tail.index:  # A read ends with its segment.
+        frames, index = other.read_frames(index, 1 << 20, unflushed=True)
+        raw += frames
+    made = 0
+
+    def exhaust(operation: str, name: str) -> bool:
+        nonlocal made
+        made += operation == "create" and name.endswith(".store.new")
+        world["n1"].storage.exhausted = made > 1
+        return False
+
+    world["n1"].storage.failing = exhaust
+    disk.append_frames(raw)
+    world["n1"].storage.exhausted = True
+
+    assert disk.log.members_index == start < disk.log.segment_bases[-1]
+    assert disk.members == members

@@ -299,7 +299,7 @@ class SimNode:
                 self._append_results.append(actions.AppendResult(is_system=True))
             case actions.AppendFrames(stream_id, raw):
                 try:
-                    self.log.append_frames(raw)
+                    self.running.append_frames(raw)
                 except FrameInvalid as error:
                     result = actions.AppendResult(stream_id, is_made=False, error=str(error))
                 else:
