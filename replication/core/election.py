@@ -6,9 +6,10 @@
     any --another is promised, a leader is followed, or time is up--> IDLE
 
 A node has a reason to campaign (rule 13) as long as one of these holds: the control plane nominates it and it is fit to
-lead (`fitness`); a `Campaign` asked it to; no leader was heard for three election timeouts, six if it is unfit. Each is
-a level that every tick reads, not an event, so nothing depends on one message. No reason is trusted: only promises make
-a leader. A node whose disk hangs, or has no room for an `epoch_start`, has no reason.
+lead (`fitness`); a `Campaign` asked it to; no leader was heard for three election timeouts, six if it is unfit, one if
+it is fit and the node that was promised last was lost soon after. Each is a level that every tick reads, not an event,
+so nothing depends on one message. No reason is trusted: only promises make a leader. A node whose disk hangs, or has no
+room for an `epoch_start`, has no reason.
 
 Answers are kept by node id; `core` passes on only those of voters with their own disks.
 
@@ -31,6 +32,7 @@ from .messages import Campaign, Last, PreVote, PreVoteAnswer, Promise, VoteAnswe
 from .state import State
 
 FALLBACK_TIMEOUTS = 3  # Rule 13: after three election timeouts without a leader any voter that is fit may campaign.
+IN_VAIN_TIMEOUTS = 1  # The others refuse such a node for a while (`Relapses`): there is nothing to wait for.
 UNFIT_FALLBACK_TIMEOUTS = 6  # By then a fit voter has had time for a campaign and another.
 RIVAL_TIMEOUTS = 3  # How long a fitter candidate's pre-vote counts against the others.
 RIVAL_PATIENCE_TIMEOUTS = 6  # A fitter candidate that has asked for so long is not going to be elected.
@@ -99,15 +101,14 @@ class Relapses:
     """A node that crashes soon after each start, and is nominated, would be promised epoch after epoch.
 
     Nobody else could lead: each promise makes the others wait. So such a node makes way until the others had time to
-    elect one of theirs: when its link broke soon after the promise and nothing was committed between, or when it was
-    promised twice within short, by another process of it each time.
+    elect one of theirs: when its link broke soon after the promise, or when it was promised twice within short, by
+    another process of it each time. What it committed between does not count: it serves too little.
     """
 
     def __init__(self, state: State) -> None:
         self._state = state
         self._last = Promise(0, "", 0)
         self._promised_at = 0
-        self._commit_index = 0  # when that was promised
         self._is_lost = False
         self._times = 0
 
@@ -116,8 +117,7 @@ class Relapses:
         now, last = self._state.now, self._last
         is_again = promise.candidate == last.candidate and promise.incarnation != last.incarnation
         self._times = self._times + 1 if is_again and self._is_recent else 1
-        self._last, self._promised_at, self._commit_index = promise, now, self._state.commit_index
-        self._is_lost = False
+        self._last, self._promised_at, self._is_lost = promise, now, False
 
     @property
     def _is_recent(self) -> bool:
@@ -128,10 +128,14 @@ class Relapses:
         if node_id == self._last.candidate and self._is_recent:
             self._is_lost = True
 
+    @property
+    def is_in_vain(self) -> bool:
+        """Whether the node that was promised last was lost soon after, and that is not long ago."""
+        return self._is_lost and self._is_recent
+
     def makes_way(self, sender: str) -> bool:
         """Whether a candidate was promised of late and came to little."""
-        in_vain = self._is_lost and self._commit_index == self._state.commit_index
-        return sender == self._last.candidate and self._is_recent and (in_vain or self._times >= RELAPSES)
+        return sender == self._last.candidate and self._is_recent and (self.is_in_vain or self._times >= RELAPSES)
 
 
 def answer_pre_vote(state: State, sender: str, message: PreVote, live: Promise | None, *, makes_way: bool) -> None:
@@ -210,8 +214,11 @@ class Candidate:
         if self.nominated and is_fit:
             return "the control plane nominated it"
         timeouts = FALLBACK_TIMEOUTS if is_fit else UNFIT_FALLBACK_TIMEOUTS
-        if self._waited_us >= timeouts * patience + self._jitter(patience):
+        waited_us = self._waited_us - self._jitter(patience)
+        if waited_us >= timeouts * patience:
             return f"no leader was heard for {'three' if is_fit else 'six'} election timeouts"
+        if is_fit and self.relapses.is_in_vain and waited_us >= IN_VAIN_TIMEOUTS * patience:
+            return "the node that was promised last was lost soon after"
         return ""
 
     @property

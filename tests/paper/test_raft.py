@@ -177,7 +177,7 @@ def test_5_4_2_records_of_earlier_epochs_do_not_commit_by_counting() -> None:
     old.crash()
     for follower in ("n2", "n3"):
         world[follower].release()
-    world.run_for(1.5)
+    world.run_for(0.9)
     held = world["n2"].log.durable_index
     assert held > before
     leader = world["n2"]

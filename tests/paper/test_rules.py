@@ -1,7 +1,7 @@
 """Rules 0 to 13 of `docs/protocol.md`, one test each."""
 
 from quire.replication.core import Identity, Promise, actions, events
-from quire.replication.core.election import FALLBACK_TIMEOUTS
+from quire.replication.core.election import FALLBACK_TIMEOUTS, SHORT_TIMEOUTS
 from quire.replication.core.members import Formation
 from quire.replication.core.messages import NO_PROMISE, Ack, Heartbeat, Last, Open, OpenAnswer, OpenVerb, PreVoteAnswer
 from quire.replication.net.duplicate_guard import Caller, DuplicateNodeGuard
@@ -64,7 +64,7 @@ def test_rule_3_a_new_epoch_is_above_the_highest_seen_and_never_resumed() -> Non
 
     first = world.elect("n1").state.promise.epoch
     assert first == 42
-    world.run_for(0.1)  # All know that it served.
+    world.run_for(SHORT_TIMEOUTS)  # A node that is lost sooner makes way for the others.
     world["n1"].crash()
     world["n1"].start()
     world.run_until(lambda: world.leader() is world["n1"])

@@ -5,7 +5,7 @@ from collections.abc import Iterable
 import pytest
 
 from quire.replication.core import CoreOptions, Promise, actions, events
-from quire.replication.core.election import FALLBACK_TIMEOUTS, Phase
+from quire.replication.core.election import FALLBACK_TIMEOUTS, IN_VAIN_TIMEOUTS, SHORT_TIMEOUTS, Phase
 from quire.replication.core.messages import (
     Campaign,
     Heartbeat,
@@ -197,7 +197,7 @@ def test_a_node_that_lost_only_its_own_link_to_the_leader_disturbs_nobody() -> N
 def test_without_a_control_plane_some_voter_campaigns_after_three_election_timeouts() -> None:
     world = serving("n1", "n2", "n3")
     world["n1"].write("kept")
-    world.run_for(0.1)
+    world.run_for(SHORT_TIMEOUTS * TIMEOUT_S)
 
     world["n1"].crash()
     lost = world.now
@@ -397,6 +397,35 @@ def test_a_nominated_node_that_crashes_again_and_again_does_not_keep_the_others_
                 patient.start()
 
     assert longest_us <= 10 * TIMEOUT_S * 1_000_000
+
+
+def test_a_node_that_is_lost_soon_after_it_was_promised_is_waited_for_less_long() -> None:
+    world = serving("n1", "n2", "n3")
+    world["n1"].write("committed")
+    world.run_for(0.1)
+
+    world["n1"].crash()
+    lost = world.now
+    world.run_until(lambda: world.leader() is not None, within_s=(IN_VAIN_TIMEOUTS + 1.5) * TIMEOUT_S)
+
+    assert world.now - lost >= (IN_VAIN_TIMEOUTS - 0.2) * TIMEOUT_S * 1_000_000
+    leader = world.leader()
+    assert leader is not None
+    assert "lost soon after" in leader.roles[-1].reason
+    assert values(leader) == ["committed"]
+
+
+def test_a_nominated_node_that_is_lost_soon_after_it_was_promised_makes_way_whatever_it_committed() -> None:
+    world = serving("n1", "n2", "n3")
+    suggest(world["n1"], nominated=True)
+    world["n1"].write("committed")
+    world.run_for(0.1)
+
+    world["n1"].crash()
+    world["n1"].start()
+    world.run_until(lambda: world.leader() is not None, within_s=(IN_VAIN_TIMEOUTS + 1.5) * TIMEOUT_S)
+
+    assert world.leader() is not world["n1"]
 
 
 def test_a_leader_that_served_campaigns_at_once_when_it_is_back_and_nominated() -> None:
