@@ -80,5 +80,8 @@ async def test_without_any_suggestion_another_leads_when_the_leader_is_gone(tmp_
 
             assert await client.apply(["add", 1]) == "44"
 
-        reasons = [running.node.role.reason for running in cluster.nodes.values() if running.node.is_leader]
-        assert reasons == ["no leader was heard for three election timeouts"]
+        (reason,) = [running.node.role.reason for running in cluster.nodes.values() if running.node.is_leader]
+        assert reason in (  # Which of the two depends on how long ago n1 was promised: five election timeouts or more.
+            "no leader was heard for three election timeouts",
+            "the node that was promised last was lost soon after",
+        )
