@@ -252,7 +252,7 @@ class _CountingSurvey(Survey):
 
 def _index_entries(files: Directory, name: str, base: int) -> Iterator[IndexEntry]:
     with closing(StoredIndex(files.open(name))) as index:
-        if index.marker_fits(base, name):
+        if index.marker_fits(base):
             for place in range(index.count):
                 yield index.entry(place)
 

@@ -14,7 +14,7 @@ from bisect import bisect_right
 from contextlib import suppress
 from typing import NamedTuple, Protocol
 
-from ..errors import DiskFull, UnknownVersion
+from ..errors import DiskFull
 from ..options import INDEX_ENTRY_BYTES, INDEX_MARKER_BYTES
 from ..storage import Directory, Storage
 from .store import create_fresh, index_name
@@ -141,21 +141,20 @@ class StoredIndex:
         self._records = records
         self.count = max(0, storage.size - INDEX_MARKER_BYTES) // INDEX_ENTRY_BYTES
 
-    def marker_fits(self, base_index: int, file: str) -> bool:
-        """Return whether this is the index of the segment at `base_index`.
+    def version(self, base_index: int) -> int | None:
+        """Return the format version that its marker names; None if this is not the index of that segment.
 
-        Raises:
-            UnknownVersion: it is, but in a version that this program does not know.
+        No checksum covers it. An index that is read in spite of it has to be compared with the frames.
         """
         raw = self._storage.read_at(0, INDEX_MARKER_BYTES)
         if len(raw) < INDEX_MARKER_BYTES:
-            return False
+            return None
         base, magic, version = _MARKER.unpack(raw)
-        if base != base_index or magic != _MAGIC:
-            return False
-        if version != INDEX_VERSION:
-            raise UnknownVersion(file, version)
-        return True
+        return int(version) if base == base_index and magic == _MAGIC else None
+
+    def marker_fits(self, base_index: int) -> bool:
+        """Return whether this is the index of the segment at `base_index`, in the version that this program knows."""
+        return self.version(base_index) == INDEX_VERSION
 
     def entry(self, place: int) -> IndexEntry:
         """Return the entry at a place in [0, count)."""

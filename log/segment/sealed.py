@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from bisect import bisect_left
 
-from ..errors import FrameInvalid, LogRotten
+from ..errors import FrameInvalid, LogRotten, UnknownVersion
 from ..frames import HEADER_BYTES, FrameHeader, Tail, decode_header
 from ..options import STORE_HEADER_BYTES, LogOptions
 from ..storage import Directory, Storage
-from .index import IndexEntry, StoredIndex, rebuild_index
+from .index import INDEX_VERSION, IndexEntry, StoredIndex, rebuild_index
 from .store import StoreHeader, index_name, store_name
 from .survey import Survey
 
@@ -44,7 +44,7 @@ class ReadSegmentCheck:
 
         Raises:
             LogRotten: it does not.
-            UnknownVersion: a frame or the index file has an unknown version.
+            UnknownVersion: a frame has an unknown version, or a later program wrote the index file.
         """
         store = self._files.open(self._file)
         try:
@@ -57,21 +57,33 @@ class ReadSegmentCheck:
             store.close()
 
     def _fits_by_index(self, store: Storage) -> bool:
-        index = _open_index(self._files, self._header.base_index)
-        if index is None:
+        """Check the end by the index file; return False if that is missing or wrong, and has to be rebuilt.
+
+        Of its version, which no checksum covers, a later program is to blame only if the rest is not of this version
+        either: a damaged field is a wrong index, as any other damage is.
+        """
+        base, name = self._header.base_index, index_name(self._header.base_index)
+        try:
+            index = StoredIndex(self._files.open(name))
+        except FileNotFoundError:
             return False
         try:
-            if not index.count:
-                return False
-            tail = self._tail_by_index(store, index.entry(index.count - 1))
-            if tail != self._following.origin:
-                return False
-            self._find_epochs(store, index)
-            return True
-        except FrameInvalid:
-            return False
+            version = index.version(base)
+            fits = version is not None and self._fits(store, index)
         finally:
             index.close()
+        if version is not None and version > INDEX_VERSION and not fits:
+            raise UnknownVersion(name, version)
+        return fits and version == INDEX_VERSION
+
+    def _fits(self, store: Storage, index: StoredIndex) -> bool:
+        try:
+            if not index.count or self._tail_by_index(store, index.entry(index.count - 1)) != self._following.origin:
+                return False
+            self._find_epochs(store, index)
+        except FrameInvalid:
+            return False
+        return True
 
     def _tail_by_index(self, store: Storage, entry: IndexEntry) -> Tail | None:
         """Return the segment's tail, by a walk from its last index entry; None if that is wrong or not the last."""
@@ -134,20 +146,3 @@ def _header_of(store: Storage, entry: IndexEntry) -> FrameHeader:
     if header.crc32c != entry.crc32c:
         raise FrameInvalid("the index names another frame", entry.position)
     return header
-
-
-def _open_index(files: Directory, base_index: int) -> StoredIndex | None:
-    name = index_name(base_index)
-    try:
-        index = StoredIndex(files.open(name))
-    except FileNotFoundError:
-        return None
-    try:
-        fits = index.marker_fits(base_index, name)
-    except BaseException:
-        index.close()
-        raise
-    if fits:
-        return index
-    index.close()
-    return None

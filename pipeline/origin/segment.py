@@ -156,7 +156,7 @@ class SegmentFile:
         except FileNotFoundError:
             return []
         with closing(StoredIndex(storage)) as stored:
-            if not stored.marker_fits(self.base, name):
+            if not stored.marker_fits(self.base):
                 return []
             return stored.load().places()
 

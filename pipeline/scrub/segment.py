@@ -199,6 +199,6 @@ def _index_places(files: ReadOnlyDirectory, base: int) -> tuple[list[tuple[int, 
     except FileNotFoundError:
         return [], None
     with closing(StoredIndex(storage)) as stored:
-        if not stored.marker_fits(base, name):
-            return [], "it is not this segment's index"
+        if not stored.marker_fits(base):
+            return [], "it is not this segment's index, or of another version"
         return stored.load().places(), None

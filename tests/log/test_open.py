@@ -16,6 +16,7 @@ from quire.log import (
     LogReadOnly,
     LogRotten,
     Torn,
+    UnknownVersion,
     encode_records,
     encode_system,
     verify,
@@ -289,9 +290,23 @@ def wrong_relatives(disk: Disk, name: str) -> None:
     disk.replace(name, bytes(content))
 
 
+def damaged_version(disk: Disk, name: str) -> None:
+    content = bytearray(disk.content(name))
+    content[12] ^= 2
+    disk.replace(name, bytes(content))
+
+
+def earlier_version(disk: Disk, name: str) -> None:
+    content = bytearray(disk.content(name))
+    content[12] = 0
+    disk.replace(name, bytes(content[:-16]))
+
+
 @pytest.mark.parametrize(
     "spoil",
     [
+        damaged_version,
+        earlier_version,
         delete_index,
         empty_index,
         short_index,
@@ -321,6 +336,19 @@ def test_a_wrong_index_file_is_rebuilt_and_every_record_found(
         log.close()
         open_log(disk)
     assert {name: disk.content(name) for name in right} == right
+
+
+def test_an_index_that_a_later_version_wrote_is_refused_by_name_and_left_as_it_is() -> None:
+    disk = sealed_disk()
+    name = indexes(disk)[1]
+    later = bytearray(disk.content(name))
+    later[12] = 2
+    disk.replace(name, bytes(later) + bytes(range(16)))
+    before = {name: disk.content(name) for name in indexes(disk)}
+    with pytest.raises(UnknownVersion) as refusal:
+        open_log(disk)
+    assert (refusal.value.file, refusal.value.version) == (name.removeprefix("log/"), 2)
+    assert {name: disk.content(name) for name in indexes(disk)} == before
 
 
 def test_leftovers_of_a_crash_in_a_rotation_are_removed() -> None:
