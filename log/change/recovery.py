@@ -117,6 +117,8 @@ def _create(request: OpenRequest, files: Directory, mark: MarkFile | None) -> Lo
     if mark is not None and mark.found is not None and not _is_of_empty_log(mark.found):
         raise LogRotten(MARK_NAME, 0, f"it names segment {mark.found.segment_base}, but there is none")
     base = request.initial_index
+    if mark is not None and mark.found is not None and not request.standalone:
+        base = mark.found.durable_index  # A reset may have got so far: then no snapshot below may count.
     if mark is None:
         mark = MarkFile(request.directory.create(MARK_NAME))
     mark.allocate()

@@ -3,13 +3,15 @@
 The steps, in this order:
 
 1. For a reset, make the new store under its unfinished name, as in a rotation: if there is no room, all stays as it is.
-2. Write and sync a mark that says that all segments go: what a crash leaves of them is then neither rot nor a log.
+2. Write and sync a mark that says that all segments go: what a crash leaves of them is then neither rot nor a log. It
+   says where the next one begins, too.
 3. Remove all segments, and sync the folder.
 4. For a reset, write a mark that names the new beginning, and give the new store its name. For a removal, remove the
    mark.
 
-After a crash the next open removes what is left, unread, and begins an empty log. The snapshot is durable before a
-reset, so the next start finds that the log does not follow it, and resets it again.
+After a crash the next open removes what is left, unread, and begins an empty log: where the reset was to begin it, with
+no frame before. The snapshot is durable before a reset, so the next start finds that the log does not follow it, and
+resets it again. If the snapshot was damaged in the meantime, no older one reaches such a log.
 """
 
 from __future__ import annotations
@@ -55,7 +57,7 @@ def reset_to(state: LogState, origin: Tail, members_index: int | None) -> None:
         state.settle_flush()
         store = prepare_store(state.files, header, state.options)  # First: without room nothing is given up.
         state.generation += 1
-        state.mark.write_synced(discarding_mark(state.segments.first.base_index))
+        state.mark.write_synced(discarding_mark(origin.index))
         # If the device fails or is full from here on, reads must not look for what is gone.
         state.origin = state.tail = state.durable = origin
         state.retire(state.writer.store)
@@ -99,7 +101,7 @@ def remove_log(directory: Directory) -> None:
     if bases and marked:
         mark = MarkFile(directory.open(MARK_NAME))
         try:
-            mark.write_synced(discarding_mark(min(bases)))
+            mark.write_synced(discarding_mark(0))
         finally:
             mark.close()
     discard_segments(files)

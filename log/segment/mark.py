@@ -3,7 +3,8 @@
     slot body   8 8 generation | 16 8 durable_index | 24 8 segment base | 32 8 position | 40 8 epoch |
                 48 8 commit_index (at most durable_index) | 56 4 frame crc32c | 60 1 clean | 61 3 zero
 
-A segment base of 2^64 - 1 says that the log is being emptied: all segments that are there go at the next open.
+A segment base of 2^64 - 1 says that the log is being emptied: all segments that are there go at the next open, and a
+log that is no standalone one begins at durable_index. (Earlier versions wrote there where the old one began.)
 Epoch and crc32c are those of the frame before durable_index; that frame ends at `position`. The valid slot with the
 highest generation wins. Between two fsyncs only one slot is written: the other holds the last fsynced mark. So while a
 sync runs, a newer mark waits in memory; after it, the slots swap roles.
@@ -51,7 +52,7 @@ def empty_mark(index: int) -> Mark:
 
 
 def discarding_mark(index: int) -> Mark:
-    """Return the mark of a log, beginning at `index`, whose segments are all being removed."""
+    """Return the mark of a log whose segments are all being removed, and which is to begin at `index` then."""
     return empty_mark(index)._replace(segment_base=_DISCARDING)
 
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from functools import partial
+from itertools import count
 from pathlib import Path
 from random import Random
 
@@ -10,11 +11,13 @@ import pytest
 from quire.cluster.config.serve import ServeConfig
 from quire.cluster.data_dir.data_dir import DataDir
 from quire.cluster.data_dir.genesis import make_genesis
-from quire.log import Kind, LogOptions, ResourcesExhausted, Tail, encode_records
+from quire.cluster.data_dir.identity import DataDirRefused
+from quire.log import Kind, Log, LogOptions, ResourcesExhausted, Tail, encode_records
 from quire.log.simulated import Disk, Keep, PowerLoss
 from quire.replication import Disk as NodeDisk
 from quire.replication import Member, Members, Role
 from quire.replication.core.messages import Snapshot
+from quire.replication.witnesses import WITNESS_FILES
 from quire.sm import (
     Applier,
     ArithmeticMachine,
@@ -181,6 +184,58 @@ def test_a_chunk_whose_sync_failed_is_fetched_again() -> None:
     install(data_dir, leader)
     disk.lose_power(Keep.NOTHING)
     assert opened(disk)[1].state() == "1042"
+
+
+def reason_of_refusal(disk: Disk) -> str | None:
+    try:
+        opened(disk)
+    except DataDirRefused as refusal:
+        return str(refusal)
+    return None
+
+
+def opened_log(disk: Disk) -> Log:
+    log = opened(disk)[0].log
+    assert log is not None
+    return log
+
+
+def stopped_after_placing(stop: int, keep: Keep) -> tuple[Disk, int] | None:
+    """A disk that lost power so many operations after its snapshot was placed, and its durable_index; None: whole."""
+    disk, cluster_id, durable = follower(snapshots=2)
+    data_dir, _ = opened(disk)
+
+    def count_from_here(operation: str, name: str) -> bool:
+        if operation == "rename" and name.endswith(".part"):
+            disk.stop_before, disk.on_power_loss = disk.operations + stop, keep
+        return False
+
+    disk.failing = count_from_here
+    stopped = lost_power(lambda: install(data_dir, Leader(cluster_id)))
+    disk.failing = disk.stop_before = None
+    return (disk, durable) if stopped else None
+
+
+def test_an_install_that_is_stopped_and_whose_snapshot_is_then_damaged_goes_back_to_no_older_one() -> None:
+    refused = 0
+    for keep in (Keep.EVERYTHING, Keep.NOTHING):
+        for stop in count(1):
+            if (left := stopped_after_placing(stop, keep)) is None:
+                break
+            disk, durable = left
+            if snapshot_name(S) not in disk.names("snapshots"):
+                continue
+            disk.replace(f"snapshots/{snapshot_name(S)}/{chunk_name(0)}", b"damaged")
+            for witness in WITNESS_FILES:  # They would notice it, by its commit_index.
+                disk.delete(witness)
+            for _ in range(2):
+                reason = reason_of_refusal(disk)
+                if reason is None:  # The old log is still there.
+                    assert opened_log(disk).durable_index >= durable
+                else:
+                    assert f"its log begins at {S}, and no whole snapshot reaches it" in reason
+                    refused += 1
+    assert refused > 4
 
 
 @pytest.mark.parametrize("renamed", [False, True])

@@ -128,6 +128,31 @@ def test_a_reset_that_is_stopped_at_any_operation_leaves_a_log_that_opens_and_ca
     assert explore(prepare, steps, outcomes=64) > 30
 
 
+def test_a_cluster_s_log_begins_where_a_reset_that_was_stopped_was_to_begin_it_or_is_as_it_was() -> None:
+    seen = set()
+    for keep in Keep:
+        for step in range(1, 100):
+            disk = Disk(seed=step)
+            log = open_log(disk, standalone=False)
+            for k in range(40):
+                log.append([str(k) * 60])
+            log.flush()
+            disk.stop_before, disk.on_power_loss = disk.operations + step, keep
+            try:
+                log.reset(BEHIND)
+            except PowerLoss:
+                pass
+            else:
+                break
+            disk.stop_before = None
+            log = open_log(disk, standalone=False)
+            seen.add((log.bounds, log.origin[1:] == BEHIND[1:]))
+            if log.bounds != (0, 40):  # And so it does at the start after that.
+                disk.lose_power(Keep.NOTHING)
+                assert open_log(disk, standalone=False).bounds == (100, 100)
+    assert seen == {((0, 40), False), ((100, 100), False), ((100, 100), True)}
+
+
 @pytest.mark.parametrize("change", [lambda log: log.reset(BEHIND), Log.remove], ids=["reset", "remove"])
 def test_an_open_after_a_reset_or_removal_that_was_stopped_neither_reads_nor_rewrites_the_old_log(
     change: Callable[[Log], object],
