@@ -122,6 +122,7 @@ class Driver(Generic[OwnerT]):
         self._sockets = sockets
         self._device = device
         self._events: deque[events.Event] = deque()
+        self._proposed: list[Write[OwnerT]] = []
         self._append_results: deque[actions.AppendResult] = deque()
         self._stepping = False
         self._reminded = False
@@ -135,7 +136,13 @@ class Driver(Generic[OwnerT]):
     # Events
 
     def step(self, event: events.Event) -> None:
-        """Hand an event to the core and carry out its actions: at once, or after the event that is being handled."""
+        """Hand an event to the core and carry out its actions: at once, or after the event that is being handled.
+
+        An event can let an earlier write be refused. What was proposed after it is then to be refused with it, so it
+        waits in the core by then.
+        """
+        if self._proposed and self.core.has_waiting_writes:
+            self.pass_on_proposed()
         self._events.append(event)
         if self._stepping:
             return
@@ -152,6 +159,21 @@ class Driver(Generic[OwnerT]):
             raise
         finally:
             self._stepping = False
+
+    def propose(self, write: Write[OwnerT]) -> bool:
+        """Queue a write for `pass_on_proposed`; return whether it is the first in the queue."""
+        self._proposed.append(write)
+        return len(self._proposed) == 1
+
+    def take_proposed(self) -> tuple[Write[OwnerT], ...]:
+        """Empty the queue."""
+        proposed, self._proposed = tuple(self._proposed), []
+        return proposed
+
+    def pass_on_proposed(self) -> None:
+        """Hand the writes of the queue to the core, as one event."""
+        if proposed := self.take_proposed():
+            self.step(events.Proposed(proposed))
 
     def tick(self) -> None:
         """Tell the core what was measured since the last tick, and the time."""

@@ -146,7 +146,6 @@ class Replica(Generic[OwnerT]):
         self._disk = disk
         self._owner = owner
         self._options = options
-        self._proposed: list[Write[OwnerT]] = []
         self._ticked_at = 0
         self._stopped = False
         self._lag_report: LagReport | None = None
@@ -199,18 +198,16 @@ class Replica(Generic[OwnerT]):
     # Requests of the node
 
     def propose(self, write: Write[OwnerT]) -> None:
-        """Queue a write. All writes proposed in one turn of the loop are one event."""
-        if not self._proposed:
+        """Queue a write. All writes proposed in one turn of the loop are one event, as a rule."""
+        if self._driver.propose(write):
             self._loop.call_soon(self._propose_all, context=self._context)
-        self._proposed.append(write)
 
     def _propose_all(self) -> None:
-        proposed, self._proposed = tuple(self._proposed), []
         if self._has_ended:
-            for write in proposed:
+            for write in self._driver.take_proposed():
                 self._owner.rejected(write, Reason.NOT_LEADER)
-        elif proposed:
-            self._step(events.Proposed(proposed))
+        else:
+            self._driver.pass_on_proposed()
 
     def ask_read(self, read_id: int) -> None:
         """Begin a linearizable read; `Owner.read_ready` follows."""

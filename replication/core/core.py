@@ -576,6 +576,11 @@ class Core:
         waits = self.leading is not None and self.leading.downstreams.has_unannounced_commit
         return self.state.options.commit_announce_us if waits else None
 
+    @property
+    def has_waiting_writes(self) -> bool:
+        """Whether writes wait to be appended: any event may let them be, or be refused."""
+        return self.state.halted is None and self.leading is not None and self.leading.has_waiting
+
     def abandon(self, reason: str) -> None:
         """Stop for good and answer nothing: this program has a fault, so the outcome of whatever waits is unknown."""
         self.state.halted = reason

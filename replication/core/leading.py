@@ -134,6 +134,11 @@ class Leading:
                 self._waiting.append(request)
                 self._waiting_bytes = size
 
+    @property
+    def has_waiting(self) -> bool:
+        """Whether writes wait to be appended."""
+        return bool(self._waiting)
+
     def refuse_waiting(self, reason: Reason) -> None:
         """Refuse everything that waits: what follows a write that could not be appended is not appended either."""
         for request in self._waiting:
