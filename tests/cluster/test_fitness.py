@@ -6,13 +6,14 @@ import os
 from collections.abc import Callable
 from io import StringIO
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from rich.console import Console
+from structlog.testing import capture_logs
 
 from quire.cluster.cli.status import NodeRow, node_table
-from quire.cluster.node.fitness import ADVICE, fitness_document, sentences
+from quire.cluster.node.fitness import ADVICE, fitness_document, log_levels, sentences
 from quire.replication.core.fitness import FitnessStatus, Level
 from quire.sm import ApplyFailed
 from tests.cluster.running import Reply, RunningCluster, running_cluster
@@ -151,3 +152,31 @@ def test_every_level_has_its_advice_and_its_entry_in_the_runbook() -> None:
     for level in set(Level) - {Level.FIT}:
         assert ADVICE[level]
         assert f"| {int(level)} `{level.name.lower()}` |" in runbook
+
+
+class Moody:
+    """A replica that is ill, then fit again, and says so at each look; then the looks are over."""
+
+    def __init__(self) -> None:
+        self._looks = iter([Level.FIT, Level.SLOW_DISK, Level.SLOW_DISK, Level.FIT])
+        self.over = asyncio.Event()
+        self.fitness = FitnessStatus(Level.FIT, "", 0)
+
+    def status(self) -> "Moody":
+        level = next(self._looks, None)
+        if level is None:
+            self.over.set()
+        else:
+            self.fitness = FitnessStatus(level, "its words", 1)
+        return self
+
+
+@pytest.mark.asyncio
+async def test_each_change_of_the_level_is_logged_once() -> None:
+    replica = Moody()
+    with capture_logs() as logged:
+        looking = asyncio.create_task(log_levels(cast("Any", replica), Path("data"), 0.0))
+        async with asyncio.timeout(DEADLINE_S):
+            await replica.over.wait()
+        looking.cancel()
+    assert [line["event"] for line in logged] == ["unfit to lead", "fit to lead again"]

@@ -3,6 +3,7 @@
 import asyncio
 from itertools import pairwise
 from pathlib import Path
+from typing import Any, cast
 
 import orjson
 import pytest
@@ -12,10 +13,14 @@ from quire.cluster.client import Client
 from quire.cluster.errors import TransferFailed
 from quire.cluster.http.routes.admin import BODY_BYTES
 from quire.cluster.node.leadership import Leadership
+from quire.replication.core import NodeRole
+from quire.replication.core.actions import RoleChanged
+from quire.replication.core.members import Identity, Member, Members, Role
 from tests.cluster.running import RunningCluster, running_cluster
 
 JSON = "application/json"
 COMMANDS = 300
+DEADLINE_S = 30.0
 
 
 def body(target: str | None) -> bytes:
@@ -87,6 +92,69 @@ async def test_a_leader_without_another_voter_says_that_it_leads_on(tmp_path: Pa
 
         assert (reply.status, reply.problem) == (503, "transfer-failed")
         assert leaders(cluster) == ["n1"]
+
+
+def members(*voters: str) -> Members:
+    return Members(tuple(Member(name, name.encode() * 8, f"{name}:1", Role.VOTER) for name in voters))
+
+
+class Linked:
+    """What the leadership of n1 asks of its replica."""
+
+    disk_answers = True
+
+    def __init__(self, disk_id: bytes) -> None:
+        self.links = {"n2"}
+        self.asked: list[str | None] = []
+        self.nominations: asyncio.Queue[bool] = asyncio.Queue()
+        self.members = members("n1", "n2")
+        self.me = Identity("n1", disk_id, 1)
+
+    def status(self) -> "Linked":
+        return self
+
+    def is_linked(self, member: Member) -> bool:
+        return member.node_id in self.links
+
+    def transfer(self, target: str | None) -> None:
+        self.asked.append(target)
+
+    def nominate(self, *, nominated: bool) -> None:
+        self.nominations.put_nowait(nominated)
+
+    def send_control(self, node_id: str, data: bytes) -> None:
+        pass
+
+
+async def test_the_only_voter_that_is_left_ends_its_control_plane_and_is_nominated_without_one() -> None:
+    replica = Linked(b"n1" * 8)
+    leadership = Leadership("n1", 3600.0, 3600.0)
+    assert not leadership.run(cast("Any", replica))
+    replica.members = members("n1")
+    leadership.members_changed(replica.members)
+    async with asyncio.timeout(DEADLINE_S):
+        assert await replica.nominations.get()
+    assert not leadership.nominated
+    await leadership.stop()
+
+
+async def test_a_stop_waits_for_no_transfer_once_the_last_other_voter_is_gone() -> None:
+    replica = Linked(b"another disk id.")
+    leadership = Leadership("n1", 0.1, election_timeout_s=3600.0)
+    leadership.run(cast("Any", replica))
+    leadership.role = RoleChanged(NodeRole.LEADER, 1, "n1", True, "")
+    stopping = asyncio.create_task(leadership.hand_over())
+    await asyncio.sleep(0)
+    with pytest.raises(TransferFailed, match="another is under way"):
+        await leadership.transfer(None)
+    leadership.peer_unlinked("n9")
+    await asyncio.sleep(0)
+    assert (replica.asked, stopping.done()) == ([None], False)
+
+    replica.links.clear()
+    leadership.peer_unlinked("n2")
+    async with asyncio.timeout(DEADLINE_S):
+        await stopping
 
 
 async def test_under_load_every_command_executes_once_and_none_is_unknown(tmp_path: Path) -> None:

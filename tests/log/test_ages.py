@@ -229,3 +229,12 @@ def test_time_since_boot_counts_what_a_machine_was_suspended_for(monkeypatch: py
     clocks[time.CLOCK_BOOTTIME] += HOUR * 1_000  # Suspended: CLOCK_MONOTONIC stands.
 
     assert time_since_boot() - before == HOUR
+
+
+def test_what_one_clock_stamped_before_a_restart_is_rotated_by_its_stamps() -> None:
+    machine = Machine()
+    machine.append(2, every=HOUR * 2 // 3)
+    machine.restart()
+    assert not machine.ages.rotate(HOUR, None, own_stamps=True)
+    machine.wait(HOUR // 2)  # The first frame is older than an hour. The log was opened half an hour ago.
+    assert machine.ages.rotate(HOUR, None, own_stamps=True)

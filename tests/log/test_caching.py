@@ -279,3 +279,13 @@ def test_a_read_beyond_the_end_is_refused_and_loads_nothing() -> None:
     with pytest.raises(IndexOutOfBounds):
         log.read(100)
     assert cached(log) == []
+
+
+def test_a_folder_in_memory_can_be_removed_once() -> None:
+    directory = MemoryDirectory()
+    directory.child("log")
+    directory.remove_child("log")
+    with pytest.raises(FileNotFoundError):
+        directory.existing("log")
+    with pytest.raises(FileNotFoundError):
+        directory.remove_child("log")

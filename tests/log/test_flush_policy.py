@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import threading
+import weakref
 from collections.abc import Callable
 
 import pytest
@@ -123,6 +125,19 @@ async def test_every_t_ms_flushes_the_oldest_in_time() -> None:
     await flusher.settled(2)
     await until_durable(log, 2)
     await flusher.close()
+
+
+async def test_a_flusher_that_was_closed_before_its_time_is_held_by_no_timer() -> None:
+    log = log_with(Disk(), FlushPolicy(records=None, interval_ms=3_600_000))
+    flusher = GroupFlusher(log)
+    log.append(["a"])
+    await flusher.settled(1)
+    await flusher.close()
+    log.close()
+    held = weakref.ref(flusher)
+    del flusher, log
+    gc.collect()
+    assert held() is None
 
 
 async def test_records_that_arrive_while_a_flush_runs_wait_for_the_next_one() -> None:

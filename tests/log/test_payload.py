@@ -1,10 +1,24 @@
 """The records of a frame, all and some."""
 
+from base64 import b64encode
+
 import pytest
+from orjson import loads
 
 from quire.log import Frame, Kind, encode_frame, frame_records, stored_records, walk_frames
-from quire.log.packing import array_head
-from quire.log.payload import Record, Run, encode_blob, encode_records, encode_runs, encode_system
+from quire.log.json_text import to_json
+from quire.log.packing import Timestamp, array_head
+from quire.log.payload import (
+    Record,
+    Run,
+    cut_runs,
+    decode_runs,
+    encode_blob,
+    encode_records,
+    encode_runs,
+    encode_system,
+    stored_record,
+)
 
 VALUES = ["a", Record("b", {"key": "text"}), 3, None, b"\x00"]
 FRAMES = {
@@ -41,3 +55,30 @@ def test_an_array_head_is_the_one_that_msgpack_writes(count: int) -> None:
     if count:
         assert encode_records([None] * count)[: len(head)] == head
     assert len(head) == (1 if count < 16 else 3 if count < 65_536 else 5)
+
+
+def test_a_timestamp_of_msgpack_has_a_json_form_and_what_a_log_cannot_store_has_none() -> None:
+    stamp = Timestamp(1)
+    assert loads(to_json(stamp)) == {"$ext": [-1, b64encode(stamp.to_bytes()).decode()]}
+    with pytest.raises(TypeError):
+        to_json(object())
+
+
+def test_each_record_of_a_frame_of_runs_can_be_read_by_itself_with_its_session_and_sequence() -> None:
+    held = frame(Kind.RUNS)
+    singly = [stored_record(held, index) for index in range(40, 45)]
+    assert singly == stored_records(held)
+    assert [(record.session, record.sequence) for record in singly] == [(7, 1), (7, 2), (0, 0), (9, 5), (9, 6)]
+
+
+@pytest.mark.parametrize(
+    ("kept", "runs"),
+    [(1, [(7, 1, 1)]), (2, [(7, 1, 2)]), (3, [(7, 1, 2), (0, 0, 1)]), (4, [(7, 1, 2), (0, 0, 1), (9, 5, 1)])],
+)
+def test_runs_that_are_cut_keep_whole_runs_before_the_cut_and_none_behind_it(
+    kept: int, runs: list[tuple[int, int, int]]
+) -> None:
+    payload, count = FRAMES[Kind.RUNS]
+    found, values = decode_runs(cut_runs(payload, count, kept), kept)
+    assert found == [Run(*run) for run in runs]
+    assert len(values) == kept

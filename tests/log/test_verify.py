@@ -171,3 +171,19 @@ def test_frames_of_a_segment_end_at_preallocated_space_and_raise_at_rot() -> Non
     history.disk.flip_bit(names(history)[0], 200)
     with pytest.raises(FrameInvalid):
         list(frames_of(directory, 0))
+
+
+def test_a_spoiled_store_header_is_at_the_beginning_of_its_file() -> None:
+    history = written()
+    history.disk.flip_bit(names(history)[0], 20)
+    with pytest.raises(FrameInvalid) as caught:
+        list(frames_of(history.disk.directory(), 0))
+    assert caught.value.position == 0
+
+
+def test_a_list_of_segments_names_the_file_whose_header_is_spoiled() -> None:
+    history = written()
+    spoiled = names(history)[1]
+    history.disk.flip_bit(spoiled, 20)
+    with pytest.raises(FrameInvalid, match=spoiled.removeprefix("log/")):
+        list_segments(history.disk.directory())

@@ -50,7 +50,7 @@ def run(maps: list[Path], prefix: str) -> None:
     commit, mistakes = recorded()
     with copy_of_the_tree() as tree:
         for place, mistake in enumerate(mistakes):
-            if mistake.ring is None and mistake.file.startswith(prefix):
+            if mistake.ring is None and not mistake.has_verdict and mistake.file.startswith(prefix):
                 try:
                     mistakes[place] = found = look_for(mistake, tree, covered)
                 except NotPlanted as gone:  # It stays as not looked for, which counts as not found.

@@ -47,6 +47,11 @@ class Mistake:
         """Whether a test fails with it now."""
         return bool(self.ring or self.test)
 
+    @property
+    def has_verdict(self) -> bool:
+        """Whether a test was written for it, or it is known to change nothing."""
+        return bool(self.test or self.same)
+
 
 def recorded(path: Path = RECORD) -> tuple[str, list[Mistake]]:
     """The commit that the mistakes were drawn from, and all of them."""

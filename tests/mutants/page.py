@@ -49,7 +49,7 @@ def tables(commit: str, mistakes: Sequence[Mistake]) -> str:
     lines = [f"Drawn from commit {commit}.", "", _line(heads), "|---" * len(heads) + "|"]
     lines += [_line(_row(name, those)) for name, those in rows if those]
     lines += ["", "What the first run did not find:", "", "| where | mistake | verdict |", "|---|---|---|"]
-    lines += [_line((_where(each), _shown(each), _verdict(each))) for each in mistakes if each.ring == ""]
+    lines += [_line((_where(each), _shown(each), _verdict(each))) for each in mistakes if not each.ring]
     return "\n".join(lines) + "\n"
 
 
@@ -59,7 +59,7 @@ def _row(name: str, mistakes: Sequence[Mistake]) -> tuple[str, ...]:
     by_ring = [sum(mistake.ring == ring for mistake in found) for ring in RINGS]
     ran_out = sum(mistake.ran_out for mistake in mistakes)
     written = sum(bool(mistake.test) for mistake in mistakes)
-    missing = sum(mistake.ring == "" and not mistake.is_found and not mistake.same for mistake in mistakes)
+    missing = sum(not mistake.is_found and not mistake.same for mistake in mistakes)
     unseen = sum(mistake.ring is None for mistake in mistakes)
     seconds = [mistake.seconds for mistake in found]
     times = f"{median(seconds):.1f} / {max(seconds):.1f}" if seconds else ""

@@ -60,6 +60,17 @@ def test_three_slow_flushes_in_a_row_make_a_slow_disk_and_one_long_one_does_not(
     assert (level(node), "the disk is slow" in reason(node)) == (Level.SLOW_DISK, True)
 
 
+def test_what_flushes_took_is_forgotten_after_ten_election_timeouts_without_one() -> None:
+    node = started()["n2"]
+    node.flushes_us = [900 * MILLISECOND] * 3
+    node.world.run_until(lambda: level(node) is Level.SLOW_DISK)
+    # A level is left two election timeouts after its measure was calm.
+    node.world.run_for(11.5 * TIMEOUT_S)
+    assert level(node) is Level.SLOW_DISK
+    node.world.run_for(1.5 * TIMEOUT_S)
+    assert level(node) is Level.FIT
+
+
 def test_a_node_that_is_ill_in_two_ways_names_both_the_graver_first() -> None:
     node = started()["n2"]
     node.flushes_us = [900 * MILLISECOND] * 5

@@ -64,6 +64,11 @@ async def test_two_nodes_of_a_cluster_learn_each_others_identity() -> None:
     assert await meet(dialler(who("n1")), dialled(who("n2"))) == (who("n2"), who("n1"))
 
 
+async def test_an_address_may_be_as_long_as_its_limit() -> None:
+    far = replace(who("n1"), address="a" * 300)
+    assert await meet(dialler(far), dialled(who("n2"))) == (who("n2"), far)
+
+
 async def test_two_nodes_with_the_same_secret_accept_each_other() -> None:
     assert await meet(dialler(who("n1"), SECRET), dialled(who("n2"), SECRET)) == (who("n2"), who("n1"))
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 from functools import partial
 
 import pytest
-from aiohttp import ClientSession, ClientWebSocketResponse, WSMsgType, web
+from aiohttp import ClientSession, ClientWebSocketResponse, WSMsgType, WSServerHandshakeError, web
 
 from quire.log import pack, unpack
 from quire.replication import Promise
@@ -268,3 +268,16 @@ async def test_a_hello_that_lasts_too_long_is_ended(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr("quire.replication.net.hello.HELLO_TIMEOUT_S", 0.05)
     async with serving("stream", Recorder(who("n2")), SECRET) as (session, address):
         assert await ended(await connected(session, address, "stream"))
+
+
+async def test_a_peer_that_refuses_the_later_path_otherwise_than_by_knowing_none_is_not_asked_at_the_first() -> None:
+    asked: list[str] = []
+
+    async def refuse(request: web.Request) -> web.StreamResponse:
+        asked.append(request.path)
+        raise web.HTTPForbidden
+
+    async with listening(dict.fromkeys(PATHS["peer"], refuse)) as address, calling() as session:
+        with pytest.raises(WSServerHandshakeError):
+            await dial(session, address, lambda: who("n1"), "n2", "peer", None, None)
+    assert asked == [PATHS["peer"][1]]

@@ -10,6 +10,7 @@ from quire.replication.core.invariants import InvariantBroken, Invariants
 from quire.replication.core.status import InstallStatus, Queues, StreamStatus
 from quire.replication.lag import Lag, own_lag
 from tests.paper.scenes import led
+from tests.replication.running import Cluster
 from tests.replication.world import disk_id
 
 TOP = Path(__file__).resolve().parents[2]
@@ -82,3 +83,8 @@ def test_a_stream_that_was_shipped_more_than_there_is_breaks_a_rule() -> None:
         stream.next_index = leader.log.tail.index + 1
     with pytest.raises(InvariantBroken, match="rule 6: ships what it wrote"):
         Invariants().check(leader.core)
+
+
+async def test_a_node_that_does_not_lead_has_empty_queues() -> None:
+    node = Cluster("n1", "n2", "n3").make("n1")
+    assert node.replica.queues == Queues(0, 0, 0)

@@ -77,6 +77,18 @@ def test_a_session_keeps_its_bytes_and_not_one_more() -> None:
         assert desk.machine.executed == 4
 
 
+def test_what_an_old_block_held_is_given_back_when_it_goes_and_not_what_the_new_one_holds() -> None:
+    desk = Desk(session_bytes=3 * BLOCK)
+    session = desk.open("a")
+    for sequence in range(1, 4):
+        desk.send(session, sequence, LENGTH)
+    [held] = desk.applier.sessions.replies.values()
+    before = held.size
+    desk.send(session, 4, 2 * LENGTH)
+    assert held.size == sum(block.size for block in held.blocks) + held.tail_size
+    assert 0 < held.size <= before
+
+
 def test_a_reply_that_is_longer_than_all_a_session_may_keep_is_gone_at_once() -> None:
     desk = Desk(session_bytes=BLOCK - 1)
     session = desk.open()
