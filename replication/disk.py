@@ -15,6 +15,7 @@ from quire.log import (
     FrameInvalid,
     Kind,
     Log,
+    LogError,
     LogReadOnly,
     PayloadInvalid,
     ResourcesExhausted,
@@ -278,10 +279,16 @@ class Disk:
         self.log.append_frames(raw)
         index = self.log.members_index
         if index is not None and index >= start:
-            # It may be in a segment that these frames have filled: to read it there could find no descriptor.
+            with suppress(LogError):  # The frames are in the log all the same: whoever asks for the members is told.
+                self._members = index, self._members_in(raw, index)
+
+    def _members_in(self, raw: bytes, index: int) -> Members:
+        """The members of a record that was appended with these frames."""
+        try:
+            return self._members_at(index)
+        except ResourcesExhausted:  # These frames have filled its segment, whose file cannot be opened again now.
             record = next(frame for frame in walk_frames(raw) if frame.header.index == index)
-            with suppress(PayloadInvalid):  # It is in the log all the same: whoever asks for the members is told.
-                self._members = index, _members_of(record.payload, index)
+            return _members_of(record.payload, index)
 
     def truncate(self, index: int) -> None:
         """Truncate the log to a frame boundary. Blocks; durable on return.
