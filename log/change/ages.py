@@ -9,7 +9,8 @@ since boot is right, but says nothing of what was before this process. A segment
 
 Where one clock alone stamps the frames (a standalone log, a cluster of one voter), a timestamp of this process proves
 nothing: an append by a clock ten years ahead would make everything before it old. There the second rule is for what
-was in the log when it was opened only, and the newest frame is the newest of then.
+was in the log when it was opened only, and the newest frame is the newest of then. If other clocks join (a lone voter
+becomes one of three), it stays so until a frame has a later timestamp than those of the one clock: only that is theirs.
 
 The first rule ends what a wrong clock left behind. If frames are stamped ten years ahead, they expire once this process
 has held them for the limit.
@@ -49,6 +50,8 @@ class Ages:
         self._generation = state.generation
         self._opened_at, self._opened_base, self._opened_tail = opened, base, tail
         self._newest, self._came_at = tail, opened
+        self._stamped_alone = False  # at the last look
+        self._alone_to = -1  # the last timestamp that may still be of one clock alone
         self._complete = [(base, opened)]  # (end, seen at): all segments up to this end were complete then; ascending
         self._begun = (
             (base, opened) if tail.index > base else None
@@ -60,6 +63,7 @@ class Ages:
         `own_stamps`: one clock alone stamps this log's frames.
         """
         now = self._look()
+        own_stamps = self._of_one_clock(own_stamps=own_stamps)
         if age is None:
             return 0
         held = 0
@@ -84,6 +88,7 @@ class Ages:
             LogReadOnly: the device failed.
         """
         now, state = self._look(), self._state
+        own_stamps = self._of_one_clock(own_stamps=own_stamps)
         base = state.writer.segment.base_index
         if age is None or self._begun is None or state.readable_index < state.tail.index:
             return False
@@ -101,6 +106,13 @@ class Ages:
             return False
         self._look()
         return True
+
+    def _of_one_clock(self, *, own_stamps: bool) -> bool:
+        """Return whether the newest timestamp may be of one clock alone, now or before others joined."""
+        if self._stamped_alone and not own_stamps:
+            self._alone_to = self._newest.timestamp
+        self._stamped_alone = own_stamps
+        return own_stamps or self._newest.timestamp <= self._alone_to
 
     def _time(self, now: int, *, own_stamps: bool) -> int:
         """The present time, as far as it is certain that it has come."""

@@ -24,6 +24,7 @@ class Machine:
         self.clock = START
         self.booted = 5 * HOUR
         self.options = options
+        self.own_stamps = True
         self.open()
 
     def open(self) -> None:
@@ -51,9 +52,9 @@ class Machine:
             self.log.flush()
             self.look()
 
-    def look(self, age: int = HOUR, *, own_stamps: bool = True) -> int:
+    def look(self, age: int = HOUR, *, own_stamps: bool | None = None) -> int:
         """The index below which everything is older than `age`."""
-        return self.ages.aged_to(age, own_stamps=own_stamps)
+        return self.ages.aged_to(age, own_stamps=self.own_stamps if own_stamps is None else own_stamps)
 
 
 @pytest.mark.parametrize("own_stamps", [True, False])
@@ -110,6 +111,34 @@ def test_an_append_ten_years_ahead_makes_nothing_old_that_is_seconds_old() -> No
     assert machine.look() == 0
 
 
+def test_a_lone_clock_s_stamps_prove_nothing_either_when_other_clocks_have_joined() -> None:
+    machine = Machine()
+    machine.append(30, every=SECOND)
+    machine.clock += TEN_YEARS
+    machine.append()
+
+    machine.own_stamps = False  # The log's time stands now, until the others' clocks have reached it.
+    for _ in range(3):
+        assert machine.look() == 0
+        assert not machine.ages.rotate(HOUR, None, own_stamps=False)
+        machine.clock, ahead = START, machine.clock
+        machine.log.append(["with the timestamp of the one before"])
+        machine.log.flush()
+        machine.clock = ahead + SECOND
+
+
+def test_a_timestamp_past_those_of_a_lone_clock_is_a_majority_s_and_is_believed() -> None:
+    machine = Machine()
+    machine.append(30, every=SECOND)
+    machine.own_stamps = False
+    assert machine.look() == 0
+    machine.clock += HOUR + 2 * SECOND
+
+    machine.append()
+
+    assert machine.look() == machine.log.segment_bases[-1]
+
+
 @pytest.mark.parametrize("own_stamps", [True, False])
 def test_an_append_ten_years_ahead_does_not_keep_records_for_ten_years(own_stamps: bool) -> None:
     machine = Machine()
@@ -140,10 +169,11 @@ def test_frames_of_a_clock_that_was_ten_years_behind_are_not_old_once_it_is_set_
 
 def test_a_frame_of_a_majority_s_time_makes_old_what_came_before_a_long_stop() -> None:
     machine = Machine()
+    machine.own_stamps = False
     machine.append(60)
     machine.wait(8 * HOUR)
     machine.restart()
-    assert machine.look(own_stamps=False) == 0  # How long the process was down is not certain.
+    assert machine.look() == 0  # How long the process was down is not certain.
 
     machine.append()
 
