@@ -3,6 +3,7 @@
 One connection keeps its order, as TCP does. Different connections race one another, and so do an old and a new one
 between the same two nodes. A cut direction holds messages back. When it heals, a connection either continues, with
 every message late and in order, or has broken: its messages are lost, and it is dialled again.
+Some messages arrive twice, the second time as late and out of order as on a connection that was replaced.
 """
 
 from collections.abc import Callable, Iterable
@@ -303,7 +304,14 @@ class Network:
         arguments = (link.target, link.target_life, source.node_id, source.disk_id, data)
         link.pipe.put(self._arrive, *arguments)
         if self.random.random() < self.weather.double_chance:
-            self.schedule.later(self.random.randint(0, 2 * self.weather.late_us), self._arrive, *arguments)
+            self.schedule.later(
+                self.random.randint(0, 2 * self.weather.late_us), self._arrive_again, link.pipe, arguments
+            )
+
+    def _arrive_again(self, pipe: Pipe, arguments: tuple[Any, ...]) -> None:
+        """A message arrives a second time, out of order: not where nothing comes through."""
+        if not pipe.silent and not pipe.is_cut:
+            self._arrive(*arguments)
 
     def _arrive(self, target: End, life: int, source: str, disk_id: bytes, data: bytes) -> None:
         message = decode_peer(data)
