@@ -1,9 +1,11 @@
-"""A server that is closed in a test leaves no connection behind that nobody has."""
+"""What is closed leaves nothing behind: a server in a test no connection that nobody has, a node no task."""
 
 import asyncio
 import socket
+from pathlib import Path
 
 from tests.cluster.closing import close_server
+from tests.cluster.running import running_cluster
 from tests.ports import HOST
 from tests.replication.loopback import until
 
@@ -30,3 +32,16 @@ async def test_a_connection_that_is_being_taken_as_its_server_is_closed_is_serve
         await close_server(server)
 
         await until(lambda: taken)
+
+
+async def test_a_node_that_stopped_leaves_no_task_behind(tmp_path: Path) -> None:
+    before = asyncio.all_tasks()
+    async with running_cluster(tmp_path, 1):
+        pass
+    await until(lambda: asyncio.all_tasks() <= before)
+
+
+async def test_the_times_of_a_configuration_are_those_of_the_core(tmp_path: Path) -> None:
+    async with running_cluster(tmp_path, 1, heartbeat_ms=80, election_timeout_ms=2_000) as cluster:
+        options = cluster.nodes["n1"].node.components.replica.core.state.options
+        assert (options.heartbeat_us, options.election_timeout_us) == (80_000, 2_000_000)
