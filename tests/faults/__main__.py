@@ -2,6 +2,7 @@
 
 python -m tests.faults                             all, one after the other
 python -m tests.faults "the leader is cut off"     one
+python -m tests.faults "its disk is full"          the leader has this illness, until the verdict
 python -m tests.faults --page                      all, and their table into the page
 python -m tests.faults --seed 7 --minutes 30       what a seed draws; with --page, how long nothing was committed
 python -m tests.faults --slow-follower 5           one follower behind 1 MB/s for five minutes, under full load

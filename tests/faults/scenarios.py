@@ -28,7 +28,7 @@ from tests.faults.actions import (
     slow,
     to,
 )
-from tests.faults.illness import TEN_YEARS_S
+from tests.faults.illness import ILLNESSES, TEN_YEARS_S
 from tests.faults.scenario import Scenario, Shape, Step, scenario
 
 THREE = (LEADER, FOLLOWER, OTHER)
@@ -408,6 +408,12 @@ LEFT_TO_THE_SOAK = frozenset(
 OF_TEST_ALL = tuple(each for each in SCENARIOS if each.name not in LEFT_TO_THE_SOAK)
 
 
+def ill_leader(kind: str) -> Scenario:
+    """The leader of three falls ill of that kind, and stays so until all is healed."""
+    steps = (Step(0.0, ILLNESSES[kind](LEADER, FOLLOWERS)),)
+    return Scenario(kind, steps, lasting_s=4.0, shape=Shape(volumes=True), ill=(kind,))
+
+
 def named(name: str) -> Scenario:
-    """The scenario of that name."""
-    return next(each for each in SCENARIOS if each.name == name)
+    """The scenario of that name, or that in which the leader has the illness of that name."""
+    return ill_leader(name) if name in ILLNESSES else next(each for each in SCENARIOS if each.name == name)

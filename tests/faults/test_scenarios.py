@@ -17,8 +17,8 @@ from tests.faults.drawing import drawn, drawn_for_good
 from tests.faults.illness import ILLNESSES, OF_ITS_PROCESS
 from tests.faults.page import PAGE, names_on
 from tests.faults.running import Grounds
-from tests.faults.scenario import Scenario, Shape, Step
-from tests.faults.scenarios import LEFT_TO_THE_SOAK, OF_EACH_TEST, OF_TEST_ALL, SCENARIOS
+from tests.faults.scenario import Scenario
+from tests.faults.scenarios import LEFT_TO_THE_SOAK, OF_EACH_TEST, OF_TEST_ALL, SCENARIOS, ill_leader
 from tests.faults.slow import LEADER_GROWTH_BYTES, slow_follower
 
 AT_LEAST = 40
@@ -81,9 +81,7 @@ def test_a_seed_draws_the_same_scenarios_again() -> None:
 @pytest.mark.full
 @pytest.mark.parametrize("kind", ["its disk is full", "its connections fell silent", "it lost its identity"])
 def test_a_majority_commits_while_its_leader_is_ill_for_good(kind: str, grounds: Grounds) -> None:
-    steps = (Step(0.0, ILLNESSES[kind](0, (1, 2))),)
-
-    outcome = grounds.run(Scenario(kind, steps, lasting_s=4.0, shape=Shape(volumes=True), ill=(kind,)))
+    outcome = grounds.run(ill_leader(kind))
 
     assert outcome.acknowledged > 0
 
