@@ -77,3 +77,9 @@ def test_a_node_that_does_not_say_what_ails_it_breaks_the_law(monkeypatch: pytes
     outcome = run(a_follower)
     assert outcome.rule == "a node says truly how fit it is"
     assert "MACHINE_FAILED, NO_ROOM" in outcome.failure
+
+
+@pytest.mark.full
+def test_a_slow_disk_that_flushes_nothing_need_not_show() -> None:
+    # n2's disk is slow, and the leader, which a majority hears, does not reach n2: nothing is written there.
+    assert run(plan_of(14980)).failure == ""

@@ -19,8 +19,9 @@ SHOWS = {
     "failed_machine": Level.MACHINE_FAILED,
 }
 """What a node says that has this illness and no other. A full disk shows at the first append that finds no room, a disk
-that hangs as soon as something is asked of it, a failed machine at the next command.
+that hangs as soon as something is asked of it, a slow one by what it flushes, a failed machine at the next command.
 """
+QUIET_AFTER_US = 2 * ELECTION_US
 
 
 class Truth:
@@ -35,6 +36,7 @@ class Truth:
         }
         self._expected |= dict.fromkeys(healthy, Level.FIT)
         self._true_at = dict.fromkeys(self._expected, now)
+        self._ends = dict.fromkeys(self._expected, (-1, now))
 
     def look(self, now: int) -> None:
         """Look at them now.
@@ -44,15 +46,23 @@ class Truth:
         """
         for node, expected in self._expected.items():
             level = node.running.status().fitness.level if node.process is not None else expected
-            if level == expected or _does_not_show(node, expected, now):
+            if level == expected or self._does_not_show(node, expected, now):
                 self._true_at[node] = now
             elif now - self._true_at[node] > KNOWN_AFTER_US:
                 raise Violation("a node says truly how fit it is", node.node_id, level.name, expected.name)
 
+    def _does_not_show(self, node: Node, level: Level, now: int) -> bool:
+        """Whether nothing has met what ails a node: its disk is asked nothing, its machine has applied all there is."""
+        if level is Level.DISK_HANGS:
+            return node.latency.busy_until <= now
+        if level is Level.SLOW_DISK:
+            return now - self._grew_at(node, now) > QUIET_AFTER_US
+        status, applier = node.running.status(), node.running.applier
+        return level is Level.MACHINE_FAILED and applier.applied_index >= status.commit_index
 
-def _does_not_show(node: Node, level: Level, now: int) -> bool:
-    """Whether nothing has met what ails a node: its disk is asked nothing, its machine has applied all there is."""
-    if level is Level.DISK_HANGS:
-        return node.latency.busy_until <= now
-    status, applier = node.running.status(), node.running.applier
-    return level is Level.MACHINE_FAILED and applier.applied_index >= status.commit_index
+    def _grew_at(self, node: Node, now: int) -> int:
+        """When the end of a node's log was last seen to have moved: a node that no leader reaches flushes nothing."""
+        end, since = node.running.log.tail.index, self._ends[node]
+        if end != since[0]:
+            self._ends[node] = since = (end, now)
+        return since[1]
