@@ -436,7 +436,7 @@ class Checks:
             raise Violation("the last synced mark is not written over", node.node_id, synced, marks)
         if mark.commit_index > mark.durable_index:
             raise Violation("the mark's commit_index is at most its durable_index", node.node_id, mark)
-        if node.process is not None and mark.durable_index > node.process.log.durable_index:
+        if node.process is not None and not mark.discards and mark.durable_index > node.process.log.durable_index:
             raise Violation("the mark is a lower bound", node.node_id, mark, node.process.log.durable_index)
         if seen.runs and seen.mark is not None and _fell(seen.mark, mark, self._snapshot_on(node)):
             raise Violation("a mark never falls while its node runs", node.node_id, seen.mark, mark)

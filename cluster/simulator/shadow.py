@@ -19,6 +19,7 @@ HEADER_BYTES = 64
 SLOTS = (0, 4096)
 SYSTEM = 2
 SLOT_BYTES = 64
+DISCARDING_BASE = (1 << 64) - 1
 
 _FRAME = struct.Struct("<IIQQQIIQQB3xI")
 _PROMISE = struct.Struct("<IIQ24sQ16s")
@@ -58,6 +59,8 @@ class HeldMark(NamedTuple):
     generation: int
     durable_index: int
     commit_index: int
+    discards: bool
+    """It says that all segments go; its durable_index is where the log is to begin then."""
 
 
 class _Segment:
@@ -259,7 +262,10 @@ def promise_in(content: bytes) -> HeldPromise | None:
 def marks_in(content: bytes) -> list[HeldMark]:
     """The valid marks in a file."""
     unpacked = (_MARK.unpack(slot) for slot in _slots(content, 1))
-    return [HeldMark(generation, durable, commit) for _, _, generation, durable, _, _, _, commit, _, _ in unpacked]
+    return [
+        HeldMark(generation, durable, commit, base == DISCARDING_BASE)
+        for _, _, generation, durable, base, _, _, commit, _, _ in unpacked
+    ]
 
 
 def mark_in(content: bytes) -> HeldMark | None:

@@ -3,7 +3,7 @@
 import pytest
 
 from quire.cluster.simulator.checks import Violation
-from quire.cluster.simulator.history import History
+from quire.cluster.simulator.history import History, run
 from quire.cluster.simulator.nodes import Node
 from quire.cluster.simulator.plan import Plan, plan_of
 from quire.cluster.simulator.shadow import mark_in, promise_in
@@ -89,3 +89,9 @@ def test_a_synced_promise_that_falls_is_a_finding() -> None:
     node.disk.replace("promise", early)
     with pytest.raises(Violation, match="a synced promise survives"):
         history.nemesis.start(node)
+
+
+@pytest.mark.full
+def test_a_mark_that_says_where_a_reset_is_to_begin_the_log_claims_nothing_of_the_log_before() -> None:
+    # The power goes as the mark is synced: on disk it names 230, and the log in memory still ends at 153.
+    assert run(plan_of(24604)).failure == ""

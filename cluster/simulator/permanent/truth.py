@@ -36,7 +36,7 @@ class Truth:
         }
         self._expected |= dict.fromkeys(healthy, Level.FIT)
         self._true_at = dict.fromkeys(self._expected, now)
-        self._ends = dict.fromkeys(self._expected, (-1, now))
+        self._ends: dict[Node, tuple[int, int]] = dict.fromkeys(self._expected, (-1, now))
 
     def look(self, now: int) -> None:
         """Look at them now.
