@@ -1,16 +1,20 @@
 """`/commands/stream`, through leader and follower."""
 
 import asyncio
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import pytest_asyncio
-from aiohttp import ClientWebSocketResponse, WSMsgType
+from aiohttp import ClientWebSocketResponse, WSMessage, WSMsgType
 
+from quire.cluster.errors import Overloaded
+from quire.cluster.http.request import REQUEST_ID_KEY
+from quire.cluster.http.routes.stream import CommandStream
 from quire.log import pack, unpack
+from quire.replication import Write
 from tests.cluster.running import RunningCluster, running_cluster
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -181,3 +185,36 @@ async def test_a_leader_that_stops_closes_the_stream_and_its_successor_knows_wha
 
         assert again[3] == first[3] == ["50"]
         assert await state(cluster) == 50
+
+
+class Script:
+    """A client's end of a stream: what it sends, in turn; a callable is called first."""
+
+    def __init__(self, *steps: bytes | Callable[[], None]) -> None:
+        self.steps = list(steps)
+
+    async def receive(self) -> WSMessage:
+        while self.steps:
+            step = self.steps.pop(0)
+            if isinstance(step, bytes):
+                return WSMessage(WSMsgType.BINARY, step, None)
+            step()
+        return WSMessage(WSMsgType.CLOSE, None, None)
+
+    def send_bytes(self, data: bytes) -> Any:
+        raise AssertionError("nothing is answered while an earlier message waits")
+
+
+async def test_what_comes_after_a_refused_message_is_not_appended_while_an_earlier_one_waits(
+    cluster: RunningCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    node = cluster.nodes["n1"].node
+    proposed: list[Write[Any]] = []
+    monkeypatch.setattr(node.components.replica, "propose", proposed.append)
+    messages = [pack([sequence, [["add", 1]]]) for sequence in (1, 2, 3)]
+    script = Script(*messages[:2], lambda: proposed[1].owner.fail(Overloaded()), messages[2])
+    stream = CommandStream(node, cast("Any", {REQUEST_ID_KEY: "a request"}), cast("Any", script), 7)
+
+    await stream._read()  # pyright: ignore[reportPrivateUsage]
+
+    assert [write.sequence for write in proposed] == [1, 2]

@@ -116,7 +116,7 @@ class CommandStream:
     async def _read(self) -> None:
         while not self._failed:
             message = await self._socket.receive()
-            if message.type not in MESSAGES:
+            if message.type not in MESSAGES or self._failed:  # What follows a refused message is not appended either.
                 return
             try:
                 if message.type is WSMsgType.TEXT:
