@@ -160,8 +160,9 @@ class SnapshotStore:
         """Make the whole snapshot in the folder `written` count; raises as `complete`."""
         name = snapshot_name(index)
         with self._lock, _needing_descriptors(name):
-            # It has its name already if an earlier call found no descriptor for the sync.
-            is_named = index not in self._manifests and name in self._folder.list()
+            # It has its name already, and no other, if an earlier call found no descriptor for the sync.
+            names = self._folder.list()
+            is_named = index not in self._manifests and name in names and written not in names
             manifest = self._read_manifest(name if is_named else written)
             if manifest.index != index:
                 raise SnapshotDamaged(snapshot=name, reason=f"its manifest has index {manifest.index}")

@@ -350,3 +350,18 @@ def test_a_snapshot_is_the_same_however_it_is_cut_and_on_every_replica() -> None
         assert decode_manifest(file.read_at(0, file.size), "x") == manifest
         sums.add(manifest.sha256)
     assert len(sums) == 1
+
+
+def test_a_damaged_snapshot_that_could_not_be_set_aside_is_not_taken_for_a_new_one_at_its_index() -> None:
+    disk = Disk()
+    machine, store = Machine(), opened(disk)
+    machine.add()
+    index = machine.snapshot(store)
+    disk.failing = lambda operation, name: operation == "move"
+    with pytest.raises(OSError, match="injected"):
+        store.quarantine(index, SnapshotDamaged(snapshot=snapshot_name(index), reason="says the test"))
+    disk.failing = None
+
+    machine.snapshot(store)
+
+    assert disk.names("snapshots") == [snapshot_name(index)], "the new one has the name, or both are there"
