@@ -20,6 +20,9 @@ class Value(NamedTuple):
     waited: float
 
 
+GROUPS = ("anything", "one thing", "two things at once", "two nodes of five")
+
+
 def percentile(values: Sequence[float], share: float) -> float:
     """The least of the values that at least this share of them does not exceed."""
     return sorted(values)[max(0, math.ceil(len(values) * share) - 1)]
@@ -30,7 +33,7 @@ def table_of(values: Sequence[Value], seed: int, minutes: float) -> str:
     alone = [value for value in values if len(value.scenario.ill) == 1]
     two = [value for value in values if len(value.scenario.ill) > 1 and value.scenario.shape.size == 3]
     of_five = [value for value in values if value.scenario.shape.size == 5]
-    groups = [("anything", values), ("one thing", alone), ("two things at once", two), ("two nodes of five", of_five)]
+    groups = list(zip(GROUPS, (values, alone, two, of_five), strict=True))
     kinds = sorted({kind for value in values for kind in value.scenario.ill})
     groups += [(kind, [value for value in values if kind in value.scenario.ill]) for kind in kinds]
     said = f"Seed {seed}, {minutes:g} minutes; times in election timeouts.\n\n"

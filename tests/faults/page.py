@@ -55,5 +55,14 @@ def _line(row: Row) -> str:
 
 def names_on(page: str) -> list[str]:
     """The scenarios that the page's table names."""
-    table = page.partition(BEGIN)[2].partition(END)[0]
+    return _first_column(page, BEGIN, END)
+
+
+def kinds_on(page: str) -> list[str]:
+    """The illnesses, and groups of them, that the page has values of."""
+    return _first_column(page, VALUES_BEGIN, VALUES_END)
+
+
+def _first_column(page: str, begin: str, end: str) -> list[str]:
+    table = page.partition(begin)[2].partition(end)[0]
     return [line.split("|")[1].strip() for line in table.splitlines() if line.startswith("| ")][1:]

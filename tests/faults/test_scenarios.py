@@ -13,9 +13,10 @@ import pytest
 import stamina.instrumentation
 
 from quire.cluster.config.serve import MIB
+from tests.faults.distribution import GROUPS
 from tests.faults.drawing import drawn, drawn_for_good
 from tests.faults.illness import ILLNESSES, OF_ITS_PROCESS
-from tests.faults.page import PAGE, names_on
+from tests.faults.page import PAGE, kinds_on, names_on
 from tests.faults.running import Grounds
 from tests.faults.scenario import Scenario
 from tests.faults.scenarios import LEFT_TO_THE_SOAK, OF_EACH_TEST, OF_TEST_ALL, SCENARIOS, ill_leader
@@ -62,6 +63,14 @@ def test_there_are_enough_scenarios_and_each_has_a_name_of_its_own() -> None:
 
 def test_the_page_has_the_scenarios_that_there_are() -> None:
     assert names_on(PAGE.read_text()) == [scenario.name for scenario in SCENARIOS], "make soak-faults"
+
+
+def test_the_page_has_values_of_nearly_all_illnesses_and_of_no_others() -> None:
+    kinds = kinds_on(PAGE.read_text())
+
+    assert kinds[: len(GROUPS)] == [*GROUPS]
+    assert set(kinds[len(GROUPS) :]) <= set(ILLNESSES)
+    assert len(kinds) - len(GROUPS) >= 0.9 * len(ILLNESSES), "make soak-faults"
 
 
 @pytest.mark.full
