@@ -82,6 +82,7 @@ def test_an_observer_counts_for_nothing_a_leader_with_it_alone_acknowledges_no_w
     cluster.wait_for_equal()
 
 
+@pytest.mark.full
 def test_a_voter_that_was_present_only_at_the_formation_catches_up_and_counts(clusters: Clusters) -> None:
     cluster = clusters.formed()
     cluster["n3"].kill()

@@ -322,6 +322,7 @@ def hang(folder: Path) -> Callable[[], None]:
     return release
 
 
+@pytest.mark.full
 def test_a_leader_whose_disk_hangs_is_followed_by_another_and_comes_back_when_it_answers(
     clusters: Clusters, tmp_path: Path
 ) -> None:
