@@ -31,7 +31,7 @@ from .errors import (
 from .features import FEATURES, FITNESS, MAX_FEATURE_LENGTH, MAX_FEATURES
 from .files import FileDirectory, FileStorage, ReadOnlyDirectory, is_exhaustion
 from .flusher import GroupFlusher
-from .frames import HEADER_BYTES, Frame, FrameHeader, Kind, Tail, decode_header, encode_frame, walk_frames
+from .frames import HEADER_BYTES, Frame, FrameHeader, Kind, Tail, cut_frames, decode_header, encode_frame, walk_frames
 from .log import Log
 from .memory import MemoryDirectory, MemoryStorage
 from .offline.inspection import (
@@ -157,6 +157,7 @@ __all__ = [
     "Verdict",
     "blob_head",
     "check_value",
+    "cut_frames",
     "decode_blob",
     "decode_header",
     "decode_records",

@@ -1,6 +1,6 @@
 """Deterministic state machines, and the applier that feeds committed frames to one of them (see DESIGN.md)."""
 
-from .applier import Applied, Applier
+from .applier import Applied, Applier, Execution
 from .boundary import DIGEST_BYTES, EMPTY_DIGEST, LOG_START, Boundary, next_digest
 from .errors import (
     ApplyFailed,
@@ -15,7 +15,7 @@ from .errors import (
     SnapshotInvalid,
     SnapshotTooEarly,
 )
-from .machine import Context, Contexts, Refused, StateMachine, check_batch
+from .machine import Context, Contexts, Refused, StateMachine, check_batch, is_quick
 from .machines.arithmetic import ArithmeticMachine
 from .machines.kv import KvMachine
 from .machines.log import LogMachine
@@ -54,6 +54,7 @@ __all__ = [
     "CheckFailed",
     "Context",
     "Contexts",
+    "Execution",
     "FrameOutOfPlace",
     "InitialInvalid",
     "KvMachine",
@@ -76,6 +77,7 @@ __all__ = [
     "check_batch",
     "content_of",
     "default_initial",
+    "is_quick",
     "load_machine",
     "next_digest",
     "refuse_foreign",

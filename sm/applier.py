@@ -1,9 +1,10 @@
 """The applier: committed frames in, results and the digest out. After a failure it never continues.
 
-A frame's records execute in one batch, in record order, without those that a session answers (sessions/retries.py).
+A frame's records execute in record order, without those that a session answers (sessions/retries.py): all at once, or
+in steps of so many commands as the caller wants (`Execution`).
 """
 
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Generator, Iterator, Sequence
 from typing import Any, NamedTuple
 
 from quire.log import (
@@ -27,6 +28,9 @@ from .sessions.retries import Verdicts
 from .sessions.table import Sessions
 from .snapshots.content import content_of
 
+SHORT_REPLY = 1024
+"""A reply of more records is packed in a step of its own."""
+
 ApplyBatch = Callable[[Sequence[Any], Sequence[Context]], list[Any]]
 Runs = Sequence[tuple[int, int, int]]
 UPGRADE = "which this version does not know: upgrade this node; until then it replicates and votes, and applies nothing"
@@ -44,6 +48,62 @@ class Applied(NamedTuple):
     epoch: int
     results: list[Any]
     refused: list[list[Any]]
+
+
+class _Reply(NamedTuple):
+    """What the commands of a frame gave, and the digest after them."""
+
+    results: list[Any]
+    refused: list[list[Any]]
+    digest: bytes
+
+
+class Execution:
+    """A frame on its way through the machine: `step` until that returns True, then `finish`.
+
+    In between the machine and the sessions are in the middle of the frame: nothing may read them. `step` may run in
+    another thread, one call at a time; what the applier says of itself (applied_index, digest, ...) changes in
+    `finish`.
+    """
+
+    def __init__(self, applier: "Applier", frame: Frame) -> None:
+        self.frame = frame
+        self._applier = applier
+        self._steps = applier.steps_of(frame)
+        self._reply: _Reply | None = None
+        self._began = False
+
+    def step(self, most: int) -> bool:
+        """Execute at most `most` commands (at least 1); return whether only `finish` is left.
+
+        Raises:
+            As `Applier.apply`.
+        """
+        try:
+            if self._began:
+                self._steps.send(most)
+            else:
+                self._began = True
+                next(self._steps)
+                self._steps.send(most)
+        except StopIteration as end:
+            self._reply = end.value
+            return True
+        except ApplyFailed as failure:
+            self._applier.failure = failure
+            raise
+        except BaseException as error:  # KeyboardInterrupt, MemoryError: the state may have changed, so never retry.
+            self._applier.failure = _failed(self.frame.header, f"interrupted ({reason_of(error)})")
+            raise
+        return False
+
+    def finish(self) -> Applied:
+        """The frame is applied as a whole: advance applied_index and, except for system frames, the digest.
+
+        Raises:
+            As `Applier.apply`.
+        """
+        return self._applier.finish(self.frame, self._reply)
 
 
 class Applier:
@@ -76,6 +136,7 @@ class Applier:
         """The features in use at `applied_index`."""
         self._supported = supported
         self.failure: ApplyFailed | None = None
+        self._is_inside = False  # Whether a frame has begun and not ended.
         if lacking := sorted(self.features - set(supported)):
             text = f"the snapshot uses the feature {lacking[0]!r:.40}, {UPGRADE}"
             self.failure = ApplyFailed(index=boundary.tail.index, text=text)
@@ -92,28 +153,46 @@ class Applier:
             MemoryError: this process, beside the machine, lacks memory; every later call raises ApplyFailed.
             FrameOutOfPlace: the frame does not start at applied_index; nothing was changed.
         """
+        execution = self.begin(frame)
+        while not execution.step(frame.header.count):
+            pass
+        return execution.finish()
+
+    def begin(self, frame: Frame) -> Execution:
+        """Begin to apply the next frame; nothing is changed yet. End it before anything else is asked of the applier.
+
+        Raises:
+            ApplyFailed, FrameOutOfPlace: as `apply`.
+        """
         if self.failure is not None:
             raise self.failure.with_traceback(None)
+        if frame.header.index != self.applied_index:
+            raise FrameOutOfPlace(index=frame.header.index, applied_index=self.applied_index)
+        if self._is_inside:
+            raise RuntimeError(f"the frame at {self.applied_index} has begun already")
+        self._is_inside = True
+        return Execution(self, frame)
+
+    def finish(self, frame: Frame, reply: _Reply | None) -> Applied:
+        """For `Execution`: the commands of the frame have executed with this reply; None for a system frame."""
         header = frame.header
-        if header.index != self.applied_index:
-            raise FrameOutOfPlace(index=header.index, applied_index=self.applied_index)
-        try:
-            if header.kind == Kind.SYSTEM:
+        if reply is not None:
+            results, refused, self.digest = reply
+        else:
+            try:
                 results, refused = self._apply_system(frame)
-            else:
-                results, refused, packed = self._apply_commands(frame)
-                self.digest = next_digest(self.digest, header.index, header.crc32c, packed)
-        except ApplyFailed as failure:
-            self.failure = failure
-            raise
-        except BaseException as error:  # KeyboardInterrupt, MemoryError: the state may have changed, so never retry.
-            self.failure = _failed(header, f"interrupted ({reason_of(error)})")
-            raise
+            except ApplyFailed as failure:
+                self.failure = failure
+                raise
+            except BaseException as error:  # As in `Execution.step`.
+                self.failure = _failed(header, f"interrupted ({reason_of(error)})")
+                raise
         self.applied_index = header.next_index
         if header.epoch != self._tail.epoch or not self._epochs:
             self._epochs.append((header.epoch, header.index))
             del self._epochs[:-MAX_EPOCHS]
         self._tail = Tail(header.next_index, header.epoch, header.timestamp, header.crc32c)
+        self._is_inside = False
         return Applied(header.index, header.next_index, header.epoch, results, refused)
 
     @property
@@ -130,15 +209,23 @@ class Applier:
 
     def content(self) -> Iterator[bytes]:
         """The content of a snapshot taken now; read it before the next `apply`. Raises ApplyFailed after a failure."""
-        if self.failure is not None:
-            raise self.failure.with_traceback(None)
+        self._refuse_inside()
         return content_of(self.machine, self.sessions)
 
     def state(self) -> Any:
         """The machine's whole state, `query(None)`. Raises ApplyFailed after a failure."""
+        return self.query(None)
+
+    def query(self, request: Any) -> Any:
+        """The machine's answer. Raises ApplyFailed after a failure, and whatever the machine raises."""
+        self._refuse_inside()
+        return self.machine.query(request)
+
+    def _refuse_inside(self) -> None:
         if self.failure is not None:
             raise self.failure.with_traceback(None)
-        return self.machine.query(None)
+        if self._is_inside:
+            raise RuntimeError(f"the frame at {self.applied_index} is applied in part: wait for its end")
 
     def _apply_system(self, frame: Frame) -> tuple[list[Any], list[list[Any]]]:
         """Open or close a session, note the members and the features. Raises ApplyFailed, also for an unknown type."""
@@ -174,23 +261,37 @@ class Applier:
             raise _failed(header, f"from here on the log uses the feature {lacking[0]!r:.40}, {UPGRADE}")
         self.features |= frozenset(names)
 
-    def _apply_commands(self, frame: Frame) -> tuple[list[Any], list[list[Any]], bytes]:
-        """The results, the refusals, and both packed as msgpack. Raises ApplyFailed."""
+    def steps_of(self, frame: Frame) -> Generator[None, int, _Reply | None]:
+        """For `Execution`: execute as many commands after each `yield` as it is sent. Raises ApplyFailed."""
+        most = yield
         header = frame.header
+        if header.kind == Kind.SYSTEM:
+            return None
         runs, commands = self._runs_and_commands(frame)
-        if not runs:
-            return _reply(header, self._execute(header, commands, None))
-        verdicts = Verdicts(self.sessions, commands)
-        try:
-            verdicts.judge(runs)
-        except MemoryError:
-            raise  # As in `_apply_system`.
-        except Exception as error:
-            raise _failed(header, f"a session's replies cannot be read back ({reason_of(error)})") from error
-        executed = self._execute(header, commands, verdicts.places())
-        results, refused, packed = _reply(header, verdicts.replies(executed))
-        verdicts.record(frame, results, refused, packed)
-        return results, refused, packed
+        verdicts = Verdicts(self.sessions, commands) if runs else None
+        places = None
+        if verdicts is not None:
+            try:
+                verdicts.judge(runs)
+            except MemoryError:
+                raise  # As in `_apply_system`.
+            except Exception as error:
+                raise _failed(header, f"a session's replies cannot be read back ({reason_of(error)})") from error
+            places = verdicts.places()
+        executing = len(commands) if places is None else len(places)
+        executed: list[Any] = self._execute(header, commands, places, 0, most) if executing else []
+        if len(executed) < executing:
+            executed = executed.copy()  # The first one is the machine's own.
+        while len(executed) < executing:
+            most = yield
+            executed += self._execute(header, commands, places, len(executed), most)
+        if len(commands) > SHORT_REPLY:
+            yield
+        replies = executed if verdicts is None else verdicts.replies(executed)
+        results, refused, packed = _reply(header, replies)
+        if verdicts is not None:
+            verdicts.record(frame, results, refused, packed)
+        return _Reply(results, refused, next_digest(self.digest, header.index, header.crc32c, packed))
 
     def _runs_and_commands(self, frame: Frame) -> tuple[Runs, list[Any]]:
         """The frame's runs (empty if no record has a session) and its values. Raises ApplyFailed."""
@@ -213,13 +314,21 @@ class Applier:
         except Exception as error:  # Whatever is wrong with the bytes: the frame cannot be applied.
             raise _failed(header, f"the payload cannot be read ({reason_of(error)})") from error
 
-    def _execute(self, header: FrameHeader, commands: list[Any], places: list[int] | None) -> list[Any]:
-        """The result or Refused of each command at `places` of the frame (None: of all). Raises ApplyFailed."""
+    def _execute(
+        self, header: FrameHeader, commands: list[Any], places: list[int] | None, first: int, most: int
+    ) -> list[Any]:
+        """The result or Refused of the `most` commands from the `first` on of those at `places` of the frame.
+
+        `places` None means all of the frame. Raises ApplyFailed.
+        """
         contexts: Sequence[Context] = Contexts(header.index, header.count, header.epoch, header.timestamp)
         if places is not None:
-            if not places:
-                return []
+            places = places[first : first + most]
             commands, contexts = [commands[place] for place in places], [contexts[place] for place in places]
+        elif first or most < header.count:
+            commands = commands[first : first + most]
+            places = list(range(first, first + len(commands)))
+            contexts = Contexts(header.index + first, len(commands), header.epoch, header.timestamp)
         try:
             results = self._apply_batch(commands, contexts)
         except PlaceFailed as failure:

@@ -117,7 +117,7 @@ class Snapshotting:
                 raise StateUnavailable(f"no snapshot can be taken: {failure}")
             if self._taking is None:
                 try:
-                    self._begin()
+                    await self._applying.at_boundary(lambda _: self._begin_unless_taking(), on_loop=True)
                 except SnapshotTooEarly as broken:
                     self._on_broken(broken)
                     raise StateUnavailable(str(broken)) from broken
@@ -127,6 +127,10 @@ class Snapshotting:
                 await asyncio.shield(self._taking)
             except Failure as error:
                 raise SnapshotFailed(str(error)) from error
+
+    def _begin_unless_taking(self) -> None:
+        if self._taking is None:
+            self._begin()
 
     def _begin(self) -> None:
         """Fork at this boundary, unless it has a snapshot already or the node is stopping."""

@@ -1,17 +1,33 @@
-"""Applies committed frames, from the log to the machine, in time slices that keep the loop free."""
+"""Applies committed frames, from the log to the machine, in steps that keep the loop free.
+
+A `quick` machine runs on the loop: between two steps of a frame the clock is looked at, and after SLICE_S the loop
+gets its turn. Any other machine has a thread of its own, which gets a frame at a time. Either way a frame may be half
+applied while other things happen on the loop, so what reads the machine or its sessions waits for a boundary
+(`at_boundary`).
+"""
 
 import asyncio
 import heapq
 import time
+from collections import deque
+from collections.abc import Callable, Iterator
 from itertools import count
-from typing import Protocol
+from typing import Any, NamedTuple, Protocol, TypeVar
 
-from quire.log import FrameHeader, Log, LogError, ResourcesExhausted, walk_frames
-from quire.sm import Applied, Applier, ApplyFailed
+from quire.log import Frame, FrameHeader, Kind, Log, LogError, ResourcesExhausted, cut_frames
+from quire.sm import Applied, Applier, ApplyFailed, Execution, is_quick
+
+from ..errors import NodeStopping
+from .machine_thread import MachineThread
+
+T = TypeVar("T")
 
 APPLY_BYTES = 1 << 20
 SLICE_S = 0.01
+STEP_S = 0.002  # What a step should take.
+STEP_COMMANDS = 4096  # At most, however quick they have been: the next ones may be slower.
 RETRY_S = 0.05  # Before another attempt, if there is no descriptor or memory to read the log with.
+NOTED_S = 0.05  # Commits closer together count as one, from the first.
 
 
 class ApplyEvents(Protocol):
@@ -34,6 +50,56 @@ class ApplyEvents(Protocol):
         ...
 
 
+class _Ended(NamedTuple):
+    """The thread has done its part of a frame, or failed in it."""
+
+    error: BaseException | None
+
+
+class _Read(NamedTuple):
+    """Somebody who waits to read between two frames."""
+
+    read: Callable[[Applier], Any]
+    on_loop: bool
+    answer: asyncio.Future[Any]
+
+    def outcome(self, applier: Applier) -> tuple[Any, BaseException | None]:
+        """What it reads, or what it raises."""
+        if self.answer.done():  # Nobody waits any more.
+            return None, None
+        try:
+            return self.read(applier), None
+        except Exception as error:  # noqa: BLE001  # It is raised in the caller.
+            return None, error
+
+    def told(self, result: Any, error: BaseException | None) -> None:
+        """Give it to the caller. On the loop."""
+        if self.answer.done():
+            return
+        if error is None:
+            self.answer.set_result(result)
+        else:
+            self.answer.set_exception(error)
+
+
+class Pace:
+    """How many commands a step takes, by how long the last ones took."""
+
+    def __init__(self) -> None:
+        self.commands = 16
+
+    def step(self, execution: Execution) -> bool:
+        """One step of a frame; return as `Execution.step`."""
+        began, most = time.monotonic(), self.commands
+        done = execution.step(most)
+        took_s = time.monotonic() - began
+        if took_s > STEP_S:
+            self.commands = max(1, int(most * STEP_S / took_s))
+        elif not done and took_s < STEP_S / 2:
+            self.commands = min(2 * most, STEP_COMMANDS)
+        return done
+
+
 class Applying:
     """Applies committed frames up to the index that it was given. One event loop."""
 
@@ -42,26 +108,61 @@ class Applying:
         self._log = log
         self._node = node
         self._to_index = applier.applied_index
-        self._scheduled = False
-        self._stopped = False
+        self._frames: Iterator[Frame] = iter(())
+        self._execution: Execution | None = None
+        self._pace = Pace()
+        self._thread: MachineThread | None = None
+        self._ended: _Ended | None = None
+        self._is_reading = False  # Whether the thread answers reads.
+        self._has_read = False  # Whether it did so last: reads must not hold up applying for good.
+        self._is_scheduled = False
+        self._is_in_slice = False
+        self._is_stopped = False
         self._waiting: list[tuple[int, int, asyncio.Future[None]]] = []
         self._order = count()
+        self._reads: list[_Read] = []
+        self._commits: deque[tuple[int, float]] = deque()  # Of what is not applied: an index, and when it was known.
 
     def apply_to(self, index: int) -> None:
         """Apply every record below `index`: at once, as far as one time slice reaches."""
-        self._to_index = max(self._to_index, index)
-        if not self._scheduled:
-            self._apply_slice()
+        if index > self._to_index:
+            self._to_index, now = index, time.monotonic()
+            if self._commits and now - self._commits[-1][1] < NOTED_S:
+                self._commits[-1] = index, self._commits[-1][1]
+            else:
+                self._commits.append((index, now))
+        self._go_on()
 
     def continue_from(self, applier: Applier) -> None:
-        """Replace the machine by the one of an installed snapshot."""
+        """Replace the machine by the one of an installed snapshot; what the old one was doing counts no more."""
         self.applier = applier
         self._to_index = max(self._to_index, applier.applied_index)
+        self._frames, self._execution, self._ended, self._is_reading = iter(()), None, None, False
+        self._pace = Pace()
+        if self._thread is not None:  # It may be busy with the old machine, for good.
+            self._thread.end()
+            self._thread = None
         self._wake()
+        self._go_on()
 
     def stop(self) -> None:
         """Stop applying: the log is about to be closed."""
-        self._stopped = True
+        self._is_stopped = True
+        reads, self._reads = self._reads, []
+        for read in reads:
+            read.told(None, NodeStopping())
+        if self._thread is not None:
+            self._thread.end()
+
+    @property
+    def behind_s(self) -> float:
+        """For how long the oldest record that is committed and not applied has been known to be committed."""
+        return time.monotonic() - self._commits[0][1] if self._commits else 0.0
+
+    @property
+    def unapplied(self) -> int:
+        """How many records are known to be committed, and not applied."""
+        return max(0, self._to_index - self.applier.applied_index)
 
     async def reached(self, index: int) -> None:
         """Return when every record below `index` is applied.
@@ -76,35 +177,174 @@ class Applying:
             heapq.heappush(self._waiting, (index, next(self._order), waiting))
             await waiting
 
-    def _apply_slice(self) -> None:
-        self._scheduled = False
-        if self._stopped:
-            return
-        applier, until = self.applier, time.monotonic() + SLICE_S
+    async def at_boundary(self, read: Callable[[Applier], T], *, on_loop: bool = False) -> T:
+        """What `read` returns, called between two frames; of a machine with a thread, in that, unless `on_loop`.
+
+        Raises:
+            NodeStopping: nothing is read here any more.
+            And what `read` raises.
+        """
+        if self._is_stopped:
+            raise NodeStopping
+        if self._is_idle and not self._reads and (on_loop or self._is_quick):
+            return read(self.applier)
+        answer: asyncio.Future[T] = asyncio.get_running_loop().create_future()
+        self._reads.append(_Read(read, on_loop or self._is_quick, answer))
+        self._go_on()
+        return await answer
+
+    @property
+    def _is_quick(self) -> bool:
+        return is_quick(self.applier.machine)
+
+    @property
+    def _is_idle(self) -> bool:
+        """Whether the machine is between two frames, and nobody is using it."""
+        return self._execution is None and not self._is_reading
+
+    # One slice on the loop
+
+    def _go_on(self) -> None:
+        if not self._is_scheduled and not self._is_in_slice:
+            self._slice()
+
+    def _slice(self) -> None:
+        self._is_scheduled, self._is_in_slice = False, True
+        until = time.monotonic() + SLICE_S
         try:
-            while applier.failure is None and applier.applied_index < self._to_index:
+            while self._has_work:
                 if time.monotonic() > until:
-                    self._scheduled = True
-                    asyncio.get_running_loop().call_soon(self._apply_slice)
+                    self._schedule(0.0)
                     break
-                raw, _ = self._log.read_frames(applier.applied_index, APPLY_BYTES, to_index=self._to_index)
-                for frame in walk_frames(raw):
-                    self._node.applied(applier.apply(frame))
-                    self._node.at_boundary(frame.header)
+                self._work()
         except ApplyFailed as failure:
+            self._execution = None
             self._node.apply_failed(failure)
+            if self._reads:  # They are told why.
+                self._schedule(0.0)
         except ResourcesExhausted:  # It shows as apply lag until a read succeeds.
-            self._scheduled = True
-            asyncio.get_running_loop().call_later(RETRY_S, self._apply_slice)
+            self._schedule(RETRY_S)
         except LogError as failure:  # A committed frame cannot be read here: this node cannot continue.
-            self._stopped = True
+            self.stop()
             self._node.failed(failure)
         except Exception as fault:  # A later slice runs as a callback of the loop: nobody else would notice.
-            self._stopped = True
+            self.stop()
             self._node.failed(fault)
-            self._wake()
             raise
-        self._wake()
+        finally:
+            self._is_in_slice = False
+            self._wake()
+
+    def _schedule(self, delay_s: float) -> None:
+        self._is_scheduled = True
+        loop = asyncio.get_running_loop()
+        if delay_s:
+            loop.call_later(delay_s, self._slice)
+        else:
+            loop.call_soon(self._slice)
+
+    @property
+    def _has_work(self) -> bool:
+        """Whether there is something to do on the loop now."""
+        if self._is_stopped or self._is_scheduled or self._is_reading:
+            return False
+        if self._execution is not None:
+            return self._is_quick or self._ended is not None
+        return bool(self._reads) or self._has_frame
+
+    @property
+    def _has_frame(self) -> bool:
+        return self.applier.failure is None and self.applier.applied_index < self._to_index
+
+    def _work(self) -> None:
+        """A step of the present frame, or its end; else answer the reads that wait; else begin the next frame."""
+        execution = self._execution
+        if execution is None:
+            if self._reads and not (self._has_read and self._has_frame):
+                self._answer_reads()
+            else:
+                self._begin()
+        elif self._ended is not None:
+            ended, self._ended = self._ended, None
+            if ended.error is not None:
+                raise ended.error
+            self._finish(execution)
+        elif self._pace.step(execution):
+            self._finish(execution)
+
+    def _begin(self) -> None:
+        self._has_read = False
+        if not self._is_quick and not self._start_thread():
+            return
+        frame = next(self._frames, None)
+        if frame is None:
+            raw, _ = self._log.read_frames(self.applier.applied_index, APPLY_BYTES, to_index=self._to_index)
+            self._frames = cut_frames(raw)
+            frame = next(self._frames)
+        self._execution = execution = self.applier.begin(frame)
+        if frame.header.kind == Kind.SYSTEM:  # The machine has no part in it.
+            execution.step(1)
+            self._finish(execution)
+        elif self._thread is not None:
+            self._execute(execution, self._thread)
+
+    def _execute(self, execution: Execution, thread: MachineThread) -> None:
+        pace = self._pace
+
+        def execute() -> None:
+            while not pace.step(execution):
+                if self._is_stopped or execution is not self._execution:
+                    return
+
+        def executed(_: None, error: BaseException | None) -> None:
+            if execution is self._execution:
+                self._ended = _Ended(error)
+                self._go_on()
+
+        thread.run(execute, executed)
+
+    def _finish(self, execution: Execution) -> None:
+        applied = execution.finish()
+        self._execution = None
+        while self._commits and self._commits[0][0] <= applied.next_index:
+            self._commits.popleft()
+        self._node.applied(applied)
+        self._node.at_boundary(execution.frame.header)
+
+    def _start_thread(self) -> bool:
+        """Whether the machine has its thread; if not, there will be another attempt."""
+        if self._thread is None:
+            try:
+                self._thread = MachineThread()
+            except RuntimeError:  # No thread can be started now. It shows as apply lag.
+                self._schedule(RETRY_S)
+                return False
+        return True
+
+    # Reads
+
+    def _answer_reads(self) -> None:
+        if not all(read.on_loop for read in self._reads) and not self._start_thread():
+            return
+        reads, self._reads = self._reads, []
+        applier, slow = self.applier, [read for read in reads if not read.on_loop]
+        for read in reads:
+            if read.on_loop:
+                read.told(*read.outcome(applier))
+        if slow and self._thread is not None:
+            self._is_reading = self._has_read = True
+
+            def read_all() -> list[tuple[Any, BaseException | None]]:
+                return [read.outcome(applier) for read in slow]
+
+            def was_read(outcomes: list[tuple[Any, BaseException | None]], _: BaseException | None) -> None:
+                for read, outcome in zip(slow, outcomes, strict=True):
+                    read.told(*outcome)
+                if applier is self.applier:
+                    self._is_reading = False
+                    self._go_on()
+
+            self._thread.run(read_all, was_read)
 
     def _wake(self) -> None:
         failure = self.applier.failure

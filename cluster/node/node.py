@@ -1,6 +1,7 @@
 """A node: its life, the write path, and the events of its components."""
 
 import asyncio
+import time
 from typing import Any, assert_never
 
 import structlog
@@ -23,6 +24,7 @@ from quire.sm import (
     StateMachine,
     check_batch,
     default_initial,
+    is_quick,
     load_machine,
 )
 
@@ -53,6 +55,10 @@ from .status import node_status, not_ready_reasons
 journal = structlog.get_logger(__name__)
 
 OVERLOADED_RETRY_S = 1.0
+APPLY_BEHIND_S = 2.0
+"""A leader takes no write while it knows of a commit for longer than this and has not applied it."""
+CHECK_S = 0.01  # A machine that is not quick checks for so long before the loop gets a turn,
+CHECKED_AT_ONCE = 64  # and so many commands at once, if it has a `check_batch`.
 
 
 class Node:
@@ -183,17 +189,28 @@ class Node:
 
     # The write path
 
-    def check(self, commands: list[Any]) -> list[list[Any]]:
+    async def check(self, commands: list[Any]) -> list[list[Any]]:
         """[place, code, text] of each command that the machine refuses before anything is appended.
+
+        The loop gets its turns in between, unless the machine is quick.
 
         Raises:
             MachineFailed: its check raised something else than Refused.
         """
-        try:
-            return check_batch(self._checker, commands)
-        except CheckFailed as error:
-            where = "" if error.place is None else f" on command {error.place}"
-            raise MachineFailed(f"check{where}", error.reason) from error
+        quick, began = is_quick(self._checker), time.monotonic()
+        most = len(commands) if quick else CHECKED_AT_ONCE if hasattr(self._checker, "check_batch") else 1
+        refused: list[list[Any]] = []
+        for first in range(0, len(commands), most):
+            if time.monotonic() - began > CHECK_S:
+                await asyncio.sleep(0)
+                began = time.monotonic()
+            try:
+                found = check_batch(self._checker, commands[first : first + most])
+            except CheckFailed as error:
+                where = "" if error.place is None else f" on command {first + error.place}"
+                raise MachineFailed(f"check{where}", error.reason) from error
+            refused += ([first + place, code, text] for place, code, text in found)
+        return refused
 
     async def write(self, write: Write[FutureWaiter]) -> WriteReply:
         """Write checked records as part of one frame; return once they are committed (or applied: the waiter says).
@@ -226,6 +243,8 @@ class Node:
         components = self.components
         if (stopped := components.applying.applier.failure) is not None:
             raise StateUnavailable(f"nothing can be answered here: {stopped}")
+        if components.applying.behind_s > APPLY_BEHIND_S:
+            raise Overloaded(OVERLOADED_RETRY_S)
         if write.size > components.payload_limit:
             raise LimitExceeded("the frame's payload", write.size, components.payload_limit)
         components.replica.propose(write)
@@ -333,11 +352,11 @@ class Node:
         try:
             async with asyncio.timeout(timeout_ms / 1000):
                 await components.reading.linearize()
+                return await components.applying.at_boundary(lambda applier: applier.sessions.find(session))
         except ApplyFailed as failure:
             raise StateUnavailable(str(failure)) from failure
         except TimeoutError:
             raise StateUnavailable(f"no linearizable read was possible within {timeout_ms} ms") from None
-        return components.applying.applier.sessions.find(session)
 
     def status(self) -> dict[str, Any]:
         """The document of `GET /status`."""

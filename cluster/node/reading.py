@@ -4,11 +4,11 @@ import asyncio
 from collections.abc import Callable
 from enum import StrEnum
 from itertools import count
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from quire.log import Bounds, FrameCorrupt, IndexExpired, Log, ResourcesExhausted, StoredRecord, wall_clock
 from quire.replication import Replica
-from quire.sm import ApplyFailed, Refused
+from quire.sm import Applier, ApplyFailed, Refused
 
 from ..errors import (
     ClusterError,
@@ -23,6 +23,8 @@ from ..errors import (
 )
 from .applying import Applying
 from .pending import Waiter
+
+T = TypeVar("T")
 
 
 class Consistency(StrEnum):
@@ -39,6 +41,8 @@ class StateAnswer(NamedTuple):
     state: Any
     applied_index: int
     digest: bytes
+    unapplied: int
+    """How many records this node knew to be committed and had not applied."""
 
 
 class Reading:
@@ -104,10 +108,16 @@ class Reading:
         except ResourcesExhausted as error:
             raise ResourcesExhaustedError from error
 
-    async def query(self, request: Any, consistency: Consistency, max_lag: int | None) -> StateAnswer:
+    async def query(
+        self, request: Any, consistency: Consistency, max_lag: int | None, encode: Callable[[StateAnswer], T]
+    ) -> T:
         """The machine's answer to a request, as fresh as `consistency` asks (rule 12); for None, its whole state.
 
+        What `encode` makes of it is returned: it is called before the machine can change what it gave, for a machine
+        with a thread of its own in that.
+
         Raises:
+            What `encode` raises.
             NotLeader, NoLeader, StateUnavailable: not by this node, or not now.
             QueryRefused, MachineFailed: the machine refused the request, or failed.
         """
@@ -121,15 +131,20 @@ class Reading:
                 await self.linearize()
         except ApplyFailed as failure:
             raise StateUnavailable(str(failure)) from failure
-        applier = self._applying.applier
-        if applier.failure is not None:
-            raise StateUnavailable(str(applier.failure))
-        try:
-            return StateAnswer(applier.machine.query(request), applier.applied_index, applier.digest)
-        except Refused as refusal:
-            raise QueryRefused(refusal.code, refusal.text) from None
-        except Exception as error:  # The machine may raise anything. A query changes nothing, so the node continues.
-            raise MachineFailed("query", f"{type(error).__name__}: {error}") from error
+
+        def ask(applier: Applier) -> T:
+            unapplied = self._applying.unapplied
+            try:
+                answer = applier.query(request)
+            except ApplyFailed as failure:
+                raise StateUnavailable(str(failure)) from failure
+            except Refused as refusal:
+                raise QueryRefused(refusal.code, refusal.text) from None
+            except Exception as error:  # The machine may raise anything. A query changes nothing: the node continues.
+                raise MachineFailed("query", f"{type(error).__name__}: {error}") from error
+            return encode(StateAnswer(answer, applier.applied_index, applier.digest, unapplied))
+
+        return await self._applying.at_boundary(ask)
 
     async def linearize(self) -> None:
         """Return when the machine has applied everything that was acknowledged before this call (rule 12).
@@ -138,7 +153,7 @@ class Reading:
             NotLeader, NoLeader, StateUnavailable: not by this node.
             ApplyFailed: the machine can apply no more.
         """
-        await self._applying.reached(await self._barrier())
+        await self._applying.reached(await self.barrier())
 
     def _refuse_lag_above(self, max_lag: int) -> None:
         if not self._replica.is_lag_known:
@@ -147,7 +162,7 @@ class Reading:
         if lag > max_lag:
             raise StateUnavailable(f"this node lags by {lag} records, {max_lag} are allowed")
 
-    async def _barrier(self) -> int:
+    async def barrier(self) -> int:
         """The index that a linearizable read must have seen (rule 12)."""
         read_id = next(self._read_ids)
         barrier: asyncio.Future[int | None] = asyncio.get_running_loop().create_future()

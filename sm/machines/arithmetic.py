@@ -55,6 +55,7 @@ class ArithmeticMachine:
 
     name = "arithmetic"
     version = 1
+    quick = True
     default_initial = 42
 
     def __init__(self, initial: int | str = 42) -> None:

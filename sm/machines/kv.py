@@ -48,6 +48,7 @@ class KvMachine:
 
     name = "kv"
     version = 1
+    quick = True
     default_initial = None
     keys_limit = KEYS_LIMIT
 

@@ -12,6 +12,7 @@ class LogMachine:
 
     name = "log"
     version = 1
+    quick = True
     default_initial = None
     takes_blobs = True
 

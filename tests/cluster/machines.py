@@ -1,10 +1,15 @@
 """Machines that tests run nodes with."""
 
+import threading
+import time
 from collections.abc import Iterable, Iterator
 from typing import Any
 
 from quire.log import pack, unpack
 from quire.sm import Context, Refused
+
+GATE_S = 30.0
+SLOW_S = 0.2
 
 
 class Long:
@@ -159,3 +164,49 @@ class Moody:
     def restore(self, chunks: Iterable[bytes]) -> None:
         """Take it back."""
         self._mood = unpack(b"".join(chunks))
+
+
+class Gate:
+    """A machine whose command "wait" ends when the test opens the gate; that of all nodes in the process."""
+
+    name = "gate"
+    version = 1
+    opened = threading.Event()
+
+    def __init__(self, initial: Any) -> None:
+        self._count = 0
+
+    def check(self, command: Any) -> None:
+        """Everything is a command."""
+
+    def apply(self, command: Any, context: Context) -> Any:
+        """Count it; wait if it says so."""
+        if command == "wait":
+            assert self.opened.wait(GATE_S), "nobody opened the gate"
+        self._count += 1
+        return self._count
+
+    def query(self, request: Any) -> Any:
+        """How many commands there were."""
+        return self._count
+
+    def snapshot(self) -> Iterator[bytes]:
+        """The count as bytes."""
+        return iter((pack(self._count),))
+
+    def restore(self, chunks: Iterable[bytes]) -> None:
+        """Take it back."""
+        self._count = unpack(b"".join(chunks))
+
+
+class Slow(Gate):
+    """A machine that computes for 200 ms of processor time for each command."""
+
+    name = "slow"
+
+    def apply(self, command: Any, context: Context) -> Any:
+        """Count it, after a while."""
+        until = time.thread_time() + SLOW_S
+        while time.thread_time() < until:
+            pass
+        return super().apply(command, context)

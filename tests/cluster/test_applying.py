@@ -1,13 +1,19 @@
-"""Applying from a log that cannot be read for a while."""
+"""Applying: in slices of the loop, in a machine's own thread, and from a log that cannot be read for a while."""
 
 import asyncio
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from itertools import repeat
+from typing import Any
 
 import pytest
 
+from quire.cluster.errors import NodeStopping
+from quire.cluster.node import applying as module
 from quire.cluster.node.applying import Applying
 from quire.log import FrameHeader
 from quire.log.simulated import Disk
-from quire.sm import Applied, Applier, ApplyFailed, ArithmeticMachine
+from quire.sm import Applied, Applier, ApplyFailed, ArithmeticMachine, Context
 from tests.log.histories import open_log
 
 DEADLINE_S = 60.0
@@ -18,10 +24,12 @@ class Told:
 
     def __init__(self) -> None:
         self.frames = 0
+        self.results: list[Any] = []
         self.failures: list[Exception] = []
 
     def applied(self, applied: Applied) -> None:
         self.frames += 1
+        self.results += applied.results
 
     def at_boundary(self, header: FrameHeader) -> None:
         pass
@@ -57,3 +65,225 @@ async def test_what_is_committed_is_applied_once_the_log_can_be_read_again_and_n
     async with asyncio.timeout(DEADLINE_S):
         await reached
     assert (node.failures, applying.applier.applied_index) == ([], log.durable_index)
+
+
+class Sum:
+    """A machine whose commands wait for the test: each takes its turn when `go` allows one more."""
+
+    name = "sum"
+    version = 1
+
+    def __init__(self, initial: Any = None) -> None:
+        self.total = 0
+        self.threads: set[int] = set()
+        self.go = threading.Semaphore(0)
+
+    def check(self, command: Any) -> None:
+        pass
+
+    def apply(self, command: Any, context: Context) -> int:
+        self.threads.add(threading.get_ident())
+        self.go.acquire()
+        if command == "fail":
+            raise ValueError(command)
+        self.total += command
+        return self.total
+
+    def query(self, request: Any) -> Any:
+        self.threads.add(threading.get_ident())
+        return self.total
+
+    def snapshot(self) -> Iterator[bytes]:
+        return iter(())
+
+    def restore(self, chunks: Iterable[bytes]) -> None:
+        pass
+
+
+class QuickSum(Sum):
+    """The same on the loop; every command lets time pass."""
+
+    quick = True
+
+    def __init__(self, initial: Any = None) -> None:
+        super().__init__()
+        self.go = threading.Semaphore(10_000)
+        self.clock = Clock()
+
+    def apply(self, command: Any, context: Context) -> int:
+        self.clock.now += module.SLICE_S * 2
+        return super().apply(command, context)
+
+
+class Clock:
+    """Stands still but for what the machine takes."""
+
+    def __init__(self) -> None:
+        self.now = 1.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+
+def a_log(*frames: list[Any]) -> Any:
+    log = open_log(Disk())
+    for frame in frames:
+        log.append(frame)
+    log.flush()
+    return log
+
+
+def total(applier: Applier) -> tuple[int, int]:
+    return applier.query(None), applier.applied_index
+
+
+async def until(is_so: Callable[[], object]) -> None:
+    """Until it is so: a thread does it."""
+    async with asyncio.timeout(DEADLINE_S):
+        while True:
+            if is_so():
+                return
+            await asyncio.sleep(0)
+
+
+@pytest.mark.asyncio
+async def test_the_loop_has_a_turn_between_the_slow_commands_of_a_frame_and_readers_wait_for_its_end(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    log, node, machine = a_log([1] * 100, [1] * 100), Told(), QuickSum()
+    monkeypatch.setattr(module, "time", machine.clock)
+    applying = Applying(log, Applier(machine), node)
+
+    applying.apply_to(200)
+    assert machine.total == 16  # The first step took longer than a slice: the next ones are shorter.
+    assert applying.behind_s > 0
+    found = asyncio.create_task(applying.at_boundary(total))
+    turns = 0
+    async with asyncio.timeout(DEADLINE_S):
+        while not found.done():
+            await asyncio.sleep(0)
+            turns += 1
+        assert found.result() == (100, 100)
+        assert turns > 80
+        await applying.reached(200)
+    assert (node.results, applying.behind_s, applying.unapplied) == (list(range(1, 201)), 0, 0)
+
+
+@pytest.mark.asyncio
+async def test_a_frame_is_applied_in_the_same_steps_whatever_their_size() -> None:
+    whole, parts = Applier(ArithmeticMachine()), Applier(ArithmeticMachine())
+    log = a_log([["add", 1]] * 7, [["mul", 2]], [["add", 3]] * 400)
+    for sizes, frame in zip((repeat(1), repeat(3), (3, 1, 99, 500)), log.stream(0, 408), strict=True):
+        expected, execution, step = whole.apply(frame), parts.begin(frame), iter(sizes)
+        while not execution.step(next(step)):
+            with pytest.raises(RuntimeError, match="applied in part"):
+                parts.state()
+            assert parts.applied_index == frame.header.index
+        assert execution.finish() == expected
+    assert (parts.digest, parts.state(), parts.boundary) == (whole.digest, whole.state(), whole.boundary)
+
+
+@pytest.mark.asyncio
+async def test_a_machine_that_is_not_quick_has_a_thread_and_a_command_that_hangs_leaves_the_loop_free() -> None:
+    log, node, machine = a_log([1, 2], [3]), Told(), Sum()
+    applying = Applying(log, Applier(machine), node)
+    applying.apply_to(3)
+    await until(lambda: machine.threads)
+    found = asyncio.create_task(applying.at_boundary(total))
+    gone = asyncio.create_task(applying.at_boundary(total))
+    for _ in range(20):
+        await asyncio.sleep(0)
+    assert (found.done(), node.frames, applying.applier.applied_index) == (False, 0, 0)
+    gone.cancel()
+
+    machine.go.release(2)
+    async with asyncio.timeout(DEADLINE_S):
+        assert await found == (3, 2)
+        machine.go.release()
+        await applying.reached(3)
+        assert await applying.at_boundary(total) == (6, 3)
+        assert await applying.at_boundary(lambda _: threading.get_ident(), on_loop=True) == threading.get_ident()
+    assert node.results == [1, 3, 6]
+    assert len(machine.threads) == 1
+    assert threading.get_ident() not in machine.threads
+
+
+@pytest.mark.asyncio
+async def test_reads_do_not_hold_up_a_machine_with_a_thread_for_good() -> None:
+    log, node, machine = a_log([1], [2], [3]), Told(), Sum()
+    machine.go = threading.Semaphore(100)
+    applying = Applying(log, Applier(machine), node)
+
+    async def read_on() -> None:
+        while applying.applier.applied_index < 3:
+            await applying.at_boundary(total)
+
+    readers = [asyncio.create_task(read_on()) for _ in range(20)]
+    await asyncio.sleep(0)
+    applying.apply_to(3)
+    async with asyncio.timeout(DEADLINE_S):
+        await asyncio.gather(*readers)
+    assert node.results == [1, 3, 6]
+
+
+@pytest.mark.asyncio
+async def test_a_failure_in_the_thread_stops_applying_and_tells_all_who_wait() -> None:
+    log, node, machine = a_log([1, "fail", 2]), Told(), Sum()
+    applying = Applying(log, Applier(machine), node)
+    applying.apply_to(3)
+    await until(lambda: machine.threads)
+    found, reached = asyncio.create_task(applying.at_boundary(total)), asyncio.create_task(applying.reached(3))
+    await asyncio.sleep(0)
+    machine.go.release(3)
+    async with asyncio.timeout(DEADLINE_S):
+        for waiting in (found, reached):
+            with pytest.raises(ApplyFailed, match="stopped at index 1"):
+                await waiting
+        with pytest.raises(ApplyFailed):
+            await applying.at_boundary(total)
+    assert [type(failure) for failure in node.failures] == [ApplyFailed]
+
+
+@pytest.mark.asyncio
+async def test_an_installed_machine_goes_on_while_the_old_one_hangs_and_what_that_does_later_counts_nothing() -> None:
+    log, node, old, new = a_log([1], [2], [3]), Told(), Sum(), Sum()
+    applying = Applying(log, Applier(old), node)
+    applying.apply_to(3)
+    await until(lambda: old.threads)
+    found = asyncio.create_task(applying.at_boundary(total))
+    await asyncio.sleep(0)
+
+    new.go.release()
+    installed = Applier(new)
+    installed.apply(next(log.stream(0, 1)))
+    applying.continue_from(installed)
+    async with asyncio.timeout(DEADLINE_S):
+        assert (await found)[1] >= 1
+        await until(lambda: len(new.threads) == 2)  # The test's, and its own: it is in the second command.
+        old.go.release(100)
+        await until(lambda: old.threads.isdisjoint(thread.ident for thread in threading.enumerate()))
+        for _ in range(3):  # Before it ended it told the loop.
+            await asyncio.sleep(0)
+        assert old.total == 1
+        assert (node.results, node.failures) == ([], [])
+        new.go.release(100)
+        await applying.reached(3)
+        assert await applying.at_boundary(total) == (6, 3)
+    assert (node.results, node.failures) == ([3, 6], [])
+
+
+@pytest.mark.asyncio
+async def test_a_stop_does_not_wait_for_a_command_that_hangs_and_ends_those_who_wait_to_read() -> None:
+    log, node, machine = a_log([1]), Told(), Sum()
+    applying = Applying(log, Applier(machine), node)
+    applying.apply_to(1)
+    await until(lambda: machine.threads)
+    found = asyncio.create_task(applying.at_boundary(total))
+    await asyncio.sleep(0)
+    applying.stop()
+    with pytest.raises(NodeStopping):
+        await found
+    with pytest.raises(NodeStopping):
+        await applying.at_boundary(total)
+    machine.go.release(10)
+    assert node.failures == []

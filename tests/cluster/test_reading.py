@@ -51,6 +51,6 @@ async def test_a_read_that_allows_a_lag_is_answered_at_exactly_that_lag_and_refu
     applying = Applying(log, Applier(ArithmeticMachine()), cast("Any", None))
     reading = Reading(log, cast("Any", Committed(0, lag=3)), applying, lambda: None)
 
-    assert (await reading.query(None, Consistency.LOCAL, 3)).applied_index == 0
+    assert await reading.query(None, Consistency.LOCAL, 3, lambda found: found.applied_index) == 0
     with pytest.raises(StateUnavailable, match="lags by 3 records, 2 are allowed"):
-        await reading.query(None, Consistency.LOCAL, 2)
+        await reading.query(None, Consistency.LOCAL, 2, lambda found: found)

@@ -64,7 +64,7 @@ async def write_values(
         ClusterError: as `Node.write`.
     """
     node = api.node
-    refused = node.check(values)
+    refused = await node.check(values)
     if refused:
         raise CommandsRefused(refused)
     payload = pack_records(values, limit)

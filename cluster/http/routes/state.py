@@ -1,6 +1,7 @@
 """`GET /state` and `POST /query`: what the machine answers, with the consistency that the caller asks for."""
 
 import asyncio
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from aiohttp import web
@@ -16,9 +17,13 @@ from ..request import integer_of, parameters_of
 if TYPE_CHECKING:
     from ...node.node import Node
 
+UNAPPLIED = "Quire-Unapplied"
+
 
 async def get_state(request: web.Request) -> web.StreamResponse:
     """{"state", "applied_index", "digest"}: the machine's whole state, and how much of the log it has applied.
+
+    The header `Quire-Unapplied` counts the records that this node knows to be committed and has not applied.
 
     `linearizable` (the default) and `leader` are answered by the leader, `local` by this node.
     """
@@ -28,13 +33,16 @@ async def get_state(request: web.Request) -> web.StreamResponse:
         forwarded = await api.leader.forward(request, None, writes=False)
         if forwarded is not None:
             return forwarded
-    found = await _query(api.node, None, consistency, max_lag)
-    document = {"state": found.state, "applied_index": found.applied_index, "digest": found.digest.hex()}
-    return _bounded(request, document, "the state")
+
+    def encoded(found: StateAnswer) -> web.Response:
+        document = {"state": found.state, "applied_index": found.applied_index, "digest": found.digest.hex()}
+        return _bounded(request, document, found.unapplied, "the state")
+
+    return await _query(api.node, None, consistency, max_lag, encoded)
 
 
 async def post_query(request: web.Request) -> web.StreamResponse:
-    """{"answer", "applied_index"}: the machine's answer to {"request": r}; consistency as in `get_state`."""
+    """{"answer", "applied_index"}: the machine's answer to {"request": r}; the rest as in `get_state`."""
     api = request.app[API]
     consistency, max_lag = _consistency_of(request)
     content_type = content_type_of(request, (JSON, MSGPACK))
@@ -43,8 +51,12 @@ async def post_query(request: web.Request) -> web.StreamResponse:
         forwarded = await api.leader.forward(request, body, writes=False)
         if forwarded is not None:
             return forwarded
-    found = await _query(api.node, decode_query(content_type, body), consistency, max_lag)
-    return _bounded(request, {"answer": found.state, "applied_index": found.applied_index}, "the answer")
+
+    def encoded(found: StateAnswer) -> web.Response:
+        document = {"answer": found.state, "applied_index": found.applied_index}
+        return _bounded(request, document, found.unapplied, "the answer")
+
+    return await _query(api.node, decode_query(content_type, body), consistency, max_lag, encoded)
 
 
 def _consistency_of(request: web.Request) -> tuple[Consistency, int | None]:
@@ -61,20 +73,26 @@ def _consistency_of(request: web.Request) -> tuple[Consistency, int | None]:
     return consistency, max_lag
 
 
-async def _query(node: "Node", question: Any, consistency: Consistency, max_lag: int | None) -> StateAnswer:
+async def _query(
+    node: "Node",
+    question: Any,
+    consistency: Consistency,
+    max_lag: int | None,
+    encode: Callable[[StateAnswer], web.Response],
+) -> web.Response:
     try:
         async with asyncio.timeout(node.config.request_timeout_ms / 1000):
-            return await node.components.reading.query(question, consistency, max_lag)
+            return await node.components.reading.query(question, consistency, max_lag, encode)
     except TimeoutError:
         raise StateUnavailable(
             f"no {consistency} read was possible within {node.config.request_timeout_ms} ms"
         ) from None
 
 
-def _bounded(request: web.Request, document: dict[str, Any], what: str) -> web.Response:
+def _bounded(request: web.Request, document: dict[str, Any], unapplied: int, what: str) -> web.Response:
     """The document as a response. Raises LimitExceeded, MachineFailed."""
     try:
-        response = answer(request, document)
+        response = answer(request, document, {UNAPPLIED: str(unapplied)})
     except (PayloadInvalid, TypeError, RecursionError) as error:
         raise MachineFailed("query", f"its answer cannot be encoded ({error})") from error
     limit = request.app[API].node.config.state_limit_bytes

@@ -121,7 +121,7 @@ class CommandStream:
             try:
                 if message.type is WSMsgType.TEXT:
                     raise Malformed("a message is binary, a msgpack array of two: sequence and commands")
-                self._take(message.data)
+                await self._take(message.data)
             except ClusterError as error:
                 self._fail(self._next_sequence or 0, error)
                 return
@@ -134,7 +134,7 @@ class CommandStream:
         held_bytes = self._in_flight_bytes + self._outbox.waiting_bytes
         return self._in_flight_commands >= self._window or held_bytes >= WINDOW_BYTES
 
-    def _take(self, data: bytes) -> None:
+    async def _take(self, data: bytes) -> None:
         """Check a message and propose it. Raises ClusterError: nothing of it will be appended."""
         sequence, commands, payload = decode_message(data)
         if sequence < 1 or self._next_sequence not in (None, sequence):
@@ -142,7 +142,7 @@ class CommandStream:
         self._next_sequence = sequence
         if len(commands) > self._window:
             raise LimitExceeded("the number of commands in a message", len(commands), self._window)
-        refused = self._node.check(commands)
+        refused = await self._node.check(commands)
         if refused:
             raise CommandsRefused(refused)
         waiter = StreamWaiter(self, sequence, len(commands), len(payload))

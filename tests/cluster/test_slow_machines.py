@@ -1,0 +1,80 @@
+"""A machine whose commands take long, or hang: it slows its writers down, and deposes nobody."""
+
+import asyncio
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.cluster.machines import Gate
+from tests.cluster.running import RunningCluster, running_cluster
+
+GATE = "tests.cluster.machines:Gate"
+BARRIERS = 40
+DEADLINE_S = 60.0
+
+
+@pytest.fixture
+def gate() -> Iterator[type[Gate]]:
+    Gate.opened.clear()
+    yield Gate
+    Gate.opened.set()
+
+
+def unapplied(cluster: RunningCluster) -> list[int]:
+    """How many records each node knows to be committed, and has not applied."""
+    return [running.node.components.applying.unapplied for running in cluster.nodes.values()]
+
+
+async def until(is_so: Callable[[], object]) -> None:
+    """Until it is so."""
+    while True:
+        if is_so():
+            return
+        await asyncio.sleep(0)
+
+
+@pytest.mark.asyncio
+async def test_while_a_command_hangs_the_leader_is_heard_and_writes_beyond_the_bound_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, gate: type[Gate]
+) -> None:
+    async with running_cluster(tmp_path, machine=GATE) as cluster, asyncio.timeout(DEADLINE_S):
+        leader = cluster.nodes["n1"].node
+        epoch = leader.role.epoch
+        hanging = asyncio.create_task(cluster.commands("n1", "wait"))
+        await until(lambda: all(unapplied(cluster)))
+        waiting = asyncio.create_task(cluster.commands("n2", "next"))
+        for _ in range(BARRIERS):  # Each is a round of heartbeats and echoes.
+            await leader.components.reading.barrier()
+        for node_id in cluster.nodes:
+            assert (await cluster.ask(node_id, "GET", "/status")).status == 200
+            assert cluster.nodes[node_id].node.role.epoch == epoch
+
+        with monkeypatch.context() as bound:
+            bound.setattr("quire.cluster.node.node.APPLY_BEHIND_S", 0.0)
+            refused = await cluster.ask("n3", "POST", "/commands", b'{"commands": ["more"]}', "application/json")
+            assert (refused.status, refused.problem) == (429, "overloaded")
+            assert int(refused.headers["Retry-After"]) >= 1
+            gate.opened.set()
+            assert (await hanging)["results"] == [1]
+            assert (await waiting)["results"] == [2]
+            await until(lambda: not any(unapplied(cluster)))
+            assert (await cluster.commands("n1", "more"))["results"] == [3]
+        for node_id in cluster.nodes:
+            found = await cluster.ask(node_id, "POST", "/query", b'{"request": null}', "application/json")
+            assert (found.document["answer"], found.headers["Quire-Unapplied"]) == (3, "0")
+        assert leader.role.epoch == epoch
+
+
+@pytest.mark.asyncio
+async def test_a_node_stops_while_a_command_hangs(tmp_path: Path, gate: type[Gate]) -> None:
+    async with running_cluster(tmp_path, 1, machine=GATE) as cluster, asyncio.timeout(DEADLINE_S):
+        hanging = asyncio.create_task(
+            cluster.ask("n1", "POST", "/commands", b'{"commands": ["wait"]}', "application/json")
+        )
+        await until(lambda: all(unapplied(cluster)))
+        reading = asyncio.create_task(cluster.ask("n1", "GET", "/state?consistency=local"))
+        await cluster.stop("n1")
+        assert not gate.opened.is_set()
+        answers = await asyncio.gather(hanging, reading, return_exceptions=True)
+        assert all(isinstance(answer, BaseException) or answer.status in (503, 504) for answer in answers)
