@@ -79,6 +79,7 @@ from .payload import (
     stored_records,
 )
 from .segment.mark import Mark
+from .segment.removal import Expiry
 from .segment.slots import SLOT_BYTES, SLOT_POSITIONS, SlotFile
 from .segment.survey import Torn
 from .segment.value_stream import ValueStream
@@ -105,6 +106,7 @@ __all__ = [
     "Directory",
     "DiskFull",
     "Expirable",
+    "Expiry",
     "Fault",
     "FileDirectory",
     "FileStorage",

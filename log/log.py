@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
@@ -14,17 +15,19 @@ from crc32c import crc32c
 
 from .change.ages import Ages
 from .change.append import append_raw, make_room, put_spooled, taken_back, try_room
-from .change.expiry import Expirable, expirable, remove_expired
+from .change.expiry import Expirable, begin_expiry, end_expiry, expirable, remove_expired
+from .change.flush import begin_flush, end_flush, flush_now
 from .change.recovery import OpenRequest, open_state
 from .change.reset import follows, remove_log, reset_to
 from .change.rewrite import finish_rewrites, split_last_frame
 from .change.spool import Spool
 from .change.truncation import truncate_at
-from .errors import DiskFull, LogClosed, LogError, NotFrameBoundary, UnexpectedIndex
+from .errors import DiskFull, LogClosed, LogError, NotFrameBoundary, ResourcesExhausted, UnexpectedIndex
 from .frames import HEADER_BYTES, Frame, FrameHeader, Kind, Tail, seal_header
-from .options import STORE_HEADER_BYTES, FlushPolicy, LogOptions, time_since_boot, wall_clock
+from .options import FlushPolicy, LogOptions, time_since_boot, wall_clock
 from .payload import StoredRecord, encode_records, stored_record
 from .segment.reader import Reader
+from .segment.removal import Expiry
 from .segment.survey import names_members
 from .segment.value_stream import ValueStream
 from .segment.write_segment import Flush
@@ -117,7 +120,7 @@ class Log:
     @property
     def size(self) -> int:
         """Bytes of the frames held."""
-        return self._state.read_segments_bytes + self._state.writer.segment.end - STORE_HEADER_BYTES
+        return self._state.size
 
     @property
     def segment_bases(self) -> Sequence[int]:
@@ -472,6 +475,24 @@ class Log:
         self._state.refuse_if_unwritable()
         return remove_expired(self._state, aged_to, max_bytes, floor)
 
+    def begin_expiry(
+        self, *, aged_to: int = 0, max_bytes: int | None = None, floor: int | None = None
+    ) -> Expiry | None:
+        """Take the oldest segment out of the log, if `remove_expired` would remove it; return what removes its files.
+
+        Call `run` of it in any thread, then `end_expiry`. From this call on nothing reads the segment. None, too, while
+        another one is in progress, a sync of a mark that names the segment runs, or no file can be opened.
+
+        Raises:
+            LogReadOnly: the device failed.
+        """
+        self._state.refuse_if_unwritable()
+        return begin_expiry(self._state, aged_to, max_bytes, floor)
+
+    def end_expiry(self, expiry: Expiry, error: OSError | None = None) -> None:
+        """Note how a removal ended: the files are gone, or the log is read-only for good. Raises LogReadOnly."""
+        end_expiry(self._state, expiry, error)
+
     def expirable(self, *, aged_to: int = 0, max_bytes: int | None = None, floor: int | None = None) -> Expirable:
         """Return what `remove_expired` would remove now."""
         return expirable(self._state, aged_to, max_bytes, floor)
@@ -507,15 +528,8 @@ class Log:
         Raises:
             LogReadOnly: the device failed, now or earlier.
         """
-        state = self._state
-        state.refuse_if_unwritable()
-        if state.flush is not None or state.durable.index == state.tail.index:
-            return None
-        with state.failing("writing out"):
-            state.writer.write_out()
-        segment = state.writer.segment
-        state.flush = Flush(state.writer.store, state.tail, segment, segment.end, state.generation)
-        return state.flush
+        self._state.refuse_if_unwritable()
+        return begin_flush(self._state)
 
     def end_flush(self, flush: Flush, error: OSError | None = None) -> None:
         """Note how a flush ended: the frames it covers are durable, or the log is read-only for good.
@@ -523,30 +537,12 @@ class Log:
         Raises:
             LogReadOnly: the mark could not be written.
         """
-        state = self._state
-        if flush is not state.flush:
-            raise ValueError("this flush has ended before, or is of another log")
-        state.flush = None
-        state.close_retired()
-        if error is not None:
-            state.fail(f"flushing: {error}")
-        if state.failure is not None or state.closed:
-            return
-        # A truncation since it began may have replaced what it covered; a rotation may have proven more.
-        if flush.generation == state.generation and flush.tail.index > state.durable.index:
-            state.set_durable(flush.tail, flush.segment, flush.position)
-            with state.failing("writing the mark"):
-                state.mark.write(state.next_mark())
+        end_flush(self._state, flush, error)
 
     def flush(self) -> None:
         """Make every appended record durable. Blocks. Raises LogReadOnly."""
-        state = self._state
-        state.refuse_if_unwritable()
-        if state.durable.index == state.tail.index:
-            return
-        with state.failing("flushing"):
-            state.sync_all()
-            state.mark.write(state.next_mark())
+        self._state.refuse_if_unwritable()
+        flush_now(self._state)
 
     def set_commit_index(self, index: int) -> None:
         """Set the commit_index for the next mark, which is written as at most durable_index."""
@@ -585,6 +581,8 @@ class Log:
         try:
             if state.failure is None:
                 with state.failing("closing"):
+                    with suppress(ResourcesExhausted):  # The next open finds the segment, or finds it gone.
+                        state.settle_expiry()
                     state.sync_all()
                     # After rot was found, the next open must check every frame.
                     state.mark.write_synced(state.next_mark(clean=not state.is_rotten))

@@ -17,6 +17,7 @@ from .errors import LogClosed, LogError, LogReadOnly
 from .frames import Tail
 from .options import STORE_HEADER_BYTES, LogOptions
 from .segment.mark import Mark, MarkFile
+from .segment.removal import Expiry
 from .segment.segments import Segment, Segments
 from .segment.survey import Survey, Torn
 from .segment.write_segment import Flush, WriteSegment
@@ -59,7 +60,6 @@ class LogState:
         self.durable_position = STORE_HEADER_BYTES
         self.epochs: list[tuple[int, int]] = []
         self.members: list[int] = []
-        self.read_segments_bytes = 0
         self.commit_index = 0
         self.generation = 0
         """Number of truncations and resets; a flush of an earlier generation proves nothing."""
@@ -68,6 +68,8 @@ class LogState:
         self.flush: Flush | None = None
         self.retired: list[Storage] = []
         """Files that are no longer used, but that a flush in progress may still sync."""
+        self.expiry: Expiry | None = None
+        """The removal of a segment's files that is in progress."""
         self.failure: str | None = None
         self.is_rotten = False
         """Whether a read found rot. No stop is then marked as clean, so that the next open checks every frame."""
@@ -76,6 +78,12 @@ class LogState:
         """Number of spools begun, which gives each its file name."""
         self.frame_limit = options.frame_limit
         self._reads_unflushed = options.flush_policy.never
+
+    @property
+    def size(self) -> int:
+        """Bytes of the frames held."""
+        segments = self.segments
+        return segments.bytes_between(0, len(segments) - 1) + segments.last.end - STORE_HEADER_BYTES
 
     @property
     def readable_index(self) -> int:
@@ -135,6 +143,11 @@ class LogState:
         """Finish a flush in progress here, so that no two syncs of one file run at once."""
         if self.flush is not None:
             self.flush.run()
+
+    def settle_expiry(self) -> None:
+        """Finish a removal in progress here: what is changed next may not be joined to what that leaves."""
+        if self.expiry is not None:
+            self.expiry.run()
 
     def sync_all(self) -> None:
         """Write out and sync the write segment, and note that all is durable."""

@@ -10,6 +10,7 @@ from typing import Any, Generic, NamedTuple, Protocol
 
 from quire.log import (
     DiskFull,
+    Expiry,
     FrameCorrupt,
     FrameHeader,
     FrameInvalid,
@@ -328,10 +329,13 @@ class Disk:
         self._older_epochs = list(snapshot.epochs)
         self._members = None
 
-    def remove_expired(self, *, aged_to: int = 0, max_bytes: int | None, floor: int) -> int:
-        """Remove whole segments as `Log.remove_expired`; keep their epochs. Blocks."""
-        self._older_epochs = list(self.epochs)
-        return self.log.remove_expired(aged_to=aged_to, max_bytes=max_bytes, floor=floor)
+    def begin_expiry(self, *, aged_to: int = 0, max_bytes: int | None, floor: int) -> Expiry | None:
+        """Take the oldest segment out of the log as `Log.begin_expiry`; keep its epochs."""
+        older = list(self.epochs)
+        expiry = self.log.begin_expiry(aged_to=aged_to, max_bytes=max_bytes, floor=floor)
+        if expiry is not None:
+            self._older_epochs = older
+        return expiry
 
     def store_promise(self, promise: Promise) -> None:
         """Write and fsync both slots, and then both witnesses. Blocks; durable on return."""

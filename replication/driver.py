@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from itertools import accumulate
 from typing import Any, Generic, Protocol, assert_never, cast
 
-from quire.log import DiskFull, Flush, LogClosed, LogError, LogReadOnly, ResourcesExhausted, Sync, Tail
+from quire.log import DiskFull, Expiry, Flush, LogClosed, LogError, LogReadOnly, ResourcesExhausted, Sync, Tail
 
 from .coalesce import OwnerT, Write
 from .core import Core, Reason, actions, events
@@ -125,6 +125,8 @@ class Driver(Generic[OwnerT]):
         self._proposed: list[Write[OwnerT]] = []
         self._append_results: deque[actions.AppendResult] = deque()
         self._stepping = False
+        self._expiry_begins = False
+        self._begin_expiry: Callable[[], Expiry | None] = lambda: None
         self._reminded = False
         self._flushes_us: list[int] = []  # Since the last tick.
         self._shipped: tuple[int, Tail | None, bytes] = (
@@ -196,6 +198,12 @@ class Driver(Generic[OwnerT]):
 
     def handle(self, event: events.Event) -> None:
         """One step of the core and its actions; then, as steps of their own, the results of its appends."""
+        self._handle(event)
+        if self._expiry_begins and self.core.halted is None:
+            self._expiry_begins = False
+            self._expire()
+
+    def _handle(self, event: events.Event) -> None:
         self.carry_out_step(event, self.core.handle(event, self._device.now(), self._device.clock()))
         while self._append_results:
             result = self._append_results.popleft()
@@ -248,6 +256,7 @@ class Driver(Generic[OwnerT]):
                 | actions.Truncate()
                 | actions.Install()
                 | actions.Flush()
+                | actions.Expire()
                 | actions.ProbeRoom()
                 | actions.StorePromise()
             ):
@@ -347,6 +356,7 @@ class Driver(Generic[OwnerT]):
         | actions.Truncate
         | actions.Install
         | actions.Flush
+        | actions.Expire
         | actions.ProbeRoom
         | actions.StorePromise,
     ) -> None:
@@ -363,6 +373,8 @@ class Driver(Generic[OwnerT]):
                 self._install(stream_id, snapshot)
             case actions.Flush():
                 self._flush()
+            case actions.Expire():
+                self._expiry_begins = True
             case actions.ProbeRoom():
                 self.step(self._disk.probe_room())
             case actions.StorePromise(promise):
@@ -419,6 +431,32 @@ class Driver(Generic[OwnerT]):
 
         self._offload(running.run, finish, fail)
 
+    def expire(self, begin: Callable[[], Expiry | None]) -> None:
+        """Remove the segments that `begin` begins to remove, one a job of the queue, until it returns None."""
+        self._begin_expiry = begin
+        self.step(events.ExpiryDue())
+
+    def _expire(self) -> None:
+        """Begin to remove a segment, between two steps: after the first, the core must know where its log begins."""
+        expiry = self._begin_expiry()
+        if expiry is None:
+            self._handle(events.ExpiryEnded(is_over=True))
+            return
+        removal: Expiry = expiry
+        self._handle(events.Expired())
+
+        def finish() -> None:
+            self._disk.log.end_expiry(removal)
+            self.step(events.ExpiryEnded(is_over=False))
+
+        def fail(error: BaseException) -> None:
+            self._disk.log.end_expiry(removal, _of_device(error))
+
+        def remove() -> None:
+            self._offload(removal.run, finish, fail, remove, measured=False)
+
+        remove()
+
     def _truncate(self, stream_id: int, index: int) -> None:
         try:
             self._disk.truncate(index)
@@ -464,15 +502,19 @@ class Driver(Generic[OwnerT]):
         finish: Callable[[], None],
         fail: Callable[[BaseException], None],
         again: Callable[[], None] | None = None,
+        *,
+        measured: bool = True,
     ) -> None:
         """Run `block` in the writer's thread, then `finish` here. If it raised, call `fail`: the node halts.
 
         A failed flush is never retried (`log/DESIGN.md`): the kernel may have dropped the pages that it did not write.
-        `again` is for a block that found no descriptor before it changed anything: it is called after a pause.
+        `again` is for a block that found no descriptor, and changed nothing or continues where it was: it is called
+        after a pause. `measured`: the time that it takes says how fast the disk is.
         """
 
         def done(error: BaseException | None, took_us: int) -> None:
-            self._flushes_us.append(took_us)
+            if measured:
+                self._flushes_us.append(took_us)
             with self._errors_end_node():
                 if error is None:
                     finish()

@@ -11,7 +11,7 @@ from typing import Generic, assert_never
 
 from aiohttp import ClientSession
 
-from quire.log import LogError, time_since_boot, wall_clock
+from quire.log import Expiry, LogError, time_since_boot, wall_clock
 
 from .coalesce import OwnerT, Write
 from .core import Core, CoreOptions, Identity, Reason, events
@@ -238,10 +238,13 @@ class Replica(Generic[OwnerT]):
         """The snapshot of `Owner.fetch_snapshot` could not be fetched."""
         self._step(events.FetchFailed(stream_id, reason))
 
-    def expired(self) -> None:
-        """Segments of the log were removed."""
+    def expire(self, begin: Callable[[], Expiry | None]) -> None:
+        """Remove the segments that `begin` takes out of the log, one after the other, until it returns None.
+
+        It is called when the disk is free. Other work of the disk is done in between. Files go in the writer's thread.
+        """
         if not self._has_ended:
-            self._step(events.Expired())
+            self._driver.expire(begin)
 
     def nominate(self, *, nominated: bool) -> None:
         """Set whether the control plane nominates this node (rule 13)."""

@@ -73,6 +73,8 @@ class Compaction:
         self._applying = applying
         self._failed = failed
         self._expiring: asyncio.Task[None] | None = None
+        self._expiries: set[asyncio.Future[Expirable]] = set()
+        self._stopped = False
         self._removing: asyncio.Task[None] | None = None
 
     def start(self) -> None:
@@ -81,28 +83,40 @@ class Compaction:
 
     async def stop(self) -> None:
         """Stop; return when nothing is written any more."""
+        self._stopped = True
         if self._expiring is not None:
             self._expiring.cancel()
+        for expiry in list(self._expiries):
+            expiry.cancel()
         await self.server.close()
         await self.installing.stop()
         await self.snapshotting.stop()
         if self._removing is not None:
             await asyncio.gather(self._removing, return_exceptions=True)
 
-    def expire(self, *, dry_run: bool) -> Expirable:
+    async def expire(self, *, dry_run: bool) -> Expirable:
         """Remove the expirable segments of this node's log now, or only return what would be removed.
 
         Raises:
-            StateUnavailable: the log cannot be read or written.
+            StateUnavailable: the log cannot be read or written, or this node stops.
         """
         try:
-            return self.retention.due() if dry_run else self._expire()
+            return self.retention.due() if dry_run else await self._expire()
         except LogError as error:
             self._failed(error)
             raise StateUnavailable(str(error)) from error
+        except asyncio.CancelledError:
+            if not self._stopped:
+                raise
+            raise StateUnavailable("this node stops") from None
 
-    def _expire(self) -> Expirable:
-        gone = self.retention.expire()
+    async def _expire(self) -> Expirable:
+        """Return what went, with what another caller began to remove meanwhile."""
+        ended: asyncio.Future[Expirable] = asyncio.get_running_loop().create_future()
+        self._expiries.add(ended)
+        ended.add_done_callback(self._expiries.discard)
+        self.retention.expire(lambda gone: None if ended.done() else ended.set_result(gone))
+        gone = await ended
         if gone.segments:
             journal.info("expired", segments=gone.segments, to_index=gone.to_index, size=gone.size)
         return gone
@@ -110,7 +124,7 @@ class Compaction:
     async def _expire_forever(self) -> None:
         while True:
             await asyncio.sleep(EXPIRY_PAUSE_S)
-            self._expire()
+            await self._expire()
 
     def installed(self, index: int) -> Applier:
         """The log begins at the fetched snapshot now: replace the machine; remove the older snapshots."""

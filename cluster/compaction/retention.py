@@ -16,7 +16,7 @@ A restart needs a snapshot and the whole log after it. A snapshot may turn out t
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple, Protocol
 
-from quire.log import Expirable, Log, time_since_boot, wall_clock
+from quire.log import Expirable, Expiry, Log, time_since_boot, wall_clock
 from quire.replication import Disk
 from quire.replication.core import Status
 from quire.replication.lag import Position, lacking_bytes
@@ -24,6 +24,7 @@ from quire.sm import KEPT_SNAPSHOTS, Manifest
 
 MICROSECONDS_A_MS = 1_000
 EXPIRY_PAUSE_S = 1.0
+NOTHING = Expirable(0, 0, 0)
 
 
 class Limits(NamedTuple):
@@ -64,8 +65,8 @@ class Followers(Protocol):
         """The positions that others reported to this leader, by node id."""
         ...
 
-    def expired(self) -> None:
-        """End the streams that need expired records."""
+    def expire(self, begin: Callable[[], Expiry | None]) -> None:
+        """Remove the segments that `begin` takes out of the log, as `Replica.expire`."""
         ...
 
 
@@ -90,6 +91,8 @@ class Retention:
         self._ages = disk.log.ages(clock, now)
         self.expired_segments = 0
         """Segments expired since this node started."""
+        self._gone = NOTHING
+        self._waiting: list[Callable[[Expirable], None]] = []
 
     def holds(self) -> list[Hold]:
         """All holds, the lowest first."""
@@ -141,21 +144,32 @@ class Retention:
         """Whether one clock alone stamps the log: a lone voter is a majority (rule 5)."""
         return len(self._replica.status().members.voters()) == 1
 
-    def expire(self) -> Expirable:
-        """Rotate an old write segment; remove what may expire, and return that. Blocks for a few syncs.
+    def expire(self, ended: Callable[[Expirable], None]) -> None:
+        """Rotate an old write segment; begin to remove what may expire. `ended` gets what went, when it has.
+
+        Segments go one by one, and other work of the disk goes in between: what holds them is looked at before each.
 
         Raises:
             LogReadOnly: the device failed.
         """
+        self._ages.rotate(self._limits.age, self.holds()[0].index, own_stamps=self._stamped_by_one)
+        self._waiting.append(ended)
+        if len(self._waiting) == 1:
+            self._gone = NOTHING
+        self._replica.expire(self._begin)
+
+    def _begin(self) -> Expiry | None:
+        """Take the next segment that may expire out of the log; None if there is none."""
         floor = self.holds()[0].index
-        self._ages.rotate(self._limits.age, floor, own_stamps=self._stamped_by_one)
-        gone = self._expirable(floor)
-        if gone.segments:
-            if not self._disk.remove_expired(aged_to=self._aged_to(), max_bytes=self._limits.max_bytes, floor=floor):
-                return Expirable(0, self._disk.lowest_index, 0)  # The process can open no files now.
-            self.expired_segments += gone.segments
-            self._replica.expired()
-        return gone
+        expiry = self._disk.begin_expiry(aged_to=self._aged_to(), max_bytes=self._limits.max_bytes, floor=floor)
+        if expiry is not None:
+            self.expired_segments += 1
+            self._gone = Expirable(self._gone.segments + 1, expiry.to_index, self._gone.size + expiry.size)
+            return expiry
+        gone, waiting, self._waiting = self._gone, self._waiting, []
+        for ended in waiting:
+            ended(gone._replace(to_index=self._disk.lowest_index))
+        return None
 
     def document(self) -> dict[str, Any]:
         """For `/status`: the limits, what expires next, what would if nothing held it, and the holds."""

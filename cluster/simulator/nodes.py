@@ -10,7 +10,7 @@ from heapq import heappop, heappush
 from random import Random
 from typing import Any
 
-from quire.log import Directory, DiskFull, FrameHeader, Log, LogError, LogOptions, walk_frames
+from quire.log import Directory, DiskFull, Expiry, FrameHeader, Log, LogError, LogOptions, walk_frames
 from quire.log.simulated import faulty
 from quire.replication import Disk, Placed, PromiseFile, Reason, Write
 from quire.replication.core import Core, CoreOptions, Identity, Members, NodeRole, State, actions, events
@@ -175,7 +175,7 @@ class Node:
         )
         driver = WatchedDriver(core, disk, self, self, device)
         driver.watch = self._watched
-        self.process = Process(log, disk, core, driver, applier, directory, snapshots)
+        self.process = Process(log, disk, core, driver, applier, directory, snapshots, self._begin_expiry)
         self.checks.started(self)
         driver.step(events.Nominated(self.nominated))
         self._tick()
@@ -387,14 +387,18 @@ class Node:
         if self.form.retention_bytes and process.log.failure is None and not self.halt_reason:
             limits = Limits(self.form.retention_bytes, 0, self.form.retention_follower_bytes)
             retention = Retention(process.disk, process, lambda: process.snapshots.manifests, limits, self.clocks.clock)
-            before, needed = process.log.bounds.lowest_index, self.checks.needed(self)
             try:
-                retention.expire()
+                retention.expire(lambda _: None)
             except LogError as error:
                 process.driver.log_failed(error)
                 return
-            self.checks.expired(self, before, needed)
         self.schedule.later(EXPIRY_US, self.run, self.life, self._expire)
+
+    def _begin_expiry(self, begin: Callable[[], Expiry | None]) -> Expiry | None:
+        before, needed = self.running.log.bounds.lowest_index, self.checks.needed(self)
+        expiry = begin()
+        self.checks.expired(self, before, needed)
+        return expiry
 
     # Installs
 

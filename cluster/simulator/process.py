@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from quire.log import Directory, Log, LogError
+from quire.log import Directory, Expiry, Log, LogError
 from quire.replication import Disk, Reason
 from quire.replication.core import Core, NodeRole, Status, actions, events
 from quire.replication.core.invariants import Invariants
@@ -34,6 +34,8 @@ class Process:
     applier: Applier
     directory: Directory
     snapshots: SnapshotStore
+    watch_expiry: Callable[[Callable[[], Expiry | None]], Expiry | None]
+    """Called to begin each removal of a segment."""
     taking: int = 0
     fetching: int = 0
     """The stream for which a snapshot is being fetched; 0: none."""
@@ -56,9 +58,9 @@ class Process:
         """The status of its core."""
         return self.core.status()
 
-    def expired(self) -> None:
-        """Let the core end the streams that need expired frames."""
-        self.driver.step(events.Expired())
+    def expire(self, begin: Callable[[], Expiry | None]) -> None:
+        """Remove the segments that `begin` takes out of the log, each of them under the checks."""
+        self.driver.expire(lambda: self.watch_expiry(begin))
 
 
 class Proposer(Waiter, Protocol):

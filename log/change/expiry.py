@@ -2,10 +2,11 @@
 
 The steps, in this order:
 
-1. Write and sync the mark, which then names a segment that stays. A mark that a power loss brings back must not name a
-   segment that is gone.
-2. Remove the oldest segment, its index before its store, and sync the folder; then the next one. Without that sync, a
-   power loss could restore an older segment but not a newer one: a gap, which would be rot.
+1. Write and sync the mark, unless the synced one names a segment that stays already. A mark that a power loss brings
+   back must not name a segment that is gone.
+2. Take the oldest segment out of the log, on the log's thread: from then on nothing reads it.
+3. Remove its files, in any thread, the index before the store, and sync the folder; then the next segment. Without that
+   sync, a power loss could restore an older segment but not a newer one: a gap, which would be rot.
 
 The write segment always stays, and so does the newest read segment until the write segment has a durable frame: the
 mark needs a place, and the log needs its last frame.
@@ -14,11 +15,15 @@ mark needs a place, and the log needs its last frame.
 from __future__ import annotations
 
 from bisect import bisect_right
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from ..errors import ResourcesExhausted
 from ..options import STORE_HEADER_BYTES
+from ..segment.removal import Expiry
+from ..segment.segments import Segment
 from ..state import LogState
+from ..storage import Sync
 
 
 class Expirable(NamedTuple):
@@ -32,51 +37,91 @@ class Expirable(NamedTuple):
 def expirable(state: LogState, aged_to: int, max_bytes: int | None, floor: int | None) -> Expirable:
     """Return what `remove_expired` would remove now."""
     due = count_due(state, aged_to, max_bytes, floor)
-    size = sum(state.segments.at(place).end - STORE_HEADER_BYTES for place in range(due))
-    return Expirable(due, state.segments.at(due).base_index, size)
+    return Expirable(due, state.segments.at(due).base_index, state.segments.bytes_between(0, due))
 
 
 def remove_expired(state: LogState, aged_to: int, max_bytes: int | None, floor: int | None) -> int:
     """Remove the segments that are due by the rules of `Log.remove_expired`; return how many. Blocks."""
-    due = count_due(state, aged_to, max_bytes, floor)
-    if due:
-        try:
-            state.segments.refuse_without_descriptor()
-        except ResourcesExhausted:
-            return 0
-        with state.failing("expiring"):
-            state.mark.write_synced(state.next_mark())
-            for _ in range(due):
-                _remove_first(state)
-    return due
+    count = 0
+    with state.failing("expiring"):
+        state.mark.settle()
+        while (expiry := begin_expiry(state, aged_to, max_bytes, floor)) is not None:
+            expiry.run()
+            end_expiry(state, expiry)
+            count += 1
+    return count
+
+
+def begin_expiry(state: LogState, aged_to: int, max_bytes: int | None, floor: int | None) -> Expiry | None:
+    """Take the oldest segment out of the log if it is due; return the removal of its files."""
+    if state.expiry is not None or not count_due(state, aged_to, max_bytes, floor):
+        return None
+    try:
+        state.segments.refuse_without_descriptor()
+    except ResourcesExhausted:
+        return None
+    mark_sync = None
+    if _mark_is_behind(state):
+        mark_sync = _begin_mark_sync(state)
+        if mark_sync is None:
+            return None
+    gone = _take_first(state)
+    state.expiry = Expiry(state.files, gone.base_index, state.origin.index, gone.end - STORE_HEADER_BYTES, mark_sync)
+    return state.expiry
+
+
+def end_expiry(state: LogState, expiry: Expiry, error: OSError | None = None) -> None:
+    """Note how a removal ended."""
+    if expiry is not state.expiry:
+        raise ValueError("this removal has ended before, or is of another log")
+    state.expiry = None
+    if error is not None:
+        state.fail(f"expiring: {error}")
+    elif expiry.mark_sync is not None and not state.closed:
+        with state.failing("writing the mark"):
+            state.mark.end_sync(expiry.mark_sync)
 
 
 def count_due(state: LogState, aged_to: int, max_bytes: int | None, floor: int | None) -> int:
-    """Return how many segments, from the first on, are due to go."""
+    """Return how many segments, from the first on, are due to go. Not slower with more of them."""
     segments = state.segments
-    size = state.read_segments_bytes + state.writer.segment.end - STORE_HEADER_BYTES
     removable = segments.place_of(state.durable_segment.base_index)
     if state.durable.index <= state.writer.segment.base_index:
         removable = min(removable, len(segments) - 2)
-    due = 0
-    while due < removable:
-        following = segments.at(due + 1)
-        if floor is not None and following.base_index > floor:
-            break
-        if following.base_index > aged_to and (max_bytes is None or size <= max_bytes):
-            break
-        size -= segments.at(due).end - STORE_HEADER_BYTES
-        due += 1
-    return due
+    if floor is not None:
+        removable = min(removable, _ending_by(segments.bases, floor))
+    due = _ending_by(segments.bases, aged_to)
+    if max_bytes is not None:
+        due = max(due, segments.count_over(state.size - max_bytes))
+    return max(0, min(removable, due))
 
 
-def _remove_first(state: LogState) -> None:
-    gone = state.segments.remove_first()
+def _ending_by(bases: Sequence[int], index: int) -> int:
+    """How many segments end at or below an index; the last one does not count."""
+    return max(0, bisect_right(bases, index) - 1)
+
+
+def _mark_is_behind(state: LogState) -> bool:
+    """Return whether the mark on disk may name the oldest segment."""
+    synced = state.mark.synced
+    return synced is None or synced.segment_base < state.segments.at(1).base_index
+
+
+def _begin_mark_sync(state: LogState) -> Sync | None:
+    """Return a sync of a mark that names a segment that stays; None if another sync is in progress."""
+    if state.mark.is_syncing:
+        return None
+    with state.failing("writing the mark"):
+        state.mark.write(state.next_mark())
+    return state.mark.begin_sync()
+
+
+def _take_first(state: LogState) -> Segment:
+    gone = state.segments.take_first()
     state.origin = state.segments.first.origin
-    state.read_segments_bytes -= gone.end - STORE_HEADER_BYTES
     lowest = state.origin.index
     kept = bisect_right(state.epochs, lowest, key=lambda start: start[1]) - 1
     if kept >= 0:
         # As after a restart: the first epoch held begins at the first record held.
         state.epochs[: kept + 1] = [(state.epochs[kept][0], lowest)]
-    state.files.sync()
+    return gone

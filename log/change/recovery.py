@@ -146,7 +146,6 @@ def _new_state(
         mark=mark,
         writer=writer,
     )
-    state.read_segments_bytes = sum(segment.end - STORE_HEADER_BYTES for segment in segments[:-1])
     listed.load_all_indexes()
     return state
 

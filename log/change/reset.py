@@ -55,6 +55,7 @@ def reset_to(state: LogState, origin: Tail, members_index: int | None) -> None:
     header = StoreHeader(*origin, members_index, state.cluster_id)
     with state.failing("resetting"):
         state.settle_flush()
+        state.settle_expiry()
         store = prepare_store(state.files, header, state.options)  # First: without room nothing is given up.
         state.generation += 1
         state.mark.write_synced(discarding_mark(origin.index))
@@ -74,7 +75,6 @@ def _begin(state: LogState, header: StoreHeader, store: Storage) -> None:
     state.segments.append(state.writer.segment)
     state.epochs = []
     state.members = [] if header.members_index is None else [header.members_index]
-    state.read_segments_bytes = 0
     state.set_durable(header.origin, state.writer.segment, STORE_HEADER_BYTES)
 
 

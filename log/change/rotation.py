@@ -79,7 +79,6 @@ def rotate(state: LogState, size: int) -> None:
         state.segments.append(state.writer.segment)
         state.segments.cache_index(old.segment.base_index, old.index)
         state.members = [] if members_index is None else [members_index]
-        state.read_segments_bytes += old.segment.end - STORE_HEADER_BYTES
         state.retire(old.store)
 
 

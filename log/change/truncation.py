@@ -38,6 +38,7 @@ def truncate_at(state: LogState, tail: Tail, segment: Segment, position: int) ->
     store = state.writer.store if was_written else state.segments.opened(store_name(segment.base_index))
     with state.failing("truncating"):
         state.settle_flush()
+        state.settle_expiry()
         state.writer.write_out()
         state.generation += 1
         if state.durable.index >= tail.index:
@@ -65,9 +66,6 @@ def _remove_segments_after(state: LogState, segment: Segment) -> None:
     state.files.sync()
     # It was a read segment until now; from here on, its file is the write segment's.
     state.segments.forget(segment)
-    state.read_segments_bytes = sum(
-        state.segments.at(place).end - STORE_HEADER_BYTES for place in range(len(state.segments) - 1)
-    )
 
 
 def preallocate(store: Storage, end: int, options: LogOptions) -> None:

@@ -179,8 +179,8 @@ class Lookup:
         first, start = self._place(from_index)
         last, end = self._place(to_index)
         segments = self._state.segments
-        between = range(segments.place_of(first.base_index), segments.place_of(last.base_index))
-        return end - start + sum(segments.at(place).end - STORE_HEADER_BYTES for place in between)
+        places = segments.place_of(first.base_index), segments.place_of(last.base_index)
+        return end - start + segments.bytes_between(*places)
 
     def _place(self, index: int) -> tuple[Segment, int]:
         writer = self._state.writer

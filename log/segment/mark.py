@@ -130,6 +130,11 @@ class MarkFile:
         self._slots.sync()
         self._swap(self._latest)
 
+    @property
+    def is_syncing(self) -> bool:
+        """Whether a sync is in progress."""
+        return self._sync is not None
+
     def begin_sync(self) -> Sync | None:
         """Return a sync of what was written; None if nothing was, or a sync is in progress."""
         if self._sync is not None or not self._unsynced:

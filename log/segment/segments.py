@@ -6,7 +6,7 @@ index is in memory only if the cache keeps it (`IndexCachePolicy`).
 
 from __future__ import annotations
 
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections import OrderedDict
 from collections.abc import MutableMapping, Sequence
 from contextlib import closing, suppress
@@ -15,7 +15,7 @@ from cachetools import LFUCache, LRUCache
 
 from ..errors import ResourcesExhausted
 from ..frames import Tail
-from ..options import IndexCachePolicy, LogOptions
+from ..options import STORE_HEADER_BYTES, IndexCachePolicy, LogOptions
 from ..storage import Directory, Storage
 from .index import SegmentIndex, StoredIndex
 from .store import index_name, store_name
@@ -46,6 +46,8 @@ class Segments:
         self._open_limit = options.open_segments
         self._items: list[Segment] = []
         self._bases: list[int] = []
+        # Bytes of frames in all segments before each one; what has expired counts, so that a removal changes no other.
+        self._sizes_before: list[int] = []
         self._stores: OrderedDict[int, Storage] = OrderedDict()
         self._indexes: OrderedDict[int, StoredIndex] = OrderedDict()
 
@@ -68,7 +70,8 @@ class Segments:
         return self._items[-1]
 
     def append(self, segment: Segment) -> None:
-        """Add a segment after all others."""
+        """Add a segment after all others; the previous last one has its final size."""
+        self._sizes_before.append(self._sizes_before[-1] + self.last.end - STORE_HEADER_BYTES if self._items else 0)
         self._items.append(segment)
         self._bases.append(segment.base_index)
 
@@ -84,12 +87,19 @@ class Segments:
         """Return the segment at a place in [0, len)."""
         return self._items[place]
 
-    def remove_first(self) -> Segment:
-        """Remove the files of the oldest segment. Durable after a sync of the folder."""
+    def bytes_between(self, place: int, to_place: int) -> int:
+        """Return the bytes of the frames of the segments at [place, to_place), none of which is the write segment."""
+        return self._sizes_before[to_place] - self._sizes_before[place]
+
+    def count_over(self, size: int) -> int:
+        """Return how many segments, from the first on, have to go for `size` bytes of frames to go."""
+        return bisect_left(self._sizes_before, self._sizes_before[0] + size)
+
+    def take_first(self) -> Segment:
+        """Take the oldest segment off the list and close its files, which stay in the folder."""
         segment = self._items[0]
         self.forget(segment)
-        remove_segment(self.files, segment.base_index)
-        del self._items[0], self._bases[0]
+        del self._items[0], self._bases[0], self._sizes_before[0]
         return segment
 
     def remove_last(self) -> Segment:
@@ -99,6 +109,7 @@ class Segments:
         remove_segment(self.files, segment.base_index)
         self._items.pop()
         self._bases.pop()
+        self._sizes_before.pop()
         return segment
 
     def store(self, segment: Segment) -> Storage:

@@ -9,8 +9,9 @@ from .members import Members
 from .messages import Ack, CoreMessage, CrcMismatch, Open, OpenAnswer, Promise, Snapshot
 from .status import NodeRole
 
-# Disk: carried out one at a time, in the order asked; only appends may run during a flush (rule 2). The rules rely on
-# the order: an append that was asked for before a promise or a truncation is in the file before that begins.
+# Disk: carried out one at a time, in the order asked; only appends may run during a flush or an expiry (rule 2). The
+# rules rely on the order: an append that was asked for before a promise or a truncation is in the file before that
+# begins.
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +85,11 @@ class Install:
 @dataclass(frozen=True, slots=True)
 class Flush:
     """Make everything appended so far durable, then `Flushed` or `DiskFailed`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Expire:
+    """Remove the oldest segment, if it may go: `Expired` once it is out of the log, `ExpiryEnded` once it is gone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -253,6 +259,7 @@ Action = (
     | Truncate
     | Install
     | Flush
+    | Expire
     | ProbeRoom
     | Send
     | DialStream

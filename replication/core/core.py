@@ -124,6 +124,8 @@ class Core:
                 self._received(event)
             case events.StreamClosed(stream_id):
                 self._stream_closed(stream_id)
+            case events.ExpiryDue():
+                self.writer.expiry_due()
             case events.Expired():
                 if self.leading:
                     self.leading.downstreams.expired()
@@ -311,15 +313,11 @@ class Core:
             case events.Truncated() | events.Installed():
                 self.writer.end_exclusive()
                 self._log_moved(event)
-            case events.TruncateRefused():
+            case events.TruncateRefused() | events.InstallRefused():
                 self.writer.end_exclusive()
-                if following:
-                    following.truncate_refused(event)
-            case events.InstallRefused():
-                self.writer.end_exclusive()
-                self.state.fitness.lacked_room(self.state)
-                if following:
-                    following.install_refused(event)
+                self._log_stayed(event)
+            case events.ExpiryEnded(is_over):
+                self.writer.end_expiry(is_over=is_over)
             case events.RoomProbed():
                 self.state.fitness.room_probed(self.state, event)
             case events.DiskFailed(reason):
@@ -327,6 +325,12 @@ class Core:
                 self.state.halt(reason)
             case _:
                 assert_never(event)
+
+    def _log_stayed(self, event: events.TruncateRefused | events.InstallRefused) -> None:
+        if isinstance(event, events.InstallRefused):
+            self.state.fitness.lacked_room(self.state)
+        if self.following:
+            self.following.refused(event)
 
     def _log_moved(self, event: events.Truncated | events.Installed) -> None:
         """The log was truncated, or reset to a snapshot."""
@@ -461,6 +465,12 @@ class Core:
                     assert_never(job)
         if self.leading and self.writer.may_append:
             self.leading.append_waiting()
+        self._use_free_disk()
+
+    def _use_free_disk(self) -> None:
+        if self.writer.may_expire() and not self.state.appends:
+            self.writer.begin_expiry(self.state.awake)
+            self.state.act(actions.Expire())
         if self.writer.take_flush(self.state.awake):
             self.state.act(actions.Flush())
 

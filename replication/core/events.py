@@ -199,8 +199,13 @@ class StreamClosed:
 
 
 @dataclass(frozen=True, slots=True)
+class ExpiryDue:
+    """Segments of the log may go: `Expire` asks for one after the other, until there is none."""
+
+
+@dataclass(frozen=True, slots=True)
 class Expired:
-    """Segments were removed: the log begins higher than before."""
+    """A segment was taken out of the log, which begins higher than before; its files go next."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -264,6 +269,13 @@ class Flushed:
 
 
 @dataclass(frozen=True, slots=True)
+class ExpiryEnded:
+    """An `Expire` is done: the files of one segment are gone, or (`is_over`) there was none to remove."""
+
+    is_over: bool
+
+
+@dataclass(frozen=True, slots=True)
 class DiskFailed:
     """A flush or a write failed. That is final: what of it is on disk is unknown."""
 
@@ -285,10 +297,20 @@ LeaderEvent = (
 FollowerEvent = FramesArrived | OpenAnswered | StreamConnected | SnapshotFetched | FetchFailed
 """What happens on the stream to a leader."""
 
-DiskEvent = Flushed | PromiseStored | Truncated | TruncateRefused | Installed | InstallRefused | RoomProbed | DiskFailed
+DiskEvent = (
+    Flushed
+    | PromiseStored
+    | Truncated
+    | TruncateRefused
+    | Installed
+    | InstallRefused
+    | ExpiryEnded
+    | RoomProbed
+    | DiskFailed
+)
 """What a disk action came to."""
 
-NodeEvent = Received | StreamClosed | Expired | LinkUp | LinkDown | Nominated | Stopped | Measured | Tick
+NodeEvent = Received | StreamClosed | ExpiryDue | Expired | LinkUp | LinkDown | Nominated | Stopped | Measured | Tick
 """What every node handles, whether it leads, follows or neither."""
 
 Event = LeaderEvent | FollowerEvent | DiskEvent | NodeEvent

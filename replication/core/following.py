@@ -247,9 +247,12 @@ class Following:
             self._dial_at, self._failures, self._failed_fetches = self.state.now, 0, 0
             self.tick()
 
-    def install_refused(self, event: events.InstallRefused) -> None:
-        """There was no room: open again as seldom as the disk is asked for some."""
-        if self._current(event.stream_id, Step.INSTALLING) is not None:
+    def refused(self, event: events.TruncateRefused | events.InstallRefused) -> None:
+        """The log is as it was: open again, after an install as seldom as the disk is asked for room."""
+        if isinstance(event, events.TruncateRefused):
+            if self._current(event.stream_id, Step.TRUNCATING) is not None:
+                self.close_stream(event.reason)
+        elif self._current(event.stream_id, Step.INSTALLING) is not None:
             self._dial_as_seldom_as_room_is_asked_for()
             self.close_stream(event.reason)
 
@@ -291,11 +294,6 @@ class Following:
             self._fetch(stream)
         elif stream is not None:
             self._match(stream, index)
-
-    def truncate_refused(self, event: events.TruncateRefused) -> None:
-        """The log is as it was: open again, ever more seldom, and truncate then."""
-        if self._current(event.stream_id, Step.TRUNCATING) is not None:
-            self.close_stream(event.reason)
 
     def frames_arrived(self, event: events.FramesArrived) -> None:
         """Note the leader's positions; queue its frames, after a truncation if one is due."""

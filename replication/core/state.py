@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
-from .actions import Action, Apply, Halt, RoleChanged
+from .actions import Action, AppendFrames, AppendRequests, AppendSystem, Apply, Halt, RoleChanged
 from .fitness import Fitness
 from .members import Identity, Member, Members
 from .messages import Last, Promise
@@ -236,6 +236,11 @@ class State:
     def majority_clock(self) -> int:
         """Rule 5: the latest time that a majority of the voters' clocks has reached, 0 if too few are known."""
         return self.clocks.time(self.members, self.now, self.clock)
+
+    @property
+    def appends(self) -> bool:
+        """Whether this step asks for an append, whose result is a step of its own."""
+        return any(isinstance(action, AppendRequests | AppendSystem | AppendFrames) for action in self.actions)
 
     def act(self, action: Action) -> None:
         """Ask the driver for an action, after those asked for earlier."""

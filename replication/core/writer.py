@@ -9,12 +9,15 @@
     WriteFrames      appends a stream's frames                promise, truncation, install
     (none)           a leader appends clients' writes,        everything (`may_append`)
                      all that wait as one frame
+    (none)           a flush, or the removal of one expired   everything
+                     segment: in turns while both are due
 
 A promise is decided at the head, while no flush runs. So the comparison of rule 5 sees all that is durable, and no
 flush that began under an older promise ends after it. Frames in the file that no flush has covered are covered by the
 next one, under the new promise; by then no object is left that would count or acknowledge them. A truncation waits for
-the flush, so no flush spans one. An `epoch_start` needs no job: a leader appends it when its majority is complete,
-while nothing but a flush can be running.
+the flush, so no flush spans one. The removal of a segment counts as a flush: all waits for it but appends, so no log is
+truncated or reset while a segment's files go, and nothing waits for more than one segment. An `epoch_start` needs no
+job: a leader appends it when its majority is complete, while nothing but a flush or such a removal can be running.
 """
 
 from collections import deque
@@ -71,6 +74,7 @@ class Disk(Enum):
 
     FREE = auto()
     FLUSHING = auto()
+    EXPIRING = auto()
     EXCLUSIVE = auto()
 
 
@@ -82,6 +86,8 @@ class Writer:
         self._disk = Disk.FREE
         self._busy_since = 0
         self._unflushed = False
+        self._expiry_due = False
+        self._expired_last = False
 
     def submit(self, job: Job) -> None:
         """Queue a job."""
@@ -99,7 +105,7 @@ class Writer:
         """Remove and return the next job, if it may begin now."""
         if not self._jobs or self._disk is Disk.EXCLUSIVE:
             return None
-        if self._disk is Disk.FLUSHING and not isinstance(self._jobs[0], WriteFrames):
+        if self._disk is not Disk.FREE and not isinstance(self._jobs[0], WriteFrames):
             return None
         return self._jobs.popleft()
 
@@ -124,13 +130,31 @@ class Writer:
         """Whether a flush begins now. It covers everything appended before this call, and nothing later."""
         if not self._unflushed or self._disk is not Disk.FREE:
             return False
-        self._unflushed = False
+        self._unflushed = self._expired_last = False
         self._disk, self._busy_since = Disk.FLUSHING, now
         return True
 
     def end_flush(self) -> None:
         """The flush is done."""
         self._disk = Disk.FREE
+
+    def expiry_due(self) -> None:
+        """Segments may be removed."""
+        self._expiry_due = True
+
+    def may_expire(self) -> bool:
+        """Whether the removal of a segment may begin. After another one, a flush that is due goes first."""
+        return self._expiry_due and self._disk is Disk.FREE and not (self._expired_last and self._unflushed)
+
+    def begin_expiry(self, now: int) -> None:
+        """The removal of a segment begins."""
+        self._expired_last = True
+        self._disk, self._busy_since = Disk.EXPIRING, now
+
+    def end_expiry(self, *, is_over: bool) -> None:
+        """The removal is done; `is_over`: there was nothing to remove."""
+        self._disk = Disk.FREE
+        self._expiry_due = not is_over
 
     def hangs(self, now: int, patience: int) -> bool:
         """Whether the disk has been busy with one thing for longer than `patience` (rule 11: a hung flush)."""

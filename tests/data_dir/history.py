@@ -22,6 +22,7 @@ from quire.replication import Disk as ReplicaDisk
 from quire.replication import Member, Members, Role
 from quire.replication.core.messages import Promise
 from quire.sm import Applier, ArithmeticMachine, Sessions, write_snapshot
+from tests.replication.disks import remove_expired
 
 from .voters import OPTIONS, content
 
@@ -127,7 +128,7 @@ class _Node:
         store.complete(index)
         store.retain()
         if self.life.expires and len(store.indices) > 1:
-            self.storage.remove_expired(max_bytes=0, floor=store.indices[0])
+            remove_expired(self.storage, store.indices[0])
 
     def promise(self, promise: Promise) -> None:
         """Vote."""

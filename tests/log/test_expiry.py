@@ -2,9 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 
-from quire.log import HEADER_BYTES, IndexExpired, Kind, Log, LogReadOnly, Tail, encode_records, encode_system
+from quire.log import (
+    HEADER_BYTES,
+    Expiry,
+    IndexExpired,
+    Kind,
+    Log,
+    LogReadOnly,
+    ResourcesExhausted,
+    Tail,
+    encode_records,
+    encode_system,
+)
 from quire.log.simulated import Disk, Keep
 from tests.log.histories import CLUSTER_ID, SMALL, Clock, all_frames, open_log
 
@@ -140,8 +153,6 @@ def test_an_expired_segment_goes_with_its_index_and_the_folder_is_synced_before_
     before = len(disk.journal)
     log.remove_expired(max_bytes=log.bytes_between(log.segment_bases[2], 60))
     assert disk.journal[before:] == [
-        ("write", "mark"),
-        ("sync", "mark"),
         ("remove", f"{first:020d}.index"),
         ("remove", f"{first:020d}.store"),
         ("sync folder", "disk/log"),
@@ -183,3 +194,115 @@ def test_leftovers_of_a_crash_in_an_expiry_are_swept_or_rebuilt() -> None:
     log = open_log(disk)
     assert log.bounds.lowest_index == log.segment_bases[0] > 0
     assert f"{first:020d}.index" not in disk.names("log")
+
+
+def expiring(log: Log) -> Expiry:
+    """Begin to remove the oldest segment."""
+    expiry = log.begin_expiry(max_bytes=0)
+    assert expiry is not None
+    return expiry
+
+
+def test_a_segment_is_out_of_the_log_before_its_files_go_and_appends_go_on_meanwhile() -> None:
+    disk = Disk()
+    log = log_over_time(disk)
+    first, second = log.segment_bases[:2]
+    read = log.read(first)
+    before = len(disk.journal)
+    expiry = expiring(log)
+    assert read.index == first
+    assert (expiry.base_index, expiry.to_index, log.bounds.lowest_index) == (first, second, second)
+    assert disk.journal[before:] == []
+    with pytest.raises(IndexExpired):
+        log.read(first)
+    assert log.begin_expiry(max_bytes=0) is None  # One at a time.
+    for _ in range(20):
+        log.append(["on"], epoch=9)
+    log.flush()
+    expiry.run()
+    log.end_expiry(expiry)
+    assert f"{first:020d}.store" not in disk.names("log")
+    assert f"{second:020d}.store" in disk.names("log")
+    disk.lose_power(Keep.NOTHING)
+    assert open_log(disk).bounds == (second, 80)
+
+
+def test_an_expiry_syncs_a_mark_that_may_name_the_segment_before_its_files_go() -> None:
+    disk = Disk()
+    log = Log.open(disk.directory(), SMALL, cluster_id=CLUSTER_ID, clock=Clock(0), standalone=True)
+    while len(log.segment_bases) < 2:
+        log.append(["a" * 60])
+    log.append(["durable"])
+    flush = log.begin_flush()
+    assert flush is not None
+    flush.run()
+    log.end_flush(flush)
+    expiry = expiring(log)
+    assert log.begin_mark_sync() is None
+    log.append(["b"])
+    log.set_commit_index(3)
+    before = len(disk.journal)
+    expiry.run()
+    assert disk.journal[before:][0] == ("sync", "mark")
+    log.end_expiry(expiry)
+    disk.lose_power(Keep.NOTHING)
+    assert open_log(disk).bounds.lowest_index == expiry.to_index
+
+
+def test_no_segment_goes_while_a_sync_of_an_older_mark_is_in_progress() -> None:
+    disk = Disk()
+    log = Log.open(disk.directory(), SMALL, cluster_id=CLUSTER_ID, clock=Clock(0), standalone=True)
+    while len(log.segment_bases) < 2:
+        log.append(["a" * 60])
+    flush = log.begin_flush()
+    assert flush is not None
+    flush.run()
+    log.end_flush(flush)
+    sync = log.begin_mark_sync()
+    assert sync is not None
+    assert log.begin_expiry(max_bytes=0) is None
+    sync.run()
+    log.end_mark_sync(sync)
+    assert expiring(log).mark_sync is None
+
+
+def test_a_folder_that_cannot_be_opened_to_be_synced_is_synced_later() -> None:
+    disk = Disk()
+    log = log_over_time(disk)
+    expiry = expiring(log)
+    disk.exhausted = True
+    with pytest.raises(ResourcesExhausted):
+        expiry.run()
+    disk.exhausted = False
+    before = len(disk.journal)
+    expiry.run()
+    assert disk.journal[before:] == [("sync folder", "disk/log")]
+    log.end_expiry(expiry)
+    assert log.failure is None
+
+
+def test_a_reset_and_a_truncation_wait_for_the_removal_in_progress() -> None:
+    changes: list[Callable[[Log], object]] = [
+        lambda log: log.reset(Tail(500, 7, 0, 1)),
+        lambda log: log.truncate(log.bounds.highest_index - 1),
+    ]
+    for change in changes:
+        disk = Disk()
+        log = log_over_time(disk)
+        expiry = expiring(log)
+        change(log)
+        assert f"{expiry.base_index:020d}.store" not in disk.names("log")
+        expiry.run()
+        log.end_expiry(expiry)
+
+
+def test_what_is_due_is_found_without_a_look_at_every_segment() -> None:
+    disk = Disk()
+    log = log_over_time(disk)
+    bases = list(log.segment_bases)
+    sizes = [log.bytes_between(base, 60) for base in bases]
+    for place, left in enumerate(sizes[:-1]):
+        for less, due in ((0, place), (1, place + 1)):
+            assert log.expirable(max_bytes=left - less) == (due, bases[due], sizes[0] - sizes[due])
+        assert log.expirable(aged_to=bases[place]).segments == place
+        assert log.expirable(max_bytes=0, floor=bases[place]).segments == place

@@ -12,7 +12,7 @@ import quire.log.change.expiry
 import quire.log.change.reset
 import quire.log.change.rewrite
 import quire.log.change.truncation
-from quire.log import Log, LogError, Tail
+from quire.log import Expiry, Log, LogError, Tail
 from quire.log.frames import FrameHeader
 from quire.log.segment.index import FrameIndex
 from quire.log.simulated.faulty import FaultyDirectory, FaultyStorage
@@ -52,17 +52,18 @@ def truncate_before_the_folder_is_synced(patch: Patch) -> None:
 
 
 def expiry_without_syncing_the_folder(patch: Patch) -> None:
-    unsynced(patch, quire.log.change.expiry, "_remove_first")
+    original = Expiry.run
+
+    def planted(expiry: Expiry) -> None:
+        with Patch.context() as inside:
+            inside.setattr(FaultyDirectory, "sync", lambda self: None)
+            original(expiry)
+
+    patch.setattr(Expiry, "run", planted)
 
 
 def expiry_without_moving_the_mark(patch: Patch) -> None:
-    original = quire.log.change.expiry.count_due
-
-    def planted(state: LogState, *limits: Any) -> int:
-        patch.setattr(state.mark, "write_synced", lambda mark: None)
-        return original(state, *limits)
-
-    patch.setattr(quire.log.change.expiry, "count_due", planted)
+    patch.setattr(quire.log.change.expiry, "_mark_is_behind", lambda _state: False)
 
 
 def expiry_past_the_floor(patch: Patch) -> None:
@@ -127,7 +128,7 @@ PLANTED = [
     (chain_not_checked, frames_that_do_not_follow),
     (truncate_before_the_folder_is_synced, run_histories(test_crashes.truncate_over_segments)),
     (expiry_without_syncing_the_folder, run_histories(test_crashes.expire_some)),
-    (expiry_without_moving_the_mark, run_histories(test_crashes.expire_before_a_flush)),
+    (expiry_without_moving_the_mark, run_histories(test_crashes.expire_everything_and_append)),
     (expiry_past_the_floor, test_expiry.test_nothing_at_or_above_the_floor_expires),
     (visible_before_flushed, test_log.test_an_unflushed_record_is_not_readable_but_the_replication_stream_may_ship_it),
     (mark_before_flush, run_histories(test_crashes.append_and_flush)),

@@ -43,3 +43,10 @@ def refusal_of(action: actions.Action, *, reserve: bool) -> actions.AppendResult
             return actions.AppendResult(is_made=False, refused=Reason.DISK_FULL, is_system=True)
         case _:
             return None
+
+
+def remove_expired(disk: Disk, floor: int) -> None:
+    """Remove all segments below the floor, as the driver does."""
+    while (expiry := disk.begin_expiry(max_bytes=0, floor=floor)) is not None:
+        expiry.run()
+        disk.log.end_expiry(expiry)

@@ -2,6 +2,7 @@
 
 from quire.replication.core import actions, events
 from quire.replication.core.messages import Snapshot
+from tests.replication.disks import remove_expired
 from tests.replication.world import SimNode, World
 
 DEEP = 40
@@ -10,7 +11,7 @@ DEEP = 40
 def expire(leader: SimNode) -> None:
     """All segments but the last go; snapshots stand where the log begins, and at its end."""
     end = leader.log.durable_index
-    leader.running.remove_expired(max_bytes=0, floor=end)
+    remove_expired(leader.running, end)
     leader.snapshots.indices = [leader.log.bounds.lowest_index, end]
     leader.step(events.Expired())
 

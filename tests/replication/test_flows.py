@@ -6,6 +6,7 @@ import pytest
 
 from quire.replication.core import CoreOptions, events
 from quire.replication.core.messages import Open
+from tests.replication.disks import remove_expired
 from tests.replication.installing import expire
 from tests.replication.world import SimNode, World, disk_id
 
@@ -130,7 +131,7 @@ def test_a_stream_that_lacks_nothing_that_expired_stays() -> None:
     for number in range(DEEP):
         leader.write(f"{number}" * 4_000)
         world.run_for(0.05)
-    leader.running.remove_expired(max_bytes=0, floor=leader.log.durable_index)
+    remove_expired(leader.running, leader.log.durable_index)
     for stream in leader.leading.downstreams.streams.values():
         stream.next_index = leader.log.bounds.lowest_index
     leader.leading.downstreams.expired()

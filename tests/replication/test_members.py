@@ -22,6 +22,7 @@ from quire.replication.core.changing import (
 )
 from quire.replication.core.downstreams import Downstream
 from quire.replication.core.messages import Ack, Snapshot
+from tests.replication.disks import remove_expired
 from tests.replication.world import SimNode, World, disk_id
 
 
@@ -210,7 +211,7 @@ def test_members_whose_record_has_expired_are_found_in_a_snapshot() -> None:
     while node.log.bounds.lowest_index <= (node.log.members_index or 0):
         node.write(b"x" * 10_000)
         caught_up(world, node)
-        node.running.remove_expired(max_bytes=0, floor=node.log.durable_index)
+        remove_expired(node.running, node.log.durable_index)
     index, expected = node.log.members_index or 0, node.state.members
     node.snapshots.members[index] = expected.to_record()
     node.crash()
@@ -224,7 +225,7 @@ def test_without_that_snapshot_the_node_does_not_run() -> None:
     while node.log.bounds.lowest_index == 0:
         node.write(b"x" * 10_000)
         caught_up(world, node)
-        node.running.remove_expired(max_bytes=0, floor=node.log.durable_index)
+        remove_expired(node.running, node.log.durable_index)
     node.crash()
     node.snapshots.members.clear()
     with pytest.raises(Exception, match="no snapshot has it"):
@@ -239,7 +240,7 @@ def test_an_install_brings_the_members_of_its_snapshot() -> None:
     while leader.log.bounds.lowest_index <= (leader.log.members_index or 0):
         leader.write(b"x" * 10_000)
         caught_up(world, leader)
-        leader.running.remove_expired(max_bytes=0, floor=leader.log.durable_index)
+        remove_expired(leader.running, leader.log.durable_index)
     leader.snapshots.indices = [leader.log.bounds.lowest_index]
     late.start()
     world.run_until(lambda: bool(late.fetches))

@@ -131,3 +131,52 @@ def test_a_disk_hangs_if_one_operation_takes_longer_than_the_timeout() -> None:
     assert writer.hangs(10_501, 500)
     writer.end_exclusive()
     assert not writer.hangs(99_999, 500)
+
+
+def expiring() -> Writer:
+    """A writer with a segment that is being removed, and more to remove."""
+    writer = Writer()
+    writer.expiry_due()
+    assert writer.may_expire()
+    writer.begin_expiry(0)
+    return writer
+
+
+def test_frames_are_appended_beside_the_removal_of_a_segment_and_nothing_else_begins() -> None:
+    for job in (CONSIDER, ADOPT, CUT):
+        writer = expiring()
+        writer.submit(WRITE)
+        writer.submit(job)
+
+        assert writer.take() == WRITE
+        writer.appended()
+        assert writer.take() is None
+        assert not writer.take_flush(0)
+        writer.end_expiry(is_over=False)
+        assert writer.take() == job
+
+
+def test_no_segment_is_removed_beside_a_flush_or_a_promise() -> None:
+    writer = flushing()
+    writer.expiry_due()
+    assert not writer.may_expire()
+    writer.end_flush()
+    writer.begin_exclusive(0)
+    assert not writer.may_expire()
+    writer.end_exclusive()
+    assert writer.may_expire()
+
+
+def test_flushes_and_removals_take_turns_while_both_are_due() -> None:
+    writer = expiring()
+    for _ in range(3):
+        writer.appended()
+        writer.end_expiry(is_over=False)
+        assert not writer.may_expire()
+        assert writer.take_flush(0)
+        writer.appended()
+        writer.end_flush()
+        assert writer.may_expire()
+        writer.begin_expiry(0)
+    writer.end_expiry(is_over=True)
+    assert not writer.may_expire()

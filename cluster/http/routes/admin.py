@@ -86,7 +86,7 @@ async def post_expire(request: web.Request) -> web.StreamResponse:
     node = request.app[API].node
     parameters_of(request)
     body = await read_body(request, BODY_BYTES)
-    gone = node.components.compaction.expire(dry_run=bool(_field_of(request, body, "dry_run", bool)))
+    gone = await node.components.compaction.expire(dry_run=bool(_field_of(request, body, "dry_run", bool)))
     return answer(request, {"node_id": node.node_id, **shown(gone)})
 
 
