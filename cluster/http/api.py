@@ -22,6 +22,7 @@ class Admission:
 
     connections: ConnectionLimit
     request_bodies: RequestBodyLimit = field(default_factory=RequestBodyLimit)
+    response_bodies: ResponseBodyLimit = field(default_factory=ResponseBodyLimit)
 
 
 @dataclass(slots=True)
@@ -32,7 +33,6 @@ class NodeApi:
     leader: "LeaderHop"
     members: "MemberStatuses"
     metrics: Metrics
-    response_bodies: ResponseBodyLimit = field(default_factory=ResponseBodyLimit)
     streams: ConcurrencyLimit = field(default_factory=lambda: ConcurrencyLimit(STREAMS_LIMIT))
     long_polls: LongPollLimit = field(default_factory=LongPollLimit)
     sessions: SessionLimit = field(default_factory=SessionLimit)

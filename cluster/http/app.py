@@ -11,9 +11,10 @@ from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
 from aiohttp.typedefs import Handler, Middleware
 
-from ..errors import ClusterError, Malformed, Overloaded
+from ..errors import ClusterError, Malformed, OutcomeUnknown, Overloaded
 from ..node.metrics import Gauge, Metrics
 from .admission.connections import ConnectionLimit
+from .admission.slow_callers import ResponseBodyLimit
 from .api import ADMISSION, API, Admission, NodeApi
 from .forwarding import FORWARDED, LeaderHop
 from .problems import UnsupportedMedia, answer_of, drop_frames, problem, problem_of
@@ -40,6 +41,8 @@ SLOW_REQUEST_S = 1.0  # A request that takes longer is logged, unless it waits o
 BACKLOG = 1024
 IDENTITY = "identity"
 READ_HEADERS = ("Accept", "Content-Type")
+READING_METHODS = frozenset({"GET", "HEAD"})
+QUERY_PATH = "/query"  # A POST that writes nothing.
 EXPECTED_ERRORS = (ClusterError, web.HTTPException, HttpProcessingError, web.RequestPayloadError)
 
 ROUTES = (
@@ -54,7 +57,7 @@ ROUTES = (
     web.get("/index_bounds", get_index_bounds),
     web.post("/rpc/truncate", post_truncate),
     web.get("/state", get_state),
-    web.post("/query", post_query),
+    web.post(QUERY_PATH, post_query),
     web.get("/status", get_status),
     web.get("/cluster", get_cluster),
     web.post("/admin/transfer", post_transfer),
@@ -98,14 +101,14 @@ async def serve_app(runner: web.AppRunner, connections: ConnectionLimit, listeni
 
 def _gauges(admission: Admission, api: Callable[[], NodeApi]) -> list[Gauge]:
     """The gauges of the application; the node does not know these values."""
-    bodies, connections = admission.request_bodies, admission.connections
+    bodies, responses, connections = admission.request_bodies, admission.response_bodies, admission.connections
     return [
         Gauge("quire_http_waiting", "Requests that wait at the end of the log", lambda: len(api().long_polls)),
         Gauge("quire_http_body_bytes", "Bytes of the bodies of unanswered requests", lambda: bodies.held_bytes),
         Gauge(
             "quire_http_held_bytes",
             "Bytes of long responses that callers have not taken",
-            lambda: api().response_bodies.held_bytes,
+            lambda: responses.held_bytes,
         ),
         Gauge("quire_http_connections", "Open connections, those of peers included", lambda: len(connections)),
         Gauge("quire_http_streams", "Open streams of commands", lambda: len(api().streams)),
@@ -117,6 +120,13 @@ def errors_as_problems(known_headers: frozenset[str]) -> Middleware:
 
     @web.middleware
     async def answer_errors(request: web.Request, handler: Handler) -> web.StreamResponse:
+        responses = request.app[ADMISSION].response_bodies
+        try:
+            return await _sent(request, await answered(request, handler), responses)
+        finally:
+            responses.release(request)
+
+    async def answered(request: web.Request, handler: Handler) -> web.StreamResponse:
         admission, request_id, began = request.app[ADMISSION], identify(request), time.monotonic()
         try:
             if admission.connections.refuses(request):
@@ -141,6 +151,21 @@ def errors_as_problems(known_headers: frozenset[str]) -> Middleware:
         return response
 
     return answer_errors
+
+
+async def _sent(request: web.Request, response: web.StreamResponse, responses: ResponseBodyLimit) -> web.StreamResponse:
+    """The response, sent if it is long. If there is no room for it, a problem that says what that means for a write."""
+    try:
+        return await responses.send(request, response)
+    except Overloaded as error:
+        drop_frames(error)
+        nothing_written = _reads(request) or 400 <= response.status < 500 or response.status == 503
+        unknown = OutcomeUnknown("the request was executed, but there was no room for its long answer")
+        return problem_of(error if nothing_written else unknown, request[REQUEST_ID_KEY])
+
+
+def _reads(request: web.Request) -> bool:
+    return request.method in READING_METHODS or request.path == QUERY_PATH
 
 
 def _problem_for(request: web.Request, error: Exception, request_id: str) -> web.Response:

@@ -19,8 +19,9 @@ from aiohttp import ClientWSTimeout, WSMsgType, web
 from aiohttp.payload import TOO_LARGE_BYTES_BODY
 from yarl import URL
 
-from ..errors import LeaderUnreachable, NoLeader, NotLeader, OutcomeUnknown
-from .admission.slow_callers import CLOSE_TIMEOUT_S, close, done_or_stalled
+from ..errors import LeaderUnreachable, NoLeader, NotLeader, OutcomeUnknown, Overloaded
+from .admission.slow_callers import CLOSE_TIMEOUT_S, PIECE_BYTES, close, done_or_stalled
+from .api import ADMISSION
 from .request import REQUEST_ID, REQUEST_ID_KEY, SEQUENCE, SESSION, RateLimitedLog
 
 if TYPE_CHECKING:
@@ -121,7 +122,7 @@ class LeaderHop:
                     request.method, url, data=sendable(body), headers=headers, timeout=timeout, allow_redirects=False
                 ) as response,
             ):
-                content = await response.read()
+                content = await _held_content(request, response, writes=writes)
                 kept = {name: value for name, value in response.headers.items() if _is_kept(name)}
                 return web.Response(status=response.status, body=content, headers=kept)
         except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as error:
@@ -190,6 +191,24 @@ class LeaderHop:
         if leader is None or leader == node.node_id or address is None:
             raise NoLeader
         return leader, URL(f"http://{address}{request.rel_url.raw_path_qs}", encoded=True)
+
+
+async def _held_content(request: web.Request, response: aiohttp.ClientResponse, *, writes: bool) -> bytes:
+    """The leader's whole answer, which counts as held for the caller. Raises Overloaded, OutcomeUnknown."""
+    responses, pieces, size = request.app[ADMISSION].response_bodies, [], 0
+    try:
+        if (length := response.content_length or 0) > PIECE_BYTES:
+            responses.reserve(request, length)
+        async for piece in response.content.iter_any():
+            pieces.append(piece)
+            size += len(piece)
+            if size > max(length, PIECE_BYTES):
+                responses.reserve(request, size)
+    except Overloaded:
+        if writes:
+            raise OutcomeUnknown("the request was executed, but there was no room for its long answer") from None
+        raise
+    return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
 
 async def _send_once(request: aiohttp.ClientRequest, send: aiohttp.ClientHandlerType) -> aiohttp.ClientResponse:

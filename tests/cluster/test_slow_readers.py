@@ -10,7 +10,7 @@ import pytest_asyncio
 
 from quire.cluster.address import host_and_port
 from quire.cluster.http.admission.slow_callers import ResponseBodyLimit
-from quire.cluster.http.api import API
+from quire.cluster.http.api import ADMISSION
 from quire.log import pack
 from tests.cluster.running import RunningCluster, running_cluster
 
@@ -44,7 +44,7 @@ async def cluster(tmp_path_factory: pytest.TempPathFactory) -> AsyncGenerator[Ru
 def responses_of(cluster: RunningCluster, at: str) -> ResponseBodyLimit:
     app = cluster.nodes[at].runner.app
     assert app is not None
-    return app[API].response_bodies
+    return app[ADMISSION].response_bodies
 
 
 def stalled_reader(cluster: RunningCluster, at: str, accept: str, opened: ExitStack) -> socket.socket:

@@ -20,14 +20,14 @@ REQUESTS_HELD_BYTES = 128 << 20
 RESPONSES_HELD_BYTES = 64 << 20
 STALL_TIMEOUT_S = 30.0
 IDLE_S = 1.0  # A transfer that moved more recently is not cut off to make room.
-PIECE_BYTES = 1 << 16  # What the socket's buffer takes anyway; the progress of shorter responses is not tracked.
+PIECE_BYTES = 1 << 16  # Responses up to this size are left to the socket's buffer.
 STALL_CHECKS = 10  # In STALL_TIMEOUT_S. A moving buffer may have the same size twice by chance, not this many times.
 CLOSE_TIMEOUT_S = 5.0  # For a WebSocket's closing handshake.
 
 
 @dataclass(eq=False, slots=True)
 class _Transfer:
-    """A body on its way in or out."""
+    """A body on its way in or out. `complete`: nothing is expected from the caller, who so cannot be idle."""
 
     request: web.Request
     size: int = 0
@@ -36,6 +36,7 @@ class _Transfer:
 
 
 _BODY = web.RequestKey("body", _Transfer)
+_RESPONSE = web.RequestKey("response", _Transfer)
 
 
 class _HeldBytes:
@@ -121,51 +122,67 @@ class RequestBodyLimit(_HeldBytes):
 
 
 class ResponseBodyLimit(_HeldBytes):
-    """The long responses that are being sent. One event loop."""
+    """The long responses that are on their way to their callers. One event loop."""
 
     def __init__(
         self, limit: int = RESPONSES_HELD_BYTES, stall_timeout_s: float = STALL_TIMEOUT_S, idle_s: float = IDLE_S
     ) -> None:
         super().__init__(limit, stall_timeout_s, idle_s)
 
-    async def send(
-        self, request: web.Request, body: bytes, content_type: str, headers: dict[str, str]
-    ) -> web.StreamResponse:
-        """Send the body at the caller's pace.
+    def reserve(self, request: web.Request, size: int) -> None:
+        """Count so many bytes of the response before it is complete; they count as held until `release`.
+
+        Raises:
+            Overloaded: too much is held already, and no other caller is idle.
+        """
+        transfer = request.get(_RESPONSE)
+        if transfer is None:
+            transfer = _Transfer(request, complete=True)
+        more = size - transfer.size
+        if not self._make_room(more, transfer) and self.held_bytes > transfer.size:  # A single one may exceed it.
+            raise Overloaded()
+        if transfer not in self._transfers:
+            request[_RESPONSE] = transfer
+            self._transfers.add(transfer)
+        self.held_bytes += more
+        transfer.size = size
+
+    def release(self, request: web.Request) -> None:
+        """The response was sent, or will not be."""
+        if (transfer := request.get(_RESPONSE)) is not None:
+            del request[_RESPONSE]
+            self._forget(transfer)
+
+    async def send(self, request: web.Request, response: web.StreamResponse) -> web.StreamResponse:
+        """Send a long response at the caller's pace; return a short one, or one that was begun, as it is.
 
         Raises:
             Overloaded: too much is held already, and no other caller is idle.
             ConnectionResetError: the caller took nothing for `STALL_TIMEOUT_S`, or was cut off to make room.
         """
-        if len(body) <= PIECE_BYTES or request.method == "HEAD":
-            return web.Response(body=body, content_type=content_type, headers=headers)
-        transfer = self._hold(request, len(body))
+        body = response.body if isinstance(response, web.Response) else None
+        if not isinstance(body, bytes) or len(body) <= PIECE_BYTES or request.method == "HEAD":
+            return response
+        self.reserve(request, len(body))
+        transfer = request[_RESPONSE]
+        transfer.moved_at, transfer.complete = time.monotonic(), False
+        sent = web.StreamResponse(status=response.status, reason=response.reason, headers=response.headers)
+        sent.content_length = len(body)
+        if response.keep_alive is False:
+            sent.force_close()
         try:
-            response = web.StreamResponse(headers=headers)
-            response.content_type = content_type
-            response.content_length = len(body)
-            await response.prepare(request)
+            await sent.prepare(request)
             view = memoryview(body)
             for start in range(0, len(body), PIECE_BYTES):
                 async with asyncio.timeout(self._stall_timeout_s):
-                    await response.write(view[start : start + PIECE_BYTES])
+                    await sent.write(view[start : start + PIECE_BYTES])
                 transfer.moved_at = time.monotonic()
             async with asyncio.timeout(self._stall_timeout_s):
-                await response.write_eof()
+                await sent.write_eof()
         except TimeoutError:
             cut(request)
             raise ConnectionResetError(f"the caller took nothing for {self._stall_timeout_s:g} s") from None
-        finally:
-            self._forget(transfer)
-        return response
-
-    def _hold(self, request: web.Request, size: int) -> _Transfer:
-        transfer = _Transfer(request, size)
-        if not self._make_room(size, transfer) and self._transfers:  # A single response may exceed the limit.
-            raise Overloaded()
-        self._transfers.add(transfer)
-        self.held_bytes += size
-        return transfer
+        return sent
 
 
 async def done_or_stalled(request: web.Request, tasks: Collection["asyncio.Task[object]"]) -> bool:
