@@ -22,10 +22,10 @@ TESTS = Path(__file__).resolve().parent
 
 # Cheap and telling first, those that start processes last. Folders that are not named run in between.
 FIRST = ["tidy", "log", "sm", "replication", "cluster"]
-LAST = ["processes", "faults"]
+LAST = ["processes", "overload", "faults"]
 
 # These start processes, and measure or wait for time: one runs at a time.
-ALONE = frozenset({"processes", "faults"})
+ALONE = frozenset({"processes", "overload", "faults"})
 # Here only the tests with one of these fixtures do: a session of Spark, or a cluster of processes.
 ALONE_IF_FIXTURE = {"pipeline": frozenset({"spark", "cluster"})}
 # Modules with coroutines here start nodes with sockets and timeouts; the others run side by side.

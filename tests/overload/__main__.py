@@ -1,0 +1,69 @@
+"""Run a hostile client's hour, or an overload; print the figures and the verdicts.
+
+python -m tests.overload hostile --minutes 60 --seed 1                    all kinds at once
+python -m tests.overload hostile --minutes 1 --only answers --only takers   these
+python -m tests.overload load --minutes 5                                 four times what the leader can take
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from tests.overload import hour, overload
+from tests.overload.hostile import TASKS
+from tests.overload.judging import Verdict
+from tests.overload.well_behaved import CLIENTS
+from tests.processes.cluster import ending_clusters
+
+FLAGS = ("--machine", "kv", "--election-timeout-ms", "1000")
+PEAK_BYTES = 640 << 20
+"""Of a node under every kind at once: what may be held by the limits of docs/limits.md, and what Python keeps."""
+
+
+def load_of(minutes: float) -> overload.Load:
+    """The overload of so many minutes: the bounds of a machine that does nothing else."""
+    return overload.Load(
+        peak_s=30,
+        pressed_s=60 * minutes,
+        slice_s=10,
+        peak_connections=512,
+        connections=2048,
+        kept_share=0.9,
+        p99_s=5,
+        growth_bytes=32 << 20,
+    )
+
+
+def main() -> int:
+    """0 if every verdict holds."""
+    parser = argparse.ArgumentParser(prog="python -m tests.overload", description=__doc__)
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.add_argument("what", choices=("hostile", "load"))
+    parser.add_argument("--minutes", type=float, required=True)
+    parser.add_argument("--seed", type=int, default=1, help="of the hostile client and of the well-behaved ones")
+    parser.add_argument("--only", action="append", choices=sorted(TASKS), help="a kind of hostility; by default, all")
+    parser.add_argument("--clients", type=int, default=CLIENTS, help="well-behaved ones")
+    arguments = parser.parse_args()
+    figures: dict[str, Any]
+    verdicts: list[Verdict]
+    with TemporaryDirectory(prefix="overload-") as folder, ending_clusters(Path(folder)) as clusters:
+        cluster = clusters.formed(flags=FLAGS)
+        if arguments.what == "load":
+            figures, verdicts = overload.run(cluster, load_of(arguments.minutes))
+        else:
+            kinds = tuple(arguments.only or sorted(TASKS))
+            plan = hour.Plan(60 * arguments.minutes, arguments.seed, kinds, arguments.clients, PEAK_BYTES)
+            figures, verdicts = hour.run(cluster, plan)
+    sys.stdout.write(json.dumps(figures, indent=2) + "\n")
+    for verdict in verdicts:
+        sys.stdout.write(f"{'holds' if verdict.holds else 'BROKEN'}: {verdict.seen}\n")
+    return 0 if all(verdict.holds for verdict in verdicts) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

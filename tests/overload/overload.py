@@ -1,0 +1,75 @@
+"""Four times the load that a leader can take: what it does per second of processor time must not fall."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from tests.overload.judging import Verdict, flat_memory, kept_goodput, leader_changes, quick_answers
+from tests.overload.meter import peak_bytes
+from tests.overload.pressing import COMMANDS
+from tests.processes.cluster import DEADLINE_S, Cluster, Node, environment
+
+FACTOR = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """How long the peak is looked for and the node pressed, through so many connections; what must be kept."""
+
+    peak_s: float
+    pressed_s: float
+    slice_s: float
+    peak_connections: int
+    connections: int
+    kept_share: float
+    p99_s: float
+    growth_bytes: int
+
+
+def run(cluster: Cluster, load: Load) -> tuple[dict[str, Any], list[Verdict]]:
+    """Find the peak, then press the leader with four times as many requests a second; the figures, and the verdicts."""
+    before = {node.node_id: node.status()["leaders"] for node in cluster}
+    found = _press(cluster.leader, load.peak_connections, load.peak_s, load.slice_s)
+    rate = FACTOR * max(each["accepted"] / each["seconds"] for each in found)
+    # The connections are open, and the buffers as large as they will be, after the first slice.
+    pressed = _press(cluster.leader, load.connections, load.pressed_s + load.slice_s, load.slice_s, rate)[1:]
+    after = {node.node_id: node.status()["leaders"] for node in cluster}
+    figures = {
+        "commands_in_a_request": COMMANDS,
+        "offered_per_s": round(rate),
+        "peak": found,
+        "pressed": pressed,
+        "peak_mib": {node.node_id: peak_bytes(node.running.pid) >> 20 for node in cluster},
+    }
+    verdicts = [
+        kept_goodput(_goodput(found), _goodput(pressed), load.kept_share),
+        quick_answers([each["p99_s"] for each in pressed], load.p99_s),
+        flat_memory([int(each["resident_bytes"]) for each in pressed], load.growth_bytes),
+        leader_changes(before, after),
+    ]
+    return figures, verdicts
+
+
+def _goodput(slices: Sequence[dict[str, float]]) -> float:
+    """Accepted requests in a second of the leader's processor time."""
+    return sum(each["accepted"] for each in slices) / max(1e-9, sum(each["processor_s"] for each in slices))
+
+
+def _press(
+    node: Node, connections: int, seconds: float, slice_s: float, rate: float | None = None
+) -> list[dict[str, float]]:
+    command = [sys.executable, "-m", "tests.overload.pressing", node.address, str(node.running.pid)]
+    # Half a slice more: the last one is whole.
+    command += ["--connections", str(connections), "--seconds", str(seconds + slice_s / 2), "--slice-s", str(slice_s)]
+    if rate is not None:
+        command += ["--rate", str(rate)]
+    timeout_s = 2 * seconds + DEADLINE_S
+    run = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True, env=environment(), timeout=timeout_s)
+    slices: list[dict[str, float]] = [json.loads(line) for line in run.stdout.splitlines()]
+    assert slices, "no slice of time came to its end"
+    return slices

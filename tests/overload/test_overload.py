@@ -1,0 +1,49 @@
+"""Overload and hostility, in short. The long forms are `make soak-overload` and `make soak-hostile`.
+
+A machine that is busy with something else makes everything slower: the bounds here are on counts, on memory and on
+shares of the leader's own processor time.
+"""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.overload import hour, overload
+from tests.processes.cluster import CALM, Clusters, ending_clusters
+
+KV = ("--machine", "kv", *CALM)
+
+
+@pytest.fixture
+def clusters(tmp_path: Path) -> Iterator[Clusters]:
+    """Makes clusters of real processes; all are gone after the test."""
+    with ending_clusters(tmp_path) as made:
+        yield made
+
+
+@pytest.mark.full
+def test_four_times_the_load_costs_the_leader_little_of_what_it_accepts(clusters: Clusters) -> None:
+    load = overload.Load(
+        peak_s=9,
+        pressed_s=24,
+        slice_s=3,
+        peak_connections=256,
+        connections=1024,
+        kept_share=0.6,
+        p99_s=30,
+        growth_bytes=64 << 20,
+    )
+
+    figures, verdicts = overload.run(clusters.formed(flags=KV), load)
+
+    assert all(verdict.holds for verdict in verdicts), (verdicts, figures)
+
+
+@pytest.mark.full
+def test_a_hostile_client_deposes_nobody_and_locks_nobody_out(clusters: Clusters) -> None:
+    plan = hour.Plan(40, seed=1, kinds=("batches", "bodies", "sessions"), clients=50, peak_bytes=480 << 20)
+
+    figures, verdicts = hour.run(clusters.formed(flags=KV), plan)
+
+    assert all(verdict.holds for verdict in verdicts), (verdicts, figures)
