@@ -13,6 +13,7 @@ from aiohttp.typedefs import Handler, Middleware
 
 from ..errors import ClusterError, Malformed, OutcomeUnknown, Overloaded
 from ..node.metrics import Gauge, Metrics
+from ..node.turns import Turns
 from .admission.connections import ConnectionLimit
 from .admission.slow_callers import ResponseBodyLimit
 from .api import ADMISSION, API, Admission, NodeApi
@@ -71,14 +72,15 @@ ROUTES = (
 )
 
 
-def make_app(node: "Node", connections: ConnectionLimit | None = None) -> web.Application:
+def make_app(node: "Node", connections: ConnectionLimit | None = None, turns: Turns | None = None) -> web.Application:
     """The application of `node`: the HTTP API, and the node's routes for its peers.
 
-    It refuses requests over the connections that `connections` accepted above its limit.
+    It refuses requests over the connections that `connections` accepted above its limit. `turns` are those of the loop,
+    if somebody measures them.
     """
     app = web.Application(middlewares=[errors_as_problems(HEADERS)])
     app[ADMISSION] = admission = Admission(ConnectionLimit() if connections is None else connections)
-    metrics = Metrics(node, _gauges(admission, lambda: app[API]))
+    metrics = Metrics(node, _gauges(admission, lambda: app[API]), Turns() if turns is None else turns)
     app[API] = api = NodeApi(node, LeaderHop(node), MemberStatuses(node), metrics)
     app.cleanup_ctx.append(api.leader.run)
     app.cleanup_ctx.append(api.members.run)

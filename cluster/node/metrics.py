@@ -12,6 +12,8 @@ from quire.replication import Durations
 from quire.replication.core import NodeRole
 from quire.replication.lag import MICROSECONDS
 
+from .turns import Turns
+
 if TYPE_CHECKING:
     from .node import Node
 
@@ -30,10 +32,10 @@ class Gauge(NamedTuple):
 class Metrics:
     """One node's metrics, in a registry of its own; `gauges` are those of the HTTP server."""
 
-    def __init__(self, node: "Node", gauges: Sequence[Gauge]) -> None:
+    def __init__(self, node: "Node", gauges: Sequence[Gauge], turns: Turns) -> None:
         self.answers: Counter[tuple[str, str, int]] = Counter()
         self._registry = CollectorRegistry(auto_describe=False)
-        self._registry.register(_NodeCollector(node, gauges, self.answers))
+        self._registry.register(_NodeCollector(node, gauges, self.answers, turns))
 
     def exposition(self) -> bytes:
         """All metrics, in Prometheus' text format."""
@@ -41,15 +43,25 @@ class Metrics:
 
 
 class _NodeCollector(Collector):
-    def __init__(self, node: "Node", gauges: Sequence[Gauge], answers: Counter[tuple[str, str, int]]) -> None:
+    def __init__(
+        self, node: "Node", gauges: Sequence[Gauge], answers: Counter[tuple[str, str, int]], turns: Turns
+    ) -> None:
         self._node = node
         self._gauges = gauges
         self._answers = answers
+        self._turns = turns
 
     def collect(self) -> Iterator[Metric]:
         """Every metric, with its value now."""
         yield from self._counters()
         yield from self._write_path()
+        text = "Processor time of the event loop's turns, less 10 ms; a hundred looks a second"
+        yield _histogram("quire_loop_turn_seconds", text, self._turns.durations)
+        longest = GaugeMetricFamily(
+            "quire_loop_turn_longest_seconds", "The longest of them since the node was ready", labels=["what"]
+        )
+        longest.add_metric([self._turns.longest.what], self._turns.longest.cpu_s)
+        yield longest
         for gauge in self._gauges:
             yield GaugeMetricFamily(gauge.name, gauge.text, value=gauge.value())
         status = self._node.status()

@@ -11,6 +11,7 @@ from quire.log import LogError
 from ..config.settings import ConfigInvalid, load_settings
 from ..data_dir.identity import DataDirRefused
 from ..http.admission.connections import ConnectionLimit
+from ..node.turns import Turns
 from ..standalone.app import READS_LIMIT, WRITES_LIMIT, make_app
 from ..standalone.config import StandaloneConfig
 from ..standalone.service import MODE, LogService
@@ -55,8 +56,12 @@ class _LogService:
         except DataDirRefused as error:
             raise CannotStart(str(error)) from None
 
-    def app(self, connections: ConnectionLimit) -> web.Application:
+    def app(self, connections: ConnectionLimit, turns: Turns) -> web.Application:
         return make_app(self._log, connections)
+
+    @property
+    def is_ready(self) -> bool:
+        return True
 
     async def leave(self) -> None:
         """Nothing to do: it has no followers."""

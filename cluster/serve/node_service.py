@@ -17,6 +17,7 @@ from ..http.admission.connections import PEER_RESERVE, ConnectionLimit
 from ..http.app import make_app
 from ..http.forwarding import CONNECTION_LIMIT
 from ..node.node import Node
+from ..node.turns import Turns
 from .arguments import STANDALONE, parse_serve
 from .descriptors import OWN_FILES
 from .journal import configure_logging
@@ -69,8 +70,12 @@ class _NodeService:
         except (MachineError, ClusterError) as error:
             raise CannotStart(str(error)) from None
 
-    def app(self, connections: ConnectionLimit) -> web.Application:
-        return make_app(self._node, connections)
+    def app(self, connections: ConnectionLimit, turns: Turns) -> web.Application:
+        return make_app(self._node, connections, turns)
+
+    @property
+    def is_ready(self) -> bool:
+        return not self._node.not_ready_reasons()
 
     async def leave(self) -> None:
         await self._node.hand_over()

@@ -25,6 +25,7 @@ from ..cli.output import Exit
 from ..config.settings import ConfigInvalid
 from ..http.admission.connections import CONNECTIONS_LIMIT, ConnectionLimit
 from ..http.app import BACKLOG, serve_app
+from ..node.turns import Turns
 from .descriptors import TooFewFiles, connections_of
 from .heap import give_large_blocks_back
 
@@ -71,8 +72,13 @@ class Service(Protocol):
         """Open what it serves. Raises OSError, LogError, CannotStart."""
         ...
 
-    def app(self, connections: ConnectionLimit) -> web.Application:
-        """The web application; called after `start`."""
+    def app(self, connections: ConnectionLimit, turns: Turns) -> web.Application:
+        """The web application; called after `start`. `turns` are those of the loop, for its metrics."""
+        ...
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether it serves: until then it may be busy with its start."""
         ...
 
     async def leave(self) -> None:
@@ -118,13 +124,16 @@ async def _serve(make: Callable[[], Service], listen_on: str, data_dir: Path) ->
         listening.close()
         raise
     connections = ConnectionLimit(limit, reserve=service.connections_reserve)
-    runner = web.AppRunner(service.app(connections), shutdown_timeout=SHUTDOWN_TIMEOUT_S)
+    turns = Turns()
+    runner = web.AppRunner(service.app(connections, turns), shutdown_timeout=SHUTDOWN_TIMEOUT_S)
     server = await serve_app(runner, connections, listening)
     collecting = asyncio.create_task(collect_less_often(), name="collector")
+    turns.start(lambda: service.is_ready)
     print(f"quire: {service.title} listens on {listen_on}", flush=True)
     await _first_of(stop, service.ended)
     log.info("stopping")
     collecting.cancel()
+    turns.stop()
     await service.leave()
     server.close()
     failure = await service.stop(runner.cleanup)

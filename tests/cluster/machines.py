@@ -210,3 +210,10 @@ class Slow(Gate):
         while time.thread_time() < until:
             pass
         return super().apply(command, context)
+
+
+class Hasty(Slow):
+    """The same, but it says that it is quick."""
+
+    name = "hasty"
+    quick = True

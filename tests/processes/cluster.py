@@ -10,6 +10,7 @@ from __future__ import annotations
 import http.client
 import json
 import os
+import re
 import select
 import signal
 import subprocess
@@ -41,6 +42,9 @@ QUIRE = (sys.executable, "-m", "quire.cluster.cli.main")
 LAUNCH = "import ctypes, os, sys; ctypes.CDLL(None).prctl(1, 9); os.execv(sys.argv[1], sys.argv[1:])"
 
 T = TypeVar("T")
+LONGEST_TURN_MS = 100
+"""Of processor time. Whatever holds a node's loop for longer delays its heartbeats on a slow machine."""
+LONG_TURN = re.compile(r"long turn(?! at the start).*\bcpu_ms=(?P<ms>\d+)")
 
 
 class Unreachable(Exception):
@@ -163,6 +167,12 @@ class Node:
         code = self.running.wait(deadline_s)
         self.process = None
         return code
+
+    def long_turns(self) -> list[str]:
+        """The lines of its journal about turns of the loop above LONGEST_TURN_MS of processor time."""
+        lines = self.output.read_text(errors="replace").splitlines() if self.output.exists() else []
+        found = ((line, LONG_TURN.search(line)) for line in lines)
+        return [line for line, match in found if match and int(match["ms"]) > LONGEST_TURN_MS]
 
     def run_to_end(self, *flags: str, extra: Mapping[str, str] | None = None, timeout_s: float = DEADLINE_S) -> Ended:
         """Start it where it is expected to refuse, with further flags (the last of two counts); what it left."""
@@ -413,6 +423,11 @@ class Cluster:
         """What every node says now, in short."""
         return "\n".join(f"  {node.node_id}: {_in_short(node)}" for node in self)
 
+    def refuse_long_turns(self) -> None:
+        """Assert that no turn of a node's loop took too long, once the node was ready."""
+        found = [f"{node.node_id}: {line}" for node in self for line in node.long_turns()]
+        assert not found, "turns of the event loop took too long:\n" + "\n".join(found)
+
     def last_words(self) -> str:
         """The end of every node's log."""
         return "\n".join(f"---- {node.node_id}\n{node.last_words()}" for node in self)
@@ -459,6 +474,11 @@ class Clusters:
         cluster.start()
         return cluster
 
+    def refuse_long_turns(self) -> None:
+        """Assert that no turn of a node's loop took too long, once the node was ready."""
+        for cluster in self._made:
+            cluster.refuse_long_turns()
+
     def close(self) -> None:
         """Kill every process; write the nodes' last words, which pytest shows of a test that failed."""
         for cluster in self._made:
@@ -474,3 +494,4 @@ def ending_clusters(folder: Path) -> Generator[Clusters]:
         yield clusters
     finally:
         clusters.close()
+    clusters.refuse_long_turns()

@@ -1,0 +1,159 @@
+"""Measures how long the turns of the event loop take, and notes what ran in a long one.
+
+A loop that is held answers nobody: neither callers nor the peers, who elect another leader. A timer looks every
+PERIOD_S at the processor time of the loop's thread. What the thread used between two looks, beyond a period, was used
+in one turn: between short ones the timer would have fired. So a turn counts as up to a period shorter than it was. The
+time for which the process was paused or waited for a processor does not count.
+
+A turn that lasts LONG_S is interrupted once by SIGALRM, whose handler notes the functions that are running.
+"""
+
+import asyncio
+import gc
+import signal
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from types import FrameType
+from typing import Any, NamedTuple
+
+import structlog
+
+import quire
+from quire.replication import Durations
+
+PERIOD_S = 0.01
+LONG_S = 0.05
+LOG_INTERVAL_S = 1.0
+READY_INTERVAL_S = 0.25
+NAMED = 2
+"""How many functions are named at each end of the stack."""
+
+ROOT = str(Path(quire.__file__).parent)
+
+journal = structlog.get_logger(__name__)
+
+
+class Turn(NamedTuple):
+    """A turn of the loop: its processor time and its duration in seconds, and what ran in it, if that is known."""
+
+    cpu_s: float
+    wall_s: float
+    what: str
+
+
+class Turns:
+    """The turns of the running loop, from `start` to `stop`."""
+
+    def __init__(
+        self, clock: Callable[[], float] = time.monotonic, cpu: Callable[[], float] = time.thread_time
+    ) -> None:
+        """`clock` gives seconds, `cpu` the processor time of the loop's thread in seconds."""
+        self.durations = Durations()
+        """The processor time of each look's turn, 0 if none was longer than a period."""
+        self.longest = Turn(0.0, 0.0, "")
+        """The longest turn since the process was ready."""
+        self._clock, self._cpu = clock, cpu
+        self._at = self._used = 0.0
+        self._is_ready: Callable[[], bool] | None = None
+        self._next_ready_look = 0.0
+        self._unlogged: Turn | None = None
+        self._logged_at = float("-inf")
+        self._sample = ""
+        self._collecting_since = self._collected_s = 0.0
+        self._timer: asyncio.TimerHandle | None = None
+        self._samples = False
+
+    def start(self, is_ready: Callable[[], bool]) -> None:
+        """Begin to measure. Turns before `is_ready` was true for the first time are told apart."""
+        self._is_ready = is_ready
+        if threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGALRM, self._interrupted)
+            signal.siginterrupt(signal.SIGALRM, False)
+            self._samples = True
+        gc.callbacks.append(self._collecting)
+        self._at, self._used = self._clock(), self._cpu()
+        self._arm()
+
+    def stop(self) -> None:
+        """Measure no more: what comes is the end."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+            gc.callbacks.remove(self._collecting)
+        if self._samples:
+            signal.setitimer(signal.ITIMER_REAL, 0.0)
+
+    def look(self) -> None:
+        """Note what the loop's thread used since the last look."""
+        now, used = self._clock(), self._cpu()
+        cpu_s, wall_s = max(0.0, used - self._used - PERIOD_S), now - self._at
+        self._at, self._used = now, used
+        self.durations.observe(cpu_s)
+        if cpu_s >= LONG_S:
+            what = "a full garbage collection" if self._collected_s > cpu_s / 2 else self._sample
+            self._long(Turn(cpu_s, wall_s, what), now)
+        elif self._is_ready is None and cpu_s > self.longest.cpu_s:
+            self.longest = Turn(cpu_s, wall_s, "")
+        self._sample, self._collected_s = "", 0.0
+        if self._is_ready is not None and now >= self._next_ready_look:
+            self._next_ready_look = now + READY_INTERVAL_S
+            if self._is_ready():
+                self._is_ready = None
+        if self._unlogged is not None and now - self._logged_at >= LOG_INTERVAL_S:
+            self._log(self._unlogged, now)
+
+    def _long(self, turn: Turn, now: float) -> None:
+        if self._is_ready is not None:
+            journal.info("long turn at the start", **_shown(turn))
+            return
+        if turn.cpu_s > self.longest.cpu_s:
+            self.longest = turn
+        if now - self._logged_at >= LOG_INTERVAL_S:
+            self._log(turn, now)
+        elif self._unlogged is None or turn.cpu_s > self._unlogged.cpu_s:
+            self._unlogged = turn
+
+    def _log(self, turn: Turn, now: float) -> None:
+        self._unlogged, self._logged_at = None, now
+        journal.warning("long turn", **_shown(turn))
+
+    def _arm(self) -> None:
+        self._timer = asyncio.get_running_loop().call_later(PERIOD_S, self._fire)
+        if self._samples:
+            signal.setitimer(signal.ITIMER_REAL, PERIOD_S + LONG_S)
+
+    def _fire(self) -> None:
+        self.look()
+        self._arm()
+
+    def _interrupted(self, _number: int, frame: FrameType | None) -> None:
+        """The handler of SIGALRM: this turn has lasted for long."""
+        self._sample = what_runs(frame)
+
+    def _collecting(self, phase: str, info: dict[str, Any]) -> None:
+        if info["generation"] == 2:  # The oldest.
+            if phase == "start":
+                self._collecting_since = self._cpu()
+            else:
+                self._collected_s += self._cpu() - self._collecting_since
+
+
+def what_runs(frame: FrameType | None) -> str:
+    """The innermost function and those of quire that led to it, from the loop on: NAMED of each end, no more."""
+    found: list[str] = []
+    while frame is not None and frame.f_code.co_filename != asyncio.runners.__file__:
+        code = frame.f_code
+        if not found or code.co_filename.startswith(ROOT):
+            line = "" if found else f":{frame.f_lineno}"
+            found.append(f"{Path(code.co_filename).stem}.{code.co_qualname}{line}")
+        frame = frame.f_back
+    found.reverse()
+    if len(found) > 2 * NAMED:
+        found[NAMED:-NAMED] = ["..."]
+    return " > ".join(found)
+
+
+def _shown(turn: Turn) -> dict[str, Any]:
+    return {"cpu_ms": round(turn.cpu_s * 1000), "wall_ms": round(turn.wall_s * 1000), "what": turn.what or "unknown"}

@@ -1,0 +1,92 @@
+"""The turns of the loop: what counts as long, and what is told of it."""
+
+import asyncio
+import gc
+import inspect
+from typing import Any
+
+import pytest
+from structlog.testing import capture_logs
+
+from quire.cluster.node.turns import LOG_INTERVAL_S, LONG_S, PERIOD_S, Turns, what_runs
+
+
+class Clocks:
+    """A clock, and the processor time of the loop's thread."""
+
+    def __init__(self) -> None:
+        self.now = 100.0
+        self.used = 5.0
+
+    def turns(self, *, ready: bool = True) -> Turns:
+        turns = Turns(lambda: self.now, lambda: self.used)
+        turns.start(lambda: ready)
+        self.passes(turns, PERIOD_S, 0.0)
+        return turns
+
+    def passes(self, turns: Turns, wall_s: float, cpu_s: float) -> None:
+        """So long until the next look."""
+        self.now, self.used = self.now + wall_s, self.used + cpu_s
+        turns.look()
+
+
+def of_turns(entries: list[Any]) -> list[Any]:
+    return [entry for entry in entries if entry["event"].startswith("long turn")]
+
+
+@pytest.mark.asyncio
+async def test_a_long_turn_is_told_by_its_processor_time_and_what_a_pause_took_is_none() -> None:
+    clocks, entries = Clocks(), list[Any]()
+    turns = clocks.turns()
+    try:
+        with capture_logs() as entries:
+            clocks.passes(turns, 60.0, 0.001)  # Paused.
+            clocks.passes(turns, 0.02, LONG_S)  # May have been several turns of less than a period.
+            assert of_turns(entries) == []
+            clocks.passes(turns, 3.0, 0.4)
+        assert [(entry["cpu_ms"], entry["wall_ms"]) for entry in of_turns(entries)] == [(390, 3000)]
+        assert turns.longest.cpu_s == pytest.approx(0.39)
+    finally:
+        turns.stop()
+
+
+@pytest.mark.asyncio
+async def test_of_many_long_turns_in_a_second_the_longest_is_told_at_its_end() -> None:
+    clocks, entries = Clocks(), list[Any]()
+    turns = clocks.turns()
+    try:
+        with capture_logs() as entries:
+            for cpu_s in (0.11, 0.21, 0.41, 0.31):
+                clocks.passes(turns, 0.1, cpu_s)
+            clocks.passes(turns, LOG_INTERVAL_S, 0.0)
+        assert [entry["cpu_ms"] for entry in of_turns(entries)] == [100, 400]
+    finally:
+        turns.stop()
+
+
+@pytest.mark.asyncio
+async def test_what_takes_long_before_the_node_is_ready_is_told_apart_and_does_not_count() -> None:
+    clocks, entries = Clocks(), list[Any]()
+    turns = clocks.turns(ready=False)
+    try:
+        with capture_logs() as entries:
+            clocks.passes(turns, 1.0, 0.5)
+        assert [entry["event"] for entry in of_turns(entries)] == ["long turn at the start"]
+        assert turns.longest.cpu_s == 0
+    finally:
+        turns.stop()
+
+
+def test_what_runs_is_named_from_both_ends() -> None:
+    assert what_runs(None) == ""
+    assert what_runs(inspect.currentframe()).startswith("test_turns.test_what_runs_is_named_from_both_ends:")
+
+
+@pytest.mark.asyncio
+async def test_nothing_is_left_behind_after_the_end() -> None:
+    before = list(gc.callbacks)
+    turns = Turns()
+    turns.start(lambda: True)
+    await asyncio.sleep(0)
+    turns.stop()
+    assert gc.callbacks == before
