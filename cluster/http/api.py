@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 from aiohttp import web
 
 from ..node.metrics import Metrics
-from .admission.concurrency import STREAMS_LIMIT, ConcurrencyLimit, LongPollLimit, SessionLimit
+from .admission.concurrency import STREAMS_LIMIT, ConcurrencyLimit, LongPollLimit, OneATurn, SessionLimit
 from .admission.connections import ConnectionLimit
 from .admission.slow_callers import RequestBodyLimit, ResponseBodyLimit
 
@@ -35,6 +35,7 @@ class NodeApi:
     metrics: Metrics
     streams: ConcurrencyLimit = field(default_factory=lambda: ConcurrencyLimit(STREAMS_LIMIT))
     long_polls: LongPollLimit = field(default_factory=LongPollLimit)
+    ranges: OneATurn = field(default_factory=OneATurn)
     sessions: SessionLimit = field(default_factory=SessionLimit)
 
 

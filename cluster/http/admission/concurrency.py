@@ -2,12 +2,15 @@
 
 import asyncio
 from collections import Counter
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
+from typing import TypeVar
 
 from aiohttp import web
 
 from ...errors import Overloaded
+
+T = TypeVar("T")
 
 STREAMS_LIMIT = 1024  # Of /commands/stream on one node, carried ones included: each may hold a window of memory.
 LONG_POLLS_LIMIT = 1024
@@ -75,6 +78,22 @@ class LongPollLimit:
             if request.transport is None or request.transport.is_closing():
                 del self._tasks[task]
                 task.cancel()
+
+
+class OneATurn:
+    """Work that takes some milliseconds for one caller: one piece in a turn of the loop, in the order of asking.
+
+    What makes a record visible wakes everybody who waits for it; together they would hold the loop. One event loop.
+    """
+
+    def __init__(self) -> None:
+        self._lock = asyncio.Lock()
+
+    async def run(self, piece: Callable[[], T]) -> T:
+        """Return what the piece returns."""
+        async with self._lock:
+            await asyncio.sleep(0)
+            return piece()
 
 
 class SessionLimit:

@@ -1,10 +1,10 @@
 """`GET /records?from=...`: a range of the visible records; a long poll at the end of the log."""
 
-import asyncio
 import re
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from aiohttp import web
@@ -13,6 +13,7 @@ from quire.log import FrameHeader, Kind, Record, StoredRecord, frame_records, pa
 from quire.log.json_text import to_json
 
 from ...errors import Expired, Malformed, OutOfBounds
+from ..admission.concurrency import OneATurn
 from ..api import API
 from ..bodies import MSGPACK, NDJSON, RAW_FRAMES, accepted
 from ..request import integer_of, parameters_of
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 DECODED_RANGE_BYTES = 1 << 18
 RANGE_RECORDS = 8192  # Decoded for one answer: a frame of 1 MiB may hold half a million.
 RAW_RANGE_BYTES = 8 << 20
+SCANNED_RECORDS = 100_000  # Looked at for one answer. One that is empty by then says where the next one begins.
 WAIT_LIMIT_MS = 60_000
 SHARDS_LIMIT = 65_536
 
@@ -58,42 +60,44 @@ class _Chunk:
 async def get_records(request: web.Request) -> web.StreamResponse:
     """Records [from, to) that are visible here: at most `max_bytes` of frames, and at most RANGE_RECORDS records.
 
-    `Quire-Next-Index` is where the next range begins. With `wait_ms` the answer comes as soon as it has a record, or is
-    empty after that time. System records are left out unless the request has `kinds=all`; raw frames contain them.
+    `Quire-Next-Index` is where the next range begins. With `wait_ms` the answer comes as soon as it has a record. It is
+    empty after that time, or after SCANNED_RECORDS that were not asked for. System records are left out unless the
+    request has `kinds=all`; raw frames contain them.
     """
     api = request.app[API]
     node = api.node
     asked = _range_of(request)
     if asked.wait_s:
         with api.long_polls.slot(request):
-            chunk = await _waited_for(node, asked)
+            chunk = await _waited_for(node, asked, api.ranges)
     else:
         bounds = node.visible_bounds
         from_index = bounds.lowest_index if asked.from_index is None else asked.from_index
         _refuse_outside(node, asked, from_index)
-        chunk = _read(node, asked, from_index)
+        chunk = await api.ranges.run(partial(_read, node, asked, from_index))
     headers = {"Quire-Next-Index": str(chunk.next_index)}
     return web.Response(body=chunk.body, content_type=asked.content_type, headers=headers)
 
 
-async def _waited_for(node: "Node", asked: Range) -> _Chunk:
-    """The first chunk that holds something; an empty one at the deadline, or where the range ends."""
+async def _waited_for(node: "Node", asked: Range, turns: OneATurn) -> _Chunk:
+    """The first chunk that holds something; an empty one at the deadline, where the range ends, or after long."""
     deadline = time.monotonic() + asked.wait_s
     index = node.visible_bounds.lowest_index if asked.from_index is None else asked.from_index
     while index > node.visible_bounds.highest_index:  # As on a follower whose commit_index lags behind the leader's.
         if not await node.visibility.next_growth(deadline - time.monotonic()):
             break
     _refuse_outside(node, asked, index)
+    scanned = 0
     while True:
-        chunk = _read(node, asked, index)
+        chunk = await turns.run(partial(_read, node, asked, index))
         at_end = asked.to_index is not None and chunk.next_index >= asked.to_index
-        if chunk.count or at_end or time.monotonic() >= deadline:
+        scanned += chunk.next_index - index
+        if chunk.count or at_end or scanned >= SCANNED_RECORDS or time.monotonic() >= deadline:
             return chunk
         index = chunk.next_index
-        if index < node.visible_bounds.highest_index:
-            await asyncio.sleep(0)  # Nothing in this chunk was asked for. Yield to other tasks before the next one.
-        elif not await node.visibility.next_growth(deadline - time.monotonic()):
-            return chunk
+        if index >= node.visible_bounds.highest_index:
+            if not await node.visibility.next_growth(deadline - time.monotonic()):
+                return chunk
 
 
 def _range_of(request: web.Request) -> Range:
