@@ -442,18 +442,21 @@ class Driver(Generic[OwnerT]):
         if expiry is None:
             self._handle(events.ExpiryEnded(is_over=True))
             return
-        removal: Expiry = expiry
         self._handle(events.Expired())
+        self._remove(expiry, lambda: self.step(events.ExpiryEnded(is_over=False)))
+
+    def _remove(self, expiry: Expiry, then: Callable[[], None]) -> None:
+        """Remove a segment's files in the writer's thread, then call `then`."""
 
         def finish() -> None:
-            self._disk.log.end_expiry(removal)
-            self.step(events.ExpiryEnded(is_over=False))
+            self._disk.log.end_expiry(expiry)
+            then()
 
         def fail(error: BaseException) -> None:
-            self._disk.log.end_expiry(removal, _of_device(error))
+            self._disk.log.end_expiry(expiry, _of_device(error))
 
         def remove() -> None:
-            self._offload(removal.run, finish, fail, remove, measured=False)
+            self._offload(expiry.run, finish, fail, remove, measured=False)
 
         remove()
 
@@ -473,10 +476,24 @@ class Driver(Generic[OwnerT]):
         )
 
     def _install(self, stream_id: int, snapshot: Snapshot) -> None:
-        """Rule 16: rename, then reset the log. If a crash comes between the two, the next start resets it."""
+        """Rule 16: rename, then reset the log. If a crash comes between the two, the next start resets it.
+
+        The snapshot holds all that the machine has applied, so segments below go first, one by one in the writer's
+        thread: the reset has few left to remove on this one.
+        """
 
         def place() -> None:
-            self._offload(lambda: self._owner.place_snapshot(snapshot.index), finish, lambda _: None, place)
+            self._offload(lambda: self._owner.place_snapshot(snapshot.index), shorten, lambda _: None, place)
+
+        def shorten() -> None:
+            if self.core.halted is not None:
+                return
+            expiry = self._disk.begin_expiry(max_bytes=0, floor=self._owner.applied_index)
+            if expiry is None:
+                finish()
+                return
+            self.step(events.Expired())
+            self._remove(expiry, shorten)
 
         def try_again() -> None:
             with self._errors_end_node():

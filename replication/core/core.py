@@ -127,6 +127,7 @@ class Core:
             case events.ExpiryDue():
                 self.writer.expiry_due()
             case events.Expired():
+                self.writer.answered(self.state.awake)
                 if self.leading:
                     self.leading.downstreams.expired()
             case events.LinkUp() | events.LinkDown():
@@ -495,10 +496,8 @@ class Core:
         """Report the role if it changed. `reason` says why; a leader's is always why it campaigned."""
         state = self.state
         if self.leading:
-            leading = self.leading
-            state.report_role(
-                self._role, leading.promise.epoch, state.me.node_id, leading.serving, self.candidate.reason
-            )
+            epoch, serving = self.leading.promise.epoch, self.leading.serving
+            state.report_role(self._role, epoch, state.me.node_id, serving, self.candidate.reason)
         else:
             state.report_role(self._role, state.promise.epoch, self.leader_id, False, reason)
 

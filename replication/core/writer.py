@@ -156,6 +156,10 @@ class Writer:
         self._disk = Disk.FREE
         self._expiry_due = not is_over
 
+    def answered(self, now: int) -> None:
+        """The disk begins with one more part of what it is busy with: it does not hang."""
+        self._busy_since = now
+
     def hangs(self, now: int, patience: int) -> bool:
         """Whether the disk has been busy with one thing for longer than `patience` (rule 11: a hung flush)."""
         return self._disk is not Disk.FREE and now - self._busy_since > patience

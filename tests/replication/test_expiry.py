@@ -1,15 +1,22 @@
 """Expiry on a replica: which thread removes files, and what goes on meanwhile."""
 
 import threading
+from collections.abc import Callable
+from typing import cast
 
 import pytest
 
-from quire.log import Expiry, Log, LogOptions, wall_clock
+from quire.log import Expiry, Log, LogOptions, Tail, wall_clock
 from quire.log.simulated import faulty
+from quire.replication.core import actions, events
+from quire.replication.core.messages import Snapshot
+from quire.replication.driver import CheckedDriver, Device
 from tests.replication import running
+from tests.replication.installing import deep
 from tests.replication.loopback import until
 from tests.replication.running import Running, alone
-from tests.replication.world import CLUSTER_ID
+from tests.replication.test_exhausted import Closing, Installer, Reminders
+from tests.replication.world import CLUSTER_ID, SimNode, World
 
 REMOVED = 6
 
@@ -118,3 +125,81 @@ async def test_a_stop_amid_an_expiry_leaves_a_log_that_opens_above_what_went() -
     assert not expiring.is_over
     again = Log.open(device.directory(), running.LOG_OPTIONS, cluster_id=CLUSTER_ID, clock=wall_clock, standalone=False)
     assert again.bounds == node.log.bounds
+
+
+class Deaf(Closing):
+    """Links and streams on which nobody hears anything."""
+
+    def send(self, node_id: str, message: object) -> None:
+        """It is lost."""
+
+    def send_up(self, stream_id: int, message: object) -> None:
+        """It is lost."""
+
+
+class InBlocks(Reminders):
+    """A device that knows whether a block of the writer's thread runs, and lets a tick pass before each."""
+
+    def __init__(self, world: World, tick: Callable[[], None]) -> None:
+        super().__init__(world)
+        self.tick = tick
+        self.runs = False
+
+    def write(self, block: Callable[[], None], done: Callable[[BaseException | None, int], None]) -> None:
+        self.tick()
+
+        def run() -> None:
+            self.runs = True
+            block()
+            self.runs = False
+
+        super().write(run, done)
+
+
+def installing(applied: int) -> tuple[SimNode, list[tuple[str, bool]], list[bool]]:
+    """Install a snapshot above a log of many segments, of which the machine has applied so much.
+
+    Return the node; each removal of a store, and whether it was in the writer's thread; whether the disk answered then.
+    """
+    world = deep()
+    node = world["n2"]
+    removed: list[tuple[str, bool]] = []
+    answers: list[bool] = []
+    owner = Installer()
+    core = node.core
+    assert core is not None
+
+    def tick() -> None:
+        world.now += core.state.options.election_timeout_us - 1
+        driver.step(events.Tick())
+        answers.append(core.disk_answers)
+
+    device = InBlocks(world, tick)
+    driver = CheckedDriver(core, node.running, owner, Deaf(), cast("Device", device))
+    core.writer.begin_exclusive(core.state.awake)
+    owner.applied_index = applied
+
+    def record(operation: str, name: str) -> bool:
+        if operation == "remove" and name.endswith(".store"):
+            removed.append((name, device.runs))
+        return False
+
+    node.storage.failing = record
+    tail = Tail(1_000, 1, world.clock(), 7)
+    driver.carry_out_step(events.Tick(), [actions.Install(1, Snapshot(*tail, 0, ((0, 0),)))])
+    assert (owner.halts, node.log.tail) == ([], tail)
+    return node, removed, answers
+
+
+def test_an_install_removes_what_the_machine_has_applied_in_the_writer_s_thread() -> None:
+    segments = len(deep()["n2"].log.segment_bases)
+    _, removed, answers = installing(10_000)
+    assert [beside for _, beside in removed] == [True] * (segments - 1) + [False]
+    assert all(answers)
+
+
+def test_an_install_leaves_what_the_machine_applies_now_to_the_reset() -> None:
+    bases = list(deep()["n2"].log.segment_bases)
+    _, removed, _ = installing(bases[2] + 1)
+    assert [name for name, beside in removed if beside] == [f"{base:020d}.store" for base in bases[:2]]
+    assert len(removed) == len(bases)
