@@ -2,7 +2,7 @@
 
 import asyncio
 import os
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 
 import structlog
@@ -10,6 +10,7 @@ import structlog
 from quire.log import (
     Directory,
     DiskFull,
+    Expiry,
     FileDirectory,
     FrameCorrupt,
     FrameInvalid,
@@ -57,6 +58,8 @@ from .config import StandaloneConfig
 MODE = "standalone"
 MARK_INTERVAL_S = 1.0
 EXPIRY_INTERVAL_S = 10.0
+EXPIRY_RETRY_S = 1.0
+"""The pause before another attempt to sync a folder for which there was no descriptor."""
 
 logger = structlog.get_logger(__name__)
 
@@ -216,14 +219,37 @@ class LogService:
         while age is not None or config.retention_bytes is not None:
             try:
                 ages.rotate(age, None, own_stamps=True)
-                aged_to = ages.aged_to(age, own_stamps=True)
-                gone = self.log.remove_expired(aged_to=aged_to, max_bytes=config.retention_bytes)
+                gone = await self._remove_expired(lambda: ages.aged_to(age, own_stamps=True))
             except LogReadOnly:
                 self.ended.set()
                 return
             if gone:
                 logger.info("expired", segments=gone, lowest_index=self.log.bounds.lowest_index)
             await asyncio.sleep(EXPIRY_INTERVAL_S)
+
+    async def _remove_expired(self, aged_to: Callable[[], int]) -> int:
+        """Remove what may expire, one segment at a time, their files in a thread; return how many segments went.
+
+        Raises:
+            LogReadOnly: the device failed.
+        """
+        gone, most = 0, self.config.retention_bytes
+        while (expiry := self.log.begin_expiry(aged_to=aged_to(), max_bytes=most)) is not None:
+            self.log.end_expiry(expiry, await self._removed(expiry))
+            gone += 1
+        return gone
+
+    async def _removed(self, expiry: Expiry) -> OSError | None:
+        """Remove a segment's files; return the device's error."""
+        while True:
+            try:
+                await asyncio.to_thread(expiry.run)
+            except ResourcesExhausted:
+                await asyncio.sleep(EXPIRY_RETRY_S)
+            except OSError as error:
+                return error
+            else:
+                return None
 
 
 def open_log(config: StandaloneConfig, directory: Directory) -> Log:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import threading
 import time
 from collections.abc import AsyncIterator
@@ -17,7 +18,7 @@ from quire.cluster.serve.arguments import parse_standalone
 from quire.cluster.standalone import app
 from quire.cluster.standalone.config import StandaloneConfig
 from quire.cluster.standalone.service import LogService
-from quire.log import FileDirectory, Kind, Log, LogOptions, LogRotten, pack, unpack
+from quire.log import Expiry, FileDirectory, Kind, Log, LogOptions, LogRotten, pack, unpack
 from quire.replication import PromiseFile
 from tests.cluster.logs import Device, served
 from tests.replication.loopback import turns, until
@@ -374,6 +375,23 @@ async def test_the_oldest_segments_expire(tmp_path: Path, monkeypatch: pytest.Mo
         assert (await log.call("GET", "/index_bounds")).document["lowest_index"] > 0
 
 
+async def test_no_segment_s_files_are_removed_on_the_loop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("quire.cluster.standalone.service.EXPIRY_INTERVAL_S", 0.05)
+    unlink, here = os.unlink, set[bool]()
+
+    def seen(path: str) -> None:
+        if path.endswith(".store"):
+            here.add(threading.current_thread() is threading.main_thread())
+        unlink(path)
+
+    monkeypatch.setattr(os, "unlink", seen)
+    async with served(tmp_path, segment_bytes=1 << 16, retention_bytes=100_000) as log:
+        for _ in range(8):
+            await log.append(bytes(40_000))
+        await until(lambda: bool(here))
+    assert here == {False}
+
+
 async def test_a_quiet_log_s_records_expire_by_age_though_their_segment_is_not_full(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -389,14 +407,14 @@ async def test_a_clock_ten_years_ahead_expires_nothing_young(tmp_path: Path, mon
     monkeypatch.setattr("quire.cluster.standalone.service.EXPIRY_INTERVAL_S", 0.02)
     shown, looks = time.time_ns, 0
     async with served(tmp_path, segment_bytes=1 << 16, retention_ms=3_600_000) as log:
-        removed = log.log.remove_expired
+        begun = log.log.begin_expiry
 
-        def looked(**limits: Any) -> int:
+        def looked(**limits: Any) -> Expiry | None:
             nonlocal looks
             looks += 1
-            return removed(**limits)
+            return begun(**limits)
 
-        monkeypatch.setattr(log.log, "remove_expired", looked)
+        monkeypatch.setattr(log.log, "begin_expiry", looked)
         for _ in range(4):
             await log.append(bytes(40_000))
         monkeypatch.setattr(time, "time_ns", lambda: shown() + 10 * 365 * 86_400 * 10**9)
