@@ -200,7 +200,11 @@ class CommandStream:
     async def _serve(self, session: Session) -> None:
         if self._leader_lost:
             await self._find_leader(session)
-        socket = await self._transport.connect(f"/commands/stream?session={session.id}")
+        try:
+            socket = await self._transport.connect(f"/commands/stream?session={session.id}")
+        except SessionError as gone:
+            self._handle_end(gone)
+            return
         try:
             async with asyncio.TaskGroup() as tasks:
                 sender = tasks.create_task(self._send(socket))

@@ -20,7 +20,17 @@ from aiohttp.payload import TOO_LARGE_BYTES_BODY
 
 from quire.log.packing import ExtType, unpack_trusted
 
-from .errors import BadRequest, ClientError, NotFound, OutcomeUnknown, Refused, ServerFault, Unavailable
+from .errors import (
+    BadRequest,
+    ClientError,
+    NotFound,
+    OutcomeUnknown,
+    Refused,
+    ServerFault,
+    SessionExpired,
+    SessionFenced,
+    Unavailable,
+)
 
 CONNECT_TIMEOUT_S = 1.0
 READ_ATTEMPT_TIMEOUT_S = 5.0  # Another server can answer a read; a write waits for its own answer.
@@ -146,7 +156,12 @@ class Transport:
         return await self._try_each(self._candidates(), attempt, time.monotonic() + self.timeout_s)
 
     async def connect(self, path: str) -> aiohttp.ClientWebSocketResponse:
-        """A WebSocket to the leader, or to another server, which relays it to the leader. Raises NothingWritten."""
+        """A WebSocket to the leader, or to another server, which relays it to the leader.
+
+        Raises:
+            NothingWritten: no server opened one.
+            SessionError: the session is gone.
+        """
         failure = NothingWritten("no server is named")
         for server in self._candidates():
             try:
@@ -160,6 +175,7 @@ class Transport:
                 failure = NothingWritten(f"{server} answered {error.status}")
                 if error.headers is not None:
                     self._learn_leader(error.headers.get("Quire-Leader"))
+                    _raise_if_gone(error.headers.get("Quire-Session-Code"))
             except aiohttp.InvalidURL:
                 failure = NothingWritten(f"{server} is not HOST:PORT")
             except (aiohttp.ClientError, OSError) as error:
@@ -243,6 +259,17 @@ class _Attempt(NamedTuple):
     def sendable(self) -> bytes | BytesIO | None:
         """The body in the form that aiohttp accepts without a warning: large bodies as files."""
         return self.body if self.body is None or len(self.body) <= TOO_LARGE_BYTES_BODY else BytesIO(self.body)
+
+
+def _raise_if_gone(code: str | None) -> None:
+    """Raise the SessionError of a code that says why a session's stream was not opened."""
+    match code:
+        case "SESSION_EXPIRED":
+            raise SessionExpired(code, "the session is not open: closed or expired")
+        case "SESSION_FENCED":
+            raise SessionFenced(code, "another session of its name took it over")
+        case _:
+            return
 
 
 def _backoff(error: Exception) -> bool | float:

@@ -6,9 +6,10 @@ from typing import TYPE_CHECKING
 from aiohttp import web
 
 from ..node.metrics import Metrics
-from .admission.concurrency import STREAMS_LIMIT, ConcurrencyLimit, LongPollLimit, OneATurn, SessionLimit
+from .admission.concurrency import LongPollLimit, OneATurn, SessionLimit
 from .admission.connections import ConnectionLimit
 from .admission.slow_callers import RequestBodyLimit, ResponseBodyLimit
+from .admission.streams import StreamLimit
 
 if TYPE_CHECKING:
     from ..node.node import Node
@@ -33,7 +34,7 @@ class NodeApi:
     leader: "LeaderHop"
     members: "MemberStatuses"
     metrics: Metrics
-    streams: ConcurrencyLimit = field(default_factory=lambda: ConcurrencyLimit(STREAMS_LIMIT))
+    streams: StreamLimit = field(default_factory=StreamLimit)
     long_polls: LongPollLimit = field(default_factory=LongPollLimit)
     ranges: OneATurn = field(default_factory=OneATurn)
     sessions: SessionLimit = field(default_factory=SessionLimit)

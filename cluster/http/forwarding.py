@@ -7,9 +7,10 @@ has not been heard for an election timeout.
 """
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
+from http import HTTPStatus
 from io import BytesIO
 from typing import TYPE_CHECKING
 
@@ -21,7 +22,8 @@ from yarl import URL
 
 from ..errors import LeaderUnreachable, NoLeader, NotLeader, OutcomeUnknown, Overloaded
 from .admission.slow_callers import CLOSE_TIMEOUT_S, PIECE_BYTES, close, done_or_stalled
-from .api import ADMISSION
+from .admission.streams import OpenStream
+from .api import ADMISSION, API
 from .request import REQUEST_ID, REQUEST_ID_KEY, SEQUENCE, SESSION, RateLimitedLog
 
 if TYPE_CHECKING:
@@ -149,8 +151,10 @@ class LeaderHop:
             finally:
                 del self._calls[call]
 
-    async def carry(self, request: web.Request, socket: web.WebSocketResponse) -> web.StreamResponse:
+    async def carry(self, request: web.Request, socket: web.WebSocketResponse, place: OpenStream) -> web.StreamResponse:
         """Carry a stream between a client and the leader; when either end closes, so does the other.
+
+        If the leader does not open it, its refusal is returned.
 
         Raises:
             NotLeader: the request was forwarded already.
@@ -167,12 +171,23 @@ class LeaderHop:
                     heartbeat=ping_s(self._node),
                     timeout=WS_TIMEOUT,
                 )
+        except aiohttp.WSServerHandshakeError as error:
+            # Such an answer is shown without its body. The same request as a plain GET is refused for the same reason.
+            refusal = await self.forward(request, None, writes=False)
+            if refusal is None or refusal.status == HTTPStatus.BAD_REQUEST:
+                raise LeaderUnreachable(leader, f"it answered {error.status}") from None
+            return refusal
         except (aiohttp.ClientError, OSError) as error:
             raise LeaderUnreachable(leader, str(error) or type(error).__name__) from error
+        streams = request.app[API].streams
         async with upstream:
             await socket.prepare(request)
-            ways = [asyncio.create_task(_pump(socket, upstream)), asyncio.create_task(_pump(upstream, socket))]
-            in_order = await done_or_stalled(request, ways)
+            ways: list[asyncio.Task[object]] = [
+                asyncio.create_task(_pump(socket, upstream, place.sent)),
+                asyncio.create_task(_pump(upstream, socket, place.answered)),
+                asyncio.create_task(place.ended.wait()),
+            ]
+            in_order = await done_or_stalled(request, ways, lambda: streams.is_over(place))
             for way in ways:
                 way.cancel()
             await asyncio.gather(*ways, return_exceptions=True)
@@ -250,8 +265,9 @@ def _is_kept(name: str) -> bool:
     return name in _RESPONSE_HEADERS or name.startswith("Quire-")
 
 
-async def _pump(source: Socket, target: Socket) -> None:
+async def _pump(source: Socket, target: Socket, passed: Callable[[], None]) -> None:
     while (message := await source.receive()).type in MESSAGES:
+        passed()
         if message.type is WSMsgType.TEXT:
             await target.send_str(message.data)  # The leader answers what is wrong with it.
         else:

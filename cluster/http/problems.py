@@ -54,6 +54,7 @@ from ..errors import (
 )
 
 TYPE_PREFIX = "urn:quire:problem:"
+SESSION_CODE = "Quire-Session-Code"  # As a header: a WebSocket's client is shown no body when it is refused.
 PROBLEM_JSON = "application/problem+json"
 
 
@@ -140,6 +141,13 @@ def problem_of(error: ClusterError, request_id: str) -> web.Response:
         response.headers["Retry-After"] = str(max(1, round(error.retry_after_s)))
     elif answer.retry_after_s is not None:
         response.headers["Retry-After"] = str(answer.retry_after_s)
+    match error:
+        case SessionUnknown():
+            response.headers[SESSION_CODE] = "SESSION_EXPIRED"
+        case SessionRefused():
+            response.headers[SESSION_CODE] = error.code
+        case _:
+            pass
     return response
 
 

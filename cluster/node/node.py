@@ -41,6 +41,8 @@ from ..errors import (
     OutcomeUnknown,
     Overloaded,
     ResourcesExhaustedError,
+    SessionRefused,
+    SessionUnknown,
     StateUnavailable,
     WrongIndex,
 )
@@ -357,6 +359,24 @@ class Node:
             raise StateUnavailable(str(failure)) from failure
         except TimeoutError:
             raise StateUnavailable(f"no linearizable read was possible within {timeout_ms} ms") from None
+
+    async def require_session(self, session: int) -> None:
+        """Return if the session is open. Before it is refused, it is looked up linearizable: it may be a new one.
+
+        Raises:
+            SessionUnknown, SessionRefused: it is not open, or was fenced.
+            NotLeader, NoLeader, StateUnavailable: as `session`.
+        """
+        if (error := self.not_leader()) is not None:
+            raise error
+        sessions = self.components.applying.applier.sessions
+        # Inside a frame this may still find one that the frame closes; its commands are refused when they are applied.
+        if sessions.find(session) is not None or await self.session(session) is not None:
+            return
+        refusal = self.components.applying.applier.sessions.refusal(session)
+        if refusal.code == "SESSION_FENCED":
+            raise SessionRefused(refusal.code, refusal.text, [])
+        raise SessionUnknown(session)
 
     def status(self) -> dict[str, Any]:
         """The document of `GET /status`."""

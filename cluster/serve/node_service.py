@@ -12,8 +12,8 @@ from quire.sm import MachineError
 from ..config.serve import ServeConfig, load_config
 from ..config.settings import ConfigInvalid
 from ..errors import ClusterError
-from ..http.admission.concurrency import STREAMS_LIMIT
 from ..http.admission.connections import PEER_RESERVE, ConnectionLimit
+from ..http.admission.streams import STREAMS_LIMIT
 from ..http.app import make_app
 from ..http.forwarding import CONNECTION_LIMIT
 from ..node.node import Node

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from quire.cluster.http.admission.concurrency import STREAMS_LIMIT
 from quire.cluster.http.admission.connections import CONNECTIONS_LIMIT, PEER_RESERVE
+from quire.cluster.http.admission.streams import STREAMS_LIMIT
 from quire.cluster.serve.descriptors import TooFewFiles, connections_of, files_needed
 from quire.cluster.serve.log_service import LOG_FILES
 from quire.cluster.serve.node_service import NODE_FILES

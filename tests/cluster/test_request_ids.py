@@ -119,7 +119,8 @@ async def test_a_warning_of_a_kind_is_logged_once_per_interval_with_the_number_d
 
 @EVERYWHERE
 async def test_a_stream_s_problem_has_its_request_id(cluster: RunningCluster, at: str) -> None:
-    url = f"http://{cluster.address(at)}/commands/stream?session=1"
+    session = (await cluster.ask(at, "POST", "/sessions", b"{}", "application/json")).document["session"]
+    url = f"http://{cluster.address(at)}/commands/stream?session={session}"
     async with cluster.session.ws_connect(url, headers={REQUEST_ID: "stream-1"}) as socket:
         await socket.send_bytes(pack([1, []]))
         message = await socket.receive(timeout=20)

@@ -78,3 +78,25 @@ async def test_a_node_stops_while_a_command_hangs(tmp_path: Path, gate: type[Gat
         assert not gate.opened.is_set()
         answers = await asyncio.gather(hanging, reading, return_exceptions=True)
         assert all(isinstance(answer, BaseException) or answer.status in (503, 504) for answer in answers)
+
+
+@pytest.mark.asyncio
+async def test_a_session_that_is_not_applied_yet_is_waited_for(tmp_path: Path, gate: type[Gate]) -> None:
+    async with (
+        running_cluster(tmp_path, 1, machine=GATE, request_timeout_ms=60_000) as cluster,
+        asyncio.timeout(DEADLINE_S),
+    ):
+        session = (await cluster.ask("n1", "GET", "/index_bounds")).document["highest_index"] + 1
+        hanging = asyncio.create_task(cluster.commands("n1", "wait"))
+        await until(lambda: unapplied(cluster) == [1])
+        opening = asyncio.create_task(cluster.ask("n1", "POST", "/sessions", b"{}", "application/json"))
+        await until(lambda: unapplied(cluster) == [2])
+        url = f"http://{cluster.address('n1')}/commands/stream?session={session}"
+        streaming = asyncio.create_task(cluster.session.ws_connect(url))
+        for _ in range(BARRIERS):  # The stream's request arrives long before the session is applied.
+            await cluster.ask("n1", "GET", "/healthz")
+        gate.opened.set()
+
+        await hanging
+        assert (await opening).document["session"] == session
+        await (await streaming).close()

@@ -10,7 +10,7 @@ import pytest_asyncio
 from aiohttp import ClientSession, ClientWebSocketResponse, TCPConnector, WSMsgType
 
 from quire.cluster.http.admission import slow_callers
-from quire.cluster.http.admission.concurrency import ConcurrencyLimit
+from quire.cluster.http.admission.streams import StreamLimit
 from quire.cluster.http.api import API
 from quire.cluster.http.forwarding import CONNECTION_LIMIT, FORWARDED
 from quire.cluster.http.routes.stream import WINDOW_BYTES
@@ -36,7 +36,7 @@ async def cluster(tmp_path_factory: pytest.TempPathFactory) -> AsyncGenerator[Ru
         yield running
 
 
-def streams_of(cluster: RunningCluster, at: str) -> ConcurrencyLimit:
+def streams_of(cluster: RunningCluster, at: str) -> StreamLimit:
     app = cluster.nodes[at].runner.app
     assert app is not None
     return app[API].streams
@@ -149,7 +149,7 @@ async def test_as_many_streams_as_the_limit_are_open_and_one_more_is_overloaded(
         for _ in range(2):
             await open_streams.enter_async_context(await stream(cluster, at))
 
-        refused = await cluster.ask(at, "GET", "/commands/stream?session=1")
+        refused = await cluster.ask(at, "GET", f"/commands/stream?session={await opened(cluster)}")
     await none_open(cluster)
     socket = await stream(cluster, at)
     await socket.close()

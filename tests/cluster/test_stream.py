@@ -1,6 +1,7 @@
 """`/commands/stream`, through leader and follower."""
 
 import asyncio
+import time
 from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -8,9 +9,14 @@ from typing import Any, cast
 
 import pytest
 import pytest_asyncio
-from aiohttp import ClientWebSocketResponse, WSMessage, WSMsgType
+from aiohttp import ClientWebSocketResponse, WSMessage, WSMsgType, WSServerHandshakeError
 
+import quire
+from quire.cluster.client import SessionExpired
 from quire.cluster.errors import Overloaded
+from quire.cluster.http.admission import slow_callers
+from quire.cluster.http.admission.streams import OpenStream, StreamLimit
+from quire.cluster.http.api import API
 from quire.cluster.http.request import REQUEST_ID_KEY
 from quire.cluster.http.routes.stream import CommandStream
 from quire.log import pack, unpack
@@ -29,9 +35,30 @@ async def cluster(tmp_path_factory: pytest.TempPathFactory) -> AsyncGenerator[Ru
         yield running
 
 
-async def opened(cluster: RunningCluster, at: str) -> int:
-    reply = await cluster.ask(at, "POST", "/sessions", b"{}", "application/json")
+async def opened(cluster: RunningCluster, at: str, body: bytes = b"{}") -> int:
+    reply = await cluster.ask(at, "POST", "/sessions", body, "application/json")
     return int(reply.document["session"])
+
+
+def streams_of(cluster: RunningCluster, at: str) -> StreamLimit:
+    app = cluster.nodes[at].runner.app
+    assert app is not None
+    return app[API].streams
+
+
+async def none_open(cluster: RunningCluster) -> None:
+    async with asyncio.timeout(DEADLINE_S):
+        while any(len(streams_of(cluster, at)) for at in cluster.nodes):
+            await cluster.ask("n1", "GET", "/healthz")
+
+
+async def refused(cluster: RunningCluster, at: str, session: int) -> tuple[int, str | None]:
+    """The status and the code that refuse a stream."""
+    with pytest.raises(WSServerHandshakeError) as error:
+        async with streaming(cluster, at, session):
+            pass
+    assert error.value.headers is not None
+    return error.value.status, error.value.headers.get("Quire-Session-Code")
 
 
 @asynccontextmanager
@@ -126,18 +153,112 @@ async def test_a_problem_ends_the_stream_and_nothing_from_there_on_is_written(
 
 
 @EVERYWHERE
-async def test_an_unknown_session_is_answered_so_and_executes_nothing(cluster: RunningCluster, at: str) -> None:
-    before = await state(cluster)
-    async with streaming(cluster, at, 999_999) as socket:
-        await socket.send_bytes(pack([1, [["add", 1]]]))
-        answer = await said(socket)
+async def test_the_stream_of_a_session_that_is_not_open_is_refused_at_the_opening(
+    cluster: RunningCluster, at: str
+) -> None:
+    fenced, holder = [await opened(cluster, at, b'{"name": "held"}') for _ in range(2)]
+    closed = await opened(cluster, at)
+    await cluster.ask(at, "DELETE", f"/sessions/{closed}")
 
-    assert [code for _, code, _ in answer[4]] == ["SESSION_EXPIRED"]
-    assert await state(cluster) == before
+    answers = {session: await refused(cluster, at, session) for session in (999_999, closed, fenced)}
+    async with streaming(cluster, at, holder) as socket:
+        await socket.send_bytes(pack([1, [["add", 0]]]))
+        assert (await said(socket))[0] == 1
+
+    assert answers == {
+        999_999: (404, "SESSION_EXPIRED"),
+        closed: (404, "SESSION_EXPIRED"),
+        fenced: (409, "SESSION_FENCED"),
+    }
+    assert len(streams_of(cluster, at)) <= 1
+
+
+async def test_the_stream_of_a_session_that_was_just_opened_is_not_refused(cluster: RunningCluster) -> None:
+    for number in range(30):
+        opener, carrier = [("n1", "n3"), ("n3", "n1"), ("n2", "n3")][number % 3]
+        async with streaming(cluster, carrier, await opened(cluster, opener)):
+            pass
 
 
 @EVERYWHERE
-@pytest.mark.parametrize("query", ["", "?session=", "?session=x", "?session=1&session=2", "?session=1&more=1"])
+async def test_a_stream_without_messages_ends_in_order(
+    cluster: RunningCluster, at: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(slow_callers, "STALL_TIMEOUT_S", 1.0)  # Ten looks a second.
+    monkeypatch.setattr(streams_of(cluster, at), "idle_s", 0.0)
+    async with streaming(cluster, at, await opened(cluster, at)) as socket:
+        async with asyncio.timeout(DEADLINE_S):
+            end = await socket.receive()
+
+    assert (end.type, end.data) == (WSMsgType.CLOSE, 1000)
+
+
+@EVERYWHERE
+async def test_an_idle_stream_makes_room_for_another(
+    cluster: RunningCluster, at: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await none_open(cluster)
+    monkeypatch.setattr(streams_of(cluster, at), "_limit", 2)
+    monkeypatch.setattr(streams_of(cluster, at), "yields_after_s", 0.0)
+    sessions = [await opened(cluster, at) for _ in range(3)]
+    async with streaming(cluster, at, sessions[0]) as first, streaming(cluster, at, sessions[1]) as second:
+        await first.send_bytes(pack([1, [["add", 0]]]))
+        assert (await said(first))[0] == 1
+
+        async with streaming(cluster, at, sessions[2]) as third:
+            for socket, sequence in ((first, 2), (third, 1)):
+                await socket.send_bytes(pack([sequence, [["add", 0]]]))
+                assert (await said(socket))[0] == sequence
+            assert await said(second) is None, "it was idle for longest"
+
+
+@EVERYWHERE
+@pytest.mark.parametrize("name", [None, "gone"])
+async def test_a_client_whose_session_was_closed_meanwhile_opens_another_if_it_has_no_name(
+    cluster: RunningCluster, at: str, name: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await none_open(cluster)
+    monkeypatch.setattr(slow_callers, "STALL_TIMEOUT_S", 1.0)
+    async with quire.connect(cluster.address(at), session=name, timeout_s=DEADLINE_S) as client:
+        await client.apply(["add", 1])
+        session = (await client.session()).id
+        assert (await cluster.ask(at, "DELETE", f"/sessions/{session}")).status == 200
+        for limited in (streams_of(cluster, node_id) for node_id in cluster.nodes):
+            monkeypatch.setattr(limited, "idle_s", 0.0)
+        await none_open(cluster)
+        monkeypatch.undo()
+
+        if name is None:
+            await client.apply(["add", 1])
+            assert (await client.session()).id > session
+        else:
+            with pytest.raises(SessionExpired):
+                await client.apply(["add", 1])
+
+
+@EVERYWHERE
+async def test_a_client_whose_idle_stream_was_ended_notices_nothing(
+    cluster: RunningCluster, at: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await none_open(cluster)
+    monkeypatch.setattr(slow_callers, "STALL_TIMEOUT_S", 1.0)
+    async with quire.connect(cluster.address(at), timeout_s=DEADLINE_S) as client:
+        first = await client.apply(["add", 1])
+        session = (await client.session()).id
+        for limited in (streams_of(cluster, node_id) for node_id in cluster.nodes):
+            monkeypatch.setattr(limited, "idle_s", 0.0)
+        await none_open(cluster)
+        monkeypatch.undo()
+
+        second = await client.apply(["add", 1])
+
+        assert (float(second) - float(first), (await client.session()).id) == (1, session)
+
+
+@EVERYWHERE
+@pytest.mark.parametrize(
+    "query", ["", "?session=", "?session=0", "?session=x", "?session=1&session=2", "?session=1&more=1"]
+)
 async def test_a_stream_without_one_session_is_malformed(cluster: RunningCluster, at: str, query: str) -> None:
     reply = await cluster.ask(at, "GET", f"/commands/stream{query}")
 
@@ -213,7 +334,9 @@ async def test_what_comes_after_a_refused_message_is_not_appended_while_an_earli
     monkeypatch.setattr(node.components.replica, "propose", proposed.append)
     messages = [pack([sequence, [["add", 1]]]) for sequence in (1, 2, 3)]
     script = Script(*messages[:2], lambda: proposed[1].owner.fail(Overloaded()), messages[2])
-    stream = CommandStream(node, cast("Any", {REQUEST_ID_KEY: "a request"}), cast("Any", script), 7)
+    stream = CommandStream(
+        node, cast("Any", {REQUEST_ID_KEY: "a request"}), cast("Any", script), 7, OpenStream(time.monotonic)
+    )
 
     await stream._read()  # pyright: ignore[reportPrivateUsage]
 

@@ -166,6 +166,13 @@ async def a_session(cluster: RunningCluster, at: str) -> AsyncGenerator[Values, 
 
 
 @asynccontextmanager
+async def a_fenced_session(cluster: RunningCluster, at: str) -> AsyncGenerator[Values, None]:
+    """A session that another one of its name took over."""
+    fenced, _ = [await _done(cluster, "/sessions", b'{"name": "fenced"}') for _ in range(2)]
+    yield {"session": str(fenced.document["session"])}
+
+
+@asynccontextmanager
 async def a_record(cluster: RunningCluster, at: str) -> AsyncGenerator[Values, None]:
     """A record that is visible on the asked node."""
     index = (await cluster.ask("n1", "GET", "/index_bounds")).document["highest_index"] - 1
@@ -242,7 +249,7 @@ async def no_places(cluster: RunningCluster, at: str) -> AsyncGenerator[Values, 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(app[API].long_polls, "_limit", 0)
         patch.setattr(app[API].streams, "_limit", 0)
-        yield {}
+        yield {"session": str((await _done(cluster, "/sessions", b"{}")).document["session"])}
 
 
 @asynccontextmanager
@@ -264,7 +271,8 @@ def in_the_mood(mood: str) -> Condition:
     @asynccontextmanager
     async def condition(cluster: RunningCluster, at: str) -> AsyncGenerator[Values, None]:
         await cluster.commands("n1", mood)
+        session = str((await _done(cluster, "/sessions", b"{}")).document["session"])
         async with a_record(cluster, at) as values:
-            yield values
+            yield {**values, "session": session}
 
     return condition

@@ -1,4 +1,4 @@
-"""At most so many of something at a time: streams, long polls, a session's records in flight."""
+"""At most so many of something at a time: long polls, a session's records in flight, a standalone log's requests."""
 
 import asyncio
 from collections import Counter
@@ -12,7 +12,6 @@ from ...errors import Overloaded
 
 T = TypeVar("T")
 
-STREAMS_LIMIT = 1024  # Of /commands/stream on one node, carried ones included: each may hold a window of memory.
 LONG_POLLS_LIMIT = 1024
 
 

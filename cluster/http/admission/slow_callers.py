@@ -8,7 +8,7 @@ A reader that is cut off sees its connection break, repeats the request, and has
 
 import asyncio
 import time
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 
 from aiohttp import web
@@ -185,8 +185,10 @@ class ResponseBodyLimit(_HeldBytes):
         return sent
 
 
-async def done_or_stalled(request: web.Request, tasks: Collection["asyncio.Task[object]"]) -> bool:
-    """True when one of a stream's tasks is done; False after cutting off a caller that took nothing.
+async def done_or_stalled(
+    request: web.Request, tasks: Collection["asyncio.Task[object]"], is_over: Callable[[], bool]
+) -> bool:
+    """True when one of a stream's tasks is done, or it is over; False after cutting off a caller that took nothing.
 
     Such a caller is not sent a closing handshake: that would wait for it, too.
     """
@@ -194,7 +196,7 @@ async def done_or_stalled(request: web.Request, tasks: Collection["asyncio.Task[
     while checks < STALL_CHECKS:
         timeout = STALL_TIMEOUT_S / STALL_CHECKS
         done, _ = await asyncio.wait(tasks, timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
-        if done:
+        if done or is_over():
             return True
         before, unsent = unsent, unsent_bytes(request)
         checks = checks + 1 if unsent and unsent == before else 0

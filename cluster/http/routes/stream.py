@@ -8,9 +8,14 @@ While a window of commands or bytes is in flight, the node reads no further: TCP
 of a message go into the frame as the client packed them. A follower carries the stream to the leader and back. A stream
 that its leader can no longer answer is closed without a problem; the client then resends the unanswered messages, under
 the same sequences, on another stream.
+
+The opening is refused if the session is not open; the header `Quire-Session-Code` then says what became of it. An idle
+stream is closed in order (`admission/streams.py`); its client opens another for its next message.
 """
 
 import asyncio
+from collections.abc import Callable
+from functools import partial
 from socket import IPPROTO_TCP, SO_KEEPALIVE, SOL_SOCKET, TCP_KEEPCNT, TCP_KEEPIDLE, TCP_KEEPINTVL
 from typing import TYPE_CHECKING, Any
 
@@ -32,6 +37,7 @@ from ...errors import (
 )
 from ...values import DEPTH_LIMIT, refuse_unstorable, unpack_msgpack
 from ..admission.slow_callers import close, done_or_stalled
+from ..admission.streams import OpenStream
 from ..api import API
 from ..forwarding import MESSAGES
 from ..problems import problem_of
@@ -53,14 +59,20 @@ async def commands_stream(request: web.Request) -> web.StreamResponse:
     node = api.node
     parameters = parameters_of(request, "session")
     session = parse_integer(parameters.get("session", ""), "session")
+    if not session:
+        raise Malformed("sessions begin at 1")
     limit = node.config.max_request_bytes + MESSAGE_OVERHEAD_BYTES
     socket = web.WebSocketResponse(max_msg_size=limit, compress=False)
     _probe_when_silent(request)
-    with api.streams.slot():
-        if not node.is_leader:
-            return await api.leader.carry(request, socket)
+    if "Upgrade" in request.headers and not socket.can_prepare(request):
+        await socket.prepare(request)  # It raises what is wrong with the handshake.
+    if not node.is_leader:
+        with api.streams.slot() as place:
+            return await api.leader.carry(request, socket, place)
+    await node.require_session(session)
+    with api.streams.slot() as place:
         await socket.prepare(request)
-        await CommandStream(node, request, socket, session).run()
+        await CommandStream(node, request, socket, session, place).run(partial(api.streams.is_over, place))
     return socket
 
 
@@ -77,8 +89,11 @@ def _probe_when_silent(request: web.Request) -> None:
 class CommandStream:
     """One session's stream on the leader."""
 
-    def __init__(self, node: "Node", request: web.Request, socket: web.WebSocketResponse, session: int) -> None:
+    def __init__(
+        self, node: "Node", request: web.Request, socket: web.WebSocketResponse, session: int, place: OpenStream
+    ) -> None:
         self._node = node
+        self._place = place
         self._request = request
         self._socket = socket
         self._session = session
@@ -89,18 +104,18 @@ class CommandStream:
         self._in_flight_bytes = 0
         self._outbox = Outbox(socket)
         self._room = asyncio.Event()
-        self._ended = asyncio.Event()
+        self._ended = place.ended
         self._failed = False
         self._problem: bytes | None = None
 
-    async def run(self) -> None:
-        """Serve until either side ends it."""
+    async def run(self, is_over: Callable[[], bool]) -> None:
+        """Serve until either side ends it, or it is over."""
         carrier = asyncio.create_task(self._outbox.carry(), name=f"stream of session {self._session}")
         reader = asyncio.create_task(self._read(), name=f"reader of session {self._session}")
         ended = asyncio.create_task(self._ended.wait(), name=f"end of session {self._session}'s stream")
         tasks = (carrier, reader, ended)
         try:
-            await done_or_stalled(self._request, tasks)
+            await done_or_stalled(self._request, tasks, is_over)
             if self._failed and reader.done():  # Answers, and a problem, are still to be sent.
                 patience = self._node.config.request_timeout_ms / 1000
                 await asyncio.wait((carrier, ended), timeout=patience, return_when=asyncio.FIRST_COMPLETED)
@@ -149,6 +164,7 @@ class CommandStream:
         self._node.propose(Write(payload, len(commands), session=self._session, sequence=sequence, owner=waiter))
         self._next_sequence = sequence + len(commands)
         self._in_flight_messages += 1
+        self._place.sent()
         self._in_flight_commands += waiter.commands
         self._in_flight_bytes += waiter.size
 
@@ -180,6 +196,7 @@ class CommandStream:
 
     def _forget(self, waiter: "StreamWaiter") -> None:
         self._in_flight_messages -= 1
+        self._place.answered()
         self._in_flight_commands -= waiter.commands
         self._in_flight_bytes -= waiter.size
         self._room.set()

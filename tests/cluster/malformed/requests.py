@@ -204,7 +204,7 @@ SESSIONS = [
     get("/commands/stream"),
     get("/commands/stream?session=one"),
     get("/commands/stream?session=1&window=9"),
-    get("/commands/stream?session=1", 400, "http"),
+    get("/commands/stream?session=1", 404, "session-unknown"),
 ]
 
 SIZES = [
