@@ -8,6 +8,7 @@ from aiohttp import web
 from ..node.metrics import Metrics
 from .admission.concurrency import LongPollLimit, OneATurn, SessionLimit
 from .admission.connections import ConnectionLimit
+from .admission.decoding import DecodingTurns
 from .admission.slow_callers import RequestBodyLimit, ResponseBodyLimit
 from .admission.streams import StreamLimit
 
@@ -38,6 +39,10 @@ class NodeApi:
     long_polls: LongPollLimit = field(default_factory=LongPollLimit)
     ranges: OneATurn = field(default_factory=OneATurn)
     sessions: SessionLimit = field(default_factory=SessionLimit)
+    decoding: DecodingTurns = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.decoding = DecodingTurns(lambda: self.node.is_behind)
 
 
 ADMISSION: web.AppKey[Admission] = web.AppKey("admission", Admission)

@@ -245,12 +245,17 @@ class Node:
         components = self.components
         if (stopped := components.applying.applier.failure) is not None:
             raise StateUnavailable(f"nothing can be answered here: {stopped}")
-        if components.applying.behind_s > APPLY_BEHIND_S:
+        if self.is_behind:
             raise Overloaded(OVERLOADED_RETRY_S)
         if write.size > components.payload_limit:
             raise LimitExceeded("the frame's payload", write.size, components.payload_limit)
         components.replica.propose(write)
         self.write_counts.proposed(write)
+
+    @property
+    def is_behind(self) -> bool:
+        """Whether commits wait for so long to be applied that no more writes are taken."""
+        return self.formed is not None and self.formed.applying.behind_s > APPLY_BEHIND_S
 
     async def promote(self, node_id: str) -> list[int]:
         """Make a node a voter with its present disk; return the indices of the records that say so.

@@ -17,6 +17,7 @@ from typing import Any
 from tests.overload import hour, overload
 from tests.overload.hostile import TASKS
 from tests.overload.judging import Verdict
+from tests.overload.pressing import COMMANDS
 from tests.overload.well_behaved import CLIENTS
 from tests.processes.cluster import ending_clusters
 
@@ -25,17 +26,18 @@ PEAK_BYTES = 640 << 20
 """Of a node under every kind at once: what may be held by the limits of docs/limits.md, and what Python keeps."""
 
 
-def load_of(minutes: float) -> overload.Load:
+def load_of(minutes: float, commands: int) -> overload.Load:
     """The overload of so many minutes: the bounds of a machine that does nothing else."""
     return overload.Load(
         peak_s=30,
         pressed_s=60 * minutes,
         slice_s=10,
-        peak_connections=512,
+        peak_connections=512 if commands <= COMMANDS else 8,
         connections=2048,
         kept_share=0.9,
         p99_s=5,
         growth_bytes=32 << 20,
+        commands=commands,
     )
 
 
@@ -48,13 +50,14 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=1, help="of the hostile client and of the well-behaved ones")
     parser.add_argument("--only", action="append", choices=sorted(TASKS), help="a kind of hostility; by default, all")
     parser.add_argument("--clients", type=int, default=CLIENTS, help="well-behaved ones")
+    parser.add_argument("--commands", type=int, default=COMMANDS, help="of the load, in each request")
     arguments = parser.parse_args()
     figures: dict[str, Any]
     verdicts: list[Verdict]
     with TemporaryDirectory(prefix="overload-") as folder, ending_clusters(Path(folder)) as clusters:
         cluster = clusters.formed(flags=FLAGS)
         if arguments.what == "load":
-            figures, verdicts = overload.run(cluster, load_of(arguments.minutes))
+            figures, verdicts = overload.run(cluster, load_of(arguments.minutes, arguments.commands))
         else:
             kinds = tuple(arguments.only or sorted(TASKS))
             plan = hour.Plan(60 * arguments.minutes, arguments.seed, kinds, arguments.clients, PEAK_BYTES)

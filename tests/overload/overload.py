@@ -29,18 +29,20 @@ class Load:
     kept_share: float
     p99_s: float
     growth_bytes: int
+    commands: int = COMMANDS
 
 
 def run(cluster: Cluster, load: Load) -> tuple[dict[str, Any], list[Verdict]]:
     """Find the peak, then press the leader with four times as many requests a second; the figures, and the verdicts."""
     before = {node.node_id: node.status()["leaders"] for node in cluster}
-    found = _press(cluster.leader, load.peak_connections, load.peak_s, load.slice_s)
+    found = _press(cluster.leader, load.commands, load.peak_connections, load.peak_s, load.slice_s)
     rate = FACTOR * max(each["accepted"] / each["seconds"] for each in found)
     # The connections are open, and the buffers as large as they will be, after the first slice.
-    pressed = _press(cluster.leader, load.connections, load.pressed_s + load.slice_s, load.slice_s, rate)[1:]
+    pressed_s = load.pressed_s + load.slice_s
+    pressed = _press(cluster.leader, load.commands, load.connections, pressed_s, load.slice_s, rate)[1:]
     after = {node.node_id: node.status()["leaders"] for node in cluster}
     figures = {
-        "commands_in_a_request": COMMANDS,
+        "commands_in_a_request": load.commands,
         "offered_per_s": round(rate),
         "peak": found,
         "pressed": pressed,
@@ -61,11 +63,12 @@ def _goodput(slices: Sequence[dict[str, float]]) -> float:
 
 
 def _press(
-    node: Node, connections: int, seconds: float, slice_s: float, rate: float | None = None
+    node: Node, commands: int, connections: int, seconds: float, slice_s: float, rate: float | None = None
 ) -> list[dict[str, float]]:
     command = [sys.executable, "-m", "tests.overload.pressing", node.address, str(node.running.pid)]
     # Half a slice more: the last one is whole.
     command += ["--connections", str(connections), "--seconds", str(seconds + slice_s / 2), "--slice-s", str(slice_s)]
+    command += ["--commands", str(commands)]
     if rate is not None:
         command += ["--rate", str(rate)]
     timeout_s = 2 * seconds + DEADLINE_S

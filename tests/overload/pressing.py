@@ -24,7 +24,7 @@ from tests.overload.meter import processor_s, rank, resident_bytes
 PATIENCE_S = 10.0
 TICK_S = 0.005
 COMMANDS = 10
-"""In each request."""
+"""In each request, unless told otherwise."""
 
 
 @dataclass
@@ -53,14 +53,15 @@ class Slice:
         return figures
 
 
-def request_bytes(number: int) -> bytes:
+def request_bytes(number: int, commands: int) -> bytes:
     """A POST /commands that counts up some keys."""
-    body = pack({"commands": [["incr", f"pressed-{(number + place) % 1000}"] for place in range(COMMANDS)]})
+    body = pack({"commands": [["incr", f"pressed-{(number + place) % 1000}"] for place in range(commands)]})
     head = f"POST /commands HTTP/1.1\r\nHost: x\r\nContent-Type: application/msgpack\r\nContent-Length: {len(body)}\r\n"
     return head.encode() + b"\r\n" + body
 
 
-REQUESTS = [request_bytes(number) for number in range(0, 1000, COMMANDS)]
+REQUESTS = 100
+"""Different ones."""
 
 
 class Connection(asyncio.Protocol):
@@ -77,11 +78,11 @@ class Connection(asyncio.Protocol):
         self._transport = transport
         self._writers.connected(self)
 
-    def send(self, number: int, due: float) -> None:
+    def send(self, request: bytes, due: float) -> None:
         """Send a request that was due then."""
         assert self._transport is not None
         self.sent_at = due
-        self._transport.write(REQUESTS[number % len(REQUESTS)])
+        self._transport.write(request)
 
     def data_received(self, data: bytes) -> None:
         received = self._received = self._received + data
@@ -106,7 +107,8 @@ class Connection(asyncio.Protocol):
 class Writers:
     """All of them, on one node."""
 
-    def __init__(self, server: str, pid: int, most: int) -> None:
+    def __init__(self, server: str, pid: int, most: int, commands: int) -> None:
+        self._requests = [request_bytes(10 * number, commands) for number in range(REQUESTS)]
         self._host, self._port = host_and_port(server)
         self._pid = pid
         self._most = most
@@ -175,7 +177,7 @@ class Writers:
     def _send(self, connection: Connection, due: float) -> None:
         self._under_way[connection] = None
         self._number += 1
-        connection.send(self._number, due)
+        connection.send(self._requests[self._number % REQUESTS], due)
 
     def connected(self, connection: Connection) -> None:
         """It is there: the request for which it was opened is sent."""
@@ -231,13 +233,14 @@ def main() -> None:
     parser.add_argument("server", help="HOST:PORT of the leader")
     parser.add_argument("pid", type=int, help="the leader's process")
     parser.add_argument("--connections", type=int, required=True)
+    parser.add_argument("--commands", type=int, default=COMMANDS, help="in each request")
     parser.add_argument("--rate", type=float, help="requests a second; without it, each as soon as it is answered")
     parser.add_argument("--seconds", type=float, required=True)
     parser.add_argument("--slice-s", type=float, default=5.0)
     arguments = parser.parse_args()
 
     async def press() -> None:
-        writers = Writers(arguments.server, arguments.pid, arguments.connections)
+        writers = Writers(arguments.server, arguments.pid, arguments.connections, arguments.commands)
         await writers.run(arguments.rate, arguments.seconds, arguments.slice_s)
 
     asyncio.run(press())

@@ -30,9 +30,28 @@ def test_four_times_the_load_costs_the_leader_little_of_what_it_accepts(clusters
         slice_s=3,
         peak_connections=256,
         connections=1024,
-        kept_share=0.6,
+        kept_share=0.5,
         p99_s=30,
         growth_bytes=64 << 20,
+    )
+
+    figures, verdicts = overload.run(clusters.formed(flags=KV), load)
+
+    assert all(verdict.holds for verdict in verdicts), (verdicts, figures)
+
+
+@pytest.mark.full
+def test_four_times_the_batches_cost_the_leader_little_and_depose_nobody(clusters: Clusters) -> None:
+    load = overload.Load(
+        peak_s=9,
+        pressed_s=24,
+        slice_s=3,
+        peak_connections=4,
+        connections=256,
+        commands=10_000,
+        kept_share=0.5,
+        p99_s=30,
+        growth_bytes=128 << 20,
     )
 
     figures, verdicts = overload.run(clusters.formed(flags=KV), load)

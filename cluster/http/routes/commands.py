@@ -37,6 +37,7 @@ async def post_commands(request: web.Request) -> web.StreamResponse:
     forwarded = await api.leader.forward(request, body, writes=True)
     if forwarded is not None:
         return forwarded
+    await api.decoding.turn(len(body))
     reply = await write_values(api, decode_commands(content_type, body), limit, applied=True, write_id=write_id)
     document: dict[str, Any] = {"index": reply.index, "epoch": reply.epoch, "results": reply.results}
     if reply.refused:
@@ -67,12 +68,13 @@ async def write_values(
     refused = await node.check(values)
     if refused:
         raise CommandsRefused(refused)
-    payload = pack_records(values, limit)
+    payload, count = pack_records(values, limit), len(values)
+    del values  # They take many times as much memory as the payload, and this may wait for long.
     session, sequence = write_id
     waiter = FutureWaiter(applied=applied or session != 0)
-    write = Write(payload, len(values), expected_index=expected_index, session=session, sequence=sequence, owner=waiter)
-    if session and len(values) > node.session_window:
-        raise LimitExceeded("the number of records under a session", len(values), node.session_window)
+    write = Write(payload, count, expected_index=expected_index, session=session, sequence=sequence, owner=waiter)
+    if session and count > node.session_window:
+        raise LimitExceeded("the number of records under a session", count, node.session_window)
     reply = await write_within_deadline(api, write)
     _refuse_by_session(reply)
     return reply

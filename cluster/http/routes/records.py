@@ -38,10 +38,13 @@ async def post_records(request: web.Request) -> web.StreamResponse:
         return forwarded
     if raw and len(body) > BIN_LIMIT_BYTES:
         reply = await write_within_deadline(api, _blob(node, body, expected_index, write_id))
+    elif raw:
+        room = limit + FRAME_OVERHEAD_BYTES
+        reply = await write_values(api, [body], room, applied=False, expected_index=expected_index, write_id=write_id)
     else:
-        values = [body] if raw else decode_records(content_type, body)
-        room = limit + FRAME_OVERHEAD_BYTES if raw else limit
-        reply = await write_values(api, values, room, applied=False, expected_index=expected_index, write_id=write_id)
+        await api.decoding.turn(len(body))
+        values = decode_records(content_type, body)
+        reply = await write_values(api, values, limit, applied=False, expected_index=expected_index, write_id=write_id)
     return answer(request, {"write_index": reply.index, "count": reply.count})
 
 

@@ -36,6 +36,7 @@ from ...errors import (
     SequenceRefused,
 )
 from ...values import DEPTH_LIMIT, refuse_unstorable, unpack_msgpack
+from ..admission.decoding import LARGE_BYTES
 from ..admission.slow_callers import close, done_or_stalled
 from ..admission.streams import OpenStream
 from ..api import API
@@ -136,6 +137,8 @@ class CommandStream:
             try:
                 if message.type is WSMsgType.TEXT:
                     raise Malformed("a message is binary, a msgpack array of two: sequence and commands")
+                if len(message.data) > LARGE_BYTES:
+                    await self._request.app[API].decoding.turn_of_stream()
                 await self._take(message.data)
             except ClusterError as error:
                 self._fail(self._next_sequence or 0, error)
