@@ -7,6 +7,9 @@ The steps, in this order:
 3. Sync the folder. A segment that a power loss restored later would follow frames that were never before it.
 4. Cut the store that is left, sync it, and preallocate it again; only then append. If a power loss undid the cut, old
    frames would come back after new ones.
+
+Within the write segment nothing is read again: its index, epochs and members records are in memory. Another segment
+that becomes the write segment is walked by its frames' lengths.
 """
 
 from __future__ import annotations
@@ -51,7 +54,10 @@ def truncate_at(state: LogState, tail: Tail, segment: Segment, position: int) ->
         store.sync()
         preallocate(store, position, state.options)
         segment.end = position
-        _take_as_write_segment(state, segment, store, tail)
+        if was_written:
+            _cut_write_segment(state, tail)
+        else:
+            _take_as_write_segment(state, segment, store, tail)
         # What is left was synced just now.
         state.set_durable(tail, segment, position)
         state.mark.write(state.next_mark())
@@ -85,6 +91,14 @@ def room_of(end: int, options: LogOptions) -> tuple[int, int]:
     """
     needed = max(end, min(end + options.reserve, MAX_SEGMENT_BYTES - 1))
     return needed, max(needed, options.segment_bytes + options.reserve)
+
+
+def _cut_write_segment(state: LogState, tail: Tail) -> None:
+    old = state.writer
+    old.index.cut(tail.index - old.segment.base_index)
+    state.writer = WriteSegment(old.segment, old.header, old.store, old.index, state.options)
+    del state.epochs[bisect_left(state.epochs, tail.index, key=lambda start: start[1]) :]
+    state.members = [index for index in state.members if index < tail.index]
 
 
 def _take_as_write_segment(state: LogState, segment: Segment, store: Storage, tail: Tail) -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import struct
 from array import array
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from contextlib import suppress
 from typing import NamedTuple, Protocol
 
@@ -70,6 +70,13 @@ class FrameIndex:
             self._entries += _ENTRY.pack(crc32c, relative, length, position)
             self._relatives.append(relative)
             self.next_position = position + self._interval_bytes
+
+    def cut(self, relative: int) -> None:
+        """Drop the entries of all frames from this relative index on."""
+        kept = bisect_left(self._relatives, relative)
+        del self._relatives[kept:], self._entries[INDEX_MARKER_BYTES + kept * INDEX_ENTRY_BYTES :]
+        last = self.entry_at(relative)
+        self.next_position = 0 if last is None else last.position + self._interval_bytes
 
     def entry_at(self, relative: int) -> IndexEntry | None:
         """Return the last entry at or below a relative index; None if there is none."""
