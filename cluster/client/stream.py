@@ -24,7 +24,15 @@ from quire.log.packing import ExtType, unpack_trusted
 from .errors import ClientError, Halted, NotFound, SessionError, SessionExpired, Unavailable
 from .message import Answer
 from .pipeline import OutOfSequence, Pipeline
-from .transport import BACKOFF_FIRST_S, BACKOFF_LONGEST_S, MACHINE_FAILED, NothingWritten, Transport, document_of
+from .transport import (
+    BACKOFF_FIRST_S,
+    BACKOFF_LONGEST_S,
+    MACHINE_FAILED,
+    NothingWritten,
+    Transport,
+    document_of,
+    spread,
+)
 
 SESSION_FIELDS = ("session", "sequence", "session_window", "max_request_bytes")
 ANSWER_LENGTH = 5  # [sequence, index, epoch, results, refused]
@@ -294,7 +302,7 @@ def _retrying(timeout_s: float | None) -> Any:
 
 
 def _backoff(error: Exception) -> bool | float:
-    return isinstance(error, StreamEnded | NothingWritten) and (error.retry_after_s or True)
+    return isinstance(error, StreamEnded | NothingWritten) and spread(error.retry_after_s)
 
 
 def _copy_of(error: SessionError) -> SessionError:

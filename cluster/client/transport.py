@@ -7,6 +7,7 @@ proves nothing, and the call fails with OutcomeUnknown. Reads are retried on eve
 
 import asyncio
 import os
+import random
 import time
 from collections.abc import Mapping, Sequence
 from http import HTTPStatus
@@ -38,6 +39,7 @@ BACKOFF_FIRST_S = 0.02
 BACKOFF_LONGEST_S = 1.0
 # No attempt starts in the last tenth of a call's time: it would only turn a write into an unknown one.
 LAST_SHARE = 0.1
+RETRY_SPREAD = 0.5  # Of the time that a server asks for, added at random.
 UNREACHABLE_FOR_S = 30.0  # How long to avoid a leader's address that cannot be reached, as from another network.
 READ_BUFFER_BYTES = 1 << 18
 STREAM_CONNECT_TIMEOUT_S = 3.0  # A follower first connects to the leader itself.
@@ -275,7 +277,15 @@ def _raise_if_gone(code: str | None) -> None:
 def _backoff(error: Exception) -> bool | float:
     if not isinstance(error, NothingWritten):
         return False
-    return error.retry_after_s or True
+    return spread(error.retry_after_s)
+
+
+def spread(retry_after_s: float | None) -> bool | float:
+    """When to try again, for stamina: after what the server asked for, and up to half as long again.
+
+    A server names the same time to all whom it refuses together; without the spread they would return together.
+    """
+    return True if not retry_after_s else retry_after_s * random.uniform(1, 1 + RETRY_SPREAD)
 
 
 def _reason(error: Exception) -> str:

@@ -15,6 +15,7 @@ from quire.cluster.client import (
     Unavailable,
     connect,
 )
+from quire.cluster.client.transport import RETRY_SPREAD, spread
 from tests.cluster.scripted import appended, broken, document, foreign, lines, refusing, scripted, silent
 from tests.cluster.turning import late
 
@@ -47,6 +48,20 @@ async def test_a_write_is_retried_while_nothing_was_written() -> None:
     async with scripted(*steps) as server, connect(server.address) as cluster:
         assert await cluster.append(["add", 3]) == 7
         assert len(server.requests) == 3
+
+
+def test_clients_that_are_refused_together_do_not_return_together() -> None:
+    asked = 4.0
+    waits = [spread(asked) for _ in range(100)]
+
+    assert all(asked <= wait <= asked * (1 + RETRY_SPREAD) for wait in waits), waits
+    assert len(set(waits)) > 90
+    assert max(waits) - min(waits) > asked * RETRY_SPREAD / 4
+
+
+def test_a_server_that_names_no_time_leaves_it_to_the_backoff() -> None:
+    assert spread(None) is True
+    assert spread(0.0) is True
 
 
 @pytest.mark.parametrize(
