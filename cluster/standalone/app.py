@@ -15,7 +15,7 @@ from quire.log import Kind, Log, Record, Spool, StoredRecord, ValueStream, blob_
 from ..errors import BodyTimeout, LimitExceeded, Malformed, WrongIndex
 from ..http.admission.concurrency import ConcurrencyLimit
 from ..http.admission.connections import ConnectionLimit, cut
-from ..http.admission.slow_callers import STALL_TIMEOUT_S
+from ..http.admission.slow_callers import STALL_TIMEOUT_S, BodyPace
 from ..http.api import ADMISSION, Admission
 from ..http.app import add_request_id, errors_as_problems
 from ..http.bodies import JSON, OCTETS, answer, content_type_of, decode_records, read_body
@@ -143,9 +143,9 @@ async def _append_bytes(
     limit = service.config.max_record_bytes
     if request.content_length is not None and request.content_length > limit:
         raise LimitExceeded("the request body", request.content_length, limit)
-    size = 0
+    size, pace = 0, BodyPace(service.config.request_timeout_ms / 1000)
     with service.log.begin_spool(metadata=headers) as spool:
-        while chunk := await _in_time(service, request.content.readany()):
+        while chunk := await _in_time(service, request.content.readany(), pace.patience_s(size)):
             size += len(chunk)
             if size > limit:
                 raise LimitExceeded("the request body", size, limit)
@@ -172,11 +172,11 @@ async def in_thread(block: Callable[[], Result]) -> Result:
         raise
 
 
-async def _in_time(service: LogService, awaited: Awaitable[Result]) -> Result:
-    """The result of `awaited`; raises BodyTimeout if it takes longer than `request_timeout_ms`."""
+async def _in_time(service: LogService, awaited: Awaitable[Result], patience_s: float | None = None) -> Result:
+    """The result of `awaited`; raises BodyTimeout if it takes longer than that, or than `request_timeout_ms`."""
     timeout_ms = service.config.request_timeout_ms
     try:
-        async with asyncio.timeout(timeout_ms / 1000):
+        async with asyncio.timeout(timeout_ms / 1000 if patience_s is None else patience_s):
             return await awaited
     except TimeoutError:
         raise BodyTimeout(timeout_ms) from None

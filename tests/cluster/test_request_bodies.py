@@ -7,7 +7,8 @@ import pytest
 import pytest_asyncio
 
 from quire.cluster.address import host_and_port
-from quire.cluster.http.admission.slow_callers import RequestBodyLimit
+from quire.cluster.http.admission import connections, slow_callers
+from quire.cluster.http.admission.slow_callers import BODY_BYTES_PER_S, BodyPace, RequestBodyLimit
 from quire.cluster.http.api import ADMISSION
 from tests.cluster.conditions import held
 from tests.cluster.running import RunningCluster, running_cluster
@@ -178,6 +179,50 @@ async def test_a_body_that_stalls_is_answered_408(
     assert b" 408 " in await caller.answer()
     caller.hang_up()
     await holds(cluster, bodies, 0)
+
+
+@EVERYWHERE
+async def test_a_body_that_trickles_is_answered_408(
+    cluster: RunningCluster, limited: Limited, at: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bodies = limited(at, held_bytes=1 << 20, stall_timeout_s=0.5)
+    monkeypatch.setattr(slow_callers, "BODY_BYTES_PER_S", 1e12)  # So that what arrives buys no more time.
+    caller = await sender(cluster, at, b"", of=1 << 20)
+    answer = asyncio.create_task(caller.answer())
+    while not answer.done():
+        await caller.send(b" ")
+        await cluster.ask(at, "GET", "/healthz")
+
+    assert b" 408 " in await answer
+    caller.hang_up()
+    await holds(cluster, bodies, 0)
+
+
+async def test_a_body_may_stall_for_its_time_and_must_be_fast_enough_on_average() -> None:
+    now_s = 100.0
+    pace = BodyPace(30.0, lambda: now_s)
+
+    def patience_s(after_s: float, received_bytes: int) -> float:
+        nonlocal now_s
+        now_s = 100.0 + after_s
+        return pace.patience_s(received_bytes)
+
+    assert patience_s(0, 0) == patience_s(10, 10 * BODY_BYTES_PER_S) == 30
+    assert patience_s(29, 1) == pytest.approx(1, abs=0.1)
+    assert patience_s(31, 2) == 0
+    assert patience_s(1000, 990 * BODY_BYTES_PER_S) == 20
+
+
+@pytest.mark.parametrize("sent", [b"", b"GET /hea", b"GET /healthz HTTP/1.1\r\nHost: x\r\nX: "])
+async def test_a_connection_that_never_ends_its_headers_is_closed(
+    cluster: RunningCluster, sent: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(connections, "KEEPALIVE_S", 0.2)
+    reader, writer = await asyncio.open_connection(*host_and_port(cluster.address("n1")))
+    writer.write(sent)
+    async with asyncio.timeout(DEADLINE_S):
+        assert await reader.read() == b""
+    writer.close()
 
 
 @EVERYWHERE

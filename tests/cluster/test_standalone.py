@@ -131,6 +131,25 @@ async def test_a_body_that_stops_coming_is_a_408_and_nothing_was_written(tmp_pat
         assert (await log.append(b"after it")).document["write_index"] == 0
 
 
+async def test_a_body_that_trickles_is_a_408_and_nothing_was_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("quire.cluster.http.admission.slow_callers.BODY_BYTES_PER_S", 1e12)
+    async with served(tmp_path, request_timeout_ms=500) as log:
+        answered = asyncio.Event()
+
+        async def trickle() -> AsyncIterator[bytes]:
+            while not answered.is_set():
+                yield b"x"
+                await log.call("GET", "/healthz")
+
+        async with asyncio.timeout(30):
+            reply = await log.append(trickle())
+        answered.set()
+        assert (reply.status, reply.problem) == (408, "body-timeout")
+        assert log.log.bounds.highest_index == 0
+
+
 async def test_a_flush_that_takes_too_long_is_a_504_that_names_the_index(tmp_path: Path) -> None:
     device = Device()
     async with served(tmp_path, device, request_timeout_ms=200) as log:

@@ -2,7 +2,8 @@
 
 A request's body is held in memory until the request is answered, a long response until the caller has taken it. The
 sum of each kind is bounded. When a new piece does not fit, the caller whose transfer has been idle for longest is cut
-off; if all transfers move, the new one is refused. A transfer that does not move for `STALL_TIMEOUT_S` always ends.
+off; if all transfers move, the new one is refused. A transfer that does not move for `STALL_TIMEOUT_S` always ends, and
+so does a body that arrives at less than `BODY_BYTES_PER_S`.
 A reader that is cut off sees its connection break, repeats the request, and has lost nothing.
 """
 
@@ -22,6 +23,7 @@ STALL_TIMEOUT_S = 30.0
 IDLE_S = 1.0  # A transfer that moved more recently is not cut off to make room.
 PIECE_BYTES = 1 << 16  # Responses up to this size are left to the socket's buffer.
 STALL_CHECKS = 10  # In STALL_TIMEOUT_S. A moving buffer may have the same size twice by chance, not this many times.
+BODY_BYTES_PER_S = 4096  # The slowest body. Without it, a byte now and then would keep a body open for ever.
 CLOSE_TIMEOUT_S = 5.0  # For a WebSocket's closing handshake.
 
 
@@ -37,6 +39,20 @@ class _Transfer:
 
 _BODY = web.RequestKey("body", _Transfer)
 _RESPONSE = web.RequestKey("response", _Transfer)
+
+
+class BodyPace:
+    """How long to wait for the next piece of a body: it may stall for a while, and must be fast enough on average."""
+
+    def __init__(self, stall_timeout_s: float, clock: Callable[[], float] = time.monotonic) -> None:
+        self._stall_timeout_s = stall_timeout_s
+        self._clock = clock
+        self._began_at = clock()
+
+    def patience_s(self, received_bytes: int) -> float:
+        """The time for the next piece, after so many bytes; 0 if they took too long."""
+        allowed_s = self._stall_timeout_s + received_bytes / BODY_BYTES_PER_S
+        return max(0.0, min(self._stall_timeout_s, self._began_at + allowed_s - self._clock()))
 
 
 class _HeldBytes:
@@ -80,7 +96,7 @@ class RequestBodyLimit(_HeldBytes):
         Raises:
             LimitExceeded: it is longer than `limit`; no more than that was read.
             Overloaded: too much is held already, and no other caller is idle.
-            BodyTimeout: nothing more of it arrived for `STALL_TIMEOUT_S`.
+            BodyTimeout: nothing more of it arrived for `STALL_TIMEOUT_S`, or it came too slowly (`BodyPace`).
             ConnectionResetError: the caller is gone, or was cut off to make room.
         """
         if request.content_length is not None and request.content_length > limit:
@@ -88,7 +104,8 @@ class RequestBodyLimit(_HeldBytes):
         body = request[_BODY] = _Transfer(request)
         self._transfers.add(body)
         pieces: list[bytes] = []
-        while piece := await self._next_piece(request):
+        pace = BodyPace(self._stall_timeout_s)
+        while piece := await self._next_piece(request, pace.patience_s(body.size)):
             if body.size + len(piece) > limit:
                 raise LimitExceeded(what, body.size + len(piece), limit)
             self._hold(body, len(piece))
@@ -102,11 +119,11 @@ class RequestBodyLimit(_HeldBytes):
             del request[_BODY]  # They refer to each other: without this, only the garbage collector frees the body.
             self._forget(body)
 
-    async def _next_piece(self, request: web.Request) -> bytes:
+    async def _next_piece(self, request: web.Request, patience_s: float) -> bytes:
         if request.content.is_eof():  # All of it has arrived, as for most short bodies: no timer is needed.
             return await request.content.readany()
         try:
-            async with asyncio.timeout(self._stall_timeout_s):
+            async with asyncio.timeout(patience_s):
                 return await request.content.readany()
         except TimeoutError:
             raise BodyTimeout(round(self._stall_timeout_s * 1000)) from None
