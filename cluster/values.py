@@ -18,8 +18,9 @@ import orjson
 from quire.log import PayloadInvalid
 from quire.log.packing import RESERVED_EXT_TYPES, ExtType, unpack_trusted
 
-from .errors import Malformed
+from .errors import LimitExceeded, Malformed
 
+CONTAINERS_LIMIT = 100_000  # Lists and maps in a body: they cost ten times as much as other values of their size.
 DEPTH_LIMIT = 32  # Containers that may be nested in a record's value, itself included.
 INTEGER_LOWEST, INTEGER_HIGHEST = -(2**63), 2**64 - 1
 
@@ -27,6 +28,8 @@ INTEGER_LOWEST, INTEGER_HIGHEST = -(2**63), 2**64 - 1
 _DIGITS = bytes(0x30 if chr(byte).isdecimal() and byte < 0x80 else 0x20 for byte in range(256))
 _WIDE = b"0" * 19
 _END_OF_KEY = re.compile(rb'(?<!\\)"[ \t\r\n]*:')  # Matches at least as often as there are keys.
+_STRING = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"')
+_NO_CONTAINER = bytes(byte for byte in range(256) if not (0x80 <= byte <= 0x9F or 0xDC <= byte <= 0xDF))
 _SCALARS = frozenset({str, int, bool, bytes, type(None)})
 _LIST = frozenset({list})
 REPEATED = "has a map with the same key twice"
@@ -41,7 +44,13 @@ class MalformedLine(Malformed):
 
 
 def decode_ndjson(body: bytes) -> list[Any]:
-    """One value for each line; a final line break is allowed, an empty line is not. Raises Malformed, MalformedLine."""
+    """One value for each line; a final line break is allowed, an empty line is not.
+
+    Raises:
+        Malformed, MalformedLine: a line is wrong.
+        LimitExceeded: it has more than CONTAINERS_LIMIT lists and maps.
+    """
+    _refuse_many_containers(body)
     lines = body.split(b"\n")
     if not lines[-1]:
         lines.pop()
@@ -62,7 +71,8 @@ def decode_ndjson(body: bytes) -> list[Any]:
 
 
 def decode_json(body: bytes, depth_limit: int) -> Any:
-    """One JSON value, nested at most `depth_limit` containers deep. Raises Malformed."""
+    """One JSON value, nested at most `depth_limit` containers deep. Raises as `decode_ndjson`."""
+    _refuse_many_containers(body)
     try:
         value = orjson.loads(body)
     except orjson.JSONDecodeError as error:
@@ -76,18 +86,52 @@ def decode_json(body: bytes, depth_limit: int) -> Any:
 
 
 def decode_msgpack(body: bytes, depth_limit: int) -> Any:
-    """One msgpack value, nested at most `depth_limit` containers deep. Raises Malformed."""
+    """One msgpack value, nested at most `depth_limit` containers deep. Raises as `decode_ndjson`."""
     value = unpack_msgpack(body)
     refuse_unstorable([value], depth_limit + 1)
     return value
 
 
 def unpack_msgpack(body: bytes) -> Any:
-    """One msgpack value, which the caller must check with `refuse_unstorable`. Raises Malformed."""
+    """One msgpack value, which the caller must check with `refuse_unstorable`. Raises as `decode_ndjson`."""
     try:
-        return unpack_trusted(body, _ext_type, _map_of)
+        if len(body) <= CONTAINERS_LIMIT or len(body.translate(None, _NO_CONTAINER)) <= CONTAINERS_LIMIT:
+            return unpack_trusted(body, _ext_type, _map_of)
+        counting = _Counting()  # Text may have such bytes as well.
+        return unpack_trusted(body, _ext_type, counting.map_of, counting.list_of)
     except PayloadInvalid as error:
         raise Malformed(f"the body {error.reason}") from None
+
+
+class _Counting:
+    """Counts containers while they are made. Slower, so for suspicious bodies alone."""
+
+    def __init__(self) -> None:
+        self._count = 0
+
+    def list_of(self, values: list[Any]) -> list[Any]:
+        self._one_more()
+        return values
+
+    def map_of(self, pairs: list[tuple[Any, Any]]) -> dict[Any, Any]:
+        self._one_more()
+        return _map_of(pairs)
+
+    def _one_more(self) -> None:
+        self._count += 1
+        if self._count > CONTAINERS_LIMIT:
+            raise _too_many(self._count)
+
+
+def _refuse_many_containers(text: bytes) -> None:
+    if text.count(b"[") + text.count(b"{") > CONTAINERS_LIMIT:
+        bare = _STRING.sub(b"", text)  # What is in strings is none.
+        if (count := bare.count(b"[") + bare.count(b"{")) > CONTAINERS_LIMIT:
+            raise _too_many(count)
+
+
+def _too_many(count: int) -> LimitExceeded:
+    return LimitExceeded("the number of lists and maps in the body", count, CONTAINERS_LIMIT)
 
 
 def not_empty(values: list[Any], what: str) -> list[Any]:

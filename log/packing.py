@@ -64,18 +64,27 @@ def unpack_trusted(
     buffer: bytes | bytearray | memoryview,
     ext_hook: Callable[[int, bytes], Any],
     map_hook: Callable[[list[tuple[Any, Any]]], Any] | None = None,
+    list_hook: Callable[[list[Any]], Any] | None = None,
     *,
     use_list: bool = True,
 ) -> Any:
     """Return the one value in `buffer` without a check of its depth: for bytes that were checked when appended.
 
-    `map_hook` makes a map from its pairs; without it, the last pair of a key wins. `use_list=False`: arrays are tuples.
+    `map_hook` makes a map from its pairs; without it, the last pair of a key wins. `list_hook` gets each array.
+    `use_list=False`: arrays are tuples. What a hook raises, other than ValueError and the like, is raised.
 
     Raises:
         PayloadInvalid: it is not exactly one value, or has invalid UTF-8.
     """
     try:
-        return _unpackb(buffer, strict_map_key=False, ext_hook=ext_hook, object_pairs_hook=map_hook, use_list=use_list)
+        return _unpackb(
+            buffer,
+            strict_map_key=False,
+            ext_hook=ext_hook,
+            object_pairs_hook=map_hook,
+            list_hook=list_hook,
+            use_list=use_list,
+        )
     except (ValueError, TypeError, RecursionError, OverflowError) as error:
         raise PayloadInvalid(f"is not exactly one msgpack value: {type(error).__name__}: {error}") from error
 

@@ -119,6 +119,13 @@ class ServeConfig(Settings):
         description="Largest batch of commands or records in one request. A request is one frame, so this also "
         "bounds how long it blocks others.",
     )
+    max_commands: int = Field(
+        default=10_000,
+        ge=1,
+        le=1_000_000,
+        description="Most commands or records in one request. They are decoded and checked in one go, so this bounds "
+        "how long that blocks others.",
+    )
     max_frame_bytes: int = Field(
         default=8 * MIB,
         ge=64 * 1024,

@@ -46,14 +46,19 @@ def decode_document(request: web.Request, body: bytes) -> Any:
     return decode_json(body, DEPTH_LIMIT) if json else decode_msgpack(body, DEPTH_LIMIT)
 
 
-def decode_commands(content_type: str, body: bytes) -> list[Any]:
-    """The commands of a `POST /commands`: a map with the one key `commands`, or NDJSON. Raises Malformed."""
+def decode_commands(content_type: str, body: bytes, most: int) -> list[Any]:
+    """The commands of a `POST /commands`: a map with the one key `commands`, or NDJSON; at most `most`.
+
+    Raises:
+        Malformed: it is something else.
+        LimitExceeded: there are more.
+    """
     if content_type == NDJSON:
-        return decode_ndjson(body)
+        return _lines(body, most, "commands")
     document = decode_json(body, DEPTH_LIMIT + 2) if content_type == JSON else decode_msgpack(body, DEPTH_LIMIT + 2)
     if not isinstance(document, dict) or list(document) != ["commands"] or not isinstance(document["commands"], list):
         raise Malformed('the body must be {"commands": [command, ...]} and nothing else')
-    return not_empty(document["commands"], "command")
+    return _at_most(not_empty(document["commands"], "command"), most, "commands")
 
 
 def decode_query(content_type: str, body: bytes) -> Any:
@@ -64,16 +69,29 @@ def decode_query(content_type: str, body: bytes) -> Any:
     return document["request"]
 
 
-def decode_records(content_type: str, body: bytes) -> list[Any]:
-    """The values of a `POST /records` whose body is not raw bytes. Raises Malformed."""
+def decode_records(content_type: str, body: bytes, most: int) -> list[Any]:
+    """The values of a `POST /records` whose body is not raw bytes. Raises as `decode_commands`."""
     if content_type == NDJSON:
-        return decode_ndjson(body)
+        return _lines(body, most, "records")
     if content_type == JSON:
         return [decode_json(body, DEPTH_LIMIT)]
     values = decode_msgpack(body, DEPTH_LIMIT + 1)
     if not isinstance(values, list):
         raise Malformed("the body must be a msgpack array of records")
-    return not_empty(values, "record")
+    return _at_most(not_empty(values, "record"), most, "records")
+
+
+def _lines(body: bytes, most: int, what: str) -> list[Any]:
+    """The values of NDJSON. Raises Malformed, LimitExceeded."""
+    if (lines := body.count(b"\n")) > most:
+        raise LimitExceeded(f"the number of {what}", lines, most)
+    return _at_most(decode_ndjson(body), most, what)
+
+
+def _at_most(values: list[Any], most: int, what: str) -> list[Any]:
+    if len(values) > most:
+        raise LimitExceeded(f"the number of {what}", len(values), most)
+    return values
 
 
 def pack_records(values: list[Any], limit: int) -> bytes:

@@ -129,7 +129,7 @@ async def post_records(request: web.Request) -> web.Response:
         else:
             limit = service.config.max_request_bytes
             body = await _in_time(service, read_body(request, limit))
-            values = decode_records(content_type, body)
+            values = decode_records(content_type, body, service.config.max_commands)
             records = [Record(values[0], headers)] if headers else values
             index, count = service.log.append(records, expected_index=expected_index), len(values)
         await service.settled(index, count)

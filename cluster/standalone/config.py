@@ -88,6 +88,13 @@ class StandaloneConfig(Settings):
     max_request_bytes: int = Field(
         default=MAX_REQUEST_BYTES, ge=1024, le=64 * MIB, description="Largest batch of records in one request."
     )
+    max_commands: int = Field(
+        default=10_000,
+        ge=1,
+        le=1_000_000,
+        description="Most commands or records in one request. They are decoded and checked in one go, so this bounds "
+        "how long that blocks others.",
+    )
     request_timeout_ms: int = Field(
         default=REQUEST_TIMEOUT_MS,
         ge=100,

@@ -19,7 +19,12 @@ class Reason(StrEnum):
 
 
 class Request(Protocol):
-    """A client's write as the core sees it: opaque, with a size."""
+    """A client's write as the core sees it: opaque, with a size and a number of records."""
+
+    @property
+    def count(self) -> int:
+        """Records that it adds to a frame."""
+        ...
 
     @property
     def size(self) -> int:

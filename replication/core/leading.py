@@ -152,10 +152,13 @@ class Leading:
         if not waiting or self._uncommitted_bytes >= options.uncommitted_bytes or self.handover.target:
             return
         batch = [waiting.popleft()]
-        size = batch[0].size
-        while waiting and len(batch) < options.frame_requests and size + waiting[0].size <= options.frame_bytes:
+        size, records = batch[0].size, batch[0].count
+        while waiting and len(batch) < options.frame_requests:
+            size, records = size + waiting[0].size, records + waiting[0].count
+            if size > options.frame_bytes or records > options.frame_records:
+                size -= waiting[0].size
+                break
             batch.append(waiting.popleft())
-            size += batch[-1].size
         self._waiting_bytes -= size
         self._appending_bytes += size
         self.state.act(actions.AppendRequests(self.promise.epoch, self.state.majority_clock, tuple(batch)))

@@ -91,7 +91,8 @@ class CoreOptions:
     commit_announce_us: int = 2_000  # How long a new commit_index waits for frames to carry it.
     window_bytes: int = 8 << 20  # In flight on one stream: shipped, not acknowledged.
     shipment_bytes: int = 1 << 20  # In one shipment (rule 8).
-    frame_requests: int = 1_000  # In one frame of clients' writes; so is `frame_bytes`.
+    frame_requests: int = 1_000  # In one frame of clients' writes; so are the next two.
+    frame_records: int = 10_000  # All are decoded and answered in one go. A single write may have more.
     frame_bytes: int = 1 << 20
     waiting_requests: int = 20_000  # For the leader's writer; so is `waiting_bytes`. More: OVERLOADED.
     waiting_bytes: int = 64 << 20

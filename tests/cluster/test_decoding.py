@@ -1,27 +1,38 @@
 """Request bodies: an exact value passes unchanged, everything else is refused with a reason."""
 
 import json
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from quire.cluster.errors import LimitExceeded, Malformed
+from quire.cluster.http import bodies
 from quire.cluster.http.bodies import (
     JSON,
     MSGPACK,
     NDJSON,
-    decode_commands,
-    decode_records,
     pack_records,
 )
-from quire.cluster.values import DEPTH_LIMIT, MalformedLine
+from quire.cluster.values import CONTAINERS_LIMIT, DEPTH_LIMIT, MalformedLine
 from quire.log import pack
 from quire.log.packing import ExtType, Timestamp
 
 
 class Pairs(list[tuple[str, object]]):
     """A map as JSON text may have it: with repeated keys."""
+
+
+MOST = 1_000
+
+
+def decode_commands(content_type: str, body: bytes) -> list[Any]:
+    return bodies.decode_commands(content_type, body, MOST)
+
+
+def decode_records(content_type: str, body: bytes) -> list[Any]:
+    return bodies.decode_records(content_type, body, MOST)
 
 
 def written(value: object, space: str) -> str:
@@ -92,7 +103,7 @@ def test_the_three_encodings_of_a_batch_decode_to_the_same_commands() -> None:
         b'{"commands": [-9223372036854775809]}',
         b'{"commands": [["add", 99999999999999999999999999]]}',
         json.dumps({"commands": [nested(DEPTH_LIMIT + 1)]}).encode(),
-        b'{"commands": [' + b"[" * 100_000 + b"]" * 100_000 + b"]}",
+        b'{"commands": [' + b"[" * 90_000 + b"]" * 90_000 + b"]}",
         "﻿".encode("utf-16"),
     ],
 )
@@ -297,3 +308,40 @@ def test_colons_and_quotes_in_strings_are_not_keys(value: object, space: str) ->
             decode_records(JSON, text.encode())
     else:
         assert decode_records(JSON, text.encode()) == [json.loads(text)]
+
+
+@pytest.mark.parametrize("content_type", [JSON, MSGPACK, NDJSON])
+def test_a_body_may_hold_as_many_commands_or_records_as_the_limit_and_not_one_more(content_type: str) -> None:
+    def encoded(count: int, commands: bool) -> bytes:
+        values = [["add", 1]] * count
+        if content_type == NDJSON:
+            return b"\n".join(json.dumps(value).encode() for value in values)
+        document = {"commands": values} if commands else values
+        return json.dumps(document).encode() if content_type == JSON else pack(document)
+
+    assert len(decode_commands(content_type, encoded(MOST, True))) == MOST
+    with pytest.raises(LimitExceeded, match="the number of commands"):
+        decode_commands(content_type, encoded(MOST + 1, True))
+    if content_type != JSON:  # As records, JSON is one value.
+        assert len(decode_records(content_type, encoded(MOST, False))) == MOST
+        with pytest.raises(LimitExceeded, match="the number of records"):
+            decode_records(content_type, encoded(MOST + 1, False))
+
+
+@pytest.mark.parametrize("content_type", [JSON, MSGPACK])
+@pytest.mark.parametrize("empty", [[], {}])
+def test_a_body_may_hold_as_many_lists_and_maps_as_the_limit_and_not_one_more(content_type: str, empty: object) -> None:
+    encode = pack if content_type == MSGPACK else lambda value: json.dumps(value).encode()
+    held = CONTAINERS_LIMIT - 3  # The document, the commands and the command are the others.
+    assert len(decode_commands(content_type, encode({"commands": [[empty] * held]}))[0]) == held
+    with pytest.raises(LimitExceeded, match="lists and maps"):
+        decode_commands(content_type, encode({"commands": [[empty] * (held + 1)]}))
+
+
+@pytest.mark.parametrize("content_type", [JSON, MSGPACK, NDJSON])
+@pytest.mark.parametrize("text", ["[{" * CONTAINERS_LIMIT, 'ж\\"[' * CONTAINERS_LIMIT])
+def test_brackets_and_high_bytes_in_texts_are_no_lists_and_maps(content_type: str, text: str) -> None:
+    encode = pack if content_type == MSGPACK else lambda value: json.dumps(value, ensure_ascii=False).encode()
+    body = encode([text]) if content_type == NDJSON else encode({"commands": [[text]]})
+    found = decode_commands(content_type, body)
+    assert found == [[text]]

@@ -26,7 +26,7 @@ from tests.cluster.running import Reply, RunningCluster, running_cluster
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 EVERYWHERE = pytest.mark.parametrize("at", ["n1", "n3"])
-JSON, OCTETS = "application/json", "application/octet-stream"
+JSON, NDJSON, OCTETS = "application/json", "application/x-ndjson", "application/octet-stream"
 DEADLINE_S = 30.0
 ADD_0 = b'{"commands": [["add", 0]]}'
 ADD_0_BYTES = len(b"\x91\x92\xa3add\x00") + RUN_BYTES
@@ -71,6 +71,22 @@ async def test_a_batch_may_be_as_long_as_the_limit_and_no_longer(small_cluster: 
     assert fits.status == 200
     assert (longer.status, longer.problem, longer.document["limit"]) == (413, "limit-exceeded", limit)
     assert (swollen.status, swollen.document["what"], swollen.document["limit"]) == (413, "the batch as msgpack", limit)
+
+
+@EVERYWHERE
+async def test_a_request_may_have_as_many_commands_or_records_as_the_limit_and_no_more(
+    small_cluster: RunningCluster, at: str
+) -> None:
+    limit = small_cluster.nodes[at].config.max_commands
+    before = small_cluster.nodes["n1"].node.visible_bounds.highest_index
+    for path, line in (("/records", b"1\n"), ("/commands", b"1\n")):
+        fits = await small_cluster.ask(at, "POST", path, line * limit, NDJSON)
+        more = await small_cluster.ask(at, "POST", path, line * (limit + 1), NDJSON)
+        assert fits.status == 200
+        assert (more.status, more.problem, more.document["limit"]) == (413, "limit-exceeded", limit)
+    session = await small_cluster.ask(at, "POST", "/sessions", b"{}", JSON)
+    assert session.document["session_window"] == min(limit, SESSION_WINDOW)
+    assert (await small_cluster.ask("n1", "GET", "/index_bounds")).document["highest_index"] == before + 2 * limit + 1
 
 
 @EVERYWHERE

@@ -24,7 +24,9 @@ DEADLINE_S = 20.0
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def cluster(tmp_path_factory: pytest.TempPathFactory) -> AsyncGenerator[RunningCluster, None]:
-    async with running_cluster(tmp_path_factory.mktemp("ranges"), machine="log", election_timeout_ms=5000) as running:
+    async with running_cluster(
+        tmp_path_factory.mktemp("ranges"), machine="log", election_timeout_ms=5000, max_commands=100_000
+    ) as running:
         yield running
 
 

@@ -225,7 +225,8 @@ async def full_disk(cluster: RunningCluster, at: str) -> AsyncGenerator[Values, 
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     async with a_session(cluster, at) as values:
-        await cluster.commands("n1", *[["add", 0]] * (SEGMENT_BYTES // 4))
+        for _ in range(2):
+            await cluster.commands("n1", *[["add", 0]] * (SEGMENT_BYTES // 8))
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(os, "posix_fallocate", full)
             yield values

@@ -130,6 +130,11 @@ def test_as_many_requests_as_the_limit_share_a_frame_and_one_more_begins_another
     assert appended_counts(options, 1, 1, 1, 1) == [3, 1]
 
 
+def test_as_many_records_as_the_limit_share_a_frame_and_one_more_begins_another() -> None:
+    options = CoreOptions(frame_records=3)
+    assert appended_counts(options, 1, 1, 1, 1) == [3, 1]
+
+
 def test_as_many_bytes_as_the_limit_share_a_frame_and_one_more_begins_another() -> None:
     options = CoreOptions(frame_bytes=3 * size_of(20))
     assert appended_counts(options, 20, 20, 20) == [3]

@@ -38,7 +38,8 @@ async def post_commands(request: web.Request) -> web.StreamResponse:
     if forwarded is not None:
         return forwarded
     await api.decoding.turn(len(body))
-    reply = await write_values(api, decode_commands(content_type, body), limit, applied=True, write_id=write_id)
+    commands = decode_commands(content_type, body, api.node.config.max_commands)
+    reply = await write_values(api, commands, limit, applied=True, write_id=write_id)
     document: dict[str, Any] = {"index": reply.index, "epoch": reply.epoch, "results": reply.results}
     if reply.refused:
         document["refused"] = reply.refused

@@ -43,7 +43,7 @@ async def post_records(request: web.Request) -> web.StreamResponse:
         reply = await write_values(api, [body], room, applied=False, expected_index=expected_index, write_id=write_id)
     else:
         await api.decoding.turn(len(body))
-        values = decode_records(content_type, body)
+        values = decode_records(content_type, body, node.config.max_commands)
         reply = await write_values(api, values, limit, applied=False, expected_index=expected_index, write_id=write_id)
     return answer(request, {"write_index": reply.index, "count": reply.count})
 

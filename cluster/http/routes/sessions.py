@@ -33,7 +33,8 @@ async def post_sessions(request: web.Request) -> web.StreamResponse:
     reply = await write_within_deadline(api, write)
     if reply.refused:
         raise SessionsFull(reply.refused[0][2])
-    limits = {"session_window": api.node.session_window, "max_request_bytes": api.node.config.max_request_bytes}
+    window = min(api.node.session_window, api.node.config.max_commands)
+    limits = {"session_window": window, "max_request_bytes": api.node.config.max_request_bytes}
     return answer(request, {**reply.results[0], **limits})
 
 

@@ -98,7 +98,7 @@ class CommandStream:
         self._request = request
         self._socket = socket
         self._session = session
-        self._window = node.session_window
+        self._window = min(node.session_window, node.config.max_commands)
         self._next_sequence: int | None = None
         self._in_flight_messages = 0
         self._in_flight_commands = 0
