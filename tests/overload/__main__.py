@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+from contextlib import closing
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -19,7 +20,7 @@ from tests.overload.hostile import TASKS
 from tests.overload.judging import Verdict
 from tests.overload.pressing import COMMANDS
 from tests.overload.well_behaved import CLIENTS
-from tests.processes.cluster import ending_clusters
+from tests.processes.cluster import Clusters
 
 FLAGS = ("--machine", "kv", "--election-timeout-ms", "1000")
 PEAK_BYTES = 640 << 20
@@ -54,7 +55,7 @@ def main() -> int:
     arguments = parser.parse_args()
     figures: dict[str, Any]
     verdicts: list[Verdict]
-    with TemporaryDirectory(prefix="overload-") as folder, ending_clusters(Path(folder)) as clusters:
+    with TemporaryDirectory(prefix="overload-") as folder, closing(Clusters(Path(folder))) as clusters:
         cluster = clusters.formed(flags=FLAGS)
         if arguments.what == "load":
             figures, verdicts = overload.run(cluster, load_of(arguments.minutes, arguments.commands))
@@ -62,6 +63,7 @@ def main() -> int:
             kinds = tuple(arguments.only or sorted(TASKS))
             plan = hour.Plan(60 * arguments.minutes, arguments.seed, kinds, arguments.clients, PEAK_BYTES)
             figures, verdicts = hour.run(cluster, plan)
+        figures["long_turns"] = {node.node_id: len(node.long_turns()) for node in cluster}
     sys.stdout.write(json.dumps(figures, indent=2) + "\n")
     for verdict in verdicts:
         sys.stdout.write(f"{'holds' if verdict.holds else 'BROKEN'}: {verdict.seen}\n")
