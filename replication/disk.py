@@ -260,14 +260,16 @@ class Disk:
             timestamp=time,
         )
 
-    def append_system(self, epoch: int, time: int, value: dict[str, Any]) -> None:
+    def append_system(self, epoch: int, time: int, value: dict[str, Any]) -> int:
         """Append one system record of the core's own, which may take the room that clients' writes leave free.
+
+        Return its index.
 
         Its timestamp is `time`, or the last frame's if that is later.
         """
-        self.log.append_payload(
+        return self.log.append_payload(
             encode_system(value), count=1, kind=Kind.SYSTEM, epoch=epoch, timestamp=time, reserved=True
-        )
+        ).index
 
     def probe_room(self) -> RoomProbed:
         """Whether an append finds room now. Writes nothing; asks the file system only if no room is allocated."""

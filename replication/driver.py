@@ -384,11 +384,11 @@ class Driver(Generic[OwnerT]):
 
     def _append_system(self, epoch: int, time: int, value: dict[str, Any]) -> None:
         try:
-            self._disk.append_system(epoch, time, value)
+            index = self._disk.append_system(epoch, time, value)
         except DiskFull:
             result = actions.AppendResult(is_made=False, refused=Reason.DISK_FULL, is_system=True)
         else:
-            result = actions.AppendResult(is_system=True)
+            result = actions.AppendResult(is_system=True, index=index)
         self._append_results.append(result)
 
     def _append_frames(self, stream_id: int, raw: bytes) -> None:

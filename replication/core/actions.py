@@ -56,7 +56,7 @@ class AppendResult:
 
     `is_made`: something is in the file, not yet on disk. `refused`: why a leader's own append was not made, or only in
     part. `error`: why a leader's frames were not appended here; `refused` says DISK_FULL for them, too. `stream_id` is
-    0 for a leader's own append, `is_system` says whether that was a system record.
+    0 for a leader's own append, `is_system` says whether that was a system record, and `index` is that record's.
     """
 
     stream_id: int = 0
@@ -64,6 +64,7 @@ class AppendResult:
     refused: Reason | None = None
     error: str = ""
     is_system: bool = False
+    index: int = 0
 
 
 @dataclass(frozen=True, slots=True)

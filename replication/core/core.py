@@ -353,7 +353,7 @@ class Core:
                 self.following.frames_refused(result.stream_id, result.error)
         elif self.leading:
             if result.is_made:
-                self.leading.appended()
+                self.leading.appended(result)
             if result.refused is not None:
                 self._append_refused(self.leading, result.refused, is_system=result.is_system)
 

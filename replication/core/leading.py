@@ -109,11 +109,7 @@ class Leading:
     # Writes
 
     def start(self) -> None:
-        """Rule 6: `epoch_start` first. Its index is where the log ends now: this epoch has no record yet.
-
-        That end is final: every append that was asked for earlier was carried out before this node's own promise.
-        """
-        self.start_index = self.downstreams.start_index = self.state.log.highest_index
+        """Rule 6: `epoch_start` first. Its index is that of the append's result: this epoch has no record before it."""
         record = {"type": "epoch_start", "node_id": self.state.me.node_id}
         self.state.act(actions.AppendSystem(self.promise.epoch, self.state.majority_clock, record))
         self.send_heartbeats()
@@ -163,12 +159,14 @@ class Leading:
         self._appending_bytes += size
         self.state.act(actions.AppendRequests(self.promise.epoch, self.state.majority_clock, tuple(batch)))
 
-    def appended(self) -> None:
-        """What `append_waiting` asked for is in the file, as far as the log accepted it.
+    def appended(self, result: actions.AppendResult) -> None:
+        """What `start` or `append_waiting` asked for is in the file, as far as the log accepted it.
 
         After a full disk or a wrong expected index nothing may be in the file. Its bytes must not count as uncommitted
         then: no commit would ever subtract them, and in the end nothing more would be appended.
         """
+        if self.start_index is None and result.is_system:
+            self.start_index = self.downstreams.start_index = result.index
         end = self.state.log.highest_index
         if self._appending_bytes and end > self.state.commit_index:
             self._uncommitted.append((end, self._appending_bytes))

@@ -295,8 +295,8 @@ class SimNode:
                 self.running.append_writes(epoch, time, writes)  # type: ignore[arg-type]
                 self._append_results.append(actions.AppendResult())
             case actions.AppendSystem(epoch, time, value):
-                self.running.append_system(epoch, time, value)
-                self._append_results.append(actions.AppendResult(is_system=True))
+                index = self.running.append_system(epoch, time, value)
+                self._append_results.append(actions.AppendResult(is_system=True, index=index))
             case actions.AppendFrames(stream_id, raw):
                 try:
                     self.running.append_frames(raw)
