@@ -1,5 +1,6 @@
 """Expiry on a replica: which thread removes files, and what goes on meanwhile."""
 
+import asyncio
 import threading
 from collections.abc import Callable
 from typing import cast
@@ -13,7 +14,7 @@ from quire.replication.core.messages import Snapshot
 from quire.replication.driver import CheckedDriver, Device
 from tests.replication import running
 from tests.replication.installing import deep
-from tests.replication.loopback import until
+from tests.replication.loopback import DEADLINE_S, until
 from tests.replication.running import Running, alone
 from tests.replication.test_exhausted import Closing, Installer, Reminders
 from tests.replication.world import CLUSTER_ID, SimNode, World
@@ -115,14 +116,22 @@ async def test_a_removal_that_fails_halts_the_node_and_loses_nothing_above() -> 
 
 
 async def test_a_stop_amid_an_expiry_leaves_a_log_that_opens_above_what_went() -> None:
-    device = faulty.Disk()
+    device, stopping = faulty.Disk(), threading.Event()
     async with alone(device) as node:
         await fill(node)
         expiring = Expiring(node)
+
+        def hold(operation: str, _: str) -> bool:
+            if operation == "remove" and len(expiring.begun) > 1:
+                stopping.wait(DEADLINE_S)
+            return False
+
+        device.failing = hold
         node.replica.expire(expiring.begin)
         await until(lambda: len(expiring.begun) > 1)
+        asyncio.get_running_loop().call_soon(stopping.set)  # Once the stop below waits for the thread.
     node.log.close()
-    assert not expiring.is_over
+    assert (len(expiring.begun), expiring.is_over) == (2, False)
     again = Log.open(device.directory(), running.LOG_OPTIONS, cluster_id=CLUSTER_ID, clock=wall_clock, standalone=False)
     assert again.bounds == node.log.bounds
 
