@@ -48,6 +48,8 @@ class Applied(NamedTuple):
     epoch: int
     results: list[Any]
     refused: list[list[Any]]
+    size: int = 0
+    """Bytes of both as msgpack; 0 for a system frame."""
 
 
 class _Reply(NamedTuple):
@@ -55,6 +57,7 @@ class _Reply(NamedTuple):
 
     results: list[Any]
     refused: list[list[Any]]
+    size: int
     digest: bytes
 
 
@@ -177,8 +180,9 @@ class Applier:
         """For `Execution`: the commands of the frame have executed with this reply; None for a system frame."""
         header = frame.header
         if reply is not None:
-            results, refused, self.digest = reply
+            results, refused, size, self.digest = reply
         else:
+            size = 0
             try:
                 results, refused = self._apply_system(frame)
             except ApplyFailed as failure:
@@ -193,7 +197,7 @@ class Applier:
             del self._epochs[:-MAX_EPOCHS]
         self._tail = Tail(header.next_index, header.epoch, header.timestamp, header.crc32c)
         self._is_inside = False
-        return Applied(header.index, header.next_index, header.epoch, results, refused)
+        return Applied(header.index, header.next_index, header.epoch, results, refused, size)
 
     @property
     def boundary(self) -> Boundary:
@@ -291,7 +295,8 @@ class Applier:
         results, refused, packed = _reply(header, replies)
         if verdicts is not None:
             verdicts.record(frame, results, refused, packed)
-        return _Reply(results, refused, next_digest(self.digest, header.index, header.crc32c, packed))
+        digest = next_digest(self.digest, header.index, header.crc32c, packed)
+        return _Reply(results, refused, len(packed), digest)
 
     def _runs_and_commands(self, frame: Frame) -> tuple[Runs, list[Any]]:
         """The frame's runs (empty if no record has a session) and its values. Raises ApplyFailed."""

@@ -5,6 +5,7 @@ import re
 import sys
 from contextlib import aclosing
 from dataclasses import asdict
+from functools import partial
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from typing import Annotated, Any
@@ -190,15 +191,17 @@ def status(
     interval: Annotated[
         float, typer.Option("--interval", metavar="SECONDS", min=0.1, help="Time between refreshes, with --watch.")
     ] = 1.0,
+    state: Annotated[bool, typer.Option("--state", help="Show each node's state, if it is not too large.")] = False,
     server: Server = "",
     as_json: Json = False,
     timeout: Timeout = 2.0,
 ) -> None:
-    """Show every node: role, indices, lag, state and digest."""
+    """Show every node: role, indices, lag and digest."""
     servers = servers_of(server)
     if watch:
-        raise typer.Exit(run_until_stopped(lambda: watch_status(servers, interval, as_json=as_json, timeout_s=timeout)))
-    raise typer.Exit(show_status(servers, as_json=as_json, timeout_s=timeout))
+        watching = partial(watch_status, servers, interval, as_json=as_json, timeout_s=timeout, states=state)
+        raise typer.Exit(run_until_stopped(watching))
+    raise typer.Exit(show_status(servers, as_json=as_json, timeout_s=timeout, states=state))
 
 
 app.add_typer(admin_app)

@@ -21,7 +21,7 @@ Rows = dict[str, "NodeRow"]
 
 
 class NodeRow(NamedTuple):
-    """A node's status and its local state, or why it did not answer."""
+    """A node's status, its local state if that was asked for, or why it did not answer."""
 
     address: str
     status: dict[str, Any] | None
@@ -29,10 +29,15 @@ class NodeRow(NamedTuple):
     failure: str = ""
 
 
-async def ask_nodes(client: Client, addresses: dict[str, str]) -> Rows:
-    """A row for each node, by id. The nodes are asked concurrently."""
+async def ask_nodes(client: Client, addresses: dict[str, str], *, states: bool) -> Rows:
+    """A row for each node, by id; with its state if that is asked for. The nodes are asked concurrently."""
 
     async def ask(address: str) -> NodeRow:
+        if not states:
+            try:
+                return NodeRow(address, await client.status(address))
+            except ClientError as error:
+                return NodeRow(address, None, failure=str(error))
         # The status last, so that its durable_index covers what the state has applied.
         state, failure = None, ""
         try:
@@ -66,7 +71,8 @@ def node_table(rows: Rows) -> Table:
     table.add_row("snapshot", *(_newest_snapshot(row) for row in rows.values()))
     if any(_held(row) for row in rows.values()):
         table.add_row("held", *(_held(row) for row in rows.values()))
-    table.add_row("answer", *(row.failure or _short(printable(row.answer)) for row in rows.values()))
+    if any(row.failure or row.answer is not None for row in rows.values()):
+        table.add_row("answer", *(row.failure or _short(printable(row.answer)) for row in rows.values()))
     table.add_row("digest", *(_shown(row, "digest") for row in rows.values()))
     if any(_problems(row) for row in rows.values()):
         table.add_row("problems", *(_problems(row) for row in rows.values()))
@@ -91,10 +97,10 @@ def _differing(rows: Rows) -> dict[str, str]:
     return found
 
 
-def show_status(servers: str, *, as_json: bool, timeout_s: float) -> Exit:
+def show_status(servers: str, *, as_json: bool, timeout_s: float, states: bool) -> Exit:
     """Print the status of all nodes that the servers know of; return the exit code."""
     try:
-        rows = asyncio.run(all_nodes(servers, timeout_s))
+        rows = asyncio.run(all_nodes(servers, timeout_s, states=states))
     except Unavailable as error:
         complain(f"{error}; check --server, or start the nodes")
         return Exit.UNAVAILABLE
@@ -105,13 +111,13 @@ def show_status(servers: str, *, as_json: bool, timeout_s: float) -> Exit:
     return Exit.DONE
 
 
-async def watch_status(servers: str, interval_s: float, *, as_json: bool, timeout_s: float) -> None:
+async def watch_status(servers: str, interval_s: float, *, as_json: bool, timeout_s: float, states: bool) -> None:
     """Print the status of all nodes at every interval: in place on a terminal, one after the other elsewhere."""
     console = Console()
     in_place = console.is_terminal and not as_json
     with Live(console=console, auto_refresh=False) if in_place else nullcontext() as live:
         while True:
-            rows = await _rows_or_none(servers, timeout_s)
+            rows = await _rows_or_none(servers, timeout_s, states=states)
             if rows is None:
                 pass  # Reported on stderr. The nodes may come back.
             elif as_json:
@@ -124,20 +130,21 @@ async def watch_status(servers: str, interval_s: float, *, as_json: bool, timeou
             await asyncio.sleep(interval_s)
 
 
-async def _rows_or_none(servers: str, timeout_s: float) -> Rows | None:
+async def _rows_or_none(servers: str, timeout_s: float, *, states: bool) -> Rows | None:
     try:
-        return await all_nodes(servers, timeout_s)
+        return await all_nodes(servers, timeout_s, states=states)
     except ClientError as error:
         complain(str(error))
         return None
 
 
-async def all_nodes(servers: str, timeout_s: float) -> Rows:
-    """A row for each node that the servers know of. Raises Unavailable if no server answers."""
+async def all_nodes(servers: str, timeout_s: float, *, states: bool = False) -> Rows:
+    """A row for each node that the servers know of, as `ask_nodes`. Raises Unavailable if no server answers."""
     async with connect(servers, timeout_s=timeout_s) as client:
         status = await client.status()
         members = {member["node_id"]: member["address"] for member in status.get("members", ())}
-        return await ask_nodes(client, members or {status["node_id"]: servers.partition(",")[0]})
+        addresses = members or {status["node_id"]: servers.partition(",")[0]}
+        return await ask_nodes(client, addresses, states=states)
 
 
 def _newest_snapshot(row: NodeRow) -> str:

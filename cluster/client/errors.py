@@ -1,6 +1,7 @@
 """Errors that a call of the client raises.
 
 - Refused: the state machine refused the command; `index` says whether the command is in the log
+- ResultsCut: the commands were executed, and their results are too long to be sent
 - BadRequest, NotFound: the cluster cannot do what was asked; nothing was written
 - Unavailable: no server could do it before the deadline; nothing was written; try again later
 - OutcomeUnknown: the write may have happened, may still happen, or may never happen
@@ -33,6 +34,17 @@ class Refused(ClientError):
         self.code: str = code
         self.text: str = text
         self.refused = refused
+        self.index = index
+
+
+class ResultsCut(ClientError):
+    """The commands were executed, and their results did not fit into the answer; `index` is the first one's."""
+
+    def __init__(self, index: int) -> None:
+        super().__init__(
+            f"the command at {index} was executed, but the results of its message were too long for one answer;"
+            " send fewer commands at once"
+        )
         self.index = index
 
 

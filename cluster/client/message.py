@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, Self
 from quire.log import pack
 from quire.log.packing import array_head
 
-from .errors import BadRequest, ClientError, Refused, ServerFault
+from .errors import BadRequest, ClientError, Refused, ResultsCut, ServerFault
 
 ARRAY_OF_TWO = b"\x92"
 ARRAY_HEAD_BYTES = 5  # The longest head of a msgpack array.
@@ -100,9 +100,11 @@ class Message:
         """The message as msgpack: [sequence, commands]. The same bytes on every call until the sequence changes."""
         return b"".join((ARRAY_OF_TWO, pack(self.sequence), array_head(self.commands), *self.pieces))
 
-    def answer(self, index: int, epoch: int, results: list[Any], refused: Sequence[Sequence[Any]]) -> None:
-        """Resolve every future with its share of the results, of which there is one for each command."""
-        if self._batches or refused:
+    def answer(
+        self, index: int, epoch: int, results: list[Any], refused: Sequence[Sequence[Any]], cut: int | None = None
+    ) -> None:
+        """Resolve every future with its share of the results, of which there is one for each command below `cut`."""
+        if self._batches or refused or cut is not None:
             self._answer_each(index, epoch, results, {place: [code, text] for place, code, text in refused})
             return
         for answer, result in zip(self.answers, results, strict=True):
@@ -116,6 +118,8 @@ class Message:
             refused = _refused_between(refusals, place, end)
             if answer.done():
                 pass  # The caller cancelled it. The command was executed all the same.
+            elif end > len(results):
+                answer.set_exception(ResultsCut(index + place))
             elif batch:
                 answer.set_result(BatchReply(index + place, epoch, results[place:end], refused))
             elif refused:

@@ -216,20 +216,32 @@ class Pipeline:
 
     # Answers
 
-    def answered(self, sequence: int, index: int, epoch: int, results: list[Any], refused: list[list[Any]]) -> None:
-        """Resolve the first message in flight.
+    def answered(
+        self,
+        sequence: int,
+        index: int,
+        epoch: int,
+        results: list[Any],
+        refused: list[list[Any]],
+        cut: int | None = None,
+    ) -> None:
+        """Resolve the first message in flight. `cut`: the results from this place on were left out.
 
         Raises:
             OutOfSequence: the answer is to another sequence.
             SessionError: the session refused it; the caller must `end` or `expire` the pipeline.
         """
         message = self._in_flight[0] if self._in_flight else None
-        if message is None or message.sequence != sequence or len(results) != message.commands:
+        if (
+            message is None
+            or message.sequence != sequence
+            or len(results) != (message.commands if cut is None else cut)
+        ):
             raise OutOfSequence(f"a server answered sequence {sequence}, which was not next")
         if len(refused) == message.commands and (error := SESSION_ERRORS.get(refused[0][1])):
             raise error(*refused[0][1:])
         self._in_flight.popleft()
-        message.answer(index, epoch, results, refused)
+        message.answer(index, epoch, results, refused, cut)
         self._withdraw([message])
 
     def interrupted(self) -> None:

@@ -35,7 +35,7 @@ from .transport import (
 )
 
 SESSION_FIELDS = ("session", "sequence", "session_window", "max_request_bytes")
-ANSWER_LENGTH = 5  # [sequence, index, epoch, results, refused]
+ANSWER_LENGTHS = (5, 6)  # [sequence, index, epoch, results, refused], and if the results were cut, from which place on
 PROBLEM_LENGTH = 2  # [sequence, problem]
 CONTENT_REFUSED = frozenset({400, 413, 422})  # Every node refuses such a message, however often it is sent.
 NOT_TAKEN = frozenset({429, 503})  # The message was not taken; a later attempt may succeed.
@@ -251,7 +251,7 @@ class CommandStream:
                 if message.type is not WSMsgType.BINARY:
                     return StreamEnded(f"the stream was closed ({socket.close_code or socket.exception()})")
                 content = unpack_trusted(message.data, ExtType)
-                if len(content) == ANSWER_LENGTH:
+                if len(content) in ANSWER_LENGTHS:
                     self.pipeline.answered(*content)
                     self._progress = True
                 elif len(content) == PROBLEM_LENGTH:

@@ -139,6 +139,13 @@ class ServeConfig(Settings):
         le=1024 * MIB,
         description="Most bytes in flight to a follower; bounds the leader's memory for it.",
     )
+    answer_bytes: int = Field(
+        default=8 * MIB,
+        ge=1024,
+        le=256 * MIB,
+        description="Most bytes of the results in one answer to commands. What is beyond is left out, and the answer "
+        "says so; the commands have executed.",
+    )
     state_limit_bytes: int = Field(
         default=8 * MIB,
         ge=1024,

@@ -75,7 +75,7 @@ class Demo:
         """The status of all nodes once they have applied everything below `index`; at the timeout, as it is then."""
         deadline = asyncio.get_running_loop().time() + APPLIED_TIMEOUT_S
         while True:
-            rows = await ask_nodes(client, self.nodes.addresses)
+            rows = await ask_nodes(client, self.nodes.addresses, states=True)
             if all(row.status and row.status["applied_index"] >= index for row in rows.values()):
                 return rows
             if asyncio.get_running_loop().time() > deadline:

@@ -108,8 +108,13 @@ def accepted(request: web.Request, offered: tuple[str, ...]) -> str:
     return next((content_type for content_type in named if content_type in offered), offered[0])
 
 
+def answer_type_of(request: web.Request) -> str:
+    """JSON or MSGPACK: what the request accepts for a document."""
+    return accepted(request, _DOCUMENTS)
+
+
 def answer(request: web.Request, value: Any, headers: dict[str, str] | None = None) -> web.Response:
     """A response that holds the value as JSON, or as msgpack if the request accepts that."""
-    content_type = accepted(request, _DOCUMENTS)
+    content_type = answer_type_of(request)
     body = to_json(value) if content_type == JSON else pack(value)
     return web.Response(body=body, content_type=content_type, headers=headers)

@@ -22,6 +22,8 @@ class WriteReply(NamedTuple):
     count: int  # type: ignore[assignment]
     results: list[Any]
     refused: list[list[Any]]
+    size: int = 0
+    """At least the bytes of both as msgpack."""
 
 
 class Waiter(Protocol):
@@ -125,7 +127,8 @@ def _answer_applied(placed: Placed[Waiter], applied: Applied) -> None:
     if len(placed.shares) == 1:
         write = placed.shares[0].write
         if (waiter := write.owner).applied:
-            waiter.answer(WriteReply(placed.index, applied.epoch, write.count, applied.results, applied.refused))
+            outcome = applied.results, applied.refused, applied.size
+            waiter.answer(WriteReply(placed.index, applied.epoch, write.count, *outcome))
         return
     refusals = deque(applied.refused)  # in the order of their places, as the shares are
     for write, offset in placed.shares:
@@ -136,7 +139,7 @@ def _answer_applied(placed: Placed[Waiter], applied: Applied) -> None:
             refused.append([place - offset, code, text])
         if (waiter := write.owner).applied:
             results = applied.results[offset:end]
-            waiter.answer(WriteReply(placed.index + offset, applied.epoch, write.count, results, refused))
+            waiter.answer(WriteReply(placed.index + offset, applied.epoch, write.count, results, refused, applied.size))
 
 
 class WriteCounts:

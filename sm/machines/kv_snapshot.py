@@ -91,25 +91,26 @@ class _Reader:
 
     def __init__(self, chunks: Iterable[bytes]) -> None:
         self._chunks = iter(chunks)
-        self._rest = b""
+        self._chunk = b""
+        self._taken = 0  # Of the chunk.
 
     def take(self, size: int) -> bytes:
         """Exactly `size` bytes. Raises SnapshotInvalid."""
-        if len(self._rest) < size:
-            parts, have = [self._rest], len(self._rest)
+        start, self._taken = self._taken, self._taken + size
+        if self._taken > len(self._chunk):
+            parts, have = [self._chunk[start:]], len(self._chunk) - start
             while have < size:
                 chunk = next(self._chunks, None)
                 if chunk is None:
                     raise _invalid(f"it ends {size - have} bytes early")
                 parts.append(chunk)
                 have += len(chunk)
-            self._rest = b"".join(parts)
-        taken, self._rest = self._rest[:size], self._rest[size:]
-        return taken
+            self._chunk, start, self._taken = b"".join(parts), 0, size
+        return self._chunk[start : self._taken]
 
     def has_more(self) -> bool:
         """Whether any byte is left."""
-        return bool(self._rest) or any(self._chunks)
+        return self._taken < len(self._chunk) or any(self._chunks)
 
 
 def _invalid(reason: str) -> SnapshotInvalid:

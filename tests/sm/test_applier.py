@@ -71,7 +71,7 @@ def test_a_frame_moves_applied_index_and_gives_each_result() -> None:
     frames = Frames(index=10, epoch=3)
     applier = Applier(ArithmeticMachine(), boundary=boundary_at(10))
     applied = applier.apply(frames.records([["add", 3], ["div", 5]]))
-    assert applied == (10, 12, 3, ["45", "9"], [])
+    assert applied[:5] == (10, 12, 3, ["45", "9"], [])
     assert applier.applied_index == 12
     assert applier.state() == "9"
 
@@ -119,7 +119,7 @@ def test_a_system_frame_is_passed_over() -> None:
     frames = Frames()
     applier = Applier(ArithmeticMachine())
     applied = applier.apply(frames.system({"type": "epoch_start", "node_id": "n1"}))
-    assert applied == (0, 1, 1, [], [])
+    assert applied[:5] == (0, 1, 1, [], [])
     assert applier.applied_index == 1
     assert applier.digest == EMPTY_DIGEST
     assert applier.apply(frames.records([["add", 3]])).results == ["45"]
@@ -135,7 +135,7 @@ def test_coalesced_runs_without_sessions_are_applied_in_order() -> None:
 def test_a_blob_is_one_record_of_the_log_machine() -> None:
     frame = Frames().blob(b"\0" * 1000)
     applier = Applier(LogMachine())
-    assert applier.apply(frame) == (0, 1, 1, [None], [])
+    assert applier.apply(frame)[:5] == (0, 1, 1, [None], [])
     assert applier.digest == digest_by_hand(bytes(16), frame, [[None], []])
 
 

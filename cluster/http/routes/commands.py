@@ -8,12 +8,25 @@ from typing import TYPE_CHECKING, Any
 
 from aiohttp import web
 
+from quire.log import pack
+from quire.log.json_text import to_json
 from quire.replication import Write
 
 from ...errors import CommandsRefused, LimitExceeded, OutcomeUnknown, SessionRefused
 from ...node.pending import FutureWaiter, WriteReply
 from ..api import API, NodeApi
-from ..bodies import JSON, MSGPACK, NDJSON, answer, content_type_of, decode_commands, pack_records, read_body
+from ..bodies import (
+    JSON,
+    MSGPACK,
+    NDJSON,
+    answer,
+    answer_type_of,
+    content_type_of,
+    decode_commands,
+    pack_records,
+    read_body,
+)
+from ..cut import cut_to, places_within
 from ..request import NO_SESSION, WriteId, parameters_of, write_id_of
 
 if TYPE_CHECKING:
@@ -26,7 +39,8 @@ SESSION_CODES = frozenset(("SESSION_FENCED", "SESSION_EXPIRED", "SEQUENCE_GAP", 
 async def post_commands(request: web.Request) -> web.StreamResponse:
     """{"index", "epoch", "results"} of commands that are on a majority's disks and applied on this node.
 
-    Where `apply` refused some, their results are null and `refused` lists [place, code, text].
+    Where `apply` refused some, their results are null and `refused` lists [place, code, text]. If they are longer than
+    `answer_bytes`, `cut` is the place from which on they are left out: those commands were executed, too.
     """
     api = request.app[API]
     parameters_of(request)
@@ -40,7 +54,12 @@ async def post_commands(request: web.Request) -> web.StreamResponse:
     await api.decoding.turn(len(body))
     commands = decode_commands(content_type, body, api.node.config.max_commands)
     reply = await write_values(api, commands, limit, applied=True, write_id=write_id)
-    document: dict[str, Any] = {"index": reply.index, "epoch": reply.epoch, "results": reply.results}
+    document: dict[str, Any] = {}
+    encode = to_json if answer_type_of(request) == JSON else pack
+    places = places_within(reply, api.node.config.answer_bytes, encode)
+    if places < len(reply.results):
+        reply, document = cut_to(reply, places), {"cut": places}
+    document |= {"index": reply.index, "epoch": reply.epoch, "results": reply.results}
     if reply.refused:
         document["refused"] = reply.refused
     return answer(request, document)

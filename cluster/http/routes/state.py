@@ -13,6 +13,7 @@ from ...node.reading import Consistency, StateAnswer
 from ..api import API
 from ..bodies import JSON, MSGPACK, answer, content_type_of, decode_query, read_body
 from ..request import integer_of, parameters_of
+from ..sizes import size_up_to
 
 if TYPE_CHECKING:
     from ...node.node import Node
@@ -91,11 +92,13 @@ async def _query(
 
 def _bounded(request: web.Request, document: dict[str, Any], unapplied: int, what: str) -> web.Response:
     """The document as a response. Raises LimitExceeded, MachineFailed."""
+    limit = request.app[API].node.config.state_limit_bytes
+    if (size := size_up_to(document, limit)) > limit:
+        raise LimitExceeded(what, size, limit)
     try:
         response = answer(request, document, {UNAPPLIED: str(unapplied)})
     except (PayloadInvalid, TypeError, RecursionError) as error:
         raise MachineFailed("query", f"its answer cannot be encoded ({error})") from error
-    limit = request.app[API].node.config.state_limit_bytes
     if isinstance(response.body, bytes) and len(response.body) > limit:
         raise LimitExceeded(what, len(response.body), limit)
     return response

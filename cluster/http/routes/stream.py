@@ -40,6 +40,7 @@ from ..admission.decoding import LARGE_BYTES
 from ..admission.slow_callers import close, done_or_stalled
 from ..admission.streams import OpenStream
 from ..api import API
+from ..cut import cut_to, places_within
 from ..forwarding import MESSAGES
 from ..problems import problem_of
 from ..request import REQUEST_ID_KEY, parameters_of, parse_integer
@@ -173,7 +174,12 @@ class CommandStream:
 
     def answered(self, waiter: "StreamWaiter", reply: "WriteReply") -> None:
         """A message was applied: send its answer, after those of the previous messages."""
-        answer = pack([waiter.sequence, reply.index, reply.epoch, reply.results, reply.refused])
+        fields: list[Any] = [waiter.sequence, reply.index, reply.epoch, reply.results, reply.refused]
+        places = places_within(reply, self._node.config.answer_bytes, pack)
+        if places < len(reply.results):
+            cut = cut_to(reply, places)
+            fields[3:] = [cut.results, cut.refused, places]
+        answer = pack(fields)
         self._outbox.send(answer)
         self._outbox.when_taken(self._room.set)
         self._forget(waiter)
