@@ -1,16 +1,19 @@
 """What an application holds for its middleware and its handlers."""
 
+from collections.abc import Container
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from aiohttp import web
 
 from ..node.metrics import Metrics
+from .admission.addresses import address_of
 from .admission.concurrency import LongPollLimit, OneATurn, SessionLimit
 from .admission.connections import ConnectionLimit
 from .admission.decoding import DecodingTurns
 from .admission.slow_callers import RequestBodyLimit, ResponseBodyLimit
 from .admission.streams import StreamLimit
+from .request import FORWARDED
 
 if TYPE_CHECKING:
     from ..node.node import Node
@@ -23,8 +26,16 @@ class Admission:
     """The limits that apply to every request of a server."""
 
     connections: ConnectionLimit
+    members: Container[str] = ()
     request_bodies: RequestBodyLimit = field(default_factory=RequestBodyLimit)
     response_bodies: ResponseBodyLimit = field(default_factory=ResponseBodyLimit)
+
+    def origin_of(self, request: web.Request) -> str:
+        """Whom the request counts against: the member that forwarded it, else the address that it came from."""
+        member = request.headers.get(FORWARDED)
+        if member is not None and member in self.members:
+            return f"member {member}"
+        return "" if request.transport is None else address_of(request.transport.get_extra_info("peername"))
 
 
 @dataclass(slots=True)

@@ -15,11 +15,10 @@ from ..errors import ClusterError, Malformed, OutcomeUnknown, Overloaded
 from ..node.metrics import Gauge, Metrics
 from ..node.turns import Turns
 from .admission.connections import ConnectionLimit
-from .admission.slow_callers import ResponseBodyLimit
 from .api import ADMISSION, API, Admission, NodeApi
-from .forwarding import FORWARDED, LeaderHop
+from .forwarding import LeaderHop
 from .problems import UnsupportedMedia, answer_of, drop_frames, problem, problem_of
-from .request import REQUEST_ID, REQUEST_ID_KEY, SEQUENCE, SESSION, RateLimitedLog, identify
+from .request import FORWARDED, REQUEST_ID, REQUEST_ID_KEY, SEQUENCE, SESSION, RateLimitedLog, identify
 from .routes.admin import get_members, post_expire, post_members, post_snapshot, post_transfer
 from .routes.cluster import MemberStatuses, get_cluster
 from .routes.commands import post_commands
@@ -79,7 +78,8 @@ def make_app(node: "Node", connections: ConnectionLimit | None = None, turns: Tu
     if somebody measures them.
     """
     app = web.Application(middlewares=[errors_as_problems(HEADERS)])
-    app[ADMISSION] = admission = Admission(ConnectionLimit() if connections is None else connections)
+    connections = ConnectionLimit() if connections is None else connections
+    app[ADMISSION] = admission = Admission(connections, node.config.members)
     metrics = Metrics(node, _gauges(admission, lambda: app[API]), Turns() if turns is None else turns)
     app[API] = api = NodeApi(node, LeaderHop(node), MemberStatuses(node), metrics)
     app.cleanup_ctx.append(api.leader.run)
@@ -122,11 +122,11 @@ def errors_as_problems(known_headers: frozenset[str]) -> Middleware:
 
     @web.middleware
     async def answer_errors(request: web.Request, handler: Handler) -> web.StreamResponse:
-        responses = request.app[ADMISSION].response_bodies
+        admission = request.app[ADMISSION]
         try:
-            return await _sent(request, await answered(request, handler), responses)
+            return await _sent(request, await answered(request, handler), admission)
         finally:
-            responses.release(request)
+            admission.response_bodies.release(request)
 
     async def answered(request: web.Request, handler: Handler) -> web.StreamResponse:
         admission, request_id, began = request.app[ADMISSION], identify(request), time.monotonic()
@@ -155,10 +155,10 @@ def errors_as_problems(known_headers: frozenset[str]) -> Middleware:
     return answer_errors
 
 
-async def _sent(request: web.Request, response: web.StreamResponse, responses: ResponseBodyLimit) -> web.StreamResponse:
+async def _sent(request: web.Request, response: web.StreamResponse, admission: Admission) -> web.StreamResponse:
     """The response, sent if it is long. If there is no room for it, a problem that says what that means for a write."""
     try:
-        return await responses.send(request, response)
+        return await admission.response_bodies.send(request, admission.origin_of(request), response)
     except Overloaded as error:
         drop_frames(error)
         nothing_written = _reads(request) or 400 <= response.status < 500 or response.status == 503

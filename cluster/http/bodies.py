@@ -29,7 +29,8 @@ _DOCUMENTS = (JSON, MSGPACK)
 
 async def read_body(request: web.Request, limit: int) -> bytes:
     """The whole body. Raises as `RequestBodyLimit.read`."""
-    return await request.app[ADMISSION].request_bodies.read(request, limit, "the request body")
+    admission = request.app[ADMISSION]
+    return await admission.request_bodies.read(request, admission.origin_of(request), limit, "the request body")
 
 
 def content_type_of(request: web.Request, supported: Iterable[str]) -> str:

@@ -24,12 +24,11 @@ from ..errors import LeaderUnreachable, NoLeader, NotLeader, OutcomeUnknown, Ove
 from .admission.slow_callers import CLOSE_TIMEOUT_S, PIECE_BYTES, close, done_or_stalled
 from .admission.streams import OpenStream
 from .api import ADMISSION, API
-from .request import REQUEST_ID, REQUEST_ID_KEY, SEQUENCE, SESSION, RateLimitedLog
+from .request import FORWARDED, REQUEST_ID, REQUEST_ID_KEY, SEQUENCE, SESSION, RateLimitedLog
 
 if TYPE_CHECKING:
     from ..node.node import Node
 
-FORWARDED = "Quire-Forwarded"
 CONNECT_TIMEOUT_S = 1.0
 CONNECTION_LIMIT = 256  # To the leader, for requests; more of them wait for a connection, within their deadline.
 KEEPALIVE_S = 15.0  # Shorter than the server keeps an idle connection open.
@@ -210,15 +209,16 @@ class LeaderHop:
 
 async def _held_content(request: web.Request, response: aiohttp.ClientResponse, *, writes: bool) -> bytes:
     """The leader's whole answer, which counts as held for the caller. Raises Overloaded, OutcomeUnknown."""
-    responses, pieces, size = request.app[ADMISSION].response_bodies, [], 0
+    admission, pieces, size = request.app[ADMISSION], [], 0
+    responses, origin = admission.response_bodies, admission.origin_of(request)
     try:
         if (length := response.content_length or 0) > PIECE_BYTES:
-            responses.reserve(request, length)
+            responses.reserve(request, origin, length)
         async for piece in response.content.iter_any():
             pieces.append(piece)
             size += len(piece)
             if size > max(length, PIECE_BYTES):
-                responses.reserve(request, size)
+                responses.reserve(request, origin, size)
     except Overloaded:
         if writes:
             raise OutcomeUnknown("the request was executed, but there was no room for its long answer") from None

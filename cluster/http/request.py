@@ -28,6 +28,7 @@ REQUEST_ID_CHARACTERS = 64
 REQUEST_ID_KEY = web.RequestKey("request_id", str)
 LOG_INTERVAL_S = 1.0
 
+FORWARDED = "Quire-Forwarded"  # The node that passed the request on.
 SESSION = "Quire-Session"
 SEQUENCE = "Quire-Sequence"
 INDEX_HIGHEST = 2**64 - 1

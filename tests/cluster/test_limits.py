@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncGenerator
 from contextlib import ExitStack
+from pathlib import Path
 from typing import Any
 
 import orjson
@@ -12,6 +13,7 @@ import pytest_asyncio
 from quire.cluster.address import host_and_port
 from quire.cluster.config.serve import FRAME_OVERHEAD_BYTES
 from quire.cluster.errors import LimitExceeded
+from quire.cluster.http.admission.addresses import LEAST_SHARE
 from quire.cluster.http.admission.connections import ConnectionLimit
 from quire.cluster.http.api import ADMISSION
 from quire.cluster.http.routes.sessions import BODY_BYTES, NAME_CHARACTERS
@@ -285,6 +287,27 @@ async def test_connections_that_arrive_together_are_counted_one_by_one(
 
     statuses = [status.split()[1] for status, _, _ in answers]
     assert (statuses.count(b"200"), statuses.count(b"429")) == (5, 25)
+
+
+async def test_one_address_gets_its_share_of_the_connections_and_peers_more(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with running_cluster(tmp_path, 1) as cluster:
+        connections = connections_of(cluster, "n1")
+        monkeypatch.setattr(connections, "limit", LEAST_SHARE + 100)
+        with ExitStack() as opened:
+            callers = [await caller(cluster, "n1", opened) for _ in range(LEAST_SHARE)]
+            surplus = await caller(cluster, "n1", opened)
+            peer = await caller(cluster, "n1", opened)
+
+            assert (await callers[0].ask("/healthz"))[0] == b"HTTP/1.1 200 OK"
+            assert (await surplus.ask("/healthz"))[0] == b"HTTP/1.1 429 Too Many Requests"
+            assert (await peer.ask("/peer"))[0] == b"HTTP/1.1 400 Bad Request"
+        async with asyncio.timeout(DEADLINE_S):
+            while len(connections) > LEAST_SHARE // 2:
+                await asyncio.to_thread(lambda: None)
+        with ExitStack() as opened:
+            assert (await (await caller(cluster, "n1", opened)).ask("/healthz"))[0] == b"HTTP/1.1 200 OK"
 
 
 # Headers

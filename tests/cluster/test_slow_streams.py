@@ -12,7 +12,8 @@ from aiohttp import ClientSession, ClientWebSocketResponse, TCPConnector, WSMsgT
 from quire.cluster.http.admission import slow_callers
 from quire.cluster.http.admission.streams import StreamLimit
 from quire.cluster.http.api import API
-from quire.cluster.http.forwarding import CONNECTION_LIMIT, FORWARDED
+from quire.cluster.http.forwarding import CONNECTION_LIMIT
+from quire.cluster.http.request import FORWARDED
 from quire.cluster.http.routes.stream import WINDOW_BYTES
 from quire.log import pack, unpack
 from quire.sm import SESSION_WINDOW

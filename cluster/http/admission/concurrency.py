@@ -9,6 +9,7 @@ from typing import TypeVar
 from aiohttp import web
 
 from ...errors import Overloaded
+from .addresses import share_of
 
 T = TypeVar("T")
 
@@ -46,34 +47,40 @@ class LongPollLimit:
 
     def __init__(self, limit: int = LONG_POLLS_LIMIT) -> None:
         self._limit = limit
-        self._tasks: dict[asyncio.Task[object], web.Request] = {}
+        self._tasks: dict[asyncio.Task[object], tuple[web.Request, str]] = {}
 
     def __len__(self) -> int:
         return len(self._tasks)
 
     @contextmanager
-    def slot(self, request: web.Request) -> Generator[None, None, None]:
+    def slot(self, request: web.Request, origin: str) -> Generator[None, None, None]:
         """A slot for the request that the current task handles, for as long as the block runs.
 
         Raises:
-            Overloaded: all slots are taken by requests whose callers are still connected.
+            Overloaded: all slots, or the origin's share, are taken by requests whose callers are still connected.
         """
         task = asyncio.current_task()
         if task is None:
             raise RuntimeError("a request is handled in a task")
-        if len(self._tasks) >= self._limit:
+        if self._is_full(origin):
             self._cancel_abandoned()
-        if len(self._tasks) >= self._limit:
+        if self._is_full(origin):
             raise Overloaded()
-        self._tasks[task] = request
+        self._tasks[task] = request, origin
         try:
             yield
         finally:
             self._tasks.pop(task, None)
 
+    def _is_full(self, origin: str) -> bool:
+        waiting, share = len(self._tasks), share_of(self._limit)
+        if waiting < share:
+            return False
+        return waiting >= self._limit or sum(other == origin for _, other in self._tasks.values()) >= share
+
     def _cancel_abandoned(self) -> None:
         # aiohttp does not cancel a handler whose caller disconnects, so a waiting one would not notice.
-        for task, request in list(self._tasks.items()):
+        for task, (request, _) in list(self._tasks.items()):
             if request.transport is None or request.transport.is_closing():
                 del self._tasks[task]
                 task.cancel()

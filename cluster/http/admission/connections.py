@@ -9,6 +9,7 @@ traceback each time: a port scan, or a client that speaks TLS, would flood the j
 """
 
 import asyncio
+from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
@@ -22,6 +23,7 @@ from quire.replication.net.hello import PEER_PATHS
 from ...errors import Malformed, Overloaded
 from ..problems import drop_frames, problem_of
 from ..request import REQUEST_ID, RateLimitedLog, identify
+from .addresses import address_of, share_of
 
 CONNECTIONS_LIMIT = 10_000
 PEER_RESERVE = 256
@@ -40,6 +42,7 @@ class ConnectionLimit:
         self.limit = limit
         self._reserve = reserve
         self._surplus: set[Connection] = set()
+        self._of_address: Counter[str] = Counter()
         self._server: web.Server | None = None
         # Accepted, but not yet in `server.connections`: many can be accepted in one turn of the loop.
         self._accepted: set[Connection] = set()
@@ -58,7 +61,7 @@ class ConnectionLimit:
         count = len(self)
         if count >= self.limit + self._reserve:
             return _Refusal()
-        connection = Connection(self._server)
+        connection = Connection(self._server, self)
         self._accepted.add(connection)
         asyncio.get_running_loop().call_soon(self._accepted.discard, connection)
         self._surplus = {known for known in self._surplus if known.transport is not None or known in self._accepted}
@@ -66,18 +69,46 @@ class ConnectionLimit:
             self._surplus.add(connection)
         return connection
 
+    def opened(self, connection: "Connection", address: str) -> None:
+        """Count a connection; above its address's share, its requests are refused as those above the limit."""
+        self._of_address[address] += 1
+        if self._of_address[address] > share_of(self.limit):
+            self._surplus.add(connection)
+
+    def closed(self, connection: "Connection", address: str) -> None:
+        """The connection is closed."""
+        self._surplus.discard(connection)
+        self._of_address[address] -= 1
+        if not self._of_address[address]:
+            del self._of_address[address]
+
     def refuses(self, request: web.Request) -> bool:
-        """Whether the request came over a connection above the limit and is not a peer's."""
+        """Whether the request came over a connection above the limit or its address's share, and is not a peer's."""
         return bool(self._surplus) and request.protocol in self._surplus and request.path not in PEER_PATHS
 
 
 class Connection(RequestHandler):
     """Serves one connection. Request bodies are never decompressed."""
 
-    __slots__ = ()
+    __slots__ = ("_address", "_limit")
 
-    def __init__(self, server: web.Server) -> None:
+    def __init__(self, server: web.Server, limit: ConnectionLimit) -> None:
+        self._limit = limit
+        self._address: str | None = None
         super().__init__(server, loop=asyncio.get_running_loop(), keepalive_timeout=KEEPALIVE_S, auto_decompress=False)
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Count it against the address that it comes from."""
+        self._address = address_of(transport.get_extra_info("peername"))
+        self._limit.opened(self, self._address)
+        super().connection_made(transport)
+
+    def connection_lost(self, exc: BaseException | None) -> None:
+        """Count it no longer."""
+        if self._address is not None:
+            self._limit.closed(self, self._address)
+            self._address = None
+        super().connection_lost(exc)
 
     def handle_error(
         self,

@@ -9,12 +9,14 @@ A reader that is cut off sees its connection break, repeats the request, and has
 
 import asyncio
 import time
+from collections import Counter
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 
 from aiohttp import web
 
 from ...errors import BodyTimeout, LimitExceeded, Overloaded
+from .addresses import LEAST_SHARE_BYTES, share_of
 from .connections import cut
 
 REQUESTS_HELD_BYTES = 128 << 20
@@ -32,6 +34,7 @@ class _Transfer:
     """A body on its way in or out. `complete`: nothing is expected from the caller, who so cannot be idle."""
 
     request: web.Request
+    origin: str
     size: int = 0
     complete: bool = False
     moved_at: float = field(default_factory=time.monotonic)
@@ -63,23 +66,43 @@ class _HeldBytes:
         self._stall_timeout_s = stall_timeout_s
         self._idle_s = idle_s
         self._transfers: set[_Transfer] = set()
+        self._of_origin: Counter[str] = Counter()
         self.held_bytes = 0
 
     def _make_room(self, size: int, transfer: _Transfer) -> bool:
-        """Cut off other callers that are idle, the idlest first, until so many bytes fit; whether they do."""
-        while self.held_bytes + size > self._limit:
-            others = [other for other in self._transfers if not other.complete and other is not transfer]
+        """Cut off other callers that are idle, the idlest first, until so many bytes fit; whether they do.
+
+        If they only exceed the share of their origin, callers of that origin alone are cut off.
+        """
+        share, origin = share_of(self._limit, LEAST_SHARE_BYTES), transfer.origin
+        while True:
+            full = self.held_bytes + size > self._limit
+            held = self._of_origin[origin]
+            if not full and (held + size <= share or held == transfer.size):  # One transfer may exceed the share.
+                return True
+            others = [
+                other
+                for other in self._transfers
+                if not other.complete and other is not transfer and (full or other.origin == origin)
+            ]
             oldest = min(others, key=lambda other: other.moved_at, default=None)
             if oldest is None or time.monotonic() - oldest.moved_at < self._idle_s:
                 return False
             cut(oldest.request)
             self._forget(oldest)
-        return True
+
+    def _grow(self, transfer: _Transfer, size: int) -> None:
+        transfer.size += size
+        self.held_bytes += size
+        self._of_origin[transfer.origin] += size
 
     def _forget(self, transfer: _Transfer) -> None:
         if transfer in self._transfers:
             self._transfers.remove(transfer)
             self.held_bytes -= transfer.size
+            self._of_origin[transfer.origin] -= transfer.size
+            if not self._of_origin[transfer.origin]:
+                del self._of_origin[transfer.origin]
 
 
 class RequestBodyLimit(_HeldBytes):
@@ -90,7 +113,7 @@ class RequestBodyLimit(_HeldBytes):
     ) -> None:
         super().__init__(limit, stall_timeout_s, idle_s)
 
-    async def read(self, request: web.Request, limit: int, what: str) -> bytes:
+    async def read(self, request: web.Request, origin: str, limit: int, what: str) -> bytes:
         """The request's whole body, which counts as held until `release`.
 
         Raises:
@@ -101,7 +124,7 @@ class RequestBodyLimit(_HeldBytes):
         """
         if request.content_length is not None and request.content_length > limit:
             raise LimitExceeded(what, request.content_length, limit)
-        body = request[_BODY] = _Transfer(request)
+        body = request[_BODY] = _Transfer(request, origin)
         self._transfers.add(body)
         pieces: list[bytes] = []
         pace = BodyPace(self._stall_timeout_s)
@@ -134,8 +157,7 @@ class RequestBodyLimit(_HeldBytes):
         body.moved_at = time.monotonic()
         if not self._make_room(size, body):
             raise Overloaded()
-        body.size += size
-        self.held_bytes += size
+        self._grow(body, size)
 
 
 class ResponseBodyLimit(_HeldBytes):
@@ -146,7 +168,7 @@ class ResponseBodyLimit(_HeldBytes):
     ) -> None:
         super().__init__(limit, stall_timeout_s, idle_s)
 
-    def reserve(self, request: web.Request, size: int) -> None:
+    def reserve(self, request: web.Request, origin: str, size: int) -> None:
         """Count so many bytes of the response before it is complete; they count as held until `release`.
 
         Raises:
@@ -154,15 +176,14 @@ class ResponseBodyLimit(_HeldBytes):
         """
         transfer = request.get(_RESPONSE)
         if transfer is None:
-            transfer = _Transfer(request, complete=True)
+            transfer = _Transfer(request, origin, complete=True)
         more = size - transfer.size
         if not self._make_room(more, transfer) and self.held_bytes > transfer.size:  # A single one may exceed it.
             raise Overloaded()
         if transfer not in self._transfers:
             request[_RESPONSE] = transfer
             self._transfers.add(transfer)
-        self.held_bytes += more
-        transfer.size = size
+        self._grow(transfer, more)
 
     def release(self, request: web.Request) -> None:
         """The response was sent, or will not be."""
@@ -170,7 +191,7 @@ class ResponseBodyLimit(_HeldBytes):
             del request[_RESPONSE]
             self._forget(transfer)
 
-    async def send(self, request: web.Request, response: web.StreamResponse) -> web.StreamResponse:
+    async def send(self, request: web.Request, origin: str, response: web.StreamResponse) -> web.StreamResponse:
         """Send a long response at the caller's pace; return a short one, or one that was begun, as it is.
 
         Raises:
@@ -180,7 +201,7 @@ class ResponseBodyLimit(_HeldBytes):
         body = response.body if isinstance(response, web.Response) else None
         if not isinstance(body, bytes) or len(body) <= PIECE_BYTES or request.method == "HEAD":
             return response
-        self.reserve(request, len(body))
+        self.reserve(request, origin, len(body))
         transfer = request[_RESPONSE]
         transfer.moved_at, transfer.complete = time.monotonic(), False
         sent = web.StreamResponse(status=response.status, reason=response.reason, headers=response.headers)

@@ -1,16 +1,17 @@
 """The open streams of commands: how many there may be, and when an idle one ends.
 
 A client reopens its stream at its next message, so ending an idle one costs it nothing. One ends after `STREAM_IDLE_S`
-without a message; and when all places are taken, the one that was idle for longest makes room for a new one. A stream
-with an unanswered message is not idle.
+without a message; and when all places are taken, the one that was idle for longest makes room for a new one, or of one
+origin if that has its share (`addresses.py`). A stream with an unanswered message is not idle.
 """
 
 import asyncio
 import time
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Collection, Generator, Iterator
 from contextlib import contextmanager
 
 from ...errors import Overloaded
+from .addresses import share_of
 
 STREAMS_LIMIT = 1024  # Of /commands/stream on one node, carried ones included: each may hold a window of memory.
 STREAM_IDLE_S = 300.0
@@ -22,10 +23,11 @@ Clock = Callable[[], float]
 class OpenStream:
     """One stream's place: when a message last passed, how many are unanswered, and the event that ends it."""
 
-    __slots__ = ("_clock", "_in_flight", "_moved_at", "ended")
+    __slots__ = ("_clock", "_in_flight", "_moved_at", "ended", "origin")
 
-    def __init__(self, clock: Clock) -> None:
+    def __init__(self, clock: Clock, origin: str = "") -> None:
         self._clock = clock
+        self.origin = origin
         self._in_flight = 0
         self._moved_at = clock()
         self.ended = asyncio.Event()
@@ -59,28 +61,34 @@ class StreamLimit:
     def __len__(self) -> int:
         return len(self._streams)
 
+    def __iter__(self) -> Iterator[OpenStream]:
+        return iter(self._streams)
+
     def is_over(self, stream: OpenStream) -> bool:
         """Whether the stream was idle for so long that it ends."""
         return stream.idle_s >= self.idle_s
 
     @contextmanager
-    def slot(self) -> Generator[OpenStream, None, None]:
+    def slot(self, origin: str) -> Generator[OpenStream, None, None]:
         """A place for as long as the block runs, or until `ended` is set to make room for another.
 
         Raises:
-            Overloaded: all places are taken, and no stream is idle.
+            Overloaded: all places, or the origin's share of them, are taken, and no stream of those is idle.
         """
-        if len(self._streams) >= self._limit and not self._end_the_idlest():
+        own = [stream for stream in self._streams if stream.origin == origin]
+        if len(own) >= share_of(self._limit) and not self._end_the_idlest(own):
             raise Overloaded()
-        stream = OpenStream(self._clock)
+        if len(self._streams) >= self._limit and not self._end_the_idlest(self._streams):
+            raise Overloaded()
+        stream = OpenStream(self._clock, origin)
         self._streams.add(stream)
         try:
             yield stream
         finally:
             self._streams.discard(stream)
 
-    def _end_the_idlest(self) -> bool:
-        idlest = max(self._streams, key=lambda stream: stream.idle_s, default=None)
+    def _end_the_idlest(self, streams: Collection[OpenStream]) -> bool:
+        idlest = max(streams, key=lambda stream: stream.idle_s, default=None)
         if idlest is None or idlest.idle_s < self.yields_after_s:
             return False
         self._streams.remove(idlest)  # Its connection may take a while to close.

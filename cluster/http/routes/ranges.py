@@ -14,7 +14,7 @@ from quire.log.json_text import to_json
 
 from ...errors import Expired, Malformed, OutOfBounds
 from ..admission.concurrency import OneATurn
-from ..api import API
+from ..api import ADMISSION, API
 from ..bodies import MSGPACK, NDJSON, RAW_FRAMES, accepted
 from ..request import integer_of, parameters_of
 
@@ -68,7 +68,7 @@ async def get_records(request: web.Request) -> web.StreamResponse:
     node = api.node
     asked = _range_of(request)
     if asked.wait_s:
-        with api.long_polls.slot(request):
+        with api.long_polls.slot(request, request.app[ADMISSION].origin_of(request)):
             chunk = await _waited_for(node, asked, api.ranges)
     else:
         bounds = node.visible_bounds

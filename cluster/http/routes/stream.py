@@ -39,7 +39,7 @@ from ...values import DEPTH_LIMIT, refuse_unstorable, unpack_msgpack
 from ..admission.decoding import LARGE_BYTES
 from ..admission.slow_callers import close, done_or_stalled
 from ..admission.streams import OpenStream
-from ..api import API
+from ..api import ADMISSION, API
 from ..cut import cut_to, places_within
 from ..forwarding import MESSAGES
 from ..problems import problem_of
@@ -68,11 +68,12 @@ async def commands_stream(request: web.Request) -> web.StreamResponse:
     _probe_when_silent(request)
     if "Upgrade" in request.headers and not socket.can_prepare(request):
         await socket.prepare(request)  # It raises what is wrong with the handshake.
+    origin = request.app[ADMISSION].origin_of(request)
     if not node.is_leader:
-        with api.streams.slot() as place:
+        with api.streams.slot(origin) as place:
             return await api.leader.carry(request, socket, place)
     await node.require_session(session)
-    with api.streams.slot() as place:
+    with api.streams.slot(origin) as place:
         await socket.prepare(request)
         await CommandStream(node, request, socket, session, place).run(partial(api.streams.is_over, place))
     return socket

@@ -1,0 +1,33 @@
+"""Whom a request counts against, and how much of a limit one of them may have.
+
+One address gets at most half of each limit, so that it cannot keep everybody else out. A member that forwards requests
+carries those of many clients, so they count against the member, not against its address.
+"""
+
+from ipaddress import AddressValueError, IPv6Address
+from typing import Any
+
+SHARES = 2  # Of each limit; one address gets one.
+LEAST_SHARE = 256  # Connections, streams or long polls: clients behind one proxy, or on one machine.
+LEAST_SHARE_BYTES = 32 << 20
+NETWORK_BITS = 64  # An IPv6 host has as many addresses as it likes in a network of this size.
+
+
+def address_of(peername: Any) -> str:
+    """The address of a socket's peer; an IPv6 one by its network, and an IPv4 one that it carries as itself."""
+    host = str(peername[0]) if isinstance(peername, tuple) and peername else str(peername)
+    if ":" not in host:
+        return host
+    try:
+        address = IPv6Address(host.partition("%")[0])
+    except AddressValueError:
+        return host
+    if address.ipv4_mapped is not None:
+        return str(address.ipv4_mapped)
+    network = int(address) >> (128 - NETWORK_BITS) << (128 - NETWORK_BITS)
+    return f"{IPv6Address(network)}/{NETWORK_BITS}"
+
+
+def share_of(limit: int, least: int = LEAST_SHARE) -> int:
+    """How much of a limit one address may have. A limit up to `least` is not divided."""
+    return max(limit // SHARES, min(limit, least))
