@@ -32,7 +32,7 @@ SOCKET_BUFFERS_BYTES = 32 << 20  # More than the kernel buffers, both ways, on b
 async def cluster(tmp_path_factory: pytest.TempPathFactory) -> AsyncGenerator[RunningCluster, None]:
     machine = "tests.cluster.machines:Wide"
     async with running_cluster(
-        tmp_path_factory.mktemp("slow_streams"), machine=machine, election_timeout_ms=5000
+        tmp_path_factory.mktemp("slow_streams"), machine=machine, election_timeout_ms=5000, answer_bytes=16 << 20
     ) as running:
         yield running
 
