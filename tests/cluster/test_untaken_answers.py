@@ -38,7 +38,9 @@ STREAM = "/commands/stream"
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def cluster(tmp_path_factory: pytest.TempPathFactory) -> AsyncGenerator[RunningCluster, None]:
     folder = tmp_path_factory.mktemp("untaken")
-    async with running_cluster(folder, machine="tests.cluster.machines:Wide", election_timeout_ms=5000) as running:
+    async with running_cluster(
+        folder, machine="tests.cluster.machines:Wide", election_timeout_ms=5000, answer_bytes=32 << 20
+    ) as running:
         yield running
 
 
