@@ -17,7 +17,7 @@ PART = COMMANDS // 10
 SHIPMENT_BYTES = 1 << 18
 FLAPS = 8
 
-FRAME_COMMANDS = 50_000
+FRAME_COMMANDS = 10_000
 COMMAND_BYTES = 43  # ["add", <36 characters>] as msgpack
 FRAME_BYTES = FRAME_COMMANDS * COMMAND_BYTES
 LARGE_REQUESTS = ["--max-request-bytes", str(4 << 20)]
