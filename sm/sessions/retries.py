@@ -57,12 +57,12 @@ class Verdicts:
                     if not replies.pending_count:
                         executing.append(replies)
                     replies.reserve(place, count)
-                    table.move_to_end(session)
+                    self._sessions.used(session)
                 elif replies is None:
                     refusal = self._sessions.refusal(session)
                     self._answered.update(dict.fromkeys(range(place, place + count), refusal))
                 else:
-                    table.move_to_end(session)
+                    self._sessions.used(session)
                     self._judge_run(replies, session, sequence, range(place, place + count))
             place += count
 

@@ -60,6 +60,7 @@ class Sessions:
         self.sessions_bytes = sessions_bytes
         self.size = 0  # Bytes of all replies.
         self.replies: OrderedDict[int, Replies] = OrderedDict()  # By id, the least recently used first.
+        self._unnamed: OrderedDict[int, None] = OrderedDict()  # Those without a name, in the same order.
         self._names: dict[int, str] = {}  # By id; named sessions only.
         self._by_name: dict[str, int] = {}
         self._fenced: OrderedDict[int, int] = OrderedDict()  # Old id to the id that took over.
@@ -80,10 +81,7 @@ class Sessions:
             raise Refused("SESSIONS_FULL", f"{count}, and all of them have names; close one")
         else:
             replies = Replies()
-        self.replies[index] = replies
-        if name is not None:
-            self._names[index] = name
-            self._by_name[name] = index
+        self._add(index, name, replies)
         return SessionStatus(index, name, replies.recorded_end - 1)
 
     def close(self, session: int) -> SessionStatus:
@@ -96,10 +94,18 @@ class Sessions:
         if status is None:
             raise self.refusal(session)
         self.size -= self.replies.pop(session).size
-        if status.name is not None:
+        if status.name is None:
+            del self._unnamed[session]
+        else:
             del self._names[session]
             del self._by_name[status.name]
         return status
+
+    def used(self, session: int) -> None:
+        """The log has a record of this open session."""
+        self.replies.move_to_end(session)
+        if session in self._unnamed:
+            self._unnamed.move_to_end(session)
 
     def find(self, session: int) -> SessionStatus | None:
         """The status of a session, or None if it is not open."""
@@ -126,11 +132,8 @@ class Sessions:
 
     def put(self, session: int, name: str | None, replies: Replies) -> None:
         """Restore an open session, in the order of `all_open`."""
-        self.replies[session] = replies
+        self._add(session, name, replies)
         self.size += replies.size
-        if name is not None:
-            self._names[session] = name
-            self._by_name[name] = session
 
     def put_fenced(self, pairs: Iterable[tuple[int, int]]) -> None:
         """Restore fenced ids, in the order of `all_fenced`."""
@@ -149,12 +152,21 @@ class Sessions:
 
     def _evict(self, *, holding: int = 0) -> bool:
         """Forget the least recently used unnamed session with at least `holding` bytes; False if there is none."""
-        names, table = self._names, self.replies
-        session = next((each for each, held in table.items() if held.size >= holding and each not in names), None)
+        table = self.replies
+        session = next((each for each in self._unnamed if table[each].size >= holding), None)
         if session is None:
             return False
+        del self._unnamed[session]
         self.size -= table.pop(session).size
         return True
+
+    def _add(self, session: int, name: str | None, replies: Replies) -> None:
+        self.replies[session] = replies
+        if name is None:
+            self._unnamed[session] = None
+        else:
+            self._names[session] = name
+            self._by_name[name] = session
 
     def _fence(self, old: int, successor: int) -> None:
         self._fenced[old] = successor
