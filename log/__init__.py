@@ -28,7 +28,7 @@ from .errors import (
     UnexpectedIndex,
     UnknownVersion,
 )
-from .features import FEATURES, FITNESS, MAX_FEATURE_LENGTH, MAX_FEATURES
+from .features import FEATURES, FITNESS, MAX_FEATURE_LENGTH, MAX_FEATURES, SESSION_TTL
 from .files import FileDirectory, FileStorage, ReadOnlyDirectory, is_exhaustion
 from .flusher import GroupFlusher
 from .frames import HEADER_BYTES, Frame, FrameHeader, Kind, Tail, cut_frames, decode_header, encode_frame, walk_frames
@@ -96,6 +96,7 @@ __all__ = [
     "LARGEST_STORE_BYTES",
     "MAX_FEATURES",
     "MAX_FEATURE_LENGTH",
+    "SESSION_TTL",
     "SLOT_BYTES",
     "SLOT_POSITIONS",
     "STORE_HEADER_BYTES",

@@ -8,7 +8,10 @@ member offers in its hello. A program that lacks a named feature is refused by i
 FITNESS = "fitness"
 """Fitness and clocks in votes, heartbeats and echoes; the reason in an opening."""
 
-FEATURES = frozenset({FITNESS})
+SESSION_TTL = "session_ttl"
+"""Sessions expire by the time of the log; `close_sessions`, which closes many."""
+
+FEATURES = frozenset({FITNESS, SESSION_TTL})
 """What this program offers."""
 
 MAX_FEATURES = 64

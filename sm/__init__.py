@@ -20,7 +20,16 @@ from .machines.arithmetic import ArithmeticMachine
 from .machines.kv import KvMachine
 from .machines.log import LogMachine
 from .machines.registry import default_initial, load_machine
-from .sessions.table import MAX_SESSIONS, SESSION_BYTES, SESSION_WINDOW, SESSIONS_BYTES, Sessions, SessionStatus
+from .sessions.table import (
+    MAX_SESSIONS,
+    SESSION_BYTES,
+    SESSION_LIMITS,
+    SESSION_TTL_S,
+    SESSION_WINDOW,
+    SESSIONS_BYTES,
+    Sessions,
+    SessionStatus,
+)
 from .snapshots.content import content_of, restore_content
 from .snapshots.manifest import Manifest
 from .snapshots.part import SnapshotPart
@@ -45,6 +54,8 @@ __all__ = [
     "MAX_SESSIONS",
     "SESSIONS_BYTES",
     "SESSION_BYTES",
+    "SESSION_LIMITS",
+    "SESSION_TTL_S",
     "SESSION_WINDOW",
     "Applied",
     "Applier",

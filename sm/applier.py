@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 from quire.log import (
     FEATURES,
+    SESSION_TTL,
     Frame,
     FrameHeader,
     Kind,
@@ -138,6 +139,8 @@ class Applier:
         self.features = frozenset(boundary.features)
         """The features in use at `applied_index`."""
         self._supported = supported
+        if SESSION_TTL in self.features and self.sessions.expiring_since is None:
+            self.sessions.expire_from(0)  # The snapshot has the times of use.
         self.failure: ApplyFailed | None = None
         self._is_inside = False  # Whether a frame has begun and not ended.
         if lacking := sorted(self.features - set(supported)):
@@ -237,9 +240,11 @@ class Applier:
             fields = decode_system(frame.payload)
             match fields["type"]:
                 case "open_session":
-                    status = self.sessions.open(frame.header.index, _name(fields))
+                    status = self.sessions.open(frame.header.index, _name(fields), frame.header.timestamp)
                 case "close_session":
                     status = self.sessions.close(fields["session"])
+                case "close_sessions" if SESSION_TTL in self.features:
+                    return [{"closed": self.sessions.close_all(fields["sessions"])}], []
                 case "genesis" | "members":
                     self._members_index, self._members = frame.header.index, fields.get("members", [])
                     self._use(frame.header, fields.get("features", []))
@@ -263,6 +268,8 @@ class Applier:
         """Note the features that are in use from here on. Raises ApplyFailed if this program lacks one."""
         if lacking := sorted(set(names) - set(self._supported)):
             raise _failed(header, f"from here on the log uses the feature {lacking[0]!r:.40}, {UPGRADE}")
+        if SESSION_TTL in names and SESSION_TTL not in self.features:
+            self.sessions.expire_from(header.timestamp)
         self.features |= frozenset(names)
 
     def steps_of(self, frame: Frame) -> Generator[None, int, _Reply | None]:
@@ -272,7 +279,7 @@ class Applier:
         if header.kind == Kind.SYSTEM:
             return None
         runs, commands = self._runs_and_commands(frame)
-        verdicts = Verdicts(self.sessions, commands) if runs else None
+        verdicts = Verdicts(self.sessions, commands, header.timestamp) if runs else None
         places = None
         if verdicts is not None:
             try:

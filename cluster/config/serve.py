@@ -10,6 +10,7 @@ from pydantic_settings import NoDecode
 
 from quire.log import LARGEST_STORE_BYTES
 from quire.replication import NODE_ID
+from quire.sm import SESSION_TTL_S
 
 from .settings import Address, LogFormat, LogLevel, Settings, load_settings
 
@@ -158,6 +159,13 @@ class ServeConfig(Settings):
         le=600_000,
         description="How long a request waits for its commit or for a leader. After that the outcome of a write is "
         "reported as unknown.",
+    )
+    session_ttl_s: int = Field(
+        default=SESSION_TTL_S,
+        ge=0,
+        le=10 * 365 * 86_400,
+        description="A session that was not used for so long is forgotten, named or not: a client that retries after a "
+        "longer absence may execute a command twice. 0: never. Fixed when the cluster is formed.",
     )
     snapshot_records: int = Field(
         default=500_000,

@@ -73,8 +73,8 @@ class Settings(BaseSettings):
 
 
 def unit_of(field: str) -> str:
-    """The unit that a field's name ends in: ms, bytes, records or commands; empty if it has none."""
-    for suffix in ("ms", "bytes", "records", "commands"):
+    """The unit that a field's name ends in: ms, s, bytes, records or commands; empty if it has none."""
+    for suffix in ("ms", "s", "bytes", "records", "commands"):
         if field.endswith("_" + suffix):
             return suffix
     return ""

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 from quire.log import (
     HEADER_BYTES,
+    SESSION_TTL,
     Directory,
     FrameInvalid,
     Kind,
@@ -21,7 +22,7 @@ from quire.log import (
     wall_clock,
 )
 from quire.replication import Members
-from quire.sm import MAX_SESSIONS, SESSION_BYTES, SESSION_WINDOW, SESSIONS_BYTES, Sessions
+from quire.sm import MAX_SESSIONS, SESSION_BYTES, SESSION_LIMITS, SESSION_WINDOW, SESSIONS_BYTES, Sessions
 
 from ..config.serve import ServeConfig
 from ..errors import ClusterError
@@ -53,15 +54,14 @@ class Genesis(NamedTuple):
 
     def new_sessions(self) -> Sessions:
         """An empty session table with the cluster's limits; a limit that an old genesis lacks has its default."""
-        names = ("session_window", "max_sessions", "session_bytes", "sessions_bytes")
-        return Sessions(**{name: self.limits[name] for name in names if name in self.limits})
+        return Sessions(**{name: self.limits[name] for name in SESSION_LIMITS if name in self.limits})
 
 
 def make_genesis(
     members: Members, machine: tuple[str, int], initial: Any, config: ServeConfig, features: Collection[str] = ()
 ) -> bytes:
     """A genesis frame with a new cluster_id, for index 0 and epoch 0. `features` are those that all members offer."""
-    value = {
+    value: dict[str, Any] = {
         "type": "genesis",
         "cluster_id": os.urandom(CLUSTER_ID_BYTES),
         "members": members.to_record(),
@@ -75,6 +75,8 @@ def make_genesis(
             "sessions_bytes": SESSIONS_BYTES,
         },
     }
+    if SESSION_TTL in features:
+        value["limits"]["session_ttl_s"] = config.session_ttl_s
     if features:
         value["features"] = sorted(features)
     return encode_frame(

@@ -7,13 +7,11 @@ from typing import Any, NamedTuple
 
 from quire.log import HEADER_BYTES, Kind, decode_system, walk_frames
 from quire.log.packing import Skimmer
-from quire.sm import Sessions, StateMachine, load_machine
+from quire.sm import SESSION_LIMITS, Sessions, StateMachine, load_machine
 
 from ..archive.snapshots import GENESIS_FILE, snapshot_root
 from ..errors import GenesisMissing, MachineDiffers
 from ..origin.origin import Origin, Stretch
-
-SESSION_LIMITS = ("session_window", "max_sessions", "session_bytes", "sessions_bytes")
 
 
 class Genesis(NamedTuple):

@@ -89,6 +89,7 @@ class Replies:
         "size",
         "tail_size",
         "tail_start",
+        "used_at",
     )
 
     def __init__(self) -> None:
@@ -103,6 +104,7 @@ class Replies:
         self.refused: list[list[Any]] = []
         self.tail_size = 0  # At least the bytes of the tail as msgpack.
         self.size = 0  # Of blocks and tail.
+        self.used_at = 0  # The timestamp of the last frame that opened or used the session.
 
     @property
     def kept_from(self) -> int:

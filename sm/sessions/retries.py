@@ -37,10 +37,12 @@ LONG_COMMAND_BYTES = 128  # Above this average length, digests are kept in place
 class Verdicts:
     """What happens to each record of a frame. Call `judge`; after execution call `replies`, then `record`."""
 
-    __slots__ = ("_answered", "_commands", "_copied", "_executing", "_sessions")
+    __slots__ = ("_answered", "_commands", "_copied", "_executing", "_sessions", "_timestamp")
 
-    def __init__(self, sessions: Sessions, commands: list[Any]) -> None:
+    def __init__(self, sessions: Sessions, commands: list[Any], timestamp: int) -> None:
+        """`timestamp` is that of the frame."""
         self._sessions = sessions
+        self._timestamp = timestamp
         self._commands = commands
         self._answered: dict[int, Any] = {}  # The result or Refused of places that a session answers.
         self._copied: dict[int, int] = {}  # Places that get the reply of an earlier place of this frame.
@@ -57,12 +59,12 @@ class Verdicts:
                     if not replies.pending_count:
                         executing.append(replies)
                     replies.reserve(place, count)
-                    self._sessions.used(session)
+                    self._sessions.used(session, self._timestamp)
                 elif replies is None:
                     refusal = self._sessions.refusal(session)
                     self._answered.update(dict.fromkeys(range(place, place + count), refusal))
                 else:
-                    self._sessions.used(session)
+                    self._sessions.used(session, self._timestamp)
                     self._judge_run(replies, session, sequence, range(place, place + count))
             place += count
 

@@ -14,7 +14,13 @@ The memory of replies is bounded per session and in total. Above the first limit
 Above the second, unnamed sessions are evicted; if none is left, named ones drop their replies but keep their sequence,
 so that a retry gets REPLY_GONE.
 
-All of it is plain data. `replies` is in order of use, which a snapshot must preserve.
+Once the feature `session_ttl` is in use a session that was not used for `session_ttl_s` expires, named or not. The
+time is the log's, so all replicas agree: when a session is opened, those whose last use is that much older than the
+opening's frame are forgotten, at most EXPIRED_AT_ONCE, the least recently used first. An expired name that is opened
+before its turn came goes on; after it, it begins anew.
+
+All of it is plain data. `replies` is in order of use, which a snapshot must preserve. Timestamps of frames never fall,
+so the order of use is that of the times of use, too.
 """
 
 from collections import OrderedDict
@@ -27,7 +33,14 @@ from .replies import Replies
 SESSION_WINDOW = 8192
 MAX_SESSIONS = 100_000
 SESSION_BYTES = 8 << 20  # A full window of commands with results of 1 KiB.
+SESSION_TTL_S = 30 * 86_400  # A client that retries after a longer absence may execute a command twice.
+EXPIRED_AT_ONCE = 64  # Sessions that one opening forgets, so that no frame takes long.
+SECOND = 1_000_000  # In the units of timestamps.
 SESSIONS_BYTES = 512 << 20  # 500 sessions with full windows of short commands take 200 MB.
+
+
+SESSION_LIMITS = ("session_window", "max_sessions", "session_bytes", "sessions_bytes", "session_ttl_s")
+"""The names of a genesis record's limits that are arguments of `Sessions`."""
 
 
 class SessionStatus(NamedTuple):
@@ -53,11 +66,16 @@ class Sessions:
         max_sessions: int = MAX_SESSIONS,
         session_bytes: int = SESSION_BYTES,
         sessions_bytes: int = SESSIONS_BYTES,
+        session_ttl_s: int = SESSION_TTL_S,
     ) -> None:
         self.session_window = session_window
         self.max_sessions = max_sessions
         self.session_bytes = session_bytes
         self.sessions_bytes = sessions_bytes
+        self.session_ttl_s = session_ttl_s
+        """After how many seconds a session expires, 0: never."""
+        self.expiring_since: int | None = None
+        """The timestamp of the record since which sessions expire; None before. Earlier uses count as of then."""
         self.size = 0  # Bytes of all replies.
         self.replies: OrderedDict[int, Replies] = OrderedDict()  # By id, the least recently used first.
         self._unnamed: OrderedDict[int, None] = OrderedDict()  # Those without a name, in the same order.
@@ -65,13 +83,16 @@ class Sessions:
         self._by_name: dict[str, int] = {}
         self._fenced: OrderedDict[int, int] = OrderedDict()  # Old id to the id that took over.
 
-    def open(self, index: int, name: str | None) -> SessionStatus:
+    def open(self, index: int, name: str | None, timestamp: int = 0) -> SessionStatus:
         """Open a session with the id `index`; if its name is open already, the new id takes over from the old one.
+
+        `timestamp` is that of the frame, in microseconds. Sessions that have expired by then are forgotten first.
 
         Raises:
             Refused: SESSIONS_FULL, if all open sessions have names. (An open name can be opened again even then.)
         """
         old = None if name is None else self._by_name.get(name)
+        self._expire(timestamp, but=old)
         if old is not None:
             replies = self.replies.pop(old)
             del self._names[old]
@@ -81,6 +102,7 @@ class Sessions:
             raise Refused("SESSIONS_FULL", f"{count}, and all of them have names; close one")
         else:
             replies = Replies()
+        replies.used_at = timestamp
         self._add(index, name, replies)
         return SessionStatus(index, name, replies.recorded_end - 1)
 
@@ -94,16 +116,28 @@ class Sessions:
         if status is None:
             raise self.refusal(session)
         self.size -= self.replies.pop(session).size
-        if status.name is None:
-            del self._unnamed[session]
-        else:
-            del self._names[session]
-            del self._by_name[status.name]
+        self._forget(session)
         return status
 
-    def used(self, session: int) -> None:
-        """The log has a record of this open session."""
+    def close_all(self, sessions: Iterable[int]) -> list[int]:
+        """Close those of the sessions that are open; return their ids."""
+        closed = [session for session in dict.fromkeys(sessions) if session in self.replies]
+        for session in closed:
+            self.close(session)
+        return closed
+
+    def expire_from(self, timestamp: int) -> None:
+        """From here on, the record with this timestamp, sessions expire."""
+        self.expiring_since = timestamp
+
+    def last_use(self, session: int) -> int:
+        """When an open session was used last, or since when that counts: a frame's timestamp."""
+        return max(self.replies[session].used_at, self.expiring_since or 0)
+
+    def used(self, session: int, timestamp: int) -> None:
+        """The log has a record of this open session, in a frame with this timestamp."""
         self.replies.move_to_end(session)
+        self.replies[session].used_at = timestamp
         if session in self._unnamed:
             self._unnamed.move_to_end(session)
 
@@ -156,9 +190,31 @@ class Sessions:
         session = next((each for each in self._unnamed if table[each].size >= holding), None)
         if session is None:
             return False
-        del self._unnamed[session]
         self.size -= table.pop(session).size
+        self._forget(session)
         return True
+
+    def _expire(self, timestamp: int, but: int | None) -> None:
+        """Forget sessions that have expired, but not the one whose name is being opened."""
+        if self.expiring_since is None or not self.session_ttl_s:
+            return
+        unused_since = timestamp - self.session_ttl_s * SECOND
+        expired: list[int] = []
+        for session in self.replies:
+            if len(expired) == EXPIRED_AT_ONCE or self.last_use(session) > unused_since:
+                break
+            if session != but:
+                expired.append(session)
+        for session in expired:
+            self.close(session)
+
+    def _forget(self, session: int) -> None:
+        """Forget the name of a session that is open no longer, or that it has none."""
+        name = self._names.pop(session, None)
+        if name is None:
+            del self._unnamed[session]
+        else:
+            del self._by_name[name]
 
     def _add(self, session: int, name: str | None, replies: Replies) -> None:
         self.replies[session] = replies

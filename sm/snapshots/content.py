@@ -6,6 +6,7 @@
     [2, id, name or nil, next_sequence, tail_start, block_starts, blocks, tail_size, tail]
             an open session, the least recently used first
             blocks: [[sheet, place, of_runs, size], ...]    tail: msgpack [commands, results, refused], packed as bytes
+    [4, id, name or nil, last use, next_sequence, ...]   the same once sessions expire: last use is a timestamp
     [3, [[old id, id that took over], ...]]              fenced ids, oldest first
 
 Each sheet occurs once, before the first session that refers to it; sessions that shared it share it after a restore.
@@ -22,7 +23,7 @@ from ..machine import StateMachine
 from ..sessions.replies import Replies
 from ..sessions.table import Sessions
 
-SHEET_ROW, SESSION_ROW, FENCED_ROW = 1, 2, 3
+SHEET_ROW, SESSION_ROW, FENCED_ROW, EXPIRING_ROW = 1, 2, 3, 4
 FENCED_IN_A_ROW = 10_000
 
 _LENGTH_BYTES = 4
@@ -37,7 +38,11 @@ def content_of(machine: StateMachine, sessions: Sessions) -> Iterator[bytes]:
             if id(block.sheet) not in sheets:
                 sheets[id(block.sheet)] = len(sheets)
                 yield from _row([SHEET_ROW, block.sheet])
-        yield from _row([SESSION_ROW, session, name, *replies.to_row(lambda sheet: sheets[id(sheet)])])
+        row = replies.to_row(lambda sheet: sheets[id(sheet)])
+        if sessions.expiring_since is None:
+            yield from _row([SESSION_ROW, session, name, *row])
+        else:
+            yield from _row([EXPIRING_ROW, session, name, sessions.last_use(session), *row])
     fenced = sessions.all_fenced()
     for start in range(0, len(fenced), FENCED_IN_A_ROW):
         yield from _row([FENCED_ROW, fenced[start : start + FENCED_IN_A_ROW]])
@@ -69,6 +74,10 @@ def restore_content(pieces: Iterable[bytes], machine: StateMachine, sessions: Se
                     sheets.append(sheet)
                 case [2, int(session), str() | None as session_name, *fields]:
                     sessions.put(session, session_name, Replies.from_row(fields, sheets))
+                case [4, int(session), str() | None as session_name, int(used_at), *fields]:
+                    replies = Replies.from_row(fields, sheets)
+                    replies.used_at = used_at
+                    sessions.put(session, session_name, replies)
                 case [3, list(pairs)]:
                     sessions.put_fenced([(int(old), int(successor)) for old, successor in pairs])
                 case _:

@@ -32,6 +32,8 @@ class Frames:
         self.index = index
         self.epoch = epoch
         self.prev_crc32c = prev_crc32c
+        self.timestamp = TIMESTAMP
+        """Of the next frames, in microseconds."""
 
     def records(self, commands: Sequence[Any], session: int = 0, sequence: int = 0) -> Frame:
         payload = encode_records(commands)
@@ -52,7 +54,7 @@ class Frames:
         raw = encode_frame(
             index=self.index,
             epoch=self.epoch,
-            timestamp=TIMESTAMP,
+            timestamp=self.timestamp,
             count=count,
             prev_crc32c=self.prev_crc32c,
             kind=kind,

@@ -75,6 +75,17 @@ class Desk:
     def try_open(self, name: str | None = None) -> Applied:
         return self.apply(self.frames.system({"type": "open_session", "name": name}))
 
+    def pass_time(self, seconds: float) -> None:
+        """The next frames are stamped so much later."""
+        self.frames.timestamp += round(seconds * 1_000_000)
+
+    def use_features(self, *names: str) -> None:
+        """From here on the log uses these."""
+        self.apply(self.frames.system({"type": "features", "names": list(names)}))
+
+    def close_all(self, *sessions: int) -> Applied:
+        return self.apply(self.frames.system({"type": "close_sessions", "sessions": list(sessions)}))
+
     def close(self, session: int) -> Applied:
         return self.apply(self.frames.system({"type": "close_session", "session": session}))
 

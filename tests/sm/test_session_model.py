@@ -10,11 +10,12 @@ from hypothesis import note, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from quire.log import pack
+from quire.log import SESSION_TTL, pack
 from quire.sm import SessionStatus
 from tests.sm.ledger import Desk, codes, replies
 
 MAX_SESSIONS = 4
+TTL_S = 10
 NAMES = st.sampled_from([None, "a", "b", "c"])
 COUNTS = st.one_of(st.integers(1, 4), st.sampled_from([15, 16, 17, 40, 63, 64, 65, 130]))
 
@@ -37,8 +38,12 @@ class Model:
         self.open: dict[int, History] = {}
         self.fenced: list[int] = []
         self.executed: list[Any] = []
+        self.now = 0.0
+        self.used: dict[int, float] = {}
+        self.expires = False
 
     def open_session(self, index: int, name: str | None) -> Any:
+        self.expire(name)
         for old, history in self.open.items():
             if name is not None and history.name == name:
                 del self.open[old]
@@ -53,7 +58,19 @@ class Model:
             history = History(len(self.histories), name)
             self.histories.append(history)
         self.open[index] = history
+        self.used[index] = self.now
         return {"session": index, "sequence": len(history.answered)}
+
+    def expire(self, but: str | None) -> None:
+        for session, history in list(self.open.items()):
+            idle = self.now - self.used[session] >= TTL_S
+            if self.expires and idle and (but is None or history.name != but):
+                del self.open[session]
+
+    def use_expiry(self) -> None:
+        if not self.expires:
+            self.expires = True
+            self.used = dict.fromkeys(self.used, self.now)
 
     def close_session(self, session: int) -> Any:
         if session not in self.open:
@@ -74,6 +91,7 @@ class Model:
         if session not in self.open:
             return [self.absence(session)]
         self.open[session] = self.open.pop(session)  # Used last.
+        self.used[session] = self.now
         answered = self.open[session].answered
         if sequence > len(answered) + 1:
             return ["SEQUENCE_GAP"]
@@ -88,7 +106,7 @@ class Model:
 class SessionsAgainstModel(RuleBasedStateMachine):
     @initialize(window=st.sampled_from([1, 3, 64, 100, 10_000]))
     def start(self, window: int) -> None:
-        self.desk = Desk(session_window=window, max_sessions=MAX_SESSIONS)
+        self.desk = Desk(session_window=window, max_sessions=MAX_SESSIONS, session_ttl_s=TTL_S)
         self.model = Model(window)
         self.ids: dict[int, int] = {}  # each id ever opened, to the number of its history
 
@@ -115,6 +133,25 @@ class SessionsAgainstModel(RuleBasedStateMachine):
     def send_runs(self, data: st.DataObject) -> None:
         runs = [self.draw_run(data) for _ in range(data.draw(st.integers(1, 6)))]
         self.check(self.desk.send_runs(*runs), *runs)
+
+    @rule(seconds=st.sampled_from([0.5, 4, TTL_S - 0.000001, TTL_S]))
+    def pass_time(self, seconds: float) -> None:
+        self.desk.pass_time(seconds)
+        self.model.now += seconds
+
+    @rule()
+    def use_expiry(self) -> None:
+        self.desk.use_features(SESSION_TTL)
+        self.model.use_expiry()
+
+    @precondition(lambda self: self.ids and self.model.expires)
+    @rule(data=st.data())
+    def close_all(self, data: st.DataObject) -> None:
+        chosen = data.draw(st.lists(st.sampled_from([*self.ids, 10_000]), max_size=4))
+        expected = [session for session in dict.fromkeys(chosen) if session in self.model.open]
+        assert self.desk.close_all(*chosen).results == [{"closed": expected}]
+        for session in expected:
+            del self.model.open[session]
 
     @rule()
     def restart_from_a_snapshot(self) -> None:

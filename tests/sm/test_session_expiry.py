@@ -1,0 +1,75 @@
+"""Sessions that expire by the time of the log."""
+
+import pytest
+
+from quire.log import FITNESS, SESSION_TTL
+from quire.sm import SESSION_TTL_S, ApplyFailed, Sessions
+from quire.sm.sessions.table import EXPIRED_AT_ONCE
+from tests.sm.ledger import Desk, codes
+
+
+def test_a_session_expires_by_the_time_of_the_log_and_not_before_the_feature_is_in_use() -> None:
+    desk = Desk(session_ttl_s=10)
+    named, unnamed = desk.open("a"), desk.open()
+    desk.pass_time(3600)
+    assert desk.open("b")
+    assert (codes(desk.send(named, 1, ["x"])), codes(desk.send(unnamed, 1, ["x"]))) == ([[0, 4]], [[1, 5]])
+    desk.use_features(FITNESS)
+    desk.pass_time(3600)
+    desk.use_features(SESSION_TTL)
+    desk.pass_time(9.999999)
+    desk.open()
+    assert desk.applier.sessions.find(named) is not None  # What came before counts as used when it began.
+    desk.send(named, 2, ["y"])
+    desk.pass_time(0.000001)
+    desk.open()
+    assert desk.applier.sessions.find(unnamed) is None
+    assert desk.applier.sessions.find(named) is not None
+    assert codes(desk.send(unnamed, 2, ["y"])) == ["SESSION_EXPIRED"]
+
+
+def test_an_expired_name_begins_anew_and_never_expires_while_it_is_opened_in_time() -> None:
+    desk = Desk(session_ttl_s=10)
+    desk.use_features(SESSION_TTL)
+    session = desk.open("a")
+    desk.send(session, 1, ["x"])
+    desk.pass_time(60)
+    assert desk.try_open("a").results[0]["sequence"] == 1  # Its turn to expire had not come.
+    desk.pass_time(60)
+    desk.open("b")
+    assert desk.try_open("a").results[0]["sequence"] == 0
+
+
+def test_a_full_table_of_expired_names_takes_a_new_one_and_one_opening_forgets_a_bounded_number() -> None:
+    count = 3 * EXPIRED_AT_ONCE
+    desk = Desk(session_ttl_s=10, max_sessions=count)
+    desk.use_features(SESSION_TTL)
+    for number in range(count):
+        desk.open(f"name {number}")
+    assert desk.try_open().refused[0][1] == "SESSIONS_FULL"
+    desk.pass_time(10)
+    desk.open()
+    assert len(desk.applier.sessions.replies) == count - EXPIRED_AT_ONCE + 1
+
+
+def test_without_a_time_to_live_nothing_expires() -> None:
+    desk = Desk(session_ttl_s=0)
+    desk.use_features(SESSION_TTL)
+    session = desk.open("a")
+    desk.pass_time(10**9)
+    desk.open()
+    assert desk.applier.sessions.find(session) is not None
+
+
+def test_many_sessions_are_closed_by_one_record_once_the_feature_is_in_use() -> None:
+    desk = Desk()
+    sessions = [desk.open("a"), desk.open(), desk.open("c")]
+    with pytest.raises(ApplyFailed, match="close_sessions"):
+        Desk().close_all(1)
+    desk.use_features(SESSION_TTL)
+    assert desk.close_all(sessions[0], 77, sessions[1], sessions[0]).results == [{"closed": sessions[:2]}]
+    assert [desk.applier.sessions.find(session) is None for session in sessions] == [True, True, False]
+
+
+def test_the_time_to_live_is_the_design_s_unless_given() -> None:
+    assert Sessions().session_ttl_s == SESSION_TTL_S == 30 * 86_400
