@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import time
 from collections.abc import Awaitable, Callable
 from typing import Annotated, Any, NamedTuple
 
@@ -24,6 +25,12 @@ DISK_CHARACTERS = 8
 OneNode = Annotated[str | None, typer.Option("--node", metavar="ID", help="Only this node. Default: every member.")]
 SessionId = Annotated[
     int, typer.Argument(metavar="ID", min=1, help="The session's id, from POST /sessions or `quire session open`.")
+]
+
+CLOSED_AT_ONCE = 1_000
+Prefix = Annotated[str, typer.Option("--prefix", metavar="TEXT", help="Only sessions whose names begin so.")]
+IdleS = Annotated[
+    float, typer.Option("--idle", metavar="SECONDS", min=0.0, help="Only sessions that were not used for so long.")
 ]
 
 # What to ask of one node; the answer is a row of a table.
@@ -205,19 +212,50 @@ def show_session(
     _show_session(ask(server, timeout, lambda client: client.session_status(session)), as_json=as_json)
 
 
-@session_app.command("close")
-def close_session(
-    session: Annotated[
-        int | None, typer.Argument(metavar="ID", min=1, help="The session's id. Alternative: --name.")
-    ] = None,
-    name: Annotated[str | None, typer.Option("--name", help="The session that is open under this name.")] = None,
+@session_app.command("list")
+def list_sessions(
+    prefix: Prefix = "",
+    idle_s: IdleS = 0.0,
     server: Server = "",
     as_json: Json = False,
     timeout: Timeout = DEFAULT_TIMEOUT_S,
 ) -> None:
-    """Close a session. The cluster forgets its name and replies; its holder's next command fails."""
-    if (session is None) == (name is None):
-        fail_usage("give either a session's id or --name NAME")
+    """List the open sessions: id, name, last executed sequence, and when the log last used it."""
+
+    async def listed(client: Client) -> list[dict[str, Any]]:
+        return await _idle_sessions(client, prefix, idle_s)
+
+    for row in ask(server, timeout, listed):
+        _show_session(row, as_json=as_json)
+
+
+@session_app.command("close")
+def close_session(
+    session: Annotated[
+        int | None,
+        typer.Argument(metavar="ID", min=1, help="Its id. Or: --name, --prefix, --idle."),
+    ] = None,
+    name: Annotated[str | None, typer.Option("--name", help="The session that is open under this name.")] = None,
+    prefix: Prefix = "",
+    idle_s: IdleS = 0.0,
+    server: Server = "",
+    as_json: Json = False,
+    timeout: Timeout = DEFAULT_TIMEOUT_S,
+) -> None:
+    """Close a session, or all whose names begin so and that are idle. Their holders' next commands fail."""
+    many = bool(prefix or idle_s)
+    if (session is not None) + (name is not None) + many != 1:
+        fail_usage("give a session's id, or --name NAME, or --prefix TEXT and --idle SECONDS")
+    if many:
+
+        async def close_all(client: Client) -> list[int]:
+            found = [row["session"] for row in await _idle_sessions(client, prefix, idle_s)]
+            parts = [found[first : first + CLOSED_AT_ONCE] for first in range(0, len(found), CLOSED_AT_ONCE)]
+            return [closed for part in parts for closed in await client.close_sessions(part)]
+
+        closed = ask(server, timeout, close_all)
+        typer.echo(to_json({"closed": closed}) if as_json else f"{len(closed):,} sessions closed")
+        return
 
     async def close(client: Client) -> dict[str, Any]:
         # Opening the session by name takes it over, which is how to learn its id.
@@ -225,6 +263,16 @@ def close_session(
         return await client.close_session(number)
 
     _show_session(ask(server, timeout, close, session=name), as_json=as_json)
+
+
+async def _idle_sessions(client: Client, prefix: str, idle_s: float) -> list[dict[str, Any]]:
+    """The sessions whose names begin so and that were not used for so long, by this machine's clock.
+
+    One whose last use is not known does not count as idle.
+    """
+    used_before = (time.time() - idle_s) * 1_000_000
+    rows = [row async for row in client.sessions(prefix)]
+    return [row for row in rows if not idle_s or 0 < row["used_at"] < used_before]
 
 
 def _show_session(document: dict[str, Any], *, as_json: bool) -> None:

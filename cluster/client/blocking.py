@@ -141,6 +141,18 @@ class BlockingClient:
         """Close any session: {"session", "sequence"}. Its holder's next command fails with SessionExpired."""
         return self._run(self._client.close_session(session))
 
+    def sessions(self, prefix: str = "") -> list[dict[str, Any]]:
+        """The open sessions whose names begin so, by id; see `Client.sessions`."""
+
+        async def listed() -> list[dict[str, Any]]:
+            return [row async for row in self._client.sessions(prefix)]
+
+        return self._run(listed())
+
+    def close_sessions(self, sessions: Sequence[int]) -> list[int]:
+        """Close those of the sessions, 1,000 at most, that are open; return their ids."""
+        return self._run(self._client.close_sessions(sessions))
+
     def ready(self, server: str) -> bool:
         """True once a node reports that it is ready."""
         return self._run(self._client.ready(server))

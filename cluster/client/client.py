@@ -311,6 +311,30 @@ class Client:
         """
         return document_of(await self._call("DELETE", f"/sessions/{session}", writes=True))
 
+    async def sessions(self, prefix: str = "") -> AsyncGenerator[dict[str, Any], None]:
+        """The open sessions whose names begin so, by id: {"session", "name", "sequence", "used_at"}.
+
+        `used_at` is the timestamp of the session's last use in the log, 0 if that is not known. An empty prefix gives
+        all sessions, those without a name included.
+        """
+        after: int | None = -1
+        while after is not None:
+            query = urlencode({"prefix": prefix, **({"after": after} if after >= 0 else {})})
+            page = document_of(await self._call("GET", f"/sessions?{query}"))
+            for row in page["sessions"]:
+                yield row
+            after = page["next"]
+
+    async def close_sessions(self, sessions: Sequence[int]) -> list[int]:
+        """Close those of the sessions, 1,000 at most, that are open; return their ids.
+
+        Their holders' next commands fail with SessionExpired.
+        """
+        body = pack({"sessions": list(sessions)})
+        reply = await self._call("POST", "/sessions/close", writes=True, body=body, content_type=MSGPACK)
+        closed: list[int] = document_of(reply)["closed"]
+        return closed
+
     async def ready(self, server: str) -> bool:
         """True once a node reports that it is ready.
 

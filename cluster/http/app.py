@@ -24,7 +24,7 @@ from .routes.cluster import MemberStatuses, get_cluster
 from .routes.commands import post_commands
 from .routes.ranges import get_records
 from .routes.records import get_index_bounds, get_record, post_records, post_truncate
-from .routes.sessions import delete_session, get_session, post_sessions
+from .routes.sessions import delete_session, get_session, get_sessions, post_close, post_sessions
 from .routes.state import get_state, post_query
 from .routes.status import count_answer, get_healthz, get_metrics, get_readyz, get_status
 from .routes.stream import commands_stream
@@ -49,6 +49,8 @@ ROUTES = (
     web.post("/commands", post_commands),
     web.get("/commands/stream", commands_stream),
     web.post("/sessions", post_sessions),
+    web.get("/sessions", get_sessions),
+    web.post("/sessions/close", post_close),
     web.get("/sessions/{session}", get_session),
     web.delete("/sessions/{session}", delete_session),
     web.post("/records", post_records),

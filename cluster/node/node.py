@@ -2,7 +2,8 @@
 
 import asyncio
 import time
-from typing import Any, assert_never
+from collections.abc import Callable
+from typing import Any, TypeVar, assert_never
 
 import structlog
 from aiohttp import web
@@ -20,6 +21,7 @@ from quire.sm import (
     ApplyFailed,
     CheckFailed,
     MachineError,
+    Sessions,
     SessionStatus,
     StateMachine,
     check_batch,
@@ -53,6 +55,8 @@ from .leadership import Leadership
 from .membership import Promotions
 from .pending import FutureWaiter, Pending, Visibility, Waiter, WriteCounts, WriteReply
 from .status import node_status, not_ready_reasons
+
+T = TypeVar("T")
 
 journal = structlog.get_logger(__name__)
 
@@ -352,18 +356,7 @@ class Node:
             NotLeader, NoLeader: not by this node.
             StateUnavailable: not by this node, or no majority confirmed within `request_timeout_ms` that it leads.
         """
-        components = self.components
-        if (error := self.not_leader()) is not None:
-            raise error
-        timeout_ms = self.config.request_timeout_ms
-        try:
-            async with asyncio.timeout(timeout_ms / 1000):
-                await components.reading.linearize()
-                return await components.applying.at_boundary(lambda applier: applier.sessions.find(session))
-        except ApplyFailed as failure:
-            raise StateUnavailable(str(failure)) from failure
-        except TimeoutError:
-            raise StateUnavailable(f"no linearizable read was possible within {timeout_ms} ms") from None
+        return await self._of_sessions(lambda table: table.find(session))
 
     async def require_session(self, session: int) -> None:
         """Return if the session is open. Before it is refused, it is looked up linearizable: it may be a new one.
@@ -382,6 +375,24 @@ class Node:
         if refusal.code == "SESSION_FENCED":
             raise SessionRefused(refusal.code, refusal.text, [])
         raise SessionUnknown(session)
+
+    async def sessions(self, after: int, most: int, prefix: str) -> tuple[list[tuple[SessionStatus, int]], int | None]:
+        """A page of the open sessions, linearizable; as `Sessions.page`. Raises as `session`."""
+        return await self._of_sessions(lambda table: table.page(after, most, prefix))
+
+    async def _of_sessions(self, read: Callable[[Sessions], T]) -> T:
+        components = self.components
+        if (error := self.not_leader()) is not None:
+            raise error
+        timeout_ms = self.config.request_timeout_ms
+        try:
+            async with asyncio.timeout(timeout_ms / 1000):
+                await components.reading.linearize()
+                return await components.applying.at_boundary(lambda applier: read(applier.sessions), on_loop=True)
+        except ApplyFailed as failure:
+            raise StateUnavailable(str(failure)) from failure
+        except TimeoutError:
+            raise StateUnavailable(f"no linearizable read was possible within {timeout_ms} ms") from None
 
     def status(self) -> dict[str, Any]:
         """The document of `GET /status`."""

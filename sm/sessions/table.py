@@ -23,6 +23,7 @@ All of it is plain data. `replies` is in order of use, which a snapshot must pre
 so the order of use is that of the times of use, too.
 """
 
+from bisect import bisect_right
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
@@ -34,6 +35,7 @@ SESSION_WINDOW = 8192
 MAX_SESSIONS = 100_000
 SESSION_BYTES = 8 << 20  # A full window of commands with results of 1 KiB.
 SESSION_TTL_S = 30 * 86_400  # A client that retries after a longer absence may execute a command twice.
+PAGE_VISITED = 10_000  # Sessions that are looked at for one page of a list.
 EXPIRED_AT_ONCE = 64  # Sessions that one opening forgets, so that no frame takes long.
 SECOND = 1_000_000  # In the units of timestamps.
 SESSIONS_BYTES = 512 << 20  # 500 sessions with full windows of short commands take 200 MB.
@@ -147,6 +149,24 @@ class Sessions:
         if replies is None:
             return None
         return SessionStatus(session, self._names.get(session), replies.recorded_end - 1)
+
+    def page(self, after: int, most: int, prefix: str) -> tuple[list[tuple[SessionStatus, int]], int | None]:
+        """The open sessions after an id whose names begin so, by id, with their last use; and the next page's `after`.
+
+        The page ends after `most` of them, or PAGE_VISITED sessions; None: it was the last one.
+        """
+        ids = sorted(self.replies)
+        first = bisect_right(ids, after)
+        found: list[tuple[SessionStatus, int]] = []
+        for session in ids[first : first + PAGE_VISITED]:
+            if len(found) == most:
+                return found, after
+            if self._names.get(session, "").startswith(prefix):
+                replies = self.replies[session]
+                status = SessionStatus(session, self._names.get(session), replies.recorded_end - 1)
+                found.append((status, self.last_use(session)))
+            after = session
+        return found, after if first + PAGE_VISITED < len(ids) else None
 
     def refusal(self, session: int) -> Refused:
         """The reply to a record of a session that is not open."""

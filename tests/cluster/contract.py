@@ -227,6 +227,28 @@ CALLS = [
         ],
     ),
     Call(
+        get("/sessions"),
+        "sessions next",
+        given=worlds.a_session,
+        forwards=True,
+        own=[
+            Row(400, "malformed", get("/sessions?after=x")),
+            Row(400, "malformed", get("/sessions?limit=1001")),
+            Row(503, "state-unavailable", get("/sessions"), "alone", at=("n1",)),
+        ],
+    ),
+    Call(
+        Ask("POST", "/sessions/close", b'{"sessions": []}', JSON),
+        "closed",
+        forwards=True,
+        writes=True,
+        largest_body=1 << 15,
+        own=[
+            Row(400, "malformed", Ask("POST", "/sessions/close", b'{"sessions": ["x"]}', JSON)),
+            Row(413, "limit-exceeded", Ask("POST", "/sessions/close", b'{"sessions": [' + b"1," * 1000 + b"1]}", JSON)),
+        ],
+    ),
+    Call(
         get("/sessions/{session}"),
         "session name sequence",
         given=worlds.a_session,

@@ -2,11 +2,13 @@
 
 from collections.abc import AsyncGenerator
 from typing import Any
+from urllib.parse import quote
 
 import orjson
 import pytest
 import pytest_asyncio
 
+from quire.cluster.client import connect
 from tests.cluster.running import Reply, RunningCluster, running_cluster
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -172,3 +174,25 @@ async def test_more_commands_than_a_session_remembers_are_too_many_for_one_reque
     assert full.status == 200
     assert (over.status, over.problem) == (413, "limit-exceeded")
     assert over.document["limit"] == 8192
+
+
+@EVERYWHERE
+async def test_sessions_are_listed_in_pages_and_closed_together(cluster: RunningCluster, at: str) -> None:
+    async with connect(cluster.address(at)) as client:
+        prefix = f"listed at {at} "
+        ids = []
+        for number in range(5):
+            async with connect(cluster.address(at), session=f"{prefix}{number}") as holder:
+                await holder.apply(["add", 0])
+                ids.append((await holder.session()).id)
+        rows = [row async for row in client.sessions(prefix)]
+        assert [(row["session"], row["name"], row["sequence"]) for row in rows] == [
+            (session, f"{prefix}{number}", 1) for number, session in enumerate(ids)
+        ]
+        assert all(row["used_at"] > 1_700_000_000_000_000 for row in rows)
+        page = await cluster.ask(at, "GET", f"/sessions?after={ids[0]}&limit=2&prefix={quote(prefix)}")
+        assert [row["session"] for row in page.document["sessions"]] == ids[1:3]
+        assert page.document["next"] == ids[2]
+        assert await client.close_sessions([*ids[:3], 999_999]) == ids[:3]
+        assert [row["session"] async for row in client.sessions(prefix)] == ids[3:]
+        await client.close_sessions(ids)

@@ -25,6 +25,9 @@ def first_stage(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+ALL = ["fitness", "session_ttl"]
+
+
 def downgrade(node: Node, first_stage: Path) -> None:
     """Run it with the first stage from its next start on."""
     node.program = (sys.executable, "-c", RUN, str(first_stage))
@@ -70,7 +73,7 @@ def test_a_cluster_is_upgraded_node_by_node_and_uses_the_features_when_the_last_
                 node.apply(["add", 1])
                 answer += 1
         all_agree(cluster, str(answer))
-    cluster.wait_until("the features are in use", lambda: all(features_of(node) == ["fitness"] for node in cluster))
+    cluster.wait_until("the features are in use", lambda: all(features_of(node) == ALL for node in cluster))
 
     downgrade(cluster["n3"], first_stage)
     cluster["n3"].stop()
@@ -104,4 +107,4 @@ def test_a_node_of_the_first_stage_among_new_ones_keeps_the_cluster_without_feat
 def test_a_cluster_of_new_nodes_has_the_features_from_its_first_record_on(clusters: Clusters) -> None:
     cluster = clusters.formed()
 
-    cluster.wait_until("the features are in use", lambda: all(features_of(node) == ["fitness"] for node in cluster))
+    cluster.wait_until("the features are in use", lambda: all(features_of(node) == ALL for node in cluster))

@@ -2,18 +2,20 @@
 
 from aiohttp import web
 
-from quire.log import Kind, encode_system
+from quire.log import SESSION_TTL, Kind, encode_system
 from quire.replication import Write
 
-from ...errors import Malformed, SessionsFull, SessionUnknown
+from ...errors import LimitExceeded, Malformed, NotInThisMode, SessionsFull, SessionUnknown
 from ...node.pending import FutureWaiter
 from ..api import API
 from ..bodies import answer, decode_document, read_body
-from ..request import parameters_of, parse_integer
+from ..request import integer_of, parameters_of, parse_integer
 from .commands import write_within_deadline
 
 NAME_CHARACTERS = 200
 BODY_BYTES = 4096
+PAGE_SESSIONS = 1_000  # In one page of the list, and closed by one request.
+CLOSE_BODY_BYTES = 1 << 15
 
 
 async def post_sessions(request: web.Request) -> web.StreamResponse:
@@ -62,6 +64,53 @@ async def get_session(request: web.Request) -> web.StreamResponse:
     if status is None:
         raise SessionUnknown(session)
     return answer(request, status._asdict())
+
+
+async def get_sessions(request: web.Request) -> web.StreamResponse:
+    """{"sessions", "next"}: a page of the open sessions, by id, linearizable; as `get_session`, with `used_at`.
+
+    `after` is the id after which it begins, `limit` how many it may have, `prefix` what their names begin with. `next`
+    is the `after` of the next page, null on the last one; a page may be empty. `used_at` is the timestamp of the
+    session's last use in the log, 0 if that is not known.
+    """
+    api = request.app[API]
+    parameters = parameters_of(request, "after", "limit", "prefix")
+    after, limit = integer_of(parameters, "after"), integer_of(parameters, "limit", PAGE_SESSIONS)
+    prefix = parameters.get("prefix", "")
+    forwarded = await api.leader.forward(request, None, writes=False)
+    if forwarded is not None:
+        return forwarded
+    most = PAGE_SESSIONS if limit is None else limit
+    found, following = await api.node.sessions(-1 if after is None else after, max(1, most), prefix)
+    rows = [{**status._asdict(), "used_at": used_at} for status, used_at in found]
+    return answer(request, {"sessions": rows, "next": following})
+
+
+async def post_close(request: web.Request) -> web.StreamResponse:
+    """{"closed"}: which of the sessions were open, and are closed now, by one record."""
+    api = request.app[API]
+    parameters_of(request)
+    body = await read_body(request, CLOSE_BODY_BYTES)
+    sessions = _ids_of(request, body)
+    forwarded = await api.leader.forward(request, body, writes=True)
+    if forwarded is not None:
+        return forwarded
+    if SESSION_TTL not in api.node.features:
+        raise NotInThisMode("a member cannot close many sessions at once: upgrade it; until then close them one by one")
+    waiter = FutureWaiter(applied=True)
+    payload = encode_system({"type": "close_sessions", "sessions": sessions})
+    reply = await write_within_deadline(api, Write(payload, 1, kind=Kind.SYSTEM, owner=waiter))
+    return answer(request, reply.results[0])
+
+
+def _ids_of(request: web.Request, body: bytes) -> list[int]:
+    document = decode_document(request, body)
+    sessions = document.get("sessions") if isinstance(document, dict) and list(document) == ["sessions"] else None
+    if not isinstance(sessions, list) or not all(type(each) is int and 0 <= each < 1 << 64 for each in sessions):
+        raise Malformed('the body must be {"sessions": [id, ...]} and nothing else')
+    if len(sessions) > PAGE_SESSIONS:
+        raise LimitExceeded("the number of sessions", len(sessions), PAGE_SESSIONS)
+    return sessions
 
 
 async def delete_session(request: web.Request) -> web.StreamResponse:
