@@ -97,6 +97,10 @@ def load(
         str | None,
         typer.Option("--session", metavar="NAME", help="Continue after the lines already loaded under this name."),
     ] = None,
+    close_session: Annotated[
+        bool,
+        typer.Option("--close-session", help="Close the session at the end. Run again, the load begins anew then."),
+    ] = False,
     acknowledged: Annotated[
         Path | None,
         typer.Option(
@@ -108,10 +112,19 @@ def load(
     timeout: Timeout = DEFAULT_TIMEOUT_S,
 ) -> None:
     """Apply a file of commands in order, each exactly once."""
-    servers = servers_of(server)
-    raise typer.Exit(
-        load_file(servers, file, batch, acknowledged, as_json=as_json, timeout_s=timeout, session=session or None)
+    if close_session and not session:
+        fail_usage("--close-session goes with --session NAME")
+    code = load_file(
+        servers_of(server),
+        file,
+        batch,
+        acknowledged,
+        as_json=as_json,
+        timeout_s=timeout,
+        session=session or None,
+        close=close_session,
     )
+    raise typer.Exit(code)
 
 
 @app.command()

@@ -219,10 +219,12 @@ def load_file(
     as_json: bool,
     timeout_s: float,
     session: str | None = None,
+    close: bool = False,
 ) -> Exit:
     """Load a file, show progress on a terminal, print a summary; return the exit code.
 
-    Under a named session, the load continues after the lines already executed under that name.
+    Under a named session, the load continues after the lines already executed under that name. With `close` it closes
+    the session once all lines are acknowledged.
     """
     loaded = Loaded()
     from_stdin = str(file) == "-"
@@ -234,6 +236,8 @@ def load_file(
                 skip(lines, loaded.skipped)
             with shown_progress(file.name, total_bytes, hidden=as_json) as progress:
                 await load(client, lines, count, loaded, acknowledged, progress, lines_may_block=from_stdin)
+            if session is not None and close:
+                await client.close_session((await client.session()).id)
 
     code = Exit.DONE
     try:

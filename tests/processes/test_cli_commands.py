@@ -260,3 +260,19 @@ def test_a_session_is_opened_shown_and_closed_by_name_and_by_id(cluster: Cluster
     assert quire(cluster, "session", "close", str(other)) == (DONE, f"session {other} sequence 0\n", "")
     check_one_sentence(quire(cluster, "session", "close", str(other)), FAILED, "session")
     check_one_sentence(quire(cluster, "session", "close"), USAGE, "--name")
+
+
+def test_sessions_are_listed_and_closed_by_prefix_and_a_load_closes_its_own(cluster: Cluster, tmp_path: Path) -> None:
+    file = tmp_path / "one.ndjson"
+    file.write_text('["add", 1]\n')
+    assert quire(cluster, "load", "--session", "kept one", str(file)).code == DONE
+    assert quire(cluster, "load", "--session", "kept two", "--close-session", str(file)).code == DONE
+    check_one_sentence(quire(cluster, "load", "--close-session", str(file)), USAGE, "--session")
+    rows = [
+        json.loads(line) for line in quire(cluster, "session", "list", "--prefix", "kept", "--json").stdout.splitlines()
+    ]
+    assert [(row["name"], row["sequence"]) for row in rows] == [("kept one", 1)]
+    assert quire(cluster, "session", "list", "--prefix", "kept", "--idle", "3600").stdout == ""
+    assert quire(cluster, "session", "close", "--prefix", "kept", "--idle", "3600").stdout == "0 sessions closed\n"
+    assert quire(cluster, "session", "close", "--prefix", "kept").stdout == "1 sessions closed\n"
+    assert quire(cluster, "session", "list", "--prefix", "kept").stdout == ""
