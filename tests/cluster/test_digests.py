@@ -96,6 +96,13 @@ async def differs_of(cluster: RunningCluster, node_id: str, *, wanted: bool) -> 
                 return row["differs"]
 
 
+async def applied(cluster: RunningCluster, node_id: str, index: int) -> None:
+    """Wait until a node has applied the record at `index`: other nodes may have acknowledged it."""
+    async with asyncio.timeout(DEADLINE_S):
+        while (await cluster.ask(node_id, "GET", "/status")).document["applied_index"] <= index:
+            pass
+
+
 async def metric(cluster: RunningCluster) -> dict[str, float]:
     reply = await cluster.ask("n1", "GET", "/metrics")
     families = {family.name: family for family in text_string_to_metric_families(reply.body.decode())}
@@ -111,8 +118,9 @@ async def shown(cluster: RunningCluster) -> str:
 
 
 async def test_a_replica_that_differs_is_shown_until_it_has_replayed_the_log(cluster: RunningCluster) -> None:
-    await cluster.commands("n1", ["add", 1])
+    index = (await cluster.commands("n1", ["add", 1]))["index"]
     await differs_of(cluster, "n3", wanted=False)
+    await applied(cluster, "n3", index)
     assert "differs" not in await shown(cluster)
     parts = cluster.nodes["n3"].node.formed
     assert parts is not None
