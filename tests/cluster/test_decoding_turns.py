@@ -86,6 +86,20 @@ async def test_a_write_is_refused_undecoded_once_another_has_waited_for_the_limi
     at_the_limit.close()
 
 
+async def test_a_body_that_waited_for_longer_than_the_limit_is_not_decoded_and_the_next_one_is() -> None:
+    now = 0.0
+    callers = Caller(DecodingTurns(never, clock=lambda: now))
+    tasks = [asyncio.create_task(callers.send(name, LARGE)) for name in "ab"]
+    await asyncio.sleep(0)
+
+    now = WAIT_S + 0.001
+    await asyncio.gather(*tasks)
+    await callers.send("c", LARGE)
+
+    assert callers.refused == ["b"]
+    assert [name for name, _ in callers.decoded] == ["a", "c"]
+
+
 async def test_nothing_is_decoded_while_the_machine_is_behind() -> None:
     callers = Caller(DecodingTurns(lambda: True))
 

@@ -4,7 +4,8 @@ Decoding and checking a batch of some thousand commands takes milliseconds. Of a
 same time, all would be decoded in one turn of the loop, and the heartbeats would be late. So each large body gets a
 turn of its own, in the order of arrival. Under more load than the node can take the bodies would wait for ever longer,
 until each is decoded, written and applied for a caller who has given up. So a write is refused before it is decoded
-once the first of those that wait has waited for `WAIT_S`, or once the machine is behind.
+once it, or the first of those that wait when it comes, has waited for `WAIT_S`, or once the machine is behind. Those
+that come within `WAIT_S` may be many times as many as can be decoded in it: the first of these bounds each one's wait.
 """
 
 import asyncio
@@ -42,10 +43,11 @@ class DecodingTurns:
         if self._is_behind():
             raise Overloaded()
         if size > LARGE_BYTES:
-            if self._waiting and self._clock() - self._waiting[0].since > WAIT_S:
+            arrived = self._clock()
+            if self._waiting and arrived - self._waiting[0].since > WAIT_S:
                 raise Overloaded()
             await self._own_turn()
-            if self._is_behind():
+            if self._is_behind() or self._clock() - arrived > WAIT_S:
                 raise Overloaded()
 
     async def turn_of_stream(self) -> None:
