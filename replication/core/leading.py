@@ -52,7 +52,7 @@ class Leading:
         self._committed_at = state.now
         self._majority_holds = 0  # The highest index that this node and a majority hold.
         self._majority_grew_at = state.awake
-        self._waiting: deque[Request] = deque()
+        self._waiting: deque[tuple[Request, int]] = deque()  # With `awake` when it came.
         self._waiting_bytes = 0
         self._appending_bytes = 0
         self._uncommitted: deque[tuple[int, int]] = deque()
@@ -117,9 +117,13 @@ class Leading:
     def propose(self, requests: tuple[Request, ...]) -> None:
         """Queue requests for the writer. Once one is refused, the rest are refused too.
 
-        So no client finds a later write of its own appended and an earlier one not.
+        So no client finds a later write of its own appended and an earlier one not. How long the first in the queue
+        has waited bounds the wait of them all, however fast this machine is: what comes later than that is refused
+        before it costs more. While the process is paused nobody waits.
         """
         options, reason = self.state.options, None if self.serving else Reason.NOT_LEADER
+        if reason is None and self._waiting and self.state.awake - self._waiting[0][1] > options.waiting_us:
+            reason = Reason.OVERLOADED
         for request in requests:
             size = self._waiting_bytes + request.size
             if reason is None and (len(self._waiting) >= options.waiting_requests or size > options.waiting_bytes):
@@ -127,7 +131,7 @@ class Leading:
             if reason is not None:
                 self.state.act(actions.RejectRequest(request, reason))
             else:
-                self._waiting.append(request)
+                self._waiting.append((request, self.state.awake))
                 self._waiting_bytes = size
 
     @property
@@ -137,7 +141,7 @@ class Leading:
 
     def refuse_waiting(self, reason: Reason) -> None:
         """Refuse everything that waits: what follows a write that could not be appended is not appended either."""
-        for request in self._waiting:
+        for request, _ in self._waiting:
             self.state.act(actions.RejectRequest(request, reason))
         self._waiting.clear()
         self._waiting_bytes = 0
@@ -147,14 +151,14 @@ class Leading:
         options, waiting = self.state.options, self._waiting
         if not waiting or self._uncommitted_bytes >= options.uncommitted_bytes or self.handover.target:
             return
-        batch = [waiting.popleft()]
+        batch = [waiting.popleft()[0]]
         size, records = batch[0].size, batch[0].count
         while waiting and len(batch) < options.frame_requests:
-            size, records = size + waiting[0].size, records + waiting[0].count
-            if size > options.frame_bytes or records > options.frame_records:
-                size -= waiting[0].size
+            request = waiting[0][0]
+            if size + request.size > options.frame_bytes or records + request.count > options.frame_records:
                 break
-            batch.append(waiting.popleft())
+            size, records = size + request.size, records + request.count
+            batch.append(waiting.popleft()[0])
         self._waiting_bytes -= size
         self._appending_bytes += size
         self.state.act(actions.AppendRequests(self.promise.epoch, self.state.majority_clock, tuple(batch)))

@@ -94,8 +94,9 @@ class CoreOptions:
     frame_requests: int = 1_000  # In one frame of clients' writes; so are the next two.
     frame_records: int = 10_000  # All are decoded and answered in one go. A single write may have more.
     frame_bytes: int = 1 << 20
-    waiting_requests: int = 20_000  # For the leader's writer; so is `waiting_bytes`. More: OVERLOADED.
+    waiting_requests: int = 20_000  # For the leader's writer; so are the next two. More: OVERLOADED.
     waiting_bytes: int = 64 << 20
+    waiting_us: int = 2_000_000  # How long the first of them may have waited when one more comes.
     uncommitted_bytes: int = 64 << 20  # Appended by the leader above commit_index. More: writes wait.
     open_epochs: int = 10_000  # Named in one opening: the newest.
     reads_waiting: int = 10_000  # Linearizable reads that wait for an echo. More: refused.

@@ -12,8 +12,8 @@ from quire.cluster.config.serve import FRAME_OVERHEAD_BYTES, ServeConfig
 from quire.sm.machines import kv
 
 PAGE = Path(__file__).parents[2] / "docs" / "limits.md"
-UNITS = {"": 1, "bytes": 1, "characters": 1, "s": 1, "ms": 1, "KiB": 1 << 10, "MiB": 1 << 20}
-VALUE = re.compile(r"([0-9][0-9,]*)(?: (bytes|characters|s|ms|KiB|MiB))?")
+UNITS = {"": 1, "bytes": 1, "characters": 1, "s": 1, "ms": 1, "us": 1, "KiB": 1 << 10, "MiB": 1 << 20}
+VALUE = re.compile(r"([0-9][0-9,]*)(?: (bytes|characters|s|ms|us|KiB|MiB))?")
 IS_LIMIT = re.compile(
     r"LIMIT|_CHARACTERS$|_RESERVE$|AT_ONCE$|STALL_TIMEOUT_S$|HELD_BYTES|WINDOW_BYTES|RANGE_|BODY_BYTES"
 )

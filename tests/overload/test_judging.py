@@ -38,5 +38,6 @@ def test_every_stretch_of_time_has_a_bounded_p99_and_accepts_something() -> None
 
 
 def test_memory_that_grows_to_the_end_is_not_flat() -> None:
-    assert flat_memory([100, 900, 120], 20).holds
-    assert not flat_memory([100, 110, 121], 20).holds
+    assert flat_memory([10, 900, 90, 920], 20).holds
+    assert not flat_memory([10, 900, 90, 921], 20).holds
+    assert not flat_memory([10, 20, 30, 40], 19).holds

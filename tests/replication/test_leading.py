@@ -255,6 +255,27 @@ def test_bytes_too_many_are_refused_as_overload() -> None:
     assert leader.rejected == [(writes[3], "overloaded")]
 
 
+def test_behind_a_write_that_waited_for_the_limit_none_is_queued_and_none_is_lost() -> None:
+    world = serving("n1", options=CoreOptions(waiting_us=200_000))
+    leader = world["n1"]
+    leader.hold_flush = True
+    leader.write("in the flush")
+    world.run_for(0)
+    leader.write("first")
+    world.run_for(0.2)
+    leader.write("at the limit")
+    world.run_for(0.001)
+    late = leader.write("later")
+    assert leader.rejected == [(late, "overloaded")]
+
+    leader.release()
+    world.run_until(lambda: leader.state.commit_index == leader.log.tail.index)
+
+    assert leader.log.read_frame(leader.log.tail.index - 1).header.count == 2
+    leader.write("again")
+    assert leader.rejected == [(late, "overloaded")]
+
+
 def test_all_that_waits_for_a_flush_becomes_one_frame() -> None:
     world = serving("n1")
     leader = world["n1"]
