@@ -6,6 +6,7 @@ from .change.ages import Ages
 from .change.expiry import Expirable
 from .change.reset import remove_log
 from .change.spool import Spool
+from .change.truncation import Walk
 from .errors import (
     ChainBroken,
     DiskFull,
@@ -158,6 +159,7 @@ __all__ = [
     "UnknownVersion",
     "ValueStream",
     "Verdict",
+    "Walk",
     "blob_head",
     "check_value",
     "cut_frames",

@@ -16,12 +16,12 @@ from crc32c import crc32c
 from .change.ages import Ages
 from .change.append import append_raw, make_room, put_spooled, taken_back, try_room
 from .change.expiry import Expirable, begin_expiry, end_expiry, expirable, remove_expired
-from .change.flush import begin_flush, end_flush, flush_now
+from .change.flush import begin_flush, begin_mark_sync, end_flush, end_mark_sync, flush_now
 from .change.recovery import OpenRequest, open_state
 from .change.reset import follows, remove_log, reset_to
 from .change.rewrite import finish_rewrites, split_last_frame
 from .change.spool import Spool
-from .change.truncation import truncate_at
+from .change.truncation import Walk, begin_walk, truncate_at
 from .errors import DiskFull, LogClosed, LogError, NotFrameBoundary, ResourcesExhausted, UnexpectedIndex
 from .frames import HEADER_BYTES, Frame, FrameHeader, Kind, Tail, seal_header
 from .options import FlushPolicy, LogOptions, time_since_boot, wall_clock
@@ -418,7 +418,18 @@ class Log:
         """Return what `members_index` is after a truncation to `index` if the segment that is left names no members."""
         return self._lookup.members_index_before(index)
 
-    def truncate(self, index: int) -> None:
+    def begin_truncation(self, index: int) -> Walk | None:
+        """Return the walk that a truncation to the boundary `index` needs, which takes long; None if it needs none.
+
+        Call `run` of it in any thread, then `truncate`. Raises as `truncate`; nothing is changed.
+        """
+        self._state.refuse_if_unwritable()
+        if index == self._state.tail.index:
+            return None
+        self._lookup.refuse_outside(index)
+        return begin_walk(self._state, *self._lookup.end_before(index))
+
+    def truncate(self, index: int, walk: Walk | None = None) -> None:
         """Remove every record from `index` on. Blocks; the records that stay are durable on return.
 
         `index` is a frame boundary. In a standalone log it may lie inside a frame: the frame's records below it then
@@ -436,7 +447,7 @@ class Log:
         if index == state.tail.index:
             return
         try:
-            self.cut(index)
+            self.cut(index, walk)
         except NotFrameBoundary as inside:
             if not state.standalone:
                 raise
@@ -450,13 +461,13 @@ class Log:
                 raise
         self.on_truncated(index)
 
-    def cut(self, boundary: int) -> None:
+    def cut(self, boundary: int, walk: Walk | None = None) -> None:
         """Truncate at a frame boundary, as a step of a longer change: without a word to `on_truncated`."""
         if boundary != self._state.tail.index:
             self._lookup.refuse_outside(boundary)
         tail, segment, position = self._lookup.end_before(boundary)
         self._lookup.forget_boundaries()
-        truncate_at(self._state, tail, segment, position)
+        truncate_at(self._state, tail, segment, position, walk)
 
     def ages(self, clock: Callable[[], int] = wall_clock, now: Callable[[], int] = time_since_boot) -> Ages:
         """Return what tells the ages of the log's records, from now on; both clocks in microseconds."""
@@ -553,21 +564,12 @@ class Log:
 
         Call `run` of the sync in any thread, then `end_mark_sync`.
         """
-        state = self._state
-        state.refuse_if_unwritable()
-        with state.failing("writing the mark"):
-            mark, latest = state.next_mark(), state.mark.latest
-            if latest is None or mark != latest._replace(generation=0):
-                state.mark.write(mark)
-        return state.mark.begin_sync()
+        self._state.refuse_if_unwritable()
+        return begin_mark_sync(self._state)
 
     def end_mark_sync(self, sync: Sync, error: OSError | None = None) -> None:
         """Note how a sync of the mark ended."""
-        if error is not None:
-            self._state.fail(f"syncing the mark: {error}")
-        elif not self._state.closed:
-            with self._state.failing("writing the mark"):
-                self._state.mark.end_sync(sync)
+        end_mark_sync(self._state, sync, error)
 
     def close(self) -> None:
         """Flush, mark a clean stop, close the files, unlock the directory. Blocks. After a failure it writes nothing.

@@ -23,6 +23,7 @@ from quire.log import (
     Sync,
     Tail,
     UnknownVersion,
+    Walk,
     decode_header,
     decode_system,
     encode_system,
@@ -293,8 +294,8 @@ class Disk:
             record = next(frame for frame in walk_frames(raw) if frame.header.index == index)
             return _members_of(record.payload, index)
 
-    def truncate(self, index: int) -> None:
-        """Truncate the log to a frame boundary. Blocks; durable on return.
+    def truncate(self, index: int, walk: Walk | None = None) -> None:
+        """Truncate the log to a frame boundary, as `Log.truncate`. Blocks; durable on return.
 
         Raises:
             ResourcesExhausted: nothing was changed.
@@ -302,7 +303,7 @@ class Disk:
         """
         members = self._members_below(index)
         self._forget_end()
-        self.log.truncate(index)
+        self.log.truncate(index, walk)
         self._members = members  # Another record may get the index of one that was truncated.
 
     def _members_below(self, index: int) -> tuple[int, Members] | None:

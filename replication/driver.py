@@ -461,12 +461,30 @@ class Driver(Generic[OwnerT]):
         remove()
 
     def _truncate(self, stream_id: int, index: int) -> None:
+        """Walk over the segment that is left in the writer's thread, if that takes long; then truncate on this one.
+
+        The log stays whole until then, and the disk counts as busy: nothing else changes it, no stream is dialled.
+        """
         try:
-            self._disk.truncate(index)
+            walk = self._disk.log.begin_truncation(index)
         except ResourcesExhausted as error:
             self.step(events.TruncateRefused(stream_id, str(error)))
+            return
+
+        def finish() -> None:
+            if self.core.halted is not None:
+                return
+            try:
+                self._disk.truncate(index, walk)
+            except ResourcesExhausted as error:
+                self.step(events.TruncateRefused(stream_id, str(error)))
+            else:
+                self.step(events.Truncated(stream_id, index))
+
+        if walk is None:
+            finish()
         else:
-            self.step(events.Truncated(stream_id, index))
+            self._offload(walk.run, finish, lambda _: None, measured=False)
 
     def _store_promise(self, promise: Promise) -> None:
         self._offload(

@@ -1,9 +1,10 @@
-"""A flush: what makes appended frames durable, in a thread beside the appends that follow it."""
+"""A flush: what makes appended frames durable, in a thread beside the appends that follow it. A sync of the mark."""
 
 from __future__ import annotations
 
 from ..segment.write_segment import Flush
 from ..state import LogState
+from ..storage import Sync
 
 
 def begin_flush(state: LogState) -> Flush | None:
@@ -41,3 +42,21 @@ def flush_now(state: LogState) -> None:
     with state.failing("flushing"):
         state.sync_all()
         state.mark.write(state.next_mark())
+
+
+def begin_mark_sync(state: LogState) -> Sync | None:
+    """Return a sync of the mark; None if it has not moved or a sync is in progress."""
+    with state.failing("writing the mark"):
+        mark, latest = state.next_mark(), state.mark.latest
+        if latest is None or mark != latest._replace(generation=0):
+            state.mark.write(mark)
+    return state.mark.begin_sync()
+
+
+def end_mark_sync(state: LogState, sync: Sync, error: OSError | None) -> None:
+    """Note how a sync of the mark ended."""
+    if error is not None:
+        state.fail(f"syncing the mark: {error}")
+    elif not state.closed:
+        with state.failing("writing the mark"):
+            state.mark.end_sync(sync)

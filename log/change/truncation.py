@@ -1,42 +1,101 @@
 """Truncation: cutting off the end of a log.
 
-The steps, in this order:
+A sealed segment that becomes the write segment is walked first, by its frames' lengths: `Walk` does so in any thread,
+and changes nothing. Within the write segment nothing is read: its index, epochs and members records are in memory.
+Then the steps, in this order:
 
 1. Lower the mark and sync it: from here on, what lies above it may be missing without being rot.
 2. Remove whole segments, last to first, the index before the store, so that what is left is always a log.
 3. Sync the folder. A segment that a power loss restored later would follow frames that were never before it.
 4. Cut the store that is left, sync it, and preallocate it again; only then append. If a power loss undid the cut, old
    frames would come back after new ones.
-
-Within the write segment nothing is read again: its index, epochs and members records are in memory. Another segment
-that becomes the write segment is walked by its frames' lengths.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left
 
-from ..errors import DiskFull, FrameCorrupt, FrameInvalid
+from ..errors import DiskFull, FrameCorrupt, FrameInvalid, LogError, ResourcesExhausted
 from ..frames import Tail
 from ..options import MAX_SEGMENT_BYTES, STORE_HEADER_BYTES, LogOptions
 from ..segment.segments import Segment
-from ..segment.store import decode_store_header, store_name
+from ..segment.store import StoreHeader, decode_store_header, store_name
 from ..segment.survey import Survey
 from ..segment.write_segment import WriteSegment, allocate_most
 from ..state import LogState
 from ..storage import Storage
 
 
-def truncate_at(state: LogState, tail: Tail, segment: Segment, position: int) -> None:
+class Walk:
+    """A walk over the frames that a truncation leaves in a read segment: `run` it in any thread, then truncate."""
+
+    def __init__(self, state: LogState, tail: Tail, segment: Segment, position: int) -> None:
+        """The segment's file is open until `run` ends. Raises ResourcesExhausted."""
+        self._tail, self._position = tail, position
+        self._file = store_name(segment.base_index)
+        self._found_in = self._place(state, segment)
+        self._interval_bytes = state.options.index_interval_bytes
+        first_kept = bisect_left(state.epochs, segment.base_index, key=lambda start: start[1])
+        self._epoch_before = state.epochs[first_kept - 1][0] if first_kept else None
+        self._store = state.segments.opened(self._file)
+        self._found: tuple[StoreHeader, Survey] | None = None
+        self._error: OSError | LogError | None = None
+
+    @staticmethod
+    def _place(state: LogState, segment: Segment) -> tuple[object, ...]:
+        return state.generation, state.origin, segment.base_index
+
+    def run(self) -> None:
+        """Block until the walk is done. Whatever stops it, the truncation raises, before it changes anything."""
+        try:
+            self._found = self._walk()
+        except FrameInvalid as error:
+            self._error = FrameCorrupt(self._file, error.position, error.reason)
+        except (OSError, LogError) as error:
+            self._error = error
+        finally:
+            self._store.close()
+
+    def _walk(self) -> tuple[StoreHeader, Survey]:
+        header = decode_store_header(self._store.read_at(0, STORE_HEADER_BYTES), self._file)
+        survey = Survey(header, self._interval_bytes, self._epoch_before)
+        survey.glance(self._store, self._position)
+        if survey.tail != self._tail:
+            reason = f"ends in {survey.tail} where the log is cut, not in {self._tail}"
+            raise FrameCorrupt(self._file, self._position, reason)
+        return header, survey
+
+    def is_of(self, state: LogState, tail: Tail, segment: Segment, position: int) -> bool:
+        """Whether this is what a truncation there needs, and the log was not cut, reset or expired since."""
+        return (self._tail, self._position, self._found_in) == (tail, position, self._place(state, segment))
+
+    def found(self) -> tuple[StoreHeader, Survey]:
+        """Return the segment's header and survey, or raise what stopped the walk."""
+        if self._found is None:
+            raise ValueError("the walk has not run") if self._error is None else self._error
+        return self._found
+
+
+def begin_walk(state: LogState, tail: Tail, segment: Segment, position: int) -> Walk | None:
+    """Return the walk that a truncation at this boundary needs; None if it needs none."""
+    return None if segment is state.writer.segment else Walk(state, tail, segment, position)
+
+
+def truncate_at(state: LogState, tail: Tail, segment: Segment, position: int, walk: Walk | None = None) -> None:
     """Cut everything after `position` of `segment`, a frame boundary where the chain ends in `tail`. Blocks.
+
+    `walk` has run; without one that fits, a walk that is needed is made here.
 
     Raises:
         ResourcesExhausted: the process can open no more files; nothing was removed.
+        FrameCorrupt: the segment is not what was written; nothing was removed, and the log takes no more changes.
         LogReadOnly: the device failed; only a restart tells which frames are still there.
     """
     was_written = state.writer.segment is segment
+    walked = None
     # What the change opens is opened before it begins: the folder's sync, if segments go.
     if not was_written:
+        walked = _walked(state, tail, segment, position, walk)
         state.segments.refuse_without_descriptor()
     store = state.writer.store if was_written else state.segments.opened(store_name(segment.base_index))
     with state.failing("truncating"):
@@ -54,10 +113,10 @@ def truncate_at(state: LogState, tail: Tail, segment: Segment, position: int) ->
         store.sync()
         preallocate(store, position, state.options)
         segment.end = position
-        if was_written:
+        if walked is None:
             _cut_write_segment(state, tail)
         else:
-            _take_as_write_segment(state, segment, store, tail)
+            _take_as_write_segment(state, segment, store, *walked)
         # What is left was synced just now.
         state.set_durable(tail, segment, position)
         state.mark.write(state.next_mark())
@@ -101,20 +160,24 @@ def _cut_write_segment(state: LogState, tail: Tail) -> None:
     state.members = [index for index in state.members if index < tail.index]
 
 
-def _take_as_write_segment(state: LogState, segment: Segment, store: Storage, tail: Tail) -> None:
-    file = store_name(segment.base_index)
-    first_kept = bisect_left(state.epochs, segment.base_index, key=lambda start: start[1])
-    epoch_before = state.epochs[first_kept - 1][0] if first_kept else None
-    try:
-        header = decode_store_header(store.read_at(0, STORE_HEADER_BYTES), file)
-        survey = Survey(header, state.options.index_interval_bytes, epoch_before)
-        survey.glance(store, segment.end)
-    except FrameInvalid as error:
-        state.fail(f"{file} is corrupt at byte {error.position}: {error.reason}")
-        raise FrameCorrupt(file, error.position, error.reason) from error
-    del state.epochs[first_kept:]
-    writer = WriteSegment(segment, header, store, survey.index, state.options)
-    state.take_write_segment(writer, survey)
-    if survey.tail != tail:
-        state.fail(f"{file} ends in {survey.tail} after the cut, not in {tail}")
-        raise FrameCorrupt(file, segment.end, f"ends in {survey.tail} after the cut, not in {tail}")
+def _walked(
+    state: LogState, tail: Tail, segment: Segment, position: int, walk: Walk | None
+) -> tuple[StoreHeader, Survey]:
+    if walk is None or not walk.is_of(state, tail, segment, position):
+        walk = Walk(state, tail, segment, position)
+        walk.run()
+    with state.failing("truncating"):
+        try:
+            return walk.found()
+        except ResourcesExhausted:
+            raise
+        except LogError as error:
+            state.fail(str(error))
+            raise
+
+
+def _take_as_write_segment(
+    state: LogState, segment: Segment, store: Storage, header: StoreHeader, survey: Survey
+) -> None:
+    del state.epochs[bisect_left(state.epochs, segment.base_index, key=lambda start: start[1]) :]
+    state.take_write_segment(WriteSegment(segment, header, store, survey.index, state.options), survey)
