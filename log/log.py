@@ -32,7 +32,7 @@ from .segment.survey import names_members
 from .segment.value_stream import ValueStream
 from .segment.write_segment import Flush
 from .state import Bounds, LogState
-from .storage import Directory, Sync
+from .storage import Directory, Storage, Sync
 
 
 class Log:
@@ -419,10 +419,7 @@ class Log:
         return self._lookup.members_index_before(index)
 
     def begin_truncation(self, index: int) -> Walk | None:
-        """Return the walk that a truncation to the boundary `index` needs, which takes long; None if it needs none.
-
-        Call `run` of it in any thread, then `truncate`. Raises as `truncate`; nothing is changed.
-        """
+        """Return the walk that `truncate` to a boundary needs: `run` it in any thread; None: none. Raises as that."""
         self._state.refuse_if_unwritable()
         if index == self._state.tail.index:
             return None
@@ -530,6 +527,10 @@ class Log:
         self._lookup.forget_boundaries()
         reset_to(state, origin, members_index)
         return True
+
+    def free_with(self, free: Callable[[Storage], None]) -> None:
+        """Let `free` close files of removed segments, in any thread: that takes long, and room is free only then."""
+        self._state.free = free
 
     def begin_flush(self) -> Flush | None:
         """Write buffered frames to the file; return a flush of them, None if all is durable or a flush is in progress.

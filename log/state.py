@@ -9,7 +9,7 @@ Invariants, whenever no operation is in progress:
 
 from __future__ import annotations
 
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from typing import NamedTuple
 
@@ -70,6 +70,9 @@ class LogState:
         """Files that are no longer used, but that a flush in progress may still sync."""
         self.expiry: Expiry | None = None
         """The removal of a segment's files that is in progress."""
+        self.free: Callable[[Storage], None] | None = None
+        """Takes the open file of a segment that was removed, and closes it in another thread: until then its room is
+        not free. To free it takes long. None: it is freed at once."""
         self.failure: str | None = None
         self.is_rotten = False
         """Whether a read found rot. No stop is then marked as clean, so that the next open checks every frame."""

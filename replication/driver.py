@@ -118,6 +118,7 @@ class Driver(Generic[OwnerT]):
         self.core = core
         self.flush_durations = Durations()
         self._disk = disk
+        disk.log.free_with(lambda file: device.write(file.close, lambda *_: None))
         self._owner = owner
         self._sockets = sockets
         self._device = device

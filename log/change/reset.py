@@ -28,6 +28,7 @@ from ..storage import Directory, Storage
 from .rewrite import REWRITE_SUFFIX
 from .rotation import prepare_store, publish_store
 from .spool import SPOOL_SUFFIX
+from .truncation import remove_segments
 
 
 def follows(state: LogState, lookup: Lookup, origin: Tail) -> bool:
@@ -62,9 +63,7 @@ def reset_to(state: LogState, origin: Tail, members_index: int | None) -> None:
         # If the device fails or is full from here on, reads must not look for what is gone.
         state.origin = state.tail = state.durable = origin
         state.retire(state.writer.store)
-        while len(state.segments):
-            state.segments.remove_last()
-        state.files.sync()
+        remove_segments(state, 0)
         state.mark.write_synced(empty_mark(origin.index))
         _begin(state, header, store)
         state.mark.write_synced(state.next_mark())

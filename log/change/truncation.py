@@ -14,6 +14,7 @@ Then the steps, in this order:
 from __future__ import annotations
 
 from bisect import bisect_left
+from contextlib import suppress
 
 from ..errors import DiskFull, FrameCorrupt, FrameInvalid, LogError, ResourcesExhausted
 from ..frames import Tail
@@ -24,6 +25,9 @@ from ..segment.survey import Survey
 from ..segment.write_segment import WriteSegment, allocate_most
 from ..state import LogState
 from ..storage import Storage
+
+_MOST_HELD = 16
+"""Open files of segments that are removed, whose room another thread frees."""
 
 
 class Walk:
@@ -126,11 +130,42 @@ def _remove_segments_after(state: LogState, segment: Segment) -> None:
     if state.segments.last is segment:
         return
     state.retire(state.writer.store)
-    while state.segments.last is not segment:
-        state.segments.remove_last()
-    state.files.sync()
+    remove_segments(state, state.segments.place_of(segment.base_index) + 1)
     # It was a read segment until now; from here on, its file is the write segment's.
     state.segments.forget(segment)
+
+
+def remove_segments(state: LogState, kept: int) -> None:
+    """Remove the segments after the first `kept`, last to first, and sync the folder.
+
+    The room of some is freed by `state.free`: they are open while their names go.
+    """
+    held: list[Storage] = []
+    try:
+        _remove_names(state, kept, held)
+        state.files.sync()
+    finally:
+        for file in held:
+            file.close() if state.free is None else state.free(file)
+
+
+def _remove_names(state: LogState, kept: int, held: list[Storage]) -> None:
+    """Remove the files; append open ones to `held`, but leave a descriptor for the sync of the folder."""
+    spare = None if state.free is None else _open_last(state)
+    try:
+        while len(state.segments) > kept:
+            if spare is not None and len(held) < _MOST_HELD and (file := _open_last(state)) is not None:
+                held.append(file)
+            state.segments.remove_last()
+    finally:
+        if spare is not None:
+            spare.close()
+
+
+def _open_last(state: LogState) -> Storage | None:
+    with suppress(ResourcesExhausted):
+        return state.files.open(store_name(state.segments.last.base_index))
+    return None
 
 
 def preallocate(store: Storage, end: int, options: LogOptions) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from quire.log import STORE_HEADER_BYTES, Directory, FrameCorrupt, Kind, Log, LogOptions, encode_system
+from quire.log import STORE_HEADER_BYTES, Directory, FrameCorrupt, Kind, Log, LogOptions, Storage, Tail, encode_system
 from quire.log.simulated import Disk
 from tests.log.histories import CLUSTER_ID, Clock
 
@@ -94,3 +94,27 @@ def test_a_walk_that_finds_rot_leaves_every_segment_in_place() -> None:
     assert log.failure is not None
     assert list(log.segment_bases) == bases
     assert folder.child("log").open(f"{bases[-1]:020d}.store").size > 0
+
+
+@pytest.mark.parametrize("resets", [False, True], ids=["truncation", "reset"])
+def test_with_segments_freed_elsewhere_a_removal_does_the_same_to_the_disk_in_the_same_order(resets: bool) -> None:
+    done: list[list[tuple[str, str]]] = []
+    for frees in (False, True):
+        disk = Disk()
+        log = over_segments(disk.directory())
+        held: list[Storage] = []
+        if frees:
+            log.free_with(held.append)
+        before, removed = len(disk.journal), len(log.segment_bases) - (not resets)
+        if resets:
+            log.reset(Tail(1_000, 99, 1, 7))
+        else:
+            log.truncate(1)
+        assert len(held) == removed * frees
+        assert log.bounds.highest_index == (1_000 if resets else 1)
+        for file in held:
+            file.close()
+        log.close()
+        assert disk.open_files == 0
+        done.append([entry for entry in disk.journal[before:] if entry[0] != "open"])
+    assert done[0] == done[1]

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from typing import cast
 
+from quire.log import Tail
 from quire.log.simulated import faulty
 from quire.replication.core import actions, events
 from quire.replication.core.following import Step
@@ -55,7 +56,7 @@ def test_a_truncation_reads_the_segment_that_is_left_in_the_writer_s_thread() ->
     driver.carry_out_step(events.Tick(), [actions.Truncate(node.upstream.stream_id, index)])
     device.blocks.pop()()
 
-    assert (owner.halts, device.blocks, node.log.tail.index) == ([], [], index)
+    assert (owner.halts, node.log.tail.index) == ([], index)
     assert device.read_beside >= size
     assert node.storage.bytes_read - before - device.read_beside < size // 2
 
@@ -94,3 +95,27 @@ def test_a_truncation_that_is_refused_after_its_walk_leaves_the_log_as_it_was() 
     assert node.core is not None
     assert (streams.closed, owner.halts) == ([stream_id], [])
     assert (node.log.tail, node.log.failure, node.core.writer.is_exclusive) == (tail, None, False)
+
+
+def test_the_room_of_segments_that_a_truncation_removes_is_freed_in_the_writer_s_thread() -> None:
+    node, driver, _, device, owner = truncating()
+    index = node.log.boundary_at_or_below(node.log.segment_bases[1] - 1)
+    removed, before = len(node.log.segment_bases) - 1, node.storage.open_files
+    driver.carry_out_step(events.Tick(), [actions.Truncate(node.upstream.stream_id, index)])
+    device.blocks.pop()()
+    assert (owner.halts, len(node.log.segment_bases), len(device.blocks)) == ([], 1, removed)
+    freed = node.storage.open_files
+    for block in device.blocks:
+        block()
+    assert freed - node.storage.open_files == removed
+    assert node.storage.open_files <= before
+
+
+def test_the_room_of_segments_that_a_reset_removes_is_freed_in_the_writer_s_thread() -> None:
+    node, _, _, device, _ = truncating()
+    removed = len(node.log.segment_bases)
+    node.log.reset(Tail(1_000, 1, node.world.clock(), 7))
+    freed = node.storage.open_files
+    for block in device.blocks:
+        block()
+    assert (len(device.blocks), freed - node.storage.open_files) == (removed, removed)
