@@ -1,12 +1,12 @@
 """Values from JSON and msgpack, read strictly: a value that the log cannot hold exactly is refused, not changed.
 
 orjson is fast, but it turns an integer beyond 64 bits into a float: `_has_wide_digits` finds candidates at a tenth of
-the cost of parsing. And it keeps the last of two equal keys in a map: `_may_repeat_a_key` notices by counting colons.
-msgpack has values that JSON has not (ext types, floats that are not finite, any key), so its values are checked one by
-one, a level of nesting at a time.
+the cost of parsing. And it keeps the last of two equal keys in a map: then the text has more colons than the value has
+keys. Where a string might have such digits or colons, `outside_strings` leaves the strings out: a pass or two over the
+bytes, whatever the caller sent. msgpack has values that JSON has not (ext types, floats that are not finite, any key),
+so its values are checked one by one, a level of nesting at a time.
 """
 
-import json
 import re
 from collections.abc import Iterable
 from itertools import chain
@@ -20,16 +20,16 @@ from quire.log.packing import RESERVED_EXT_TYPES, ExtType, unpack_trusted
 
 from .errors import LimitExceeded, Malformed
 
-CONTAINERS_LIMIT = 100_000  # Lists and maps in a body: they cost ten times as much as other values of their size.
+CONTAINERS_LIMIT = 32_000  # Lists, maps and ext types: they cost ten times as much as other values of their size.
 DEPTH_LIMIT = 32  # Containers that may be nested in a record's value, itself included.
 INTEGER_LOWEST, INTEGER_HIGHEST = -(2**63), 2**64 - 1
 
 # A 64-bit integer has 20 characters at most, and one of 18 digits always fits.
 _DIGITS = bytes(0x30 if chr(byte).isdecimal() and byte < 0x80 else 0x20 for byte in range(256))
 _WIDE = b"0" * 19
-_END_OF_KEY = re.compile(rb'(?<!\\)"[ \t\r\n]*:')  # Matches at least as often as there are keys.
-_STRING = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"')
-_NO_CONTAINER = bytes(byte for byte in range(256) if not (0x80 <= byte <= 0x9F or 0xDC <= byte <= 0xDF))
+_WIDE_INTEGER = re.compile(rb"(?<![-+.0-9Ee])-?[0-9]{19,}(?![.0-9Ee])")
+_CONTAINERS = frozenset([*range(0x80, 0xA0), *range(0xC7, 0xCA), *range(0xD4, 0xD9), *range(0xDC, 0xE0)])  # Heads.
+_NO_CONTAINER = bytes(byte for byte in range(256) if byte not in _CONTAINERS)
 _SCALARS = frozenset({str, int, bool, bytes, type(None)})
 _LIST = frozenset({list})
 REPEATED = "has a map with the same key twice"
@@ -48,7 +48,7 @@ def decode_ndjson(body: bytes) -> list[Any]:
 
     Raises:
         Malformed, MalformedLine: a line is wrong.
-        LimitExceeded: it has more than CONTAINERS_LIMIT lists and maps.
+        LimitExceeded: it has more than CONTAINERS_LIMIT lists, maps and ext types.
     """
     _refuse_many_containers(body)
     lines = body.split(b"\n")
@@ -59,9 +59,9 @@ def decode_ndjson(body: bytes) -> list[Any]:
     except orjson.JSONDecodeError as error:
         raise _bad_line(lines, error) from None
     keys = refuse_unstorable(values, DEPTH_LIMIT + 1)
-    if _may_repeat_a_key(body, keys):
-        for number, line in enumerate(lines, 1):
-            if _repeats_a_key(line):
+    if _repeats_a_key(body, keys):
+        for number, (line, value) in enumerate(zip(lines, values, strict=True), 1):
+            if _repeats_a_key(line, refuse_unstorable([value], DEPTH_LIMIT + 1)):
                 raise MalformedLine(number, REPEATED)
     if _has_wide_digits(body):
         for number, line in enumerate(lines, 1):
@@ -78,7 +78,7 @@ def decode_json(body: bytes, depth_limit: int) -> Any:
     except orjson.JSONDecodeError as error:
         raise Malformed(f"the body is not JSON: {error}") from None
     keys = refuse_unstorable([value], depth_limit + 1)
-    if _may_repeat_a_key(body, keys) and _repeats_a_key(body):
+    if _repeats_a_key(body, keys):
         raise Malformed(f"the body {REPEATED}")
     if _has_wide_digits(body) and (wide := _wide_integer(body)):
         raise Malformed(f"the body {wide}")
@@ -98,7 +98,7 @@ def unpack_msgpack(body: bytes) -> Any:
         if len(body) <= CONTAINERS_LIMIT or len(body.translate(None, _NO_CONTAINER)) <= CONTAINERS_LIMIT:
             return unpack_trusted(body, _ext_type, _map_of)
         counting = _Counting()  # Text may have such bytes as well.
-        return unpack_trusted(body, _ext_type, counting.map_of, counting.list_of)
+        return unpack_trusted(body, counting.ext_type, counting.map_of, counting.list_of)
     except PayloadInvalid as error:
         raise Malformed(f"the body {error.reason}") from None
 
@@ -117,6 +117,10 @@ class _Counting:
         self._one_more()
         return _map_of(pairs)
 
+    def ext_type(self, code: int, data: bytes) -> Any:
+        self._one_more()
+        return _ext_type(code, data)
+
     def _one_more(self) -> None:
         self._count += 1
         if self._count > CONTAINERS_LIMIT:
@@ -125,13 +129,18 @@ class _Counting:
 
 def _refuse_many_containers(text: bytes) -> None:
     if text.count(b"[") + text.count(b"{") > CONTAINERS_LIMIT:
-        bare = _STRING.sub(b"", text)  # What is in strings is none.
+        bare = outside_strings(text)
         if (count := bare.count(b"[") + bare.count(b"{")) > CONTAINERS_LIMIT:
             raise _too_many(count)
 
 
+def outside_strings(text: bytes) -> bytes:
+    """What of the JSON text is in no string. The time is proportional to its length, also if it is no JSON at all."""
+    return b"".join(text.replace(b"\\\\", b"").replace(b'\\"', b"").split(b'"')[::2])
+
+
 def _too_many(count: int) -> LimitExceeded:
-    return LimitExceeded("the number of lists and maps in the body", count, CONTAINERS_LIMIT)
+    return LimitExceeded("the number of lists, maps and ext types in the body", count, CONTAINERS_LIMIT)
 
 
 def not_empty(values: list[Any], what: str) -> list[Any]:
@@ -156,35 +165,21 @@ def _has_wide_digits(body: bytes) -> bool:
 
 
 def _wide_integer(text: bytes) -> str:
-    """What is wrong with an integer in `text`, which must be valid JSON; empty if all of them fit 64 bits.
-
-    The standard library's parser distinguishes integers from floats.
-    """
-    wide: list[str] = []
-
-    def note(digits: str) -> int:
-        if len(digits) > 20 or not INTEGER_LOWEST <= int(digits) <= INTEGER_HIGHEST:
-            wide.append(digits)
-        return 0
-
-    json.loads(text, parse_int=note)
-    return f"holds the integer {wide[0][:24]}, which does not fit 64 bits; send it as a string" if wide else ""
+    """What is wrong with an integer in `text`, which must be valid JSON; empty if all of them fit 64 bits."""
+    found = _WIDE_INTEGER.findall(outside_strings(text))
+    if not found or (max(map(len, found)) <= 20 and _fits(min(map(int, found))) and _fits(max(map(int, found)))):
+        return ""
+    first = next(digits for digits in found if len(digits) > 20 or not _fits(int(digits)))
+    return f"holds the integer {first[:24].decode()}, which does not fit 64 bits; send it as a string"
 
 
-def _may_repeat_a_key(body: bytes, keys: int) -> bool:
-    """Whether a map in the JSON text might have a key twice; `keys` is the number of keys after parsing."""
-    if body.count(b":") == keys:
-        return False
-    return b'\\\\"' in body or len(_END_OF_KEY.findall(body)) != keys
+def _fits(number: int) -> bool:
+    return INTEGER_LOWEST <= number <= INTEGER_HIGHEST
 
 
-def _repeats_a_key(text: bytes) -> bool:
-    """Whether a map in `text`, which must be valid JSON, has a key twice."""
-    try:
-        json.loads(text, object_pairs_hook=_map_of, parse_int=str, parse_float=str)
-    except Malformed:
-        return True
-    return False
+def _repeats_a_key(text: bytes, keys: int) -> bool:
+    """Whether a map in `text`, which must be valid JSON, has a key twice; `keys` is their number after parsing."""
+    return text.count(b":") != keys and outside_strings(text).count(b":") != keys
 
 
 def _map_of(pairs: list[tuple[Any, Any]]) -> dict[Any, Any]:

@@ -49,6 +49,21 @@ def array_head(count: int) -> bytes:
     return _array_head(count)
 
 
+def array_count(buffer: bytes, start: int) -> int:
+    """How many items the array has whose head is at `start`; 0 if none is there that so many bytes could hold."""
+    head = buffer[start : start + 5]
+    match head[:1]:
+        case b"\xdc" if len(head) >= 3:
+            count, length = int.from_bytes(head[1:3]), 3
+        case b"\xdd" if len(head) == 5:
+            count, length = int.from_bytes(head[1:]), 5
+        case first if first and 0x90 <= first[0] <= 0x9F:
+            count, length = first[0] & 0x0F, 1
+        case _:
+            return 0
+    return count if count <= len(buffer) - start - length else 0
+
+
 def unpack(buffer: bytes | bytearray | memoryview, *, ext: bool = False) -> Any:
     """Return the one value in `buffer`, checked for depth. With `ext`, it may hold unreserved ext types.
 

@@ -11,6 +11,7 @@ from aiohttp import web
 
 from quire.log import pack
 from quire.log.json_text import to_json
+from quire.log.packing import array_count
 
 from ..errors import LimitExceeded, Malformed
 from ..values import DEPTH_LIMIT, decode_json, decode_msgpack, decode_ndjson, not_empty
@@ -25,6 +26,7 @@ RAW_FRAMES = "application/vnd.quire.frames"
 
 _CHARSETS = frozenset({None, "utf-8", "utf8"})
 _DOCUMENTS = (JSON, MSGPACK)
+_COMMANDS = b"\x81" + pack("commands")  # So a map with that one key begins.
 
 
 async def read_body(request: web.Request, limit: int) -> bytes:
@@ -56,6 +58,8 @@ def decode_commands(content_type: str, body: bytes, most: int) -> list[Any]:
     """
     if content_type == NDJSON:
         return _lines(body, most, "commands")
+    if content_type == MSGPACK and body.startswith(_COMMANDS):
+        _refuse_more(array_count(body, len(_COMMANDS)), most, "commands")
     document = decode_json(body, DEPTH_LIMIT + 2) if content_type == JSON else decode_msgpack(body, DEPTH_LIMIT + 2)
     if not isinstance(document, dict) or list(document) != ["commands"] or not isinstance(document["commands"], list):
         raise Malformed('the body must be {"commands": [command, ...]} and nothing else')
@@ -76,6 +80,7 @@ def decode_records(content_type: str, body: bytes, most: int) -> list[Any]:
         return _lines(body, most, "records")
     if content_type == JSON:
         return [decode_json(body, DEPTH_LIMIT)]
+    _refuse_more(array_count(body, 0), most, "records")
     values = decode_msgpack(body, DEPTH_LIMIT + 1)
     if not isinstance(values, list):
         raise Malformed("the body must be a msgpack array of records")
@@ -84,15 +89,19 @@ def decode_records(content_type: str, body: bytes, most: int) -> list[Any]:
 
 def _lines(body: bytes, most: int, what: str) -> list[Any]:
     """The values of NDJSON. Raises Malformed, LimitExceeded."""
-    if (lines := body.count(b"\n")) > most:
-        raise LimitExceeded(f"the number of {what}", lines, most)
+    _refuse_more(body.count(b"\n"), most, what)
     return _at_most(decode_ndjson(body), most, what)
 
 
 def _at_most(values: list[Any], most: int, what: str) -> list[Any]:
-    if len(values) > most:
-        raise LimitExceeded(f"the number of {what}", len(values), most)
+    _refuse_more(len(values), most, what)
     return values
+
+
+def _refuse_more(count: int, most: int, what: str) -> None:
+    """Before they are decoded, where their number is known: a refusal should cost little."""
+    if count > most:
+        raise LimitExceeded(f"the number of {what}", count, most)
 
 
 def pack_records(values: list[Any], limit: int) -> bytes:

@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from quire.cluster import values as decoding
 from quire.cluster.errors import LimitExceeded, Malformed
 from quire.cluster.http import bodies
 from quire.cluster.http.bodies import (
@@ -17,7 +18,7 @@ from quire.cluster.http.bodies import (
 )
 from quire.cluster.values import CONTAINERS_LIMIT, DEPTH_LIMIT, MalformedLine
 from quire.log import pack
-from quire.log.packing import ExtType, Timestamp
+from quire.log.packing import ExtType, Timestamp, array_count, array_head
 
 
 class Pairs(list[tuple[str, object]]):
@@ -25,6 +26,7 @@ class Pairs(list[tuple[str, object]]):
 
 
 MOST = 1_000
+EDGES = [2**63 - 1, 2**63, 2**64 - 1, 2**64, -(2**63), -(2**63) - 1, 10**18, -(10**18), 10**19, 10**20, 1e19, -1e300]
 
 
 def decode_commands(content_type: str, body: bytes) -> list[Any]:
@@ -103,7 +105,7 @@ def test_the_three_encodings_of_a_batch_decode_to_the_same_commands() -> None:
         b'{"commands": [-9223372036854775809]}',
         b'{"commands": [["add", 99999999999999999999999999]]}',
         json.dumps({"commands": [nested(DEPTH_LIMIT + 1)]}).encode(),
-        b'{"commands": [' + b"[" * 90_000 + b"]" * 90_000 + b"]}",
+        b'{"commands": [' + b"[" * 30_000 + b"]" * 30_000 + b"]}",
         "﻿".encode("utf-16"),
     ],
 )
@@ -237,6 +239,50 @@ def test_an_integer_is_kept_or_refused_but_never_changed(number: int) -> None:
         assert value == number
 
 
+@pytest.mark.parametrize("content_type", [JSON, NDJSON])
+@pytest.mark.parametrize("text", [b'\\"[', b'"[\\', b"\\[", b'"[', b'[1\\"', b'{"":'])
+def test_a_body_of_a_mebibyte_that_is_no_json_is_refused_in_as_many_steps_as_it_has_bytes(
+    content_type: str, text: bytes
+) -> None:
+    # Steps that grow with the square of the length would take hours.
+    for begin in (b"", b'{"commands":["', b'"'):
+        with pytest.raises((Malformed, LimitExceeded)):
+            decode_commands(content_type, begin + text * (2**20 // len(text)))
+
+
+@pytest.mark.parametrize("content_type", [JSON, NDJSON])
+@pytest.mark.parametrize("text", ['\\"[', "[\\\\", '\\"' * 20 + ":" * 20 + "1" * 30])
+def test_a_text_of_a_mebibyte_that_looks_like_more_is_taken(content_type: str, text: str) -> None:
+    command = ["add", text * (2**20 // len(text)), 1]
+    body = json.dumps(command) if content_type == NDJSON else json.dumps({"commands": [command]})
+    assert decode_commands(content_type, body.encode()) == [command]
+
+
+@pytest.mark.parametrize("count", [MOST + 1, 70_000])
+def test_a_batch_of_msgpack_that_is_too_long_is_refused_by_its_head(count: int) -> None:
+    # The items are not even msgpack.
+    body = array_head(count) + b"\xc1" * count
+    with pytest.raises(LimitExceeded) as refused:
+        decode_records(MSGPACK, body)
+    assert refused.value.size == count
+    with pytest.raises(LimitExceeded):
+        decode_commands(MSGPACK, b"\x81\xa8commands" + body)
+
+
+NUMBERS = st.integers(-(2**70), 2**70) | st.floats(allow_nan=False, allow_infinity=False) | st.sampled_from(EDGES)
+
+
+@given(st.lists(NUMBERS, min_size=1, max_size=6))
+def test_integers_that_do_not_fit_are_found_among_other_numbers(numbers: list[float]) -> None:
+    body = json.dumps([*numbers, "9" * 30, {f"{number}": number for number in numbers}]).encode()
+    fits = all(type(number) is float or -(2**63) <= number < 2**64 for number in numbers)
+    if fits:
+        assert decode_records(JSON, body) == [json.loads(body)]
+    else:
+        with pytest.raises(Malformed, match="does not fit 64 bits"):
+            decode_records(JSON, body)
+
+
 @given(st.binary(max_size=64))
 def test_random_bytes_are_decoded_or_refused_as_malformed(body: bytes) -> None:
     for content_type in (JSON, MSGPACK, NDJSON):
@@ -245,6 +291,20 @@ def test_random_bytes_are_decoded_or_refused_as_malformed(body: bytes) -> None:
                 decode(content_type, body)
             except Malformed:
                 continue
+
+
+@pytest.mark.parametrize("count", [0, 1, 15, 16, 0xFFFF, 0x10000])
+def test_the_head_of_an_array_tells_its_items(count: int) -> None:
+    assert array_count(b"\x81" + array_head(count) + bytes(count), 1) == count
+    if count:
+        assert array_count(array_head(count) + bytes(count - 1), 0) == 0, "there are fewer bytes than items"
+    assert all(array_count(array_head(count)[:cut], 0) == 0 for cut in range(3))
+
+
+@given(st.text(alphabet='"\\:[]{}019- \n', max_size=12).map(json.dumps), st.text(alphabet='"\\:[{019', max_size=8))
+def test_what_is_outside_strings_has_no_string_in_it(text: str, other: str) -> None:
+    bare = decoding.outside_strings(f"[{text}, {json.dumps(other)}:7]".encode())
+    assert bare == b"[, :7]"
 
 
 def test_a_batch_may_be_as_large_as_its_limit_and_no_larger() -> None:
@@ -334,8 +394,15 @@ def test_a_body_may_hold_as_many_lists_and_maps_as_the_limit_and_not_one_more(co
     encode = pack if content_type == MSGPACK else lambda value: json.dumps(value).encode()
     held = CONTAINERS_LIMIT - 3  # The document, the commands and the command are the others.
     assert len(decode_commands(content_type, encode({"commands": [[empty] * held]}))[0]) == held
-    with pytest.raises(LimitExceeded, match="lists and maps"):
+    with pytest.raises(LimitExceeded, match="lists, maps and ext types"):
         decode_commands(content_type, encode({"commands": [[empty] * (held + 1)]}))
+
+
+def test_ext_types_count_as_lists_and_maps_do() -> None:
+    held = CONTAINERS_LIMIT - 2  # The records and the record are the others.
+    assert len(decode_records(MSGPACK, pack([[ExtType(16, b"x")] * held]))[0]) == held
+    with pytest.raises(LimitExceeded, match="lists, maps and ext types"):
+        decode_records(MSGPACK, pack([[ExtType(16, b"x")] * (held + 1)]))
 
 
 @pytest.mark.parametrize("content_type", [JSON, MSGPACK, NDJSON])
