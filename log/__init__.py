@@ -29,7 +29,7 @@ from .errors import (
     UnexpectedIndex,
     UnknownVersion,
 )
-from .features import FEATURES, FITNESS, MAX_FEATURE_LENGTH, MAX_FEATURES, SESSION_TTL
+from .features import FEATURES, FITNESS, MAX_FEATURE_LENGTH, MAX_FEATURES, SESSION_TTL, STATE_QUOTA
 from .files import FileDirectory, FileStorage, ReadOnlyDirectory, is_exhaustion
 from .flusher import GroupFlusher
 from .frames import HEADER_BYTES, Frame, FrameHeader, Kind, Tail, cut_frames, decode_header, encode_frame, walk_frames
@@ -100,6 +100,7 @@ __all__ = [
     "SESSION_TTL",
     "SLOT_BYTES",
     "SLOT_POSITIONS",
+    "STATE_QUOTA",
     "STORE_HEADER_BYTES",
     "Ages",
     "Bounds",

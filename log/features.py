@@ -11,7 +11,10 @@ FITNESS = "fitness"
 SESSION_TTL = "session_ttl"
 """Sessions expire by the time of the log; `close_sessions`, which closes many."""
 
-FEATURES = frozenset({FITNESS, SESSION_TTL})
+STATE_QUOTA = "state_quota"
+"""The limit `state_bytes` in the genesis: a machine that has a use for it refuses what makes its state grow beyond."""
+
+FEATURES = frozenset({FITNESS, SESSION_TTL, STATE_QUOTA})
 """What this program offers."""
 
 MAX_FEATURES = 64

@@ -15,7 +15,7 @@ from .errors import (
     SnapshotInvalid,
     SnapshotTooEarly,
 )
-from .machine import Context, Contexts, Refused, StateMachine, check_batch, is_quick
+from .machine import STATE_BYTES, Context, Contexts, Refused, StateMachine, check_batch, is_quick, limit_state
 from .machines.arithmetic import ArithmeticMachine
 from .machines.kv import KvMachine
 from .machines.log import LogMachine
@@ -57,6 +57,7 @@ __all__ = [
     "SESSION_LIMITS",
     "SESSION_TTL_S",
     "SESSION_WINDOW",
+    "STATE_BYTES",
     "Applied",
     "Applier",
     "ApplyFailed",
@@ -89,6 +90,7 @@ __all__ = [
     "content_of",
     "default_initial",
     "is_quick",
+    "limit_state",
     "load_machine",
     "next_digest",
     "refuse_foreign",

@@ -5,10 +5,13 @@ same indices have equal states and give equal results. So a machine reads no clo
 time), no random numbers and no environment, and nothing depends on the order of a set, the locale or the hash seed.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol, overload, runtime_checkable
 
 from .errors import CheckFailed, reason_of
+
+STATE_BYTES = 512 << 20
+"""The limit on a machine's state, unless the cluster is formed with another. The process takes more than that."""
 
 
 class Context(NamedTuple):
@@ -76,6 +79,12 @@ class StateMachine(Protocol):
     Two methods are optional, for speed. They must do what `apply` and `check` do, command by command:
     `apply_batch(commands, contexts: Sequence[Context]) -> list[Any]` returns the result or the Refused of each
     command; `check_batch(commands) -> list[[place, code, text]]` returns the refused ones.
+
+    A third is optional, for a machine that can bound its state: `limit_state(limit_bytes: int) -> None` is called on a
+    new machine, before its first command and before `restore`, if the cluster's genesis has the limit `state_bytes`.
+    From then on `apply` refuses what would make the state grow beyond it. What the state counts must follow from the
+    state alone, so that a restored replica refuses the same; what does not make it grow must pass. A class that gains
+    or loses the method is another version.
     """
 
     name: str
@@ -107,6 +116,13 @@ class StateMachine(Protocol):
     def restore(self, chunks: Iterable[bytes]) -> None:
         """Replace the state by a snapshot's, whatever the chunk sizes. Raises SnapshotInvalid, changing nothing."""
         ...
+
+
+def limit_state(machine: StateMachine, limits: Mapping[str, int]) -> None:
+    """Tell a new machine the limit on its state, if the genesis's limits have one and the machine can use it."""
+    state_bytes = limits.get("state_bytes", 0)
+    if state_bytes and (limited := getattr(machine, "limit_state", None)) is not None:
+        limited(state_bytes)
 
 
 def is_quick(machine: StateMachine) -> bool:

@@ -10,7 +10,7 @@ from pydantic_settings import NoDecode
 
 from quire.log import LARGEST_STORE_BYTES
 from quire.replication import NODE_ID
-from quire.sm import SESSION_TTL_S
+from quire.sm import SESSION_TTL_S, STATE_BYTES
 
 from .settings import Address, LogFormat, LogLevel, Settings, load_settings
 
@@ -166,6 +166,14 @@ class ServeConfig(Settings):
         le=10 * 365 * 86_400,
         description="A session that was not used for so long is forgotten, named or not: a client that retries after a "
         "longer absence may execute a command twice. 0: never. Fixed when the cluster is formed.",
+    )
+    state_bytes: int = Field(
+        default=STATE_BYTES,
+        ge=0,
+        lt=1 << 63,
+        description="Most bytes that the state may count. A command that would make it larger is refused; the process "
+        "takes more memory than that. Only machine kv, and your own with limit_state, have a use for it. 0: no limit. "
+        "Fixed when the cluster is formed.",
     )
     snapshot_records: int = Field(
         default=500_000,

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 from quire.log import (
     HEADER_BYTES,
     SESSION_TTL,
+    STATE_QUOTA,
     Directory,
     FrameInvalid,
     Kind,
@@ -22,7 +23,16 @@ from quire.log import (
     wall_clock,
 )
 from quire.replication import Members
-from quire.sm import MAX_SESSIONS, SESSION_BYTES, SESSION_LIMITS, SESSION_WINDOW, SESSIONS_BYTES, Sessions
+from quire.sm import (
+    MAX_SESSIONS,
+    SESSION_BYTES,
+    SESSION_LIMITS,
+    SESSION_WINDOW,
+    SESSIONS_BYTES,
+    Sessions,
+    StateMachine,
+    limit_state,
+)
 
 from ..config.serve import ServeConfig
 from ..errors import ClusterError
@@ -52,6 +62,12 @@ class Genesis(NamedTuple):
         """The most bytes that the packed records of one write may have."""
         return self.limits["max_frame_bytes"] - HEADER_BYTES - ARRAY_HEADS_BYTES
 
+    def new_machine(self, machine_type: type[StateMachine]) -> StateMachine:
+        """A machine as the cluster's began, with the limit on its state."""
+        machine = machine_type(self.initial)
+        limit_state(machine, self.limits)
+        return machine
+
     def new_sessions(self) -> Sessions:
         """An empty session table with the cluster's limits; a limit that an old genesis lacks has its default."""
         return Sessions(**{name: self.limits[name] for name in SESSION_LIMITS if name in self.limits})
@@ -77,6 +93,9 @@ def make_genesis(
     }
     if SESSION_TTL in features:
         value["limits"]["session_ttl_s"] = config.session_ttl_s
+    if STATE_QUOTA in features:
+        # A genesis with the limit names the feature, so nobody who does not know the limit applies its log.
+        value["limits"]["state_bytes"] = config.state_bytes
     if features:
         value["features"] = sorted(features)
     return encode_frame(

@@ -3,6 +3,7 @@
 import asyncio
 import os
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from aiohttp import ClientSession, ClientTimeout, DummyCookieJar, TCPConnector
@@ -106,8 +107,8 @@ class NodeResources:
             DataDirRefused, LogError, MachineError: as `DataDir.restore`.
         """
         check_genesis(genesis, self.machine, self.config)
-        machine_type, initial = self.machine_type, genesis.initial
-        return await asyncio.to_thread(self.data_dir.restore, lambda: machine_type(initial), genesis.new_sessions)
+        new_machine = partial(genesis.new_machine, self.machine_type)
+        return await asyncio.to_thread(self.data_dir.restore, new_machine, genesis.new_sessions)
 
     async def close(self) -> None:
         """Mark a clean stop and unlock."""
@@ -152,7 +153,7 @@ class Components:
         disk = Disk(log, data_dir.promises, snapshots=data_dir.snapshots, older_epochs=applier.boundary.epochs)
         replica = Replica[Waiter](resources.identity, genesis.cluster_id, disk, node, options)
         applying = Applying(log, applier, node)
-        factories = Factories(lambda: resources.machine_type(genesis.initial), genesis.new_sessions)
+        factories = Factories(partial(genesis.new_machine, resources.machine_type), genesis.new_sessions)
         dial = resources.http, resources.secret
         compaction = Compaction(data_dir.snapshots, disk, replica, applying, factories, dial, config, node.failed)
         reading = Reading(log, replica, applying, node.not_leader)

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from quire.log import HEADER_BYTES, Kind, decode_system, walk_frames
 from quire.log.packing import Skimmer
-from quire.sm import SESSION_LIMITS, Sessions, StateMachine, load_machine
+from quire.sm import SESSION_LIMITS, Sessions, StateMachine, limit_state, load_machine
 
 from ..archive.snapshots import GENESIS_FILE, snapshot_root
 from ..errors import GenesisMissing, MachineDiffers
@@ -24,6 +24,8 @@ class Genesis(NamedTuple):
     def new_machine(self, spec: str | None) -> StateMachine:
         """A new machine: the one that `spec` names, or, if None, the built-in one with the recorded name.
 
+        It has the cluster's limit on its state.
+
         Raises:
             MachineUnknown: there is no such machine.
             MachineDiffers: it is another machine than the recorded one, or another version.
@@ -31,7 +33,9 @@ class Genesis(NamedTuple):
         kind = load_machine(spec or self.machine[0])
         if (kind.name, kind.version) != self.machine:
             raise MachineDiffers((kind.name, kind.version), self.machine)
-        return kind(self.initial)
+        machine = kind(self.initial)
+        limit_state(machine, self.limits)
+        return machine
 
     def new_sessions(self) -> Sessions:
         """An empty session table with the cluster's limits."""

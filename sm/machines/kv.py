@@ -15,6 +15,7 @@ must not return megabytes. Read long values by `query`, which leaves no trace. T
     ["scan", prefix]                {"values": [[key, value], ...], "next": key or null}, in key order
     ["scan", prefix, after]         the same from after the key `after`, which need not exist any more
     ["scan", prefix, after, count]  at most `count` pairs; PAGE_KEYS at most
+    ["size"]                        {"keys": number, "bytes": what they count, "limit": the most, null if there is none}
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -28,6 +29,7 @@ from ..errors import InitialInvalid, PlaceFailed, reason_of
 from ..machine import Context, Refused
 from .arithmetic import INT_HIGHEST, INT_LOWEST
 from .key_order import KeyOrder
+from .kv_size import StateSize
 from .kv_snapshot import read_pairs, write_pairs
 
 KEY_BYTES = 1024  # As UTF-8.
@@ -57,6 +59,7 @@ class KvMachine:
             raise InitialInvalid(machine=self.name, initial=initial, reason="it begins empty; leave the value out")
         self._values: dict[str, Any] = {}
         self._order = KeyOrder()
+        self._size = StateSize({})
         self._operations: dict[str, Callable[..., Any]] = {
             "put": self._put,
             "get": self._get,
@@ -64,6 +67,10 @@ class KvMachine:
             "cas": self._cas,
             "incr": self._incr,
         }
+
+    def limit_state(self, limit_bytes: int) -> None:
+        """From here on refuse what would make the pairs grow beyond so many bytes (kv_size.py); 0: nothing."""
+        self._size.limit = limit_bytes
 
     def check(self, command: Any) -> None:
         """Refuse everything but a well-formed command whose key and values are within their limits."""
@@ -150,8 +157,11 @@ class KvMachine:
             case ["scan", prefix, *_] if len(request) <= 4:
                 after, count = [*request[2:], *(None, None, None)[len(request) - 2 :]][:2]
                 return self._scan(prefix, after, PAGE_KEYS if count is None else count)
+            case ["size"]:
+                size = self._size
+                return {"keys": len(self._values), "bytes": size.total, "limit": size.limit or None}
             case _:
-                known = '["get", key], ["scan", prefix, after, count] and null'
+                known = '["get", key], ["scan", prefix, after, count], ["size"] and null'
                 raise Refused("QUERY_UNKNOWN", f"the kv machine knows {known}, not {short_repr(request)}")
 
     def snapshot(self) -> Iterator[bytes]:
@@ -161,7 +171,8 @@ class KvMachine:
     def restore(self, chunks: Iterable[bytes]) -> None:
         """Restore the pairs of a snapshot. Raises SnapshotInvalid."""
         values = read_pairs(chunks, self._check_pair, self.keys_limit)
-        self._values, self._order = values, KeyOrder(values)
+        size = StateSize(values, self._size.limit)
+        self._values, self._order, self._size = values, KeyOrder(values), size
 
     def _check_pair(self, key: Any, value: Any) -> None:
         _check_key(key)
@@ -169,15 +180,19 @@ class KvMachine:
 
     def _put(self, key: str, value: Any) -> bool:
         values = self._values
-        if key in values:
-            values[key] = value
-            return False
-        self._add(key, value)
-        return True
+        known = values.get(key)
+        if known is None:
+            self._add(key, value)
+            return True
+        if type(value) is not int or type(known) is not int:  # All ints count the same.
+            self._size.replace(key, known, value)
+        values[key] = value
+        return False
 
     def _add(self, key: str, value: Any) -> None:
         if len(self._values) >= self.keys_limit:
             raise Refused("KEYS_FULL", f"there are {self.keys_limit} keys, and there is room for no more")
+        self._size.add(key, value)
         self._order.add(key)
         self._values[key] = value
 
@@ -188,9 +203,10 @@ class KvMachine:
         raise Refused("ANSWER_TOO_LONG", f"a command answers values up to {ANSWER_BYTES} bytes; ask by query")
 
     def _delete(self, key: str) -> bool:
-        if key not in self._values:
+        known = self._values.pop(key, None)
+        if known is None:
             return False
-        del self._values[key]
+        self._size.remove(key, known)
         self._order.remove(key)
         return True
 

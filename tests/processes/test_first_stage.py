@@ -25,7 +25,7 @@ def first_stage(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-ALL = ["fitness", "session_ttl"]
+ALL = ["fitness", "session_ttl", "state_quota"]
 
 
 def downgrade(node: Node, first_stage: Path) -> None:
