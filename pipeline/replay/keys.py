@@ -3,17 +3,21 @@
 A command of `kv` reads and changes one key. So keys are independent of each other, and even one long stretch without a
 snapshot inside can be replayed in parallel. Every task reads all frames, since sessions depend on everything that was
 sent, but executes only its own part. The result is compared with the snapshot at the end by values, not by digest.
+
+The limit on the state depends on all keys. So the parts execute without it, and note by how much each of them grew at
+most. If all of that together fits the limit, then no command was refused for it, and the parts are right. Otherwise
+nothing is known (`is_crowded`), and the stretch has to be replayed as a whole.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeGuard
 from zlib import crc32
 
 from quire.log import pack
 from quire.log.json_text import to_json
-from quire.sm import Applier, Context, KvMachine, Refused, StateMachine
+from quire.sm import LOG_START, Applier, Context, KvMachine, Refused, StateMachine
 
 from .stretch import ReplayPiece, frames_of_piece, restored
 
@@ -57,14 +61,26 @@ class ReplayedKeys(NamedTuple):
     executed: int
     keys: int
     differences: list[KeyDifference]
+    size: int
+    """What the state counts at the beginning of the stretch."""
+    grown: int
+    """By how much this part of it was larger at most."""
+
+
+def is_crowded(parts: Sequence[ReplayedKeys], limit: int) -> bool:
+    """Whether commands of a stretch, of which these are all parts, may have been refused for the limit on the state."""
+    return 0 < limit < parts[0].size + sum(part.grown for part in parts)
 
 
 class _KeyPartMachine:
     """The `kv` machine, which executes only the commands on its part of the keys; the result of others is null."""
 
-    def __init__(self, initial: tuple[StateMachine, int, int]) -> None:
+    def __init__(self, initial: tuple[KvMachine, int, int]) -> None:
         """`initial`: the machine, the part of the keys to execute, and the number of parts."""
         machine, part, parts = initial
+        machine.limit_state(0)
+        self.size = machine.state_size
+        self.grown = 0
         self.name, self.version = machine.name, machine.version
         self.executed = 0
         self.last: dict[str, int] = {}
@@ -86,9 +102,11 @@ class _KeyPartMachine:
         self.last[command[1]] = context.index
         self.executed += 1
         try:
-            return self._machine.apply(command, context)
+            result = self._machine.apply(command, context)
         except Refused as refusal:
             return refusal
+        self.grown = max(self.grown, self._machine.state_size - self.size)
+        return result
 
     def check(self, command: Any) -> None:
         self._machine.check(command)
@@ -111,12 +129,14 @@ def replay_keys(piece: KeyPiece) -> ReplayedKeys:
     stretch = piece.stretch
     if stretch.start is None:
         machine, sessions = stretch.genesis.new_machine(stretch.machine_spec), stretch.genesis.new_sessions()
-        own = _KeyPartMachine((machine, piece.part, piece.parts))
-        applier = Applier(own, sessions=sessions)
+        boundary = LOG_START
     else:
         machine, sessions = restored(stretch, stretch.start)
-        own = _KeyPartMachine((machine, piece.part, piece.parts))
-        applier = Applier(own, boundary=stretch.start.manifest.boundary, sessions=sessions)
+        boundary = stretch.start.manifest.boundary
+    if not is_by_key(machine):
+        raise ValueError(f"machine {machine.name!r} does not have independent keys")
+    own = _KeyPartMachine((machine, piece.part, piece.parts))
+    applier = Applier(own, boundary=boundary, sessions=sessions)
     for frame in frames_of_piece(stretch):
         applier.apply(frame)
     if stretch.end is None:
@@ -129,7 +149,8 @@ def replay_keys(piece: KeyPiece) -> ReplayedKeys:
         for key in differing[:MAX_DIFFERENCES]
     ]
     keys = len({*found, *expected})
-    return ReplayedKeys(stretch.from_index, stretch.to_index, piece.part, own.executed, keys, differences)
+    of_part = stretch.from_index, stretch.to_index, piece.part
+    return ReplayedKeys(*of_part, own.executed, keys, differences, own.size, own.grown)
 
 
 def _pairs(machine: StateMachine) -> Iterator[tuple[str, Any]]:
@@ -151,6 +172,6 @@ def _shown(values: dict[str, Any], key: str) -> str | None:
     return to_json(values[key]).decode() if key in values else None
 
 
-def is_by_key(machine: StateMachine) -> bool:
+def is_by_key(machine: StateMachine) -> TypeGuard[KvMachine]:
     """Whether each command of a machine is on one key."""
     return isinstance(machine, KvMachine)

@@ -21,7 +21,7 @@ from ..source.reading import open_origin
 from .answers import EQUAL, EQUAL_BY_DIGEST, NodeAnswer, ask, place_of
 from .difference import Difference
 from .genesis import Genesis, genesis_of
-from .keys import KeyDifference, KeyPiece, ReplayedKeys, is_by_key, replay_keys
+from .keys import KeyDifference, KeyPiece, ReplayedKeys, is_by_key, is_crowded, replay_keys
 from .stretch import RecordedDigest, Replayed, ReplayPiece, replay_stretch
 
 if TYPE_CHECKING:
@@ -99,7 +99,8 @@ def replay(
     With `servers`, nodes of the cluster, their answers are compared, too: each node's state and digest with those of
     the replay at the index that the node has applied. With `key_parts` above 1, which only machine `kv` supports, each
     stretch that ends at a snapshot and contains no node's answer is also split into that many parts by key, and values
-    are compared instead of digests. An `archive` in the options is read before `path`.
+    are compared instead of digests; unless the state may have reached its limit in it: then it is replayed again as a
+    whole. An `archive` in the options is read before `path`.
     Executors must be able to import the machine. Without Spark, this process does all the work.
 
     Raises:
@@ -132,6 +133,10 @@ def replay(
     )
     work = [part for piece in pieces for part in _parts(piece, key_parts)]
     found, of_keys = _run(work, spark, progress)
+    if crowded := _crowded(pieces, of_keys, genesis):
+        begins = {piece.from_index for piece in crowded}
+        of_keys = [part for part in of_keys if part.from_index not in begins]
+        found += _run(list(crowded), spark, progress)[0]
     _sum_up(summary, found, of_keys)
     summary.stretches = len(pieces)
     summary.live = _verdicts(live, found, of_keys, Bounds(summary.from_index, summary.to_index))
@@ -174,6 +179,15 @@ def _parts(piece: ReplayPiece, key_parts: int) -> list[ReplayPiece | KeyPiece]:
     if key_parts == 1 or piece.end is None or is_asked:
         return [piece]
     return [KeyPiece(piece, part, key_parts) for part in range(key_parts)]
+
+
+def _crowded(pieces: list[ReplayPiece], of_keys: list[ReplayedKeys], genesis: Genesis) -> list[ReplayPiece]:
+    """The stretches whose parts are no proof, because the limit on the state may have refused commands of them."""
+    parts: dict[int, list[ReplayedKeys]] = {}
+    for part in of_keys:
+        parts.setdefault(part.from_index, []).append(part)
+    limit = genesis.limits.get("state_bytes", 0)
+    return [piece for piece in pieces if piece.from_index in parts and is_crowded(parts[piece.from_index], limit)]
 
 
 def _work(piece: ReplayPiece | KeyPiece) -> Replayed | ReplayedKeys:

@@ -72,6 +72,11 @@ class KvMachine:
         """From here on refuse what would make the pairs grow beyond so many bytes (kv_size.py); 0: nothing."""
         self._size.limit = limit_bytes
 
+    @property
+    def state_size(self) -> int:
+        """The bytes that the pairs count (kv_size.py)."""
+        return self._size.total
+
     def check(self, command: Any) -> None:
         """Refuse everything but a well-formed command whose key and values are within their limits."""
         if not isinstance(command, (list, tuple)) or not command:
@@ -158,8 +163,7 @@ class KvMachine:
                 after, count = [*request[2:], *(None, None, None)[len(request) - 2 :]][:2]
                 return self._scan(prefix, after, PAGE_KEYS if count is None else count)
             case ["size"]:
-                size = self._size
-                return {"keys": len(self._values), "bytes": size.total, "limit": size.limit or None}
+                return {"keys": len(self._values), "bytes": self.state_size, "limit": self._size.limit or None}
             case _:
                 known = '["get", key], ["scan", prefix, after, count], ["size"] and null'
                 raise Refused("QUERY_UNKNOWN", f"the kv machine knows {known}, not {short_repr(request)}")

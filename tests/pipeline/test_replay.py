@@ -331,6 +331,36 @@ def test_kv_is_replayed_key_by_key(tmp_path: Path, parts: int) -> None:
     assert summary.digest == applier.digest.hex()
 
 
+def test_a_stretch_in_which_the_state_may_have_been_full_is_replayed_as_a_whole(tmp_path: Path) -> None:
+    machine = KvMachine()
+    machine.limit_state(4000)  # Room for 28 of 57 keys.
+    genesis = KV_GENESIS | {"limits": {"session_window": 8192, "state_bytes": 4000}}
+    applier = run_cluster(tmp_path / "n1", machine, genesis=genesis, command=put, snapshots=2)
+    assert len(machine.query(None)) == 28
+
+    summary = replay(SourceOptions(path=str(tmp_path / "n1")), key_parts=3)
+
+    assert summary.is_proven
+    assert (summary.stretches, summary.records, summary.compared_keys) == (3, 1000, 0)
+    assert summary.digest == applier.digest.hex()
+
+
+@pytest.mark.parametrize(("room", "is_by_parts"), [(0, True), (-1, False)])
+def test_a_stretch_that_just_fits_the_limit_is_replayed_by_key(tmp_path: Path, room: int, is_by_parts: bool) -> None:
+    machine = KvMachine()
+    run_cluster(tmp_path / "n0", machine, genesis=KV_GENESIS, command=put, snapshots=1, records=600)
+    limit = machine.state_size + room  # Its keys are only added.
+    genesis = KV_GENESIS | {"limits": {"session_window": 8192, "state_bytes": limit}}
+    machine = KvMachine()
+    machine.limit_state(limit)
+    run_cluster(tmp_path / "n1", machine, genesis=genesis, command=put, snapshots=1, records=600)
+
+    summary = replay(SourceOptions(path=str(tmp_path / "n1")), key_parts=3)
+
+    assert summary.is_proven
+    assert (summary.compared_keys > 0) is is_by_parts
+
+
 def test_a_key_whose_value_went_wrong_is_named_with_its_last_command(tmp_path: Path) -> None:
     machine = Forgetful()
     machine.lost = range(605, 606)  # Command number 600: put key0, whose next one is command 650.
