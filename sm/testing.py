@@ -21,12 +21,14 @@ from typing import Any
 from quire.log import Kind, PayloadInvalid, encode_frame, encode_records, pack, unpack, walk_frames
 
 from .applier import Applier
-from .machine import Context, Refused, StateMachine, check_batch, check_one_by_one
+from .machine import Context, Refused, StateMachine, check_batch, check_one_by_one, limit_state
 from .machines.registry import default_initial, load_machine
 
 RESULT_BYTES = 64 << 10  # A session keeps thousands of results; a machine with longer results must say so.
 CHUNK_BYTES = 16 << 20  # Of a snapshot: a node has a whole chunk in memory while it writes it.
 BATCH_COMMANDS = 10
+LIMITS_BYTES = (1, 16, 256, 4096, 65_536)
+"""Limits on the state that a machine with `limit_state` is tried with."""
 SURROUNDINGS = (("0", "UTC0"), ("1", "XYZ-9"), ("4242", "ABC+7"))
 """PYTHONHASHSEED and time zone of each process."""
 CHILD_DEADLINE_S = 120
@@ -61,6 +63,7 @@ def check_machine(
     check_batches(spec, commands, initial=initial)
     check_queries(spec, commands, queries, initial=initial)
     check_snapshots(spec, commands, initial=initial)
+    check_limits(spec, commands, initial=initial)
     check_determinism(spec, commands, initial=initial)
 
 
@@ -174,6 +177,29 @@ def check_snapshots(spec: str, commands: Sequence[Any], *, initial: Any = None) 
                 raise MachineFaulty(f"{where} answered {_at(place, logged)} with {said}")
 
 
+def check_limits(spec: str, commands: Sequence[Any], *, initial: Any = None) -> None:
+    """A machine with `limit_state` refuses before any change, and the same once it is restored."""
+    logged = _as_logged(commands)
+    cut = len(logged) // 2
+    if getattr(_made(spec, initial), "limit_state", None) is None:
+        return
+    for limit_bytes in LIMITS_BYTES:
+        original, restored = _limited(spec, initial, limit_bytes), _limited(spec, initial, limit_bytes)
+        where = f"with {limit_bytes} bytes for its state"
+        for place, command in enumerate(logged):
+            before = _snapshot(original)
+            if place == cut:
+                restored.restore([before])
+            reply = _apply(original, command, place)
+            if isinstance(reply, Refused) and _snapshot(original) != before:
+                raise MachineFaulty(f"{where}, apply refused a command after a change: {_at(place, logged)}")
+            if place >= cut and (other := _reply(_apply(restored, command, place))) != _reply(reply):
+                said = f"{_shown(other)}, and the original {_shown(_reply(reply))}"
+                raise MachineFaulty(
+                    f"{where}, a machine restored after {cut} commands answered {_at(place, logged)} with {said}"
+                )
+
+
 def check_determinism(spec: str, commands: Sequence[Any], *, initial: Any = None) -> None:
     """Processes with different hash seeds and time zones give the same results, digests and snapshot."""
     logged = _as_logged(commands)
@@ -252,6 +278,12 @@ def _frames(commands: list[Any]) -> Iterator[bytes]:
 def _made(spec: str, initial: Any) -> StateMachine:
     machine = load_machine(spec)
     return machine(default_initial(machine) if initial is None else initial)
+
+
+def _limited(spec: str, initial: Any, limit_bytes: int) -> StateMachine:
+    machine = _made(spec, initial)
+    limit_state(machine, {"state_bytes": limit_bytes})
+    return machine
 
 
 def _as_logged(commands: Sequence[Any]) -> list[Any]:

@@ -37,6 +37,36 @@ class Sound:
         self.words = list(unpack(b"".join(chunks)))
 
 
+class Limited(Sound):
+    """Sound, and takes a limit on the characters of its words."""
+
+    limit = 0
+
+    def limit_state(self, limit_bytes: int) -> None:
+        self.limit = limit_bytes
+
+    def apply(self, command: Any, context: Context) -> Any:
+        if self.limit and len("".join([*self.words, command])) > self.limit:
+            raise Refused("FULL", "there is no room for the word")
+        return super().apply(command, context)
+
+
+class ForgetsItsLimit(Limited):
+    def restore(self, chunks: Iterable[bytes]) -> None:
+        super().restore(chunks)
+        self.limit = 0
+
+
+class FillsBeforeItRefuses(Limited):
+    def apply(self, command: Any, context: Context) -> Any:
+        try:
+            return super().apply(command, context)
+        except Refused as refusal:
+            if refusal.code == "FULL":
+                self.words.append("")
+            raise
+
+
 class PassesAnything(Sound):
     def check(self, command: Any) -> None:
         return

@@ -47,6 +47,7 @@ def some(strategy: st.SearchStrategy[Any], count: int) -> list[Any]:
         ),
         ("log", [1, "two", {"three": [3]}], [], []),
         (f"{faulty.__name__}:Sound", WORDS, [1, None], ["how many"]),
+        (f"{faulty.__name__}:Limited", WORDS, [1, None], ["how many"]),
     ],
 )
 def test_the_built_in_machines_and_a_sound_one_pass(
@@ -78,6 +79,11 @@ def test_the_built_in_machines_and_a_sound_one_pass(
         ("ForgetsInSnapshots", "restored after 5 commands answered command 6, 'that' with 2, and the original 5"),
         ("AddsToWhatItHolds", "gives another snapshot"),
         ("ForgetsBesides", "a machine restored after 5 commands answered command 5, 'be' with 1, and the original 6"),
+        (
+            "ForgetsItsLimit",
+            "with 1 bytes for its state, a machine restored after 5 commands answered command 5, 'be' with 1, and",
+        ),
+        ("FillsBeforeItRefuses", "with 1 bytes for its state, apply refused a command after a change: command 0, 'to'"),
         ("Hashes", "in one process and .* in another; look for a clock"),
         ("SnapshotsByHash", "wrote unequal snapshots; look for"),
         ("LooksAtTheClock", "answered '00' in one process and '09' in another"),
