@@ -23,6 +23,7 @@ from tests.overload.well_behaved import CLIENTS
 from tests.processes.cluster import Clusters
 
 FLAGS = ("--machine", "kv", "--election-timeout-ms", "1000")
+SHOWN = 5
 PEAK_BYTES = 640 << 20
 """Of a node under every kind at once: what may be held by the limits of docs/limits.md, and what Python keeps."""
 
@@ -40,6 +41,12 @@ def load_of(minutes: float, commands: int) -> overload.Load:
         growth_bytes=32 << 20,
         commands=commands,
     )
+
+
+def longest_of(lines: list[str]) -> dict[str, Any]:
+    """How many long turns there were, and the longest of them with what ran."""
+    by_length = sorted(lines, key=lambda line: -int(line.partition("cpu_ms=")[2].split()[0]))
+    return {"count": len(lines), "longest": [line.partition("cpu_ms=")[2] for line in by_length[:SHOWN]]}
 
 
 def main() -> int:
@@ -63,7 +70,7 @@ def main() -> int:
             kinds = tuple(arguments.only or sorted(TASKS))
             plan = hour.Plan(60 * arguments.minutes, arguments.seed, kinds, arguments.clients, PEAK_BYTES)
             figures, verdicts = hour.run(cluster, plan)
-        figures["long_turns"] = {node.node_id: len(node.long_turns()) for node in cluster}
+        figures["long_turns"] = {node.node_id: longest_of(node.long_turns()) for node in cluster}
     sys.stdout.write(json.dumps(figures, indent=2) + "\n")
     for verdict in verdicts:
         sys.stdout.write(f"{'holds' if verdict.holds else 'BROKEN'}: {verdict.seen}\n")
