@@ -18,7 +18,8 @@ import uvloop
 from quire.cluster.config.serve import ServeConfig
 from quire.cluster.node.node import Node
 from quire.cluster.node.pending import FutureWaiter
-from quire.cluster.serve.process import collect_less_often
+from quire.cluster.serve.collector import Collector
+from quire.cluster.serve.process import collect_forever
 from quire.log import encode_records, pack, unpack
 from quire.replication import Write
 from quire.sm import Context
@@ -116,7 +117,7 @@ async def longest_commit(node: Node, until: asyncio.Event) -> tuple[float, int]:
 
 async def measure(directory: Path) -> None:
     """Measure and print."""
-    collecting = asyncio.create_task(collect_less_often())
+    collecting = asyncio.create_task(collect_forever(Collector()))
     node, _ = await started(directory)
     await node.write(Write(encode_records([["fill", KEYS]]), 1, owner=FutureWaiter(applied=True)))
     await asyncio.sleep(1)

@@ -92,7 +92,7 @@ class Turns:
         self._at, self._used = now, used
         self.durations.observe(cpu_s)
         if cpu_s >= LONG_S:
-            what = "a full garbage collection" if self._collected_s > cpu_s / 2 else self._sample
+            what = "the garbage collector" if self._collected_s > cpu_s / 2 else self._sample
             self._long(Turn(cpu_s, wall_s, what), now)
         elif self._is_ready is None and cpu_s > self.longest.cpu_s:
             self.longest = Turn(cpu_s, wall_s, "")
@@ -132,12 +132,11 @@ class Turns:
         """The handler of SIGALRM: this turn has lasted for long."""
         self._sample = what_runs(frame)
 
-    def _collecting(self, phase: str, info: dict[str, Any]) -> None:
-        if info["generation"] == 2:  # The oldest.
-            if phase == "start":
-                self._collecting_since = self._cpu()
-            else:
-                self._collected_s += self._cpu() - self._collecting_since
+    def _collecting(self, phase: str, _info: dict[str, Any]) -> None:
+        if phase == "start":
+            self._collecting_since = self._cpu()
+        else:
+            self._collected_s += self._cpu() - self._collecting_since
 
 
 def what_runs(frame: FrameType | None) -> str:

@@ -5,7 +5,6 @@ Connections that arrive in between wait in the socket's backlog.
 """
 
 import asyncio
-import gc
 import resource
 import signal
 import socket
@@ -26,12 +25,11 @@ from ..config.settings import ConfigInvalid
 from ..http.admission.connections import CONNECTIONS_LIMIT, ConnectionLimit
 from ..http.app import BACKLOG, serve_app
 from ..node.turns import Turns
+from .collector import PAUSE_S, Collector
 from .descriptors import TooFewFiles, connections_of
 from .heap import give_large_blocks_back
 
 SHUTDOWN_TIMEOUT_S = 5.0
-GC_ALLOCATIONS = 100_000
-GC_PAUSE_S = 10.0
 
 log = structlog.get_logger(__name__)
 
@@ -127,7 +125,7 @@ async def _serve(make: Callable[[], Service], listen_on: str, data_dir: Path) ->
     turns = Turns()
     runner = web.AppRunner(service.app(connections, turns), shutdown_timeout=SHUTDOWN_TIMEOUT_S)
     server = await serve_app(runner, connections, listening)
-    collecting = asyncio.create_task(collect_less_often(), name="collector")
+    collecting = asyncio.create_task(collect_forever(Collector()), name="collector")
     turns.start(lambda: service.is_ready)
     print(f"quire: {service.title} listens on {listen_on}", flush=True)
     await _first_of(stop, service.ended)
@@ -164,17 +162,15 @@ async def _first_of(*events: asyncio.Event) -> None:
         task.cancel()
 
 
-async def collect_less_often() -> None:
-    """Run the garbage collector rarely, forever."""
-    # A batch of commands is thousands of small lists that live for milliseconds and form no cycles. With its default
-    # threshold of 700 the cyclic collector scans them again and again: a third of a node's time under load, measured.
-    gc.collect()
-    gc.freeze()
-    gc.set_threshold(GC_ALLOCATIONS, 20, 20)
-    while True:
-        # A few objects can hold many bytes: a failed request's stack frames hold its body until collected.
-        await asyncio.sleep(GC_PAUSE_S)
-        gc.collect(1)
+async def collect_forever(collector: Collector) -> None:
+    """Collect garbage now and then, until cancelled."""
+    collector.start()
+    try:
+        while True:
+            await asyncio.sleep(PAUSE_S)
+            collector.collect()
+    finally:
+        collector.stop()
 
 
 def _raise_files_limit() -> int:

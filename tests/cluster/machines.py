@@ -217,3 +217,34 @@ class Hasty(Slow):
 
     name = "hasty"
     quick = True
+
+
+class Hoard:
+    """A machine whose state is many containers: each command adds a thousand, with references to visit."""
+
+    name = "hoard"
+    version = 1
+    quick = True
+
+    def __init__(self, initial: Any) -> None:
+        self._hoard: list[list[list[Any]]] = []
+
+    def check(self, command: Any) -> None:
+        """Everything is a command."""
+
+    def apply(self, command: Any, context: Context) -> Any:
+        """Add a thousand; return how many thousands there are."""
+        self._hoard.append([[self._hoard] * 16 for _ in range(1000)])
+        return len(self._hoard)
+
+    def query(self, request: Any) -> Any:
+        """How many thousands there are."""
+        return len(self._hoard)
+
+    def snapshot(self) -> Iterator[bytes]:
+        """The number."""
+        return iter((pack(len(self._hoard)),))
+
+    def restore(self, chunks: Iterable[bytes]) -> None:
+        """As many."""
+        self._hoard += [[[self._hoard] * 16 for _ in range(1000)] for _ in range(unpack(b"".join(chunks)))]

@@ -8,6 +8,7 @@ import pytest
 from tests.processes.cluster import Cluster
 
 TURN = "long turn  "
+JSON = {"Content-Type": "application/json"}
 
 
 def test_a_turn_that_took_too_long_is_in_the_journal_with_what_ran_and_is_found(tmp_path: Path) -> None:
@@ -24,5 +25,19 @@ def test_a_turn_that_took_too_long_is_in_the_journal_with_what_ran_and_is_found(
         text = cluster.leader.call("GET", "/metrics").body.decode()
         (longest,) = [line for line in text.splitlines() if line.startswith("quire_loop_turn_longest_seconds{")]
         assert float(longest.rpartition(" ")[2]) > 0.1
+    finally:
+        cluster.close()
+
+
+@pytest.mark.full
+def test_a_state_of_millions_of_containers_is_not_visited_by_the_garbage_collector_all_at_once(tmp_path: Path) -> None:
+    cluster = Cluster(tmp_path, flags=("--machine", "tests.cluster.machines:Hoard"))
+    try:
+        cluster.start()
+        body = b'{"commands": [' + b", ".join([b"0"] * 100) + b"]}"
+        for _ in range(25):  # 2.5 million.
+            assert cluster.leader.call("POST", "/commands", body, JSON).status == 200
+        cluster.wait_for_equal()
+        cluster.refuse_long_turns()
     finally:
         cluster.close()
