@@ -8,9 +8,10 @@ import asyncio
 import random
 from collections import deque
 from contextlib import suppress
+from functools import partial
 from typing import Protocol
 
-from aiohttp import ClientSession, ClientWebSocketResponse, WSMsgType, web
+from aiohttp import ClientSession, ClientWebSocketResponse, WSMessage, WSMsgType, web
 
 from ..core.messages import PeerMessage, Probe, ProbeEcho
 from .duplicate_guard import Caller, DuplicateNodeGuard, ProbeRound
@@ -22,7 +23,7 @@ from .hello import (
     PeerRefused,
     dial,
 )
-from .sockets import ELECTION_TIMEOUT_S, Pinger, end_all, give_up_when_silent, together
+from .sockets import ELECTION_TIMEOUT_S, Pinger, end_all, give_up_when_silent, read_in_turns, together
 from .wire import MAX_MESSAGE_BYTES, decode_peer, encode
 
 SERVER_PING_S = 10.0  # Of the end that was dialled: it only has to notice some time.
@@ -224,13 +225,15 @@ class LinkServer:
         self._guard.opened(number, Caller(peer.disk_id, peer.incarnation))
         try:
             self._events.peer_dialled(peer)
-            async for message in socket:
-                if number not in self._links:
-                    raise ConnectionResetError("another incarnation of this disk replaced it")
-                if message.type is WSMsgType.BINARY:
-                    self._receive(number, peer, decode_peer(message.data))
+            await read_in_turns(socket, partial(self._take, number, peer))
         finally:
             self._end(number)
+
+    def _take(self, number: int, peer: PeerInfo, message: WSMessage) -> None:
+        if number not in self._links:
+            raise ConnectionResetError("another incarnation of this disk replaced it")
+        if message.type is WSMsgType.BINARY:
+            self._receive(number, peer, decode_peer(message.data))
 
     def _receive(self, number: int, peer: PeerInfo, message: PeerMessage) -> None:
         if not isinstance(message, ProbeEcho):

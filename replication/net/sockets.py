@@ -2,18 +2,20 @@
 
 import asyncio
 import math
-from collections.abc import Coroutine, Iterable
+import time
+from collections.abc import Callable, Coroutine, Iterable
 from contextlib import suppress
 from socket import IPPROTO_TCP, SO_KEEPALIVE, SOL_SOCKET, TCP_KEEPCNT, TCP_KEEPIDLE, TCP_KEEPINTVL, TCP_USER_TIMEOUT
 from typing import Any
 
-from aiohttp import ClientWebSocketResponse, web
+from aiohttp import ClientWebSocketResponse, WSMessage, web
 
 ELECTION_TIMEOUT_S = 1.0
 """Of a node that is not formed yet, and so has no clock of the protocol."""
 TCP_SILENCE_TIMEOUTS = 3
 PINGS = 4
 SILENCE_TIMEOUTS = 2
+TURN_S = 0.005
 
 
 async def together(*coroutines: Coroutine[Any, Any, None]) -> None:
@@ -66,6 +68,26 @@ def give_up_when_silent(socket: ClientWebSocketResponse | web.Request, election_
         connection.setsockopt(IPPROTO_TCP, TCP_KEEPINTVL, math.ceil(election_timeout_s))
         connection.setsockopt(IPPROTO_TCP, TCP_KEEPCNT, TCP_SILENCE_TIMEOUTS)
         connection.setsockopt(IPPROTO_TCP, TCP_USER_TIMEOUT, math.ceil(silence_s * 1000))
+
+
+async def read_in_turns(
+    socket: ClientWebSocketResponse | web.WebSocketResponse,
+    take: Callable[[WSMessage], object],
+    clock: Callable[[], float] = time.monotonic,
+) -> None:
+    """Pass on what arrives until the socket closes. After TURN_S of work on it, the loop gets its turn.
+
+    A process that was paused, or slow, finds some thousand messages in the socket's buffer, and reading them waits for
+    nothing.
+    """
+    worked_s = 0.0
+    async for message in socket:
+        began = clock()
+        take(message)
+        worked_s += clock() - began
+        if worked_s >= TURN_S:
+            worked_s = 0.0
+            await asyncio.sleep(0)
 
 
 class Pinger:

@@ -18,11 +18,11 @@ from collections.abc import Callable, Coroutine, Generator
 from functools import partial
 from typing import Any, Protocol
 
-from aiohttp import ClientSession, ClientWebSocketResponse, WSMsgType, web
+from aiohttp import ClientSession, ClientWebSocketResponse, WSMessage, WSMsgType, web
 
 from ..core.messages import Ack, CrcMismatch, Open, OpenAnswer, StreamMessage
 from .hello import HELLO_TIMEOUT_S, LINK_FAILURES, Admit, HelloServer, PeerInfo, dial
-from .sockets import ELECTION_TIMEOUT_S, end_all, give_up_when_silent, together
+from .sockets import ELECTION_TIMEOUT_S, end_all, give_up_when_silent, read_in_turns, together
 from .wire import (
     MAX_MESSAGE_BYTES,
     Assembled,
@@ -224,17 +224,14 @@ class UpstreamSocket:
         self._outbox = Outbox(socket)
         try:
             self._events.stream_connected(self.stream_id)
-            await together(self._read(socket), self._outbox.carry())
+            await together(read_in_turns(socket, self._take), self._outbox.carry())
         finally:
             await socket.close()
 
-    async def _read(self, socket: ClientWebSocketResponse) -> None:
-        async for message in socket:
-            if message.type is WSMsgType.BINARY:
-                self._take(message.data)
-
-    def _take(self, data: bytes) -> None:
-        said = from_message(data)
+    def _take(self, message: WSMessage) -> None:
+        if message.type is not WSMsgType.BINARY:
+            return
+        said = from_message(message.data)
         if isinstance(said, OpenAnswer):
             self._events.open_answered(self.stream_id, said)
         else:
@@ -294,27 +291,31 @@ class DownstreamSocket:
 
     async def _carry(self) -> None:
         async with asyncio.timeout(self._opening_timeout_s):
-            opening = await self._receive()
+            opening = said_in(await self._socket.receive())
         if not isinstance(opening, Open):
             raise BadMessage("an opening was expected")
         self._events.stream_opened(self, opening)
         await together(self._read(), self._outbox.carry())
 
     async def _read(self) -> None:
-        while True:
-            match await self._receive():
-                case Ack() as ack:
-                    self._events.ack_arrived(self.stream_id, ack)
-                case CrcMismatch() as differs:
-                    self._events.crc_mismatch_arrived(self.stream_id, differs)
-                case _:
-                    raise BadMessage("an ack was expected")
+        await read_in_turns(self._socket, self._take)
+        raise ConnectionResetError("the follower closed it")
 
-    async def _receive(self) -> StreamMessage:
-        message = await self._socket.receive()
-        if message.type is not WSMsgType.BINARY:
-            raise ConnectionResetError("the follower closed it")
-        return decode_stream(message.data)
+    def _take(self, message: WSMessage) -> None:
+        match said_in(message):
+            case Ack() as ack:
+                self._events.ack_arrived(self.stream_id, ack)
+            case CrcMismatch() as differs:
+                self._events.crc_mismatch_arrived(self.stream_id, differs)
+            case _:
+                raise BadMessage("an ack was expected")
+
+
+def said_in(message: WSMessage) -> StreamMessage:
+    """What the follower says. Raises ConnectionResetError, BadMessage."""
+    if message.type is not WSMsgType.BINARY:
+        raise ConnectionResetError("the follower closed it")
+    return decode_stream(message.data)
 
 
 class StreamServer:

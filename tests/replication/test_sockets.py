@@ -1,6 +1,7 @@
 """Connections between nodes that end in every way at once, or go silent."""
 
 import asyncio
+from collections import Counter
 from contextlib import suppress
 from dataclasses import dataclass, field
 from socket import IPPROTO_TCP, SO_KEEPALIVE, SOL_SOCKET, TCP_USER_TIMEOUT, socket
@@ -10,12 +11,13 @@ from aiohttp import ClientSession, TCPConnector, WSMsgType, web
 
 from quire.replication.net.hello import answer_hello
 from quire.replication.net.links import Link, LinkServer
-from quire.replication.net.sockets import PINGS, together
+from quire.replication.net.sockets import PINGS, TURN_S, read_in_turns, together
 from quire.replication.net.streams import StreamServer, UpstreamSocket
 from tests.replication.loopback import DEADLINE_S, calling, listening, until, who
 from tests.replication.recorder import MAX_FRAME_BYTES, NONCE, Recorder
 
 ELECTION_TIMEOUT_S = 0.05
+MESSAGES = 300
 
 
 @dataclass
@@ -125,3 +127,39 @@ async def test_the_kernel_ends_silent_links_and_streams_at_both_ends() -> None:
         assert all(one.getsockopt(SOL_SOCKET, SO_KEEPALIVE) for one in sockets)
         await asyncio.wait_for(link.close(), DEADLINE_S)
         await asyncio.gather(stream.close(), return_exceptions=True)
+
+
+@pytest.mark.asyncio
+async def test_messages_that_arrived_together_are_taken_in_turns_of_the_loop() -> None:
+    async def send_all(request: web.Request) -> web.WebSocketResponse:
+        ws = web.WebSocketResponse(timeout=0.1)
+        await ws.prepare(request)
+        for _ in range(MESSAGES):
+            await ws.send_bytes(b"x")
+        await ws.close()
+        return ws
+
+    turn = 0
+    loop = asyncio.get_running_loop()
+
+    handles: list[asyncio.Handle] = []
+
+    def count() -> None:
+        nonlocal turn
+        turn += 1
+        handles[:] = [loop.call_soon(count)]
+
+    taken: list[int] = []
+    count()
+    try:
+        async with (
+            listening({"/": send_all}) as address,
+            calling() as session,
+            session.ws_connect(f"http://{address}/") as ws,
+        ):
+            # Each takes a fifth of a turn, by a clock that is looked at before and after.
+            await read_in_turns(ws, lambda _: taken.append(turn), lambda: len(taken) * TURN_S / 5)
+    finally:
+        handles[0].cancel()
+    assert len(taken) == MESSAGES
+    assert max(Counter(taken).values()) in {5, 6}
