@@ -283,6 +283,27 @@ def test_integers_that_do_not_fit_are_found_among_other_numbers(numbers: list[fl
             decode_records(JSON, body)
 
 
+LONG = [False] * 20_000
+
+
+@pytest.mark.parametrize("content_type", [JSON, MSGPACK, NDJSON])
+def test_what_cannot_be_stored_is_found_beside_many_scalars(content_type: str) -> None:
+    def encode(value: object) -> bytes:
+        return pack([value]) if content_type == MSGPACK else json.dumps(value).encode()
+
+    assert decode_records(content_type, encode(LONG)) == [LONG]
+    assert decode_records(content_type, encode([*LONG, 1.5, nested(DEPTH_LIMIT - 1)])) == [
+        [*LONG, 1.5, nested(DEPTH_LIMIT - 1)]
+    ]
+    for wrong in (nested(DEPTH_LIMIT), {"a": nested(DEPTH_LIMIT - 1)}, float("nan"), [float("inf")]):
+        for value in ([*LONG, wrong], [wrong, *LONG], {"a": LONG, "b": wrong}):
+            with pytest.raises(Malformed):
+                decode_records(content_type, encode(value))
+    if content_type != MSGPACK:
+        with pytest.raises(Malformed, match="the same key twice"):
+            decode_records(content_type, json.dumps([*LONG, {"a": 1}]).replace("1}", '1, "a": 2}').encode())
+
+
 @given(st.binary(max_size=64))
 def test_random_bytes_are_decoded_or_refused_as_malformed(body: bytes) -> None:
     for content_type in (JSON, MSGPACK, NDJSON):
