@@ -24,6 +24,7 @@ from ...errors import Malformed, Overloaded
 from ..problems import drop_frames, problem_of
 from ..request import REQUEST_ID, RateLimitedLog, identify
 from .addresses import address_of, share_of
+from .reading import ReadingTurns
 
 CONNECTIONS_LIMIT = 10_000
 PEER_RESERVE = 256
@@ -44,6 +45,7 @@ class ConnectionLimit:
         self._surplus: set[Connection] = set()
         self._of_address: Counter[str] = Counter()
         self._server: web.Server | None = None
+        self.reading = ReadingTurns()
         # Accepted, but not yet in `server.connections`: many can be accepted in one turn of the loop.
         self._accepted: set[Connection] = set()
 
@@ -102,6 +104,11 @@ class Connection(RequestHandler):
         self._address = address_of(transport.get_extra_info("peername"))
         self._limit.opened(self, self._address)
         super().connection_made(transport)
+        asyncio.get_running_loop().call_soon(self._begin_to_read)  # The transport begins to read after this call.
+
+    def _begin_to_read(self) -> None:
+        self._pause_transport_reading()
+        self._resume_transport_reading()
 
     def connection_lost(self, exc: BaseException | None) -> None:
         """Count it no longer."""
@@ -109,6 +116,14 @@ class Connection(RequestHandler):
             self._limit.closed(self, self._address)
             self._address = None
         super().connection_lost(exc)
+
+    def _resume_transport_reading(self) -> None:  # Of aiohttp, which calls it for every reason to go on.
+        self._limit.reading.resume(self.go_on_reading)
+
+    def go_on_reading(self) -> None:
+        """Read from the socket again, unless there is another reason not to by now."""
+        if not self._reading_paused and not self._buffer_paused:
+            super()._resume_transport_reading()
 
     def handle_error(
         self,
