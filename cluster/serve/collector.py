@@ -10,11 +10,11 @@ import time
 from collections.abc import Callable
 from typing import Literal, Protocol
 
-ALLOCATIONS = 25_000
+ALLOCATIONS = 50_000
 """Containers allocated, less those freed, between two collections of the youngest generation."""
 YOUNG, MIDDLE = 2, 2
-"""How many collections of a generation may precede one of the next: 75,000, or 225,000, containers."""
-LONG_S = 0.01
+"""How many collections of a generation may precede one of the next: 150,000, or 450,000, new containers."""
+LONG_S = 0.015
 PAUSE_S = 10.0
 """Between two full collections: a few objects in a cycle, as a failed request's stack frames, can hold many bytes."""
 
