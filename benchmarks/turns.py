@@ -5,16 +5,21 @@ Each kind of work has a new cluster of three real nodes. The figures are the nod
 """
 
 import argparse
+import asyncio
 import json
 import re
 import tempfile
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from tests.processes.cluster import Cluster, Node
+from quire.cluster.address import host_and_port
+from quire.cluster.serve.collector import PAUSE_S
+from quire.log import pack
+from tests.processes.cluster import Cluster, Node, Unreachable
 
 MIB = 1 << 20
 SECONDS = 5.0
@@ -27,6 +32,8 @@ SETTLED_S = 1.0
 """Longer than a node needs to notice that it is ready, or that a turn is over."""
 LONGEST = re.compile(r'^quire_loop_turn_longest_seconds\{what="(?P<what>.*)"\} (?P<seconds>\S+)$', re.MULTILINE)
 JSON = {"Content-Type": "application/json"}
+MSGPACK = {"Content-Type": "application/msgpack"}
+WAITING_READERS = 1_000
 
 
 class Kind(NamedTuple):
@@ -112,6 +119,92 @@ def large_state(cluster: Cluster) -> str:
     return f"puts {said(filled)}; snapshot {taken}; status {said(asked)}"
 
 
+def raw_records(cluster: Cluster) -> str:
+    """Callers that each send a raw record of 7 MiB, all at once."""
+    with ThreadPoolExecutor(CALLERS) as callers:
+        body = bytes(7 * MIB)
+        return said(list(callers.map(lambda _: cluster.leader.call("POST", "/records", body).status, range(CALLERS))))
+
+
+def small_values(cluster: Cluster) -> str:
+    """One record of very many small values."""
+    record = pack([[False] * 1_000_000])
+    replies = [cluster.leader.call("POST", "/records", record, MSGPACK).status for _ in range(PASSES)]
+    return said(replies)
+
+
+def nothing_matches(cluster: Cluster) -> str:
+    """Filtered reads that go through a long log and find next to nothing."""
+    filled = [cluster.leader.call("POST", "/commands", body_of(["incr", "n"], 10_000), JSON).status for _ in range(30)]
+    read = [node.call("GET", "/records?shard=65535/65536").status for node in cluster for _ in range(PASSES)]
+    return f"commands {said(filled)}; reads {said(read)}"
+
+
+def readers(cluster: Cluster) -> str:
+    """Readers that wait at the end of the log, woken by one record."""
+    leader = cluster.leader
+    end = leader.get("/index_bounds")["highest_index"]
+
+    async def read() -> int:
+        reader, writer = await asyncio.open_connection(*host_and_port(leader.address))
+        writer.write(f"GET /records?from={end}&wait_ms=60000 HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n".encode())
+        answer = await reader.read()
+        writer.close()
+        return int(answer.split()[1])
+
+    async def read_all() -> list[int]:
+        reading = [asyncio.create_task(read()) for _ in range(WAITING_READERS)]
+        await asyncio.sleep(SETTLED_S)
+        await asyncio.to_thread(leader.apply, ["incr", "n"])
+        return await asyncio.gather(*reading)
+
+    return said(asyncio.run(read_all()))
+
+
+def restart(cluster: Cluster) -> str:
+    """A follower that starts again and has a long log to apply."""
+    filled = [cluster.leader.call("POST", "/commands", body_of(["incr", "n"], 10_000), JSON).status for _ in range(40)]
+    cluster.wait_for_equal()
+    node = cluster.followers[0]
+    node.kill()
+    cluster.start(node.node_id)
+    cluster.wait_for_equal()
+    return f"commands {said(filled)}"
+
+
+def slow_commands(cluster: Cluster) -> str:
+    """A machine that needs 200 ms for each command."""
+    return said([cluster.leader.call("POST", "/commands", body_of(["count"], 4), JSON).status for _ in range(PASSES)])
+
+
+def many_objects(cluster: Cluster) -> str:
+    """A state of millions of lists, which grows beyond several full garbage collections."""
+    filled = [cluster.leader.call("POST", "/commands", body_of(["more"], 100), JSON).status for _ in range(25)]
+    time.sleep(PAUSE_S)
+    return said(filled)
+
+
+def election(cluster: Cluster) -> str:
+    """The leader is killed while callers write; the turns are those of the others."""
+    end, body, killed = time.monotonic() + SECONDS, body_of(["incr", "n"], 100), cluster.leader
+    statuses: list[int] = []
+    others = [node for node in cluster if node is not killed]
+
+    def call(number: int) -> None:
+        while time.monotonic() < end:
+            with suppress(Unreachable):
+                statuses.append(others[number % 2].call("POST", "/commands", body, JSON).status)
+
+    with ThreadPoolExecutor(CALLERS) as callers:
+        calling = [callers.submit(call, number) for number in range(CALLERS)]
+        time.sleep(SETTLED_S)
+        killed.kill()
+        for called in calling:
+            called.result()
+    cluster.start(killed.node_id)
+    return said(statuses)
+
+
 KINDS = (
     Kind("idle", "5 s", idle),
     Kind("single commands", "32 callers, 5 s", singles),
@@ -121,6 +214,14 @@ KINDS = (
     Kind("escaped quotes", "500,000, 5 times", quotes, "log"),
     Kind("batch of gets", "10,000 of 800 bytes, 5 times", gets),
     Kind("large state: filled, snapshot asked for, status", "240 MB", large_state),
+    Kind("raw records", "7 MiB, 32 at once", raw_records, "log"),
+    Kind("small values in one record", "1,000,000, 5 times", small_values, "log"),
+    Kind("filtered reads that match next to nothing", "300,000 records, 5 times a node", nothing_matches),
+    Kind("readers that wake together", "1,000", readers),
+    Kind("a follower starts again", "400,000 commands", restart),
+    Kind("slow commands", "200 ms each, 4 a batch, 5 times", slow_commands, "tests.cluster.machines:Slow"),
+    Kind("garbage collections of a large state", "2,500,000 lists", many_objects, "tests.cluster.machines:Hoard"),
+    Kind("an election under load", "32 callers, 5 s", election),
 )
 
 
