@@ -56,7 +56,7 @@ def _full(descriptor: int, begin: int, length: int) -> None:
 
 
 @pytest.mark.asyncio
-@pytest.mark.slow
+@pytest.mark.full
 async def test_a_leader_without_room_is_not_ready_and_says_what_to_do_until_there_is_room(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -53,6 +53,7 @@ async def taken(client: Client, from_index: int | None, count: int) -> list[Reco
     return found
 
 
+@pytest.mark.full
 async def test_a_tail_yields_every_record_once_while_each_node_restarts(three: RunningCluster) -> None:
     servers, numbers = servers_of(three), list(range(60))
     async with connect(servers) as cluster, connect(servers) as writing:

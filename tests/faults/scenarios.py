@@ -345,10 +345,9 @@ INSTALLS = (
 
 SCENARIOS: tuple[Scenario, ...] = (*LINKS, *PARTITIONS, *CHANNELS, *CLIENTS, *LEADERSHIP, *CLOCKS, *OF_FIVE, *INSTALLS)
 
-# `make test` runs these ten: one of each kind, all of one shape, so that they share a cluster.
+# `make test` runs these nine: one of each kind, all of one shape, so that they share a cluster.
 OF_EACH_TEST = frozenset(
     {
-        "latency with jitter on every link",
         "streams that end inside a frame",
         "the leader is cut off and missed at once",
         "the leader falls silent",

@@ -75,6 +75,7 @@ def expected_sum(values: Sequence[Any]) -> tuple[int, int, int, int]:
     return len(values), 0, len(values) - 1, weighed
 
 
+@pytest.mark.full
 def test_archive_and_log_are_one_gapless_history_after_expiry_twice(
     spark: SparkSession, long_log: Path, tmp_path: Path
 ) -> None:

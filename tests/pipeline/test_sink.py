@@ -83,6 +83,7 @@ def rows(spark: SparkSession, texts: list[str], partitions: int = 3) -> DataFram
     return numbers.selectExpr(f"element_at(array({listed}), cast(id + 1 as int)) as command")
 
 
+@pytest.mark.full
 def test_a_batch_is_written_once_in_order_and_its_repetition_is_skipped(
     cluster: Cluster, spark: SparkSession, tmp_path: Path
 ) -> None:

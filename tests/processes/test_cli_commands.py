@@ -262,6 +262,7 @@ def test_a_session_is_opened_shown_and_closed_by_name_and_by_id(cluster: Cluster
     check_one_sentence(quire(cluster, "session", "close"), USAGE, "--name")
 
 
+@pytest.mark.full
 def test_sessions_are_listed_and_closed_by_prefix_and_a_load_closes_its_own(cluster: Cluster, tmp_path: Path) -> None:
     file = tmp_path / "one.ndjson"
     file.write_text('["add", 1]\n')
