@@ -48,6 +48,8 @@ class LongPollLimit:
     def __init__(self, limit: int = LONG_POLLS_LIMIT) -> None:
         self._limit = limit
         self._tasks: dict[asyncio.Task[object], tuple[web.Request, str]] = {}
+        self._of_origin: Counter[str] = Counter()
+        self._has_looked = False  # In the present turn of the loop.
 
     def __len__(self) -> int:
         return len(self._tasks)
@@ -67,23 +69,35 @@ class LongPollLimit:
         if self._is_full(origin):
             raise Overloaded()
         self._tasks[task] = request, origin
+        self._of_origin[origin] += 1
         try:
             yield
         finally:
-            self._tasks.pop(task, None)
+            self._forget(task)
 
     def _is_full(self, origin: str) -> bool:
-        waiting, share = len(self._tasks), share_of(self._limit)
-        if waiting < share:
-            return False
-        return waiting >= self._limit or sum(other == origin for _, other in self._tasks.values()) >= share
+        return len(self._tasks) >= self._limit or self._of_origin[origin] >= share_of(self._limit)
+
+    def _forget(self, task: asyncio.Task[object]) -> None:
+        if task in self._tasks:
+            _, origin = self._tasks.pop(task)
+            self._of_origin[origin] -= 1
+            if not self._of_origin[origin]:
+                del self._of_origin[origin]
 
     def _cancel_abandoned(self) -> None:
         # aiohttp does not cancel a handler whose caller disconnects, so a waiting one would not notice.
+        if self._has_looked:
+            return  # Nobody disconnects within a turn, and many may ask in it.
+        self._has_looked = True
+        asyncio.get_running_loop().call_soon(self._look_again)
         for task, (request, _) in list(self._tasks.items()):
             if request.transport is None or request.transport.is_closing():
-                del self._tasks[task]
+                self._forget(task)
                 task.cancel()
+
+    def _look_again(self) -> None:
+        self._has_looked = False
 
 
 class OneATurn:
