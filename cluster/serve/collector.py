@@ -1,8 +1,9 @@
 """When the cyclic garbage collector runs, and what it need not visit again, so that it never holds the loop for long.
 
-A collection visits every container of its generation, a million in 0.1 s. A machine's state may have tens of millions,
-most of which stay: reference counts free what is replaced. So whatever has survived a collection that took long is
-frozen: no later one visits it.
+A collection visits every container of its generation, a million in 0.1 s or more: about the time in which a million are
+created. A machine's state may have tens of millions, most of which stay: reference counts free what is replaced. So
+what is new is visited each time the process has used some milliseconds. Before the visit of what has stayed would take
+long, it is visited once more and frozen: no later collection visits it.
 """
 
 import gc
@@ -10,14 +11,21 @@ import time
 from collections.abc import Callable
 from typing import Literal, Protocol
 
-ALLOCATIONS = 50_000
-"""Containers allocated, less those freed, between two collections of the youngest generation."""
-YOUNG, MIDDLE = 2, 2
-"""How many collections of a generation may precede one of the next: 150,000, or 450,000, new containers."""
+PAUSE_S = 0.01
+"""Between two looks."""
+USED_S = 0.005
+"""Processor time of the process after which what is new is visited. The collector's own thresholds do not see to that:
+they count containers allocated less those freed, and a machine that replaces its values frees as many."""
 LONG_S = 0.015
-PAUSE_S = 10.0
-"""Between two full collections: a few objects in a cycle, as a failed request's stack frames, can hold many bytes."""
-
+"""What a collection may take, in processor time."""
+FULL_EVERY = 1000
+"""Looks, 10 s: a few objects in a cycle, as a failed request's stack frames, can hold many bytes."""
+ALLOCATIONS = 50_000
+"""Containers allocated, less those freed, after which the youngest generation is collected within a turn."""
+YOUNG, MIDDLE = 2, 2
+"""How many such collections of a generation may precede one of the next: 150,000, or 450,000, new containers."""
+NEW, ALL = 1, 2
+"""Generations: the younger two, and all."""
 
 Callback = Callable[[Literal["start", "stop"], dict[str, int]], object]
 
@@ -27,8 +35,8 @@ class Collects(Protocol):
 
     callbacks: list[Callback]
 
-    def collect(self) -> int:
-        """Collect all generations."""
+    def collect(self, generation: int = ALL, /) -> int:
+        """Collect a generation and all younger ones."""
         ...
 
     def freeze(self) -> None:
@@ -41,13 +49,21 @@ class Collects(Protocol):
 
 
 class Collector:
-    """Sets the garbage collector up, and freezes what survives long collections."""
+    """Sets the garbage collector up, lets it visit what is new, and freezes what has stayed."""
 
-    def __init__(self, collects: Collects = gc, cpu: Callable[[], float] = time.thread_time) -> None:
-        """`cpu` gives the processor time of the calling thread in seconds."""
+    def __init__(
+        self,
+        collects: Collects = gc,
+        thread: Callable[[], float] = time.thread_time,
+        process: Callable[[], float] = time.process_time,
+    ) -> None:
+        """`thread` gives the processor time of the calling thread in seconds, `process` that of all threads."""
         self._gc = collects
-        self._cpu = cpu
+        self._thread, self._process = thread, process
         self._since = 0.0
+        self._all_take_s = 0.0  # At most: what the last visit took, and those of what was new since.
+        self._used_s = 0.0
+        self._looks = 0
 
     def start(self) -> None:
         """Freeze what the program consists of; from now on collect rarely."""
@@ -62,14 +78,25 @@ class Collector:
         """Freeze nothing more."""
         self._gc.callbacks.remove(self._collecting)
 
-    def collect(self) -> None:
-        """Collect all that is not frozen; to be called every PAUSE_S."""
-        self._gc.collect()
+    def look(self) -> None:
+        """Collect what is due; to be called every PAUSE_S."""
+        self._looks += 1
+        if self._all_take_s > LONG_S or self._looks % FULL_EVERY == 0:
+            self._gc.collect()
+            if self._all_take_s > LONG_S / 2:
+                self._gc.freeze()
+                self._all_take_s = 0.0
+        elif self._process() - self._used_s > USED_S:
+            self._gc.collect(NEW)
+        else:
+            return
+        self._used_s = self._process()
 
     def _collecting(self, phase: Literal["start", "stop"], info: dict[str, int]) -> None:
-        if info["generation"] == 0:
-            return  # Most of the youngest will be freed soon.
+        if info["generation"] < NEW:
+            return  # What survives is still new.
         if phase == "start":
-            self._since = self._cpu()
-        elif self._cpu() - self._since > LONG_S:
-            self._gc.freeze()
+            self._since = self._thread()
+            return
+        took_s = self._thread() - self._since
+        self._all_take_s = took_s if info["generation"] == ALL else self._all_take_s + took_s

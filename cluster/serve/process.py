@@ -163,12 +163,12 @@ async def _first_of(*events: asyncio.Event) -> None:
 
 
 async def collect_forever(collector: Collector) -> None:
-    """Collect garbage now and then, until cancelled."""
+    """Let the garbage collector run when it should, until cancelled."""
     collector.start()
     try:
         while True:
             await asyncio.sleep(PAUSE_S)
-            collector.collect()
+            collector.look()
     finally:
         collector.stop()
 

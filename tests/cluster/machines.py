@@ -220,8 +220,9 @@ class Hasty(Slow):
 
 
 class Hoard:
-    """A machine whose state is many containers: each command adds a thousand, with references to visit."""
+    """A machine whose state is many containers, with references to visit: each adds a thousand, later replaces one."""
 
+    MOST = 2500
     name = "hoard"
     version = 1
     quick = True
@@ -233,8 +234,12 @@ class Hoard:
         """Everything is a command."""
 
     def apply(self, command: Any, context: Context) -> Any:
-        """Add a thousand; return how many thousands there are."""
-        self._hoard.append([[self._hoard] * 16 for _ in range(1000)])
+        """Add a thousand, or replace one; return how many thousands there are."""
+        thousand = [[self._hoard] * 16 for _ in range(1000)]
+        if len(self._hoard) < self.MOST:
+            self._hoard.append(thousand)
+        else:
+            self._hoard[context.index % self.MOST] = thousand
         return len(self._hoard)
 
     def query(self, request: Any) -> Any:
