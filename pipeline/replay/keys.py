@@ -4,9 +4,9 @@ A command of `kv` reads and changes one key. So keys are independent of each oth
 snapshot inside can be replayed in parallel. Every task reads all frames, since sessions depend on everything that was
 sent, but executes only its own part. The result is compared with the snapshot at the end by values, not by digest.
 
-The limit on the state depends on all keys. So the parts execute without it, and note by how much each of them grew at
-most. If all of that together fits the limit, then no command was refused for it, and the parts are right. Otherwise
-nothing is known (`is_crowded`), and the stretch has to be replayed as a whole.
+The limits on the state, in bytes and in keys, depend on all keys. So the parts execute without them, and note by how
+much each of them grew at most. If all of that together fits the limits, then no command was refused for them, and the
+parts are right. Otherwise nothing is known (`is_crowded`), and the stretch has to be replayed as a whole.
 """
 
 from __future__ import annotations
@@ -23,6 +23,8 @@ from .stretch import ReplayPiece, frames_of_piece, restored
 
 MAX_DIFFERENCES = 100
 """The most differences that one part reports."""
+
+_UNLIMITED = 1 << 63
 
 
 class KeyDifference(NamedTuple):
@@ -52,6 +54,14 @@ class KeyPiece(NamedTuple):
     parts: int
 
 
+class Extent(NamedTuple):
+    """How large a state is, may be or became."""
+
+    keys: int
+    size: int
+    """As the machine counts bytes."""
+
+
 class ReplayedKeys(NamedTuple):
     """The result of one part."""
 
@@ -61,15 +71,16 @@ class ReplayedKeys(NamedTuple):
     executed: int
     keys: int
     differences: list[KeyDifference]
-    size: int
-    """What the state counts at the beginning of the stretch."""
-    grown: int
+    room: Extent
+    """By how much the whole state may grow from the beginning of the stretch."""
+    grown: Extent
     """By how much this part of it was larger at most."""
 
 
-def is_crowded(parts: Sequence[ReplayedKeys], limit: int) -> bool:
-    """Whether commands of a stretch, of which these are all parts, may have been refused for the limit on the state."""
-    return 0 < limit < parts[0].size + sum(part.grown for part in parts)
+def is_crowded(parts: Sequence[ReplayedKeys]) -> bool:
+    """Whether commands of a stretch, of which these are all parts, may have been refused for a limit on the state."""
+    room = parts[0].room
+    return sum(part.grown.keys for part in parts) > room.keys or sum(part.grown.size for part in parts) > room.size
 
 
 class _KeyPartMachine:
@@ -78,9 +89,12 @@ class _KeyPartMachine:
     def __init__(self, initial: tuple[KvMachine, int, int]) -> None:
         """`initial`: the machine, the part of the keys to execute, and the number of parts."""
         machine, part, parts = initial
+        limit = machine.query(["size"])["limit"] or _UNLIMITED
+        self._before = Extent(machine.keys, machine.state_size)
+        self.room = Extent(machine.keys_limit - self._before.keys, limit - self._before.size)
+        self.grown = Extent(0, 0)
         machine.limit_state(0)
-        self.size = machine.state_size
-        self.grown = 0
+        machine.keys_limit = _UNLIMITED
         self.name, self.version = machine.name, machine.version
         self.executed = 0
         self.last: dict[str, int] = {}
@@ -105,7 +119,9 @@ class _KeyPartMachine:
             result = self._machine.apply(command, context)
         except Refused as refusal:
             return refusal
-        self.grown = max(self.grown, self._machine.state_size - self.size)
+        keys, size = self._machine.keys - self._before.keys, self._machine.state_size - self._before.size
+        if keys > self.grown.keys or size > self.grown.size:
+            self.grown = Extent(max(self.grown.keys, keys), max(self.grown.size, size))
         return result
 
     def check(self, command: Any) -> None:
@@ -150,7 +166,7 @@ def replay_keys(piece: KeyPiece) -> ReplayedKeys:
     ]
     keys = len({*found, *expected})
     of_part = stretch.from_index, stretch.to_index, piece.part
-    return ReplayedKeys(*of_part, own.executed, keys, differences, own.size, own.grown)
+    return ReplayedKeys(*of_part, own.executed, keys, differences, own.room, own.grown)
 
 
 def _pairs(machine: StateMachine) -> Iterator[tuple[str, Any]]:

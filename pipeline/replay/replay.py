@@ -133,7 +133,7 @@ def replay(
     )
     work = [part for piece in pieces for part in _parts(piece, key_parts)]
     found, of_keys = _run(work, spark, progress)
-    if crowded := _crowded(pieces, of_keys, genesis):
+    if crowded := _crowded(pieces, of_keys):
         begins = {piece.from_index for piece in crowded}
         of_keys = [part for part in of_keys if part.from_index not in begins]
         found += _run(list(crowded), spark, progress)[0]
@@ -181,13 +181,12 @@ def _parts(piece: ReplayPiece, key_parts: int) -> list[ReplayPiece | KeyPiece]:
     return [KeyPiece(piece, part, key_parts) for part in range(key_parts)]
 
 
-def _crowded(pieces: list[ReplayPiece], of_keys: list[ReplayedKeys], genesis: Genesis) -> list[ReplayPiece]:
-    """The stretches whose parts are no proof, because the limit on the state may have refused commands of them."""
+def _crowded(pieces: list[ReplayPiece], of_keys: list[ReplayedKeys]) -> list[ReplayPiece]:
+    """The stretches whose parts are no proof, because a limit on the state may have refused commands of them."""
     parts: dict[int, list[ReplayedKeys]] = {}
     for part in of_keys:
         parts.setdefault(part.from_index, []).append(part)
-    limit = genesis.limits.get("state_bytes", 0)
-    return [piece for piece in pieces if piece.from_index in parts and is_crowded(parts[piece.from_index], limit)]
+    return [piece for piece in pieces if piece.from_index in parts and is_crowded(parts[piece.from_index])]
 
 
 def _work(piece: ReplayPiece | KeyPiece) -> Replayed | ReplayedKeys:

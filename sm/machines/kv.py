@@ -73,6 +73,11 @@ class KvMachine:
         self._size.limit = limit_bytes
 
     @property
+    def keys(self) -> int:
+        """How many keys have a value."""
+        return len(self._values)
+
+    @property
     def state_size(self) -> int:
         """The bytes that the pairs count (kv_size.py)."""
         return self._size.total
@@ -152,10 +157,10 @@ class KvMachine:
     def query(self, request: Any) -> Any:
         """The value of a key, a page of a scan, or, for the request None, all values by key."""
         match request:
-            case None if len(self._values) <= WHOLE_KEYS:
+            case None if self.keys <= WHOLE_KEYS:
                 return self._values
             case None:
-                raise Refused("STATE_TOO_LONG", f"{len(self._values)} keys, above the limit of {WHOLE_KEYS}; scan them")
+                raise Refused("STATE_TOO_LONG", f"{self.keys} keys, above the limit of {WHOLE_KEYS}; scan them")
             case ["get", key]:
                 _check_key(key)
                 return self._values.get(key)
@@ -163,7 +168,7 @@ class KvMachine:
                 after, count = [*request[2:], *(None, None, None)[len(request) - 2 :]][:2]
                 return self._scan(prefix, after, PAGE_KEYS if count is None else count)
             case ["size"]:
-                return {"keys": len(self._values), "bytes": self.state_size, "limit": self._size.limit or None}
+                return {"keys": self.keys, "bytes": self.state_size, "limit": self._size.limit or None}
             case _:
                 known = '["get", key], ["scan", prefix, after, count], ["size"] and null'
                 raise Refused("QUERY_UNKNOWN", f"the kv machine knows {known}, not {short_repr(request)}")

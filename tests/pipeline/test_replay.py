@@ -361,6 +361,23 @@ def test_a_stretch_that_just_fits_the_limit_is_replayed_by_key(tmp_path: Path, r
     assert (summary.compared_keys > 0) is is_by_parts
 
 
+class Narrow(KvMachine):
+    """One that has room for few keys."""
+
+    keys_limit = 28
+
+
+def test_a_stretch_in_which_there_may_have_been_no_room_for_a_key_is_replayed_as_a_whole(tmp_path: Path) -> None:
+    spec = f"{Narrow.__module__}:{Narrow.__name__}"
+    applier = run_cluster(tmp_path / "n1", Narrow(), genesis=KV_GENESIS, command=put, snapshots=2)
+    assert len(applier.machine.query(None)) == Narrow.keys_limit
+
+    summary = replay(SourceOptions(path=str(tmp_path / "n1")), key_parts=3, machine=spec)
+
+    assert summary.is_proven
+    assert (summary.stretches, summary.records, summary.compared_keys) == (3, 1000, 0)
+
+
 def test_a_key_whose_value_went_wrong_is_named_with_its_last_command(tmp_path: Path) -> None:
     machine = Forgetful()
     machine.lost = range(605, 606)  # Command number 600: put key0, whose next one is command 650.
