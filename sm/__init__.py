@@ -15,7 +15,18 @@ from .errors import (
     SnapshotInvalid,
     SnapshotTooEarly,
 )
-from .machine import STATE_BYTES, Context, Contexts, Refused, StateMachine, check_batch, is_quick, limit_state
+from .machine import (
+    STATE_BYTES,
+    Context,
+    Contexts,
+    Refused,
+    StateMachine,
+    StateRoom,
+    check_batch,
+    is_quick,
+    limit_state,
+    state_room,
+)
 from .machines.arithmetic import ArithmeticMachine
 from .machines.kv import KvMachine
 from .machines.log import LogMachine
@@ -86,6 +97,7 @@ __all__ = [
     "SnapshotStore",
     "SnapshotTooEarly",
     "StateMachine",
+    "StateRoom",
     "check_batch",
     "content_of",
     "default_initial",
@@ -97,6 +109,7 @@ __all__ = [
     "restore_content",
     "restore_newest",
     "snapshot_name",
+    "state_room",
     "write_file",
     "write_snapshot",
 ]

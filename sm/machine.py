@@ -12,6 +12,8 @@ from .errors import CheckFailed, reason_of
 
 STATE_BYTES = 512 << 20
 """The limit on a machine's state, unless the cluster is formed with another. The process takes more than that."""
+SCARCE = 0.9
+"""The share of the limit above which a state is nearly full."""
 
 
 class Context(NamedTuple):
@@ -84,7 +86,8 @@ class StateMachine(Protocol):
     new machine, before its first command and before `restore`, if the cluster's genesis has the limit `state_bytes`.
     From then on `apply` refuses what would make the state grow beyond it. What the state counts must follow from the
     state alone, so that a restored replica refuses the same; what does not make it grow must pass. A class that gains
-    or loses the method is another version.
+    or loses the method is another version. Its attribute or property `state_size: int` is what the state counts; it is
+    read at any time, also while another thread is inside `apply`, for the node's metrics and alarms.
     """
 
     name: str
@@ -123,6 +126,25 @@ def limit_state(machine: StateMachine, limits: Mapping[str, int]) -> None:
     state_bytes = limits.get("state_bytes", 0)
     if state_bytes and (limited := getattr(machine, "limit_state", None)) is not None:
         limited(state_bytes)
+
+
+class StateRoom(NamedTuple):
+    """What a state counts, and the most that it may count, in bytes; 0 if nothing counts it, or nothing limits it."""
+
+    size: int
+    limit: int
+
+    @property
+    def is_scarce(self) -> bool:
+        """Whether it is nearly full, so that an operator has to know."""
+        return self.limit > 0 and self.size > SCARCE * self.limit
+
+
+def state_room(machine: StateMachine, limits: Mapping[str, int]) -> StateRoom:
+    """How full the machine's state is, if it counts that."""
+    if not hasattr(machine, "limit_state"):
+        return StateRoom(0, 0)
+    return StateRoom(int(getattr(machine, "state_size", 0)), limits.get("state_bytes", 0))
 
 
 def is_quick(machine: StateMachine) -> bool:

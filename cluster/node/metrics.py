@@ -83,6 +83,10 @@ class _NodeCollector(Collector):
         for name in INDICES:
             if name in status:
                 yield GaugeMetricFamily(f"quire_{name}", f"{name} of the node's log or machine", value=status[name])
+        room = self._node.state_room
+        text = "Bytes that the machine's state counts towards its limit, 0 if it counts none"
+        yield GaugeMetricFamily("quire_state_bytes", text, value=room.size)
+        yield GaugeMetricFamily("quire_state_limit_bytes", "Its limit, 0 for none", value=room.limit)
         if "log_bytes" in status:
             yield GaugeMetricFamily("quire_log_bytes", "Size of the log's files", value=status["log_bytes"])
             yield from _compaction(status["snapshots"], status["expiry"])

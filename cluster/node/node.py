@@ -24,10 +24,12 @@ from quire.sm import (
     Sessions,
     SessionStatus,
     StateMachine,
+    StateRoom,
     check_batch,
     default_initial,
     is_quick,
     load_machine,
+    state_room,
 )
 
 from ..config.serve import ServeConfig
@@ -327,6 +329,13 @@ class Node:
     def digest(self) -> bytes:
         """The digest at `applied_index`."""
         return self.formed.applying.applier.digest if self.formed else EMPTY_DIGEST
+
+    @property
+    def state_room(self) -> StateRoom:
+        """How full the machine's state is."""
+        if self.formed is None:
+            return StateRoom(0, 0)
+        return state_room(self.formed.applying.applier.machine, self.formed.genesis.limits)
 
     @property
     def features(self) -> frozenset[str]:

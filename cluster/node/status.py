@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 from quire.log import wall_clock
 from quire.replication import Replica
 from quire.replication.lag import MICROSECONDS
+from quire.sm import StateRoom
 
 from .digests import Difference, Digests
 from .fitness import fitness_document, sentences, unready_reasons
@@ -40,7 +41,13 @@ def node_status(node: "Node") -> dict[str, Any]:
     document |= {
         "cluster_id": genesis.cluster_id.hex(),
         "disk_id": status.me.disk_id.hex(),
-        "machine": {"name": genesis.machine[0], "version": genesis.machine[1], "initial": genesis.initial},
+        "machine": {
+            "name": genesis.machine[0],
+            "version": genesis.machine[1],
+            "initial": genesis.initial,
+            "state_bytes": node.state_room.size,
+            "state_limit_bytes": node.state_room.limit,
+        },
         "lowest_index": log.bounds.lowest_index,
         "highest_index": log.bounds.highest_index,
         "durable_index": log.durable_index,
@@ -59,7 +66,11 @@ def node_status(node: "Node") -> dict[str, Any]:
         "link_failures": dict(replica.network.reports.failures),
         **node.leadership.document(),
         "fitness": fitness_document(status.fitness, node.config.data_dir),
-        "alarms": alarms(components, node.digests, sentences(status.fitness, node.config.data_dir)),
+        "alarms": alarms(
+            components,
+            node.digests,
+            [*sentences(status.fitness, node.config.data_dir), *room_alarms(node.state_room)],
+        ),
     }
     if status.leader is not None:
         document["nodes"] = _nodes(replica, node.digests, clock)
@@ -108,6 +119,14 @@ def clock_alarms(offsets_us: Mapping[str, int]) -> list[str]:
         for node, offset in offsets_us.items()
         if abs(offset) > CLOCK_ALARM_US
     ]
+
+
+def room_alarms(room: StateRoom) -> list[str]:
+    """An alarm for a state that is nearly full."""
+    if not room.is_scarce:
+        return []
+    counts = f"the machine's state has {room.size} of at most {room.limit} bytes"
+    return [f"{counts}; beyond that it refuses what makes it larger: delete what is not needed"]
 
 
 def _nodes(replica: Replica[Waiter], digests: Digests, clock: int) -> dict[str, Any]:

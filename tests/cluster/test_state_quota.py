@@ -11,7 +11,7 @@ from quire.cluster.config.serve import ServeConfig
 from quire.cluster.data_dir.genesis import make_genesis, read_genesis
 from quire.log import FEATURES, STATE_QUOTA, walk_frames
 from quire.replication import Member, Members, Role
-from quire.sm import STATE_BYTES, Applier, ArithmeticMachine, KvMachine, restore_content
+from quire.sm import STATE_BYTES, Applier, ArithmeticMachine, KvMachine, restore_content, state_room
 from tests.cluster.running import RunningCluster, running_cluster, started
 from tests.sm.frames import Frames
 
@@ -100,6 +100,36 @@ async def test_a_full_state_takes_no_put_and_any_delete_also_after_a_restart(tmp
             assert await client.query(["get", "b"]) is None
             assert (await client.apply_batch([["delete", "a"], PUTS[1]])).results == [True, True]
             assert (await client.query(["size"]))["limit"] == LIMIT
+
+
+@pytest.mark.asyncio
+async def test_a_node_tells_how_full_its_state_is_and_raises_an_alarm_before_it_is_full(tmp_path: Path) -> None:
+    async with running_cluster(tmp_path, 1, machine="kv", state_bytes=LIMIT) as cluster:
+
+        async def told() -> tuple[int, list[str]]:
+            status = (await cluster.ask("n1", "GET", "/status")).document
+            room = status["machine"]
+            shown = (await cluster.ask("n1", "GET", "/metrics")).body.decode().splitlines()
+            assert f"quire_state_bytes {float(room['state_bytes'])}" in shown
+            assert f"quire_state_limit_bytes {float(LIMIT)}" in shown
+            assert room["state_limit_bytes"] == LIMIT
+            return room["state_bytes"], status["alarms"]
+
+        assert await told() == (0, [])
+        await cluster.commands("n1", PUTS[0])
+        size, alarms = await told()
+        assert len(VALUE) < size < LIMIT
+        assert alarms == []
+        await cluster.commands("n1", ["put", "b", "x" * 35_000])
+        size, [alarm] = await told()
+        assert f"the machine's state has {size} of at most {LIMIT} bytes" in alarm
+        await cluster.commands("n1", ["delete", "b"])
+        assert (await told())[1] == []
+
+
+def test_a_machine_that_has_no_limit_has_no_room_to_tell() -> None:
+    assert state_room(ArithmeticMachine(42), {"state_bytes": LIMIT}) == (0, 0)
+    assert not state_room(KvMachine(), {}).is_scarce
 
 
 @pytest.mark.full
