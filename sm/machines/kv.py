@@ -207,7 +207,7 @@ class KvMachine:
 
     def _get(self, key: str) -> Any:
         value = self._values.get(key)
-        if type(value) is int or value is None or len(pack(value)) <= ANSWER_BYTES:
+        if type(value) is int or value is None or self._size.of_value(key, value) <= ANSWER_BYTES:
             return value
         raise Refused("ANSWER_TOO_LONG", f"a command answers values up to {ANSWER_BYTES} bytes; ask by query")
 

@@ -74,6 +74,10 @@ class StateSize:
         size = _plain_bytes(known) or self._packed.pop(key)
         self.total -= ENTRY_BYTES + (_plain_bytes(key) or len(pack(key))) + size
 
+    def of_value(self, key: str, value: Any) -> int:
+        """The msgpack bytes of a key's value; of an int, INT_BYTES."""
+        return _plain_bytes(value) or self._packed[key]
+
     def _full(self) -> Refused:
         return Refused("STATE_FULL", f"keys and values have {self._limit} bytes, and this needs more; delete some")
 
