@@ -31,6 +31,8 @@ from .snapshots.content import content_of
 
 SHORT_REPLY = 1024
 """A reply of more records is packed in a step of its own."""
+SHORT_REPLY_BYTES = 1 << 20
+"""The digest of a longer one takes a step of its own: 10 MiB are packed in 10 ms, and hashed in 15."""
 
 ApplyBatch = Callable[[Sequence[Any], Sequence[Context]], list[Any]]
 Runs = Sequence[tuple[int, int, int]]
@@ -302,6 +304,8 @@ class Applier:
         results, refused, packed = _reply(header, replies)
         if verdicts is not None:
             verdicts.record(frame, results, refused, packed)
+        if len(packed) > SHORT_REPLY_BYTES:
+            yield
         digest = next_digest(self.digest, header.index, header.crc32c, packed)
         return _Reply(results, refused, len(packed), digest)
 

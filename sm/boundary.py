@@ -43,4 +43,6 @@ LOG_START = Boundary()
 
 def next_digest(digest: bytes, index: int, crc32c: int, packed_reply: bytes) -> bytes:
     """The digest after the frame at `index`; `packed_reply` is its msgpack([results, refused])."""
-    return blake2b(_PREFIX.pack(digest, index, crc32c) + packed_reply, digest_size=DIGEST_BYTES).digest()
+    chain = blake2b(_PREFIX.pack(digest, index, crc32c), digest_size=DIGEST_BYTES)
+    chain.update(packed_reply)  # Not joined before: it may have megabytes.
+    return chain.digest()

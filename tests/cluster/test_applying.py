@@ -183,6 +183,24 @@ async def test_a_frame_is_applied_in_the_same_steps_whatever_their_size() -> Non
     assert (parts.digest, parts.state(), parts.boundary) == (whole.digest, whole.state(), whole.boundary)
 
 
+@pytest.mark.parametrize(("longer", "steps"), [(0, 1), (1, 2)])
+def test_the_digest_of_a_long_reply_has_a_step_of_its_own(
+    monkeypatch: pytest.MonkeyPatch, longer: int, steps: int
+) -> None:
+    whole, parts = Applier(ArithmeticMachine()), Applier(ArithmeticMachine())
+    [frame] = a_log([["add", 1]] * 2).stream(0, 2)
+    expected = whole.apply(frame)
+    monkeypatch.setattr("quire.sm.applier.SHORT_REPLY_BYTES", expected.size - longer)
+
+    execution, taken = parts.begin(frame), 1
+    while not execution.step(2):
+        taken += 1
+
+    assert taken == steps
+    assert execution.finish() == expected
+    assert parts.digest == whole.digest
+
+
 @pytest.mark.asyncio
 async def test_a_machine_that_is_not_quick_has_a_thread_and_a_command_that_hangs_leaves_the_loop_free() -> None:
     log, node, machine = a_log([1, 2], [3]), Told(), Sum()
