@@ -10,16 +10,16 @@ import json
 import re
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from quire.cluster.address import host_and_port
-from quire.cluster.serve.collector import PAUSE_S
+from quire.cluster.serve.collector import FULL_EVERY, PAUSE_S
 from quire.log import pack
-from tests.processes.cluster import Cluster, Node, Unreachable
+from tests.processes.cluster import Cluster, Node, Unreachable, run_quire
 
 MIB = 1 << 20
 SECONDS = 5.0
@@ -27,6 +27,9 @@ CALLERS = 32
 PASSES = 5
 VALUE_BYTES = 60_000
 VALUES = 4_000
+STREAMED = 200_000
+BOUNDED = ("--segment-bytes", str(MIB), "--retention-bytes", str(8 * MIB), "--retention-follower-bytes", "0")
+"""Flags of nodes with a log of many segments that expire."""
 A_BATCH = 15
 SETTLED_S = 1.0
 """Longer than a node needs to notice that it is ready, or that a turn is over."""
@@ -43,6 +46,7 @@ class Kind(NamedTuple):
     size: str
     work: Callable[[Cluster], str]
     machine: str = "kv"
+    flags: Sequence[str] = ()
 
 
 def post(cluster: Cluster, body: bytes) -> str:
@@ -108,15 +112,65 @@ def gets(cluster: Cluster) -> str:
     return post(cluster, body_of(["get", "k"], 10_000))
 
 
-def large_state(cluster: Cluster) -> str:
-    """Fill a large state, then take a snapshot and ask every node for its status."""
+def stream(cluster: Cluster) -> str:
+    """Commands over one stream, with as many batches in flight as its window holds."""
+    with tempfile.NamedTemporaryFile("w", suffix=".ndjson") as file:
+        file.writelines('["incr", "n"]\n' for _ in range(STREAMED))
+        file.flush()
+        ended = run_quire("load", file.name, "--server", cluster.leader.address, "--batch", "1000")
+    return f"exit code {ended.code}"
+
+
+def fill(cluster: Cluster) -> str:
+    """Fill a large state."""
     filled = []
     for first in range(0, VALUES, A_BATCH):
         puts = [["put", f"k{number}", "x" * VALUE_BYTES] for number in range(first, first + A_BATCH)]
         filled.append(cluster.leader.call("POST", "/commands", json.dumps({"commands": puts}).encode(), JSON).status)
+    return f"puts {said(filled)}"
+
+
+def large_state(cluster: Cluster) -> str:
+    """Fill a large state, then take a snapshot and ask every node for its status."""
+    filled = fill(cluster)
     taken = cluster.leader.call("POST", "/admin/snapshot").status
     asked = [node.call("GET", "/status").status for node in cluster for _ in range(PASSES)]
-    return f"puts {said(filled)}; snapshot {taken}; status {said(asked)}"
+    return f"{filled}; snapshot {taken}; status {said(asked)}"
+
+
+def install(cluster: Cluster) -> str:
+    """A follower pauses while the others fill a large state, and expire the log of it; it installs a snapshot."""
+    late = cluster.followers[0]
+    late.pause()
+    filled = fill(cluster)
+    others = [node for node in cluster if node is not late]
+    taken = [node.call("POST", "/admin/snapshot").status for node in others]
+    expired = [node.call("POST", "/admin/expire").status for node in others]
+    late.resume()
+    cluster.wait_for_equal()
+    installed = late.get("/index_bounds")["lowest_index"] > 0
+    return f"{filled}; snapshots {said(taken)}; expiries {said(expired)}; {'installed' if installed else 'shipped'}"
+
+
+def truncation(cluster: Cluster) -> str:
+    """A leader that hears nobody appends, pauses, and cuts off what it appended when it finds another leader."""
+    leader, followers, statuses = cluster.leader, cluster.followers, list[int]()
+    for node in followers:
+        node.pause()
+    body = bytes(4 * MIB)
+    with ThreadPoolExecutor(CALLERS) as callers:
+        calling = [callers.submit(leader.call, "POST", "/records", body) for _ in range(CALLERS // 2)]
+        for called in calling:
+            with suppress(Unreachable):
+                statuses.append(called.result().status)
+    appended = leader.get("/status")["highest_index"]
+    leader.pause()
+    for node in followers:
+        node.resume()
+    cluster.elected(but=leader)
+    leader.resume()
+    cluster.wait_for_equal()
+    return f"{said(statuses)}; cut from {appended} records to {leader.get('/status')['highest_index']}"
 
 
 def raw_records(cluster: Cluster) -> str:
@@ -180,7 +234,7 @@ def slow_commands(cluster: Cluster) -> str:
 def many_objects(cluster: Cluster) -> str:
     """A state of millions of lists, which grows beyond several full garbage collections."""
     filled = [cluster.leader.call("POST", "/commands", body_of(["more"], 100), JSON).status for _ in range(25)]
-    time.sleep(PAUSE_S)
+    time.sleep(FULL_EVERY * PAUSE_S)  # Until all is visited.
     return said(filled)
 
 
@@ -212,8 +266,11 @@ KINDS = (
     Kind("many containers", "31,000, 5 times", containers, "log"),
     Kind("wide integers", "47,000 of 20 digits, 5 times", wide_integers, "log"),
     Kind("escaped quotes", "500,000, 5 times", quotes, "log"),
+    Kind("a stream of commands", "200,000", stream),
     Kind("batch of gets", "10,000 of 800 bytes, 5 times", gets),
     Kind("large state: filled, snapshot asked for, status", "240 MB", large_state),
+    Kind("expiry, and a snapshot installed", "240 MB", install, flags=BOUNDED),
+    Kind("truncation", "records of 4 MiB", truncation, "log"),
     Kind("raw records", "7 MiB, 32 at once", raw_records, "log"),
     Kind("small values in one record", "1,000,000, 5 times", small_values, "log"),
     Kind("filtered reads that match next to nothing", "300,000 records, 5 times a node", nothing_matches),
@@ -236,7 +293,7 @@ def longest(node: Node) -> tuple[float, str]:
 def measure(kind: Kind) -> None:
     """Print the row of one kind of work."""
     with tempfile.TemporaryDirectory() as folder:
-        cluster = Cluster(Path(folder), flags=("--machine", kind.machine))
+        cluster = Cluster(Path(folder), flags=("--machine", kind.machine, *kind.flags))
         try:
             cluster.start()
             time.sleep(SETTLED_S)
