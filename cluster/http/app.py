@@ -39,6 +39,7 @@ HEADERS = frozenset(name.lower() for name in (FORWARDED, SESSION, SEQUENCE, REQU
 SLOW_REQUEST_S = 1.0  # A request that takes longer is logged, unless it waits on purpose.
 
 BACKLOG = 1024
+ACCEPTED_IN_TURN = 16
 IDENTITY = "identity"
 READ_HEADERS = ("Accept", "Content-Type")
 READING_METHODS = frozenset({"GET", "HEAD"})
@@ -101,6 +102,22 @@ async def serve_app(runner: web.AppRunner, connections: ConnectionLimit, listeni
     return await asyncio.get_running_loop().create_server(
         connections.protocols(runner.server), sock=listening, backlog=BACKLOG
     )
+
+
+async def accept_more(
+    runner: web.AppRunner, connections: ConnectionLimit, listening: socket.socket
+) -> list[asyncio.Server]:
+    """Accept up to ACCEPTED_IN_TURN connections in a turn of the loop, of a socket that `serve_app` serves.
+
+    libuv accepts one. With turns of 50 ms that is twenty a second: whoever opens more would lock all others out, peers
+    included. So the loop watches the socket that many times.
+    """
+    if runner.server is None:
+        raise RuntimeError("a runner that is set up has a server")
+    loop, protocols = asyncio.get_running_loop(), connections.protocols(runner.server)
+    return [
+        await loop.create_server(protocols, sock=listening.dup(), backlog=BACKLOG) for _ in range(ACCEPTED_IN_TURN - 1)
+    ]
 
 
 def _gauges(admission: Admission, api: Callable[[], NodeApi]) -> list[Gauge]:

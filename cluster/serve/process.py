@@ -23,7 +23,7 @@ from ..address import host_and_port
 from ..cli.output import Exit
 from ..config.settings import ConfigInvalid
 from ..http.admission.connections import CONNECTIONS_LIMIT, ConnectionLimit
-from ..http.app import BACKLOG, serve_app
+from ..http.app import BACKLOG, accept_more, serve_app
 from ..node.turns import Turns
 from .collector import PAUSE_S, Collector
 from .descriptors import TooFewFiles, connections_of
@@ -124,7 +124,7 @@ async def _serve(make: Callable[[], Service], listen_on: str, data_dir: Path) ->
     connections = ConnectionLimit(limit, reserve=service.connections_reserve)
     turns = Turns()
     runner = web.AppRunner(service.app(connections, turns), shutdown_timeout=SHUTDOWN_TIMEOUT_S)
-    server = await serve_app(runner, connections, listening)
+    servers = [await serve_app(runner, connections, listening), *await accept_more(runner, connections, listening)]
     collecting = asyncio.create_task(collect_forever(Collector()), name="collector")
     turns.start(lambda: service.is_ready)
     print(f"quire: {service.title} listens on {listen_on}", flush=True)
@@ -133,7 +133,8 @@ async def _serve(make: Callable[[], Service], listen_on: str, data_dir: Path) ->
     collecting.cancel()
     turns.stop()
     await service.leave()
-    server.close()
+    for server in servers:
+        server.close()
     failure = await service.stop(runner.cleanup)
     log.info("stopped")
     return 0 if failure is None else _refuse([failure], Exit.FAILED)
