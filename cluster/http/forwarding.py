@@ -12,7 +12,7 @@ from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from http import HTTPStatus
 from io import BytesIO
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import aiohttp
 import structlog
@@ -82,6 +82,7 @@ class LeaderHop:
             connector=aiohttp.TCPConnector(limit=0),
             timeout=aiohttp.ClientTimeout(total=None, sock_connect=connect_timeout_s(self._node)),
             cookie_jar=aiohttp.DummyCookieJar(),
+            ws_response_class=_Upstream,
         )
         async with requests as self._requests, streams as self._streams:
             watching = asyncio.create_task(self._watch(), name="calls to the leader")
@@ -163,7 +164,7 @@ class LeaderHop:
         try:
             async with asyncio.timeout(self._node.config.request_timeout_ms / 1000):
                 # No size limit: a message of the leader's is as long as its machine's results are.
-                upstream = await self._streams.ws_connect(
+                connected = await self._streams.ws_connect(
                     url,
                     headers=hop_headers(self._node, request),
                     max_msg_size=0,
@@ -178,21 +179,24 @@ class LeaderHop:
             return refusal
         except (aiohttp.ClientError, OSError) as error:
             raise LeaderUnreachable(leader, str(error) or type(error).__name__) from error
-        streams = request.app[API].streams
-        async with upstream:
-            await socket.prepare(request)
-            ways: list[asyncio.Task[object]] = [
-                asyncio.create_task(_pump(socket, upstream, place.sent)),
-                asyncio.create_task(_pump(upstream, socket, place.answered)),
-                asyncio.create_task(place.ended.wait()),
-            ]
-            in_order = await done_or_stalled(request, ways, lambda: streams.is_over(place))
-            for way in ways:
-                way.cancel()
-            await asyncio.gather(*ways, return_exceptions=True)
-            await close(request, socket)
-            if not in_order:
-                await _drop(upstream)
+        upstream, streams = cast("_Upstream", connected), request.app[API].streams
+        try:
+            async with upstream:
+                await socket.prepare(request)
+                ways: list[asyncio.Task[object]] = [
+                    asyncio.create_task(_pump(socket, upstream, place.sent)),
+                    asyncio.create_task(_pump(upstream, socket, place.answered)),
+                    asyncio.create_task(place.ended.wait()),
+                ]
+                in_order = await done_or_stalled(request, ways, lambda: streams.is_over(place))
+                for way in ways:
+                    way.cancel()
+                await asyncio.gather(*ways, return_exceptions=True)
+                await close(request, socket)
+                if not in_order:
+                    await _drop(upstream)
+        finally:
+            upstream.let_go()
         return socket
 
     def _leader_url(self, request: web.Request) -> tuple[str, URL]:
@@ -272,6 +276,14 @@ async def _pump(source: Socket, target: Socket, passed: Callable[[], None]) -> N
             await target.send_str(message.data)  # The leader answers what is wrong with it.
         else:
             await target.send_bytes(message.data)
+
+
+class _Upstream(aiohttp.ClientWebSocketResponse):
+    """The leader's end of a stream that is carried."""
+
+    def let_go(self) -> None:
+        """Forget everything: it is closed, and what it refers to refers to it. So all of it is freed at once."""
+        self.__dict__.clear()
 
 
 async def _drop(upstream: aiohttp.ClientWebSocketResponse) -> None:

@@ -92,11 +92,12 @@ class ConnectionLimit:
 class Connection(RequestHandler):
     """Serves one connection. Request bodies are never decompressed."""
 
-    __slots__ = ("_address", "_limit")
+    __slots__ = ("_address", "_ends", "_limit")
 
     def __init__(self, server: web.Server, limit: ConnectionLimit) -> None:
         self._limit = limit
         self._address: str | None = None
+        self._ends: list[BaseException] = []
         super().__init__(server, loop=asyncio.get_running_loop(), keepalive_timeout=KEEPALIVE_S, auto_decompress=False)
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -115,7 +116,18 @@ class Connection(RequestHandler):
         if self._address is not None:
             self._limit.closed(self, self._address)
             self._address = None
+        request = self._current_request
         super().connection_lost(exc)
+        if request is not None and (error := request.content.exception()) is not None:
+            self._ends.append(error)
+
+    async def start(self) -> None:
+        """Serve the connection's requests. Afterwards its errors refer to no frames, whose variables refer to them."""
+        try:
+            await super().start()
+        finally:
+            for error in self._ends:
+                drop_frames(error)
 
     def _resume_transport_reading(self) -> None:  # Of aiohttp, which calls it for every reason to go on.
         self._limit.reading.resume(self.go_on_reading)
@@ -135,9 +147,9 @@ class Connection(RequestHandler):
         """The response where no handler gave one."""
         if isinstance(exc, ConnectionError):
             drop_frames(exc)
-            raise ConnectionResetError(
-                str(exc)
-            ) from None  # The caller is gone, or was cut off: there is none to answer.
+            gone = ConnectionResetError(str(exc))
+            self._ends.append(gone)
+            raise gone from None  # The caller is gone, or was cut off: there is none to answer.
         if not isinstance(exc, HttpProcessingError):
             return super().handle_error(request, status, exc, message)
         reason = _gist_of(exc.message)

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from aiohttp import web
 
 from ...errors import BodyTimeout, LimitExceeded, Overloaded
+from ..problems import drop_frames
 from .addresses import LEAST_SHARE_BYTES, share_of
 from .connections import cut
 
@@ -249,6 +250,7 @@ async def close(request: web.Request, socket: web.WebSocketResponse) -> None:
             await socket.close()
     except TimeoutError:
         cut(request)
+    drop_frames(socket.exception())
 
 
 def unsent_bytes(request: web.Request) -> int:
