@@ -25,7 +25,7 @@ from tests.cluster.running import Reply, RunningCluster, running_cluster
 
 PAGE = Path(__file__).parents[2] / "docs" / "malformed.md"
 CASES = [case for _, cases in REQUESTS for case in cases]
-LEADER_AND_FOLLOWER = pytest.mark.parametrize("at", ["n1", "n2"])
+LEADER_AND_FOLLOWER = pytest.mark.parametrize("at", ["n1", pytest.param("n2", marks=pytest.mark.full)])
 DEADLINE_S = 20.0
 EXAMPLES = settings(
     max_examples=8,

@@ -345,18 +345,14 @@ INSTALLS = (
 
 SCENARIOS: tuple[Scenario, ...] = (*LINKS, *PARTITIONS, *CHANNELS, *CLIENTS, *LEADERSHIP, *CLOCKS, *OF_FIVE, *INSTALLS)
 
-# `make test` runs these nine: one of each kind, all of one shape, so that they share a cluster.
+# `make test` runs these, all of one shape, so that they share a cluster.
 OF_EACH_TEST = frozenset(
     {
         "streams that end inside a frame",
         "the leader is cut off and missed at once",
         "the leader falls silent",
-        "each dials one other alone",
         "one node after the other is cut off",
-        "control to a follower starves while the stream flows",
         "clients lose their answers as the leader is cut off",
-        "a transfer during which the leader is cut off",
-        "the leader is killed behind slow links",
     }
 )
 

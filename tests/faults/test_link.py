@@ -67,7 +67,7 @@ def large_frame(number: int, commands: int = FRAME_COMMANDS) -> list[Command]:
     [
         pytest.param("both", marks=pytest.mark.full),
         pytest.param("heartbeats", marks=pytest.mark.full),
-        "stream",
+        pytest.param("stream", marks=pytest.mark.full),
     ],
 )
 async def test_a_link_cut_and_healed_in_the_middle_of_a_load_loses_nothing_and_the_follower_catches_up(

@@ -228,11 +228,11 @@ EXPLORATIONS = CHANGES + TRUNCATIONS
 
 
 def explorations(of: Sequence[tuple[Steps, Steps]], *, quick: Steps) -> pytest.MarkDecorator:
-    """Parameters of a test: `make check` runs those prepared by `quick`, `make test` these and half of the others."""
-    others = [pytest.mark.slow, pytest.mark.full]
+    """Parameters of a test: `make check` runs those prepared by `quick`, `make test` also a third of the others."""
+    others = [pytest.mark.slow, pytest.mark.full, pytest.mark.full]
     return pytest.mark.parametrize(
         ("prepare", "steps"),
-        [pytest.param(*each, marks=[] if each[0] is quick else [others[number % 2]]) for number, each in enumerate(of)],
+        [pytest.param(*each, marks=[] if each[0] is quick else [others[number % 3]]) for number, each in enumerate(of)],
         ids=lambda steps: steps.__name__,
     )
 

@@ -2,9 +2,12 @@
 
 import json
 
+import pytest
+
 from tests.processes.cluster import Clusters, run_quire
 
 
+@pytest.mark.full
 def test_snapshot_and_expire_ask_every_node_or_the_named_one(clusters: Clusters) -> None:
     cluster = clusters.formed(flags=["--retention-bytes=1"])
     cluster.leader.apply(["add", 1])

@@ -11,6 +11,7 @@ TURN = "long turn  "
 JSON = {"Content-Type": "application/json"}
 
 
+@pytest.mark.full
 def test_a_turn_that_took_too_long_is_in_the_journal_with_what_ran_and_is_found(tmp_path: Path) -> None:
     cluster = Cluster(tmp_path, flags=("--machine", "tests.cluster.machines:Hasty"))
     try:
