@@ -10,7 +10,7 @@ import json
 import re
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
@@ -28,8 +28,6 @@ PASSES = 5
 VALUE_BYTES = 60_000
 VALUES = 4_000
 STREAMED = 200_000
-BOUNDED = ("--segment-bytes", str(MIB), "--retention-bytes", str(8 * MIB), "--retention-follower-bytes", "0")
-"""Flags of nodes with a log of many segments that expire."""
 A_BATCH = 15
 SETTLED_S = 1.0
 """Longer than a node needs to notice that it is ready, or that a turn is over."""
@@ -46,7 +44,6 @@ class Kind(NamedTuple):
     size: str
     work: Callable[[Cluster], str]
     machine: str = "kv"
-    flags: Sequence[str] = ()
 
 
 def post(cluster: Cluster, body: bytes) -> str:
@@ -138,18 +135,10 @@ def large_state(cluster: Cluster) -> str:
     return f"{filled}; snapshot {taken}; status {said(asked)}"
 
 
-def install(cluster: Cluster) -> str:
-    """A follower pauses while the others fill a large state, and expire the log of it; it installs a snapshot."""
-    late = cluster.followers[0]
-    late.pause()
-    filled = fill(cluster)
-    others = [node for node in cluster if node is not late]
-    taken = [node.call("POST", "/admin/snapshot").status for node in others]
-    expired = [node.call("POST", "/admin/expire").status for node in others]
-    late.resume()
-    cluster.wait_for_equal()
-    installed = late.get("/index_bounds")["lowest_index"] > 0
-    return f"{filled}; snapshots {said(taken)}; expiries {said(expired)}; {'installed' if installed else 'shipped'}"
+def level(cluster: Cluster, node: Node) -> None:
+    """Wait until a node has applied all that the leader has."""
+    end = cluster.elected().status()["highest_index"]
+    cluster.wait_until(f"{node.node_id} is level", lambda: node.status()["applied_index"] >= end)
 
 
 def truncation(cluster: Cluster) -> str:
@@ -169,7 +158,7 @@ def truncation(cluster: Cluster) -> str:
         node.resume()
     cluster.elected(but=leader)
     leader.resume()
-    cluster.wait_for_equal()
+    level(cluster, leader)
     return f"{said(statuses)}; cut from {appended} records to {leader.get('/status')['highest_index']}"
 
 
@@ -269,7 +258,6 @@ KINDS = (
     Kind("a stream of commands", "200,000", stream),
     Kind("batch of gets", "10,000 of 800 bytes, 5 times", gets),
     Kind("large state: filled, snapshot asked for, status", "240 MB", large_state),
-    Kind("expiry, and a snapshot installed", "240 MB", install, flags=BOUNDED),
     Kind("truncation", "records of 4 MiB", truncation, "log"),
     Kind("raw records", "7 MiB, 32 at once", raw_records, "log"),
     Kind("small values in one record", "1,000,000, 5 times", small_values, "log"),
@@ -293,7 +281,7 @@ def longest(node: Node) -> tuple[float, str]:
 def measure(kind: Kind) -> None:
     """Print the row of one kind of work."""
     with tempfile.TemporaryDirectory() as folder:
-        cluster = Cluster(Path(folder), flags=("--machine", kind.machine, *kind.flags))
+        cluster = Cluster(Path(folder), flags=("--machine", kind.machine))
         try:
             cluster.start()
             time.sleep(SETTLED_S)
