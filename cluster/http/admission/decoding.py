@@ -28,9 +28,9 @@ class _Waiting(NamedTuple):
 class DecodingTurns:
     """Gives large bodies their turns of the loop. One event loop."""
 
-    def __init__(self, is_behind: Callable[[], bool], clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, is_behind: Callable[[], bool], clock: Callable[[], float] | None = None) -> None:
         self._is_behind = is_behind
-        self._clock = clock
+        self._clock = clock or time.monotonic
         self._waiting: deque[_Waiting] = deque()
         self._is_taken = False  # The present turn of the loop is somebody's.
 
