@@ -336,7 +336,7 @@ class Core:
     def _log_moved(self, event: events.Truncated | events.Installed) -> None:
         """The log was truncated, or reset to a snapshot."""
         if isinstance(event, events.Installed):
-            self.state.commit(event.index)  # A snapshot holds committed records only (rule 7).
+            self.state.installed(event.index)
             if self.following:
                 self.following.installed(event.stream_id)
         elif self.following:
@@ -535,6 +535,7 @@ class Core:
             links=dict(state.links),
             disk_answers=self.disk_answers,
             fitness=state.fitness.status(),
+            backlog=state.backlog,
             halted=state.halted,
         )
 

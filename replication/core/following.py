@@ -342,6 +342,14 @@ class Following:
     def _commit(self, stream: Upstream) -> None:
         # Rule 7: a follower's commit_index = min(the leader's, what this stream has matched).
         self.state.commit(min(stream.leader_commit, stream.matched))
+        if not self.state.backlog.is_known:
+            self._look_for_backlog(stream)
+
+    def _look_for_backlog(self, stream: Upstream) -> None:
+        """Rule 6: a leader serves, and knows all that was committed, once a record of its own epoch is committed."""
+        epoch, first_index = self.state.log.epochs[-1]
+        if epoch == self.leader.epoch and stream.leader_commit > first_index:
+            self.state.backlog_ends(stream.leader_commit)
 
     def acknowledge(self) -> None:
         """Rule 2: the promise is checked again after the flush; rule 8: never beyond what this stream has matched."""

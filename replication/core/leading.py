@@ -204,6 +204,7 @@ class Leading:
             self._committed_at = self.state.now
             while self._uncommitted and self._uncommitted[0][0] <= reached:
                 self._uncommitted_bytes -= self._uncommitted.popleft()[1]
+            self.state.backlog_ends(reached)
             if self._change and reached > self._change.index:
                 self._end_change(Changed(self._change.index))
 

@@ -10,7 +10,7 @@ from .actions import Action, AppendFrames, AppendRequests, AppendSystem, Apply, 
 from .fitness import Fitness
 from .members import Identity, Member, Members
 from .messages import Last, Promise
-from .status import NodeRole
+from .status import Backlog, NodeRole
 
 
 class NotReadableNow(Exception):
@@ -200,8 +200,10 @@ class State:
     last_stream_id: int = 0
     reported_apply: int = 0
     reported_role: RoleChanged | None = None
+    backlog: Backlog = field(init=False)
 
     def __post_init__(self) -> None:
+        self.backlog = Backlog(self.commit_index, is_known=False)
         self.members = self.log.members
         self.clocks = VoterClocks(self.me, self.options.election_timeout_us)
 
@@ -262,6 +264,19 @@ class State:
     def commit(self, index: int) -> None:
         """Raise commit_index; it never falls."""
         self.commit_index = max(self.commit_index, index)
+
+    def backlog_ends(self, index: int) -> None:
+        """A leader that serves has this commit_index: everything that was committed before is below it.
+
+        Only the first after a start or an install counts: what is committed later is no backlog.
+        """
+        if not self.backlog.is_known:
+            self.backlog = Backlog(max(self.backlog.end_index, index), is_known=True)
+
+    def installed(self, index: int) -> None:
+        """A snapshot was installed. It may be old: the next stream says what was committed after it."""
+        self.commit(index)  # It holds committed records only (rule 7).
+        self.backlog = Backlog(max(self.backlog.end_index, index), is_known=False)
 
     def report_apply(self) -> None:
         """Rule 7: a node applies only below min(commit_index, durable_index)."""

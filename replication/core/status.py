@@ -27,6 +27,16 @@ class Queues(NamedTuple):
     uncommitted_bytes: int
 
 
+class Backlog(NamedTuple):
+    """What is known to have been committed before this node started, or installed a snapshot: all below `end_index`.
+
+    At first that is what the mark says; `is_known` once a leader that serves has said the rest.
+    """
+
+    end_index: int
+    is_known: bool
+
+
 class StreamStatus(NamedTuple):
     """A follower's stream: everything below `next_index` was shipped on it. `held_for`: why it is shipped no writes."""
 
@@ -82,6 +92,7 @@ class Status:
     links: Mapping[str, bytes]
     disk_answers: bool
     fitness: FitnessStatus
+    backlog: Backlog
     halted: str | None
 
     def is_me(self, member: Member) -> bool:

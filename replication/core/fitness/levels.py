@@ -7,6 +7,8 @@ replicates.
 
     level             it holds                                                   it is left
     APPLY_LAG         a committed record has waited APPLY_TIMEOUTS to be applied  below half of that
+                      what was committed before a start or an install is not      it is applied: at once
+                      applied: from the first measure
     SLOW_DISK         a flush takes over half an election timeout, on average     below half of that
     NO_ROOM           an append was refused, the disk is full                     an append or a probe finds room
     COMMITS_NOTHING   it leads, hears a majority, and what a majority holds of    something was committed
@@ -86,6 +88,7 @@ class Fitness:
         self._flush_us = 0
         self._flushed_at = 0
         self._unapplied = (0, 0)  # An index that was to be applied, and since when.
+        self._has_backlog = False  # Of what was committed before a start or an install.
         self._probe_at = 0
         self._has_reserve = True
         self._stuck_at = 0  # commit_index when COMMITS_NOTHING was entered
@@ -154,7 +157,8 @@ class Fitness:
     def measured(self, state: "State", event: Measured) -> None:
         """Take what the driver measured since the last time."""
         patience = state.options.election_timeout_us
-        self._measure_applying(state, event.applied_index)
+        if not self._catches_up(state, event.applied_index):
+            self._measure_applying(state, event.applied_index)
         for took_us in event.flushes_us:
             self._flush_us += (min(took_us, patience) - self._flush_us) // FLUSH_WEIGHT
             self._flushed_at = state.awake
@@ -174,6 +178,22 @@ class Fitness:
         waited = state.awake - since if applied_index < index else 0
         reason = f"committed records wait to be applied, at {applied_index} for {waited // 1_000} ms"
         self._compare(state, Level.APPLY_LAG, waited, APPLY_TIMEOUTS * state.options.election_timeout_us, reason)
+
+    def _catches_up(self, state: "State", applied_index: int) -> bool:
+        """Whether something is not applied that is here and was committed before a start or an install.
+
+        Once it is applied the level is left at once: a backlog does not come back, so such a node does not swing.
+        """
+        end = min(state.backlog.end_index, state.reported_apply)
+        if applied_index < end:
+            count = f"{end - applied_index:,} records"
+            reason = f"{count} that were committed before this node started or installed a snapshot are not applied yet"
+            self._note(state, Level.APPLY_LAG, True, reason)
+        elif self._has_backlog:
+            self._changed_clock = state.clock
+            del self._holding[Level.APPLY_LAG]
+        self._has_backlog = applied_index < end
+        return self._has_backlog
 
     def appended(self, state: "State", result: "AppendResult") -> None:
         """Take what an append came to. A system record may use room that others may not, so its success shows none."""
