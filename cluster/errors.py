@@ -276,8 +276,8 @@ class LeaderUnreachable(ClusterError):
 class Overloaded(ClusterError):
     """A limit on waiting work is reached; nothing was written."""
 
-    def __init__(self, retry_after_s: float = RETRY_AFTER_S) -> None:
-        super().__init__(f"overloaded; try again in {retry_after_s:g} s")
+    def __init__(self, retry_after_s: float = RETRY_AFTER_S, why: str = "overloaded") -> None:
+        super().__init__(f"{why}; try again in {retry_after_s:g} s")
         self.retry_after_s = retry_after_s
 
 
@@ -298,7 +298,7 @@ class BodyTimeout(ClusterError):
 
 
 class StateUnavailable(ClusterError):
-    """This node cannot read its machine: it stopped applying, or lags more than the caller allows."""
+    """This node's machine cannot answer: it stopped applying, is behind, or lags more than the caller allows."""
 
     def __init__(self, reason: str) -> None:
         super().__init__(reason)

@@ -1,7 +1,11 @@
-"""Lag: how far a node is behind its leader, never below 0.
+"""Two lags, neither ever below 0: what a node has not received (`Lag`), and what it has not applied (`ApplyLag`).
 
-    records, bytes   the leader's durable_index less the node's, and the bytes of the frames between
-    seconds          0 if equal, else the leader's clock less the timestamp of the first record that the node lacks
+    Lag              how far the node's log is behind its leader's: the network, or the node's disk
+      records, bytes   the leader's durable_index less the node's, and the bytes of the frames between
+      seconds          0 if equal, else the leader's clock less the timestamp of the first record that the node lacks
+    ApplyLag         how far the node's machine is behind its own log; a leader's may be, too
+      records          what is committed, as far as is known, and durable on the node, less what it has applied
+      seconds          0 if none, else the clock less the timestamp of the first record that is not applied
 
 Of a silent node the last known position counts. Without a descriptor to look it up with, the bytes are those of the
 whole log, and the record is the newest one. A node's own lag is at least the seconds since it heard its leader.
@@ -9,7 +13,7 @@ whole log, and the record is the newest one. A node's own lag is at least the se
 
 from typing import NamedTuple
 
-from quire.log import Log, ResourcesExhausted, decode_header
+from quire.log import Log, LogError, ResourcesExhausted, decode_header
 
 MICROSECONDS = 1_000_000
 
@@ -19,6 +23,13 @@ class Lag(NamedTuple):
 
     records: int
     bytes: int
+    seconds: float
+
+
+class ApplyLag(NamedTuple):
+    """How far a node's machine is behind what is committed and in the node's log."""
+
+    records: int
     seconds: float
 
 
@@ -32,6 +43,7 @@ class Position(NamedTuple):
 
 
 NO_LAG = Lag(0, 0, 0.0)
+NO_APPLY_LAG = ApplyLag(0, 0.0)
 
 
 def first_lacking(log: Log, durable_index: int) -> int:
@@ -62,6 +74,20 @@ def lag_of(log: Log, durable_index: int, clock: int) -> Lag:
         return NO_LAG
     late = clock - first_lacking(log, durable_index)
     return Lag(log.durable_index - durable_index, lacking_bytes(log, durable_index), max(0, late) / MICROSECONDS)
+
+
+def apply_lag_of(log: Log, applied_index: int, to_index: int, clock: int) -> ApplyLag:
+    """The apply lag of a node that is to apply up to `to_index`, in a log that has those records.
+
+    A frame that cannot be read keeps the count from nobody: the newest record's timestamp counts instead.
+    """
+    if applied_index >= to_index:
+        return NO_APPLY_LAG
+    try:
+        timestamp = first_lacking(log, applied_index)
+    except LogError:
+        timestamp = log.durable_tail.timestamp
+    return ApplyLag(to_index - applied_index, max(0, clock - timestamp) / MICROSECONDS)
 
 
 def own_lag(reported: Lag, heard_at: int, clock: int) -> Lag:

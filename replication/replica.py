@@ -21,7 +21,18 @@ from .core.state import State
 from .core.status import Queues, Status
 from .disk import Disk
 from .driver import CheckedDriver, Done, Driver, Durations
-from .lag import MICROSECONDS, NO_LAG, Lag, Position, first_lacking, lacking_bytes, lag_of, own_lag
+from .lag import (
+    MICROSECONDS,
+    NO_LAG,
+    ApplyLag,
+    Lag,
+    Position,
+    apply_lag_of,
+    first_lacking,
+    lacking_bytes,
+    lag_of,
+    own_lag,
+)
 from .net.hello import PeerInfo
 from .net.network import Network
 from .owner import Owner
@@ -149,6 +160,8 @@ class Replica(Generic[OwnerT]):
         self._ticked_at = 0
         self._stopped = False
         self._lag_report: LagReport | None = None
+        self._lag_reported_by: str | None = None
+        self._lag_reported_at = 0
         self._leader_heard_at = wall_clock()
         self._threads = _Threads()
         self._tasks: list[asyncio.Task[None]] = []
@@ -328,6 +341,7 @@ class Replica(Generic[OwnerT]):
             case LagReport():
                 if peer.node_id == self.core.leader_id:
                     self._lag_report, self._leader_heard_at = message, wall_clock()
+                    self._lag_reported_by, self._lag_reported_at = peer.node_id, self._threads.now()
             case _:
                 assert_never(message)
 
@@ -356,8 +370,15 @@ class Replica(Generic[OwnerT]):
 
     @property
     def is_lag_known(self) -> bool:
-        """Whether the present leader has reported it; the leader itself has no lag."""
-        return self.core.leads or (self.core.leader_id is not None and self._lag_report is not None)
+        """Whether the present leader has reported it within an election timeout; the leader itself has no lag.
+
+        A report that is older, or another leader's, says nothing of a leader that was heard again a moment ago.
+        """
+        if self.core.leads:
+            return True
+        age_us = self._threads.now() - self._lag_reported_at
+        is_present = self._lag_reported_by is not None and self._lag_reported_by == self.core.leader_id
+        return is_present and age_us <= self._options.core.election_timeout_us
 
     def lag(self, clock: int) -> Lag:
         """This node's own lag at `clock`; the leader's is 0."""
@@ -372,3 +393,19 @@ class Replica(Generic[OwnerT]):
     def lag_of(self, position: Position, clock: int) -> Lag:
         """Another node's lag at `clock`, as this leader knows it."""
         return lag_of(self._disk.log, position.durable_index, clock)
+
+    def apply_lag(self, applied_index: int, clock: int) -> ApplyLag:
+        """The apply lag at `clock` of this node, whose machine has applied what is below `applied_index`."""
+        log = self._disk.log
+        return apply_lag_of(log, applied_index, min(self.commit_index, log.durable_index), clock)
+
+    def apply_lag_of(self, position: Position, clock: int) -> ApplyLag:
+        """Another node's apply lag at `clock`, as this leader knows it."""
+        to_index = min(self.commit_index, position.durable_index)
+        return apply_lag_of(self._disk.log, position.applied_index, to_index, clock)
+
+    @property
+    def leading_from(self) -> int | None:
+        """The index of the first record of this node's leadership; None if it does not lead."""
+        leader = self.core.status().leader
+        return None if leader is None else leader.start_index

@@ -13,7 +13,7 @@ from rich.table import Table
 from ..client import Client, ClientError, Unavailable, connect
 from .output import Exit, complain, printable, to_json
 
-SHOWN = ("role", "epoch", "highest_index", "durable_index", "commit_index", "applied_index", "lag")
+SHOWN = ("role", "epoch", "highest_index", "durable_index", "commit_index", "applied_index", "lag", "apply_lag")
 
 ANSWER_CHARACTERS = 200  # Of a state in the table; a whole state may take megabytes.
 
@@ -169,6 +169,7 @@ def _shown(row: NodeRow, name: str) -> str:
     if row.status is None:
         return "no answer" if name == "role" else ""
     value = row.status.get(name)
-    if isinstance(value, dict):  # Only the lag is a map.
-        return f"{value['records']:,} records\n{value['bytes']:,} bytes\n{value['seconds']:.2f} s"
+    if isinstance(value, dict):  # Only the lags are maps.
+        size = f"{value['bytes']:,} bytes\n" if "bytes" in value else ""
+        return f"{value['records']:,} records\n{size}{value['seconds']:.2f} s"
     return f"{value:,}" if isinstance(value, int) else str(value or "")

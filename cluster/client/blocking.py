@@ -101,13 +101,29 @@ class BlockingClient:
         """Every record from an index on, without end; `next` blocks until there is one. `close` ends it."""
         return self._records(self._client.tail_pages(from_index))
 
-    def query(self, request: Any, consistency: Consistency = "linearizable", *, server: str | None = None) -> Any:
-        """The machine's answer to a request, by default linearizable."""
-        return self._run(self._client.query(request, consistency, server=server))
+    def query(
+        self,
+        request: Any,
+        consistency: Consistency = "linearizable",
+        *,
+        server: str | None = None,
+        max_lag: int | None = None,
+        max_lag_s: float | None = None,
+    ) -> Any:
+        """The machine's answer to a request, by default linearizable; see `Client.query`."""
+        answer = self._client.query(request, consistency, server=server, max_lag=max_lag, max_lag_s=max_lag_s)
+        return self._run(answer)
 
-    def state(self, consistency: Consistency = "linearizable", *, server: str | None = None) -> State:
-        """The machine's state, by default linearizable."""
-        return self._run(self._client.state(consistency, server=server))
+    def state(
+        self,
+        consistency: Consistency = "linearizable",
+        *,
+        server: str | None = None,
+        max_lag: int | None = None,
+        max_lag_s: float | None = None,
+    ) -> State:
+        """The machine's state, by default linearizable; see `Client.state`."""
+        return self._run(self._client.state(consistency, server=server, max_lag=max_lag, max_lag_s=max_lag_s))
 
     def status(self, server: str | None = None) -> dict[str, Any]:
         """The status of a node: of `server`, or else of the leader or the first server that answers."""

@@ -224,25 +224,42 @@ class Client:
         """`tail` in pages, as the servers send them: cheaper per record."""
         return tail_pages(self._get, from_index, self._timeout_s)
 
-    async def query(self, request: Any, consistency: Consistency = "linearizable", *, server: str | None = None) -> Any:
+    async def query(
+        self,
+        request: Any,
+        consistency: Consistency = "linearizable",
+        *,
+        server: str | None = None,
+        max_lag: int | None = None,
+        max_lag_s: float | None = None,
+    ) -> Any:
         """The machine's answer to a request, by default linearizable. `server` names the node to ask, for `local`.
+
+        `max_lag` (records) and `max_lag_s` bound how far that node may be behind its leader, as of the last report.
 
         Raises:
             Refused: the machine does not answer this request.
             ServerFault: the machine's `query` failed.
-            Unavailable: no server answered within `timeout_s`.
+            Unavailable: no server answered within `timeout_s`, or none that lags so little.
         """
-        path, body = "/query?" + urlencode({"consistency": consistency}), _pack({"request": request})
+        path, body = f"/query?{_reading(consistency, max_lag, max_lag_s)}", _pack({"request": request})
         return document_of(await self._call("POST", path, body=body, content_type=MSGPACK, server=server))["answer"]
 
-    async def state(self, consistency: Consistency = "linearizable", *, server: str | None = None) -> State:
-        """The machine's state, by default linearizable. `server` names the node to ask, for `local`.
+    async def state(
+        self,
+        consistency: Consistency = "linearizable",
+        *,
+        server: str | None = None,
+        max_lag: int | None = None,
+        max_lag_s: float | None = None,
+    ) -> State:
+        """The machine's state, by default linearizable. `server`, `max_lag` and `max_lag_s` as in `query`.
 
         Raises:
             BadRequest: the state is too large for one answer.
-            Unavailable: no server answered within `timeout_s`.
+            Unavailable: no server answered within `timeout_s`, or none that lags so little.
         """
-        reply = await self._call("GET", "/state?" + urlencode({"consistency": consistency}), server=server)
+        reply = await self._call("GET", f"/state?{_reading(consistency, max_lag, max_lag_s)}", server=server)
         return State(**document_of(reply))
 
     async def status(self, server: str | None = None) -> dict[str, Any]:
@@ -395,6 +412,13 @@ def connect(
         ValueError: no server is named.
     """
     return Client(servers, session=session, timeout_s=timeout_s, halt_on_failure=halt_on_failure)
+
+
+def _reading(consistency: Consistency, max_lag: int | None, max_lag_s: float | None) -> str:
+    """The query of a read."""
+    lags = {"max_lag": max_lag, "max_lag_s": None if max_lag_s is None else f"{max_lag_s:f}"}
+    given = {name: value for name, value in lags.items() if value is not None}
+    return urlencode({"consistency": consistency, **given})
 
 
 def _pack(value: Any) -> bytes:

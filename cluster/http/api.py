@@ -53,7 +53,7 @@ class NodeApi:
     decoding: DecodingTurns = field(init=False)
 
     def __post_init__(self) -> None:
-        self.decoding = DecodingTurns(lambda: self.node.is_behind)
+        self.decoding = DecodingTurns(lambda: self.node.refusal)
 
 
 ADMISSION: web.AppKey[Admission] = web.AppKey("admission", Admission)

@@ -93,6 +93,18 @@ def integer_of(parameters: Mapping[str, str], name: str, highest: int = INDEX_HI
     return None if text is None else parse_integer(text, name, highest)
 
 
+def seconds_of(parameters: Mapping[str, str], name: str) -> float | None:
+    """A parameter that is a decimal number of seconds, of at most nine digits each side of the point; None if absent.
+
+    Raises:
+        Malformed: it is something else.
+    """
+    text = parameters.get(name)
+    if text is not None and not re.fullmatch(r"[0-9]{1,9}(\.[0-9]{1,9})?", text):
+        raise Malformed(f"{name} must be a number of seconds like 2 or 0.5, not {text[:24]!r}")
+    return None if text is None else float(text)
+
+
 def parse_integer(text: str, name: str, highest: int = INDEX_HIGHEST) -> int:
     """The text as an integer from 0 to `highest`. Raises Malformed."""
     if not re.fullmatch(r"[0-9]{1,20}", text) or int(text) > highest:

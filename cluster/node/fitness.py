@@ -8,6 +8,7 @@ import structlog
 
 from quire.replication import Replica
 from quire.replication.core.fitness import FitnessStatus, Level
+from quire.replication.core.status import Status
 
 from .pending import Waiter
 
@@ -72,10 +73,27 @@ def unready_reasons(node: "Node") -> list[str]:
         reasons.append(f"the disk has not answered for an election timeout; {advice(Level.DISK_HANGS, data_dir)}")
     if (failure := node.formed.applying.applier.failure) is not None:
         reasons.append(f"applying has stopped: {failure}; {advice(Level.MACHINE_FAILED, data_dir)}")
+    elif (behind := _why_behind(status, node.applied_index, data_dir)) is not None:
+        reasons.append(behind)
     if node.leader_id == node.node_id:
         held = (status.fitness, *status.fitness.lower)
         reasons += [_sentence(level, data_dir) for level in held if level.level in STOPS_A_LEADER]
     return reasons
+
+
+def _why_behind(status: Status, applied_index: int, data_dir: Path) -> str | None:
+    """Why a node whose machine is behind serves nothing; None if it is not.
+
+    After a start or an install that is so until what was committed then is applied. Later it is the level that counts:
+    a node that is a little late under load does not swing.
+    """
+    for held in (status.fitness, *status.fitness.lower):
+        if held.level is Level.APPLY_LAG:
+            return _sentence(held, data_dir)
+    if applied_index < status.backlog.end_index:
+        count = f"{status.backlog.end_index - applied_index:,} records"
+        return f"{count} that were committed before this node started or installed a snapshot are not applied yet"
+    return None
 
 
 async def log_levels(replica: Replica[Waiter], data_dir: Path, look_s: float) -> None:

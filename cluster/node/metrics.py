@@ -92,6 +92,9 @@ class _NodeCollector(Collector):
             yield from _compaction(status["snapshots"], status["expiry"])
         for unit, value in status.get("lag", {}).items():
             yield GaugeMetricFamily(f"quire_lag_{unit}", f"How many {unit} the node is behind its leader", value=value)
+        for unit, value in status.get("apply_lag", {}).items():
+            text = f"How many {unit} the node's machine is behind what is committed"
+            yield GaugeMetricFamily(f"quire_apply_lag_{unit}", text, value=value)
         if "nodes" in status:
             yield from _lags_of_others(status["nodes"])
             text = "1 if another node's digest differs from this leader's at the same index"
@@ -168,11 +171,13 @@ def _compaction(snapshots: dict[str, Any], expiry: dict[str, Any]) -> Iterator[M
 
 
 def _lags_of_others(nodes: dict[str, dict[str, dict[str, float]]]) -> Iterator[Metric]:
-    """A leader's view of the others' lag."""
-    for unit in ("records", "bytes", "seconds"):
-        family = GaugeMetricFamily(
-            f"quire_node_lag_{unit}", f"How many {unit} another node is behind this leader", labels=["node"]
-        )
-        for node_id, row in nodes.items():
-            family.add_metric([node_id], row["lag"][unit])
-        yield family
+    """A leader's view of the others' lag, and of their machines'."""
+    for lag, units, what in (
+        ("lag", ("records", "bytes", "seconds"), "another node is behind this leader"),
+        ("apply_lag", ("records", "seconds"), "another node's machine is behind its log"),
+    ):
+        for unit in units:
+            family = GaugeMetricFamily(f"quire_node_{lag}_{unit}", f"How many {unit} {what}", labels=["node"])
+            for node_id, row in nodes.items():
+                family.add_metric([node_id], row[lag][unit])
+            yield family

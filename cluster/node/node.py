@@ -56,6 +56,7 @@ from .fitness import LOOK_S, log_levels
 from .leadership import Leadership
 from .membership import Promotions
 from .pending import FutureWaiter, Pending, Visibility, Waiter, WriteCounts, WriteReply
+from .reading import late_read
 from .status import node_status, not_ready_reasons
 
 T = TypeVar("T")
@@ -251,12 +252,40 @@ class Node:
         components = self.components
         if (stopped := components.applying.applier.failure) is not None:
             raise StateUnavailable(f"nothing can be answered here: {stopped}")
-        if self.is_behind:
-            raise Overloaded(OVERLOADED_RETRY_S)
+        if (refusal := self.refusal) is not None:
+            raise refusal
         if write.size > components.payload_limit:
             raise LimitExceeded("the frame's payload", write.size, components.payload_limit)
         components.replica.propose(write)
         self.write_counts.proposed(write)
+
+    @property
+    def refusal(self) -> ClusterError | None:
+        """Why no write is taken now: the machine is behind. None if it is not.
+
+        It is no overload if it still applies what was committed before this node led: whoever writes less helps nobody.
+        """
+        if not self.is_behind:
+            return None
+        if self._unapplied_before_it_led:
+            return StateUnavailable(self.backlog)
+        return Overloaded(OVERLOADED_RETRY_S, self.backlog)
+
+    @property
+    def backlog(self) -> str:
+        """What waits to be applied here, in a sentence; empty if nothing does."""
+        if self.formed is None or not (count := self.formed.applying.unapplied):
+            return ""
+        if (before := self._unapplied_before_it_led) > 0:
+            return f"this node still applies {before:,} records that were committed before it led"
+        waited_s = self.formed.applying.behind_s
+        return f"this node still applies {count:,} committed records, the first of which waited for {waited_s:.1f} s"
+
+    @property
+    def _unapplied_before_it_led(self) -> int:
+        """How many records up to the first of its own this leader has not applied; 0 of a node that does not lead."""
+        led_from = None if self.formed is None else self.formed.replica.leading_from
+        return 0 if led_from is None else max(0, led_from + 1 - self.applied_index)
 
     @property
     def is_behind(self) -> bool:
@@ -401,7 +430,7 @@ class Node:
         except ApplyFailed as failure:
             raise StateUnavailable(str(failure)) from failure
         except TimeoutError:
-            raise StateUnavailable(f"no linearizable read was possible within {timeout_ms} ms") from None
+            raise StateUnavailable(late_read("linearizable", timeout_ms, self.backlog)) from None
 
     def status(self) -> dict[str, Any]:
         """The document of `GET /status`."""

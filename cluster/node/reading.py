@@ -35,6 +35,13 @@ class Consistency(StrEnum):
     LOCAL = "local"
 
 
+class Staleness(NamedTuple):
+    """How old a local read may be, as of the leader's last report: in records, in seconds, or in both."""
+
+    records: int | None = None
+    seconds: float | None = None
+
+
 class StateAnswer(NamedTuple):
     """The machine's answer to a query, or its whole state; and the index and digest that it had applied."""
 
@@ -109,9 +116,12 @@ class Reading:
             raise ResourcesExhaustedError from error
 
     async def query(
-        self, request: Any, consistency: Consistency, max_lag: int | None, encode: Callable[[StateAnswer], T]
+        self, request: Any, consistency: Consistency, allowed: Staleness, encode: Callable[[StateAnswer], T]
     ) -> T:
         """The machine's answer to a request, as fresh as `consistency` asks (rule 12); for None, its whole state.
+
+        Of a leader the machine has applied, at least, everything that was committed before it led. `allowed` is for a
+        local read. It is looked at again when the answer is there: the read may have waited for a frame to be applied.
 
         What `encode` makes of it is returned: it is called before the machine can change what it gave, for a machine
         with a thread of its own in that.
@@ -122,18 +132,21 @@ class Reading:
             QueryRefused, MachineFailed: the machine refused the request, or failed.
         """
         if consistency is Consistency.LOCAL:
-            if max_lag is not None:
-                self._refuse_lag_above(max_lag)
+            self._refuse_older_than(allowed, self._applying.applier.applied_index)
         elif (error := self._not_leader()) is not None:
             raise error
         try:
             if consistency is Consistency.LINEARIZABLE:
                 await self.linearize()
+            elif consistency is Consistency.LEADER:
+                await self._caught_up()
         except ApplyFailed as failure:
             raise StateUnavailable(str(failure)) from failure
+        applied_index = 0
 
         def ask(applier: Applier) -> T:
-            unapplied = self._applying.unapplied
+            nonlocal applied_index
+            unapplied, applied_index = self._applying.unapplied, applier.applied_index
             try:
                 answer = applier.query(request)
             except ApplyFailed as failure:
@@ -144,7 +157,22 @@ class Reading:
                 raise MachineFailed("query", f"{type(error).__name__}: {error}") from error
             return encode(StateAnswer(answer, applier.applied_index, applier.digest, unapplied))
 
-        return await self._applying.at_boundary(ask)
+        encoded = await self._applying.at_boundary(ask)
+        if consistency is Consistency.LOCAL:
+            self._refuse_older_than(allowed, applied_index)
+        return encoded
+
+    async def _caught_up(self) -> None:
+        """Return when this leader has applied everything that was committed before it led.
+
+        Raises:
+            NotLeader, NoLeader: it leads no longer.
+            ApplyFailed: the machine can apply no more.
+        """
+        if (led_from := self._replica.leading_from) is not None:
+            await self._applying.reached(led_from + 1)
+        if (error := self._not_leader()) is not None:
+            raise error
 
     async def linearize(self) -> None:
         """Return when the machine has applied everything that was acknowledged before this call (rule 12).
@@ -155,12 +183,24 @@ class Reading:
         """
         await self._applying.reached(await self.barrier())
 
-    def _refuse_lag_above(self, max_lag: int) -> None:
+    def _refuse_older_than(self, allowed: Staleness, applied_index: int) -> None:
+        """Refuse an answer of a machine that has applied everything below `applied_index`, and is older than allowed.
+
+        What the state lacks was not received, or received and not applied: the records of both count together. Of
+        the times the longer one counts, as the first record that is not applied is older than the first not received.
+        """
+        if allowed == Staleness():
+            return
         if not self._replica.is_lag_known:
             raise StateUnavailable("this node hears no leader, so it does not know how far it lags")
-        lag = self._replica.lag(wall_clock()).records
-        if lag > max_lag:
-            raise StateUnavailable(f"this node lags by {lag} records, {max_lag} are allowed")
+        clock = wall_clock()
+        lag, apply_lag = self._replica.lag(clock), self._replica.apply_lag(applied_index, clock)
+        records, seconds = lag.records + apply_lag.records, max(lag.seconds, apply_lag.seconds)
+        counted = f"{lag.records} records were not received, {apply_lag.records} are not applied"
+        if allowed.records is not None and records > allowed.records:
+            raise StateUnavailable(f"this node lags by {records} records, {allowed.records} are allowed: {counted}")
+        if allowed.seconds is not None and seconds > allowed.seconds:
+            raise StateUnavailable(f"this node lags by {seconds:.2f} s, {allowed.seconds:g} s are allowed: {counted}")
 
     async def barrier(self) -> int:
         """The index that a linearizable read must have seen (rule 12)."""
@@ -181,3 +221,8 @@ class Reading:
         barrier = self._barriers.pop(read_id, None)
         if barrier is not None and not barrier.done():
             barrier.set_result(index)
+
+
+def late_read(consistency: str, timeout_ms: int, backlog: str) -> str:
+    """Why a read was given up: its time, and what waits to be applied."""
+    return f"no {consistency} read was possible within {timeout_ms} ms" + (f": {backlog}" if backlog else "")

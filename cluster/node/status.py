@@ -58,6 +58,7 @@ def node_status(node: "Node") -> dict[str, Any]:
         "log_bytes": log.size,
         **components.compaction.document(),
         "lag": replica.lag(clock)._asdict(),
+        "apply_lag": replica.apply_lag(node.applied_index, clock)._asdict(),
         "members": [
             {"node_id": member.node_id, "disk_id": member.disk_id.hex(), "address": member.address, "role": member.role}
             for member in status.members.members
@@ -95,6 +96,8 @@ def not_ready_reasons(node: "Node") -> list[str]:
     elif node.leader_id != node.node_id and not node.formed.replica.is_matched:
         unfit = "; also: ".join(sentences(node.formed.replica.status().fitness, node.config.data_dir))
         reasons.append(f"the stream from {node.leader_id} is not open yet" + (f": {unfit}" if unfit else ""))
+    elif not node.formed.replica.status().backlog.is_known:
+        reasons.append(f"what {node.leader_id} has committed is not known, or not received yet")
     return reasons
 
 
@@ -141,6 +144,7 @@ def _nodes(replica: Replica[Waiter], digests: Digests, clock: int) -> dict[str, 
             "differs": _difference(digests.differing.get(node_id)),
             "heard_at": position.heard_at,
             "lag": replica.lag_of(position, clock)._asdict(),
+            "apply_lag": replica.apply_lag_of(position, clock)._asdict(),
             "held_for": held.get(node_id) or None,
         }
     return rows

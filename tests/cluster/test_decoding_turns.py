@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from quire.cluster.errors import Overloaded
+from quire.cluster.errors import Overloaded, StateUnavailable
 from quire.cluster.http.admission.decoding import LARGE_BYTES, WAIT_S, DecodingTurns
 
 LARGE = LARGE_BYTES + 1
@@ -27,14 +27,18 @@ class Caller:
     async def send(self, name: str, size: int) -> None:
         try:
             await self._turns.turn(size)
-        except Overloaded:
+        except (Overloaded, StateUnavailable):
             self.refused.append(name)
         else:
             self.decoded.append((name, self._turn))
 
 
-def never() -> bool:
-    return False
+def never() -> None:
+    """The node takes writes."""
+
+
+def always() -> StateUnavailable:
+    return StateUnavailable("this node still applies 7 records that were committed before it led")
 
 
 async def test_each_large_body_is_decoded_in_a_turn_of_its_own_in_the_order_of_arrival() -> None:
@@ -101,7 +105,7 @@ async def test_a_body_that_waited_for_longer_than_the_limit_is_not_decoded_and_t
 
 
 async def test_nothing_is_decoded_while_the_machine_is_behind() -> None:
-    callers = Caller(DecodingTurns(lambda: True))
+    callers = Caller(DecodingTurns(always))
 
     await asyncio.gather(callers.send("small", 1), callers.send("large", LARGE))
 
@@ -110,7 +114,7 @@ async def test_nothing_is_decoded_while_the_machine_is_behind() -> None:
 
 async def test_a_body_that_waited_is_not_decoded_if_the_machine_is_behind_by_then() -> None:
     behind = False
-    callers = Caller(DecodingTurns(lambda: behind))
+    callers = Caller(DecodingTurns(lambda: always() if behind else None))
     tasks = [asyncio.create_task(callers.send(name, LARGE)) for name in "ab"]
     await asyncio.sleep(0)
 
@@ -122,7 +126,7 @@ async def test_a_body_that_waited_is_not_decoded_if_the_machine_is_behind_by_the
 
 async def test_a_stream_s_message_waits_and_is_not_refused() -> None:
     now = 0.0
-    turns = DecodingTurns(lambda: True, clock=lambda: now)
+    turns = DecodingTurns(always, clock=lambda: now)
     first = asyncio.create_task(turns.turn_of_stream())
     second = asyncio.create_task(turns.turn_of_stream())
     await asyncio.sleep(0)

@@ -1,16 +1,21 @@
 """Reads of a log whose files cannot be opened for a while, and of a machine that lags."""
 
-from typing import Any, cast
+import asyncio
+from collections.abc import Callable
+from typing import Any, TypeVar, cast
 
 import pytest
 
-from quire.cluster.errors import ResourcesExhaustedError, StateUnavailable
+from quire.cluster.errors import NoLeader, ResourcesExhaustedError, StateUnavailable
 from quire.cluster.node.applying import Applying
-from quire.cluster.node.reading import Consistency, Reading
+from quire.cluster.node.reading import Consistency, Reading, Staleness
+from quire.log import Log
 from quire.log.simulated import Disk
-from quire.replication.lag import Lag
+from quire.replication.lag import NO_APPLY_LAG, NO_LAG, ApplyLag, Lag
 from quire.sm import Applier, ArithmeticMachine
 from tests.log.histories import open_log
+
+T = TypeVar("T")
 
 
 class Committed:
@@ -18,12 +23,17 @@ class Committed:
 
     is_lag_known = True
 
-    def __init__(self, commit_index: int, lag: int = 0) -> None:
+    def __init__(self, commit_index: int, lag: Lag = NO_LAG, apply_lag: ApplyLag = NO_APPLY_LAG) -> None:
         self.commit_index = commit_index
+        self.leading_from: int | None = None
         self._lag = lag
+        self.unapplied = apply_lag
 
     def lag(self, clock: int) -> Lag:
-        return Lag(self._lag, 0, 0.0)
+        return self._lag
+
+    def apply_lag(self, applied_index: int, clock: int) -> ApplyLag:
+        return self.unapplied
 
 
 def test_a_read_that_finds_no_descriptor_is_refused_for_now() -> None:
@@ -46,11 +56,91 @@ def test_a_read_that_finds_no_descriptor_is_refused_for_now() -> None:
     assert reading.read_frames(0, 1 << 20)[1] > 0
 
 
-async def test_a_read_that_allows_a_lag_is_answered_at_exactly_that_lag_and_refused_above_it() -> None:
+def reading_of(replica: Committed) -> tuple[Reading, Applying]:
     log = open_log(Disk())
     applying = Applying(log, Applier(ArithmeticMachine()), cast("Any", None))
-    reading = Reading(log, cast("Any", Committed(0, lag=3)), applying, lambda: None)
+    return Reading(log, cast("Any", replica), applying, lambda: None), applying
 
-    assert await reading.query(None, Consistency.LOCAL, 3, lambda found: found.applied_index) == 0
+
+async def ask(reading: Reading, allowed: Staleness) -> int:
+    return await reading.query(None, Consistency.LOCAL, allowed, lambda found: found.applied_index)
+
+
+async def test_a_read_that_allows_a_lag_is_answered_at_exactly_that_lag_and_refused_above_it() -> None:
+    reading, _ = reading_of(Committed(0, lag=Lag(3, 100, 2.0)))
+
+    assert await ask(reading, Staleness(records=3)) == 0
     with pytest.raises(StateUnavailable, match="lags by 3 records, 2 are allowed"):
-        await reading.query(None, Consistency.LOCAL, 2, lambda found: found)
+        await ask(reading, Staleness(records=2))
+    assert await ask(reading, Staleness(seconds=2.0)) == 0
+    with pytest.raises(StateUnavailable, match=r"lags by 2.00 s, 1.9 s are allowed"):
+        await ask(reading, Staleness(seconds=1.9))
+
+
+async def test_records_that_were_received_and_are_not_applied_count_towards_what_a_read_allows() -> None:
+    reading, _ = reading_of(Committed(0, Lag(3, 100, 2.0), ApplyLag(12_981, 40.0)))
+
+    assert await ask(reading, Staleness(records=12_984, seconds=40.0)) == 0
+    with pytest.raises(StateUnavailable, match="3 records were not received, 12981 are not applied"):
+        await ask(reading, Staleness(records=12_983))
+    with pytest.raises(StateUnavailable, match=r"lags by 40.00 s"):
+        await ask(reading, Staleness(seconds=39.0))
+
+
+class Busy(Applying):
+    """A machine in the middle of a frame, until it is told to go on."""
+
+    def __init__(self, log: Log) -> None:
+        super().__init__(log, Applier(ArithmeticMachine()), cast("Any", None))
+        self.ends = asyncio.Event()
+
+    async def at_boundary(self, read: Callable[[Applier], T], *, on_loop: bool = False) -> T:
+        await self.ends.wait()
+        return read(self.applier)
+
+
+async def test_a_read_that_waited_until_it_was_too_old_is_refused() -> None:
+    replica, log = Committed(0), open_log(Disk())
+    applying = Busy(log)
+    reading = Reading(log, cast("Any", replica), applying, lambda: None)
+    waiting = asyncio.create_task(ask(reading, Staleness(records=5)))
+    await asyncio.sleep(0)
+    assert not waiting.done()
+
+    replica.unapplied = ApplyLag(6, 1.0)
+    applying.ends.set()
+
+    with pytest.raises(StateUnavailable, match="lags by 6 records"):
+        await waiting
+
+
+async def test_a_leader_s_read_waits_until_what_was_committed_before_it_led_is_applied() -> None:
+    replica = Committed(7)
+    replica.leading_from = 6
+    reading, applying = reading_of(replica)
+    waiting = asyncio.create_task(
+        reading.query(None, Consistency.LEADER, Staleness(), lambda found: found.applied_index)
+    )
+    await asyncio.sleep(0)
+    assert not waiting.done()
+
+    applying.applier.applied_index = 7
+    applying.continue_from(applying.applier)
+
+    assert await waiting == 7
+
+
+async def test_a_leader_s_read_that_waited_beyond_its_leadership_is_refused() -> None:
+    replica = Committed(7)
+    replica.leading_from = 6
+    _, applying = reading_of(replica)
+    refusals: list[NoLeader | None] = [None, NoLeader()]
+    reading = Reading(open_log(Disk()), cast("Any", replica), applying, lambda: refusals.pop(0))
+    waiting = asyncio.create_task(reading.query(None, Consistency.LEADER, Staleness(), lambda found: found))
+    await asyncio.sleep(0)
+
+    applying.applier.applied_index = 7
+    applying.continue_from(applying.applier)
+
+    with pytest.raises(NoLeader):
+        await waiting

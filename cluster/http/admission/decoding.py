@@ -14,7 +14,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import NamedTuple
 
-from ...errors import Overloaded
+from ...errors import ClusterError, Overloaded
 
 LARGE_BYTES = 16 << 10  # A smaller body is decoded in less time than its request took to parse.
 WAIT_S = 1.0
@@ -28,8 +28,9 @@ class _Waiting(NamedTuple):
 class DecodingTurns:
     """Gives large bodies their turns of the loop. One event loop."""
 
-    def __init__(self, is_behind: Callable[[], bool], clock: Callable[[], float] | None = None) -> None:
-        self._is_behind = is_behind
+    def __init__(self, refusal: Callable[[], ClusterError | None], clock: Callable[[], float] | None = None) -> None:
+        """`refusal` is why the node takes no write now, None if it does."""
+        self._refusal = refusal
         self._clock = clock or time.monotonic
         self._waiting: deque[_Waiting] = deque()
         self._is_taken = False  # The present turn of the loop is somebody's.
@@ -39,15 +40,18 @@ class DecodingTurns:
 
         Raises:
             Overloaded: the node has more to do than it can; the body should not be decoded.
+            StateUnavailable: the same, and not for the load.
         """
-        if self._is_behind():
-            raise Overloaded()
+        if (refusal := self._refusal()) is not None:
+            raise refusal
         if size > LARGE_BYTES:
             arrived = self._clock()
             if self._waiting and arrived - self._waiting[0].since > WAIT_S:
                 raise Overloaded()
             await self._own_turn()
-            if self._is_behind() or self._clock() - arrived > WAIT_S:
+            if (refusal := self._refusal()) is not None:
+                raise refusal
+            if self._clock() - arrived > WAIT_S:
                 raise Overloaded()
 
     async def turn_of_stream(self) -> None:

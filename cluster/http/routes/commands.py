@@ -125,5 +125,8 @@ async def _write(node: "Node", write: Write[FutureWaiter]) -> WriteReply:
         async with asyncio.timeout(node.config.request_timeout_ms / 1000):
             return await node.write(write)
     except TimeoutError:
-        reason = f"no majority acknowledged the write within {node.config.request_timeout_ms} ms"
+        timeout_ms = node.config.request_timeout_ms
+        reason = f"no majority acknowledged the write within {timeout_ms} ms"
+        if backlog := node.backlog:
+            reason = f"the write was not applied within {timeout_ms} ms: {backlog}"
         raise OutcomeUnknown(reason) from None

@@ -9,10 +9,10 @@ from aiohttp import web
 from quire.log import PayloadInvalid
 
 from ...errors import LimitExceeded, MachineFailed, Malformed, StateUnavailable
-from ...node.reading import Consistency, StateAnswer
+from ...node.reading import Consistency, Staleness, StateAnswer, late_read
 from ..api import API
 from ..bodies import JSON, MSGPACK, answer, content_type_of, decode_query, read_body
-from ..request import integer_of, parameters_of
+from ..request import integer_of, parameters_of, seconds_of
 from ..sizes import size_up_to
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ async def get_state(request: web.Request) -> web.StreamResponse:
     `linearizable` (the default) and `leader` are answered by the leader, `local` by this node.
     """
     api = request.app[API]
-    consistency, max_lag = _consistency_of(request)
+    consistency, allowed = _consistency_of(request)
     if consistency is not Consistency.LOCAL:
         forwarded = await api.leader.forward(request, None, writes=False)
         if forwarded is not None:
@@ -39,13 +39,13 @@ async def get_state(request: web.Request) -> web.StreamResponse:
         document = {"state": found.state, "applied_index": found.applied_index, "digest": found.digest.hex()}
         return _bounded(request, document, found.unapplied, "the state")
 
-    return await _query(api.node, None, consistency, max_lag, encoded)
+    return await _query(api.node, None, consistency, allowed, encoded)
 
 
 async def post_query(request: web.Request) -> web.StreamResponse:
     """{"answer", "applied_index"}: the machine's answer to {"request": r}; the rest as in `get_state`."""
     api = request.app[API]
-    consistency, max_lag = _consistency_of(request)
+    consistency, allowed = _consistency_of(request)
     content_type = content_type_of(request, (JSON, MSGPACK))
     body = await read_body(request, api.node.config.max_request_bytes)
     if consistency is not Consistency.LOCAL:
@@ -57,37 +57,36 @@ async def post_query(request: web.Request) -> web.StreamResponse:
         document = {"answer": found.state, "applied_index": found.applied_index}
         return _bounded(request, document, found.unapplied, "the answer")
 
-    return await _query(api.node, decode_query(content_type, body), consistency, max_lag, encoded)
+    return await _query(api.node, decode_query(content_type, body), consistency, allowed, encoded)
 
 
-def _consistency_of(request: web.Request) -> tuple[Consistency, int | None]:
-    """The parameters consistency and max_lag. Raises Malformed."""
-    parameters = parameters_of(request, "consistency", "max_lag")
+def _consistency_of(request: web.Request) -> tuple[Consistency, Staleness]:
+    """The parameters consistency, max_lag and max_lag_s. Raises Malformed."""
+    parameters = parameters_of(request, "consistency", "max_lag", "max_lag_s")
     named = parameters.get("consistency", Consistency.LINEARIZABLE)
     try:
         consistency = Consistency(named)
     except ValueError:
         raise Malformed(f"consistency must be one of {', '.join(Consistency)}, not {named[:24]!r}") from None
-    max_lag = integer_of(parameters, "max_lag")
-    if max_lag is not None and consistency is not Consistency.LOCAL:
-        raise Malformed("max_lag is for consistency=local only")
-    return consistency, max_lag
+    allowed = Staleness(integer_of(parameters, "max_lag"), seconds_of(parameters, "max_lag_s"))
+    if allowed != Staleness() and consistency is not Consistency.LOCAL:
+        raise Malformed("max_lag and max_lag_s are for consistency=local only")
+    return consistency, allowed
 
 
 async def _query(
     node: "Node",
     question: Any,
     consistency: Consistency,
-    max_lag: int | None,
+    allowed: Staleness,
     encode: Callable[[StateAnswer], web.Response],
 ) -> web.Response:
+    timeout_ms = node.config.request_timeout_ms
     try:
-        async with asyncio.timeout(node.config.request_timeout_ms / 1000):
-            return await node.components.reading.query(question, consistency, max_lag, encode)
+        async with asyncio.timeout(timeout_ms / 1000):
+            return await node.components.reading.query(question, consistency, allowed, encode)
     except TimeoutError:
-        raise StateUnavailable(
-            f"no {consistency} read was possible within {node.config.request_timeout_ms} ms"
-        ) from None
+        raise StateUnavailable(late_read(consistency, timeout_ms, node.backlog)) from None
 
 
 def _bounded(request: web.Request, document: dict[str, Any], unapplied: int, what: str) -> web.Response:

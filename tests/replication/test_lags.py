@@ -1,0 +1,84 @@
+"""What a node has not received, and what it has not applied: two lags, each in records and seconds."""
+
+import pytest
+
+from quire.log import Log, time_since_boot
+from quire.log.simulated import Disk
+from quire.replication import Replica
+from quire.replication.core import Core
+from quire.replication.lag import NO_APPLY_LAG, ApplyLag, Position, apply_lag_of
+from tests.log.histories import open_log
+from tests.replication.loopback import until
+from tests.replication.running import OPTIONS, Cluster, alone, cluster_of
+
+SECOND = 1_000_000
+DIGEST = bytes(16)
+
+
+def log_of(count: int) -> Log:
+    """A durable log with so many frames of one record."""
+    log = open_log(Disk())
+    for number in range(count):
+        log.append([number])
+    log.flush()
+    return log
+
+
+def test_an_apply_lag_counts_records_and_the_seconds_since_the_first_that_is_not_applied() -> None:
+    log = log_of(3)
+    clock = log.read_frame(1).header.timestamp + 4 * SECOND
+
+    assert apply_lag_of(log, 1, 3, clock) == ApplyLag(2, 4.0)
+    assert apply_lag_of(log, 3, 3, clock) == apply_lag_of(log, 3, 2, clock) == NO_APPLY_LAG
+
+
+def test_an_apply_lag_in_seconds_is_never_below_zero() -> None:
+    log = log_of(1)
+    assert apply_lag_of(log, 0, 1, log.read_frame(0).header.timestamp - SECOND) == ApplyLag(1, 0.0)
+
+
+def test_of_a_frame_that_cannot_be_read_the_apply_lag_is_counted_all_the_same() -> None:
+    log = log_of(2)
+    clock = log.durable_tail.timestamp + SECOND
+    log.close()
+    assert apply_lag_of(log, 0, 2, clock) == ApplyLag(2, 1.0)
+
+
+async def test_a_leader_and_each_other_node_has_an_apply_lag_of_its_own() -> None:
+    async with alone() as leader:
+        end = leader.log.durable_index
+        clock = leader.log.read_frame(end - 1).header.timestamp + SECOND
+        assert leader.replica.lag(clock).records == 0
+        assert leader.replica.apply_lag(end - 1, clock) == ApplyLag(1, 1.0)
+        assert leader.replica.apply_lag(end, clock) == NO_APPLY_LAG
+        behind = Position(durable_index=end - 1, applied_index=end - 1, digest=DIGEST, heard_at=0)
+        late = Position(durable_index=end, applied_index=end - 1, digest=DIGEST, heard_at=0)
+
+        def both(position: Position) -> tuple[int, int]:
+            replica = leader.replica
+            return replica.lag_of(position, clock).records, replica.apply_lag_of(position, clock).records
+
+        assert (both(behind), both(late)) == ((1, 0), (0, 1))
+
+
+async def test_a_lag_is_known_from_the_present_leader_s_report_of_the_last_election_timeout(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    assert not Cluster("n1", "n2", "n3").make("n3").replica.is_lag_known
+    async with cluster_of("n1", "n2", "n3") as cluster:
+        replica = cluster["n3"].replica
+        await until(lambda: replica.is_lag_known)
+
+        with monkeypatch.context() as other:
+            other.setattr(Core, "leader_id", "n2")
+            assert is_known(replica) is False, "it is another leader's report"
+        assert is_known(replica)
+        with monkeypatch.context() as later:
+            now = time_since_boot() + 2 * OPTIONS.election_timeout_us
+            later.setattr("quire.replication.replica.time_since_boot", lambda: now)
+            assert is_known(replica) is False, "that leader may have written for long since"
+        assert is_known(replica)
+
+
+def is_known(replica: Replica[None]) -> bool:
+    return replica.is_lag_known
