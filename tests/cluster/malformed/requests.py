@@ -225,6 +225,8 @@ READS = [
     get("/state?consistency=local&consistency=leader"),
     get("/state?max_lag=5"),
     get("/state?consistency=local&max_lag=-5"),
+    get("/state?max_lag_s=0.5"),
+    get("/state?consistency=local&max_lag_s=1e3"),
     get("/state?at=5"),
     other("POST", "/query", b"{}"),
     other("POST", "/query", b'{"request": null, "more": 1}'),
