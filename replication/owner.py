@@ -28,8 +28,8 @@ class Owner(Protocol[OwnerT_contra]):
         ...
 
     @property
-    def machine_failed(self) -> str:
-        """Why the machine applies nothing more; empty while it does."""
+    def machine_failed(self) -> bool:
+        """Whether the machine applies nothing more."""
         ...
 
     @property

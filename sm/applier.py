@@ -23,7 +23,19 @@ from quire.log import (
 )
 
 from .boundary import LOG_START, MAX_EPOCHS, Boundary, next_digest
-from .errors import ApplyFailed, FrameOutOfPlace, PlaceFailed, reason_of
+from .errors import (
+    MEND,
+    REPORT,
+    RESTART,
+    ApplyFailed,
+    FrameOutOfPlace,
+    PlaceFailed,
+    defined_at,
+    in_one_line,
+    raised_at,
+    reason_of,
+    short_command,
+)
 from .machine import Context, Contexts, Refused, StateMachine
 from .sessions.retries import Verdicts
 from .sessions.table import Sessions
@@ -36,7 +48,7 @@ SHORT_REPLY_BYTES = 1 << 20
 
 ApplyBatch = Callable[[Sequence[Any], Sequence[Context]], list[Any]]
 Runs = Sequence[tuple[int, int, int]]
-UPGRADE = "which this version does not know: upgrade this node; until then it replicates and votes, and applies nothing"
+UPGRADE = "upgrade this node; until then it replicates and votes, and applies nothing"
 
 
 class Applied(NamedTuple):
@@ -99,7 +111,7 @@ class Execution:
             self._applier.failure = failure
             raise
         except BaseException as error:  # KeyboardInterrupt, MemoryError: the state may have changed, so never retry.
-            self._applier.failure = _failed(self.frame.header, f"interrupted ({reason_of(error)})")
+            self._applier.failure = _failed(self.frame.header, f"interrupted ({reason_of(error)})", RESTART)
             raise
         return False
 
@@ -146,8 +158,8 @@ class Applier:
         self.failure: ApplyFailed | None = None
         self._is_inside = False  # Whether a frame has begun and not ended.
         if lacking := sorted(self.features - set(supported)):
-            text = f"the snapshot uses the feature {lacking[0]!r:.40}, {UPGRADE}"
-            self.failure = ApplyFailed(index=boundary.tail.index, text=text)
+            text = f"the snapshot uses the feature {lacking[0]!r:.40}, which this version does not know"
+            self.failure = ApplyFailed(index=boundary.tail.index, text=text, do=UPGRADE)
         own: ApplyBatch | None = getattr(machine, "apply_batch", None)
         self._apply_batch: ApplyBatch = own or self._apply_one_by_one
         self._takes_blobs = bool(getattr(machine, "takes_blobs", False))
@@ -194,7 +206,7 @@ class Applier:
                 self.failure = failure
                 raise
             except BaseException as error:  # As in `Execution.step`.
-                self.failure = _failed(header, f"interrupted ({reason_of(error)})")
+                self.failure = _failed(header, f"interrupted ({reason_of(error)})", RESTART)
                 raise
         self.applied_index = header.next_index
         if header.epoch != self._tail.epoch or not self._epochs:
@@ -257,19 +269,21 @@ class Applier:
                 case "epoch_start" | "cursor" | "digest":
                     return [], []
                 case unknown:
-                    raise _failed(frame.header, f"it is a system record of type {unknown!r:.40}, {UPGRADE}")
+                    text = f"it is a system record of type {unknown!r:.40}, which this version does not know"
+                    raise _failed(frame.header, text, UPGRADE)
         except Refused as refusal:
             return [None], [[0, refusal.code, refusal.text]]
         except (MemoryError, ApplyFailed):
             raise  # This process lacks memory; the frame is not at fault. `apply` ends with it.
         except Exception as error:
-            raise _failed(frame.header, f"the payload cannot be read ({reason_of(error)})") from error
+            raise _failed(frame.header, f"the payload cannot be read ({reason_of(error)})", REPORT) from error
         return [{"session": status.session, "sequence": status.sequence}], []
 
     def _use(self, header: FrameHeader, names: Sequence[str]) -> None:
         """Note the features that are in use from here on. Raises ApplyFailed if this program lacks one."""
         if lacking := sorted(set(names) - set(self._supported)):
-            raise _failed(header, f"from here on the log uses the feature {lacking[0]!r:.40}, {UPGRADE}")
+            text = f"from here on the log uses the feature {lacking[0]!r:.40}, which this version does not know"
+            raise _failed(header, text, UPGRADE)
         if SESSION_TTL in names and SESSION_TTL not in self.features:
             self.sessions.expire_from(header.timestamp)
         self.features |= frozenset(names)
@@ -289,7 +303,8 @@ class Applier:
             except MemoryError:
                 raise  # As in `_apply_system`.
             except Exception as error:
-                raise _failed(header, f"a session's replies cannot be read back ({reason_of(error)})") from error
+                text = f"a session's replies cannot be read back ({reason_of(error)})"
+                raise _failed(header, text, MEND) from error
             places = verdicts.places()
         executing = len(commands) if places is None else len(places)
         executed: list[Any] = self._execute(header, commands, places, 0, most) if executing else []
@@ -301,7 +316,7 @@ class Applier:
         if len(commands) > SHORT_REPLY:
             yield
         replies = executed if verdicts is None else verdicts.replies(executed)
-        results, refused, packed = _reply(header, replies)
+        results, refused, packed = self._packed(header, commands, replies)
         if verdicts is not None:
             verdicts.record(frame, results, refused, packed)
         if len(packed) > SHORT_REPLY_BYTES:
@@ -313,7 +328,7 @@ class Applier:
         """The frame's runs (empty if no record has a session) and its values. Raises ApplyFailed."""
         header, payload = frame
         if header.kind == Kind.BLOB and not self._takes_blobs:
-            raise _failed(header, f"it is a blob, and machine {self.machine.name!r} takes none")
+            raise _failed(header, f"it is a blob, and machine {self.machine.name!r} takes none", MEND)
         only_run = ((header.session, header.sequence, header.count),) if header.session else ()
         try:
             match header.kind:
@@ -328,7 +343,7 @@ class Applier:
         except MemoryError:
             raise  # As in `_apply_system`.
         except Exception as error:  # Whatever is wrong with the bytes: the frame cannot be applied.
-            raise _failed(header, f"the payload cannot be read ({reason_of(error)})") from error
+            raise _failed(header, f"the payload cannot be read ({reason_of(error)})", REPORT) from error
 
     def _execute(
         self, header: FrameHeader, commands: list[Any], places: list[int] | None, first: int, most: int
@@ -349,14 +364,42 @@ class Applier:
             results = self._apply_batch(commands, contexts)
         except PlaceFailed as failure:
             cause = failure.__cause__ or failure
-            place = failure.place if places is None else places[failure.place]
-            raise _failed(header, f"apply raised {failure.reason}", place=place) from cause
-        except Exception as error:
-            place = 0 if places is None else places[0]
-            raise _failed(header, f"apply_batch raised {reason_of(error)}", place=place) from error
-        if len(results) != len(commands):
-            raise _failed(header, f"apply_batch gave {len(results)} results for {len(commands)} commands")
-        return results
+            at = failure.place if 0 <= failure.place < len(commands) else 0
+            what = f"apply of {short_command(commands[at])} raised {in_one_line(failure.reason)}"
+            raise self._machine_failed(header, what, cause, at if places is None else places[at]) from cause
+        except (Exception, SystemExit) as error:  # A machine that would end the process would end each in turn.
+            what = f"apply_batch of {_shown(commands)} raised {reason_of(error)}"
+            raise self._machine_failed(header, what, error, 0 if places is None else places[0]) from error
+        if type(results) is list and len(results) == len(commands):
+            return results
+        if isinstance(results, list | tuple) and len(results) == len(commands):
+            return list(results)
+        gave = f"{len(results)} results" if isinstance(results, list | tuple) else type(results).__name__
+        text = f"apply_batch at {defined_at(type(self.machine), 'apply_batch')} gave {gave} for {_shown(commands)}"
+        raise _failed(header, text, MEND, place=0 if places is None else places[0])
+
+    def _machine_failed(self, header: FrameHeader, what: str, error: BaseException, place: int) -> ApplyFailed:
+        """What the machine raised, and where in its code."""
+        do = RESTART if isinstance(error, MemoryError) else MEND
+        return _failed(header, f"{what} at {raised_at(error, type(self.machine))}", do, place=place)
+
+    def _packed(
+        self, header: FrameHeader, commands: list[Any], results: list[Any]
+    ) -> tuple[list[Any], list[list[Any]], bytes]:
+        """The results (None for refused records), the refusals, and both packed as msgpack. Raises ApplyFailed."""
+        try:
+            # Usually nothing is refused, and packing, which fails on a Refused, is the fastest way to find out.
+            return results, [], pack([results, []])
+        except PayloadInvalid:
+            refused = [[place, it.code, it.text] for place, it in enumerate(results) if isinstance(it, Refused)]
+        kept = [None if isinstance(result, Refused) else result for result in results]
+        try:
+            return kept, refused, pack([kept, refused])
+        except PayloadInvalid as error:
+            place = _first_unpackable(kept, refused)
+            text = f"the result of {short_command(commands[place])} is no msgpack value ({reason_of(error)})"
+            text = f"{text}; apply is at {defined_at(type(self.machine), 'apply')}"
+            raise _failed(header, text, MEND, place=place) from error
 
     def _apply_one_by_one(self, commands: Sequence[Any], contexts: Sequence[Context]) -> list[Any]:
         """`apply_batch` for a machine that has none."""
@@ -367,7 +410,7 @@ class Applier:
                 results.append(apply(command, context))
             except Refused as refusal:
                 results.append(refusal)
-            except Exception as error:
+            except (Exception, SystemExit) as error:
                 raise PlaceFailed(place=len(results), reason=reason_of(error)) from error
         return results
 
@@ -380,29 +423,24 @@ def _name(fields: dict[str, Any]) -> str | None:
     return name or None
 
 
-def _reply(header: FrameHeader, results: list[Any]) -> tuple[list[Any], list[list[Any]], bytes]:
-    """The results (None for refused records), the refusals, and both packed as msgpack. Raises ApplyFailed."""
-    try:
-        # Usually nothing is refused, and packing, which fails on a Refused, is the fastest way to find out.
-        return results, [], pack([results, []])
-    except PayloadInvalid:
-        refused = [[place, it.code, it.text] for place, it in enumerate(results) if isinstance(it, Refused)]
-    kept = [None if isinstance(result, Refused) else result for result in results]
-    try:
-        return kept, refused, pack([kept, refused])
-    except PayloadInvalid as error:
-        place = _first_unpackable(kept)
-        raise _failed(header, f"a result is no msgpack value ({reason_of(error)})", place=place) from error
-
-
-def _first_unpackable(results: list[Any]) -> int:
+def _first_unpackable(results: list[Any], refused: list[list[Any]]) -> int:
     for place, result in enumerate(results):
         try:
             pack(result)
         except PayloadInvalid:
             return place
+    for refusal in refused:
+        try:
+            pack(refusal)
+        except PayloadInvalid:
+            return int(refusal[0])
     return 0
 
 
-def _failed(header: FrameHeader, text: str, *, place: int = 0) -> ApplyFailed:
-    return ApplyFailed(index=header.index + place, text=text)
+def _shown(commands: Sequence[Any]) -> str:
+    """The commands of a call of `apply_batch`."""
+    return f"{len(commands)} commands, the first {short_command(commands[0])}"
+
+
+def _failed(header: FrameHeader, text: str, do: str, *, place: int = 0) -> ApplyFailed:
+    return ApplyFailed(index=header.index + place, text=text, do=do)

@@ -1,6 +1,21 @@
 """The errors of this package. `Refused` is in machine.py: it is a reply, not an error."""
 
+import sys
+from collections.abc import Iterator
+from os.path import dirname
+from reprlib import Repr
+from types import CodeType, TracebackType
 from typing import Any
+
+REASON_LENGTH = 200
+"""Characters of an exception's message, or of a command, in an error of this package."""
+_short = Repr()
+_short.maxstring = _short.maxother = 60
+_short.maxlevel = 3
+
+MEND = "mend the machine's class, then restart every node with it (docs/machines.md says why that is safe)"
+RESTART = "restart this node; if it stops there again, or all nodes stopped there, mend the machine (docs/machines.md)"
+REPORT = "run `quire log verify` on the stopped node's log; if that finds nothing, it is a fault of quire: report it"
 
 
 class MachineError(Exception):
@@ -88,13 +103,16 @@ class PlaceFailed(MachineError):
 class ApplyFailed(MachineError):
     """Applying stopped at this index for as long as the process lives: the machine or the frame is at fault.
 
-    Usually it stops on all replicas then. If the machine raised MemoryError, it may be this process alone.
+    Usually it stops on all replicas then. If the machine raised MemoryError, it may be this process alone. `do` says
+    what an operator should do. The message is the one sentence for this failure: readiness, status, journal and
+    callers all get it as it is.
     """
 
-    def __init__(self, *, index: int, text: str) -> None:
-        super().__init__(f"applying stopped at index {index}: {text}")
+    def __init__(self, *, index: int, text: str, do: str) -> None:
+        super().__init__(f"applying stopped at index {index}: {text}; {do}")
         self.index = index
         self.text = text
+        self.do = do
 
 
 class FrameOutOfPlace(MachineError):
@@ -107,6 +125,43 @@ class FrameOutOfPlace(MachineError):
 
 
 def reason_of(error: BaseException) -> str:
-    """The error's type and message, in one line."""
-    message = str(error)
+    """The error's type and message, in one line of bounded length."""
+    try:
+        message = in_one_line(str(error))
+    except Exception as fault:  # noqa: BLE001  # It is a machine's exception: its own text must not hide it.
+        message = f"(its message cannot be read: {type(fault).__name__})"
     return f"{type(error).__name__}: {message}" if message else type(error).__name__
+
+
+def short_command(command: Any) -> str:
+    """A command in one line of bounded length."""
+    return in_one_line(_short.repr(command))
+
+
+def in_one_line(text: str) -> str:
+    """The text's beginning, in one line of bounded length."""
+    line = " ".join(text[: 2 * REASON_LENGTH].split())
+    return line if len(line) <= REASON_LENGTH else line[: REASON_LENGTH - 3] + "..."
+
+
+def raised_at(error: BaseException, machine: type[Any]) -> str:
+    """FILE:LINE of the innermost call in the folder of the machine's class; else of the innermost call of all."""
+    calls = list(_calls(error.__traceback__))
+    if not calls:
+        return "an unknown line"
+    folder = dirname(getattr(sys.modules.get(machine.__module__), "__file__", None) or "")
+    own = [(file, line) for file, line in calls if folder and file.startswith(f"{folder}/")]
+    file, line = (own or calls)[-1]
+    return f"{file}:{line}"
+
+
+def defined_at(machine: type[Any], method: str) -> str:
+    """FILE:LINE of a method of a machine's class."""
+    code = getattr(getattr(machine, method, None), "__code__", None)
+    return f"{code.co_filename}:{code.co_firstlineno}" if isinstance(code, CodeType) else f"{machine.__qualname__}"
+
+
+def _calls(traceback: TracebackType | None) -> Iterator[tuple[str, int]]:
+    while traceback is not None:
+        yield traceback.tb_frame.f_code.co_filename, traceback.tb_lineno
+        traceback = traceback.tb_next

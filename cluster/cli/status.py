@@ -72,13 +72,21 @@ def node_table(rows: Rows) -> Table:
     if any(_held(row) for row in rows.values()):
         table.add_row("held", *(_held(row) for row in rows.values()))
     if any(row.failure or row.answer is not None for row in rows.values()):
-        table.add_row("answer", *(row.failure or _short(printable(row.answer)) for row in rows.values()))
+        table.add_row("answer", *(map(_answer, rows.values())))
     table.add_row("digest", *(_shown(row, "digest") for row in rows.values()))
     if any(_problems(row) for row in rows.values()):
         table.add_row("problems", *(_problems(row) for row in rows.values()))
     if differing := _differing(rows):
         table.add_row("differs", *(differing.get(node_id, "") for node_id in rows))
     return table
+
+
+def _answer(row: NodeRow) -> str:
+    """What the machine answered, or why it did not, unless that is among the problems."""
+    if row.failure:
+        is_said = any(reason in row.failure for reason in (row.status or {}).get("reasons", ()))
+        return "none, see problems" if is_said else row.failure
+    return _short(printable(row.answer))
 
 
 def _problems(row: NodeRow) -> str:

@@ -204,8 +204,8 @@ class Snapshotting:
 
     @property
     def alarm(self) -> str | None:
-        """What an operator should know of the snapshots' age; None: nothing."""
-        if self.overdue_s < OVERDUE_S:
+        """What an operator should know of the snapshots' age; None: nothing, or that the machine failed, before all."""
+        if self.overdue_s < OVERDUE_S or self._applying.applier.failure is not None:
             return None
         reason = self.failure or "the one under way has not ended"
         return (

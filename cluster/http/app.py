@@ -211,7 +211,9 @@ def _waits_on_purpose(request: web.Request) -> bool:
 
 def _of_cluster_error(request: web.Request, error: ClusterError, request_id: str) -> web.Response:
     answer = answer_of(error)
-    if answer.status in (500, 504):  # A 503 wrote nothing and is temporary.
+    failure = request.app[API].node.machine_failure if API in request.app else None
+    is_known = failure is not None and str(failure) in str(error)  # The journal has it, once.
+    if answer.status in (500, 504) and not is_known:  # A 503 wrote nothing and is temporary.
         rate_limited.warning(
             "request failed", method=request.method, path=request.path, problem=answer.name, why=str(error)
         )

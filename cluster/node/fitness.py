@@ -26,7 +26,7 @@ ADVICE = {
     Level.SLOW_DISK: "find out what else uses the volume of {data_dir}, or replace the disk",
     Level.NO_ROOM: "free space on the volume of {data_dir}; `quire expire` removes what may expire",
     Level.COMMITS_NOTHING: "check its network, and the disks of the other voters",
-    Level.MACHINE_FAILED: "restart it if other nodes apply on; if all stopped at this index, mend the machine first",
+    Level.MACHINE_FAILED: "`reasons` in its /status say why, and what to do",
     Level.DISK_HANGS: "if it lasts, check the volume of {data_dir}, then restart the node",
 }
 
@@ -40,8 +40,12 @@ def advice(level: Level, data_dir: Path) -> str:
 
 
 def sentences(fitness: FitnessStatus, data_dir: Path) -> list[str]:
-    """All that ails the node, the gravest first, each with what to do; empty if it is fit."""
-    return [_sentence(held, data_dir) for held in (fitness, *fitness.lower) if held.level]
+    """All that ails the node, the gravest first, each with what to do; empty if it is fit.
+
+    Without a machine that failed: that is a reason not to be ready (`unready_reasons`), and is said once.
+    """
+    levels = (fitness, *fitness.lower)
+    return [_sentence(held, data_dir) for held in levels if held.level not in (Level.FIT, Level.MACHINE_FAILED)]
 
 
 def _sentence(held: FitnessStatus, data_dir: Path) -> str:
@@ -71,8 +75,8 @@ def unready_reasons(node: "Node") -> list[str]:
     status = node.formed.replica.status()
     if not status.disk_answers:  # Now: the level is kept for a while after it has answered.
         reasons.append(f"the disk has not answered for an election timeout; {advice(Level.DISK_HANGS, data_dir)}")
-    if (failure := node.formed.applying.applier.failure) is not None:
-        reasons.append(f"applying has stopped: {failure}; {advice(Level.MACHINE_FAILED, data_dir)}")
+    if node.machine_failure is not None:
+        reasons.append(str(node.machine_failure))
     elif (behind := _why_behind(status, node.applied_index, data_dir)) is not None:
         reasons.append(behind)
     if node.leader_id == node.node_id:

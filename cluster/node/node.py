@@ -140,6 +140,8 @@ class Node:
         components = Components.build(resources, genesis, applier, self)
         self.formed = components  # Before any of them starts: they send events at once.
         self.digests.applied(self.applied_index, self.digest)
+        if applier.failure is not None:
+            self.apply_failed(applier.failure)
         nominated = self.leadership.run(components.replica)
         components.replica.start(resources.http, nominated=nominated)
         components.compaction.start()
@@ -372,10 +374,14 @@ class Node:
         return self.formed.applying.applier.features if self.formed else frozenset()
 
     @property
-    def machine_failed(self) -> str:
-        """Why this node's machine applies nothing more; empty while it does."""
-        failure = self.formed.applying.applier.failure if self.formed else None
-        return "" if failure is None else str(failure)
+    def machine_failed(self) -> bool:
+        """Whether this node's machine applies nothing more."""
+        return self.machine_failure is not None
+
+    @property
+    def machine_failure(self) -> ApplyFailed | None:
+        """Why it applies nothing more: the one sentence for it. None while it does."""
+        return self.formed.applying.applier.failure if self.formed else None
 
     @property
     def visible_bounds(self) -> Bounds:
@@ -508,6 +514,8 @@ class Node:
         """The log begins at the snapshot: so does the machine."""
         applier = self.components.compaction.installed(index)
         self._pending.resume()
+        if applier.failure is not None:
+            self.apply_failed(applier.failure)
         self.digests.applied(applier.applied_index, applier.digest)
         self.visibility.grew()
 
@@ -567,7 +575,7 @@ class Node:
 
     def apply_failed(self, failure: ApplyFailed) -> None:
         """Nothing can be answered here any more; the log continues."""
-        journal.error("applying stopped", reason=str(failure))
+        journal.error("the machine has failed", reason=str(failure))
         self._pending.end(str(failure))
 
     def _digest_compared(self, node_id: str, difference: Difference | None) -> None:

@@ -293,8 +293,8 @@ class Node:
         return frozenset()
 
     @property
-    def machine_failed(self) -> str:
-        return str(self.running.applier.failure or "")
+    def machine_failed(self) -> bool:
+        return self.running.applier.failure is not None
 
     def apply_to(self, index: int) -> None:
         process = self.running

@@ -42,13 +42,12 @@ class Measured:
     """What shows how fit this node is to lead. Sent before each `Tick`.
 
     `flushes_us` are the flushes that ended since the last one, each as long as it took in the thread that waited for
-    the disk. `machine_failed` says why the machine applies nothing more, empty while it does. `features` are those in
-    use at `applied_index`.
+    the disk. `machine_failed`: the machine applies nothing more. `features` are those in use at `applied_index`.
     """
 
     applied_index: int
     flushes_us: tuple[int, ...] = ()
-    machine_failed: str = ""
+    machine_failed: bool = False
     features: frozenset[str] = frozenset()
 
 

@@ -18,7 +18,7 @@ from typing import Any
 from quire.log import PayloadInvalid, pack
 from quire.log.packing import ExtType, unpack_trusted
 
-from ..errors import MachineError, SnapshotDamaged, SnapshotInvalid
+from ..errors import MEND, MachineError, SnapshotDamaged, SnapshotInvalid, raised_at, reason_of
 from ..machine import StateMachine
 from ..sessions.replies import Replies
 from ..sessions.table import Sessions
@@ -89,7 +89,8 @@ def restore_content(pieces: Iterable[bytes], machine: StateMachine, sessions: Se
     except (MachineError, OSError):
         raise
     except Exception as fault:
-        raise SnapshotInvalid(machine=machine.name, reason=f"its restore raised {fault!r}") from fault
+        what = f"its restore raised {reason_of(fault)} at {raised_at(fault, type(machine))}; {MEND}"
+        raise SnapshotInvalid(machine=machine.name, reason=what) from fault
     for _ in reader.rest():  # Read on to the end: a machine that stops early must not hide a damaged chunk.
         pass
 

@@ -127,7 +127,10 @@ async def test_an_exception_in_apply_stops_applying_there_and_the_nodes_go_on_re
         state = await notes.ask(node_id, "GET", "/state?consistency=local")
         told = (await notes.ask(node_id, "GET", "/status")).document
         assert (ready.status, ready.problem) == (503, "not-ready")
-        assert f"stopped at index {index + 1}: apply raised KeyError: 'apply fails'" in ready.document["detail"]
+        assert (
+            f"stopped at index {index + 1}: apply of 'apply fails' raised KeyError: 'apply fails'"
+            in ready.document["detail"]
+        )
         assert (state.status, state.problem) == (503, "state-unavailable")
         assert (told["commit_index"], told["applied_index"]) == (index + 2, index + 1)
         assert (told["role"], told["leader"]) == ("leader" if node_id == "n1" else "follower", "n1")

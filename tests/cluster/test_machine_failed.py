@@ -1,20 +1,32 @@
 """A node whose machine has failed: every write is answered, no state is read, and the reason is told."""
 
 import asyncio
+import json
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.console import Console
+from structlog.testing import capture_logs
 
+from quire.cluster.cli.status import NodeRow, node_table
+from quire.cluster.data_dir.genesis import Genesis
 from quire.cluster.errors import OutcomeUnknown, StateUnavailable
+from quire.cluster.node.components import NodeResources
 from quire.cluster.node.node import Node
 from quire.cluster.node.pending import FutureWaiter
 from quire.log import pack
 from quire.replication import Write
-from quire.sm import ApplyFailed
-from tests.cluster.running import running_cluster
+from quire.replication.core.fitness import Level
+from quire.sm import Applier, ApplyFailed
+from quire.sm.errors import MEND
+from tests.cluster import machines
+from tests.cluster.running import RunningCluster, running_cluster
 
 MOODY = "tests.cluster.machines:Moody"
+GATE = "tests.cluster.machines:Gate"
+JSON = "application/json"
 DEADLINE_S = 20.0
 
 
@@ -52,7 +64,7 @@ async def test_a_write_that_is_appended_only_after_the_machine_failed_is_answere
     async with running_cluster(tmp_path, 1, machine=MOODY) as cluster, asyncio.timeout(DEADLINE_S):
         node = cluster.nodes["n1"].node
         assert node.formed is not None
-        failure = ApplyFailed(index=node.applied_index, text="apply raised MemoryError")
+        failure = ApplyFailed(index=node.applied_index, text="apply raised MemoryError", do="restart it")
         waiters = [proposed(node, "well", applied=applied) for applied in (True, False)]
         node.formed.applying.applier.failure = failure  # In one turn of the loop: none was appended yet.
         node.apply_failed(failure)
@@ -86,3 +98,137 @@ async def test_without_memory_beside_the_machine_the_node_halts_and_every_caller
         await cluster.restart("n1")
         await cluster.ready()
         assert (await cluster.ask("n1", "GET", "/state")).document["state"] == "well"
+
+
+@pytest.mark.asyncio
+async def test_the_same_sentence_is_said_once_in_status_in_the_table_in_readyz_and_in_the_journal(
+    tmp_path: Path,
+) -> None:
+    settings: dict[str, Any] = {"machine": MOODY, "election_timeout_ms": 500, "heartbeat_ms": 50}
+    with capture_logs() as journal:
+        async with running_cluster(tmp_path, 1, **settings) as cluster, asyncio.timeout(DEADLINE_S):
+            node = cluster.nodes["n1"].node
+            index = node.applied_index
+            answers = await asyncio.gather(*(post(cluster, "apply fails") for _ in range(3)))
+            while node.status()["fitness"]["level"] != Level.MACHINE_FAILED:
+                await post(cluster, "well")  # Refused, as nothing can be answered any more.
+
+            sentence = str(node.machine_failure)
+            line = line_of(machines, "raise KeyError(command)", "def apply")
+            assert sentence == (
+                f"applying stopped at index {index}: apply of 'apply fails' raised KeyError: 'apply fails' at "
+                f"{machines.__file__}:{line}; {MEND}"
+            )
+            status = (await cluster.ask("n1", "GET", "/status")).document
+            assert json.dumps(status).count(sentence) == 1
+            assert (status["reasons"], status["alarms"]) == ([sentence], [])
+            ready = (await cluster.ask("n1", "GET", "/readyz")).document
+            assert ready["reasons"] == [sentence]
+            state = (await cluster.ask("n1", "GET", "/state")).document
+            table = StringIO()
+            row = NodeRow("a:1", status, failure=state["detail"])
+            Console(width=1000, file=table).print(node_table({"n1": row}))
+            assert table.getvalue().count(sentence) == 1
+            assert [state["detail"].count(sentence), *(text.count(sentence) for _, text in answers)] == [1] * 4
+            assert {status for status, _ in answers} <= {503, 504}
+    said = [line for line in journal if sentence in str(line)]
+    assert [(line["event"], line["log_level"], line["reason"]) for line in said] == [
+        ("the machine has failed", "error", sentence)
+    ]
+
+
+async def post(cluster: RunningCluster, command: str) -> tuple[int, str]:
+    """The status and the text of the answer to a command."""
+    body = json.dumps({"commands": [command]})
+    reply = await cluster.ask("n1", "POST", "/commands", body, JSON)
+    return reply.status, reply.document.get("detail", "")
+
+
+def line_of(module: Any, text: str, after: str) -> int:
+    """The number of the line of `Moody` that has the text, beyond the one that has `after`."""
+    lines = Path(module.__file__).read_text().splitlines()
+    moody = lines.index("class Moody:")
+    method = next(at for at in range(moody, len(lines)) if after in lines[at])
+    return next(at for at in range(method, len(lines)) if text in lines[at]) + 1
+
+
+@pytest.mark.asyncio
+async def test_a_machine_that_fails_in_the_replay_of_a_start_is_told_in_the_same_words(tmp_path: Path) -> None:
+    async with running_cluster(tmp_path, 1, machine=MOODY) as cluster, asyncio.timeout(DEADLINE_S):
+        await post(cluster, "apply fails")
+        before = str(cluster.nodes["n1"].node.machine_failure)
+        with capture_logs() as journal:
+            await cluster.restart("n1")
+            node = cluster.nodes["n1"].node
+            while node.machine_failure is None:
+                await cluster.ask("n1", "GET", "/healthz")
+        assert node.not_ready_reasons()[0] == before
+        assert [line["reason"] for line in journal if line["event"] == "the machine has failed"] == [before]
+
+
+@pytest.mark.asyncio
+async def test_a_snapshot_that_this_version_cannot_continue_from_is_told_in_the_journal_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The applier has failed before it applies anything (`Applier.__init__`), at a start or after an install."""
+    failure = ApplyFailed(index=1, text="the snapshot uses the feature 'later'", do="upgrade this node")
+    restored = NodeResources.restored
+
+    async def restored_from_it(resources: NodeResources, genesis: Genesis) -> Applier:
+        applier = await restored(resources, genesis)
+        applier.failure = failure
+        return applier
+
+    async with running_cluster(tmp_path, 1, machine=MOODY) as cluster, asyncio.timeout(DEADLINE_S):
+        with monkeypatch.context() as later, capture_logs() as journal:
+            later.setattr(NodeResources, "restored", restored_from_it)
+            await cluster.restart("n1")
+            node = cluster.nodes["n1"].node
+            assert node.not_ready_reasons()[0] == str(failure)
+            assert [line["reason"] for line in journal if line["event"] == "the machine has failed"] == [str(failure)]
+            parts = node.components
+            later.setattr(parts.compaction.installing, "installed", lambda _: parts.applying.applier)
+            node.snapshot_installed(node.applied_index)
+            assert len([line for line in journal if line["event"] == "the machine has failed"]) == 2
+
+
+@pytest.mark.asyncio
+async def test_an_overdue_snapshot_is_no_alarm_beside_a_machine_that_failed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with running_cluster(tmp_path, 1, machine=MOODY) as cluster, asyncio.timeout(DEADLINE_S):
+        node = cluster.nodes["n1"].node
+        snapshotting = node.components.compaction.snapshotting
+        monkeypatch.setattr(snapshotting, "_due_since", -1e9)
+        assert any("no snapshot was finished" in alarm for alarm in node.status()["alarms"])
+        await post(cluster, "apply fails")
+        assert node.status()["alarms"] == []
+
+
+@pytest.mark.slow
+@pytest.mark.asyncio
+async def test_a_machine_that_is_stuck_has_not_failed_and_who_waits_for_it_is_told_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    machines.Gate.opened.clear()
+    monkeypatch.setattr("quire.cluster.node.node.APPLY_BEHIND_S", DEADLINE_S)  # So that a write is taken and waits.
+    settings: dict[str, Any] = {"machine": GATE, "election_timeout_ms": 500, "heartbeat_ms": 50}
+    async with running_cluster(tmp_path, 1, request_timeout_ms=500, **settings) as cluster:
+        async with asyncio.timeout(DEADLINE_S):
+            try:
+                node = cluster.nodes["n1"].node
+                proposed(node, "wait")
+                while node.status()["fitness"]["level"] != Level.APPLY_LAG:
+                    await cluster.ask("n1", "GET", "/healthz")
+                status, text = await post(cluster, "more")
+                assert status == 504
+                assert "the write was not applied within 500 ms: this node still applies" in text
+                state = await cluster.ask("n1", "GET", "/state")
+                assert "no linearizable read was possible within 500 ms: " in state.document["detail"]
+                assert "this node still applies" in state.document["detail"]
+                session = await cluster.ask("n1", "GET", "/sessions/1")
+                assert "this node still applies" in session.document["detail"]
+                assert node.machine_failure is None
+            finally:
+                machines.Gate.opened.set()
+            await cluster.ready()

@@ -315,7 +315,7 @@ def test_3_10_a_server_that_would_make_no_good_leader_hands_over_to_one_that_hol
     world.run_for(3)
     leader.write("before")
 
-    leader.machine_failed = "MemoryError"
+    leader.machine_failed = True
     world.run_until(lambda: world.leader() not in (None, leader), within_s=2)
 
     other = world.leader()
@@ -327,7 +327,7 @@ def test_3_10_a_server_that_is_unsuitable_votes_like_the_others() -> None:
     """5.2: 'Each server will vote for at most one candidate in a given term, on a first-come-first-served basis.'"""
     world = started()
     for node in world.nodes.values():
-        node.machine_failed = "MemoryError"
+        node.machine_failed = True
     world.run_for(0.3)
     assert ask(world["n2"], 5, "n1")
     assert not ask(world["n2"], 5, "n3")

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.processes import failing_machine, faulty_disk
-from tests.processes.cluster import Cluster, Clusters, Node, Unreachable
+from tests.processes.cluster import Cluster, Clusters, Node, Unreachable, run_quire
 
 FLAGS = ("--election-timeout-ms", "3000", "--segment-bytes", str(1 << 20))
 VOLUME_BYTES = 12 << 20
@@ -108,7 +108,12 @@ def test_a_leader_whose_machine_alone_fails_loses_the_lead_and_a_restart_mends_i
     cluster.wait_until("n1 says what ails it", lambda: ill.status()["fitness"]["name"] == "machine_failed")
     status = ill.status()
     assert status["ready"] is False
-    assert "MemoryError: says the test" in status["reasons"][0]
+    [sentence] = [reason for reason in status["reasons"] if "MemoryError: says the test" in reason]
+    assert sentence.startswith("applying stopped at index")
+    assert str(failing_machine.__file__) in sentence
+    shown = run_quire("status", "--server", ill.address, extra={"COLUMNS": "2000"})
+    assert (shown.stdout + shown.stderr).count(sentence) == 1
+    assert ill.output.read_text().count("applying stopped at index") == 1
     failing.unlink()
     ill.kill()
     cluster.start_again(ill)

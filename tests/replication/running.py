@@ -28,7 +28,7 @@ class Owner:
 
     applied_index: int = 0
     digest: bytes = bytes(16)
-    machine_failed: str = ""
+    machine_failed: bool = False
     features: frozenset[str] = frozenset()
     placements: list[Placed[None]] = field(default_factory=list)
     rejections: list[tuple[Write[None], Reason]] = field(default_factory=list)

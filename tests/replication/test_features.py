@@ -71,7 +71,7 @@ def test_features_that_the_log_had_no_room_for_are_logged_when_there_is_some(wor
     leader = leading(world)
     leader.disk_full, leader.reserve = True, False
     for other in ("n2", "n3"):
-        world[other].machine_failed = "says the test"  # So the leader does not hand over.
+        world[other].machine_failed = True  # So the leader does not hand over.
     world.run_for(1)
     offered(leader, "n2", "n3")
     ticked(leader)

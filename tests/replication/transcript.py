@@ -237,7 +237,7 @@ class Transcript:
         self.world[node_id].release()
 
     def _do_fail(self, node_id: str) -> None:
-        self.world[node_id].machine_failed = "MemoryError"
+        self.world[node_id].machine_failed = True
 
     def _do_isolate(self, node_id: str) -> None:
         self.world.isolate(node_id)

@@ -112,7 +112,7 @@ class SimNode:
     disk_id: bytes = b""
     flushes_us: list[int] = field(default_factory=list)
     """What its next tick says of its disk."""
-    machine_failed: str = ""
+    machine_failed: bool = False
     disk_full: bool = False
     """Appends are refused; `reserve` says whether its own system records still find room."""
     reserve: bool = True

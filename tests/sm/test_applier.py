@@ -1,8 +1,11 @@
 """The applier: results, refusals, digests, and that it never continues after a failure."""
 
+import json
 import struct
+import sys
 from collections.abc import Sequence
 from hashlib import blake2b
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,9 +20,11 @@ from quire.sm import (
     Contexts,
     FrameOutOfPlace,
     LogMachine,
+    PlaceFailed,
     Refused,
     next_digest,
 )
+from quire.sm.errors import MEND, REASON_LENGTH, RESTART
 from tests.sm.frames import TIMESTAMP, Frames, boundary_at
 from tests.sm.test_checks import Even
 
@@ -42,6 +47,10 @@ class Moody(Even):
             raise Refused("NO", "no")
         if command == "boom":
             raise KeyError("boom")
+        if command == "wrong":
+            raise Refused("WRONG", {1})  # type: ignore[arg-type]
+        if command == "exit":
+            sys.exit(3)
         if command == "interrupt":
             raise Interrupted
         self.applied.append(command)
@@ -54,6 +63,16 @@ class Moody(Even):
 class Miscounting(Moody):
     def apply_batch(self, commands: Sequence[Any], contexts: Sequence[Context]) -> list[Any]:
         return [None]
+
+
+class GivingNothing(Moody):
+    def apply_batch(self, commands: Sequence[Any], contexts: Sequence[Context]) -> Any:
+        return None
+
+
+class Misplacing(Moody):
+    def apply_batch(self, commands: Sequence[Any], contexts: Sequence[Context]) -> list[Any]:
+        raise PlaceFailed(place=7, reason="two\nlines")
 
 
 class FailingInBatches(Moody):
@@ -150,8 +169,12 @@ def failing_frames() -> list[tuple[str, Any, Frame, int, str]]:
     """What, machine, the frame at index 1, the index that is named, a word of the text."""
     return [
         ("raise", Moody(), after_one().records(["a", "b", "boom", "c"]), 3, "KeyError: 'boom'"),
-        ("result", Moody(), after_one().records(["a", "no", "set", "c"]), 3, "no msgpack value"),
-        ("count", Miscounting(), after_one().records(["a", "b"]), 1, "1 results for 2 commands"),
+        ("result", Moody(), after_one().records(["a", "no", "set", "c"]), 3, "the result of 'set' is no msgpack value"),
+        ("refusal", Moody(), after_one().records(["a", "no", "wrong", "c"]), 3, "the result of 'wrong' is no msgpack"),
+        ("exit", Moody(), after_one().records(["a", "exit"]), 2, "apply of 'exit' raised SystemExit: 3"),
+        ("count", Miscounting(), after_one().records(["a", "b"]), 1, "1 results for 2 commands, the first 'a'"),
+        ("nothing", GivingNothing(), after_one().records(["a", "b"]), 1, "gave NoneType for 2 commands"),
+        ("place", Misplacing(), after_one().records(["a", "b"]), 1, "apply of 'a' raised two lines"),
         ("batch", FailingInBatches(), after_one().records(["a", "b"]), 1, "RuntimeError: whole batch"),
         ("unchecked", ArithmeticMachine(), after_one().records([["add", 1], ["add", 1.5]]), 2, "TypeError"),
         ("blob", ArithmeticMachine(), after_one().blob(b"raw"), 1, "takes none"),
@@ -187,6 +210,53 @@ def test_a_failure_stops_applying_at_its_index_for_good(machine: Any, frame: Fra
             again()
         assert repeated.value is failure.value
     assert (applier.applied_index, applier.digest) == (1, EMPTY_DIGEST)
+
+
+def test_a_failure_names_command_and_line_and_says_what_to_do() -> None:
+    with pytest.raises(ApplyFailed) as failure:
+        Applier(Moody()).apply(Frames().records(["a", "boom"]))
+
+    line = next(at for at, text in enumerate(Path(__file__).read_text().splitlines(), 1) if 'KeyError("boom")' in text)
+    assert str(failure.value) == (
+        f"applying stopped at index 1: apply of 'boom' raised KeyError: 'boom' at {__file__}:{line}; {MEND}"
+    )
+
+
+def test_a_failure_beside_the_machine_s_own_code_names_the_machine_s_line() -> None:
+    class Parsing(Moody):
+        def apply(self, command: Any, context: Context) -> Any:
+            return json.loads(command)
+
+    with pytest.raises(ApplyFailed, match=rf"raised JSONDecodeError: .* at {__file__}:\d+; mend"):
+        Applier(Parsing()).apply(Frames().records(["{"]))
+
+
+def test_a_machine_without_memory_is_restarted_before_it_is_mended() -> None:
+    class Hungry(Moody):
+        def apply(self, command: Any, context: Context) -> Any:
+            raise MemoryError
+
+    with pytest.raises(ApplyFailed) as failure:
+        Applier(Hungry()).apply(Frames().records(["a"]))
+    assert failure.value.do == RESTART
+
+
+def test_a_failure_is_one_line_of_bounded_length_whatever_command_and_message_are() -> None:
+    class Unsayable(Exception):
+        def __str__(self) -> str:
+            raise RuntimeError
+
+    class Wordy(Moody):
+        def apply(self, command: Any, context: Context) -> Any:
+            raise Unsayable if command == "unsayable" else ValueError("many\nwords " * 1000)
+
+    for command in ("unsayable", "line\n" * 10_000, {str(key): ["x" * 1000] * 10 for key in range(100)}):
+        with pytest.raises(ApplyFailed) as failure:
+            Applier(Wordy()).apply(Frames().records([command]))
+        sentence = str(failure.value)
+        assert ("Unsayable: (its message cannot be read: RuntimeError)" in sentence) == (command == "unsayable")
+        assert "\n" not in sentence
+        assert len(sentence) < 4 * REASON_LENGTH + len(__file__)
 
 
 def test_an_applier_that_was_interrupted_in_a_frame_never_applies_it_again() -> None:

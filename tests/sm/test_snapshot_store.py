@@ -3,7 +3,7 @@
 import contextlib
 import itertools
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
 
 import pytest
@@ -312,6 +312,17 @@ def test_a_state_that_the_machine_refuses_is_no_damage() -> None:
     with pytest.raises(SnapshotInvalid):
         restored(opened(disk))
     assert indices(opened(disk)) == [index]
+
+
+def test_a_restore_that_raises_is_named_by_its_line_and_what_to_do() -> None:
+    class Forgetful(ArithmeticMachine):
+        def restore(self, chunks: Iterable[bytes]) -> None:
+            raise KeyError("kept")
+
+    disk = Disk()
+    three_snapshots(disk)
+    with pytest.raises(SnapshotInvalid, match=rf"its restore raised KeyError: 'kept' at {__file__}:\d+; mend"):
+        restore_newest(opened(disk), Forgetful, Sessions)
 
 
 def test_no_space_for_a_snapshot_is_an_error_of_its_own_and_nothing_is_lost() -> None:

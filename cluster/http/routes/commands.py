@@ -127,6 +127,6 @@ async def _write(node: "Node", write: Write[FutureWaiter]) -> WriteReply:
     except TimeoutError:
         timeout_ms = node.config.request_timeout_ms
         reason = f"no majority acknowledged the write within {timeout_ms} ms"
-        if backlog := node.backlog:
+        if write.owner.applied and (backlog := node.backlog):
             reason = f"the write was not applied within {timeout_ms} ms: {backlog}"
         raise OutcomeUnknown(reason) from None

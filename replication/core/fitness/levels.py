@@ -6,7 +6,7 @@ heartbeats and echoes. A level counts for who campaigns and who hands over, neve
 replicates.
 
     level             it holds                                                   it is left
-    APPLY_LAG         a committed record has waited APPLY_TIMEOUTS to be applied  below half of that
+    APPLY_LAG         a committed record has waited APPLY_TIMEOUTS to be applied  below half of that; machine fails
                       what was committed before a start or an install is not      it is applied: at once
                       applied: from the first measure
     SLOW_DISK         a flush takes over half an election timeout, on average     below half of that
@@ -157,7 +157,11 @@ class Fitness:
     def measured(self, state: "State", event: Measured) -> None:
         """Take what the driver measured since the last time."""
         patience = state.options.election_timeout_us
-        if not self._catches_up(state, event.applied_index):
+        self._note(state, Level.MACHINE_FAILED, event.machine_failed, "its machine has failed")
+        if event.machine_failed:
+            self._unapplied, self._has_backlog = (0, 0), False
+            self._holding.pop(Level.APPLY_LAG, None)  # It follows from the failure, and its advice does not help then.
+        elif not self._catches_up(state, event.applied_index):
             self._measure_applying(state, event.applied_index)
         for took_us in event.flushes_us:
             self._flush_us += (min(took_us, patience) - self._flush_us) // FLUSH_WEIGHT
@@ -167,8 +171,6 @@ class Fitness:
         milliseconds = self._flush_us // 1_000
         reason = f"a flush takes {milliseconds} ms on average: the disk is slow"
         self._compare(state, Level.SLOW_DISK, self._flush_us, patience // 2, reason)
-        failed = event.machine_failed
-        self._note(state, Level.MACHINE_FAILED, bool(failed), f"the machine applies nothing more: {failed}")
 
     def _measure_applying(self, state: "State", applied_index: int) -> None:
         index, since = self._unapplied
