@@ -50,6 +50,7 @@ from ..errors import (
     StateUnavailable,
     WrongIndex,
 )
+from .awaiting import log_waits
 from .components import Components, NodeResources
 from .digests import Difference, Digests
 from .fitness import LOOK_S, log_levels
@@ -106,7 +107,7 @@ class Node:
         self._checker: StateMachine = machine(self._initial)
         self._resources: NodeResources | None = None
         self._formation: asyncio.Task[None] | None = None
-        self._watch: asyncio.Task[None] | None = None
+        self._watches: list[asyncio.Task[None]] = []
 
     # Life
 
@@ -126,6 +127,13 @@ class Node:
         except BaseException:
             await self.stop()
             raise
+        clock = asyncio.get_running_loop().time
+        waits = log_waits(self, self.config.election_timeout_ms / 1000, self._look_s, clock)
+        self._watches.append(watched_task(waits, "waits", self.failed))
+
+    @property
+    def _look_s(self) -> float:
+        return min(LOOK_S, self.config.election_timeout_ms / 1000)
 
     async def _form(self, resources: NodeResources, forming: Forming) -> None:
         """Rule 0: wait for a genesis, store it, run."""
@@ -145,9 +153,8 @@ class Node:
         nominated = self.leadership.run(components.replica)
         components.replica.start(resources.http, nominated=nominated)
         components.compaction.start()
-        look_s = min(LOOK_S, self.config.election_timeout_ms / 1000)
-        watch = log_levels(components.replica, self.config.data_dir, look_s)
-        self._watch = watched_task(watch, "fitness", self.failed)
+        watch = log_levels(components.replica, self.config.data_dir, self._look_s)
+        self._watches.append(watched_task(watch, "fitness", self.failed))
         journal.info("running", cluster_id=genesis.cluster_id.hex(), bounds=tuple(components.log.bounds))
 
     async def hand_over(self) -> None:
@@ -158,13 +165,11 @@ class Node:
         """Stop cleanly: acknowledged writes are durable already; appended, unanswered ones have an unknown outcome."""
         self.stopping = True
         self.visibility.end()
-        if self._formation is not None:
-            self._formation.cancel()
-            await asyncio.gather(self._formation, return_exceptions=True)
+        for task in (self._formation, *self._watches):
+            if task is not None:
+                task.cancel()
+                await asyncio.gather(task, return_exceptions=True)
         if self.formed is not None:
-            if self._watch is not None:
-                self._watch.cancel()
-                await asyncio.gather(self._watch, return_exceptions=True)
             await self.leadership.stop()
             await self.formed.replica.stop()
             self.formed.applying.stop()

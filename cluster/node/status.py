@@ -8,6 +8,7 @@ from quire.replication import Replica
 from quire.replication.lag import MICROSECONDS
 from quire.sm import StateRoom
 
+from .awaiting import forming_sentence, no_leader_sentence
 from .digests import Difference, Digests
 from .fitness import fitness_document, sentences, unready_reasons
 from .pending import Waiter
@@ -86,11 +87,11 @@ def not_ready_reasons(node: "Node") -> list[str]:
     if node.failure is not None:
         return [f"the node has halted: {node.failure}"]
     if node.formed is None:
-        awaited = node.forming.awaited() if node.forming else ""
-        return [f"the cluster is not formed yet; waiting for {awaited or 'its genesis'}"]
+        return [forming_sentence(node.forming.awaited() if node.forming else "")]
     reasons = unready_reasons(node)
     if node.leader_id is None:
-        reasons.append("no leader is heard")
+        replica = node.formed.replica
+        reasons.append(no_leader_sentence(replica.status(), replica.network.reports.failures))
     elif node.leader_id == node.node_id and not node.is_leader:
         reasons.append("this leader's first record is not committed yet")
     elif node.leader_id != node.node_id and not node.formed.replica.is_matched:

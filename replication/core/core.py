@@ -533,6 +533,7 @@ class Core:
             members=state.members,
             members_index=state.log.members_index,
             links=dict(state.links),
+            pre_votes=self.candidate.answers,
             disk_answers=self.disk_answers,
             fitness=state.fitness.status(),
             backlog=state.backlog,

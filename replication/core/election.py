@@ -30,6 +30,7 @@ from .fitness import Level
 from .members import Member
 from .messages import Campaign, Last, PreVote, PreVoteAnswer, Promise, VoteAnswer, VoteRequest
 from .state import State
+from .status import PreVoteStatus
 
 FALLBACK_TIMEOUTS = 3  # Rule 13: after three election timeouts without a leader any voter that is fit may campaign.
 IN_VAIN_TIMEOUTS = 1  # The others refuse such a node for a while (`Relapses`): there is nothing to wait for.
@@ -193,6 +194,7 @@ class Candidate:
         self._asked_at = 0
         self.transferred_by: Promise | None = None  # of the leader that asked this node to campaign
         self.pre_votes: dict[str, PreVoteAnswer] = {}
+        self._newest_answers: dict[str, PreVoteAnswer] = {}  # To any attempt: for status, no rule reads them.
         self.wanted: Promise | None = None  # The promise that it asks for, from PROMISING on.
         self.grants: set[str] = set()
         self.refusals: set[str] = set()
@@ -250,6 +252,7 @@ class Candidate:
         """A leader is alive. When it is lost, nothing holds this node back."""
         self._leader_heard_at = heard_at
         self._hold_until = self._failures = 0
+        self._newest_answers.clear()
         self.rivals.forget()
 
     def yield_to_another(self) -> None:
@@ -321,9 +324,20 @@ class Candidate:
     def pre_vote_answered(self, sender: str, answer: PreVoteAnswer) -> None:
         """Count an answer to this campaign. A refusal counts too: it shows the highest epoch (rule 3)."""
         self.highest_epoch = max(self.highest_epoch, answer.held_epoch)
+        if answer.attempt:  # Number 0 answers a leader, which only asks for the clock.
+            self._newest_answers[sender] = answer
         if self.phase is Phase.PRE_VOTE and answer.attempt == self.attempt:
             self.pre_votes[sender] = answer
             self._defer_to_best(waited=False)
+
+    @property
+    def answers(self) -> dict[str, PreVoteStatus]:
+        """How each voter answered last, since no leader is heard."""
+        durable = self.state.log.durable
+        return {
+            node_id: PreVoteStatus(answer.granted, answer.held_epoch, answer.last > durable)
+            for node_id, answer in self._newest_answers.items()
+        }
 
     def _is_majority(self, nodes: Collection[str]) -> bool:
         return self.state.members.is_majority(lambda member: member.node_id in nodes)

@@ -123,9 +123,14 @@ class Formation:
         """The link is down."""
         self._linked.pop(node_id, None)
 
+    @property
+    def others(self) -> list[str]:
+        """The initial members but this node."""
+        return [node for node in self._initial if node != self._me.node_id]
+
     def awaited(self) -> list[str]:
         """The initial members that are not connected, or are connected and formatted."""
-        return [node for node in self._initial if node != self._me.node_id and node not in self._linked]
+        return [node for node in self.others if node not in self._linked]
 
     def members(self) -> Members | None:
         """The members to form the cluster of, if that is this node's task now."""

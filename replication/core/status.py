@@ -45,6 +45,14 @@ class StreamStatus(NamedTuple):
     held_for: str
 
 
+class PreVoteStatus(NamedTuple):
+    """How a voter answered this node's pre-vote: `held_epoch` is promised there, `is_ahead`: its log is longer."""
+
+    granted: bool
+    held_epoch: int
+    is_ahead: bool
+
+
 class InstallStatus(NamedTuple):
     """A follower that was told to fetch the snapshot at `snapshot_index`."""
 
@@ -75,6 +83,7 @@ class Status:
 
     `promise` is the one that counts, which may still be on its way to disk. `leader_id` is the leader that this node
     hears, itself included. `links` are the peers to which a link that this node dialled is up, with their disks.
+    `pre_votes` are the voters' newest answers since no leader is heard.
     `following` is the promise of the leader that this node follows, heard or not. `is_matched`: its log matches that
     leader's. `disk_answers` is False while the disk has been busy with one thing for an election timeout.
     """
@@ -90,6 +99,7 @@ class Status:
     members: Members
     members_index: int | None
     links: Mapping[str, bytes]
+    pre_votes: Mapping[str, PreVoteStatus]
     disk_answers: bool
     fitness: FitnessStatus
     backlog: Backlog

@@ -10,7 +10,7 @@ from quire.log import FrameInvalid, Kind, PayloadInvalid, UnknownVersion, decode
 from ..core.members import Formation, Identity, Members
 from ..core.messages import GenesisOffer, PeerMessage
 from .hello import NO_CLUSTER, PeerInfo
-from .links import Link, LinkServer
+from .links import Link, LinkServer, failure_of
 from .wire import BadMessage
 
 
@@ -75,11 +75,15 @@ class Forming:
         return await self._server.serve(request)
 
     def awaited(self) -> str:
-        """The initial members that are not connected yet, each with the reason where it is known."""
-        failures = self.failures
-        return ", ".join(
-            f"{node} ({failures[node]})" if node in failures else node for node in self._formation.awaited()
-        )
+        """The other initial members, each with what it answered; empty if there is no other."""
+        return ", ".join(f"{node}: {self._answer_of(node)}" for node in self._formation.others)
+
+    def _answer_of(self, node_id: str) -> str:
+        if node_id in self.failures:
+            return self.failures[node_id]
+        if node_id not in self._formation.awaited():
+            return "reached, waits too"
+        return "reached, its cluster is formed" if node_id in self._offers else "not reached yet"
 
     def _features_of_all(self) -> frozenset[str]:
         return self._features.intersection(*self._offers.values())
@@ -110,7 +114,7 @@ class Forming:
 
     def link_failed(self, node_id: str, error: Exception) -> None:
         """Note why a peer is not connected."""
-        self.failures[node_id] = str(error) or type(error).__name__
+        self.failures[node_id] = failure_of(error)
 
     def peer_dialled(self, peer: PeerInfo) -> None:
         """Only members are dialled."""

@@ -5,13 +5,14 @@ probe goes the other way: is the process that dialled this link still alive (`du
 """
 
 import asyncio
+import os
 import random
 from collections import deque
 from contextlib import suppress
 from functools import partial
 from typing import Protocol
 
-from aiohttp import ClientSession, ClientWebSocketResponse, WSMessage, WSMsgType, web
+from aiohttp import ClientConnectorError, ClientSession, ClientWebSocketResponse, WSMessage, WSMsgType, web
 
 from ..core.messages import PeerMessage, Probe, ProbeEcho
 from .duplicate_guard import Caller, DuplicateNodeGuard, ProbeRound
@@ -34,6 +35,19 @@ REFUSED_REDIAL_S = 2.0
 PROBE_S = 1.0  # A process that does not answer within it is replaced by another incarnation of its disk.
 MAX_BACKOFF_DOUBLINGS = 8
 MAX_WAITING_MESSAGES = 1_000
+
+
+def failure_of(error: Exception) -> str:
+    """Why a peer cannot be dialled, in words: for an address that does not answer, the system's."""
+    if isinstance(error, ClientConnectorError):
+        known = error.os_error.errno is not None and error.os_error.errno > 0  # Else the name is not resolved.
+        why = (
+            os.strerror(error.os_error.errno or 0).lower() if known else str(error.os_error.strerror or error.os_error)
+        )
+        return f"{why} ({error.host}:{error.port})"
+    if isinstance(error, TimeoutError) and not str(error):
+        return "no answer in time"
+    return str(error) or type(error).__name__
 
 
 class LinkEvents(Protocol):

@@ -27,7 +27,7 @@ from ..core.messages import (
 )
 from ..owner import Owner
 from .hello import FOREIGN_CLUSTER, PeerInfo, PeerRefused
-from .links import Link, LinkServer
+from .links import Link, LinkServer, failure_of
 from .sockets import end_all
 from .streams import DownstreamSocket, StreamServer, UpstreamSocket
 from .wire import Assembled, Positions, Shipment
@@ -204,7 +204,7 @@ class Network:
 
     def link_failed(self, node_id: str, error: Exception) -> None:
         """Note the reason; the link redials."""
-        self.reports.failures[node_id] = str(error) or type(error).__name__
+        self.reports.failures[node_id] = failure_of(error)
         foreign = isinstance(error, PeerRefused) and error.code == FOREIGN_CLUSTER
         (self.reports.foreign.add if foreign else self.reports.foreign.discard)(node_id)
         if foreign:
