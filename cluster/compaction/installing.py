@@ -130,8 +130,9 @@ class Installing:
             snapshot = await self._fetch(action)
         except (*LINK_FAILURES, SnapshotRefused, MachineError, LogError) as error:
             reason = str(error) or type(error).__name__
-            self.failure = f"the snapshot at {action.index} of {action.leader_id}: {reason}"
-            journal.warning("no snapshot was fetched", index=action.index, leader=action.leader_id, reason=reason)
+            was, self.failure = self.failure, f"the snapshot at {action.index} of {action.leader_id}: {reason}"
+            if self.failure != was:  # Else the journal has it.
+                journal.warning("no snapshot was fetched", index=action.index, leader=action.leader_id, reason=reason)
             await asyncio.sleep(AGAIN_AFTER_S)
             self._replica.fetch_failed(action.stream_id, reason)
         else:

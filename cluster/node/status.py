@@ -95,8 +95,10 @@ def not_ready_reasons(node: "Node") -> list[str]:
     elif node.leader_id == node.node_id and not node.is_leader:
         reasons.append("this leader's first record is not committed yet")
     elif node.leader_id != node.node_id and not node.formed.replica.is_matched:
+        install = node.formed.compaction.installing.failure
         unfit = "; also: ".join(sentences(node.formed.replica.status().fitness, node.config.data_dir))
-        reasons.append(f"the stream from {node.leader_id} is not open yet" + (f": {unfit}" if unfit else ""))
+        why = "; also: ".join(filter(None, (install, unfit)))
+        reasons.append(f"the stream from {node.leader_id} is not open yet" + (f": {why}" if why else ""))
     elif not node.formed.replica.status().backlog.is_known:
         reasons.append(f"what {node.leader_id} has committed is not known, or not received yet")
     return reasons

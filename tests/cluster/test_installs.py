@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 from aiohttp import ClientWebSocketResponse, WSServerHandshakeError
+from structlog.testing import capture_logs
 
 from quire.cluster.node.applying import Applying
 from quire.log import FEATURES
@@ -232,17 +233,23 @@ async def test_what_cannot_be_read_is_told_and_asked_for_again(
         cluster.nodes["n3"] = await started(config)
         node = cluster.nodes["n3"].node
         with monkeypatch.context() as patched:
-            patched.setattr(fails, _raises(error))
-            await until(
-                cluster,
-                lambda: node.formed is not None and "says the test" in node.formed.compaction.installing.failure,
-            )
+            attempts, awaited = list[None](), 2 if isinstance(error, KeyError) else 1
+            patched.setattr(fails, _raises(error, attempts))
+            with capture_logs() as journal:
+                await until(
+                    cluster, lambda: len(attempts) >= awaited and node.components.compaction.installing.failure != ""
+                )
+            failure = node.components.compaction.installing.failure
+            assert "says the test" in failure
+            assert any(failure in reason for reason in node.not_ready_reasons())
+            assert len([line for line in journal if line["event"] == "no snapshot was fetched"]) == 1
         await until(cluster, caught_up(cluster, "n3"))
         assert [name for name in os.listdir(tmp_path / "n3" / "snapshots") if name.endswith(".part")] == []
 
 
-def _raises(error: Exception) -> Callable[..., None]:
+def _raises(error: Exception, attempts: list[None]) -> Callable[..., None]:
     def raising(*_: object) -> None:
+        attempts.append(None)
         raise error
 
     return raising

@@ -1,11 +1,13 @@
 """Links over real sockets: what they do when the other side hangs up, sends garbage, or sends nothing."""
 
 import asyncio
+import errno
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 
 import pytest
-from aiohttp import ClientSession, WSServerHandshakeError, web
+from aiohttp import ClientConnectorError, ClientSession, WSServerHandshakeError, web
+from aiohttp.client_reqrep import ConnectionKey
 
 from quire.replication import Promise
 from quire.replication.core import CoreOptions, Identity
@@ -16,12 +18,24 @@ from quire.replication.core.messages import (
 )
 from quire.replication.net.forming import Forming, members_of_genesis
 from quire.replication.net.hello import answer_hello, dial, dial_hello
-from quire.replication.net.links import Link, LinkServer
+from quire.replication.net.links import Link, LinkServer, failure_of
 from quire.replication.net.wire import encode
 from tests.replication.loopback import DEADLINE_S, Handler, calling, listening, turns, unformatted, until, who
 from tests.replication.recorder import HEARTBEAT, NONCE, OPENING, Recorder, ended, failing
 from tests.replication.running import Cluster
 from tests.replication.world import genesis_frame, voters
+
+
+def test_why_a_peer_cannot_be_dialled_is_said_in_the_systems_words() -> None:
+    key = ConnectionKey("n2.invalid", 7001, False, True, None, None, None)
+
+    refused = ClientConnectorError(key, OSError(errno.ECONNREFUSED, "Connect call failed ('10.0.0.2', 7001)"))
+    unresolved = ClientConnectorError(key, OSError(-2, "Name or service not known"))
+
+    assert failure_of(refused) == "connection refused (n2.invalid:7001)"
+    assert failure_of(unresolved) == "Name or service not known (n2.invalid:7001)"
+    assert failure_of(TimeoutError()) == "no answer in time"
+    assert failure_of(ValueError("odd")) == "odd"
 
 
 @asynccontextmanager
