@@ -302,7 +302,7 @@ class Driver(Generic[OwnerT]):
             case actions.Send(node_id, message):
                 sockets.send(node_id, message)
                 if isinstance(message, HeartbeatEcho):
-                    sockets.send(node_id, self._position())
+                    sockets.send(node_id, self.position())
             case actions.DialStream():
                 sockets.dial_stream(action)
             case actions.SendOpen(stream_id, opening):
@@ -320,7 +320,8 @@ class Driver(Generic[OwnerT]):
             case _:
                 assert_never(action)
 
-    def _position(self) -> PositionReport:
+    def position(self) -> PositionReport:
+        """How far this node is."""
         return PositionReport(self._disk.log.durable_index, self._owner.applied_index, self._owner.digest)
 
     def _ship(self, action: actions.Ship) -> None:

@@ -107,7 +107,7 @@ class Owner(Protocol[OwnerT_contra]):
         ...
 
     def position_reported(self, node_id: str, applied_index: int, digest: bytes) -> None:
-        """A follower reports how far it has applied, and its digest there."""
+        """A peer reports how far it has applied, and its digest there."""
         ...
 
     # Failures

@@ -38,6 +38,8 @@ from .net.network import Network
 from .owner import Owner
 
 MARK_SYNC_S = 1.0
+REPORT_US = 1_000_000
+"""How often a node reports its digest to all others (rule 17); to its leader with each echo and ack, too."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,6 +161,7 @@ class Replica(Generic[OwnerT]):
         self._options = options
         self._ticked_at = 0
         self._stopped = False
+        self._reported_at = 0
         self._lag_report: LagReport | None = None
         self._lag_reported_by: str | None = None
         self._lag_reported_at = 0
@@ -336,7 +339,8 @@ class Replica(Generic[OwnerT]):
     def _report_received(self, peer: PeerInfo, message: PositionReport | LagReport) -> None:
         match message:
             case PositionReport(durable_index, applied_index, digest):
-                self.positions[peer.node_id] = Position(durable_index, applied_index, digest, wall_clock())
+                if self.core.leads:
+                    self.positions[peer.node_id] = Position(durable_index, applied_index, digest, wall_clock())
                 self._owner.position_reported(peer.node_id, applied_index, digest)
             case LagReport():
                 if peer.node_id == self.core.leader_id:
@@ -350,6 +354,9 @@ class Replica(Generic[OwnerT]):
             self.network.show_genesis(node_id, self._options.genesis, committed=self.commit_index > 0)
         if not self.core.leads:
             return
+        if self._threads.now() - self._reported_at >= REPORT_US:
+            self._reported_at = self._threads.now()
+            self.network.send_to_all(self._driver.position())
         log = self._disk.log
         for node_id, position in self.positions.items():
             self.network.send(

@@ -3,10 +3,12 @@
 A digest covers everything applied below its index, so a replica that differs once differs at every later index: it is
 enough to compare the last report. A report ahead of this node waits until this node has caught up. One further behind
 than this node remembers is ignored; a later one will do.
+
+Every node compares, and so finds out whether its own state is the one in doubt (`is_doubted`).
 """
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import NamedTuple
 
 REMEMBERED_FRAMES = 16_384  # About 2 MB, seconds of a busy cluster. Every flush and heartbeat brings a report.
@@ -20,9 +22,9 @@ class Difference(NamedTuple):
     own_digest: bytes
 
     def alarm(self, node_id: str) -> str:
-        """The alarm of a leader about that node."""
+        """The alarm of a node about that one."""
         theirs, ours = self.digest.hex(), self.own_digest.hex()
-        return f"{node_id} has digest {theirs} at {self.index}, and this leader {ours}: states differ"
+        return f"{node_id} has digest {theirs} at {self.index}, and this node {ours}: states differ"
 
 
 class Digests:
@@ -31,6 +33,8 @@ class Digests:
     def __init__(self, on_change: Callable[[str, Difference | None], None]) -> None:
         self.differing: dict[str, Difference] = {}
         self._on_change = on_change
+        self._agreed: dict[str, int] = {}
+        """The highest index at which a node that does not differ was equal."""
         self._own: dict[int, bytes] = {}
         self._order: deque[int] = deque()
         self._ahead: dict[str, tuple[int, bytes]] = {}
@@ -49,26 +53,46 @@ class Digests:
                     del self._ahead[node_id]
                     self._compare(node_id, other, reported)
 
+    def installed(self, index: int, digest: bytes) -> None:
+        """This node has another node's state at `index` now: what it had below says nothing any more."""
+        self._own.clear()
+        self._order.clear()
+        self.applied(index, digest)
+
     def reported(self, node_id: str, index: int, digest: bytes) -> None:
         """Another node reports `digest`, having applied everything below `index`."""
         if index > self._index:
-            # Keep the first: if each later one replaced it, a leader that applies late would never compare.
+            # Keep the first: if each later one replaced it, a node that applies late would never compare.
             self._ahead.setdefault(node_id, (index, digest))
         else:
             self._compare(node_id, index, digest)
 
-    def forget(self) -> None:
-        """Forget the reports: this node leads no longer, and gets no more of them."""
-        self._ahead.clear()
-        self.differing.clear()
+    def is_doubted(self, node_id: str, leader_id: str | None, voters: Collection[str]) -> bool:
+        """Whether the state of `node_id`, this node, is to be doubted rather than those that differ from it.
+
+        It is if it differs from a majority of the voters. It is also if it differs from its leader, whose answers
+        clients have got, unless a majority, itself included, was equal to it since.
+        """
+        if not self.differing:
+            return False
+        majority = len(voters) // 2 + 1
+        if sum(1 for voter in voters if voter in self.differing) >= majority:
+            return True
+        if leader_id is None or (difference := self.differing.get(leader_id)) is None:
+            return False
+        alike = sum(1 for voter in voters if voter == node_id or self._agreed.get(voter, -1) >= difference.index)
+        return alike < majority
 
     def _compare(self, node_id: str, index: int, digest: bytes) -> None:
         own = self._own.get(index)
         if own is None:
             return
         if own == digest:
+            self._agreed[node_id] = index
             if self.differing.pop(node_id, None):
                 self._on_change(node_id, None)
-        elif node_id not in self.differing:
-            difference = self.differing[node_id] = Difference(index, digest, own)
-            self._on_change(node_id, difference)
+        else:
+            self._agreed.pop(node_id, None)
+            if node_id not in self.differing:
+                difference = self.differing[node_id] = Difference(index, digest, own)
+                self._on_change(node_id, difference)

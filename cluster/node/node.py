@@ -491,7 +491,6 @@ class Node:
         """Keep the history; a write that a lost leadership left uncommitted has an unknown outcome."""
         was = self.leadership.moved(role)
         if was.role is NodeRole.LEADER and (role.role is not NodeRole.LEADER or role.epoch != was.epoch):
-            self.digests.forget()
             reason = role.reason or f"this node leads epoch {was.epoch} no longer"
             self._pending.lost(self.components.replica.commit_index, reason)
 
@@ -521,7 +520,7 @@ class Node:
         self._pending.resume()
         if applier.failure is not None:
             self.apply_failed(applier.failure)
-        self.digests.applied(applier.applied_index, applier.digest)
+        self.digests.installed(applier.applied_index, applier.digest)
         self.visibility.grew()
 
     def peer_linked(self, node_id: str) -> None:
@@ -537,9 +536,8 @@ class Node:
         self.leadership.control_received(peer, data)
 
     def position_reported(self, node_id: str, applied_index: int, digest: bytes) -> None:
-        """A follower has applied up to here, with this digest. A late report to a former leader is ignored."""
-        if self.role.role is NodeRole.LEADER:
-            self.digests.reported(node_id, applied_index, digest)
+        """A peer has applied up to here, with this digest."""
+        self.digests.reported(node_id, applied_index, digest)
 
     def alarmed(self, text: str) -> None:
         """Log it for the operator; `/status` shows it too (`status.alarms`)."""

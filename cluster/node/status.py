@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from .components import Components
     from .node import Node
 
+DOUBT_ADVICE = "restart it, so that it applies the log again; if it still differs, move its data_dir away and rejoin it"
 CLOCK_ALARM_US = 10_000_000
 """How far a voter's clock may be from the majority's before an operator is told: NTP keeps it far closer."""
 
@@ -89,6 +90,8 @@ def not_ready_reasons(node: "Node") -> list[str]:
     if node.formed is None:
         return [forming_sentence(node.forming.awaited() if node.forming else "")]
     reasons = unready_reasons(node)
+    if (doubt := _doubt(node, node.formed)) is not None:
+        reasons.append(doubt)
     if node.leader_id is None:
         replica = node.formed.replica
         reasons.append(no_leader_sentence(replica.status(), replica.network.reports.failures))
@@ -104,10 +107,22 @@ def not_ready_reasons(node: "Node") -> list[str]:
     return reasons
 
 
+def _doubt(node: "Node", components: "Components") -> str | None:
+    """Why this node's state, and not another's, is in doubt; None if it is not."""
+    digests = node.digests
+    if not digests.differing:
+        return None
+    voters = {voter.node_id for voter in components.replica.status().members.voters()}
+    if not digests.is_doubted(node.node_id, node.leader_id, voters):
+        return None
+    others = ", ".join(sorted(digests.differing))
+    return f"its state differs from that of {others}: {DOUBT_ADVICE}"
+
+
 def alarms(components: "Components", digests: Digests, unfit: list[str]) -> list[str]:
     """The alarms for an operator: what ails this node (`unfit`), duplicates of it, an overdue snapshot.
 
-    Of a leader also the replicas whose digest differs, and the clocks that are off.
+    Also the nodes whose digest differs from its own, and of a leader the clocks that are off.
     """
     replica = components.replica
     differing = [difference.alarm(node_id) for node_id, difference in digests.differing.items()]

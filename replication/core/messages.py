@@ -123,7 +123,7 @@ class HeartbeatEcho:
 
 @dataclass(frozen=True, slots=True)
 class PositionReport:
-    """How far a node is, sent to its leader with each echo."""
+    """How far a node is, sent to its leader with each echo, and to all others each second (rule 17)."""
 
     durable_index: int
     applied_index: int

@@ -175,6 +175,11 @@ class Network:
 
     def show_genesis(self, node_id: str, frame: bytes, *, committed: bool) -> None:
         """Show an unformatted node this cluster's genesis frame."""
+    def send_to_all(self, message: PeerMessage) -> None:
+        """Send on the link to every node; lost where there is none."""
+        for link in self._links.values():
+            link.send(message)
+
         self.send(node_id, GenesisOffer(frame, committed))
 
     def address_of(self, node_id: str) -> str | None:

@@ -71,14 +71,53 @@ def test_as_many_frames_as_the_limit_are_remembered_and_a_report_of_one_before_s
     assert told.changes == [("n2", Difference(2, B, A))]
 
 
-def test_a_node_that_leads_no_longer_forgets_what_it_heard() -> None:
+THREE = ("n1", "n2", "n3")
+
+
+def standing(*reports: tuple[str, int, bytes], me: str = "n3", leader: str | None = "n1") -> bool:
+    """Whether this node, with digest A at 5 and 6, is to be doubted after these reports."""
+    told = Told()
+    for index in (5, 6):
+        told.digests.applied(index, A)
+    for report in reports:
+        told.digests.reported(*report)
+    return told.digests.is_doubted(me, leader, THREE)
+
+
+def test_a_replica_that_differs_from_its_leader_is_doubted_unless_a_majority_is_as_it_is() -> None:
+    assert not standing()
+    assert not standing(("n1", 5, A), ("n2", 5, B))  # The third is wrong.
+    assert standing(("n1", 5, B))
+    assert standing(("n1", 5, B), ("n2", 5, B))
+    assert not standing(("n1", 5, B), ("n2", 5, A))  # The leader is wrong.
+    assert not standing(("n1", 5, B), ("n2", 6, A))
+    assert not standing(("n1", 5, B), ("n1", 5, A))
+
+
+def test_a_node_that_was_equal_before_the_difference_and_is_not_heard_since_counts_for_nobody() -> None:
+    assert standing(("n2", 5, A), ("n1", 6, B))
+
+
+def test_a_leader_that_differs_from_a_majority_is_doubted_and_so_is_everybody_where_all_differ() -> None:
+    assert not standing(("n2", 5, B), me="n1")
+    assert standing(("n2", 5, B), ("n3", 5, B), me="n1")
+    assert standing(("n1", 5, B), ("n2", 5, b"c" * 16))
+    assert standing(("n1", 5, B), ("n2", 5, B), leader=None)
+
+
+def test_an_observer_that_differs_from_its_leader_is_doubted_and_makes_no_majority_itself() -> None:
+    assert standing(("n1", 5, B), ("n2", 5, A), me="n4")
+    assert not standing(("n1", 5, B), ("n2", 5, A), ("n3", 5, A), me="n4")
+
+
+def test_digests_from_before_an_install_are_not_compared_any_more() -> None:
     told = Told()
     told.digests.applied(5, A)
+    told.digests.installed(7, B)
     told.digests.reported("n2", 5, B)
-    told.digests.reported("n3", 6, B)
-    told.digests.forget()
-    told.digests.applied(6, A)
-    assert told.digests.differing == {}
+    assert told.changes == []
+    told.digests.reported("n2", 7, A)
+    assert told.changes == [("n2", Difference(7, A, B))]
 
 
 @pytest_asyncio.fixture
@@ -101,6 +140,17 @@ async def applied(cluster: RunningCluster, node_id: str, index: int) -> None:
     async with asyncio.timeout(DEADLINE_S):
         while (await cluster.ask(node_id, "GET", "/status")).document["applied_index"] <= index:
             pass
+
+
+async def unready(cluster: RunningCluster, *node_ids: str) -> None:
+    """Wait until just these nodes are not ready, and say that their states differ."""
+    async with asyncio.timeout(DEADLINE_S):
+        while True:
+            reasons = {node_id: running.node.not_ready_reasons() for node_id, running in cluster.nodes.items()}
+            if [node_id for node_id in reasons if reasons[node_id]] == list(node_ids):
+                break
+            await asyncio.sleep(0)
+    assert all("its state differs from that of" in " ".join(reasons[node_id]) for node_id in node_ids)
 
 
 async def metric(cluster: RunningCluster) -> dict[str, float]:
@@ -136,6 +186,7 @@ async def test_a_replica_that_differs_is_shown_until_it_has_replayed_the_log(clu
     assert await metric(cluster) == {"n2": 0, "n3": 1}
     assert f"from the leader, at {index + 1}" in await shown(cluster)
     assert [alarm.split(" has ")[0] for alarm in status["alarms"]] == ["n3"]
+    await unready(cluster, "n3")
     assert (await cluster.commands("n3", ["add", 1]))["results"] == ["45"]
 
     await cluster.restart("n3")
@@ -156,3 +207,4 @@ async def test_a_leader_that_differs_is_seen_to_differ_from_both_others(cluster:
 
     first, second = [await differs_of(cluster, node_id, wanted=True) for node_id in ("n2", "n3")]
     assert first == second
+    await unready(cluster, "n1")
