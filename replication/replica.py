@@ -33,7 +33,7 @@ from .lag import (
     lag_of,
     own_lag,
 )
-from .net.hello import PeerInfo
+from .net.hello import UNKNOWN_CODE, PeerInfo
 from .net.network import Network
 from .owner import Owner
 
@@ -52,6 +52,7 @@ class ReplicaOptions:
     core: CoreOptions
     max_frame_bytes: int
     secret: bytes | None = None
+    code: bytes = UNKNOWN_CODE  # The fingerprint of the machine's code, for the hello.
     check_invariants: bool = False  # After each step of the core: for tests.
 
 
@@ -160,8 +161,8 @@ class Replica(Generic[OwnerT]):
         self._owner = owner
         self._options = options
         self._ticked_at = 0
-        self._stopped = False
         self._reported_at = 0
+        self._stopped = False
         self._lag_report: LagReport | None = None
         self._lag_reported_by: str | None = None
         self._lag_reported_at = 0
@@ -171,7 +172,8 @@ class Replica(Generic[OwnerT]):
         self._loop = asyncio.get_running_loop()
         # Its own: log lines written while writes are appended must not name the first caller's request.
         self._context = contextvars.copy_context()
-        who = PeerInfo(cluster_id, me.node_id, me.disk_id, me.incarnation, options.address, options.core.features)
+        offers, code = options.core.features, options.code
+        who = PeerInfo(cluster_id, me.node_id, me.disk_id, me.incarnation, options.address, offers, code=code)
         self.network = Network(
             who,
             self._step,
@@ -352,11 +354,11 @@ class Replica(Generic[OwnerT]):
     def _send_reports(self) -> None:
         for node_id in self.network.unformatted():
             self.network.show_genesis(node_id, self._options.genesis, committed=self.commit_index > 0)
-        if not self.core.leads:
-            return
         if self._threads.now() - self._reported_at >= REPORT_US:
             self._reported_at = self._threads.now()
             self.network.send_to_all(self._driver.position())
+        if not self.core.leads:
+            return
         log = self._disk.log
         for node_id, position in self.positions.items():
             self.network.send(

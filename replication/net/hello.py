@@ -6,8 +6,9 @@
 
 The first stage's hello is protocol 1, at the first of two paths. At the second, `/peer/2` and below it, a challenge
 names the lowest and the highest protocol of its speaker, a hello the one that it chose, and an info the features that
-its program offers. A dialler tries the second path first, and the first one after a 404. While the log names no feature
-either will do; after that a peer that does not offer all of them is refused, at the first path always.
+its program offers; from protocol 3 on also the fingerprint of its machine's code, which no rule reads. A dialler tries
+the second path first, and the first one after a 404. While the log names no feature either will do; after that a peer
+that does not offer all of them is refused, at the first path always.
 
 `mac` is HMAC-SHA256 over the protocol (and the challenge's range), the speaker's role, both nonces, the purpose and its
 PeerInfo, so neither a replay nor a reflection passes, and nobody on the way can lower the protocol. Without a peer
@@ -40,7 +41,9 @@ from .wire import MAX_MESSAGE_BYTES, MAX_U64, BadMessage
 
 PROTOCOL = 1
 SECOND_PROTOCOL = 2
-LOWEST_PROTOCOL, HIGHEST_PROTOCOL = SECOND_PROTOCOL, SECOND_PROTOCOL  # Of those that name a range.
+CODE_PROTOCOL = 3
+LOWEST_PROTOCOL, HIGHEST_PROTOCOL = SECOND_PROTOCOL, CODE_PROTOCOL  # Of those that name a range.
+INFO_FIELDS = {PROTOCOL: 5, SECOND_PROTOCOL: 6, CODE_PROTOCOL: 7}
 PEER_PATH = "/peer"
 STREAM_PATH = "/peer/stream"
 SNAPSHOT_PATH = "/peer/snapshot"
@@ -56,6 +59,8 @@ NONCE_BYTES = 16
 ID_BYTES = 16
 MAX_ADDRESS = 300
 NO_CLUSTER = bytes(ID_BYTES)
+CODE_BYTES = 32
+UNKNOWN_CODE = b""
 FOREIGN_CLUSTER = "foreign_cluster"
 DUPLICATE = "twin"
 LACKS_FEATURES = "features"
@@ -72,7 +77,8 @@ class PeerInfo:
     """What a node says of itself. `cluster_id` is all zeros while it is unformatted.
 
     `features` are what its program offers: none in the first protocol. `requires` are those that its log names; it does
-    not send them, but refuses a peer that lacks one.
+    not send them, but refuses a peer that lacks one. `code` is the fingerprint of its machine's code, `UNKNOWN_CODE`
+    before protocol 3 and of a machine without source.
     """
 
     cluster_id: bytes
@@ -82,6 +88,7 @@ class PeerInfo:
     address: str
     features: frozenset[str] = frozenset()
     requires: frozenset[str] = frozenset()
+    code: bytes = UNKNOWN_CODE
 
     @property
     def is_formatted(self) -> bool:
@@ -104,11 +111,11 @@ LINK_FAILURES = (ClientError, OSError, asyncio.TimeoutError, BadMessage, PeerRef
 
 def _row(info: PeerInfo, protocol: int) -> list[Any]:
     row = [info.cluster_id, info.node_id, info.disk_id, info.incarnation, info.address]
-    return row if protocol == PROTOCOL else [*row, sorted(info.features)]
+    return [*row, sorted(info.features), info.code][: INFO_FIELDS[protocol]]
 
 
 def _peer_info(row: Any, protocol: int) -> PeerInfo:
-    if type(row) is not list or len(row) != (5 if protocol == PROTOCOL else 6):
+    if type(row) is not list or len(row) != INFO_FIELDS[protocol]:
         raise BadMessage("a hello of another shape")
     cluster_id, node_id, disk_id, incarnation, address = row[:5]
     ids = type(cluster_id) is bytes and type(disk_id) is bytes and len(cluster_id) == len(disk_id) == ID_BYTES
@@ -116,7 +123,9 @@ def _peer_info(row: Any, protocol: int) -> PeerInfo:
     reached = type(address) is str and len(address) <= MAX_ADDRESS
     if not ids or not named or not reached or type(incarnation) is not int or not 0 <= incarnation <= MAX_U64:
         raise BadMessage("a hello of another shape")
-    return PeerInfo(cluster_id, node_id, disk_id, incarnation, address, _features(row[5]) if row[5:] else frozenset())
+    features = _features(row[5]) if row[5:] else frozenset[str]()
+    code = _code(row[6]) if row[6:] else UNKNOWN_CODE
+    return PeerInfo(cluster_id, node_id, disk_id, incarnation, address, features, code=code)
 
 
 def _features(names: Any) -> frozenset[str]:
@@ -125,6 +134,12 @@ def _features(names: Any) -> frozenset[str]:
     if any(type(name) is not str or not 0 < len(name) <= MAX_FEATURE_LENGTH for name in names):
         raise BadMessage("a hello of another shape")
     return frozenset(names)
+
+
+def _code(code: Any) -> bytes:
+    if type(code) is not bytes or len(code) not in (0, CODE_BYTES):
+        raise BadMessage("a hello of another shape")
+    return code
 
 
 def mac(
@@ -185,6 +200,14 @@ async def _receive(socket: Socket, length: int) -> list[Any]:
 def _check_protocol(spoken: Any, protocol: int) -> None:
     if spoken != protocol:
         raise PeerRefused("protocol", f"the peer speaks protocol {spoken!r:.40}, this node {protocol}")
+
+
+def _protocol_of_hello(spoken: Any, path_of: int) -> int:
+    """The protocol that a dialler chose, of those of its path."""
+    if path_of != PROTOCOL and type(spoken) is int and LOWEST_PROTOCOL <= spoken <= HIGHEST_PROTOCOL:
+        return spoken
+    _check_protocol(spoken, path_of)
+    return path_of
 
 
 def _protocol_of_challenge(spoken: Any, path_of: int) -> tuple[int, tuple[int, int]]:
@@ -304,21 +327,21 @@ async def answer_hello(
     """
     first = path_of == PROTOCOL
     await socket.send_bytes(pack([PROTOCOL if first else [LOWEST_PROTOCOL, HIGHEST_PROTOCOL], nonce]))
-    protocol, asked, row, dialler_nonce, given = await _receive(socket, 5)
+    spoken, asked, row, dialler_nonce, given = await _receive(socket, 5)
     try:
-        _check_protocol(protocol, path_of)  # The only one of its path.
-        peer = _peer_info(row, path_of)
+        protocol = _protocol_of_hello(spoken, path_of)
+        peer = _peer_info(row, protocol)
         if asked != purpose or type(dialler_nonce) is not bytes or len(dialler_nonce) != NONCE_BYTES:
             raise BadMessage("a hello of another shape")
-        _check_mac(secret, mac(secret, "dialler", nonce, dialler_nonce, purpose, peer, path_of), given)
+        _check_mac(secret, mac(secret, "dialler", nonce, dialler_nonce, purpose, peer, protocol), given)
         check_peer(me, peer)
         if admit is not None:
             await admit(peer)
     except PeerRefused as error:
         await socket.send_bytes(pack(["refused", error.code, error.reason]))
         raise
-    proof = mac(secret, "dialled", nonce, dialler_nonce, purpose, me, path_of)
-    await socket.send_bytes(pack([_row(me, path_of), proof]))
+    proof = mac(secret, "dialled", nonce, dialler_nonce, purpose, me, protocol)
+    await socket.send_bytes(pack([_row(me, protocol), proof]))
     return peer
 
 

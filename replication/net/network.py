@@ -49,6 +49,8 @@ class PeerReports:
     failures: dict[str, str] = field(default_factory=dict)
     foreign: set[str] = field(default_factory=set)
     alarms: dict[str, str] = field(default_factory=dict)
+    codes: dict[str, bytes] = field(default_factory=dict)
+    """The fingerprint of each peer's machine, by node id, since it was linked last; see `PeerInfo.code`."""
     upstream: UpstreamProgress | None = None
 
 
@@ -173,13 +175,13 @@ class Network:
         """The linked nodes that belong to no cluster yet."""
         return [node for node, link in self._links.items() if link.peer is not None and not link.peer.is_formatted]
 
-    def show_genesis(self, node_id: str, frame: bytes, *, committed: bool) -> None:
-        """Show an unformatted node this cluster's genesis frame."""
     def send_to_all(self, message: PeerMessage) -> None:
         """Send on the link to every node; lost where there is none."""
         for link in self._links.values():
             link.send(message)
 
+    def show_genesis(self, node_id: str, frame: bytes, *, committed: bool) -> None:
+        """Show an unformatted node this cluster's genesis frame."""
         self.send(node_id, GenesisOffer(frame, committed))
 
     def address_of(self, node_id: str) -> str | None:
@@ -198,6 +200,7 @@ class Network:
         """Messages to this peer can arrive now."""
         self.reports.failures.pop(peer.node_id, None)
         self.reports.foreign.discard(peer.node_id)
+        self.reports.codes[peer.node_id] = peer.code
         self._handle(events.LinkUp(peer.node_id, peer.disk_id, peer.features))
         self._owner.peer_linked(peer.node_id)
 

@@ -216,6 +216,76 @@ def test_a_dialler_refuses_such_a_peer_as_well() -> None:
         check_peer(replace(who("n1"), requires=NEW), who("n2"))
 
 
+CODE = b"c" * 32
+
+
+@pytest.mark.parametrize("secret", [None, b"a secret"])
+async def test_the_third_hello_names_the_code_of_each_machine(secret: bytes | None) -> None:
+    ours, theirs = replace(who("n1"), features=NEW, code=CODE), replace(who("n2"), features=NEW)
+
+    assert await hello(ours, theirs, secret) == (theirs, ours)
+
+
+@pytest.mark.parametrize("secret", [None, b"a secret"])
+async def test_a_peer_that_speaks_no_third_hello_is_answered_in_the_second_and_names_no_code(
+    secret: bytes | None,
+) -> None:
+    ours, theirs = replace(who("n1"), features=NEW, code=CODE), replace(who("n2"), features=NEW)
+    row = [theirs.cluster_id, theirs.node_id, theirs.disk_id, theirs.incarnation, theirs.address, sorted(NEW)]
+    named = (secret, "dialled", DIALLED_NONCE, DIALLER_NONCE, "peer", theirs, 2, (2, 2))
+
+    async def older(socket: WebSocketResponse) -> object:
+        await socket.send_bytes(pack([[2, 2], DIALLED_NONCE]))
+        protocol, _, said, _, _ = unpack((await socket.receive()).data)
+        await socket.send_bytes(pack([row, mac(*named)]))
+        return protocol, len(said)
+
+    dialled = await meet(lambda socket: dial_hello(socket, ours, "n2", "peer", secret, DIALLER_NONCE, 2), older)
+
+    assert dialled == (theirs, (2, 6))
+
+
+async def test_a_dialler_that_chose_the_second_hello_is_answered_in_it() -> None:
+    ours = replace(who("n2"), features=NEW, code=CODE)
+    row = [who("n1").cluster_id, "n1", who("n1").disk_id, who("n1").incarnation, who("n1").address, []]
+
+    async def older(socket: ClientWebSocketResponse) -> object:
+        assert unpack((await socket.receive()).data)[0] == [2, 3]
+        await socket.send_bytes(pack([2, "peer", row, DIALLER_NONCE, b""]))
+        return len(unpack((await socket.receive()).data)[0])
+
+    fields, peer = await meet(older, lambda socket: answer_hello(socket, ours, "peer", None, DIALLED_NONCE, None, 2))
+
+    assert (fields, peer) == (6, who("n1"))
+
+
+@pytest.mark.parametrize("protocol", [1, 4, True, "2", None])
+async def test_a_protocol_out_of_the_range_of_the_challenge_is_refused(protocol: object) -> None:
+    async def dial(socket: ClientWebSocketResponse) -> object:
+        await socket.receive()
+        await socket.send_bytes(pack([protocol, "peer", [], DIALLER_NONCE, b""]))
+        return unpack((await socket.receive()).data)[:2]
+
+    said, ours = await meet(dial, lambda socket: answer_hello(socket, who("n2"), "peer", None, DIALLED_NONCE, None, 2))
+
+    assert said == ["refused", "protocol"]
+    assert isinstance(ours, PeerRefused)
+
+
+@pytest.mark.parametrize("code", [b"short", "c" * 32, None, b"c" * 33])
+async def test_a_code_of_another_shape_is_no_hello(code: object) -> None:
+    me = who("n1")
+    row = [me.cluster_id, me.node_id, me.disk_id, me.incarnation, me.address, [], code]
+
+    async def dial(socket: ClientWebSocketResponse) -> None:
+        await socket.receive()
+        await socket.send_bytes(pack([3, "peer", row, DIALLER_NONCE, b""]))
+
+    _, dialled = await meet(dial, lambda socket: answer_hello(socket, who("n2"), "peer", None, DIALLED_NONCE, None, 2))
+
+    assert isinstance(dialled, BadMessage)
+
+
 @pytest.mark.parametrize("features", [["x"] * 65, ["x" * 33], [""], [1], "fitness"])
 async def test_features_of_another_shape_are_no_hello(features: object) -> None:
     me = who("n1")
