@@ -28,6 +28,7 @@ from .machine import (
     state_room,
 )
 from .machines.arithmetic import ArithmeticMachine
+from .machines.fingerprint import fingerprint_of
 from .machines.kv import KvMachine
 from .machines.log import LogMachine
 from .machines.registry import default_initial, load_machine
@@ -101,6 +102,7 @@ __all__ = [
     "check_batch",
     "content_of",
     "default_initial",
+    "fingerprint_of",
     "is_quick",
     "limit_state",
     "load_machine",
