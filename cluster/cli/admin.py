@@ -1,4 +1,4 @@
-"""Administration of a cluster: `quire members`, `transfer`, `snapshot`, `expire` and `session`."""
+"""Administration of a cluster: `quire members`, `transfer`, `snapshot`, `expire`, `session` and `admin`."""
 
 import asyncio
 import json
@@ -17,6 +17,7 @@ from .output import Exit, complain, printable, to_json
 
 admin_app = typer.Typer()
 members_app = typer.Typer(name="members", help="Show the members, or make a node a voter.")
+code_app = typer.Typer(name="admin", help="Accept changed code of the machine.", no_args_is_help=True)
 session_app = typer.Typer(name="session", help="Open, show and close sessions.", no_args_is_help=True)
 
 DISK_CHARACTERS = 8
@@ -26,6 +27,9 @@ OneNode = Annotated[str | None, typer.Option("--node", metavar="ID", help="Only 
 SessionId = Annotated[
     int, typer.Argument(metavar="ID", min=1, help="The session's id, from POST /sessions or `quire session open`.")
 ]
+
+CODE_CHARACTERS = 12
+"""Of a fingerprint in the table, as in the alarms."""
 
 CLOSED_AT_ONCE = 1_000
 Prefix = Annotated[str, typer.Option("--prefix", metavar="TEXT", help="Only sessions whose names begin so.")]
@@ -92,6 +96,32 @@ def expire(
 
     columns = ("segments", "to_index", "bytes", *(("held_bytes", "held_by") if dry_run else ()))
     raise typer.Exit(_show_each(server, node, expire_one, columns, as_json=as_json, timeout_s=timeout))
+
+
+@code_app.callback()
+def code_command() -> None:
+    """Keep `accept-code` a command of its own: typer makes a single command the group itself."""
+
+
+@code_app.command("accept-code")
+def accept_code(
+    node: OneNode = None, server: Server = "", as_json: Json = False, timeout: Timeout = DEFAULT_TIMEOUT_S
+) -> None:
+    """Accept the machine's code that the members run now, on every node. Only if it gives the same results.
+
+    Ends the alarms that the code was changed and that members run different code. Prints the fingerprints. Repeat it
+    for a node that did not answer.
+    """
+
+    async def accept(client: Client, address: str) -> dict[str, Any]:
+        row = await client.accept_code(address)
+        if as_json:
+            return row
+        accepted = ", ".join(code[:CODE_CHARACTERS] for code in row["accepted_code"])
+        return {"code": (row["code"] or "unknown")[:CODE_CHARACTERS], "accepted_code": accepted}
+
+    columns = ("code", "accepted_code")
+    raise typer.Exit(_show_each(server, node, accept, columns, as_json=as_json, timeout_s=timeout))
 
 
 def _show_each(

@@ -18,7 +18,7 @@ import quire
 from ..client import Client, Consistency, connect
 from ..errors import Malformed
 from ..values import DEPTH_LIMIT, decode_json
-from .admin import admin_app, members_app, session_app
+from .admin import admin_app, code_app, members_app, session_app
 from .connection import DEFAULT_TIMEOUT_S, Json, Server, Timeout, ask, fail_usage, run_until_stopped, servers_of
 from .load import BATCH_COMMANDS, load_file
 from .output import printable, to_json
@@ -220,6 +220,7 @@ def status(
 app.add_typer(admin_app)
 app.add_typer(members_app)
 app.add_typer(session_app)
+app.add_typer(code_app)
 
 
 def parse_operand(text: str) -> int | str:

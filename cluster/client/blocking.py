@@ -145,6 +145,10 @@ class BlockingClient:
         """Have a node snapshot everything it has applied: {"node_id", "index", "bytes", "sha256"}."""
         return self._run(self._client.take_snapshot(server))
 
+    def accept_code(self, server: str) -> dict[str, Any]:
+        """Have a node accept its machine's code and that of the members: {"node_id", "code", "accepted_code"}."""
+        return self._run(self._client.accept_code(server))
+
     def expire(self, server: str, *, dry_run: bool = False) -> dict[str, Any]:
         """Have a node delete the expired segments of its log: {"node_id", "segments", "to_index", "bytes"}."""
         return self._run(self._client.expire(server, dry_run=dry_run))

@@ -312,6 +312,14 @@ class Client:
         body = _pack({"dry_run": dry_run})
         return document_of(await self._call("POST", "/admin/expire", body=body, content_type=MSGPACK, server=server))
 
+    async def accept_code(self, server: str) -> dict[str, Any]:
+        """Have a node accept its machine's code and that of the members: {"node_id", "code", "accepted_code"}.
+
+        It ends the alarm that the code changed, or that members run different code. Only for code that gives the same
+        results for every command in the log.
+        """
+        return document_of(await self._call("POST", "/admin/accept-code", server=server))
+
     async def session_status(self, session: int) -> dict[str, Any]:
         """Any open session: {"session", "name", "sequence"}; `sequence` is the last one executed.
 

@@ -18,6 +18,7 @@ from quire.replication.promises import PROMISE_FILE
 from quire.sm import Applier, Owner, Sessions, SnapshotPart, SnapshotStore, StateMachine, restore_newest
 from quire.sm.snapshots.store import SNAPSHOTS_FOLDER
 
+from .code import CodeRecord, note_start, write_code
 from .first_start import LOG_FOLDER, MARK_FILE, check_unformatted, set_unfinished_aside
 from .genesis import Genesis, read_genesis, read_genesis_file, write_genesis_file
 from .identity import LOST_VOTER, DataDirRefused, NodeIdentity, read_identity, write_identity
@@ -172,6 +173,14 @@ class DataDir:
             # An install interrupted between rename and reset left a log that does not join the snapshot.
             log.reset(boundary.tail, members_index=boundary.members_index)
         return applier
+
+    def note_code(self, machine: tuple[str, int], code: bytes) -> CodeRecord | None:
+        """Record that the machine starts with this code; see `note_start`."""
+        return note_start(self._directory, machine, code)
+
+    def write_code(self, record: CodeRecord) -> None:
+        """Replace the record of the machine's code, durably. Raises LogError, OSError."""
+        write_code(self._directory, record)
 
     def _formatted(self) -> tuple[Log, Genesis]:
         if self.log is None or not self._genesis:

@@ -19,7 +19,7 @@ from .api import ADMISSION, API, Admission, NodeApi
 from .forwarding import LeaderHop
 from .problems import UnsupportedMedia, answer_of, drop_frames, problem, problem_of
 from .request import FORWARDED, REQUEST_ID, REQUEST_ID_KEY, SEQUENCE, SESSION, RateLimitedLog, identify
-from .routes.admin import get_members, post_expire, post_members, post_snapshot, post_transfer
+from .routes.admin import get_members, post_accept_code, post_expire, post_members, post_snapshot, post_transfer
 from .routes.cluster import MemberStatuses, get_cluster
 from .routes.commands import post_commands
 from .routes.ranges import get_records
@@ -68,6 +68,7 @@ ROUTES = (
     web.post("/admin/members", post_members),
     web.post("/admin/snapshot", post_snapshot),
     web.post("/admin/expire", post_expire),
+    web.post("/admin/accept-code", post_accept_code),
     web.get("/healthz", get_healthz),
     web.get("/readyz", get_readyz),
     web.get("/metrics", get_metrics),

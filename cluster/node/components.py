@@ -12,7 +12,7 @@ from quire.log import FEATURES, IndexCachePolicy, Log, LogOptions, overflow_of
 from quire.replication import Disk, Replica, ReplicaOptions
 from quire.replication.core import CoreOptions, Identity
 from quire.replication.net.forming import Forming
-from quire.sm import Applier, StateMachine
+from quire.sm import Applier, StateMachine, fingerprint_of
 
 from ..compaction.compaction import Compaction, Factories
 from ..config.serve import ServeConfig
@@ -20,6 +20,7 @@ from ..data_dir.data_dir import DataDir
 from ..data_dir.genesis import Genesis, check_genesis, make_genesis, read_genesis
 from ..errors import NodeStopping
 from .applying import Applying
+from .code import MachineCode
 from .pending import Waiter
 from .reading import Reading
 
@@ -39,6 +40,7 @@ class NodeResources:
     http: ClientSession
     secret: bytes | None
     incarnation: int
+    code: MachineCode
 
     @classmethod
     async def open(cls, config: ServeConfig, machine_type: type[StateMachine]) -> "NodeResources":
@@ -59,7 +61,8 @@ class NodeResources:
         http = ClientSession(
             connector=TCPConnector(limit=0), timeout=ClientTimeout(total=None), cookie_jar=DummyCookieJar()
         )
-        return cls(config, machine_type, data_dir, http, secret, int.from_bytes(os.urandom(8), "little"))
+        code = MachineCode(data_dir, (machine_type.name, machine_type.version), fingerprint_of(machine_type))
+        return cls(config, machine_type, data_dir, http, secret, int.from_bytes(os.urandom(8), "little"), code)
 
     @property
     def identity(self) -> Identity:
@@ -107,12 +110,14 @@ class NodeResources:
             DataDirRefused, LogError, MachineError: as `DataDir.restore`.
         """
         check_genesis(genesis, self.machine, self.config)
+        await self.code.start()  # Before it applies anything.
         new_machine = partial(genesis.new_machine, self.machine_type)
         return await asyncio.to_thread(self.data_dir.restore, new_machine, genesis.new_sessions)
 
     async def close(self) -> None:
         """Mark a clean stop and unlock."""
         await self.http.close()
+        await self.code.close()
         await asyncio.to_thread(self.data_dir.close)
 
 
@@ -128,6 +133,7 @@ class Components:
     applying: Applying
     reading: Reading
     compaction: Compaction
+    code: MachineCode
 
     @classmethod
     def build(cls, resources: NodeResources, genesis: Genesis, applier: Applier, node: "Node") -> "Components":
@@ -148,6 +154,7 @@ class Components:
             ),
             max_frame_bytes=genesis.limits["max_frame_bytes"],
             secret=resources.secret,
+            code=resources.code.running,
             check_invariants=config.check_invariants,
         )
         disk = Disk(log, data_dir.promises, snapshots=data_dir.snapshots, older_epochs=applier.boundary.epochs)
@@ -157,4 +164,11 @@ class Components:
         dial = resources.http, resources.secret
         compaction = Compaction(data_dir.snapshots, disk, replica, applying, factories, dial, config, node.failed)
         reading = Reading(log, replica, applying, node.not_leader)
-        return cls(genesis, genesis.payload_bytes, log, replica, applying, reading, compaction)
+        return cls(genesis, genesis.payload_bytes, log, replica, applying, reading, compaction, resources.code)
+
+    def codes(self) -> dict[str, bytes]:
+        """The fingerprint of each member's machine, as far as this node has heard; empty where it is unknown."""
+        heard = self.replica.network.reports.codes
+        status = self.replica.status()
+        known = {member.node_id: heard.get(member.node_id, b"") for member in status.members.members}
+        return known | {status.me.node_id: self.code.running}

@@ -108,6 +108,7 @@ class Node:
         self._resources: NodeResources | None = None
         self._formation: asyncio.Task[None] | None = None
         self._watches: list[asyncio.Task[None]] = []
+        self._code_alarms: list[str] = []
 
     # Life
 
@@ -155,6 +156,7 @@ class Node:
         components.compaction.start()
         watch = log_levels(components.replica, self.config.data_dir, self._look_s)
         self._watches.append(watched_task(watch, "fitness", self.failed))
+        self._look_at_code(components)
         journal.info("running", cluster_id=genesis.cluster_id.hex(), bounds=tuple(components.log.bounds))
 
     async def hand_over(self) -> None:
@@ -526,6 +528,14 @@ class Node:
     def peer_linked(self, node_id: str) -> None:
         """Messages to a peer arrive."""
         self.leadership.peer_linked(node_id)
+        if self.formed is not None:
+            self._look_at_code(self.formed)
+
+    def _look_at_code(self, components: Components) -> None:
+        known, self._code_alarms = self._code_alarms, components.code.alarms(components.codes())
+        for text in self._code_alarms:
+            if text not in known:
+                self.alarmed(text)
 
     def peer_unlinked(self, node_id: str) -> None:
         """Messages to a peer are lost."""

@@ -47,6 +47,8 @@ def node_status(node: "Node") -> dict[str, Any]:
             "name": genesis.machine[0],
             "version": genesis.machine[1],
             "initial": genesis.initial,
+            "code": components.code.running.hex() or None,
+            "accepted_code": [code.hex() for code in components.code.accepted],
             "state_bytes": node.state_room.size,
             "state_limit_bytes": node.state_room.limit,
         },
@@ -122,11 +124,13 @@ def _doubt(node: "Node", components: "Components") -> str | None:
 def alarms(components: "Components", digests: Digests, unfit: list[str]) -> list[str]:
     """The alarms for an operator: what ails this node (`unfit`), duplicates of it, an overdue snapshot.
 
-    Also the nodes whose digest differs from its own, and of a leader the clocks that are off.
+    Also machine code that changed or differs between members, the nodes whose digest differs from this node's, and of a
+    leader the clocks that are off.
     """
     replica = components.replica
     differing = [difference.alarm(node_id) for node_id, difference in digests.differing.items()]
-    own = [alarm for alarm in (*unfit, components.compaction.snapshotting.alarm) if alarm]
+    code = components.code.alarms(components.codes())
+    own = [alarm for alarm in (*unfit, *code, components.compaction.snapshotting.alarm) if alarm]
     leader = replica.status().leader
     clocks = clock_alarms({} if leader is None else leader.clock_offsets_us)
     return sorted([*replica.network.reports.alarms.values(), *differing, *clocks, *own])

@@ -90,6 +90,20 @@ async def post_expire(request: web.Request) -> web.StreamResponse:
     return answer(request, {"node_id": node.node_id, **shown(gone)})
 
 
+async def post_accept_code(request: web.Request) -> web.StreamResponse:
+    """{"node_id", "code", "accepted_code"} after this node has accepted its machine's code and that of the members.
+
+    Fingerprints in hex; `code` is null if this node's is unknown.
+    """
+    node = request.app[API].node
+    parameters_of(request)
+    await read_body(request, 0)
+    components = node.components
+    await components.code.accept(components.codes())
+    running, accepted = components.code.running.hex() or None, [code.hex() for code in components.code.accepted]
+    return answer(request, {"node_id": node.node_id, "code": running, "accepted_code": accepted})
+
+
 def _field_of(request: web.Request, body: bytes, name: str, kind: type[Any]) -> Any:
     """The only key that the body may have; None without it. Raises Malformed."""
     if not body:
