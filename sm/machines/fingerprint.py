@@ -36,10 +36,8 @@ def fingerprint_of(machine: type[StateMachine]) -> bytes:
 def _modules_of(name: str) -> list[str]:
     """The loaded modules of the same top-level package; of `__main__` or a single file that module alone."""
     package = name.partition(".")[0]
-    loaded = list(sys.modules.items())  # Another thread may import at any time.
-    return sorted(
-        {name} | {other for other, module in loaded if module and (other == package or other.startswith(package + "."))}
-    )
+    loaded = list(sys.modules)  # Another thread may import at any time.
+    return sorted({name} | {other for other in loaded if other == package or other.startswith(package + ".")})
 
 
 def _source_of(name: str, module: ModuleType | None) -> str | None:

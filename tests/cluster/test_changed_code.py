@@ -1,0 +1,282 @@
+"""A machine whose code changes under the same version: an alarm on each node concerned, until an operator accepts it."""
+
+import asyncio
+import importlib
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from quire.cluster.data_dir.code import CODE_FILE, short
+from quire.cluster.errors import DiskFullError
+from quire.cluster.node.code import MachineCode
+from quire.sm import fingerprint_of, load_machine
+from tests.cluster.running import RunningCluster, running_cluster, started
+from tests.data_dir.voters import formatted, opened
+
+DEADLINE_S = 60
+PACKAGE = "ledger_of_this_test"
+SPEC = f"{PACKAGE}.machine:Ledger"
+MACHINE = f"""
+from {PACKAGE}.rules import posted
+
+class Ledger:
+    name = "ledger"
+    version = 1
+    quick = True
+    def __init__(self, initial): self.balance = 0
+    def check(self, command): ...
+    def apply(self, command, context):
+        self.balance = posted(self.balance, command)
+        return self.balance
+    def query(self, request): return self.balance
+    def snapshot(self): yield str(self.balance).encode()
+    def restore(self, chunks): self.balance = int(b"".join(chunks))
+"""
+RULES = "def posted(balance, amount): return balance + amount\n"
+COMMENTED = RULES + "# Amounts are in cents.\n"
+OTHER = RULES.replace("+ amount", "+ amount + 100")
+
+Deploy = Callable[[str], str]
+
+
+@pytest.fixture
+def deploy(tmp_path: Path) -> Iterator[Deploy]:
+    """Put these rules in place for the nodes that start from now on; returns the code's short fingerprint."""
+    folder = tmp_path / "path" / PACKAGE
+    folder.mkdir(parents=True)
+    (folder / "machine.py").write_text(MACHINE)
+    (folder / "__init__.py").write_text("")
+    sys.path.insert(0, str(folder.parent))
+
+    def forget() -> None:
+        for name in [name for name in sys.modules if name.partition(".")[0] == PACKAGE]:
+            del sys.modules[name]
+        importlib.invalidate_caches()
+
+    def put(rules: str) -> str:
+        (folder / "rules.py").write_text(rules)
+        for compiled in folder.rglob("*.pyc"):
+            compiled.unlink()
+        forget()
+        return short(fingerprint_of(load_machine(SPEC)))
+
+    yield put
+    forget()
+    sys.path.remove(str(folder.parent))
+
+
+def alarms(cluster: RunningCluster, node_id: str) -> list[str]:
+    """A node's alarms. They may tell of a clock or a digest, too."""
+    told: list[str] = cluster.nodes[node_id].node.status()["alarms"]
+    return [alarm for alarm in told if " code " in alarm]
+
+
+def changed(old: str, new: str) -> str:
+    """How the alarm of a node that runs other code begins."""
+    return f"this node ran code {old} of machine ledger version 1, and runs {new} now: "
+
+
+def differing(*runs: str) -> str:
+    """How the alarm of members with different code begins."""
+    return f"members run different code of machine ledger version 1 ({'; '.join(runs)}): "
+
+
+async def told(cluster: RunningCluster, **expected: list[str]) -> None:
+    """Wait until just these alarms are there, by node; each is named by how it begins."""
+
+    def begins(node_id: str) -> bool:
+        found, wanted = alarms(cluster, node_id), sorted(expected[node_id])
+        return len(found) == len(wanted) and all(map(str.startswith, sorted(found), wanted))
+
+    try:
+        async with asyncio.timeout(DEADLINE_S):
+            while not all(map(begins, expected)):
+                await cluster.ask(next(iter(cluster.nodes)), "GET", "/healthz")
+    except TimeoutError:
+        pytest.fail(f"wanted {expected}, found { {node_id: alarms(cluster, node_id) for node_id in expected} }")
+
+
+async def command_line(cluster: RunningCluster, *arguments: str) -> tuple[int | None, str, str]:
+    """Exit code and output of `quire`."""
+    program = (sys.executable, "-m", "quire.cluster.cli.main", *arguments, "--server", cluster.address("n1"))
+    pipe = asyncio.subprocess.PIPE
+    process = await asyncio.create_subprocess_exec(*program, stdout=pipe, stderr=pipe)
+    out, errors = await process.communicate()
+    return process.returncode, out.decode(), errors.decode()
+
+
+async def test_a_rolling_change_of_a_comment_is_told_on_every_node_until_the_operator_accepts_it(
+    tmp_path: Path, deploy: Deploy
+) -> None:
+    old = deploy(RULES)
+    async with running_cluster(tmp_path, machine=SPEC) as cluster:
+        await cluster.commands("n1", 97)
+        await told(cluster, n1=[], n2=[], n3=[])
+
+        new = deploy(COMMENTED)
+        await cluster.restart("n3")
+        await cluster.ready()  # Nobody is kept from serving.
+        mixed = differing(f"n1, n2: {old}", f"n3: {new}")
+        await told(cluster, n1=[mixed], n2=[mixed], n3=[mixed, changed(old, new)])
+        assert all("a changed comment is enough" in alarm for alarm in alarms(cluster, "n3"))
+
+        await cluster.restart("n2")
+        await cluster.ready()
+        mixed = differing(f"n1: {old}", f"n2, n3: {new}")
+        await told(cluster, n1=[mixed], n2=[mixed, changed(old, new)], n3=[mixed, changed(old, new)])
+
+        for _ in range(2):  # The second start with this code is told of as well.
+            await cluster.restart("n1")
+            await cluster.ready()
+        await told(cluster, **{node_id: [changed(old, new)] for node_id in cluster.nodes})
+
+        code, out, errors = await command_line(cluster, "admin", "accept-code")
+        assert (code, errors) == (0, "")
+        assert out.count(new) == 6
+        await told(cluster, n1=[], n2=[], n3=[])
+        await cluster.restart("n2")
+        await cluster.ready()
+        await told(cluster, n1=[], n2=[], n3=[])
+
+
+async def test_code_that_changes_acknowledged_results_on_all_nodes_alike_is_told_on_all(
+    tmp_path: Path, deploy: Deploy
+) -> None:
+    old = deploy(RULES)
+    async with running_cluster(tmp_path, machine=SPEC) as cluster:
+        assert (await cluster.commands("n1", 97))["results"] == [97]
+        new = deploy(OTHER)
+        for node_id in ("n1", "n2", "n3"):
+            await cluster.stop(node_id)
+    async with running_cluster(tmp_path, machine=SPEC) as cluster:
+        assert (await cluster.ask("n1", "GET", "/state")).document["state"] == 197
+        await told(cluster, **{node_id: [changed(old, new)] for node_id in cluster.nodes})
+
+
+async def test_the_alarm_ends_when_the_old_code_comes_back(tmp_path: Path, deploy: Deploy) -> None:
+    old = deploy(RULES)
+    async with running_cluster(tmp_path, 1, machine=SPEC) as cluster:
+        new = deploy(COMMENTED)
+        await cluster.restart("n1")
+        await told(cluster, n1=[changed(old, new)])
+        newest = deploy(COMMENTED + "#")
+        await cluster.restart("n1")
+        await told(cluster, n1=[changed(old, newest).replace(" now: ", f" now, and {new} in between: ")])
+
+        assert deploy(RULES) == old
+        await cluster.restart("n1")
+
+        await told(cluster, n1=[])
+
+
+async def test_a_directory_from_before_the_file_starts_without_an_alarm(tmp_path: Path, deploy: Deploy) -> None:
+    deploy(RULES)
+    async with running_cluster(tmp_path, 1, machine=SPEC) as cluster:
+        config = cluster.nodes["n1"].config
+        await cluster.stop("n1")
+        (config.data_dir / CODE_FILE).unlink()
+        new = deploy(COMMENTED)
+
+        cluster.nodes["n1"] = await started(config)
+
+        await told(cluster, n1=[])
+        machine = cluster.nodes["n1"].node.status()["machine"]
+        assert [short(bytes.fromhex(code)) for code in machine["accepted_code"]] == [new]
+
+
+async def test_accept_code_over_http_answers_what_it_accepted_for_one_node(tmp_path: Path, deploy: Deploy) -> None:
+    old = deploy(RULES)
+    async with running_cluster(tmp_path, machine=SPEC) as cluster:
+        new = deploy(COMMENTED)
+        await cluster.restart("n3")
+        await cluster.ready()
+        mixed = differing(f"n1, n2: {old}", f"n3: {new}")
+        await told(cluster, n1=[mixed], n2=[mixed], n3=[mixed, changed(old, new)])
+
+        reply = await cluster.ask("n3", "POST", "/admin/accept-code")
+
+        assert reply.status == 200
+        answer = reply.document
+        assert (answer["node_id"], short(bytes.fromhex(answer["code"]))) == ("n3", new)
+        assert sorted(short(bytes.fromhex(code)) for code in answer["accepted_code"]) == sorted([old, new])
+        await told(cluster, n1=[mixed], n2=[mixed], n3=[])
+        await cluster.restart("n3")
+        await told(cluster, n3=[])
+        assert (await cluster.ask("n3", "POST", "/admin/accept-code", b"{}", "application/json")).status == 413
+
+
+# Without nodes
+
+BANK = ("bank", 1)
+A, B, C = b"a" * 32, b"b" * 32, b"c" * 32
+
+
+async def machine_code(running: bytes, *before: bytes) -> MachineCode:
+    """Of a node that runs this code, and ran other code before."""
+    data_dir = opened(formatted())
+    for code in before:
+        data_dir.note_code(BANK, code)
+    found = MachineCode(data_dir, BANK, running)
+    await found.start()
+    return found
+
+
+async def test_unknown_code_is_no_alarm_of_a_node_nor_among_members() -> None:
+    assert (await machine_code(b"", A)).alarms({"n1": b"", "n2": A}) == []
+    assert (await machine_code(A)).alarms({"n1": A, "n2": b"", "n3": b""}) == []
+    assert (await machine_code(A, b"")).alarms({"n1": A}) == []
+
+
+async def test_code_that_was_accepted_on_another_member_is_no_change_when_it_comes_here() -> None:
+    """A rolling change that is accepted half way ends without another word."""
+    code = await machine_code(A)
+    await code.accept({"n1": A, "n2": B})
+
+    assert code.accepted == (A, B)
+    assert code.alarms({"n1": A, "n2": B}) == []
+    [alarm] = code.alarms({"n1": A, "n2": B, "n3": C})
+    assert f"(n1: {short(A)}; n2: {short(B)}; n3: {short(C)})" in alarm
+
+
+async def test_an_acceptance_replaces_what_was_accepted_before() -> None:
+    code = await machine_code(B, A)
+    assert code.alarms({"n1": B})
+    await code.accept({"n1": B})
+
+    assert code.accepted == (B,)
+    assert code.alarms({"n1": B}) == []
+    assert code.alarms({"n1": B, "n2": A})
+
+
+async def test_where_no_code_is_known_an_acceptance_changes_nothing() -> None:
+    code = await machine_code(b"", A)
+    await code.accept({"n1": b""})
+
+    assert code.accepted == (A,)
+
+
+async def test_another_version_of_the_machine_ends_the_alarm() -> None:
+    data_dir = opened(formatted())
+    data_dir.note_code(BANK, A)
+    code = MachineCode(data_dir, ("bank", 2), B)
+    await code.start()
+
+    assert code.alarms({"n1": B}) == []
+    assert code.accepted == (B,)
+
+
+async def test_an_acceptance_that_cannot_be_written_is_refused_and_changes_nothing() -> None:
+    disk = formatted()
+    data_dir = opened(disk)
+    data_dir.note_code(BANK, A)
+    code = MachineCode(data_dir, BANK, B)
+    await code.start()
+    disk.full = True
+
+    with pytest.raises(DiskFullError):
+        await code.accept({"n1": B})
+
+    assert code.accepted == (A,)
+    assert code.alarms({"n1": B})
