@@ -21,7 +21,7 @@ from quire.log.simulated import Disk
 from quire.replication import Disk as ReplicaDisk
 from quire.replication import Member, Members, Role
 from quire.replication.core.messages import Promise
-from quire.sm import Applier, ArithmeticMachine, Sessions, write_snapshot
+from quire.sm import Applier, ArithmeticMachine, Sessions, fingerprint_of, write_snapshot
 from tests.replication.disks import remove_expired
 
 from .voters import OPTIONS, content
@@ -151,6 +151,7 @@ class _Node:
 
 def started(data_dir: DataDir) -> tuple[ReplicaDisk, Applier]:
     """What a node makes of its opened directory before it starts its replica."""
+    data_dir.note_code((ArithmeticMachine.name, ArithmeticMachine.version), fingerprint_of(ArithmeticMachine))
     applier = data_dir.restore(ArithmeticMachine, Sessions)
     assert data_dir.log is not None
     disk = ReplicaDisk(
