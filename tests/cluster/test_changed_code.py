@@ -1,4 +1,4 @@
-"""A machine whose code changes under the same version: an alarm on each node concerned, until an operator accepts it."""
+"""A machine whose code changes under the same version: an alarm on each node concerned until an operator accepts it."""
 
 import asyncio
 import importlib
