@@ -167,6 +167,7 @@ _TRANSFER = Ask("POST", "/admin/transfer", b'{"target": "n1"}', JSON)
 _MEMBERS = Ask("POST", "/admin/members", b'{"promote": "n1"}', JSON)
 _SNAPSHOT = Ask("POST", "/admin/snapshot")
 _EXPIRE = Ask("POST", "/admin/expire", b'{"dry_run": true}', JSON)
+_ACCEPT_CODE = Ask("POST", "/admin/accept-code")
 _STREAM = get("/commands/stream?session={session}")
 
 CALLS = [
@@ -355,6 +356,14 @@ CALLS = [
         own=[
             Row(400, "malformed", _EXPIRE._replace(body=b'{"dry_run": 1}')),
             Row(503, "state-unavailable", _EXPIRE, "forming", at=("n1",)),
+        ],
+    ),
+    Call(
+        _ACCEPT_CODE,
+        "node_id code accepted_code",
+        own=[
+            Row(413, "limit-exceeded", _ACCEPT_CODE._replace(body=b"{}", content_type=JSON)),
+            Row(503, "state-unavailable", _ACCEPT_CODE, "forming", at=("n1",)),
         ],
     ),
     Call(get("/index_bounds"), "lowest_index highest_index"),
