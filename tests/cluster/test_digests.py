@@ -120,6 +120,19 @@ def test_digests_from_before_an_install_are_not_compared_any_more() -> None:
     assert told.changes == [("n2", Difference(7, A, B))]
 
 
+def test_a_doubted_replica_is_not_doubted_any_more_when_its_leader_s_state_was_installed() -> None:
+    told = Told()
+    told.digests.applied(5, A)
+    told.digests.reported("n1", 5, B)
+    assert told.digests.is_doubted("n3", "n1", THREE)
+
+    told.digests.installed(7, B)
+    told.digests.reported("n1", 7, B)
+
+    assert not told.digests.is_doubted("n3", "n1", THREE)
+    assert told.changes[-1] == ("n1", None)
+
+
 @pytest_asyncio.fixture
 async def cluster(tmp_path_factory: pytest.TempPathFactory) -> AsyncGenerator[RunningCluster, None]:
     async with running_cluster(tmp_path_factory.mktemp("digests")) as running:
