@@ -10,6 +10,7 @@ from .change.truncation import Walk
 from .errors import (
     ChainBroken,
     DiskFull,
+    FileUnlinked,
     ForeignStore,
     FrameCorrupt,
     FrameInvalid,
@@ -113,6 +114,7 @@ __all__ = [
     "Fault",
     "FileDirectory",
     "FileStorage",
+    "FileUnlinked",
     "Flush",
     "FlushPolicy",
     "ForeignStore",

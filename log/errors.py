@@ -116,8 +116,19 @@ class LogReadOnly(LogError):
     """A write or sync failed. Only a restart tells what is durable."""
 
     def __init__(self, reason: str) -> None:
-        super().__init__(f"the log is read-only until a restart: {reason}")
+        super().__init__(f"the log takes no more writes: {reason}")
         self.reason = reason
+
+
+class FileUnlinked(OSError):
+    """The file that was synced has no name any more, and this program did not remove it: what it holds is lost.
+
+    An error of the device for whoever waits for the sync.
+    """
+
+    def __init__(self, path: str, descriptor: int) -> None:
+        super().__init__(f"{path} was removed while this process writes it (descriptor {descriptor})")
+        self.path, self.descriptor = path, descriptor
 
 
 class LogClosed(LogError):

@@ -1,13 +1,19 @@
-"""`Storage` and `Directory` on a file system."""
+"""`Storage` and `Directory` on a file system.
+
+A file that was removed, or whose folder was moved, can still be written and synced through its descriptor: all of that
+is lost with the process. So a sync fails if its file has no name any more, unless this program removed it, and
+`FileDirectory.misplaced` compares names and descriptors.
+"""
 
 from __future__ import annotations
 
 import errno
 import fcntl
 import os
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from .errors import DiskFull, LogLocked, ResourcesExhausted
+from .errors import DiskFull, FileUnlinked, LogLocked, ResourcesExhausted
 from .storage import Directory
 
 LOCK_NAME = "lock"
@@ -31,15 +37,22 @@ def _translated(error: OSError, path: str, size: int = 0) -> Exception:
 class FileStorage:
     """An open file of a file system."""
 
-    __slots__ = ("_descriptor", "_path")
+    __slots__ = ("_descriptor", "_is_synced", "_path", "_registry")
 
-    def __init__(self, path: str, flags: int, access: int = os.O_RDWR) -> None:
+    def __init__(
+        self, path: str, flags: int, access: int = os.O_RDWR, registry: set[FileStorage] | None = None
+    ) -> None:
+        """`registry` is its folder's: it is in there until it is closed, or this program removes its name."""
         self._path = path
         self._descriptor = -1
+        self._is_synced = False  # Whether it was ever synced: then this program relies on it.
+        self._registry = registry
         try:
             self._descriptor = os.open(path, flags | access | os.O_CLOEXEC, 0o640)
         except OSError as error:
             raise _translated(error, path) from error
+        if registry is not None:
+            registry.add(self)
 
     @property
     def size(self) -> int:
@@ -75,21 +88,69 @@ class FileStorage:
 
     def sync(self) -> None:
         os.fdatasync(self._descriptor)
+        self._is_synced = True
+        if not os.fstat(self._descriptor).st_nlink and self._registry is not None:
+            raise FileUnlinked(self._path, self._descriptor)
 
     def close(self) -> None:
+        self._forget()
         if self._descriptor >= 0:
             os.close(self._descriptor)
             self._descriptor = -1
+
+    def renamed(self, source: str, target: str) -> None:
+        """Take that this program renamed the file at `source`."""
+        if self._path == source:
+            self._path = target
+
+    def removed(self, path: str) -> None:
+        """Take that this program removed the file at `path`: without a name this one is complete."""
+        if self._path == path:
+            self._forget()
+
+    def misplaced(self, folder: int) -> str | None:
+        """What is wrong with its name in the folder with the descriptor `folder`; None if nothing is.
+
+        Judged is only a file that was synced: what is only read may be another inode, after a copy-up of an overlay.
+        """
+        if self._registry is None or not self._is_synced or self._descriptor < 0:
+            return None
+        try:
+            own = os.fstat(self._descriptor)
+        except OSError:
+            if self._descriptor < 0:
+                return None  # Closed by another thread meanwhile.
+            raise
+        return _misplaced_file(self._path, own, self._descriptor, folder)
+
+    def _forget(self) -> None:
+        if self._registry is not None:
+            self._registry.discard(self)
+            self._registry = None
+
+
+def _misplaced_file(path: str, own: os.stat_result, descriptor: int, folder: int) -> str | None:
+    """What is wrong with the name of an open file in the folder that is open as `folder`; None if nothing is."""
+    open_as = f"open as /proc/{os.getpid()}/fd/{descriptor}"
+    try:
+        named = os.stat(os.path.basename(path), dir_fd=folder, follow_symlinks=False)
+    except OSError as error:
+        what = "was removed" if isinstance(error, FileNotFoundError) else f"cannot be seen ({error.strerror})"
+        return f"{path} {what}, {open_as}"
+    if (named.st_dev, named.st_ino) == (own.st_dev, own.st_ino):
+        return None
+    return f"{path} was replaced by another file, {open_as}"
 
 
 class FileDirectory:
     """A folder of a file system, created if it does not exist."""
 
-    __slots__ = ("_lock_descriptor", "_path")
+    __slots__ = ("_descriptor", "_files", "_lock_descriptor", "_path")
 
     def __init__(self, path: str | Path) -> None:
         self._path = os.fspath(path)
-        self._lock_descriptor = -1
+        self._lock_descriptor = self._descriptor = -1
+        self._files: set[FileStorage] = set()
         missing = [folder for folder in (Path(self._path), *Path(self._path).parents) if not folder.exists()]
         os.makedirs(self._path, mode=0o750, exist_ok=True)
         # The names of the new folders must survive a power loss, as the files in them do.
@@ -104,24 +165,36 @@ class FileDirectory:
         return os.listdir(self._path)
 
     def create(self, name: str) -> FileStorage:
-        return FileStorage(f"{self._path}/{name}", os.O_CREAT | os.O_EXCL)
+        return FileStorage(f"{self._path}/{name}", os.O_CREAT | os.O_EXCL, registry=self._files)
 
     def open(self, name: str) -> FileStorage:
-        return FileStorage(f"{self._path}/{name}", 0)
+        return FileStorage(f"{self._path}/{name}", 0, registry=self._files)
 
     def rename(self, source: str, target: str) -> None:
-        os.replace(f"{self._path}/{source}", f"{self._path}/{target}")
+        old, new = f"{self._path}/{source}", f"{self._path}/{target}"
+        for file in list(self._files):
+            file.removed(new)  # Before it loses its name: a sync in another thread must not take it for lost.
+        os.replace(old, new)
+        for file in list(self._files):
+            file.renamed(old, new)
 
     def move(self, source: str, folder: Directory, target: str) -> None:
-        os.rename(f"{self._path}/{source}", f"{folder.path}/{target}")
+        path = f"{self._path}/{source}"
+        for file in list(self._files):
+            file.removed(path)
+        os.rename(path, f"{folder.path}/{target}")
 
     def remove(self, name: str) -> None:
-        os.unlink(f"{self._path}/{name}")
+        path = f"{self._path}/{name}"
+        for file in list(self._files):
+            file.removed(path)
+        os.unlink(path)
 
     def sync(self) -> None:
         _sync_folder(Path(self._path))
 
     def child(self, name: str) -> FileDirectory:
+        os.stat(self._path)  # If somebody removed this folder, it is not made again.
         return FileDirectory(f"{self._path}/{name}")
 
     def existing(self, name: str) -> FileDirectory:
@@ -148,6 +221,43 @@ class FileDirectory:
             os.close(self._lock_descriptor)
             self._lock_descriptor = -1
 
+    def keep(self) -> None:
+        if self._descriptor < 0:
+            self._descriptor = os.open(self._path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+
+    def release(self) -> None:
+        descriptor, self._descriptor = self._descriptor, -1
+        if descriptor >= 0:
+            os.close(descriptor)
+
+    def misplaced(self, names: Iterable[str] = ()) -> Sequence[str]:
+        if self._descriptor < 0:
+            return []
+        found = [self._misplaced_folder(), *(file.misplaced(self._descriptor) for file in list(self._files))]
+        if self._lock_descriptor >= 0:
+            own = os.fstat(self._lock_descriptor)
+            found.append(_misplaced_file(f"{self._path}/{LOCK_NAME}", own, self._lock_descriptor, self._descriptor))
+        wanted = frozenset(names)
+        if wanted:
+            held = frozenset(os.listdir(self._descriptor))
+            found += [f"{self._path}/{name} was removed" for name in sorted(wanted - held)]
+        return [sentence for sentence in found if sentence]
+
+    def _misplaced_folder(self) -> str | None:
+        """What is wrong with the path of the folder that is kept open."""
+        own = os.fstat(self._descriptor)
+        try:
+            named = os.stat(self._path)
+        except OSError as error:
+            if not isinstance(error, FileNotFoundError):
+                return f"{self._path} cannot be seen ({error.strerror})"
+        else:
+            if (named.st_dev, named.st_ino) == (own.st_dev, own.st_ino):
+                return None
+        now = os.readlink(f"/proc/self/fd/{self._descriptor}")
+        where = "was removed" if not own.st_nlink or now.endswith(" (deleted)") else f"is now {now}"
+        return f"{self._path} {where}"
+
 
 class ReadOnlyDirectory(FileDirectory):
     """An existing folder whose files are opened read-only: for a log that another process writes."""
@@ -157,7 +267,8 @@ class ReadOnlyDirectory(FileDirectory):
     def __init__(self, path: str | Path) -> None:
         """Raises FileNotFoundError or NotADirectoryError if there is no such folder."""
         self._path = os.fspath(path)
-        self._lock_descriptor = -1
+        self._lock_descriptor = self._descriptor = -1
+        self._files = set()
         os.scandir(self._path).close()
 
     def open(self, name: str) -> FileStorage:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from heapq import heapify, heappop, heappush
 
 from .errors import LogReadOnly, RecordsTruncated
@@ -74,16 +75,22 @@ class GroupFlusher:
         await future
 
     async def sync_mark(self) -> None:
-        """Sync the mark if it has moved. Call it once a second."""
+        """Sync the mark if it has moved; look whether the files are in place. Call it once a second.
+
+        Raises:
+            LogReadOnly: the device failed, or the files are not in place.
+        """
+        run = partial(asyncio.get_running_loop().run_in_executor, self._executor)
         sync = self._log.begin_mark_sync()
-        if sync is None:
-            return
-        error: OSError | None = None
-        try:
-            await asyncio.get_running_loop().run_in_executor(self._executor, sync.run)
-        except OSError as failed:
-            error = failed
-        self._log.end_mark_sync(sync, error)
+        if sync is not None:
+            error: OSError | None = None
+            try:
+                await run(sync.run)
+            except OSError as failed:
+                error = failed
+            self._log.end_mark_sync(sync, error)
+        await run(self._log.watch.look)
+        self._log.watch.judge()
 
     async def close(self) -> None:
         """Answer all who wait, and end the thread. The log stays open; its `close` flushes the rest."""

@@ -51,6 +51,7 @@ class Log:
         self._lookup = self._reader.lookup
         self.mark_commit_index = state.commit_index
         """The commit_index in the mark when the log was opened."""
+        self.watch = state.watch  # Its `look` and `judge` are to be called once a second.
         self.mark = state.mark
         """Its `latest` was written, its `synced` survives a power loss. Only the log writes it."""
         self.torn = state.torn
@@ -429,15 +430,14 @@ class Log:
     def truncate(self, index: int, walk: Walk | None = None) -> None:
         """Remove every record from `index` on. Blocks; the records that stay are durable on return.
 
-        `index` is a frame boundary. In a standalone log it may lie inside a frame: the frame's records below it then
-        become a frame of their own. highest_index removes nothing.
+        `index` is a frame boundary; in a standalone log it may lie inside a frame, which is then split. highest_index
+        removes nothing.
 
         Raises:
             NotFrameBoundary: `index` lies inside a frame of a cluster's log; nothing was removed.
             IndexOutOfBounds, IndexExpired: it is not in the log.
             LogReadOnly: the device failed; restart to recover.
-            DiskFull: there is no room to split the frame; it and all records before it are still there.
-            RecordTooLarge: the same, because the new frame would exceed a limit that was lowered.
+            DiskFull, RecordTooLarge: the frame cannot be split; it and all records before it are still there.
         """
         state = self._state
         state.refuse_if_unwritable()
@@ -512,9 +512,9 @@ class Log:
     def reset(self, origin: Tail, *, members_index: int | None = None) -> bool:
         """Make the log continue from `origin`, the end of a snapshot's chain; return whether it was emptied for that.
 
-        A log that begins at `origin`, or holds the frame that ends there, stays as it is. Any other is emptied and
-        begins at `origin.index`; `members_index` is the index of the last members record below. Blocks; durable on
-        return. The snapshot must be durable before: a crash leaves the old log or an empty one, for the next `reset`.
+        A log that `follows` it stays as it is. Any other is emptied and begins at `origin.index`; `members_index` is
+        the index of the last members record below. Blocks; durable on return. The snapshot must be durable before: a
+        crash leaves the old log or an empty one, for the next `reset`.
 
         Raises:
             LogReadOnly: the device failed.

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
+
 from .errors import LogLocked
 from .storage import Directory
 
@@ -122,3 +124,12 @@ class MemoryDirectory:
 
     def unlock(self) -> None:
         self._locked = False
+
+    def keep(self) -> None:
+        """Do nothing: nobody else has this folder."""
+
+    def release(self) -> None:
+        """Do nothing."""
+
+    def misplaced(self, names: Iterable[str] = ()) -> Sequence[str]:
+        return [f"{self._path}/{name} was removed" for name in names if name not in self._files]

@@ -10,7 +10,7 @@ Invariants, whenever no operation is in progress:
 from __future__ import annotations
 
 from collections.abc import Callable, Generator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import NamedTuple
 
 from .errors import LogClosed, LogError, LogReadOnly
@@ -22,6 +22,7 @@ from .segment.segments import Segment, Segments
 from .segment.survey import Survey, Torn
 from .segment.write_segment import Flush, WriteSegment
 from .storage import Directory, Storage
+from .watch import FileWatch
 
 
 class Bounds(NamedTuple):
@@ -36,6 +37,7 @@ class LogState:
 
     def __init__(
         self,
+        directory: Directory,
         files: Directory,
         options: LogOptions,
         *,
@@ -79,6 +81,7 @@ class LogState:
         self.closed = False
         self.spools = 0
         """Number of spools begun, which gives each its file name."""
+        self.watch = FileWatch(directory, files, segments, self._lost)
         self.frame_limit = options.frame_limit
         self._reads_unflushed = options.flush_policy.never
 
@@ -122,6 +125,13 @@ class LogState:
         """Make the log read-only for good; the first reason stays."""
         if self.failure is None:
             self.failure = reason
+
+    def _lost(self, reason: str) -> None:
+        """The files are not in place: the open ones may be saved, so what is buffered is written to them first."""
+        if self.failure is None:
+            with suppress(OSError):  # The log fails in any case, for the reason that matters more.
+                self.writer.write_out()
+        self.fail(reason)
 
     def set_durable(self, tail: Tail, segment: Segment, position: int) -> None:
         """Note how far the log is durable."""
@@ -179,6 +189,7 @@ class LogState:
         self.retire(self.writer.store)
         self.segments.close()
         self.mark.close()
+        self.watch.close()
 
     def take_write_segment(self, writer: WriteSegment, survey: Survey) -> None:
         """Make `writer` the write segment and take tail, epochs and members records from its survey."""

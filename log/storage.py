@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import threading
+from collections.abc import Iterable, Sequence
 from typing import Protocol
 
 
@@ -36,7 +37,11 @@ class Storage(Protocol):
         ...
 
     def sync(self) -> None:
-        """Block until everything written before this call survives a power loss (fdatasync)."""
+        """Block until everything written before this call survives a power loss (fdatasync).
+
+        Raises:
+            FileUnlinked: somebody else removed the file: it goes with the process.
+        """
         ...
 
     def close(self) -> None:
@@ -124,6 +129,23 @@ class Directory(Protocol):
 
     def unlock(self) -> None:
         """Unlock the folder, if this object locked it."""
+        ...
+
+    def keep(self) -> None:
+        """Keep the folder open until `release`, so that `misplaced` can tell it from another one at its path."""
+        ...
+
+    def release(self) -> None:
+        """Undo `keep`."""
+        ...
+
+    def misplaced(self, names: Iterable[str] = ()) -> Sequence[str]:
+        """What is wrong with the folder's place, a sentence each; empty if nothing is, or if it is not kept.
+
+        Looked at: whether its path still leads to it; whether the lock, and each open file that was synced, is what its
+        name names; whether all of `names` are there. A change of this program that is under way in another thread may
+        be accused, so one look proves nothing.
+        """
         ...
 
 

@@ -163,6 +163,7 @@ class Replica(Generic[OwnerT]):
         self._ticked_at = 0
         self._reported_at = 0
         self._stopped = False
+        self._is_looking = False
         self._lag_report: LagReport | None = None
         self._lag_reported_by: str | None = None
         self._lag_reported_at = 0
@@ -335,6 +336,27 @@ class Replica(Generic[OwnerT]):
         while True:
             await asyncio.sleep(MARK_SYNC_S)
             self._driver.sync_mark()
+            self._look_at_files()
+
+    def _look_at_files(self) -> None:
+        """In the mark's thread, look whether the log's files are in place; if they are not, the node halts."""
+        watch = self._disk.log.watch
+
+        def judge(error: BaseException | None, _: int) -> None:
+            self._is_looking = False
+            try:
+                if error is not None:
+                    raise error
+                watch.judge()
+            except LogError as lost:
+                self._driver.log_failed(lost)
+            except Exception as fault:
+                self._driver.faulted(fault)
+                raise
+
+        if not self._is_looking and not self._has_ended:
+            self._is_looking = True
+            self._threads.sync_mark(watch.look, judge)
 
     # Reports between nodes, for lag and status: no rule reads them
 

@@ -59,6 +59,7 @@ class DataDir:
             raise DataDirRefused(directory.path, "another process uses it; stop that one or choose another") from error
         data_dir = cls(directory, options)
         try:
+            directory.keep()
             data_dir._read(node_id)
         except BaseException:
             data_dir.close()
@@ -188,7 +189,13 @@ class DataDir:
         return self.log, read_genesis(self._genesis)
 
     def format(self, node_id: str, frame: bytes) -> Genesis:
-        """Write the genesis frame to the log and to its file, then the identity: an identity implies a genesis."""
+        """Write the genesis frame to the log and to its file, then the identity: an identity implies a genesis.
+
+        Raises:
+            DataDirRefused: since it was opened, the directory or its promise was moved or removed.
+        """
+        if misplaced := self._directory.misplaced():
+            raise DataDirRefused(self._directory.path, f"{'; '.join(misplaced)}; restart this node")
         genesis = read_genesis(frame)
         log = self._open_log(genesis.cluster_id)
         self.log = log
@@ -214,4 +221,5 @@ class DataDir:
             self.witnesses.close()
         if hasattr(self, "promises"):
             self.promises.close()
+        self._directory.release()
         self._directory.unlock()

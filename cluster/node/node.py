@@ -94,6 +94,8 @@ class Node:
         """The formation of the cluster, while it is under way."""
         self.failure: str | None = None
         """Why the node has halted, if it has."""
+        self.stranded = ""
+        """Why it has halted but its process stays: only its descriptors hold its files. Empty: nothing of the kind."""
         self.ended = asyncio.Event()
         """Set when the node has halted."""
         self.stopping = False
@@ -554,13 +556,15 @@ class Node:
         journal.error("alarm", text=text)
 
     def halted(self, reason: str) -> None:
-        """Stop serving for good; whoever runs the node sees `ended`."""
+        """Stop serving for good; whoever runs the node sees `ended`, unless its files are not in place."""
         if self.failure is None:
-            self.failure = reason
+            self.stranded = self.formed.log.watch.judge_failure() if self.formed else ""
+            self.failure = reason = self.stranded or reason
             journal.error("halted", reason=reason)
             self._pending.end(reason)
             self.visibility.end()
-            self.ended.set()
+            if not self.stranded:
+                self.ended.set()
 
     def failed(self, error: Exception) -> None:
         """Stop serving for good: the node cannot continue, or this program has a bug, whose traceback is logged."""

@@ -131,6 +131,8 @@ class Reading:
             NotLeader, NoLeader, StateUnavailable: not by this node, or not now.
             QueryRefused, MachineFailed: the machine refused the request, or failed.
         """
+        if (halted := self._replica.core.halted) is not None:
+            raise StateUnavailable(f"this node has halted: {halted}")
         if consistency is Consistency.LOCAL:
             self._refuse_older_than(allowed, self._applying.applier.applied_index)
         elif (error := self._not_leader()) is not None:

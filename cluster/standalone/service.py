@@ -3,7 +3,7 @@
 import asyncio
 import os
 from collections.abc import Callable, Generator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 import structlog
 
@@ -110,6 +110,7 @@ class LogService:
         self._directory = directory
         self._flusher: GroupFlusher
         self._tasks: list[asyncio.Task[None]] = []
+        self._is_stranded = False
 
     async def start(self) -> None:
         """Open or create the log.
@@ -148,8 +149,8 @@ class LogService:
 
     @property
     def failure(self) -> str | None:
-        """Why the log has failed; None if it has not."""
-        return self.log.failure
+        """Why the log has failed; None if it has not. If its files are not in place, what to do before a restart."""
+        return self.log.failure and (self.log.watch.lost or self.log.failure)
 
     async def settled(self, index: int, count: int) -> None:
         """Wait until `count` records from `index` on are as durable as the flush policy asks.
@@ -167,8 +168,8 @@ class LogService:
         except RecordsTruncated as error:
             raise Truncated(error.index) from error
         except LogReadOnly as error:
-            self.ended.set()
-            raise NotFlushedInTime(index, count, error.reason) from error
+            self._failed()
+            raise NotFlushedInTime(index, count, self.failure or error.reason) from error
 
     @contextmanager
     def answering(self, index: int = 0) -> Generator[None]:
@@ -196,21 +197,29 @@ class LogService:
         except LogClosed as error:
             raise NodeStopping from error
         except LogReadOnly as error:
-            self.ended.set()
+            self._failed()
             if failed_before:
-                raise StateUnavailable(str(error)) from error
+                raise StateUnavailable(self.failure or str(error)) from error
             # The write failed on its way to the disk: after a restart it may be there.
-            raise OutcomeUnknown(error.reason) from error
+            raise OutcomeUnknown(self.failure or error.reason) from error
+
+    def _failed(self) -> None:
+        """The log takes no more writes: end the process, unless that would lose what only its descriptors hold."""
+        if self.log.watch.judge_failure():
+            if not self._is_stranded:
+                self._is_stranded = True
+                logger.error("the log has failed", reason=self.failure)
+        else:
+            self.ended.set()
 
     async def _sync_marks(self) -> None:
         while True:
             await asyncio.sleep(MARK_INTERVAL_S)
-            try:
+            with suppress(LogReadOnly):
                 await self._flusher.sync_mark()
-            except LogReadOnly:
-                self.ended.set()
             if self.log.failure is not None:
-                self.ended.set()
+                self._failed()
+                return
 
     async def _expire(self) -> None:
         config = self.config
@@ -221,7 +230,7 @@ class LogService:
                 ages.rotate(age, None, own_stamps=True)
                 gone = await self._remove_expired(lambda: ages.aged_to(age, own_stamps=True))
             except LogReadOnly:
-                self.ended.set()
+                self._failed()
                 return
             if gone:
                 logger.info("expired", segments=gone, lowest_index=self.log.bounds.lowest_index)

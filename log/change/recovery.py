@@ -71,8 +71,11 @@ def open_state(request: OpenRequest) -> LogState:
     """
     files = request.directory.child(SEGMENTS_FOLDER)
     bases = _sweep(files)
-    mark = _open_mark(request.directory)
+    mark: MarkFile | None = None
     try:
+        request.directory.keep()
+        files.keep()
+        mark = _open_mark(request.directory)
         if not bases:
             return _create(request, files, mark)
         if mark is None or mark.found is None:
@@ -85,6 +88,8 @@ def open_state(request: OpenRequest) -> LogState:
     except BaseException:
         if mark is not None:
             mark.close()
+        request.directory.release()
+        files.release()
         raise
 
 
@@ -137,6 +142,7 @@ def _new_state(
     for segment in segments:
         listed.append(segment)
     state = LogState(
+        request.directory,
         files,
         request.options,
         cluster_id=request.cluster_id,

@@ -23,7 +23,7 @@ import copy
 import errno
 import random
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from enum import Enum
 
 from ..errors import DiskFull, ResourcesExhausted
@@ -472,6 +472,16 @@ class FaultyDirectory:
 
     def unlock(self) -> None:
         self._locked = False
+
+    def keep(self) -> None:
+        """Do nothing: nobody else has this folder."""
+
+    def release(self) -> None:
+        """Do nothing."""
+
+    def misplaced(self, names: Iterable[str] = ()) -> Sequence[str]:
+        """Nothing: a node that lost its power has no files open, and nobody else changes the disk."""
+        return []
 
     def _step(self, operation: str, name: str) -> None:
         self.disk.step(operation, name, self._life)

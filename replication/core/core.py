@@ -578,8 +578,7 @@ class Core:
     @property
     def leader_id(self) -> str | None:
         """The leader that this node hears, itself included."""
-        live = self.live_promise
-        return None if live is None else live.candidate
+        return None if (live := self.live_promise) is None else live.candidate
 
     @property
     def announces_commit_after_us(self) -> int | None:

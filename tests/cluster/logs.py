@@ -36,14 +36,14 @@ class HeldDirectory(FileDirectory):
         self.device = Device() if device is None else device
 
     def open(self, name: str) -> FileStorage:
-        return HeldStorage(f"{self.path}/{name}", 0, self.device)
+        return HeldStorage(f"{self.path}/{name}", 0, self.device, self._files)
 
     def create(self, name: str) -> FileStorage:
         if self.device.exhausted:
             raise ResourcesExhausted(name, "injected")
         if self.device.full:
             raise DiskFull(name, 0)
-        return HeldStorage(f"{self.path}/{name}", os.O_CREAT | os.O_EXCL, self.device)
+        return HeldStorage(f"{self.path}/{name}", os.O_CREAT | os.O_EXCL, self.device, self._files)
 
     def child(self, name: str) -> HeldDirectory:
         return HeldDirectory(f"{self.path}/{name}", self.device)
@@ -67,8 +67,8 @@ class HeldStorage(FileStorage):
 
     __slots__ = ("_device",)
 
-    def __init__(self, path: str, flags: int, device: Device) -> None:
-        super().__init__(path, flags)
+    def __init__(self, path: str, flags: int, device: Device, registry: set[FileStorage]) -> None:
+        super().__init__(path, flags, registry=registry)
         self._device = device
 
     def read_at(self, position: int, length: int) -> bytes:

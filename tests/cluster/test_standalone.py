@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import shutil
 import threading
 import time
 from collections.abc import AsyncIterator
@@ -15,7 +16,7 @@ import pytest
 
 from quire.cluster.data_dir.identity import DataDirRefused, read_identity
 from quire.cluster.serve.arguments import parse_standalone
-from quire.cluster.standalone import app
+from quire.cluster.standalone import app, service
 from quire.cluster.standalone.config import StandaloneConfig
 from quire.cluster.standalone.service import LogService
 from quire.log import Expiry, FileDirectory, Kind, Log, LogOptions, LogRotten, pack, unpack
@@ -522,3 +523,56 @@ async def test_rot_at_the_start_is_refused_and_the_lock_given_back(tmp_path: Pat
         await opened(tmp_path)
     with pytest.raises(LogRotten, match="quire log repair"):
         await opened(tmp_path)
+
+
+@pytest.mark.parametrize("flush_policy", ["always", "never"])
+async def test_nothing_is_acknowledged_into_a_directory_that_was_removed_and_the_process_stays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, flush_policy: str
+) -> None:
+    monkeypatch.setattr(service, "MARK_INTERVAL_S", 0.01)
+    async with served(tmp_path / "d", flush=flush_policy) as log:
+        assert (await log.append(b"kept")).status == 200
+        shutil.rmtree(tmp_path / "d")
+        if flush_policy == "always":
+            refused = await log.append(b"lost")
+            assert refused.status == 504
+            assert "was removed" in refused.document["detail"]
+        await until(lambda: log.service.failure is not None)
+        await turns(3)
+        health = await log.call("GET", "/healthz")
+        assert health.status == 503
+        assert f"cp /proc/{os.getpid()}/fd/N" in health.document["reason"]
+        assert (await log.append(b"more")).status == 503
+        assert (await log.call("GET", "/records/0")).body == b"kept"  # While the process lives, it can be saved.
+        assert not log.service.ended.is_set()
+
+
+@pytest.mark.parametrize("damage", ["removed", "replaced"])
+async def test_a_log_whose_lock_was_taken_away_takes_no_more_writes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, damage: str
+) -> None:
+    """Without it, a second server could write the same files: both answered index 1."""
+    monkeypatch.setattr(service, "MARK_INTERVAL_S", 0.01)
+    async with served(tmp_path) as log:
+        assert (await log.append(b"kept")).status == 200
+        (tmp_path / "lock").unlink()
+        if damage == "replaced":
+            (tmp_path / "lock").touch()
+        await until(lambda: log.service.failure is not None)
+        assert (await log.append(b"more")).status == 503
+        assert f"lock was {damage}" in (await log.call("GET", "/healthz")).document["reason"]
+
+
+async def test_a_log_that_works_hard_is_never_accused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(service, "MARK_INTERVAL_S", 0.001)
+    monkeypatch.setattr(service, "EXPIRY_INTERVAL_S", 0.002)
+    async with served(tmp_path, segment_bytes=65536, retention_bytes=262144) as log:
+        for number in range(150):
+            assert (await log.append(bytes(9_000))).status == 200
+            if number % 40 == 39:
+                index = log.log.bounds.highest_index - 9
+                await log.call(
+                    "POST", TRUNCATE, data=json.dumps({"truncate_index": index}), headers={"Content-Type": JSON}
+                )
+        assert log.log.bounds.lowest_index > 0
+        assert log.service.failure is None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import http.client
 import json
+import shutil
 import signal
 import subprocess
 from collections.abc import Generator, Iterator
@@ -162,3 +163,26 @@ def test_a_cluster_s_node_does_not_truncate(clusters: Clusters) -> None:
     reply = cluster.leader.call("POST", "/rpc/truncate", b'{"truncate_index": 0}')
     assert reply.status == 409
     assert reply.document["type"].endswith("not-in-this-mode")
+
+
+@pytest.mark.full
+def test_records_of_a_removed_directory_can_be_saved_while_the_process_stays(tmp_path: Path) -> None:
+    """By the commands of deploy/runbook.md."""
+    runbook = (Path(__file__).parents[2] / "deploy/runbook.md").read_text()
+    [commands] = [part for part in runbook.split("\n\n") if "PID=...; SAVED=..." in part]
+    with serving(tmp_path / "d") as server:
+        assert server.call("POST", "/records", b"kept", "application/octet-stream")[0] == 200
+        shutil.rmtree(tmp_path / "d")
+        status, problem = server.call("POST", "/records", b"lost", "application/octet-stream")
+        assert (status, problem["type"]) == (504, "urn:quire:problem:outcome-unknown")
+        status, health = server.call("GET", "/healthz")
+        assert (status, f"not stop process {server.process.pid}" in health["reason"]) == (503, True)
+        assert server.process.poll() is None
+        saved = tmp_path / "saved"
+        script = commands.replace("PID=...", f"PID={server.process.pid}").replace("SAVED=...", f"SAVED={saved}")
+        subprocess.run(["bash", "-euc", script], check=True)
+        assert server.end(signal.SIGTERM) == 1
+    with serving(saved) as server:
+        assert server.call("GET", "/index_bounds")[1]["highest_index"] >= 1
+        status, _ = server.call("POST", "/records", b"more", "application/octet-stream")
+        assert status == 200

@@ -18,8 +18,10 @@ async def get_status(request: web.Request) -> web.Response:
 
 
 async def get_healthz(request: web.Request) -> web.Response:
-    """200 as long as this process answers."""
+    """200 as long as this process answers and its files are in place; otherwise a problem with what to do."""
     parameters_of(request)
+    if stranded := request.app[API].node.stranded:
+        raise NotReady([f"the node has halted: {stranded}"])
     return answer(request, {"alive": True})
 
 
