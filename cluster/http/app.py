@@ -75,16 +75,22 @@ ROUTES = (
 )
 
 
-def make_app(node: "Node", connections: ConnectionLimit | None = None, turns: Turns | None = None) -> web.Application:
+def make_app(
+    node: "Node",
+    connections: ConnectionLimit | None = None,
+    turns: Turns | None = None,
+    dropped_lines: Callable[[], int] = lambda: 0,
+) -> web.Application:
     """The application of `node`: the HTTP API, and the node's routes for its peers.
 
     It refuses requests over the connections that `connections` accepted above its limit. `turns` are those of the loop,
-    if somebody measures them.
+    if somebody measures them; `dropped_lines` are those of the process's output that were not written.
     """
     app = web.Application(middlewares=[errors_as_problems(HEADERS)])
     connections = ConnectionLimit() if connections is None else connections
     app[ADMISSION] = admission = Admission(connections, node.config.members)
-    metrics = Metrics(node, _gauges(admission, lambda: app[API]), Turns() if turns is None else turns)
+    gauges = _gauges(admission, lambda: app[API])
+    metrics = Metrics(node, gauges, Turns() if turns is None else turns, dropped_lines)
     app[API] = api = NodeApi(node, LeaderHop(node), MemberStatuses(node), metrics)
     app.cleanup_ctx.append(api.leader.run)
     app.cleanup_ctx.append(api.members.run)

@@ -32,10 +32,10 @@ class Gauge(NamedTuple):
 class Metrics:
     """One node's metrics, in a registry of its own; `gauges` are those of the HTTP server."""
 
-    def __init__(self, node: "Node", gauges: Sequence[Gauge], turns: Turns) -> None:
+    def __init__(self, node: "Node", gauges: Sequence[Gauge], turns: Turns, dropped_lines: Callable[[], int]) -> None:
         self.answers: Counter[tuple[str, str, int]] = Counter()
         self._registry = CollectorRegistry(auto_describe=False)
-        self._registry.register(_NodeCollector(node, gauges, self.answers, turns))
+        self._registry.register(_NodeCollector(node, gauges, self.answers, turns, dropped_lines))
 
     def exposition(self) -> bytes:
         """All metrics, in Prometheus' text format."""
@@ -44,12 +44,18 @@ class Metrics:
 
 class _NodeCollector(Collector):
     def __init__(
-        self, node: "Node", gauges: Sequence[Gauge], answers: Counter[tuple[str, str, int]], turns: Turns
+        self,
+        node: "Node",
+        gauges: Sequence[Gauge],
+        answers: Counter[tuple[str, str, int]],
+        turns: Turns,
+        dropped_lines: Callable[[], int],
     ) -> None:
         self._node = node
         self._gauges = gauges
         self._answers = answers
         self._turns = turns
+        self._dropped_lines = dropped_lines
 
     def collect(self) -> Iterator[Metric]:
         """Every metric, with its value now."""
@@ -62,6 +68,8 @@ class _NodeCollector(Collector):
         )
         longest.add_metric([self._turns.longest.what], self._turns.longest.cpu_s)
         yield longest
+        text = "Lines for stderr and stdout that were dropped, mostly because nobody read them"
+        yield CounterMetricFamily("quire_journal_dropped", text, value=self._dropped_lines())
         for gauge in self._gauges:
             yield GaugeMetricFamily(gauge.name, gauge.text, value=gauge.value())
         status = self._node.status()

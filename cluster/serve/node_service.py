@@ -22,6 +22,7 @@ from .arguments import STANDALONE, parse_serve
 from .descriptors import OWN_FILES
 from .journal import configure_logging
 from .process import CannotStart, refuse_settings, run
+from .standard_streams import queue_standard_streams
 
 PEER_FILES = 192
 """A link, a stream and a fetched snapshot, or calls for its status, to each of 64 members."""
@@ -31,10 +32,11 @@ SWITCH_S = 0.0005  # The longest that a thread waits for the GIL after its flush
 
 def serve(arguments: Sequence[str]) -> int:
     """Run a node, or a standalone log, until SIGTERM or SIGINT; return the exit code."""
+    streams = queue_standard_streams()
     if STANDALONE in arguments:
         from .log_service import serve_log  # noqa: PLC0415  # A standalone log needs no modules of a node, and vice versa.
 
-        return serve_log(arguments)
+        return serve_log(arguments, streams)
     flags, config_file = parse_serve(arguments)
     try:
         config = load_config(flags, config_file)
@@ -43,9 +45,9 @@ def serve(arguments: Sequence[str]) -> int:
     if ":" in config.machine:
         # A machine may be in the current directory. Last, so that nothing there shadows an installed module.
         sys.path.append(os.getcwd())
-    configure_logging(config.log_level, config.log_format, config.node)
+    configure_logging(config.log_level, config.log_format, config.node, streams.stderr)
     sys.setswitchinterval(SWITCH_S)
-    return run(lambda: _NodeService(config), config.listen, config.data_dir)
+    return run(lambda: _NodeService(config, lambda: streams.dropped), config.listen, config.data_dir)
 
 
 class _NodeService:
@@ -53,8 +55,9 @@ class _NodeService:
     own_files = NODE_FILES
     carried_streams = STREAMS_LIMIT
 
-    def __init__(self, config: ServeConfig) -> None:
+    def __init__(self, config: ServeConfig, dropped_lines: Callable[[], int]) -> None:
         self.title = f"node {config.node}"
+        self._dropped_lines = dropped_lines
         try:
             self._node = Node(config)
         except (MachineError, ClusterError) as error:
@@ -71,7 +74,7 @@ class _NodeService:
             raise CannotStart(str(error)) from None
 
     def app(self, connections: ConnectionLimit, turns: Turns) -> web.Application:
-        return make_app(self._node, connections, turns)
+        return make_app(self._node, connections, turns, self._dropped_lines)
 
     @property
     def is_ready(self) -> bool:

@@ -133,7 +133,7 @@ async def test_a_process_that_the_system_refuses_its_directory_cannot_start_and_
 
     calls.fail(error, from_then_on(1))
     with pytest.raises(CannotStart) as refused:
-        await _started(lambda: _NodeService(config), path, 4096)
+        await _started(lambda: _NodeService(config, lambda: 0), path, 4096)
     calls.end_process()
 
     assert "cannot" in str(refused.value)

@@ -1,0 +1,243 @@
+"""stdout and stderr of a server: nothing that writes to them waits for whoever reads them.
+
+A pipe holds 64 KiB. If nobody reads it, the next write waits until somebody does: on the event loop, the node would
+answer nobody from its first journal lines on, neither callers nor peers. So a thread writes, and:
+
+1. a write to `sys.stdout` or `sys.stderr`, and a line of the journal, goes into a queue. That never waits for the
+   descriptor: the queue's lock is held for a few assignments, never during a system call
+2. the queue has a maximum, of lines and of bytes. Beyond it, new lines are dropped and counted
+3. where lines are missing, the output says how many, as soon as something can be written there again
+4. an error of the descriptor (the reader is gone, the disk is full) drops and counts the line; the next one is tried
+5. lines are written whole and in order; stdout and stderr share a queue if they are the same file
+6. at the end, the process waits at most DRAIN_S for what is queued
+7. a forked child writes nothing: a lock that was held at the fork is never released there
+
+Not covered is what bypasses `sys.stdout` and `sys.stderr`: the C library and faulthandler write to descriptor 2.
+"""
+
+import atexit
+import io
+import os
+import select
+import sys
+import threading
+import time
+from collections.abc import Callable
+from queue import SimpleQueue
+from typing import TYPE_CHECKING, TextIO
+
+if TYPE_CHECKING:
+    from _typeshed import ReadableBuffer
+
+QUEUED_LINES = 10_000
+QUEUED_BYTES = 1 << 20
+"""Limits of one queue. A multi-line message, such as a traceback, counts as one line."""
+DRAIN_S = 1.0
+
+ENCODING, UNENCODABLE = "utf-8", "backslashreplace"
+STDOUT, STDERR = 1, 2
+
+Notice = Callable[[int, str], str]
+"""The line that says how many lines were dropped, and why."""
+
+
+class _Gap:
+    """Stands in the queue where lines are missing."""
+
+    __slots__ = ("lines",)
+
+    def __init__(self) -> None:
+        self.lines = 0
+
+
+class OutputQueue:
+    """What is to be written to one descriptor.
+
+    Any thread may write, also from a finalizer or a signal handler that interrupts another write.
+    """
+
+    def __init__(self, descriptor: int, name: str, encoding: str = ENCODING) -> None:
+        """Start the thread that writes to `descriptor`."""
+        self.descriptor = descriptor
+        self.name = name
+        self.dropped = 0
+        """Lines that were dropped since the start."""
+        self.notice: Notice = lambda lines, why: f"quire: {lines_were_dropped(lines, why)}\n"
+        self.encoding = encoding
+        """That of the text."""
+        self._process = os.getpid()
+        self._queue: SimpleQueue[bytes | _Gap | threading.Event] = SimpleQueue()
+        self._lock = threading.RLock()  # Reentrant: the garbage collector may run a finalizer that logs.
+        self._lines = self._bytes = 0
+        self._gap: _Gap | None = None  # The newest item of the queue, if that is one.
+        # The thread's own: lines that are missing in the output and not yet named there, and whether its end is torn.
+        self._missing, self._why, self._torn = 0, "", False
+        threading.Thread(target=self._write_forever, name=name, daemon=True).start()
+
+    def write(self, text: str) -> None:
+        """As `put`, for text."""
+        self.put(text.encode(self.encoding, UNENCODABLE))
+
+    def put(self, line: bytes) -> None:
+        """Queue a line, or drop and count it. Does nothing in a forked child."""
+        if not line or self._is_forked:
+            return
+        with self._lock:
+            if self._lines >= QUEUED_LINES or self._bytes + len(line) > QUEUED_BYTES:
+                self.dropped += 1
+                if self._gap is None:
+                    self._gap = _Gap()
+                    self._queue.put(self._gap)
+                self._gap.lines += 1
+                return
+            self._gap = None
+            self._lines += 1
+            self._bytes += len(line)
+            self._queue.put(line)
+
+    def mark(self) -> threading.Event:
+        """An event that is set once all that is queued now was written or dropped; in a forked child it is set."""
+        reached = threading.Event()
+        if self._is_forked:
+            reached.set()
+        else:
+            self._queue.put(reached)
+        return reached
+
+    @property
+    def _is_forked(self) -> bool:
+        return os.getpid() != self._process
+
+    def _write_forever(self) -> None:
+        """In the thread: write what is queued."""
+        while True:
+            item = self._queue.get()
+            if isinstance(item, bytes):
+                self._write_line(item)
+            elif isinstance(item, _Gap):
+                with self._lock:
+                    if self._gap is item:
+                        self._gap = None  # It counts no more lines.
+                self._missing += item.lines
+                self._why = f"{self.name} was not read"
+                self._try(b"")
+            else:
+                item.set()
+
+    def _write_line(self, line: bytes) -> None:
+        written = self._try(line)
+        self._missing += not written
+        with self._lock:
+            self.dropped += not written
+            self._lines -= 1
+            self._bytes -= len(line)
+
+    def _try(self, line: bytes) -> bool:
+        """Write how many lines are missing, if any are, and the line; return whether it was written."""
+        try:
+            if self._missing:
+                self._write(self.notice(self._missing, self._why).encode(self.encoding, UNENCODABLE))
+                self._missing = 0
+            self._write(line)
+        except OSError as error:
+            self._why = f"{self.name} failed: {(error.strerror or str(error)).lower()}"
+            return False
+        return True
+
+    def _write(self, line: bytes) -> None:
+        rest = memoryview(b"\n" + line if self._torn and line else line)
+        while rest:
+            try:
+                rest = rest[os.write(self.descriptor, rest) :]
+            except BlockingIOError:  # Whoever started this process made the descriptor non-blocking.
+                _wait_for_room(self.descriptor)
+            else:
+                self._torn = bool(rest)
+
+
+def lines_were_dropped(lines: int, why: str) -> str:
+    """What a notice says."""
+    return f"{lines} lines were dropped: {why}"
+
+
+def _wait_for_room(descriptor: int) -> None:
+    poll = select.poll()
+    poll.register(descriptor, select.POLLOUT)
+    poll.poll()
+
+
+class _QueuedFile(io.BufferedIOBase):
+    """The file below a text stream: a queue."""
+
+    def __init__(self, queue: OutputQueue) -> None:
+        self.name = f"<{queue.name}>"
+        self._output = queue
+
+    def writable(self) -> bool:
+        return True
+
+    def fileno(self) -> int:
+        return self._output.descriptor
+
+    def isatty(self) -> bool:
+        return os.isatty(self._output.descriptor)
+
+    def write(self, data: "ReadableBuffer") -> int:
+        line = bytes(data)
+        self._output.put(line)
+        return len(line)
+
+
+class StandardStreams:
+    """The queues of stdout and stderr, which may be the same one."""
+
+    def __init__(self, stdout: OutputQueue, stderr: OutputQueue) -> None:
+        self.stdout = stdout
+        self.stderr = stderr
+
+    @property
+    def dropped(self) -> int:
+        """Lines that were dropped since the start."""
+        return sum(queue.dropped for queue in self._queues)
+
+    def drain(self, timeout_s: float = DRAIN_S) -> None:
+        """Wait until what is queued now was written or dropped, or the time is over."""
+        end = time.monotonic() + timeout_s
+        for reached in [queue.mark() for queue in self._queues]:  # All first: one may be stuck.
+            reached.wait(max(0.0, end - time.monotonic()))
+
+    @property
+    def _queues(self) -> set[OutputQueue]:
+        return {self.stdout, self.stderr}
+
+
+def queue_standard_streams() -> StandardStreams:
+    """From now on nothing that this process prints waits for whoever reads it; at its end it waits for DRAIN_S."""
+    for descriptor in (STDOUT, STDERR):
+        _open_if_closed(descriptor)
+    stderr = OutputQueue(STDERR, "stderr", _encoding_of(sys.stderr))
+    same = os.path.samestat(os.fstat(STDOUT), os.fstat(STDERR))
+    stdout = stderr if same else OutputQueue(STDOUT, "stdout", _encoding_of(sys.stdout))
+    streams = StandardStreams(stdout, stderr)
+    sys.stdout, sys.stderr = _text_stream(stdout), _text_stream(stderr)
+    atexit.register(streams.drain)
+    return streams
+
+
+def _open_if_closed(descriptor: int) -> None:
+    """Open it on /dev/null if it is closed: otherwise a file of the data_dir would get it, and what is printed."""
+    try:
+        os.fstat(descriptor)
+    except OSError:
+        null = os.open(os.devnull, os.O_WRONLY)
+        if null != descriptor:
+            os.dup2(null, descriptor)
+            os.close(null)
+
+
+def _encoding_of(stream: TextIO | None) -> str:
+    return ENCODING if stream is None else stream.encoding
+
+
+def _text_stream(queue: OutputQueue) -> TextIO:
+    return io.TextIOWrapper(_QueuedFile(queue), encoding=queue.encoding, errors=UNENCODABLE, line_buffering=True)
