@@ -5,8 +5,8 @@ The child sees this process's memory as it was at the fork; this process continu
 Why this is safe in a process with threads and an event loop:
 
 - only the forking thread exists in the child, so a lock that another thread held stays held for ever. The child takes
-  none: it runs one function of ours, which computes and makes plain system calls; it logs nothing, imports nothing,
-  and never returns into the code that forked
+  none: it runs one function of ours, which computes and makes plain system calls; it imports nothing, and never
+  returns into the code that forked. It logs nothing: in a child of a server, the queue of stderr takes no line
 - descriptors are shared. The child first closes all but the three standard ones and its pipe: a connection that this
   process closes must end for its peer, and the data_dir's lock must end with this process
 - it collects no garbage, since finalizers would touch what is not its own, and handles signals as a new process does

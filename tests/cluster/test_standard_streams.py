@@ -5,9 +5,11 @@ import fcntl
 import json
 import logging
 import os
+import signal
 import subprocess
 import sys
 import threading
+import warnings
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -151,10 +153,11 @@ def test_a_forked_child_writes_nothing_and_waits_for_no_lock(pipe: Pipe) -> None
     holder = threading.Thread(target=hold)
     holder.start()
     held.wait(DEADLINE_S)
-    with pytest.warns(DeprecationWarning) if sys.version_info >= (3, 12) else _nothing():
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # Python 3.12 warns of threads.
         child = os.fork()
     if not child:
-        signal_alarm()
+        end_if_it_hangs()
         pipe.queue.put(b"from the child\n")
         pipe.queue.mark().wait()
         os._exit(0)
@@ -167,16 +170,8 @@ def test_a_forked_child_writes_nothing_and_waits_for_no_lock(pipe: Pipe) -> None
     assert pipe.read_until(b"parent\n") == b"from the parent\n"
 
 
-class _nothing:
-    def __enter__(self) -> None: ...
-
-    def __exit__(self, *_: object) -> None: ...
-
-
-def signal_alarm() -> None:
+def end_if_it_hangs() -> None:
     """End this process if it hangs."""
-    import signal
-
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
     signal.alarm(int(DEADLINE_S))
 
