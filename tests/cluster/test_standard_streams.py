@@ -236,9 +236,11 @@ def test_whatever_prints_goes_on_though_nobody_reads_and_the_process_ends(statem
             os.close(writing)
 
 
-def run(script: str, **closed: Callable[[], None]) -> subprocess.CompletedProcess[str]:
+def run(script: str, preexec_fn: Callable[[], None] | None = None) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-c", SCRIPT_START + script]
-    return subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE_S, check=False, **closed)
+    return subprocess.run(
+        command, capture_output=True, text=True, timeout=DEADLINE_S, check=False, preexec_fn=preexec_fn
+    )
 
 
 def test_the_last_line_and_the_traceback_of_an_error_are_written_before_the_process_ends() -> None:

@@ -52,5 +52,5 @@ def test_nodes_elect_serve_and_stop_though_nobody_reads_their_output(clusters: C
     cluster.leader.kill()
 
     leader = cluster.elected()
-    assert leader.apply(["add", 4])["results"] == ["7"]
+    assert leader.apply(["add", 4])["results"] == ["49"]
     cluster.stop()
