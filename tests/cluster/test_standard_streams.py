@@ -15,7 +15,6 @@ from collections.abc import Callable, Iterator
 import pytest
 import structlog
 
-from quire.cluster.serve import standard_streams
 from quire.cluster.serve.journal import configure_logging
 from quire.cluster.serve.standard_streams import QUEUED_BYTES, QUEUED_LINES, OutputQueue
 
@@ -124,7 +123,7 @@ def test_after_a_failed_write_the_next_line_is_whole_and_comes_after_the_number_
             raise outcome
         return write(descriptor, data[:outcome])
 
-    monkeypatch.setattr(standard_streams.os, "write", failing)
+    monkeypatch.setattr(os, "write", failing)
     pipe.queue.put(b"torn line\n")
     pipe.settle()
     pipe.queue.put(b"next\n")
