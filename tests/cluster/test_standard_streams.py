@@ -5,6 +5,7 @@ import fcntl
 import json
 import logging
 import os
+import select
 import signal
 import subprocess
 import sys
@@ -38,8 +39,12 @@ class Pipe:
     def read_until(self, end: bytes) -> bytes:
         said = b""
         while not said.endswith(end):
-            said += os.read(self.reading, PIPE_BYTES)
+            said += self.read()
         return said
+
+    def read(self) -> bytes:
+        assert select.select([self.reading], [], [], DEADLINE_S)[0], "nothing comes"
+        return os.read(self.reading, PIPE_BYTES)
 
     def settle(self) -> None:
         assert self.queue.mark().wait(DEADLINE_S)
@@ -201,7 +206,7 @@ def test_the_journal_and_the_standard_logging_write_to_the_queue_and_the_notice_
 def _read_to_notice(pipe: Pipe) -> bytes:
     said = b""
     while b"were dropped" not in said or not said.endswith(b"\n"):
-        said += os.read(pipe.reading, PIPE_BYTES)
+        said += pipe.read()
     return said.splitlines()[-1]
 
 
