@@ -75,6 +75,8 @@ class LogState:
         self.free: Callable[[Storage], None] | None = None
         """Takes the open file of a segment that was removed, and closes it in another thread: until then its room is
         not free. To free it takes long. None: it is freed at once."""
+        self.refused_bytes = 0
+        """Size of the largest frame that found no room, until a probe finds room for it; 0 if there is none."""
         self.failure: str | None = None
         self.is_rotten = False
         """Whether a read found rot. No stop is then marked as clean, so that the next open checks every frame."""

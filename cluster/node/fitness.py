@@ -48,6 +48,11 @@ def sentences(fitness: FitnessStatus, data_dir: Path) -> list[str]:
     return [_sentence(held, data_dir) for held in levels if held.level not in (Level.FIT, Level.MACHINE_FAILED)]
 
 
+def ailments(node: "Node") -> list[str]:
+    """All that ails a node, ready or not, as `sentences`."""
+    return [] if node.formed is None else sentences(node.formed.replica.status().fitness, node.config.data_dir)
+
+
 def _sentence(held: FitnessStatus, data_dir: Path) -> str:
     return f"{held.reason}; {advice(held.level, data_dir)}"
 

@@ -33,21 +33,24 @@ def make_room(state: LogState, size: int, *, reserved: bool = False) -> None:
             state.writer.reserve(size)
     except DiskFull:
         if not reserved or size > state.writer.room:
+            if not reserved:
+                state.refused_bytes = max(state.refused_bytes, size)
             raise
 
 
 def try_room(state: LogState) -> bool:
-    """Return whether there is room for frames that are not reserved, after an attempt to get it. Blocks.
+    """Return whether there is room for frames that are not reserved, as large as any that was refused. Blocks.
 
     Raises:
         LogReadOnly: the device failed.
     """
-    size = min(_PROBE_BYTES, state.frame_limit)
+    size = min(max(_PROBE_BYTES, state.refused_bytes), state.frame_limit)
     if state.writer.free_end - state.writer.segment.end < size:
         try:
             make_room(state, size)
         except DiskFull:
             return False
+    state.refused_bytes = 0
     return True
 
 

@@ -292,7 +292,7 @@ class Core:
             following.heard()
         # Rule 1: only a promise on disk is echoed. A leader that was replaced learns so from the echo (rule 10).
         if (leader == state.stored_promise and following) or leader.epoch < state.promise.epoch:
-            held, level = state.promise.epoch, state.fitness.level
+            held, level = state.promise.epoch, state.fitness.echoed(state, message.fitness)
             echo = HeartbeatEcho(leader.epoch, message.sequence, held, level, state.clock)
             state.act(actions.Send(sender, echo))
         elif not self.writer.is_queued(FollowLeader(leader)):

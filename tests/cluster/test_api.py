@@ -317,7 +317,7 @@ async def test_status_and_health_are_answered_by_the_node_itself(cluster: Runnin
     ready = await cluster.ask(at, "GET", "/readyz")
 
     assert (status.document["node_id"], status.document["leader"]) == (at, "n1")
-    assert (health.status, ready.status, ready.document) == (200, 200, {"ready": True})
+    assert (health.status, ready.status, ready.document) == (200, 200, {"ready": True, "alarms": []})
 
 
 async def test_a_batch_may_be_as_large_as_the_limit_and_no_larger(log_cluster: RunningCluster) -> None:

@@ -94,6 +94,40 @@ async def test_a_leader_without_room_is_not_ready_and_says_what_to_do_until_ther
         await logged(cluster, capsys, "fit to lead again")
 
 
+@pytest.mark.asyncio
+@pytest.mark.full
+async def test_three_full_nodes_keep_their_leader_and_each_says_that_it_is_full(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings: dict[str, Any] = {"segment_bytes": SEGMENT_BYTES, "election_timeout_ms": 2_000, "heartbeat_ms": 100}
+    async with running_cluster(tmp_path, 3, **settings) as cluster:
+        epoch = cluster.nodes["n1"].node.role.epoch
+        with monkeypatch.context() as full:
+            full.setattr(os, "posix_fallocate", _full)
+            async with asyncio.timeout(DEADLINE_S):
+                while (await write(cluster, b'["add", 0],' * 999 + b'["add", 0]')).status == 200:
+                    pass
+                nodes = [running.node for running in cluster.nodes.values()]
+                while any(node.status()["fitness"]["level"] != Level.NO_ROOM for node in nodes):
+                    await cluster.ask("n2", "GET", "/healthz")
+            for node_id in cluster.nodes:
+                ready = await cluster.ask(node_id, "GET", "/readyz")
+                said = ready.document["reasons" if node_id == "n1" else "alarms"]
+                assert any(f"free space on the volume of {tmp_path / node_id}" in text for text in said)
+                assert ready.status == (503 if node_id == "n1" else 200)
+                status = (await cluster.ask(node_id, "GET", "/status")).document
+                assert f"free space on the volume of {tmp_path / node_id}" in table_of(status)
+            for _ in range(5):
+                assert (await write(cluster, b'["add", 0],' * 999 + b'["add", 0]')).status == 503
+                assert (await cluster.ask("n2", "GET", "/state?consistency=leader")).status == 200
+            assert [(node.role.epoch, node.leader_id) for node in nodes] == [(epoch, "n1")] * 3
+        async with asyncio.timeout(DEADLINE_S):
+            while (await write(cluster, b'["add", 1]')).status != 200:
+                pass
+            while any(node.status()["fitness"]["level"] for node in nodes):
+                await cluster.ask("n2", "GET", "/healthz")
+
+
 async def logged(cluster: RunningCluster, capsys: pytest.CaptureFixture[str], event: str) -> None:
     """Wait for a line of the journal."""
     async with asyncio.timeout(DEADLINE_S):

@@ -87,6 +87,25 @@ def test_try_room_says_whether_an_append_would_be_taken_and_takes_the_reserve_fr
     log.append(["x" * 20])
 
 
+def test_try_room_asks_for_room_for_the_largest_frame_that_was_refused_until_there_is_some() -> None:
+    disk = Disk()
+    options = LogOptions(segment_bytes=8 << 20, max_frame_bytes=4 << 20, reserve_bytes=1024)
+    log = open_log(disk, options, standalone=False)
+    log.append([bytes(3 << 20)])
+    log.append([bytes(2 << 20)])
+    disk.full = True
+    for size in (4 << 20) - 128, 3 << 20:  # In the first segment there is room for 1 MiB, but not for these.
+        with pytest.raises(DiskFull):
+            log.append([bytes(size)])
+    log.append([b"small"])
+    assert not log.try_room()
+    disk.full = False
+    assert log.try_room()
+    log.append([bytes(1 << 20)])
+    disk.full = True
+    assert log.try_room()  # What was refused once counts no more.
+
+
 @pytest.mark.parametrize("clean", [True, False])
 def test_a_log_whose_disk_is_full_opens_and_goes_on_when_there_is_room(clean: bool) -> None:
     disk = Disk()

@@ -370,3 +370,31 @@ def test_a_campaign_that_cannot_win_ends_at_once(how: str) -> None:
     node.step(refused if how == "a voter refuses" else events.LinkDown("n3"))
 
     assert node.core.candidate.wanted is None
+
+
+def test_a_follower_that_hears_a_leader_without_room_echoes_no_better_level_before_it_asked_its_own_disk() -> None:
+    world = led()
+    state = world["n2"].state
+    fitness = state.fitness
+    assert fitness.echoed(state, Level.SLOW_DISK) is Level.FIT
+
+    assert fitness.echoed(state, Level.NO_ROOM) is Level.NO_ROOM
+    fitness.room_probed(state, events.RoomProbed(has_room=True, has_reserve=True))
+    assert fitness.echoed(state, Level.NO_ROOM) is Level.FIT
+    assert fitness.echoed(state, Level.FIT) is Level.FIT
+    assert fitness.echoed(state, Level.NO_ROOM) is Level.NO_ROOM  # It may be another time, and another size.
+
+
+@pytest.mark.parametrize("delay_s", [0.001, 0.35])
+def test_a_leader_without_room_hands_over_to_nobody_whose_disk_is_full_too_however_late_it_hears_of_it(
+    delay_s: float,
+) -> None:
+    world = led()
+    world.delay_us = lambda source, target: int(delay_s * 1_000_000)
+    world.run_for(5 * TIMEOUT_S)
+    assert world["n1"].leads
+    for node in world.nodes.values():
+        node.disk_full = True
+    world["n1"].write("a")
+    world.run_for(20 * TIMEOUT_S)
+    assert (world["n1"].leads, world["n1"].state.promise.epoch) == (True, 1)

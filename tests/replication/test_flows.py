@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 
 from quire.replication.core import CoreOptions, events
+from quire.replication.core.fitness import Level
 from quire.replication.core.messages import Open
 from tests.replication.disks import remove_expired
 from tests.replication.installing import expire
@@ -211,6 +212,18 @@ def test_a_full_follower_is_shipped_nothing_before_it_has_room() -> None:
     n3.disk_full = False
     world.run_until(lambda: caught_up(world, "n3") and matched(n3), within_s=10)
     assert held(leader) == {"n2": "", "n3": ""}
+
+
+def test_a_follower_that_was_refused_nothing_is_shipped_everything_though_a_probe_found_no_room() -> None:
+    world = serving()
+    for node in ("n1", "n3"):
+        world[node].disk_full = True
+    world["n1"].write("there is no room for it")
+    world.run_until(lambda: world["n3"].core.status().fitness.level is Level.NO_ROOM)
+    first = world["n3"].following.stream
+    world["n3"].following.close_stream("says the test")
+    world.run_until(lambda: world["n3"].following.stream is not first and matched(world["n3"]))
+    assert held(world["n1"])["n3"] == ""
 
 
 def test_a_full_follower_of_a_leader_that_heeds_no_reason_takes_a_window_once_in_four_election_timeouts() -> None:

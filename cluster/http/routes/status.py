@@ -3,6 +3,7 @@
 from aiohttp import web
 from prometheus_client import CONTENT_TYPE_LATEST
 
+from ...node.fitness import ailments
 from ..api import API
 from ..bodies import answer
 from ..problems import NotReady
@@ -26,12 +27,12 @@ async def get_healthz(request: web.Request) -> web.Response:
 
 
 async def get_readyz(request: web.Request) -> web.Response:
-    """200 if this node can serve; otherwise a problem with the reasons."""
+    """200 if this node can serve, with what ails it all the same; otherwise a problem with the reasons."""
     parameters_of(request)
     reasons = request.app[API].node.not_ready_reasons()
     if reasons:
         raise NotReady(reasons)
-    return answer(request, {"ready": True})
+    return answer(request, {"ready": True, "alarms": ailments(request.app[API].node)})
 
 
 async def get_metrics(request: web.Request) -> web.Response:

@@ -76,6 +76,7 @@ class Handover:
         self._downstreams = downstreams
         self._levels: dict[tuple[str, bytes], HeardLevel] = {}
         self._transfer: Transfer | None = None
+        self._was_full = False
         self.gives_up = ""
         """Why this leader must step down; empty while it need not."""
 
@@ -163,6 +164,9 @@ class Handover:
     def tick(self) -> None:
         """End a transfer whose time is up; begin one if this leader is unfit and another is fitter."""
         state, transfer, fitness = self._state, self._transfer, self._state.fitness
+        was_full, self._was_full = self._was_full, fitness.holds(Level.NO_ROOM)
+        if self._was_full and not was_full:
+            self._levels.clear()  # What they said before they heard of it says nothing of their room.
         if transfer is not None:
             if state.now >= transfer.until:
                 self._end(f"{transfer.target} did not take over in time")

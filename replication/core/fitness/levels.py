@@ -10,11 +10,17 @@ replicates.
                       what was committed before a start or an install is not      it is applied: at once
                       applied: from the first measure
     SLOW_DISK         a flush takes over half an election timeout, on average     below half of that
-    NO_ROOM           an append was refused, the disk is full                     an append or a probe finds room
+    NO_ROOM           an append was refused, or the leader lacks room and a       a probe finds room for
+                      probe found none here, either                               what was refused
     COMMITS_NOTHING   it leads, hears a majority, and what a majority holds of    something was committed
                       what it appended has not grown for STUCK_TIMEOUTS
     MACHINE_FAILED    the machine failed, or cannot run the logged version        the machine runs again
     DISK_HANGS        the disk has not answered for an election timeout           it answered
+
+Disks fill up together, and a follower appends what a leader has found room for. So a follower that hears a leader
+without room asks its own disk before it echoes a better level: otherwise leadership would go round among nodes that are
+equally full, and each round would take a record of the reserve. An append that finds room does not end the level: it
+may have been smaller than what was refused, or have used the reserve.
 
 Each level is left only after two election timeouts on the better side, so that a node at the bound does not swing. The
 levels are a scale: the higher, the less such a leader can do. 6 and 7 are kept for digests and holes.
@@ -91,6 +97,9 @@ class Fitness:
         self._has_backlog = False  # Of what was committed before a start or an install.
         self._probe_at = 0
         self._has_reserve = True
+        self._refused_frames = False  # Whether this follower could not append what it was shipped.
+        self._hears_full = False  # Whether the leader that is heard lacks room,
+        self._has_asked = False  # and whether the own disk was asked since.
         self._stuck_at = 0  # commit_index when COMMITS_NOTHING was entered
         # When this node stepped down last because it was stuck: commit_index, the time, who might have led instead; and
         # how often since something was committed.
@@ -143,9 +152,12 @@ class Fitness:
 
     @property
     def lacks_room(self) -> str:
-        """Why nothing can be appended here, in one sentence; empty once an append or a probe found room."""
+        """Why this follower cannot append what it is shipped, in one sentence; empty once a probe found room.
+
+        One that only knows that its disk is full is shipped everything: what is next may find room.
+        """
         held = self._holding.get(Level.NO_ROOM)
-        return held.reason if held is not None and held.calm_since is None else ""
+        return held.reason if self._refused_frames and held is not None and held.calm_since is None else ""
 
     @property
     def may_campaign(self) -> bool:
@@ -198,19 +210,27 @@ class Fitness:
         return self._has_backlog
 
     def appended(self, state: "State", result: "AppendResult") -> None:
-        """Take what an append came to. A system record may use room that others may not, so its success shows none."""
+        """Take what an append came to. Only a refusal tells something: see above."""
         if result.refused is Reason.DISK_FULL:
             self._has_reserve = self._has_reserve and not result.is_system
+            self._refused_frames |= bool(result.stream_id)
             self._no_room(state)
-        elif result.is_made and not result.is_system:
-            self._room_found(state)
 
     def lacked_room(self, state: "State") -> None:
         """Take that the disk had no room for the beginning of a log."""
+        self._refused_frames = True
         self._no_room(state)
+
+    def echoed(self, state: "State", leader_level: int) -> Level:
+        """The level to echo to a leader of that level: none better than its NO_ROOM before this disk was asked, too."""
+        hears_full, self._hears_full = self._hears_full, leader_level == Level.NO_ROOM
+        if self._hears_full and not hears_full:
+            self._has_asked, self._probe_at = False, state.awake
+        return max(self.level, Level.NO_ROOM) if self._hears_full and not self._has_asked else self.level
 
     def room_probed(self, state: "State", event: RoomProbed) -> None:
         """Take the answer to a `ProbeRoom`."""
+        self._has_asked = True
         if event.has_room:
             self._room_found(state)
         else:
@@ -223,14 +243,14 @@ class Fitness:
         self._note(state, Level.NO_ROOM, True, "the disk of the log is full")
 
     def _room_found(self, state: "State") -> None:
-        self._has_reserve = True
+        self._has_reserve, self._refused_frames = True, False
         self._note(state, Level.NO_ROOM, False, "")
 
     def tick(self, state: "State", *, disk_hangs: bool, stuck_us: int | None) -> bool:
         """Judge what only time shows, and leave the levels that were left for long enough.
 
-        Return whether to ask the disk for room: it may have some again, though nobody appends. `stuck_us` is how long a
-        leader has committed nothing of what it appended; None if this node does not lead.
+        Return whether to ask the disk for room: it may have some again, or the leader's has none. `stuck_us` is how
+        long a leader has committed nothing of what it appended; None if this node does not lead.
         """
         patience = state.options.election_timeout_us
         self._note(state, Level.DISK_HANGS, disk_hangs, "the disk has not answered for an election timeout")
@@ -241,7 +261,7 @@ class Fitness:
                 self._changed_clock = state.clock
         if not self._holding:
             self._hold_offs = self._hold_off_until = 0
-        probes = self.holds(Level.NO_ROOM) and state.awake >= self._probe_at
+        probes = (self.holds(Level.NO_ROOM) or self._hears_full) and state.awake >= self._probe_at
         if probes:
             self._probe_at = state.awake + PROBE_TIMEOUTS * patience
         return probes
