@@ -8,17 +8,19 @@ applied while other things happen on the loop, so what reads the machine or its 
 
 import asyncio
 import heapq
+import sys
+import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from itertools import count
+from queue import SimpleQueue
 from typing import Any, NamedTuple, Protocol, TypeVar
 
 from quire.log import Frame, FrameHeader, Kind, Log, LogError, ResourcesExhausted, cut_frames
 from quire.sm import Applied, Applier, ApplyFailed, Execution, is_quick
 
 from ..errors import NodeStopping
-from .machine_thread import MachineThread
 
 T = TypeVar("T")
 
@@ -28,6 +30,11 @@ STEP_S = 0.002  # What a step should take.
 STEP_COMMANDS = 4096  # At most, however quick they have been: the next ones may be slower.
 RETRY_S = 0.05  # Before another attempt, if there is no descriptor or memory to read the log with.
 NOTED_S = 0.05  # Commits closer together count as one, from the first.
+SWITCH_INTERVAL_S = 0.0005
+"""How long the loop waits for the lock at most. It gives the lock up at each system call, several times a request."""
+
+_Done = Callable[[Any, BaseException | None], None]
+"""Gets what a block returned, or what it raised. Called on the loop."""
 
 
 class ApplyEvents(Protocol):
@@ -98,6 +105,44 @@ class Pace:
         elif not done and took_s < STEP_S / 2:
             self.commands = min(2 * most, STEP_COMMANDS)
         return done
+
+
+class MachineThread:
+    """A machine's own thread, if it is not `quick`: runs blocks in order. Made and used on the event loop.
+
+    The interpreter's lock lets one thread run at a time. A thread that computes gives it up when another one has waited
+    for the switch interval, so the loop goes on beside the slowest command that is written in Python (ADR 0014).
+    """
+
+    def __init__(self) -> None:
+        """Raises RuntimeError if no thread can be started."""
+        self._loop = asyncio.get_running_loop()
+        self._blocks: SimpleQueue[tuple[Callable[[], Any], _Done] | None] = SimpleQueue()
+        sys.setswitchinterval(min(SWITCH_INTERVAL_S, sys.getswitchinterval()))
+        # A daemon: a command that never ends must not keep this process from ending.
+        threading.Thread(target=self._run, name="machine", daemon=True).start()
+
+    def run(self, block: Callable[[], Any], done: _Done) -> None:
+        """Run the block after those before it; then call `done` on the loop."""
+        self._blocks.put((block, done))
+
+    def end(self) -> None:
+        """Let the thread end after what it has."""
+        self._blocks.put(None)
+
+    def _run(self) -> None:
+        while (work := self._blocks.get()) is not None:
+            block, done = work
+            result, error = None, None
+            try:
+                result = block()
+            except BaseException as raised:  # noqa: BLE001  # It is handed to the loop, whatever it is.
+                error = raised
+            try:
+                self._loop.call_soon_threadsafe(done, result, error)
+            except RuntimeError:  # The loop has ended: nobody waits.
+                return
+            del work, block, done, result, error  # While it waits it must not hold a frame.
 
 
 class Applying:

@@ -94,8 +94,7 @@ class Node:
         """The formation of the cluster, while it is under way."""
         self.failure: str | None = None
         """Why the node has halted, if it has."""
-        self.stranded = ""
-        """Why it has halted but its process stays: only its descriptors hold its files. Empty: nothing of the kind."""
+        self.stranded = ""  # Why it has halted and its process stays: only its descriptors may hold its files.
         self.ended = asyncio.Event()
         """Set when the node has halted."""
         self.stopping = False
@@ -156,13 +155,13 @@ class Node:
         nominated = self.leadership.run(components.replica)
         components.replica.start(resources.http, nominated=nominated)
         components.compaction.start()
-        watch = log_levels(components.replica, self.config.data_dir, self._look_s)
-        self._watches.append(watched_task(watch, "fitness", self.failed))
+        levels = log_levels(components.replica, self.config.data_dir, self._look_s)
+        self._watches.append(watched_task(levels, "fitness", self.failed))
         self._look_at_code(components)
         journal.info("running", cluster_id=genesis.cluster_id.hex(), bounds=tuple(components.log.bounds))
 
     async def hand_over(self) -> None:
-        """Before a stop: hand over to another node if this one leads. If none can lead, it stops as the leader."""
+        """Before a stop: hand over to another node if this one leads and one can."""
         await self.leadership.hand_over()
 
     async def stop(self) -> None:
@@ -373,9 +372,8 @@ class Node:
     @property
     def state_room(self) -> StateRoom:
         """How full the machine's state is."""
-        if self.formed is None:
-            return StateRoom(0, 0)
-        return state_room(self.formed.applying.applier.machine, self.formed.genesis.limits)
+        formed = self.formed
+        return state_room(formed.applying.applier.machine, formed.genesis.limits) if formed else StateRoom(0, 0)
 
     @property
     def features(self) -> frozenset[str]:
@@ -482,7 +480,7 @@ class Node:
     def apply_to(self, index: int) -> None:
         """Answer the writes that wait for the commit; apply."""
         self._pending.committed(index)
-        if self.formed is not None:
+        if self.formed:
             self.formed.applying.apply_to(index)
         self.visibility.grew()
 

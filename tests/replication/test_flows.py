@@ -219,7 +219,7 @@ def test_a_follower_that_was_refused_nothing_is_shipped_everything_though_a_prob
     for node in ("n1", "n3"):
         world[node].disk_full = True
     world["n1"].write("there is no room for it")
-    world.run_until(lambda: world["n3"].core.status().fitness.level is Level.NO_ROOM)
+    world.run_until(lambda: world["n3"].state.fitness.level is Level.NO_ROOM)
     first = world["n3"].following.stream
     world["n3"].following.close_stream("says the test")
     world.run_until(lambda: world["n3"].following.stream is not first and matched(world["n3"]))
