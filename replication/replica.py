@@ -290,6 +290,11 @@ class Replica(Generic[OwnerT]):
         return self.core.status()
 
     @property
+    def halted(self) -> str | None:
+        """Why it has stopped for good; None while it runs."""
+        return self.core.halted
+
+    @property
     def commit_index(self) -> int:
         """Every record below it is durable on a majority, as far as this node knows."""
         return self.core.commit_index

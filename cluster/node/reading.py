@@ -131,7 +131,7 @@ class Reading:
             NotLeader, NoLeader, StateUnavailable: not by this node, or not now.
             QueryRefused, MachineFailed: the machine refused the request, or failed.
         """
-        if (halted := self._replica.core.halted) is not None:
+        if (halted := self._replica.halted) is not None:
             raise StateUnavailable(f"this node has halted: {halted}")
         if consistency is Consistency.LOCAL:
             self._refuse_older_than(allowed, self._applying.applier.applied_index)

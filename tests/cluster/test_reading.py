@@ -22,6 +22,7 @@ class Committed:
     """What a read asks of the replica."""
 
     is_lag_known = True
+    halted = None
 
     def __init__(self, commit_index: int, lag: Lag = NO_LAG, apply_lag: ApplyLag = NO_APPLY_LAG) -> None:
         self.commit_index = commit_index
