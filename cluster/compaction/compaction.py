@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any, NamedTuple
 
 import structlog
@@ -98,7 +99,7 @@ class Compaction:
         """Remove the expirable segments of this node's log now, or only return what would be removed.
 
         Raises:
-            StateUnavailable: the log cannot be read or written, or this node stops.
+            StateUnavailable: the log or the snapshots cannot be read or written, or this node stops.
         """
         try:
             return self.retention.due() if dry_run else await self._expire()
@@ -115,7 +116,10 @@ class Compaction:
         ended: asyncio.Future[Expirable] = asyncio.get_running_loop().create_future()
         self._expiries.add(ended)
         ended.add_done_callback(self._expiries.discard)
-        self.retention.expire(lambda gone: None if ended.done() else ended.set_result(gone))
+        if is_due := self.retention.due().segments > 0:
+            await self.snapshotting.check_newest()
+        if not ended.done():  # Otherwise this node stops.
+            self.retention.expire(lambda gone: None if ended.done() else ended.set_result(gone), checked=is_due)
         gone = await ended
         if gone.segments:
             journal.info("expired", segments=gone.segments, to_index=gone.to_index, size=gone.size)
@@ -124,7 +128,8 @@ class Compaction:
     async def _expire_forever(self) -> None:
         while True:
             await asyncio.sleep(EXPIRY_PAUSE_S)
-            await self._expire()
+            with suppress(StateUnavailable):  # It was logged, and `/status` says it.
+                await self._expire()
 
     def installed(self, index: int) -> Applier:
         """The log begins at the fetched snapshot now: replace the machine; remove the older snapshots."""

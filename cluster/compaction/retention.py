@@ -11,6 +11,7 @@ expires. The floor is the lowest of the holds:
 A follower that lacks more gets a snapshot, even if its stream is open but slower than the log's limits allow.
 
 A restart needs a snapshot and the whole log after it. A snapshot may turn out to be damaged, hence the older one.
+Somebody may have removed their files, so whoever lets segments expire looks at the files first.
 """
 
 from collections.abc import Callable, Mapping
@@ -92,6 +93,7 @@ class Retention:
         self.expired_segments = 0
         """Segments expired since this node started."""
         self._gone = NOTHING
+        self._checked = False
         self._waiting: list[Callable[[Expirable], None]] = []
 
     def holds(self) -> list[Hold]:
@@ -144,10 +146,11 @@ class Retention:
         """Whether one clock alone stamps the log: a lone voter is a majority (rule 5)."""
         return len(self._replica.status().members.voters()) == 1
 
-    def expire(self, ended: Callable[[Expirable], None]) -> None:
+    def expire(self, ended: Callable[[Expirable], None], *, checked: bool) -> None:
         """Rotate an old write segment; begin to remove what may expire. `ended` gets what went, when it has.
 
         Segments go one by one, and other work of the disk goes in between: what holds them is looked at before each.
+        `checked`: the files of the two newest snapshots were just found whole. Without it no removal begins.
 
         Raises:
             LogReadOnly: the device failed.
@@ -155,12 +158,13 @@ class Retention:
         self._ages.rotate(self._limits.age, self.holds()[0].index, own_stamps=self._stamped_by_one)
         self._waiting.append(ended)
         if len(self._waiting) == 1:
-            self._gone = NOTHING
+            self._gone, self._checked = NOTHING, False
+        self._checked |= checked
         self._replica.expire(self._begin)
 
     def _begin(self) -> Expiry | None:
         """Take the next segment that may expire out of the log; None if there is none."""
-        floor = self.holds()[0].index
+        floor = self.holds()[0].index if self._checked else 0
         expiry = self._disk.begin_expiry(aged_to=self._aged_to(), max_bytes=self._limits.max_bytes, floor=floor)
         if expiry is not None:
             self.expired_segments += 1

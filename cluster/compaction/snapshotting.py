@@ -3,6 +3,8 @@
     boundary -> due? -> fork -> child: chunks, manifest, synced -> parent: rename, keep two
 
 Commits wait only for the fork. The child sees the machine and the session table between two frames.
+
+A snapshot that is damaged or lost while this node runs is replaced: the next one is due at the next boundary.
 """
 
 import asyncio
@@ -14,8 +16,8 @@ from typing import Any
 
 import structlog
 
-from quire.log import FrameHeader, LogError
-from quire.sm import MachineError, Manifest, SnapshotStore, SnapshotTooEarly, write_snapshot
+from quire.log import FrameHeader, LogError, ResourcesExhausted
+from quire.sm import KEPT_SNAPSHOTS, MachineError, Manifest, SnapshotStore, SnapshotTooEarly, write_snapshot
 
 from ..errors import SnapshotFailed, StateUnavailable
 from ..node.applying import Applying
@@ -69,6 +71,12 @@ class Snapshotting:
         self._child: Child | None = None
         self._due_since: float | None = None
         self._failed_at = 0.0
+        self._replaced = 0
+        """So many of the damaged snapshots, the first ones, have others in their place."""
+        self._logged = 0
+        """So many of them were logged."""
+        self._unchecked = ""
+        """Why the files of the snapshots could not be looked at; empty if they could."""
         self._stopped = False
         self.patience = PATIENCE
         """When the child that writes a snapshot counts as hanging."""
@@ -95,11 +103,36 @@ class Snapshotting:
         records, log_bytes, interval_ms = self._options.records, self._options.log_bytes, self._options.interval_ms
         if records and header.index // records != header.next_index // records:
             return True
-        if self.failure and time.monotonic() - self._failed_at >= AGAIN_AFTER_S:
+        if (self.failure or len(self._store.damaged) > self._replaced) and (
+            time.monotonic() - max(self._taken_at, self._failed_at) >= AGAIN_AFTER_S
+        ):
             return True
         if log_bytes and self._log_bytes >= log_bytes:
             return True
         return bool(interval_ms) and (time.monotonic() - self._taken_at) * 1000 >= interval_ms
+
+    async def check_newest(self) -> None:
+        """Look at the files of the two newest snapshots; one that lacks a file counts no more, and an alarm names it.
+
+        Raises:
+            StateUnavailable: they cannot be looked at now.
+        """
+        try:
+            await in_thread(self._store.check_newest)
+        except (ResourcesExhausted, OSError) as error:
+            if not self._unchecked:
+                journal.error("nothing expires: the snapshots cannot be looked at", reason=str(error))
+            self._unchecked = str(error)
+            raise StateUnavailable(f"nothing expires now: the snapshots cannot be looked at: {error}") from error
+        finally:
+            self._log_damaged()
+        self._unchecked = ""
+
+    def _log_damaged(self) -> None:
+        damaged = self._store.damaged
+        for damage in damaged[self._logged :]:
+            journal.error("snapshot damaged or lost", snapshot=damage.snapshot, reason=damage.reason)
+        self._logged = len(damaged)
 
     async def take(self) -> Manifest:
         """Return a snapshot of everything applied when this was called, or later.
@@ -175,7 +208,10 @@ class Snapshotting:
             if child.ended:  # Otherwise its disk would hold this thread, too. The next start removes the folder.
                 await in_thread(self._store.abandon, index)
             raise
+        self._log_damaged()
         self.failure, self._due_since = "", None
+        if len(self.manifests) >= KEPT_SNAPSHOTS:
+            self._replaced = len(self._store.damaged)
         journal.info("snapshot taken", index=index, size=manifest.size, pause_ms=round(self.pause_ms, 1))
         return manifest
 
@@ -204,8 +240,21 @@ class Snapshotting:
 
     @property
     def alarm(self) -> str | None:
-        """What an operator should know of the snapshots' age; None: nothing, or that the machine failed, before all."""
-        if self.overdue_s < OVERDUE_S or self._applying.applier.failure is not None:
+        """What an operator should know of the snapshots; None: nothing, or the machine failed, which comes first."""
+        if self._applying.applier.failure is not None:
+            return None
+        if damaged := self._store.damaged[self._replaced :]:
+            failure = f" (the last attempt failed: {self.failure})" if self.failure else ""
+            return (
+                f"{'; '.join(map(str, damaged))}; it no longer lets the log expire: find what removes or damages files"
+                f" in the data directory, then run `quire snapshot`, or wait for the next one{failure}"
+            )
+        if self._unchecked:
+            return (
+                f"the snapshots cannot be looked at, so the log does not expire: {self._unchecked}; mend the cause,"
+                " and it expires by itself"
+            )
+        if self.overdue_s < OVERDUE_S:
             return None
         reason = self.failure or "the one under way has not ended"
         return (

@@ -388,7 +388,8 @@ class Node:
             limits = Limits(self.form.retention_bytes, 0, self.form.retention_follower_bytes)
             retention = Retention(process.disk, process, lambda: process.snapshots.manifests, limits, self.clocks.clock)
             try:
-                retention.expire(lambda _: None)
+                process.snapshots.check_newest()
+                retention.expire(lambda _: None, checked=True)
             except LogError as error:
                 process.driver.log_failed(error)
                 return

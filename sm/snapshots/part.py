@@ -52,7 +52,7 @@ class SnapshotPart:
         manifest = decode_manifest(raw, "of a peer")
         refuse_foreign(manifest, store.owner)
         name = snapshot_name(manifest.index) + _PART
-        known = cls._read(store, name) if name in store.folder.list() else None
+        known = cls._read(store, name) if name in store.names() else None
         if known != manifest:
             cls.forget(store)
             _write_durably(store.folder.child(name), MANIFEST_NAME, raw)
@@ -62,7 +62,7 @@ class SnapshotPart:
     @classmethod
     def resume(cls, store: SnapshotStore) -> None:
         """Tell the store, at a start, about an existing part; an unusable one is removed. Raises OSError."""
-        for name in [name for name in store.folder.list() if name.endswith(_PART)]:
+        for name in [name for name in store.names() if name.endswith(_PART)]:
             manifest = cls._read(store, name)
             if manifest is None or store.fetching or manifest.index in store.indices:
                 store.delete_folder(name)
@@ -72,7 +72,7 @@ class SnapshotPart:
     @staticmethod
     def forget(store: SnapshotStore) -> None:
         """Remove any part."""
-        for name in [name for name in store.folder.list() if name.endswith(_PART)]:
+        for name in [name for name in store.names() if name.endswith(_PART)]:
             store.delete_folder(name)
         store.fetching = 0
 

@@ -14,6 +14,9 @@ The steps, and why they are in this order:
    emptied: a folder without a suffix is never a partial snapshot.
 
 A crash leaves `.new` and `.gone` folders, which `open` removes.
+
+Somebody else may remove or cut files while the program runs. So before anything is deleted because a snapshot replaces
+it, segments of the log or an older snapshot, `check_newest` looks at the files of the two newest.
 """
 
 import errno
@@ -117,6 +120,15 @@ class SnapshotStore:
         """The folder `snapshots/`."""
         return self._folder
 
+    def names(self) -> list[str]:
+        """The names in `snapshots/`; if somebody removed the folder, it is created again. Raises OSError."""
+        try:
+            return self._folder.list()
+        except FileNotFoundError:
+            self._directory.list()  # It raises if the whole data directory is gone, which must not be created again.
+            self._directory.child(SNAPSHOTS_FOLDER)
+            return []
+
     @property
     def indices(self) -> list[int]:
         """The indices of the whole snapshots, ascending."""
@@ -142,7 +154,7 @@ class SnapshotStore:
             DiskFull, OSError: it cannot be created.
         """
         name = snapshot_name(index) + _NEW
-        if name in self._folder.list():
+        if name in self.names():
             self.delete_folder(name)
         return self._folder.child(name)
 
@@ -176,17 +188,57 @@ class SnapshotStore:
     def abandon(self, index: int) -> None:
         """Remove what was written of an abandoned snapshot."""
         name = snapshot_name(index) + _NEW
-        if name in self._folder.list():
+        if name in self.names():
             self.delete_folder(name)
 
     # Keeping
 
     def retain(self, pinned: Iterable[int] = ()) -> None:
-        """Remove all snapshots but the two newest and those at the pinned indices."""
-        with self._lock:
+        """Remove all snapshots but the two newest whose files are there, and those at the pinned indices.
+
+        Raises as `check_newest`.
+        """
+        with self._lock, _needing_descriptors(SNAPSHOTS_FOLDER):
+            self._check_newest()
             kept = {*self.indices[-KEPT_SNAPSHOTS:], *pinned}
             for index in [index for index in self._manifests if index not in kept]:
                 self.remove(index)
+
+    def check_newest(self) -> None:
+        """Quarantine the newest snapshots that lack a file, or have one of another size, until two are whole.
+
+        Raises:
+            ResourcesExhausted: a file cannot be opened now; that says nothing of the snapshots.
+            OSError: the device failed.
+        """
+        with self._lock, _needing_descriptors(SNAPSHOTS_FOLDER):
+            self._check_newest()
+
+    def _check_newest(self) -> None:
+        """With the lock: a snapshot that is removed meanwhile would look like a lost one."""
+        whole = 0
+        for manifest in reversed(self.manifests):
+            if whole == KEPT_SNAPSHOTS:
+                return
+            if (damage := self._loss(manifest)) is None:
+                whole += 1
+            else:
+                self._quarantine(manifest.index, damage)
+
+    def _loss(self, manifest: Manifest) -> SnapshotDamaged | None:
+        """The first file of a snapshot that is missing or has another size than was written."""
+        name = snapshot_name(manifest.index)
+        sizes = {MANIFEST_NAME: len(manifest.encode())}
+        sizes |= {chunk_name(number): chunk.size for number, chunk in enumerate(manifest.chunks)}
+        for file_name, size in sizes.items():
+            try:
+                with closing(self._folder.existing(name).open(file_name)) as file:
+                    found = file.size
+            except (FileNotFoundError, NotADirectoryError):
+                return SnapshotDamaged(snapshot=name, reason=f"{file_name} is missing")
+            if found != size:
+                return SnapshotDamaged(snapshot=name, reason=f"{file_name} has {found} bytes, not {size}")
+        return None
 
     def remove_all(self, indices: Iterable[int]) -> None:
         """Remove the snapshots at these indices."""
@@ -197,29 +249,36 @@ class SnapshotStore:
     def remove(self, index: int) -> None:
         """Remove a snapshot; after the first durable step it no longer counts."""
         self._forget(index)
-        gone = snapshot_name(index) + _GONE
-        self._folder.rename(snapshot_name(index), gone)
-        self._folder.sync()
-        self.delete_folder(gone)
+        name, gone = snapshot_name(index), snapshot_name(index) + _GONE
+        if name in self.names():  # Otherwise somebody else removed it.
+            self._folder.rename(name, gone)
+            self._folder.sync()
+            self.delete_folder(gone)
 
     def quarantine(self, index: int, damage: SnapshotDamaged) -> None:
-        """Move a damaged snapshot to the quarantine, from which nothing is ever removed.
+        """Count a damaged snapshot no more; move what there is of it to the quarantine, which is never emptied.
 
-        One that another thread removed or moved in the meantime is left alone.
+        One that another thread removed or moved in the meantime is left alone. Raises OSError.
         """
-        name = snapshot_name(index)
         with self._lock:
-            if name not in self._folder.list():
-                return
-            self.damaged.append(damage)
-            self._forget(index)
-            folder = self._directory.child(QUARANTINE_FOLDER)
-            self._directory.sync()
-            held = set(folder.list())
-            number = next(number for number in range(1, len(held) + 2) if f"snapshot-{number}-{name}" not in held)
-            self._folder.move(name, folder, f"snapshot-{number}-{name}")
-            folder.sync()
-            self._folder.sync()
+            self._quarantine(index, damage)
+
+    def _quarantine(self, index: int, damage: SnapshotDamaged) -> None:
+        name = snapshot_name(index)
+        is_there = name in self.names()
+        if not is_there and index not in self._manifests:
+            return
+        self.damaged.append(damage)
+        self._forget(index)
+        if not is_there:
+            return
+        folder = self._directory.child(QUARANTINE_FOLDER)
+        self._directory.sync()
+        held = set(folder.list())
+        number = next(number for number in range(1, len(held) + 2) if f"snapshot-{number}-{name}" not in held)
+        self._folder.move(name, folder, f"snapshot-{number}-{name}")
+        folder.sync()
+        self._folder.sync()
 
     def _forget(self, index: int) -> None:
         self._manifests = {kept: manifest for kept, manifest in self._manifests.items() if kept != index}

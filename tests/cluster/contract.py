@@ -399,7 +399,7 @@ CALLS = [
     Call(get("/healthz"), "alive"),
     Call(
         get("/readyz"),
-        "ready",
+        "ready alarms",
         own=[
             Row(503, "not-ready", get("/readyz"), "headless", at=("n2",)),
             Row(503, "not-ready", get("/readyz"), "forming", at=("n1",)),

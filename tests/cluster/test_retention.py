@@ -1,16 +1,23 @@
 """Expiry of running nodes: each by its own limits, below its own floor, and what holds the rest is told."""
 
 import asyncio
+import errno
+import os
+import shutil
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
+from structlog.testing import capture_logs
 
 from quire.cluster.address import host_and_port
-from quire.cluster.compaction import compaction
+from quire.cluster.compaction import compaction, snapshotting
+from quire.cluster.compaction.retention import Limits
 from quire.cluster.errors import Expired
+from quire.log.files import ReadOnlyDirectory
 from tests.cluster.running import RunningCluster, free_addresses, running_cluster
 
 SEGMENT_BYTES = 64 * 1024
@@ -260,3 +267,111 @@ async def test_another_body_than_dry_run_is_malformed(tmp_path: Path, body: byte
     async with running_cluster(tmp_path, 1) as cluster:
         reply = await cluster.ask("n1", "POST", "/admin/expire", body, JSON)
         assert (reply.status, reply.problem) == (400, "malformed")
+
+
+def folder_is_removed(snapshots: Path) -> None:
+    shutil.rmtree(snapshots)
+
+
+def newest_lacks_a_chunk(snapshots: Path) -> None:
+    (max(snapshots.iterdir()) / "00000000.chunk").unlink()
+
+
+def older_has_a_truncated_chunk(snapshots: Path) -> None:
+    os.truncate(min(snapshots.iterdir()) / "00000000.chunk", 1)
+
+
+def newest_lacks_its_manifest(snapshots: Path) -> None:
+    (max(snapshots.iterdir()) / "manifest").unlink()
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize(
+    "harm", [folder_is_removed, newest_lacks_a_chunk, older_has_a_truncated_chunk, newest_lacks_its_manifest]
+)
+@pytest.mark.parametrize("asked", [True, False])
+async def test_nothing_expires_for_a_snapshot_whose_files_are_gone_until_another_stands_in_its_place(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, harm: Callable[[Path], None], *, asked: bool
+) -> None:
+    if asked:
+        monkeypatch.setattr(compaction, "EXPIRY_PAUSE_S", 3_600.0)
+    settings: dict[str, Any] = SETTINGS | {"snapshot_log_bytes": 0}
+    async with running_cluster(tmp_path, 1, retention_bytes=1 << 40, **settings) as cluster:
+        node = cluster.nodes["n1"].node
+        retention = node.components.compaction.retention
+        for _ in range(2):
+            await written(cluster, 2)
+            await snapshot(cluster)
+        await written(cluster, 1)
+        with capture_logs() as journal:
+            harm(tmp_path / "n1" / "snapshots")
+            monkeypatch.setattr(retention, "_limits", Limits(SEGMENT_BYTES, 0, 0))
+            async with asyncio.timeout(DEADLINE_S):
+                while not any(line["event"] == "snapshot damaged or lost" for line in journal):
+                    assert expiry(cluster)["expired_segments"] == 0
+                    await (expire(cluster) if asked else cluster.ask("n1", "GET", "/healthz"))
+            for _ in range(3):
+                assert (await expire(cluster))["segments"] == 0
+        lost = node.status()["snapshots"]["damaged"]
+        assert len(lost) == (2 if harm is folder_is_removed else 1)
+        assert len([line for line in journal if line["event"] == "snapshot damaged or lost"]) == len(lost)
+        [alarm] = node.status()["alarms"]
+        assert all(text in alarm for text in (*lost, "it no longer lets the log expire", "`quire snapshot`"))
+        assert node.visible_bounds.lowest_index == 0
+
+        monkeypatch.setattr(snapshotting, "AGAIN_AFTER_S", 0.0)  # No bound of records, bytes or time makes one due.
+        async with asyncio.timeout(DEADLINE_S):
+            while not expiry(cluster)["expired_segments"]:
+                await written(cluster, 1)
+                await expire(cluster)
+            while node.status()["alarms"]:
+                await written(cluster, 1)
+        assert len(node.status()["snapshots"]["kept"]) == 2
+        lowest = node.visible_bounds.lowest_index
+        assert lowest > 0
+        digest = node.digest
+        await cluster.restart("n1")
+        await cluster.ready()
+        assert cluster.nodes["n1"].node.digest == digest
+        assert not cluster.nodes["n1"].node.status()["alarms"]
+
+
+@pytest.mark.asyncio
+async def test_without_descriptors_to_look_at_the_snapshots_nothing_expires_for_now(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(compaction, "EXPIRY_PAUSE_S", 3_600.0)
+    settings: dict[str, Any] = SETTINGS | {"snapshot_log_bytes": 0}
+    async with running_cluster(tmp_path, 1, retention_bytes=SEGMENT_BYTES, **settings) as cluster:
+        node = cluster.nodes["n1"].node
+        for _ in range(2):
+            await written(cluster, 2)
+            await snapshot(cluster)
+        await written(cluster, 1)
+
+        def no_descriptor(path: str) -> None:
+            raise OSError(errno.EMFILE, "Too many open files", path)
+
+        with monkeypatch.context() as exhausted, capture_logs() as journal:
+            exhausted.setattr(ReadOnlyDirectory, "open", lambda _folder, name: no_descriptor(name))
+            for _ in range(3):
+                reply = await cluster.ask("n1", "POST", "/admin/expire", b"{}", JSON)
+                assert (reply.status, reply.problem) == (503, "state-unavailable")
+            assert "the snapshots cannot be looked at" in node.status()["alarms"][0]
+            assert len([line for line in journal if "cannot be looked at" in line["event"]]) == 1
+        assert (node.visible_bounds.lowest_index, node.failure) == (0, None)
+        assert node.status()["snapshots"]["damaged"] == []
+        assert (await expire(cluster))["segments"] > 0
+        assert node.status()["alarms"] == []
+
+
+@pytest.mark.asyncio
+async def test_snapshots_and_expiry_under_load_find_nothing_lost(tmp_path: Path) -> None:
+    settings: dict[str, Any] = SETTINGS | {"snapshot_log_bytes": SEGMENT_BYTES}
+    async with running_cluster(tmp_path, 1, retention_bytes=SEGMENT_BYTES, **settings) as cluster:
+        node = cluster.nodes["n1"].node
+        async with asyncio.timeout(DEADLINE_S):
+            while expiry(cluster)["expired_segments"] < 10:
+                await asyncio.gather(written(cluster, 1), expire(cluster), expire(cluster))
+        assert node.status()["snapshots"]["damaged"] == []
+        assert node.status()["alarms"] == []

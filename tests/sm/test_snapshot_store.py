@@ -3,13 +3,17 @@
 import contextlib
 import itertools
 import random
+import shutil
+import threading
 from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from pathlib import Path
 
 import pytest
 from crc32c import crc32c
 
-from quire.log import DiskFull, MemoryDirectory, UnknownVersion
+from quire.log import DiskFull, FileDirectory, MemoryDirectory, ResourcesExhausted, UnknownVersion
 from quire.log.simulated import Disk, Keep
 from quire.sm import (
     Applier,
@@ -376,3 +380,156 @@ def test_a_damaged_snapshot_that_could_not_be_set_aside_is_not_taken_for_a_new_o
     machine.snapshot(store)
 
     assert disk.names("snapshots") == [snapshot_name(index)], "the new one has the name, or both are there"
+
+
+def remove(disk: Disk, path: str) -> None:
+    disk.delete(path)
+
+
+def truncate(disk: Disk, path: str) -> None:
+    disk.replace(path, disk.content(path)[:-1])
+
+
+def lengthen(disk: Disk, path: str) -> None:
+    disk.replace(path, disk.content(path) + b"\0")
+
+
+@pytest.mark.parametrize("harm", [remove, truncate, lengthen])
+@pytest.mark.parametrize("file", ["manifest", "00000000.chunk", "00000001.chunk"])
+@pytest.mark.parametrize("which", [0, 1])
+def test_of_the_newest_one_that_lacks_a_file_or_has_another_size_is_set_aside(
+    which: int, file: str, harm: Callable[[Disk, str], None]
+) -> None:
+    disk = Disk()
+    _, taken = three_snapshots(disk)
+    store, kept = opened(disk), taken[1:]
+    name = snapshot_name(kept.pop(which))
+    harm(disk, f"snapshots/{name}/{file}")
+    for _ in range(2):
+        store.check_newest()
+        assert indices(store) == kept
+        assert [(damage.snapshot, file in damage.reason) for damage in store.damaged] == [(name, True)]
+    assert disk.names("snapshots") == [snapshot_name(index) for index in kept]
+    assert disk.names("quarantine") == [f"snapshot-1-{name}"]
+
+
+def test_newest_snapshots_that_are_whole_are_checked_without_a_change() -> None:
+    disk = Disk()
+    _, taken = three_snapshots(disk)
+    store, operations = opened(disk), disk.operations
+    store.check_newest()
+    assert (indices(store), store.damaged) == (taken[1:], [])
+    assert disk.operations == operations
+    assert disk.open_files == 0
+
+
+@pytest.mark.parametrize("harmed", [None, "00000001.chunk"])
+def test_without_descriptors_nothing_is_said_of_the_newest(harmed: str | None) -> None:
+    disk = Disk()
+    _, taken = three_snapshots(disk)
+    store = opened(disk)
+    if harmed is not None:
+        truncate(disk, f"snapshots/{snapshot_name(taken[-1])}/{harmed}")
+    disk.exhausted = True
+    with pytest.raises(ResourcesExhausted):
+        store.check_newest()
+    assert (indices(store), store.damaged) == (taken[1:], [])
+    disk.exhausted = False
+    store.check_newest()
+    assert indices(store) == (taken[1:] if harmed is None else taken[1:-1])
+
+
+@pytest.mark.parametrize("lost", [1, 2])
+def test_an_older_snapshot_stays_while_one_of_the_two_newest_is_not_there(lost: int) -> None:
+    disk = Disk()
+    machine, store, taken = Machine(), opened(disk), list[int]()
+    for _ in range(3):
+        machine.add()
+        taken.append(machine.applier.applied_index)
+        write_snapshot(store.begin(taken[-1]), OWNER, machine.applier.boundary, machine.applier.content())
+        store.complete(taken[-1])
+    disk.delete(f"snapshots/{snapshot_name(taken.pop(lost))}")
+    store.retain()
+    assert indices(store) == taken
+    assert disk.names("snapshots") == [snapshot_name(index) for index in taken]
+    assert restored(opened(disk)).applied_index == taken[-1]
+
+
+def test_a_snapshot_whose_folder_is_gone_is_forgotten_and_listed() -> None:
+    disk = Disk()
+    _, taken = three_snapshots(disk)
+    store = opened(disk)
+    disk.delete(f"snapshots/{snapshot_name(taken[-1])}")
+    with pytest.raises(SnapshotDamaged, match="is missing") as raised:
+        store.chunk(store.manifests[-1], 0)
+    store.quarantine(taken[-1], raised.value)
+    assert (indices(store), store.damaged) == ([taken[1]], [raised.value])
+    assert "quarantine" not in disk.names()
+
+
+def test_a_pinned_snapshot_that_somebody_removed_is_no_error_once_it_is_not_pinned_any_more() -> None:
+    disk = Disk()
+    machine, store = Machine(), opened(disk)
+    first = machine.snapshot(store)
+    for _ in range(2):
+        machine.add()
+        index = machine.applier.applied_index
+        write_snapshot(store.begin(index), OWNER, machine.applier.boundary, machine.applier.content())
+        store.complete(index)
+    disk.delete(f"snapshots/{snapshot_name(first)}")
+    store.retain()
+    assert first not in indices(store)
+    assert len(indices(store)) == 2
+
+
+def test_the_removed_folder_of_snapshots_is_made_again_by_the_next_snapshot(tmp_path: Path) -> None:
+    machine, store = Machine(), SnapshotStore.open(FileDirectory(tmp_path), OWNER)
+    for _ in range(2):
+        machine.add()
+        machine.snapshot(store)
+    shutil.rmtree(tmp_path / "snapshots")
+    store.check_newest()
+    assert (store.indices, len(store.damaged)) == ([], 2)
+    machine.add()
+    shutil.rmtree(tmp_path / "snapshots")
+    index = machine.snapshot(store)
+    assert store.indices == [index]
+    assert restored(SnapshotStore.open(FileDirectory(tmp_path), OWNER)).applied_index == index
+
+
+def test_a_removed_data_directory_is_not_made_again(tmp_path: Path) -> None:
+    machine, store = Machine(), SnapshotStore.open(FileDirectory(tmp_path / "data"), OWNER)
+    for _ in range(2):
+        machine.add()
+        machine.snapshot(store)
+    shutil.rmtree(tmp_path / "data")
+    with pytest.raises(FileNotFoundError):
+        store.check_newest()
+    with pytest.raises(FileNotFoundError):
+        store.begin(machine.applier.applied_index + 1)
+    assert not (tmp_path / "data").exists()
+
+
+def test_a_check_beside_snapshots_that_are_taken_and_removed_finds_nothing_lost(tmp_path: Path) -> None:
+    machine, store = Machine(), SnapshotStore.open(FileDirectory(tmp_path), OWNER)
+    ended = threading.Event()
+
+    def check() -> int:
+        checks = 0
+        while not ended.is_set() or not checks:
+            store.check_newest()
+            checks += 1
+        return checks
+
+    with ThreadPoolExecutor(2) as threads:
+        checking = [threads.submit(check) for _ in range(2)]
+        try:
+            for count in range(30):
+                machine.add(1)
+                machine.snapshot(store)
+                if count % 10 == 9:
+                    store.remove_all(store.indices[:-1])  # As behind an install.
+        finally:
+            ended.set()
+        assert all(check.result() for check in checking)
+    assert (len(store.indices), store.damaged) == (1, [])
