@@ -79,7 +79,7 @@ class Compaction:
         self._removing: asyncio.Task[None] | None = None
 
     def start(self) -> None:
-        """Start to expire the log, once a second."""
+        """Start to expire the log, and to replace lost snapshots, once a second."""
         self._expiring = watched_task(self._expire_forever(), "expiry", self._failed)
 
     async def stop(self) -> None:
@@ -130,6 +130,7 @@ class Compaction:
             await asyncio.sleep(EXPIRY_PAUSE_S)
             with suppress(StateUnavailable):  # It was logged, and `/status` says it.
                 await self._expire()
+            await self.snapshotting.replace_damaged()
 
     def installed(self, index: int) -> Applier:
         """The log begins at the fetched snapshot now: replace the machine; remove the older snapshots."""

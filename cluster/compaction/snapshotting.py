@@ -4,13 +4,14 @@
 
 Commits wait only for the fork. The child sees the machine and the session table between two frames.
 
-A snapshot that is damaged or lost while this node runs is replaced: the next one is due at the next boundary.
+A snapshot that is damaged or lost while this node runs is replaced: the next one is due at once, with the usual pause.
 """
 
 import asyncio
 import contextvars
 import time
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,7 +20,7 @@ import structlog
 from quire.log import FrameHeader, LogError, ResourcesExhausted
 from quire.sm import KEPT_SNAPSHOTS, MachineError, Manifest, SnapshotStore, SnapshotTooEarly, write_snapshot
 
-from ..errors import SnapshotFailed, StateUnavailable
+from ..errors import NodeStopping, SnapshotFailed, StateUnavailable
 from ..node.applying import Applying
 from .forked import PATIENCE, Child, ChildFailed, in_thread
 
@@ -103,13 +104,26 @@ class Snapshotting:
         records, log_bytes, interval_ms = self._options.records, self._options.log_bytes, self._options.interval_ms
         if records and header.index // records != header.next_index // records:
             return True
-        if (self.failure or len(self._store.damaged) > self._replaced) and (
-            time.monotonic() - max(self._taken_at, self._failed_at) >= AGAIN_AFTER_S
-        ):
+        if (self.failure or self._lacks_one) and self._is_pause_over:
             return True
         if log_bytes and self._log_bytes >= log_bytes:
             return True
         return bool(interval_ms) and (time.monotonic() - self._taken_at) * 1000 >= interval_ms
+
+    @property
+    def _lacks_one(self) -> bool:
+        """Whether a snapshot was damaged or lost, and none stands in its place."""
+        return len(self._store.damaged) > self._replaced
+
+    @property
+    def _is_pause_over(self) -> bool:
+        return time.monotonic() - max(self._taken_at, self._failed_at) >= AGAIN_AFTER_S
+
+    async def replace_damaged(self) -> None:
+        """Take a snapshot in place of a damaged one when it is due, though no frame comes."""
+        if self._taking is None and self._lacks_one and self._is_pause_over:
+            with suppress(SnapshotFailed, StateUnavailable, NodeStopping):  # It was logged, and is due again.
+                await self.take()
 
     async def check_newest(self) -> None:
         """Look at the files of the two newest snapshots; one that lacks a file counts no more, and an alarm names it.

@@ -337,6 +337,30 @@ async def test_nothing_expires_for_a_snapshot_whose_files_are_gone_until_another
 
 
 @pytest.mark.asyncio
+async def test_a_lost_snapshot_is_replaced_though_nothing_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(snapshotting, "AGAIN_AFTER_S", 0.0)
+    settings: dict[str, Any] = SETTINGS | {"snapshot_log_bytes": 0}
+    async with running_cluster(tmp_path, 1, retention_bytes=1 << 40, **settings) as cluster:
+        node = cluster.nodes["n1"].node
+        for _ in range(2):
+            await written(cluster, 2)
+            await snapshot(cluster)
+        await written(cluster, 1)
+        shutil.rmtree(tmp_path / "n1" / "snapshots")
+        monkeypatch.setattr(node.components.compaction.retention, "_limits", Limits(SEGMENT_BYTES, 0, 0))
+        async with asyncio.timeout(DEADLINE_S):
+            while [kept["index"] for kept in node.status()["snapshots"]["kept"]] != [node.applied_index]:
+                await cluster.ask("n1", "GET", "/healthz")
+        assert node.status()["alarms"]  # One of two is there.
+        await written(cluster, 1)
+        async with asyncio.timeout(DEADLINE_S):
+            while node.status()["alarms"]:
+                await cluster.ask("n1", "GET", "/healthz")
+
+
+@pytest.mark.asyncio
 async def test_without_descriptors_to_look_at_the_snapshots_nothing_expires_for_now(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
