@@ -67,7 +67,7 @@ class OutputQueue:
         """That of the text."""
         self._process = os.getpid()
         self._queue: SimpleQueue[bytes | _Gap | threading.Event] = SimpleQueue()
-        self._lock = threading.RLock()  # Reentrant: the garbage collector may run a finalizer that logs.
+        self.lock = threading.RLock()  # Reentrant: the garbage collector may run a finalizer that logs.
         self._lines = self._bytes = 0
         self._gap: _Gap | None = None  # The newest item of the queue, if that is one.
         # The thread's own: lines that are missing in the output and not yet named there, and whether its end is torn.
@@ -82,7 +82,7 @@ class OutputQueue:
         """Queue a line, or drop and count it. Does nothing in a forked child."""
         if not line or self._is_forked:
             return
-        with self._lock:
+        with self.lock:
             if self._lines >= QUEUED_LINES or self._bytes + len(line) > QUEUED_BYTES:
                 self.dropped += 1
                 if self._gap is None:
@@ -115,7 +115,7 @@ class OutputQueue:
             if isinstance(item, bytes):
                 self._write_line(item)
             elif isinstance(item, _Gap):
-                with self._lock:
+                with self.lock:
                     if self._gap is item:
                         self._gap = None  # It counts no more lines.
                 self._missing += item.lines
@@ -127,7 +127,7 @@ class OutputQueue:
     def _write_line(self, line: bytes) -> None:
         written = self._try(line)
         self._missing += not written
-        with self._lock:
+        with self.lock:
             self.dropped += not written
             self._lines -= 1
             self._bytes -= len(line)

@@ -150,7 +150,7 @@ def test_a_forked_child_writes_nothing_and_waits_for_no_lock(pipe: Pipe) -> None
     held, release = threading.Event(), threading.Event()
 
     def hold() -> None:
-        with pipe.queue._lock:
+        with pipe.queue.lock:
             held.set()
             release.wait(DEADLINE_S)
 

@@ -74,7 +74,12 @@ async def test_no_node_is_accused_through_rotation_snapshots_expiry_and_an_insta
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(replica, "MARK_SYNC_S", 0.005)
-    settings = {"segment_bytes": 1 << 16, "retention_bytes": 1 << 17, "retention_follower_bytes": 0, **SETTINGS}
+    settings: dict[str, Any] = {
+        "segment_bytes": 1 << 16,
+        "retention_bytes": 1 << 17,
+        "retention_follower_bytes": 0,
+        **SETTINGS,
+    }
     large = b'{"commands": [%s]}' % b", ".join([b'["add", 1]'] * 2_000)
     async with running_cluster(tmp_path, snapshot_records=8_000, **settings) as cluster:
         config = cluster.nodes["n3"].config
