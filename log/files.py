@@ -237,11 +237,16 @@ class FileDirectory:
         if self._lock_descriptor >= 0:
             own = os.fstat(self._lock_descriptor)
             found.append(_misplaced_file(f"{self._path}/{LOCK_NAME}", own, self._lock_descriptor, self._descriptor))
-        wanted = frozenset(names)
-        if wanted:
-            held = frozenset(os.listdir(self._descriptor))
-            found += [f"{self._path}/{name} was removed" for name in sorted(wanted - held)]
+        found += self._missing(frozenset(names))
         return [sentence for sentence in found if sentence]
+
+    def _missing(self, names: frozenset[str]) -> list[str]:
+        """Which of these names are not in the folder that is kept open; nothing if that cannot be known now."""
+        try:
+            held = frozenset(os.listdir(self._descriptor) if names else ())
+        except OSError as error:  # It needs another descriptor.
+            return [] if is_exhaustion(error) else [f"{self._path} cannot be listed ({error.strerror})"]
+        return [f"{self._path}/{name} was removed" for name in sorted(names - held)]
 
     def _misplaced_folder(self) -> str | None:
         """What is wrong with the path of the folder that is kept open."""
@@ -254,7 +259,10 @@ class FileDirectory:
         else:
             if (named.st_dev, named.st_ino) == (own.st_dev, own.st_ino):
                 return None
-        now = os.readlink(f"/proc/self/fd/{self._descriptor}")
+        try:
+            now = os.readlink(f"/proc/self/fd/{self._descriptor}")
+        except OSError:  # /proc is not mounted, or shows no descriptors.
+            return f"{self._path} is not the folder any more that was opened"
         where = "was removed" if not own.st_nlink or now.endswith(" (deleted)") else f"is now {now}"
         return f"{self._path} {where}"
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 from collections.abc import Callable
@@ -213,6 +214,36 @@ def test_a_closed_log_keeps_no_folder_open(tmp_path: Path) -> None:
     before = len(os.listdir("/proc/self/fd"))
     opened(tmp_path / "d").close()
     assert len(os.listdir("/proc/self/fd")) == before
+
+
+def test_a_look_for_which_there_is_no_descriptor_accuses_nobody(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def exhausted(_: object) -> list[str]:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    with closing(opened(tmp_path / "d")) as log:
+        write(log, 20)
+        with monkeypatch.context() as few:
+            few.setattr(os, "listdir", exhausted)
+            for _ in range(2):
+                log.watch.look()
+                log.watch.judge()
+            assert not log.watch.judge_failure()
+        write(log)
+
+
+def test_without_proc_a_folder_that_was_moved_is_accused_all_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def hidden(path: str) -> str:
+        raise FileNotFoundError(path)
+
+    with closing(opened(tmp_path / "d")) as log:
+        write(log)
+        monkeypatch.setattr(os, "readlink", hidden)
+        moved(tmp_path / "d")
+        assert "d is not the folder any more that was opened" in log.watch.judge_failure()
 
 
 def test_a_removed_folder_is_not_made_again(tmp_path: Path) -> None:
