@@ -213,6 +213,27 @@ def test_a_leader_that_is_stuck_steps_down_again_after_a_pause_though_it_hears_t
     world.run_until(lambda: world.leader() in (world["n2"], world["n3"]), within_s=200 * TIMEOUT_S)
 
 
+def test_a_leader_that_is_stuck_and_full_hands_over_to_nobody_without_room() -> None:
+    world = settled()
+    leader = world["n1"]
+    for follower in ("n2", "n3"):
+        world[follower].disk_full = True
+    leader.write("no follower has room for it")
+    world.run_until(lambda: level(leader) is Level.COMMITS_NOTHING, within_s=LAW_S)
+    be_full(leader)
+    epoch = leader.state.promise.epoch
+
+    world.run_for(60 * TIMEOUT_S)
+
+    assert world.leader() is leader
+    assert leader.state.promise.epoch == epoch
+    leader.step(events.ReadRequested(7))
+    world.run_until(lambda: leader.reads.get(7) is not None)
+    for node in world.nodes.values():
+        node.disk_full = False
+    world.run_until(lambda: values(world["n3"]) == ["no follower has room for it"])
+
+
 def test_a_leader_that_is_stuck_and_whose_machine_failed_hands_over_for_that() -> None:
     world = settled()
     ill = world["n1"]

@@ -183,6 +183,30 @@ def test_a_majority_with_room_goes_on_without_the_leader_that_has_none() -> None
     assert cluster.leader is not leader
 
 
+def test_a_leader_that_filled_up_last_and_commits_nothing_goes_on_leading_too() -> None:
+    """Its log has writes that the others could not append: it is stuck, and they cannot do better."""
+    cluster = FullCluster(1_500, 100)
+    cluster.run_for(3 * SECOND)
+    leader, epoch = cluster.leader, cluster.epoch
+    assert leader is not None
+    cluster.fill(*(node for node in cluster.nodes if node is not leader))
+    fitness = leader.running.core.state.fitness
+    cluster.until(lambda: fitness.holds(Level.COMMITS_NOTHING), 40 * SECOND)
+    cluster.fill()
+    cluster.until(lambda: fitness.holds(Level.NO_ROOM), 40 * SECOND)
+    reads = cluster.reads
+
+    cluster.run_for(60 * SECOND)
+
+    assert cluster.leader is leader
+    assert cluster.epoch == epoch
+    assert min(cluster.reserves) >= LOG.reserve
+    assert cluster.reads - reads > 60 * SECOND // WRITES_EVERY_US - 10
+    for node in cluster.nodes:
+        node.disk.full = False
+    cluster.acknowledges(2 * LAW_US)
+
+
 def test_a_leader_that_refused_a_large_write_is_not_fit_for_taking_small_ones() -> None:
     cluster = filled(1_500)
     leader, small = cluster.leader, Writer(20)

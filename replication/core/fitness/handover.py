@@ -170,7 +170,7 @@ class Handover:
         if transfer is not None:
             if state.now >= transfer.until:
                 self._end(f"{transfer.target} did not take over in time")
-                voters = self._fitter(fitness.level)  # The target may be ill or down by now.
+                voters = self._fitter(fitness.outdone_below)  # The target may be ill or down by now.
                 if transfer.for_fitness and voters:
                     self.gives_up = f"{fitness.reason}, and {max(voters, key=self._merit).node_id} is fitter"
             return
@@ -184,7 +184,7 @@ class Handover:
             patience = state.options.election_timeout_us
             serves_nothing = fitness.level >= Level.NO_ROOM
             is_late = serves_nothing and state.awake - fitness.unfit_since > INCOMPLETE_TIMEOUTS * patience
-            voters = [voter for voter in self._fitter(fitness.level) if is_late or self._lacks_little(voter)]
+            voters = [voter for voter in self._fitter(fitness.outdone_below) if is_late or self._lacks_little(voter)]
             if voters:
                 until, fittest = state.now + HELD_TIMEOUTS * patience, max(voters, key=self._merit)
                 self._transfer = Transfer(fittest.node_id, until, is_chosen=True, for_fitness=True)

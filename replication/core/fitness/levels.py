@@ -151,6 +151,11 @@ class Fitness:
         return grave == [Level.COMMITS_NOTHING]
 
     @property
+    def outdone_below(self) -> Level:
+        """Below which level another leads better: one without room would commit nothing, either."""
+        return Level.NO_ROOM if self.level is Level.COMMITS_NOTHING else self.level
+
+    @property
     def lacks_room(self) -> str:
         """Why this follower cannot append what it is shipped, in one sentence; empty once a probe found room.
 
