@@ -128,6 +128,27 @@ async def test_three_full_nodes_keep_their_leader_and_each_says_that_it_is_full(
                 await cluster.ask("n2", "GET", "/healthz")
 
 
+@pytest.mark.asyncio
+@pytest.mark.full
+async def test_a_full_node_says_so_though_it_is_not_ready_for_another_reason(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings: dict[str, Any] = {"segment_bytes": SEGMENT_BYTES, "election_timeout_ms": 2_000, "heartbeat_ms": 100}
+    async with running_cluster(tmp_path, 2, **settings) as cluster:
+        monkeypatch.setattr(os, "posix_fallocate", _full)
+        n2 = cluster.nodes["n2"].node
+        async with asyncio.timeout(DEADLINE_S):
+            while n2.status()["fitness"]["level"] != Level.NO_ROOM:
+                await write(cluster, b'["add", 0],' * 999 + b'["add", 0]')
+            await cluster.stop("n1")
+            while n2.leader_id is not None:
+                await cluster.ask("n2", "GET", "/healthz")
+        ready = await cluster.ask("n2", "GET", "/readyz")
+        assert ready.status == 503
+        for said in "no leader is heard", f"free space on the volume of {tmp_path / 'n2'}":
+            assert sum(said in reason for reason in ready.document["reasons"]) == 1
+
+
 async def logged(cluster: RunningCluster, capsys: pytest.CaptureFixture[str], event: str) -> None:
     """Wait for a line of the journal."""
     async with asyncio.timeout(DEADLINE_S):

@@ -29,10 +29,11 @@ async def get_healthz(request: web.Request) -> web.Response:
 async def get_readyz(request: web.Request) -> web.Response:
     """200 if this node can serve, with what ails it all the same; otherwise a problem with the reasons."""
     parameters_of(request)
-    reasons = request.app[API].node.not_ready_reasons()
+    node = request.app[API].node
+    reasons, ills = node.not_ready_reasons(), ailments(node)
     if reasons:
-        raise NotReady(reasons)
-    return answer(request, {"ready": True, "alarms": ailments(request.app[API].node)})
+        raise NotReady([*reasons, *(ill for ill in ills if not any(ill in reason for reason in reasons))])
+    return answer(request, {"ready": True, "alarms": ills})
 
 
 async def get_metrics(request: web.Request) -> web.Response:
