@@ -240,7 +240,7 @@ class FileDirectory:
         found += self._missing(frozenset(names))
         return [sentence for sentence in found if sentence]
 
-    def _missing(self, names: frozenset[str]) -> list[str]:
+    def _missing(self, names: frozenset[str]) -> Sequence[str]:
         """Which of these names are not in the folder that is kept open; nothing if that cannot be known now."""
         try:
             held = frozenset(os.listdir(self._descriptor) if names else ())
