@@ -89,8 +89,17 @@ class FileStorage:
     def sync(self) -> None:
         os.fdatasync(self._descriptor)
         self._is_synced = True
-        if not os.fstat(self._descriptor).st_nlink and self._registry is not None:
+        own = os.fstat(self._descriptor)
+        if not own.st_nlink and self._registry is not None and not self._is_named(own):
             raise FileUnlinked(self._path, self._descriptor)
+
+    def _is_named(self, own: os.stat_result) -> bool:
+        """Whether its path surely leads to it: there are file systems that count no links."""
+        try:
+            named = os.stat(self._path)
+        except OSError:
+            return False
+        return (named.st_dev, named.st_ino) == (own.st_dev, own.st_ino)
 
     def close(self) -> None:
         self._forget()
@@ -113,15 +122,13 @@ class FileStorage:
 
         Judged is only a file that was synced: what is only read may be another inode, after a copy-up of an overlay.
         """
-        if self._registry is None or not self._is_synced or self._descriptor < 0:
+        if self._registry is None or not self._is_synced:
             return None
-        try:
-            own = os.fstat(self._descriptor)
-        except OSError:
-            if self._descriptor < 0:
-                return None  # Closed by another thread meanwhile.
-            raise
-        return _misplaced_file(self._path, own, self._descriptor, folder)
+        descriptor = self._descriptor
+        wrong = _wrong(descriptor, os.path.basename(self._path), folder)
+        if self._registry is None or not wrong:  # It was given up meanwhile, and its descriptor may be another file's.
+            return None
+        return f"{self._path} {wrong}, {_open_as(descriptor)}"
 
     def _forget(self) -> None:
         if self._registry is not None:
@@ -129,17 +136,22 @@ class FileStorage:
             self._registry = None
 
 
-def _misplaced_file(path: str, own: os.stat_result, descriptor: int, folder: int) -> str | None:
-    """What is wrong with the name of an open file in the folder that is open as `folder`; None if nothing is."""
-    open_as = f"open as /proc/{os.getpid()}/fd/{descriptor}"
+def _wrong(descriptor: int, path: str, folder: int | None = None) -> str:
+    """What became of the path of an open file or folder; empty if it leads there, or if that cannot be known now.
+
+    Only what is surely gone counts: a device that fails, or a file server that is away, is told by the next sync.
+    """
     try:
-        named = os.stat(os.path.basename(path), dir_fd=folder, follow_symlinks=False)
-    except OSError as error:
-        what = "was removed" if isinstance(error, FileNotFoundError) else f"cannot be seen ({error.strerror})"
-        return f"{path} {what}, {open_as}"
-    if (named.st_dev, named.st_ino) == (own.st_dev, own.st_ino):
-        return None
-    return f"{path} was replaced by another file, {open_as}"
+        own, named = os.fstat(descriptor), os.stat(path, dir_fd=folder)
+    except (FileNotFoundError, NotADirectoryError):
+        return "was removed"
+    except OSError:  # Nothing is known.
+        return ""
+    return "" if (named.st_dev, named.st_ino) == (own.st_dev, own.st_ino) else "was replaced by another file"
+
+
+def _open_as(descriptor: int) -> str:
+    return f"open as /proc/{os.getpid()}/fd/{descriptor}"
 
 
 class FileDirectory:
@@ -234,37 +246,33 @@ class FileDirectory:
         if self._descriptor < 0:
             return []
         found = [self._misplaced_folder(), *(file.misplaced(self._descriptor) for file in list(self._files))]
-        if self._lock_descriptor >= 0:
-            own = os.fstat(self._lock_descriptor)
-            found.append(_misplaced_file(f"{self._path}/{LOCK_NAME}", own, self._lock_descriptor, self._descriptor))
+        if self._lock_descriptor >= 0 and (wrong := _wrong(self._lock_descriptor, LOCK_NAME, self._descriptor)):
+            found.append(f"{self._path}/{LOCK_NAME} {wrong}, {_open_as(self._lock_descriptor)}")
         found += self._missing(frozenset(names))
         return [sentence for sentence in found if sentence]
 
     def _missing(self, names: frozenset[str]) -> Sequence[str]:
         """Which of these names are not in the folder that is kept open; nothing if that cannot be known now."""
         try:
-            held = frozenset(os.listdir(self._descriptor) if names else ())
-        except OSError as error:  # It needs another descriptor.
-            return [] if is_exhaustion(error) else [f"{self._path} cannot be listed ({error.strerror})"]
+            # Not by the kept descriptor: two listings at once would share its position.
+            listing = os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=self._descriptor)
+            try:
+                held = frozenset(os.listdir(listing) if names else ())
+            finally:
+                os.close(listing)
+        except OSError:  # There is no descriptor for it, or the device fails: the next sync tells.
+            return []
         return [f"{self._path}/{name} was removed" for name in sorted(names - held)]
 
     def _misplaced_folder(self) -> str | None:
         """What is wrong with the path of the folder that is kept open."""
-        own = os.fstat(self._descriptor)
-        try:
-            named = os.stat(self._path)
-        except OSError as error:
-            if not isinstance(error, FileNotFoundError):
-                return f"{self._path} cannot be seen ({error.strerror})"
-        else:
-            if (named.st_dev, named.st_ino) == (own.st_dev, own.st_ino):
-                return None
+        if not _wrong(self._descriptor, self._path):
+            return None
         try:
             now = os.readlink(f"/proc/self/fd/{self._descriptor}")
         except OSError:  # /proc is not mounted, or shows no descriptors.
             return f"{self._path} is not the folder any more that was opened"
-        where = "was removed" if not own.st_nlink or now.endswith(" (deleted)") else f"is now {now}"
-        return f"{self._path} {where}"
+        return f"{self._path} {'was removed' if now.endswith(' (deleted)') else f'is now {now}'}"
 
 
 class ReadOnlyDirectory(FileDirectory):

@@ -16,6 +16,7 @@ descriptors may be the last copy, and a restart would begin with what is at the 
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Callable
 
 from .errors import LogReadOnly
@@ -23,6 +24,8 @@ from .segment.segments import Segments
 from .segment.store import store_name
 from .storage import Directory
 
+AGAIN_S = 0.05
+"""Between the two looks after a failure."""
 NAMED = 8
 """How many of the files that are not in place the sentence names."""
 
@@ -60,10 +63,12 @@ class FileWatch:
             raise LogReadOnly(self.lost)
 
     def judge_failure(self) -> str:
-        """After something failed: look once more, and return `lost`; the log then takes no more writes. Blocks."""
-        if not self.lost and not self._closed and (seen := self._misplaced()):
-            self.lost = _sentence(seen)
-            self._fail(self.lost)
+        """After something failed: look twice more, and return `lost`; the log then takes no more writes. Blocks."""
+        if not self.lost and (first := self._misplaced()):
+            time.sleep(AGAIN_S)
+            if seen := [sentence for sentence in self._misplaced() if sentence in first]:
+                self.lost = _sentence(seen)
+                self._fail(self.lost)
         return self.lost
 
     def _misplaced(self) -> list[str]:

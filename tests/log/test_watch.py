@@ -6,6 +6,7 @@ import errno
 import os
 import shutil
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
 
@@ -284,3 +285,47 @@ def test_a_file_that_this_program_gave_up_may_lose_its_name_while_it_is_open(tmp
         new.sync()
         assert directory.misplaced() == []
     directory.release()
+
+
+@pytest.mark.parametrize("number", [errno.EIO, errno.ESTALE, errno.ENOTCONN, errno.EACCES])
+def test_a_device_that_fails_is_no_file_that_was_taken_away(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    """Then the process must end and be started again; and whoever asks gets an answer, not the error."""
+
+    def failing(*_: object, **__: object) -> os.stat_result:
+        raise OSError(number, os.strerror(number))
+
+    with closing(opened(tmp_path / "d")) as log:
+        write(log, 20)
+        for name in "stat", "fstat":
+            with monkeypatch.context() as ill:
+                ill.setattr(os, name, failing)
+                for _ in range(2):
+                    log.watch.look()
+                    log.watch.judge()
+                assert not log.watch.judge_failure()
+        write(log)
+
+
+def test_looks_of_two_threads_do_not_disturb_each_other(tmp_path: Path) -> None:
+    with closing(opened(tmp_path / "d")) as log:
+        write(log, 60)
+        with ThreadPoolExecutor(2) as threads:
+            looks = list(threads.map(lambda _: log.watch.judge_failure(), range(2_000)))
+        assert set(looks) == {""}
+
+
+def test_a_file_system_that_counts_no_links_loses_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fstat = os.fstat
+
+    def without_links(descriptor: int) -> os.stat_result:
+        fields = list(fstat(descriptor))
+        fields[3] = 0
+        return os.stat_result(fields)
+
+    with closing(opened(tmp_path / "d")) as log:
+        monkeypatch.setattr(os, "fstat", without_links)
+        write(log)
+        assert log.failure is None
+        monkeypatch.undo()
