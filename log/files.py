@@ -122,13 +122,18 @@ class FileStorage:
 
         Judged is only a file that was synced: what is only read may be another inode, after a copy-up of an overlay.
         """
-        if self._registry is None or not self._is_synced:
+        if not self._is_held or not self._is_synced:
             return None
         descriptor = self._descriptor
         wrong = _wrong(descriptor, os.path.basename(self._path), folder)
-        if self._registry is None or not wrong:  # It was given up meanwhile, and its descriptor may be another file's.
+        if not wrong or not self._is_held:  # It was given up meanwhile, and its descriptor may be another file's.
             return None
         return f"{self._path} {wrong}, {_open_as(descriptor)}"
+
+    @property
+    def _is_held(self) -> bool:
+        """Whether it is open, and this program has not given up its name. Another thread may end that at any time."""
+        return self._registry is not None
 
     def _forget(self) -> None:
         if self._registry is not None:

@@ -435,6 +435,15 @@ class Replica(Generic[OwnerT]):
         log = self._disk.log
         return apply_lag_of(log, applied_index, min(self.commit_index, log.durable_index), clock)
 
+    def most_unapplied(self, applied_index: int, clock: int) -> ApplyLag:
+        """The most that the machine may lack of what is durable here.
+
+        Of a follower that is more than its `apply_lag`: what its leader has committed it hears on the stream alone.
+        """
+        durable = self._disk.log.durable_index
+        to_index = min(self.commit_index, durable) if self.core.leads else durable
+        return apply_lag_of(self._disk.log, applied_index, to_index, clock)
+
     def apply_lag_of(self, position: Position, clock: int) -> ApplyLag:
         """Another node's apply lag at `clock`, as this leader knows it."""
         to_index = min(self.commit_index, position.durable_index)

@@ -116,8 +116,12 @@ class Compaction:
         ended: asyncio.Future[Expirable] = asyncio.get_running_loop().create_future()
         self._expiries.add(ended)
         ended.add_done_callback(self._expiries.discard)
-        if is_due := self.retention.due().segments > 0:
-            await self.snapshotting.check_newest()
+        try:
+            if is_due := self.retention.due().segments > 0:
+                await self.snapshotting.check_newest()
+        except BaseException:
+            ended.cancel()
+            raise
         if not ended.done():  # Otherwise this node stops.
             self.retention.expire(lambda gone: None if ended.done() else ended.set_result(gone), checked=is_due)
         gone = await ended

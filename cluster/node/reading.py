@@ -171,7 +171,8 @@ class Reading:
             NotLeader, NoLeader: it leads no longer.
             ApplyFailed: the machine can apply no more.
         """
-        if (led_from := self._replica.leading_from) is not None:
+        # Again if another led meanwhile: what that one committed counts, too.
+        while (led_from := self._replica.leading_from) is not None and self._applying.applier.applied_index <= led_from:
             await self._applying.reached(led_from + 1)
         if (error := self._not_leader()) is not None:
             raise error
@@ -196,7 +197,7 @@ class Reading:
         if not self._replica.is_lag_known:
             raise StateUnavailable("this node hears no leader, so it does not know how far it lags")
         clock = wall_clock()
-        lag, apply_lag = self._replica.lag(clock), self._replica.apply_lag(applied_index, clock)
+        lag, apply_lag = self._replica.lag(clock), self._replica.most_unapplied(applied_index, clock)
         records, seconds = lag.records + apply_lag.records, max(lag.seconds, apply_lag.seconds)
         counted = f"{lag.records} records were not received, {apply_lag.records} are not applied"
         if allowed.records is not None and records > allowed.records:

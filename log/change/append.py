@@ -31,9 +31,9 @@ def make_room(state: LogState, size: int, *, reserved: bool = False) -> None:
             rotate(state, size)
         with state.failing("allocating"):
             state.writer.reserve(size)
-    except DiskFull:
+    except DiskFull as full:
         if not reserved or size > state.writer.room:
-            if not reserved:
+            if not reserved and not isinstance(full, ResourcesExhausted):
                 state.refused_bytes = max(state.refused_bytes, size)
             raise
 

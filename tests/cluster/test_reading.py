@@ -33,7 +33,7 @@ class Committed:
     def lag(self, clock: int) -> Lag:
         return self._lag
 
-    def apply_lag(self, applied_index: int, clock: int) -> ApplyLag:
+    def most_unapplied(self, applied_index: int, clock: int) -> ApplyLag:
         return self.unapplied
 
 

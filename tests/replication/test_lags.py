@@ -80,5 +80,17 @@ async def test_a_lag_is_known_from_the_present_leader_s_report_of_the_last_elect
         assert is_known(replica)
 
 
+async def test_what_may_be_committed_though_a_follower_has_not_heard_of_it_counts_as_not_applied(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with cluster_of("n1", "n2", "n3") as cluster:
+        follower, log = cluster["n3"].replica, cluster["n3"].log
+        await until(lambda: follower.commit_index == log.durable_index > 0)
+        end = log.durable_index
+        monkeypatch.setattr(Core, "commit_index", end - 1)  # Its stream hangs, while its link goes on.
+        assert follower.apply_lag(end - 1, 0) == NO_APPLY_LAG
+        assert follower.most_unapplied(end - 1, 0).records == 1
+
+
 def is_known(replica: Replica[None]) -> bool:
     return replica.is_lag_known
