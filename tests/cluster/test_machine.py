@@ -1,5 +1,6 @@
 """Machines of your own on real clusters: the README's example, and refusals and failures at each call."""
 
+import asyncio
 import re
 from collections.abc import AsyncGenerator
 from pathlib import Path
@@ -122,8 +123,9 @@ async def test_an_exception_in_apply_stops_applying_there_and_the_nodes_go_on_re
     assert (status, problem) == (504, "outcome-unknown")
     assert f"stopped at index {index + 1}" in str(document["detail"])
     for node_id in notes.nodes:
-        await notes.ask(node_id, "GET", f"/records?from={index + 1}&wait_ms=10000")
-        ready = await notes.ask(node_id, "GET", "/readyz")
+        async with asyncio.timeout(30):  # The machine's thread reports the failure after the record is visible.
+            while (ready := await notes.ask(node_id, "GET", "/readyz")).status == 200:
+                pass
         state = await notes.ask(node_id, "GET", "/state?consistency=local")
         told = (await notes.ask(node_id, "GET", "/status")).document
         assert (ready.status, ready.problem) == (503, "not-ready")
