@@ -215,7 +215,7 @@ class SnapshotStore:
             self._check_newest()
 
     def _check_newest(self) -> None:
-        """With the lock: a snapshot that is removed meanwhile would look like a lost one."""
+        """With the lock: meanwhile no snapshot gets its name, or loses it."""
         whole = 0
         for manifest in reversed(self.manifests):
             if whole == KEPT_SNAPSHOTS:
