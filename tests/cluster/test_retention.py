@@ -17,6 +17,7 @@ from quire.cluster.address import host_and_port
 from quire.cluster.compaction import compaction, snapshotting
 from quire.cluster.compaction.retention import Limits
 from quire.cluster.errors import Expired
+from quire.log import Expirable
 from quire.log.files import ReadOnlyDirectory
 from tests.cluster.running import RunningCluster, free_addresses, running_cluster
 
@@ -387,6 +388,25 @@ async def test_without_descriptors_to_look_at_the_snapshots_nothing_expires_for_
         assert node.status()["snapshots"]["damaged"] == []
         assert (await expire(cluster))["segments"] > 0
         assert node.status()["alarms"] == []
+
+
+@pytest.mark.asyncio
+async def test_what_becomes_due_after_a_look_at_nothing_stays_until_the_next_look(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(compaction, "EXPIRY_PAUSE_S", 3_600.0)
+    settings: dict[str, Any] = SETTINGS | {"snapshot_log_bytes": 0}
+    async with running_cluster(tmp_path, 1, retention_bytes=SEGMENT_BYTES, **settings) as cluster:
+        for _ in range(2):
+            await written(cluster, 2)
+            await snapshot(cluster)
+        retention = cluster.nodes["n1"].node.components.compaction.retention
+        due = retention.due().segments
+        assert due > 0
+        for checked in (False, True, False):
+            ended: asyncio.Future[Expirable] = asyncio.get_running_loop().create_future()
+            retention.expire(ended.set_result, checked=checked)
+            assert (await asyncio.wait_for(ended, DEADLINE_S)).segments == (due if checked else 0)
 
 
 @pytest.mark.asyncio
