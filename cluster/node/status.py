@@ -122,7 +122,7 @@ def _doubt(node: "Node", components: "Components") -> str | None:
 
 
 def alarms(components: "Components", digests: Digests, unfit: list[str]) -> list[str]:
-    """The alarms for an operator: what ails this node (`unfit`), duplicates of it, an overdue snapshot.
+    """The alarms for an operator: what ails this node (`unfit`), duplicates of it, a lost or overdue snapshot.
 
     Also machine code that changed or differs between members, the nodes whose digest differs from this node's, and of a
     leader the clocks that are off.
