@@ -131,6 +131,25 @@ async def test_a_leader_s_read_waits_until_what_was_committed_before_it_led_is_a
     assert await waiting == 7
 
 
+async def test_a_leader_s_read_that_waited_through_another_s_leadership_waits_for_what_that_one_committed() -> None:
+    replica = Committed(7)
+    replica.leading_from = 6
+    reading, applying = reading_of(replica)
+    waiting = asyncio.create_task(
+        reading.query(None, Consistency.LEADER, Staleness(), lambda found: found.applied_index)
+    )
+    await asyncio.sleep(0)
+
+    replica.leading_from = 9  # Another led, and this node leads again.
+    for applied_index in 7, 10:
+        assert not waiting.done()
+        applying.applier.applied_index = applied_index
+        applying.continue_from(applying.applier)
+        await asyncio.sleep(0)
+
+    assert await waiting == 10
+
+
 async def test_a_leader_s_read_that_waited_beyond_its_leadership_is_refused() -> None:
     replica = Committed(7)
     replica.leading_from = 6

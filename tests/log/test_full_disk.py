@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from quire.log import DiskFull, FrameHeader, Kind, Log, LogOptions, encode_system
+from quire.log import DiskFull, FrameHeader, Kind, Log, LogOptions, ResourcesExhausted, encode_system
 from quire.log.change.truncation import room_of
 from quire.log.simulated import Disk
 from tests.log.histories import SMALL, all_frames, open_log
@@ -104,6 +104,20 @@ def test_try_room_asks_for_room_for_the_largest_frame_that_was_refused_until_the
     log.append([bytes(1 << 20)])
     disk.full = True
     assert log.try_room()  # What was refused once counts no more.
+
+
+def test_a_frame_for_which_there_was_no_descriptor_says_nothing_of_the_room() -> None:
+    disk = Disk()
+    options = LogOptions(
+        segment_bytes=4 << 20, segment_overflow_bytes=0, max_frame_bytes=(4 << 20) - 64, reserve_bytes=1024
+    )
+    log = open_log(disk, options, standalone=False)
+    log.append([bytes(2 << 20)])
+    disk.exhausted = True
+    with pytest.raises(ResourcesExhausted):
+        log.append([bytes(3 << 20)])  # It needs another segment.
+    disk.exhausted, disk.full = False, True
+    assert log.try_room()  # For a frame of 1 MiB.
 
 
 @pytest.mark.parametrize("clean", [True, False])
