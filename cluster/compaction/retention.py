@@ -139,12 +139,7 @@ class Retention:
         return self._log.expirable(aged_to=self._aged_to(), max_bytes=self._limits.max_bytes, floor=floor)
 
     def _aged_to(self) -> int:
-        return self._ages.aged_to(self._limits.age, own_stamps=self._stamped_by_one)
-
-    @property
-    def _stamped_by_one(self) -> bool:
-        """Whether one clock alone stamps the log: a lone voter is a majority (rule 5)."""
-        return len(self._replica.status().members.voters()) == 1
+        return self._ages.aged_to(self._limits.age)
 
     def expire(self, ended: Callable[[Expirable], None], *, checked: bool) -> None:
         """Rotate an old write segment; begin to remove what may expire. `ended` gets what went, when it has.
@@ -155,7 +150,7 @@ class Retention:
         Raises:
             LogReadOnly: the device failed.
         """
-        self._ages.rotate(self._limits.age, self.holds()[0].index, own_stamps=self._stamped_by_one)
+        self._ages.rotate(self._limits.age, self.holds()[0].index)
         self._waiting.append(ended)
         if len(self._waiting) == 1:
             self._gone, self._checked = NOTHING, False

@@ -227,8 +227,8 @@ class LogService:
         ages = self.log.ages()
         while age is not None or config.retention_bytes is not None:
             try:
-                ages.rotate(age, None, own_stamps=True)
-                gone = await self._remove_expired(lambda: ages.aged_to(age, own_stamps=True))
+                ages.rotate(age, None)
+                gone = await self._remove_expired(lambda: ages.aged_to(age))
             except LogReadOnly:
                 self._failed()
                 return

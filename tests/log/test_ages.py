@@ -24,7 +24,6 @@ class Machine:
         self.clock = START
         self.booted = 5 * HOUR
         self.options = options
-        self.own_stamps = True
         self.open()
 
     def open(self) -> None:
@@ -52,16 +51,13 @@ class Machine:
             self.log.flush()
             self.look()
 
-    def look(self, age: int = HOUR, *, own_stamps: bool | None = None) -> int:
+    def look(self, age: int = HOUR) -> int:
         """The index below which everything is older than `age`."""
-        return self.ages.aged_to(age, own_stamps=self.own_stamps if own_stamps is None else own_stamps)
+        return self.ages.aged_to(age)
 
 
-@pytest.mark.parametrize("own_stamps", [True, False])
 @pytest.mark.parametrize("restarted", [True, False])
-def test_a_segment_is_old_when_its_last_frame_is_older_than_the_age_and_not_at_it(
-    own_stamps: bool, restarted: bool
-) -> None:
+def test_a_segment_is_old_when_its_last_frame_is_older_than_the_age_and_not_at_it(restarted: bool) -> None:
     machine = Machine()
     machine.append(60, every=SECOND)
     if restarted:
@@ -70,30 +66,29 @@ def test_a_segment_is_old_when_its_last_frame_is_older_than_the_age_and_not_at_i
     # Frame k is from second k + 1, and was seen then: the last frame of the second segment is from second bases[2].
     machine.wait(HOUR - (60 - bases[2]) * SECOND)
 
-    assert machine.look(HOUR, own_stamps=own_stamps) == bases[1]
+    assert machine.look(HOUR) == bases[1]
     machine.wait(2 * SECOND)
-    assert machine.look(HOUR, own_stamps=own_stamps) >= bases[2]
+    assert machine.look(HOUR) >= bases[2]
 
 
 def test_no_age_is_too_old_without_a_limit() -> None:
     machine = Machine()
     machine.append(60)
     machine.wait(TEN_YEARS)
-    assert machine.ages.aged_to(None, own_stamps=True) == 0
-    assert not machine.ages.rotate(None, None, own_stamps=True)
+    assert machine.ages.aged_to(None) == 0
+    assert not machine.ages.rotate(None, None)
 
 
-@pytest.mark.parametrize("own_stamps", [True, False])
-def test_a_look_ten_years_ahead_finds_nothing_old_that_is_seconds_old(own_stamps: bool) -> None:
+def test_a_look_ten_years_ahead_finds_nothing_old_that_is_seconds_old() -> None:
     machine = Machine()
     machine.append(100, every=SECOND // 10)
     assert len(machine.log.segment_bases) > 3
 
     machine.clock += TEN_YEARS
 
-    assert machine.look(own_stamps=own_stamps) == 0
+    assert machine.look() == 0
     machine.restart()
-    assert machine.look(own_stamps=own_stamps) == 0
+    assert machine.look() == 0
 
 
 def test_an_append_ten_years_ahead_makes_nothing_old_that_is_seconds_old() -> None:
@@ -111,36 +106,37 @@ def test_an_append_ten_years_ahead_makes_nothing_old_that_is_seconds_old() -> No
     assert machine.look() == 0
 
 
-def test_a_lone_clock_s_stamps_prove_nothing_either_when_other_clocks_have_joined() -> None:
+def test_no_timestamp_makes_old_what_was_there_before_this_process_and_is_seconds_old() -> None:
     machine = Machine()
-    machine.append(30, every=SECOND)
+    machine.append(60, every=SECOND)
+    machine.restart()
+    assert len(machine.log.segment_bases) > 3
+
     machine.clock += TEN_YEARS
     machine.append()
 
-    machine.own_stamps = False  # The log's time stands now, until the others' clocks have reached it.
-    for _ in range(3):
-        assert machine.look() == 0
-        assert not machine.ages.rotate(HOUR, None, own_stamps=False)
-        machine.clock, ahead = START, machine.clock
-        machine.log.append(["with the timestamp of the one before"])
-        machine.log.flush()
-        machine.clock = ahead + SECOND
-
-
-def test_a_timestamp_past_those_of_a_lone_clock_is_a_majority_s_and_is_believed() -> None:
-    machine = Machine()
-    machine.append(30, every=SECOND)
-    machine.own_stamps = False
     assert machine.look() == 0
-    machine.clock += HOUR + 2 * SECOND
+    assert not machine.ages.rotate(HOUR, None)
 
+
+def test_old_records_that_came_while_this_process_ran_stay_for_the_age() -> None:
+    machine = Machine()
     machine.append()
+    machine.restart()
+    machine.wait(HOUR - SECOND)
+    machine.clock -= HOUR
+    machine.append(60)  # As when a follower catches up: they were stamped an hour ago.
+    machine.clock += HOUR
+    base = machine.log.segment_bases[-1]
 
-    assert machine.look() == machine.log.segment_bases[-1]
+    machine.wait(2 * SECOND)
+    assert machine.look() == 0
+
+    machine.wait(HOUR)
+    assert machine.look() == base
 
 
-@pytest.mark.parametrize("own_stamps", [True, False])
-def test_an_append_ten_years_ahead_does_not_keep_records_for_ten_years(own_stamps: bool) -> None:
+def test_an_append_ten_years_ahead_does_not_keep_records_for_ten_years() -> None:
     machine = Machine()
     machine.clock += TEN_YEARS
     machine.append(30)
@@ -150,7 +146,7 @@ def test_an_append_ten_years_ahead_does_not_keep_records_for_ten_years(own_stamp
 
     machine.wait(HOUR + 1)
 
-    assert machine.look(own_stamps=own_stamps) == base
+    assert machine.look() == base
 
 
 def test_frames_of_a_clock_that_was_ten_years_behind_are_not_old_once_it_is_set_right() -> None:
@@ -167,17 +163,17 @@ def test_frames_of_a_clock_that_was_ten_years_behind_are_not_old_once_it_is_set_
     assert machine.look() <= young
 
 
-def test_a_frame_of_a_majority_s_time_makes_old_what_came_before_a_long_stop() -> None:
+def test_the_time_for_which_a_process_was_down_does_not_count() -> None:
     machine = Machine()
-    machine.own_stamps = False
     machine.append(60)
     machine.wait(8 * HOUR)
     machine.restart()
-    assert machine.look() == 0  # How long the process was down is not certain.
 
     machine.append()
 
-    assert machine.look(own_stamps=False) == machine.log.segment_bases[-1]
+    assert machine.look() == 0
+    machine.wait(HOUR + 1)
+    assert machine.look() == machine.log.segment_bases[-1]
 
 
 def test_after_a_truncation_what_is_written_in_place_of_old_frames_is_not_old() -> None:
@@ -203,14 +199,14 @@ def test_a_quiet_write_segment_is_rotated_so_that_its_records_expire(restarted: 
     if restarted:
         machine.restart()
     machine.wait(HOUR)
-    assert not machine.ages.rotate(HOUR, None, own_stamps=True)
+    assert not machine.ages.rotate(HOUR, None)
     machine.wait(1)
 
-    assert machine.ages.rotate(HOUR, None, own_stamps=True)
+    assert machine.ages.rotate(HOUR, None)
 
     assert list(machine.log.segment_bases) == [0, 3]
     machine.wait(2 * HOUR)
-    assert not machine.ages.rotate(HOUR, None, own_stamps=True)  # It is empty.
+    assert not machine.ages.rotate(HOUR, None)  # It is empty.
     machine.append()
     assert machine.log.remove_expired(aged_to=machine.look()) == 1
     assert machine.log.bounds == (3, 4)
@@ -222,8 +218,8 @@ def test_a_write_segment_of_which_nothing_may_expire_is_not_rotated() -> None:
     base = machine.log.segment_bases[-1]
     machine.wait(2 * HOUR)
 
-    assert not machine.ages.rotate(HOUR, base, own_stamps=True)
-    assert machine.ages.rotate(HOUR, base + 1, own_stamps=True)
+    assert not machine.ages.rotate(HOUR, base)
+    assert machine.ages.rotate(HOUR, base + 1)
 
 
 def test_a_write_segment_with_unflushed_frames_is_not_rotated() -> None:
@@ -232,10 +228,10 @@ def test_a_write_segment_with_unflushed_frames_is_not_rotated() -> None:
     machine.wait(2 * HOUR)
     machine.log.append(["unflushed"])
 
-    assert not machine.ages.rotate(HOUR, None, own_stamps=True)
+    assert not machine.ages.rotate(HOUR, None)
 
     machine.log.flush()
-    assert machine.ages.rotate(HOUR, None, own_stamps=True)
+    assert machine.ages.rotate(HOUR, None)
 
 
 def test_a_full_disk_puts_the_rotation_off() -> None:
@@ -244,11 +240,11 @@ def test_a_full_disk_puts_the_rotation_off() -> None:
     machine.wait(2 * HOUR)
     machine.disk.full = True
 
-    assert not machine.ages.rotate(HOUR, None, own_stamps=True)
+    assert not machine.ages.rotate(HOUR, None)
 
     assert machine.log.failure is None
     machine.disk.full = False
-    assert machine.ages.rotate(HOUR, None, own_stamps=True)
+    assert machine.ages.rotate(HOUR, None)
 
 
 def test_time_since_boot_counts_what_a_machine_was_suspended_for(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -265,6 +261,6 @@ def test_what_one_clock_stamped_before_a_restart_is_rotated_by_its_stamps() -> N
     machine = Machine()
     machine.append(2, every=HOUR * 2 // 3)
     machine.restart()
-    assert not machine.ages.rotate(HOUR, None, own_stamps=True)
+    assert not machine.ages.rotate(HOUR, None)
     machine.wait(HOUR // 2)  # The first frame is older than an hour. The log was opened half an hour ago.
-    assert machine.ages.rotate(HOUR, None, own_stamps=True)
+    assert machine.ages.rotate(HOUR, None)
