@@ -65,6 +65,8 @@ class Applied(NamedTuple):
     refused: list[list[Any]]
     size: int = 0
     """Bytes of both as msgpack; 0 for a system frame."""
+    answered: Sequence[int] = ()
+    """The places that their session answered, ascending: retries and what it refused. The machine executed the rest."""
 
 
 class _Reply(NamedTuple):
@@ -74,6 +76,7 @@ class _Reply(NamedTuple):
     refused: list[list[Any]]
     size: int
     digest: bytes
+    answered: Sequence[int]
 
 
 class Execution:
@@ -196,8 +199,9 @@ class Applier:
     def finish(self, frame: Frame, reply: _Reply | None) -> Applied:
         """For `Execution`: the commands of the frame have executed with this reply; None for a system frame."""
         header = frame.header
+        answered: Sequence[int] = ()
         if reply is not None:
-            results, refused, size, self.digest = reply
+            results, refused, size, self.digest, answered = reply
         else:
             size = 0
             try:
@@ -214,7 +218,7 @@ class Applier:
             del self._epochs[:-MAX_EPOCHS]
         self._tail = Tail(header.next_index, header.epoch, header.timestamp, header.crc32c)
         self._is_inside = False
-        return Applied(header.index, header.next_index, header.epoch, results, refused, size)
+        return Applied(header.index, header.next_index, header.epoch, results, refused, size, answered)
 
     @property
     def boundary(self) -> Boundary:
@@ -322,7 +326,7 @@ class Applier:
         if len(packed) > SHORT_REPLY_BYTES:
             yield
         digest = next_digest(self.digest, header.index, header.crc32c, packed)
-        return _Reply(results, refused, len(packed), digest)
+        return _Reply(results, refused, len(packed), digest, () if verdicts is None else verdicts.answered())
 
     def _runs_and_commands(self, frame: Frame) -> tuple[Runs, list[Any]]:
         """The frame's runs (empty if no record has a session) and its values. Raises ApplyFailed."""

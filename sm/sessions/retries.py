@@ -74,6 +74,10 @@ class Verdicts:
             return None
         return [at for at in range(len(self._commands)) if at not in self._answered and at not in self._copied]
 
+    def answered(self) -> Sequence[int]:
+        """The places that a session answers, ascending; the others execute."""
+        return () if self._all_execute else sorted((*self._answered, *self._copied))
+
     def replies(self, executed: list[Any]) -> list[Any]:
         """The result or Refused of every record, given those of the executed records."""
         if self._all_execute:

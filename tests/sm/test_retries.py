@@ -252,6 +252,20 @@ def test_a_frame_is_one_batch_of_what_executes_in_record_order() -> None:
     assert desk.ledger.batches == [4, 3]  # Nothing executes, so the machine is not called.
 
 
+def test_a_frame_says_which_places_its_sessions_answered() -> None:
+    desk = Desk()
+    one, two = desk.open(), desk.open()
+    new = desk.apply(desk.frames.records(["a", "no"], one, 1))
+    assert list(new.answered) == []
+    assert list(desk.apply(desk.frames.records(["a"])).answered) == []
+    partly = desk.apply(desk.frames.records(["a", "no", "c"], one, 1))
+    assert list(partly.answered) == [0, 1]
+    runs = [Run(two, 1, 1), Run(one, 3, 2), Run(two, 1, 1), Run(77, 1, 1), Run(two, 9, 1), Run(0, 0, 1)]
+    among = desk.apply(desk.frames.runs(runs, ["d", "c", "e", "d", "x", "x", "f"]))
+    assert list(among.answered) == [1, 3, 4, 5]  # Recorded, in this frame before, unknown, a gap.
+    assert list(desk.apply(desk.frames.system({"type": "open_session"})).answered) == []
+
+
 @pytest.mark.parametrize(
     ("commands", "decided"),
     [
