@@ -76,7 +76,6 @@ from .payload import (
     encode_records,
     encode_runs,
     encode_system,
-    frame_records,
     frame_values,
     stored_records,
 )
@@ -177,7 +176,6 @@ __all__ = [
     "encode_records",
     "encode_runs",
     "encode_system",
-    "frame_records",
     "frame_values",
     "frames_of",
     "is_exhaustion",

@@ -9,8 +9,10 @@ system    one msgpack map, keys in the order given; count 1
 from __future__ import annotations
 
 import struct
+from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
-from itertools import chain
+from functools import partial
+from itertools import accumulate, chain
 from typing import Any, NamedTuple
 
 from .errors import PayloadInvalid
@@ -224,36 +226,24 @@ def frame_values(frame: Frame) -> list[Any]:
             return [decode_system(payload)]
 
 
-def frame_records(frame: Frame, places: slice) -> list[Record]:
-    """Return some records of a frame of any kind; the others are unpacked but not made into a `Record`.
+def stored_records(frame: Frame, places: slice = slice(None)) -> list[StoredRecord]:
+    """Return the records of a frame, or some of them, with index, headers, session and sequence.
+
+    The others are unpacked but not made into a `StoredRecord`.
 
     Raises:
         PayloadInvalid: the payload breaks the format of its kind.
     """
-    header, payload = frame
-    match Kind(header.kind):
-        case Kind.RECORDS:
-            return _records(_array(unpack_trusted(payload, _record_of_ext), header.count)[places])
-        case Kind.RUNS:
-            return _records(_decode_runs(payload, header.count, _record_of_ext)[1][places])
-        case Kind.BLOB:
-            metadata, value = decode_blob(payload)
-            return [Record(value, metadata or None)][places]
-        case Kind.SYSTEM:
-            return [Record(decode_system(payload))][places]
-
-
-def stored_records(frame: Frame) -> list[StoredRecord]:
-    """Return every record of a frame with its index, headers, session and sequence.
-
-    Raises:
-        PayloadInvalid: the payload breaks the format of its kind.
-    """
-    runs, records = _runs_and_records(frame)
+    header = frame.header
+    runs, values = _runs_and_values(frame)
+    chosen = range(header.count)[places]
+    if len(runs) == 1:
+        return list(map(partial(_stored, header, runs[0], 0), chosen, values[places]))
     stored: list[StoredRecord] = []
-    for run in runs:
-        for place in range(run.count):
-            stored.append(_stored(frame.header, len(stored), records[len(stored)], run, place))
+    ends = list(accumulate(run.count for run in runs))
+    for place, value in zip(chosen, values[places], strict=True):
+        at = bisect_right(ends, place)
+        stored.append(_stored(header, runs[at], ends[at] - runs[at].count, place, value))
     return stored
 
 
@@ -268,48 +258,40 @@ def stored_record(frame: Frame, index: int) -> StoredRecord:
     if header.kind == Kind.RECORDS:
         # The common case: no `Record` is made for the other values.
         value = _array(unpack_trusted(payload, _record_of_ext), header.count)[place]
-        headers = None
-        if type(value) is Record:
-            value, headers = value
-        sequence = header.sequence + place if header.session else 0
-        return StoredRecord(
-            index, header.epoch, header.timestamp, header.kind, headers, value, header.session, sequence
-        )
-    runs, records = _runs_and_records(frame)
+        return _stored(header, Run(header.session, header.sequence, header.count), 0, place, value)
+    runs, values = _runs_and_values(frame)
     run_start = 0
     for run in runs:
         if place < run_start + run.count:
-            return _stored(frame.header, place, records[place], run, place - run_start)
+            return _stored(header, run, run_start, place, values[place])
         run_start += run.count
     raise PayloadInvalid(f"no run holds index {index}")
 
 
-def _runs_and_records(frame: Frame) -> tuple[list[Run], list[Record]]:
+def _runs_and_values(frame: Frame) -> tuple[list[Run], list[Any]]:
+    """The runs of a frame of any kind, and its values; those with headers are `Record`s."""
     header, payload = frame
     only_run = Run(header.session, header.sequence, header.count)
     match Kind(header.kind):
         case Kind.RECORDS:
-            return [only_run], decode_records(payload, header.count)
+            return [only_run], _array(unpack_trusted(payload, _record_of_ext), header.count)
         case Kind.RUNS:
-            runs, values = _decode_runs(payload, header.count, _record_of_ext)
-            return runs, _records(values)
+            return _decode_runs(payload, header.count, _record_of_ext)
         case Kind.BLOB:
             metadata, value = decode_blob(payload)
             return [only_run], [Record(value, metadata or None)]
         case Kind.SYSTEM:
-            return [only_run], [Record(decode_system(payload))]
+            return [only_run], [decode_system(payload)]
 
 
-def _stored(header: FrameHeader, place: int, record: Record, run: Run, place_in_run: int) -> StoredRecord:
+def _stored(header: FrameHeader, run: Run, run_start: int, place: int, value: Any) -> StoredRecord:
+    """The record at a place of a frame; its run begins at the place `run_start`."""
+    headers = None
+    if type(value) is Record:
+        value, headers = value
+    sequence = run.sequence + place - run_start if run.session else 0
     return StoredRecord(
-        header.index + place,
-        header.epoch,
-        header.timestamp,
-        header.kind,
-        record.headers,
-        record.value,
-        run.session,
-        run.sequence + place_in_run if run.session else 0,
+        header.index + place, header.epoch, header.timestamp, header.kind, headers, value, run.session, sequence
     )
 
 

@@ -7,7 +7,7 @@ The only state to keep is the index to continue from.
 import asyncio
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from itertools import pairwise
 from typing import Any
 from urllib.parse import urlencode
@@ -24,17 +24,22 @@ AHEAD = frozenset({"urn:quire:problem:out-of-bounds", "urn:quire:problem:not-com
 class Record:
     """A committed record.
 
-    `timestamp` is in microseconds since 1970. `kind` is `records` or `blob`. `value` is the unpacked payload: what the
-    writer passed to `append`, or the command.
+    `timestamp` is in microseconds since 1970. `kind` is `records` or `blob`. `session` and `sequence` are those under
+    which the writer sent it, both 0 if it sent it without a session. `value` is the unpacked payload: what the writer
+    passed to `append`, or the command.
     """
 
     index: int
     epoch: int
     timestamp: int
     kind: str
+    session: int
+    sequence: int
     headers: Mapping[str, str]
     value: Any
 
+
+_FIELDS = tuple(field.name for field in fields(Record))
 
 Pages = AsyncGenerator[list[Record], None]
 Get = Callable[[str], Awaitable[Reply]]
@@ -87,9 +92,17 @@ async def tail_pages(get: Get, from_index: int | None, timeout_s: float) -> Page
 async def _page(get: Get, index: int, parameters: Mapping[str, int]) -> tuple[list[Record], int]:
     """A server's records from `index` on, and the index to continue from."""
     reply = await get("/records?" + urlencode(parameters))
-    page = [Record(**line) for line in value_of(reply)]
+    page = [_record(line) for line in value_of(reply)]
     next_index = int(reply.headers["Quire-Next-Index"])
     indices = [index - 1, *(record.index for record in page), next_index]
     if any(later <= earlier for earlier, later in pairwise(indices)):
         raise ClientError(f"asked for records from {index}, a server sent {indices[1:-1]} and next index {next_index}")
     return page, next_index
+
+
+def _record(line: Mapping[str, Any]) -> Record:
+    """The record of a line; members that only later versions know are left out."""
+    try:
+        return Record(**{name: line[name] for name in _FIELDS})
+    except KeyError as error:
+        raise ClientError(f"a server sent a record without {error.args[0]}: it is older than this client") from None

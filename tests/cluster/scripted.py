@@ -1,9 +1,10 @@
 """A server with scripted answers: what a client meets when a node, or its network, misbehaves."""
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from typing import Any
 
 from aiohttp import web
 
@@ -83,12 +84,13 @@ def document(value: object) -> Step:
     return lambda _request: web.Response(body=pack(value), content_type="application/msgpack")
 
 
-def lines(*indices: int, next_index: int) -> Step:
+LINE = {"epoch": 1, "timestamp": 1, "kind": "records", "session": 0, "sequence": 0, "headers": {}}
+"""What the lines of a range have, but for index and value."""
+
+
+def lines(*indices: int, next_index: int, same: Mapping[str, Any] = LINE) -> Step:
     """A range of GET /records."""
-    rows = [
-        {"index": index, "epoch": 1, "timestamp": 1, "kind": "records", "headers": {}, "value": index}
-        for index in indices
-    ]
+    rows = [{**same, "index": index, "value": index} for index in indices]
 
     def step(_request: web.Request) -> web.Response:
         headers = {"Quire-Next-Index": str(next_index)}

@@ -215,7 +215,8 @@ async def test_a_range_is_read_as_lines(log_cluster: RunningCluster) -> None:
 
     lines = [orjson.loads(line) for line in reply.body.splitlines()]
     assert [(line["index"], line["value"]) for line in lines] == [(first, 1), (first + 1, "two"), (first + 2, [3])]
-    assert all(list(line) == ["index", "epoch", "timestamp", "kind", "headers", "value"] for line in lines)
+    names = ["index", "epoch", "timestamp", "kind", "session", "sequence", "headers", "value"]
+    assert all(list(line) == names for line in lines)
     assert (lines[0]["kind"], lines[0]["headers"]) == ("records", {})
     assert reply.headers["Content-Type"] == NDJSON
     assert reply.headers["Quire-Next-Index"] == str(first + 3)

@@ -16,7 +16,7 @@ from quire.cluster.client import (
     connect,
 )
 from quire.cluster.client.transport import RETRY_SPREAD, spread
-from tests.cluster.scripted import appended, broken, document, foreign, lines, refusing, scripted, silent
+from tests.cluster.scripted import LINE, appended, broken, document, foreign, lines, refusing, scripted, silent
 from tests.cluster.turning import late
 
 STATE = document({"state": "45", "applied_index": 8, "digest": "00" * 16})
@@ -152,6 +152,20 @@ async def test_a_range_that_a_server_has_only_in_part_does_not_end_early() -> No
         records = cluster.read_range(1, 5)
         assert (await anext(records)).index == 1
         with pytest.raises(Unavailable, match="index 2"):
+            await anext(records)
+
+
+async def test_a_range_is_read_from_a_server_that_tells_more_of_a_record_and_not_from_one_that_tells_less() -> None:
+    bounds = document({"lowest_index": 0, "highest_index": 9})
+    less = {name: value for name, value in LINE.items() if name != "session"}
+    newer = lines(1, next_index=2, same=LINE | {"added_later": True})
+    async with (
+        scripted(bounds, newer, lines(2, next_index=3, same=less)) as server,
+        connect(server.address) as cluster,
+    ):
+        records = cluster.read_range(1, 5)
+        assert (await anext(records)).index == 1
+        with pytest.raises(ClientError, match="without session"):
             await anext(records)
 
 

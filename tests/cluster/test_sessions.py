@@ -62,6 +62,25 @@ async def test_a_repeated_command_is_answered_again_and_executed_once(cluster: R
 
 
 @EVERYWHERE
+async def test_each_line_of_a_range_has_the_session_and_the_sequence_of_its_record(
+    cluster: RunningCluster, at: str
+) -> None:
+    session = (await opened(cluster, at))["session"]
+    first = (await send(cluster, at, session, 1, ["add", 1], ["add", 2])).document["index"]
+    again = (await send(cluster, at, session, 2, ["add", 2])).document["index"]
+    alone = (await cluster.commands(at, ["add", -3]))["index"]
+
+    reply = await cluster.ask("n1", "GET", f"/records?from={first}&to={alone + 1}")
+    async with connect(cluster.address("n1")) as client:
+        records = [record async for record in client.read_range(first, alone + 1)]
+
+    expected = [(first, session, 1), (first + 1, session, 2), (again, session, 2), (alone, 0, 0)]
+    lines = [orjson.loads(line) for line in reply.body.splitlines()]
+    assert [(line["index"], line["session"], line["sequence"]) for line in lines] == expected
+    assert [(record.index, record.session, record.sequence) for record in records] == expected
+
+
+@EVERYWHERE
 @pytest.mark.parametrize(
     ("sequence", "command", "code"),
     [(9, ["add", 1], "SEQUENCE_GAP"), (1, ["add", 2], "SEQUENCE_REUSED")],

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from aiohttp import web
 
-from quire.log import FrameHeader, Kind, Record, StoredRecord, frame_records, pack, walk_frames
+from quire.log import FrameHeader, Kind, StoredRecord, pack, stored_records, walk_frames
 from quire.log.json_text import to_json
 
 from ...errors import Expired, Malformed, OutOfBounds
@@ -185,8 +185,7 @@ def _lines(raw: bytes, asked: Range, from_index: int, to_index: int) -> tuple[li
         offsets, room = _offsets(asked, header, from_index, to_index), RANGE_RECORDS - len(lines)
         taken, left = offsets[:room], offsets[room:]
         if taken:
-            records = frame_records(frame, slice(taken.start, taken.stop, taken.step))
-            lines += [_line(header, header.index + offset, it) for offset, it in zip(taken, records, strict=True)]
+            lines += map(line_of, stored_records(frame, slice(taken.start, taken.stop, taken.step)))
         if left:
             return lines, header.index + left[0]
     return lines, None
@@ -201,15 +200,13 @@ def _offsets(asked: Range, header: FrameHeader, from_index: int, to_index: int) 
 
 def line_of(record: StoredRecord) -> dict[str, Any]:
     """A record as a line of an answer."""
-    return _line(record, record.index, record)
-
-
-def _line(origin: FrameHeader | StoredRecord, index: int, record: Record | StoredRecord) -> dict[str, Any]:
     return {
-        "index": index,
-        "epoch": origin.epoch,
-        "timestamp": origin.timestamp,
-        "kind": KIND_NAMES[Kind(origin.kind)],
+        "index": record.index,
+        "epoch": record.epoch,
+        "timestamp": record.timestamp,
+        "kind": KIND_NAMES[Kind(record.kind)],
+        "session": record.session,
+        "sequence": record.sequence,
         "headers": dict(record.headers) if record.headers else {},
         "value": record.value,
     }
