@@ -66,7 +66,7 @@ def apply(
     """Apply one command and print its result. Example: quire apply add 3"""
     command = [operation, *map(parse_operand, operands or [])]
     result = ask(server, timeout, lambda client: client.apply(command))
-    typer.echo(json.dumps({"result": result}) if as_json else printable(result))
+    typer.echo(f'{{"result": {to_json(result)}}}' if as_json else printable(result))
 
 
 @app.command(context_settings={"ignore_unknown_options": True})

@@ -21,7 +21,7 @@ from ..client import BadRequest, BatchReply, Client, ClientError, OutcomeUnknown
 from ..errors import Malformed
 from ..values import decode_ndjson
 from .connection import exit_of
-from .output import Exit, complain
+from .output import Exit, complain, printable, to_json
 from .progress import Progress, shown_progress
 
 BATCH_COMMANDS = 2000  # Several fit into a session's window, so that one is always in flight.
@@ -260,7 +260,7 @@ def load_file(
         complain(f"{loaded.refused} commands were refused by the machine; they are in the log and changed nothing")
         code = Exit.FAILED
     summary = loaded.summary()
-    print(json.dumps(summary) if as_json else _summary_line(summary))
+    print(to_json(summary) if as_json else _summary_line(summary))
     return code
 
 
@@ -302,5 +302,5 @@ def _summary_line(summary: dict[str, Any]) -> str:
     before = f" (after {summary['skipped']:,} loaded earlier)" if summary["skipped"] else ""
     return (
         f"{summary['commands']:,} commands{before} in {summary['seconds']:g} s ({summary['rate']:,}/s), "
-        f"answer {summary['answer']}, applied_index {summary['applied_index']}"
+        f"answer {printable(summary['answer'])}, applied_index {summary['applied_index']}"
     )

@@ -37,5 +37,5 @@ def printable(value: Any) -> str:
 
 
 def to_json(value: Any) -> str:
-    """A value as one line of JSON; bytes as {"$bin": base64}."""
+    """A value as one line of JSON, in the forms of `quire.log.json_text`."""
     return encode(value).decode()

@@ -195,7 +195,7 @@ async def test_values_that_json_cannot_express_are_exact_in_msgpack(log_cluster:
     shown = await log_cluster.ask("n1", "GET", f"/records/{index}")
 
     assert unpack_trusted(exact.body, ExtType) == value
-    assert shown.document == {"1": {"$bin": "AA=="}, "t": {"$ext": [20, "AQ=="]}}
+    assert shown.document == {"$map": [[1, {"$bin": "AA=="}], ["t", {"$ext": [20, "AQ=="]}]]}
 
 
 async def append(cluster: RunningCluster, *bodies: bytes) -> int:

@@ -1,13 +1,9 @@
 """The records of a frame, all and some."""
 
-from base64 import b64encode
-
 import pytest
-from orjson import loads
 
 from quire.log import Frame, Kind, encode_frame, stored_records, walk_frames
-from quire.log.json_text import to_json
-from quire.log.packing import Timestamp, array_head
+from quire.log.packing import array_head
 from quire.log.payload import (
     Record,
     Run,
@@ -56,13 +52,6 @@ def test_an_array_head_is_the_one_that_msgpack_writes(count: int) -> None:
     if count:
         assert encode_records([None] * count)[: len(head)] == head
     assert len(head) == (1 if count < 16 else 3 if count < 65_536 else 5)
-
-
-def test_a_timestamp_of_msgpack_has_a_json_form_and_what_a_log_cannot_store_has_none() -> None:
-    stamp = Timestamp(1)
-    assert loads(to_json(stamp)) == {"$ext": [-1, b64encode(stamp.to_bytes()).decode()]}
-    with pytest.raises(TypeError):
-        to_json(object())
 
 
 def test_each_record_of_a_frame_of_runs_can_be_read_by_itself_with_its_session_and_sequence() -> None:

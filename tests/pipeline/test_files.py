@@ -347,6 +347,21 @@ def test_a_batch_has_no_more_rows_than_its_limit(tmp_path: Path, count: int) -> 
     assert [batch.num_rows for batch in batches] == [MAX_BATCH_ROWS, 1][: count - MAX_BATCH_ROWS + 1]
 
 
+def test_the_column_command_keeps_every_entry_of_a_map_and_tells_apart_what_json_cannot() -> None:
+    frames = _Written()
+    frames.records({1: "a", "1": "b"}, {"$bin": "AA=="}, [b"\0"], ["plain"])
+    gathering = RowBuilder(memoryview(frames.raw), Skimmer())
+    for offset, header in walk_headers(memoryview(frames.raw)):
+        gathering.add(header, offset)
+
+    assert [row["command"] for row in shown(gathering.rows(0, 1 << 60), None)] == [
+        '{"$map":[[1,"a"],["1","b"]]}',
+        '{"$map":[["$bin","AA=="]]}',
+        '[{"$bin":"AA=="}]',
+        '["plain"]',
+    ]
+
+
 VALUES = st.recursive(
     st.none() | st.booleans() | st.integers(-(2**63), 2**64 - 1) | st.text(max_size=40) | st.binary(max_size=300),
     lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
