@@ -24,6 +24,7 @@ from reprlib import repr as short_repr
 from typing import Any
 
 from quire.log import PayloadInvalid, pack
+from quire.log.json_text import has_text_keys
 
 from ..errors import InitialInvalid, PlaceFailed, reason_of
 from ..machine import Context, Refused
@@ -42,6 +43,7 @@ PAGE_BYTES = 1 << 20  # A page ends with the pair that reaches it.
 
 _HEAD_BYTES = 5  # The longest msgpack head of a string or bytes of these lengths.
 _LENGTHS = {"put": (3,), "get": (2,), "delete": (2,), "cas": (4,), "incr": (2, 3)}
+_CONTAINERS = frozenset({dict, list, tuple})
 _ABSENT = object()
 
 
@@ -97,11 +99,11 @@ class KvMachine:
         _check_key(operands[0])
         match operation:
             case "put":
-                _check_value(operands[1])
+                _check_new_value(operands[1])
             case "cas":
                 for value in operands[1:]:
                     if value is not None:
-                        _check_value(value)
+                        _check_new_value(value)
             case "incr" if len(operands) > 1:
                 _check_number(operands[1])
             case _:
@@ -294,6 +296,13 @@ def _check_value(value: Any) -> None:
         raise Refused("VALUE_INVALID", f"the value {error.reason}") from error
     if size > VALUE_BYTES:
         raise Refused("VALUE_INVALID", f"a value has at most {VALUE_BYTES} bytes as msgpack, not {size}")
+
+
+def _check_new_value(value: Any) -> None:
+    """Neither `apply` nor `restore` checks the keys of maps: logs and snapshots of earlier versions have others."""
+    _check_value(value)
+    if type(value) in _CONTAINERS and not has_text_keys(value):
+        raise Refused("VALUE_INVALID", "the value has a map with a key that is no text; make its keys text")
 
 
 def _check_number(number: Any) -> None:

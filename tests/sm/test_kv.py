@@ -116,6 +116,24 @@ def test_what_is_no_command_is_refused_by_check(command: Any, code: str) -> None
     assert codes(["put", "a", 1], command, ["incr", "a"]) == ["", code, ""]
 
 
+MAPS_OF_OLD_LOGS = [{1: "a", "1": "b"}, {None: 1}, {b"a": {}}, [{"a": [b"", {2.5: 1}]}], ({True: 0},)]
+
+
+@pytest.mark.parametrize("value", MAPS_OF_OLD_LOGS)
+def test_check_refuses_a_map_with_a_key_that_is_no_text(value: Any) -> None:
+    for command in (["put", "a", value], ["cas", "a", value, 1], ["cas", "a", None, value]):
+        assert codes(["put", "a", {"1": "b"}], command, ["incr", "n"]) == ["", "VALUE_INVALID", ""]
+
+
+@pytest.mark.parametrize("value", MAPS_OF_OLD_LOGS)
+def test_such_a_map_of_an_old_log_or_snapshot_is_applied_and_restored(value: Any) -> None:
+    machine, other = KvMachine(), KvMachine()
+    assert machine.apply_batch([["put", "a", value], ["cas", "a", value, [value]]], [CONTEXT] * 2) == [True, True]
+    other.restore(machine.snapshot())
+    assert pack(other.query(["get", "a"])) == pack([value])
+    assert answers(other, ["put", "a", 1]) == [False]
+
+
 def test_a_key_may_be_as_long_as_the_limit_and_no_longer() -> None:
     for key in ("k" * KEY_BYTES, "é" * (KEY_BYTES // 2)):
         assert codes(["get", key], ["get", key + "k"], ["put", key, "v"], ["put", key + "k", "v"]) == [
