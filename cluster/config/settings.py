@@ -3,9 +3,14 @@
 Flags override `QUIRE_...` variables, which override the file. Nothing is guessed or ignored: an unknown key in the
 file, an unknown `QUIRE_...` variable, a missing file and an invalid value are errors. (pydantic-settings by itself
 ignores unknown variables and missing files.)
+
+Only the variables that Kubernetes and Docker set in a container for a service named `quire` or `quire-...` are ignored:
+nobody gave them to quire. They look like `QUIRE_SERVICE_HOST` and `QUIRE_PORT_7001_TCP_ADDR`. `QUIRE_PORT` is one of
+them only with a value such as `tcp://10.0.0.1:7001`: whoever sets `QUIRE_PORT=7001` expects it to do something.
 """
 
 import os
+import re
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
@@ -26,6 +31,16 @@ from ..errors import ClusterError
 
 ENVIRONMENT_PREFIX = "QUIRE_"
 OTHER_VARIABLES = frozenset({"QUIRE_SERVER", "QUIRE_CONFIG"})  # Read by the command line, not by the model.
+
+# https://kubernetes.io/docs/concepts/services-networking/service/#environment-variables. Docker sets the same for a
+# link to another container, with a start and an end for a range of ports, its name, and that container's own variables.
+_OF_SERVICE = re.compile(
+    r"QUIRE_(\w+_)?(SERVICE_HOST|SERVICE_PORT(_\w+)?"
+    r"|PORT_[0-9]+_(TCP|UDP|SCTP)(_PROTO|_ADDR|_PORT|_START|_END|_PORT_START|_PORT_END)?)"
+)
+_WITH_VALUE = re.compile(r"QUIRE_(\w+_)?(PORT=(tcp|udp|sctp)://.*|NAME=/[^/]+/[^/]+)")
+_LINK_NAME = "NAME"
+_LINK_VARIABLE = "ENV_"  # Of a linked container's own variables.
 
 
 class ConfigInvalid(ClusterError):
@@ -87,9 +102,8 @@ def load_settings(model: type[Model], flags: Mapping[str, Any], config_file: Pat
         ConfigInvalid: with a sentence for each problem.
     """
     known = {(ENVIRONMENT_PREFIX + name).upper() for name in model.model_fields} | OTHER_VARIABLES
-    unknown = sorted(
-        name for name in os.environ if name.upper().startswith(ENVIRONMENT_PREFIX) and name.upper() not in known
-    )
+    named = {name for name in os.environ if name.upper().startswith(ENVIRONMENT_PREFIX) and name.upper() not in known}
+    unknown = sorted(named.difference(service_variables()))
     if unknown:
         raise ConfigInvalid(
             [f"environment variable {name} is not known; unset it or correct its name" for name in unknown]
@@ -103,6 +117,17 @@ def load_settings(model: type[Model], flags: Mapping[str, Any], config_file: Pat
         return model(**{**from_file, **from_environment, **flags})
     except ValidationError as error:
         raise ConfigInvalid([_sentence(problem, sources) for problem in error.errors() if _is_own(problem)]) from None
+
+
+def service_variables() -> list[str]:
+    """The variables of this process that Kubernetes or Docker set for a service named `quire` or `quire-...`."""
+    set_here = [name for name in os.environ if name.startswith(ENVIRONMENT_PREFIX)]
+    with_value = [name for name in set_here if _WITH_VALUE.fullmatch(f"{name}={os.environ[name]}")]
+    linked = tuple(
+        name.removesuffix(_LINK_NAME) + _LINK_VARIABLE for name in with_value if name.endswith(f"_{_LINK_NAME}")
+    )
+    of_service = [name for name in set_here if _OF_SERVICE.fullmatch(name) or name.startswith(linked)]
+    return sorted({*with_value, *of_service})
 
 
 def flag_of(field: str) -> str:

@@ -21,7 +21,7 @@ from quire.log import LogError
 
 from ..address import host_and_port
 from ..cli.output import Exit
-from ..config.settings import ConfigInvalid
+from ..config.settings import ConfigInvalid, service_variables
 from ..http.admission.connections import CONNECTIONS_LIMIT, ConnectionLimit
 from ..http.app import BACKLOG, accept_more, serve_app
 from ..node.turns import Turns
@@ -91,6 +91,8 @@ class Service(Protocol):
 def run(service: Callable[[], Service], listen_on: str, data_dir: Path) -> int:
     """Serve until SIGTERM, SIGINT or the service's end; return the exit code. `service` is called on the event loop."""
     give_large_blocks_back()
+    if ignored := service_variables():
+        log.info("variables of a service named quire are ignored", names=ignored)
     try:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             return runner.run(_serve(service, listen_on, data_dir))

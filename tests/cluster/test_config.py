@@ -9,7 +9,8 @@ from pydantic import ValidationError
 
 from quire.cluster.address import host_and_port
 from quire.cluster.config.serve import MIB, ServeConfig, load_config
-from quire.cluster.config.settings import ConfigInvalid, unit_of
+from quire.cluster.config.settings import ConfigInvalid, Settings, load_settings, service_variables, unit_of
+from quire.cluster.standalone.config import StandaloneConfig
 
 MEMBERS = "n1=127.0.0.1:7001,n2=127.0.0.1:7002,n3=127.0.0.1:7003"
 FLAGS: dict[str, Any] = {
@@ -101,6 +102,80 @@ def test_an_unknown_variable_is_an_error_that_names_it(monkeypatch: pytest.Monke
     monkeypatch.setenv("QUIRE_HEARTBEAT", "100")
 
     assert problems_of(FLAGS) == ["environment variable QUIRE_HEARTBEAT is not known; unset it or correct its name"]
+
+
+OF_A_SERVICE = {
+    "QUIRE_SERVICE_HOST": "10.0.0.1",
+    "QUIRE_SERVICE_PORT": "7001",
+    "QUIRE_SERVICE_PORT_CLIENTS_HTTP": "7001",
+    "QUIRE_PORT": "tcp://10.0.0.1:7001",
+    "QUIRE_PORT_7001_TCP": "tcp://10.0.0.1:7001",
+    "QUIRE_PORT_7001_TCP_PROTO": "tcp",
+    "QUIRE_PORT_7001_TCP_PORT": "7001",
+    "QUIRE_PORT_7001_TCP_ADDR": "10.0.0.1",
+    "QUIRE_PORT_7001_UDP": "udp://10.0.0.1:7001",
+    "QUIRE_PORT_7001_SCTP_PORT": "7001",
+    "QUIRE_NODE_0_SERVICE_HOST": "10.0.0.2",
+    "QUIRE_NODE_0_PORT": "udp://10.0.0.2:7001",
+    "QUIRE_HEADLESS_PORT_7001_TCP_ADDR": "10.0.0.3",
+    "QUIRE_LISTEN_PORT": "sctp://10.0.0.4:7001",
+}
+OF_A_LINK = {
+    "QUIRE_PORT_7001_TCP_START": "tcp://172.17.0.2:7001",
+    "QUIRE_PORT_7001_TCP_PORT_START": "7001",
+    "QUIRE_PORT_7001_TCP_PORT_END": "7003",
+    "QUIRE_PORT_7001_TCP_END": "tcp://172.17.0.2:7003",
+    "QUIRE_NAME": "/web/quire",
+    "QUIRE_ENV_QUIRE_LISTEN": "0.0.0.0:7001",
+    "QUIRE_2_NAME": "/web/quire-2",
+    "QUIRE_2_ENV_LANG": "C",
+}
+
+
+@pytest.mark.parametrize("given", [OF_A_SERVICE, OF_A_LINK], ids=["Kubernetes", "Docker"])
+@pytest.mark.parametrize("model", [ServeConfig, StandaloneConfig])
+def test_variables_of_a_service_named_quire_are_ignored_and_known_by_name(
+    monkeypatch: pytest.MonkeyPatch, given: dict[str, str], model: type[Settings]
+) -> None:
+    for name, value in given.items():
+        monkeypatch.setenv(name, value)
+
+    config = load_settings(model, {name: value for name, value in FLAGS.items() if name in model.model_fields})
+
+    assert config.model_fields_set == FLAGS.keys() & model.model_fields.keys()
+    assert service_variables() == sorted(given)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("QUIRE_PORT", "7001"),
+        ("QUIRE_PORT", "http://10.0.0.1:7001"),
+        ("QUIRE_LISTEN_PORT", "7001"),
+        ("QUIRE_SERVICE", "quire"),
+        ("QUIRE_SERVICE_HOSTS", "10.0.0.1"),
+        ("QUIRE_PORT_7001", "7001"),
+        ("QUIRE_PORT_HTTP_TCP", "tcp://10.0.0.1:7001"),
+        ("QUIRE_PORT_7001_TCP_HOST", "10.0.0.1"),
+        ("QUIRE_NAME", "n1"),
+        ("QUIRE_ENV_LANG", "C"),
+    ],
+)
+def test_a_variable_that_only_resembles_those_of_a_service_is_an_error(
+    monkeypatch: pytest.MonkeyPatch, name: str, value: str
+) -> None:
+    monkeypatch.setenv("QUIRE_SERVICE_HOST", "10.0.0.1")
+    monkeypatch.setenv(name, value)
+
+    assert problems_of(FLAGS) == [f"environment variable {name} is not known; unset it or correct its name"]
+
+
+@pytest.mark.parametrize("value", ["1", "tcp://10.0.0.1:7001", "/web/quire"])
+def test_no_setting_is_taken_for_a_variable_of_a_service(monkeypatch: pytest.MonkeyPatch, value: str) -> None:
+    for name in {*ServeConfig.model_fields, *StandaloneConfig.model_fields, "server", "config"}:
+        monkeypatch.setenv(f"QUIRE_{name.upper()}", value)
+
+    assert service_variables() == []
 
 
 def test_variables_of_the_command_line_are_known(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,5 +1,6 @@
 """The command line of `quire serve`. Invalid starts are tested in `test_bad_starts.py`."""
 
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -40,6 +41,19 @@ def test_every_configuration_error_is_a_sentence_of_its_own(tmp_path: Path) -> N
 
     assert ended.code == USAGE
     assert sorted(line.split()[3] for line in ended.stderr.splitlines()) == ["election_timeout_ms", "heartbeat"]
+
+
+@pytest.mark.parametrize("mode", [["--standalone"], ["--node", "n1", "--members", "n1=127.0.0.1:7001"]])
+def test_one_line_of_the_journal_names_the_variables_of_a_service_named_quire(tmp_path: Path, mode: list[str]) -> None:
+    given = {"QUIRE_SERVICE_HOST": "10.0.0.1", "QUIRE_PORT": "tcp://10.0.0.1:7001"}
+    with socket.create_server((HOST, 0)) as taken:
+        address = f"{HOST}:{taken.getsockname()[1]}"
+        ended = run_quire("serve", *mode, "--listen", address, "--data-dir", str(tmp_path / "n1"), extra=given)
+
+    said = [line for line in ended.stderr.splitlines() if "QUIRE_" in line]
+    assert len(said) == 1
+    assert all(name in said[0] for name in given)
+    assert f"cannot listen on {address}" in ended.stderr.splitlines()[-1]  # So it went on, to the port.
 
 
 @pytest.mark.full
