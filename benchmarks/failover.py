@@ -20,7 +20,6 @@ import tempfile
 from pathlib import Path
 from typing import NamedTuple
 
-import stamina.instrumentation
 import uvloop
 from rich.console import Console
 
@@ -101,7 +100,6 @@ def main() -> None:
     parser.add_argument("--etcd", type=Path, help="an etcd program to measure, too")
     parser.add_argument("--json", action="store_true")
     arguments = parser.parse_args()
-    stamina.instrumentation.set_on_retry_hooks([])
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         figures = runner.run(run(arguments))
     if arguments.json:

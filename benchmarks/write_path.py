@@ -20,7 +20,6 @@ from pathlib import Path
 from typing import Any, NamedTuple, cast
 
 import aiohttp
-import stamina.instrumentation
 import uvloop
 from aiohttp import WSMsgType, web
 from rich.box import SIMPLE_HEAD
@@ -280,7 +279,6 @@ def main() -> None:
     if arguments.bare:
         uvloop.run(_serve_bare())
         return
-    stamina.instrumentation.set_on_retry_hooks([])
     console = Console(stderr=True)
     figures = uvloop.run(_measure_all(arguments.seconds, console))
     if arguments.json:

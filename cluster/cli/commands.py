@@ -10,7 +10,6 @@ from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from typing import Annotated, Any
 
-import stamina.instrumentation
 import typer
 
 import quire
@@ -248,7 +247,6 @@ def read_raw(file: Path) -> bytes:
 
 def run() -> None:
     """Run the command that the arguments name, and exit with its code."""
-    stamina.instrumentation.set_on_retry_hooks([])  # The client's retries are not worth a message.
     for group in _groups_of(sys.argv[1:]):
         app.add_typer(group.load(), name=group.name)
     app(prog_name="quire")

@@ -9,30 +9,23 @@ The pipeline decides what is sent, and what an answer or a lost connection means
 """
 
 import asyncio
+import time
 from contextlib import suppress
 from dataclasses import dataclass
 from operator import itemgetter
 from typing import Any, NamedTuple
 
 import aiohttp
-import stamina
 from aiohttp import WSMsgType
 
 from quire.log import PayloadInvalid, pack
 from quire.log.packing import ExtType, unpack_trusted
 
+from .backoff import AttemptFailed, Backoff, log
 from .errors import ClientError, Halted, NotFound, SessionError, SessionExpired, Unavailable
 from .message import Answer
 from .pipeline import OutOfSequence, Pipeline
-from .transport import (
-    BACKOFF_FIRST_S,
-    BACKOFF_LONGEST_S,
-    MACHINE_FAILED,
-    NothingWritten,
-    Transport,
-    document_of,
-    spread,
-)
+from .transport import MACHINE_FAILED, NothingWritten, Transport, document_of
 
 SESSION_FIELDS = ("session", "sequence", "session_window", "max_request_bytes")
 ANSWER_LENGTHS = (5, 6)  # [sequence, index, epoch, results, refused], and if the results were cut, from which place on
@@ -58,12 +51,8 @@ class Session:
     message_bytes: int
 
 
-class StreamEnded(Exception):
+class StreamEnded(AttemptFailed):
     """The stream ended; a new one may succeed."""
-
-    def __init__(self, reason: str, retry_after_s: float | None = None) -> None:
-        super().__init__(reason)
-        self.retry_after_s = retry_after_s
 
 
 class StreamProblem(NamedTuple):
@@ -99,13 +88,15 @@ class CommandStream:
     async def session(self) -> Session:
         """The session, opened now if it was not. Raises Unavailable, ClientError."""
         self._start()
-        try:
-            async for attempt in _retrying(self._transport.timeout_s):
-                with attempt:
-                    return await self._open_session()
-        except NothingWritten as error:
-            raise Unavailable(f"no session could be opened: {error}") from None
-        raise Unavailable("no attempt was made")
+        deadline, backoff = time.monotonic() + self._transport.timeout_s, Backoff("session")
+        while True:
+            try:
+                return await self._open_session()
+            except NothingWritten as error:
+                failure = error
+            if time.monotonic() >= deadline:
+                raise Unavailable(f"no session could be opened: {failure}")
+            await backoff.wait(failure, deadline)
 
     async def resume_at(self, sequence: int) -> Session:
         """Give the next command this sequence; return the session, opened now if it was not. Raises ValueError."""
@@ -150,23 +141,19 @@ class CommandStream:
         try:
             while True:
                 await self.pipeline.wait_for_work()
-                async for attempt in _retrying(None):
-                    with attempt:
-                        await self._attempt()
+                backoff = Backoff("stream")
+                while (failure := await self._attempt()) is not None:
+                    await backoff.wait(failure)
         except Exception as error:
             fault = f"internal error of the client: {error!r}"
             self.pipeline.interrupted()
             self.pipeline.end(lambda: ClientError(fault), fault)
             raise
 
-    async def _attempt(self) -> None:
-        """Serve one stream. After a failure return if the stream made progress, so that the next one opens at once.
-
-        Raises:
-            StreamEnded, NothingWritten: it failed without progress; try again after a backoff.
-        """
+    async def _attempt(self) -> AttemptFailed | None:
+        """Serve one stream; return why it failed if it made no progress, so that the next one needs a backoff."""
         if not self.pipeline.has_work:
-            return
+            return None
         self._progress = False
         try:
             await self._serve(await self._open_session())
@@ -174,10 +161,12 @@ class CommandStream:
             self.pipeline.last_failure = str(error)
             self._leader_lost = True
             if not self._progress:
-                raise
+                return error
+            log.debug("the stream was lost: %.300s; opening another", error)
         except ClientError as error:  # The cluster refused to open a session.
             refusal = error
             self.pipeline.reject_awaiting(lambda: refusal)
+        return None
 
     async def _open_session(self) -> Session:
         """The open session, or a new one. Under a name in use, it continues that session and fences its holder.
@@ -288,21 +277,6 @@ class CommandStream:
         if status in NOT_TAKEN:
             self.pipeline.returned(sequence)
         raise StreamEnded(detail, problem.get("retry_after_s"))
-
-
-def _retrying(timeout_s: float | None) -> Any:
-    return stamina.retry_context(
-        on=_backoff,
-        attempts=None,
-        timeout=timeout_s,
-        wait_initial=BACKOFF_FIRST_S,
-        wait_max=BACKOFF_LONGEST_S,
-        wait_jitter=BACKOFF_FIRST_S,
-    )
-
-
-def _backoff(error: Exception) -> bool | float:
-    return isinstance(error, StreamEnded | NothingWritten) and spread(error.retry_after_s)
 
 
 def _copy_of(error: SessionError) -> SessionError:

@@ -7,7 +7,6 @@ proves nothing, and the call fails with OutcomeUnknown. Reads are retried on eve
 
 import asyncio
 import os
-import random
 import time
 from collections.abc import Mapping, Sequence
 from http import HTTPStatus
@@ -16,11 +15,11 @@ from typing import Any, NamedTuple
 
 import aiohttp
 import orjson
-import stamina
 from aiohttp.payload import TOO_LARGE_BYTES_BODY
 
 from quire.log.packing import ExtType, unpack_trusted
 
+from .backoff import AttemptFailed, Backoff
 from .errors import (
     BadRequest,
     ClientError,
@@ -35,11 +34,8 @@ from .errors import (
 
 CONNECT_TIMEOUT_S = 1.0
 READ_ATTEMPT_TIMEOUT_S = 5.0  # Another server can answer a read; a write waits for its own answer.
-BACKOFF_FIRST_S = 0.02
-BACKOFF_LONGEST_S = 1.0
 # No attempt starts in the last tenth of a call's time: it would only turn a write into an unknown one.
 LAST_SHARE = 0.1
-RETRY_SPREAD = 0.5  # Of the time that a server asks for, added at random.
 UNREACHABLE_FOR_S = 30.0  # How long to avoid a leader's address that cannot be reached, as from another network.
 READ_BUFFER_BYTES = 1 << 18
 STREAM_CONNECT_TIMEOUT_S = 3.0  # A follower first connects to the leader itself.
@@ -79,12 +75,8 @@ def value_of(reply: Reply) -> Any:
             raise ClientError(f"a server answered with {reply.content_type}; it is no quire node; check the address")
 
 
-class NothingWritten(Exception):
+class NothingWritten(AttemptFailed):
     """An attempt failed and provably had no effect."""
-
-    def __init__(self, reason: str, retry_after_s: float | None = None) -> None:
-        super().__init__(reason)
-        self.retry_after_s = retry_after_s
 
 
 class Transport:
@@ -123,29 +115,18 @@ class Transport:
         """
         deadline = time.monotonic() + self.timeout_s
         attempt = _Attempt(method, path, writes, body, headers or {})
-        failure: NothingWritten | None = None
-        try:
-            async for retry in stamina.retry_context(
-                on=_backoff,
-                attempts=None,
-                timeout=self.timeout_s,
-                wait_initial=BACKOFF_FIRST_S,
-                wait_max=BACKOFF_LONGEST_S,
-                wait_jitter=BACKOFF_FIRST_S,
-            ):
-                with retry:
-                    if failure is not None and deadline - time.monotonic() < self.timeout_s * LAST_SHARE:
-                        raise failure
-                    try:
-                        if server is not None:
-                            return await self._send(server, attempt, deadline)
-                        return await self._try_each(self._candidates(), attempt, deadline)
-                    except NothingWritten as error:
-                        failure = error
-                        raise
-        except NothingWritten as error:
-            raise Unavailable(f"{error}, for {self.timeout_s:g} s") from None
-        raise Unavailable("no attempt was made")
+        backoff = Backoff(f"{method} {path}")
+        while True:
+            try:
+                if server is not None:
+                    return await self._send(server, attempt, deadline)
+                return await self._try_each(self._candidates(), attempt, deadline)
+            except NothingWritten as error:
+                failure = error
+            await backoff.wait(failure, deadline)
+            if (left := deadline - time.monotonic()) < self.timeout_s * LAST_SHARE:
+                await asyncio.sleep(left)
+                raise Unavailable(f"{failure}, for {self.timeout_s:g} s")
 
     async def call_once(self, method: str, path: str, body: bytes | None = None) -> Reply:
         """`call` in msgpack, for idempotent requests: asks each server once.
@@ -272,20 +253,6 @@ def _raise_if_gone(code: str | None) -> None:
             raise SessionFenced(code, "another session of its name took it over")
         case _:
             return
-
-
-def _backoff(error: Exception) -> bool | float:
-    if not isinstance(error, NothingWritten):
-        return False
-    return spread(error.retry_after_s)
-
-
-def spread(retry_after_s: float | None) -> bool | float:
-    """When to try again, for stamina: after what the server asked for, and up to half as long again.
-
-    A server names the same time to all whom it refuses together; without the spread they would return together.
-    """
-    return True if not retry_after_s else retry_after_s * random.uniform(1, 1 + RETRY_SPREAD)
 
 
 def _reason(error: Exception) -> str:

@@ -15,7 +15,7 @@ from quire.cluster.client import (
     Unavailable,
     connect,
 )
-from quire.cluster.client.transport import RETRY_SPREAD, spread
+from quire.cluster.client.backoff import BACKOFF_FIRST_S, BACKOFF_LONGEST_S, RETRY_SPREAD, Backoff
 from tests.cluster.scripted import LINE, appended, broken, document, foreign, lines, refusing, scripted, silent
 from tests.cluster.turning import late
 
@@ -52,16 +52,21 @@ async def test_a_write_is_retried_while_nothing_was_written() -> None:
 
 def test_clients_that_are_refused_together_do_not_return_together() -> None:
     asked = 4.0
-    waits = [spread(asked) for _ in range(100)]
+    waits = [Backoff("call").next_s(asked) for _ in range(100)]
 
     assert all(asked <= wait <= asked * (1 + RETRY_SPREAD) for wait in waits), waits
     assert len(set(waits)) > 90
     assert max(waits) - min(waits) > asked * RETRY_SPREAD / 4
 
 
-def test_a_server_that_names_no_time_leaves_it_to_the_backoff() -> None:
-    assert spread(None) is True
-    assert spread(0.0) is True
+@pytest.mark.parametrize("asked", [None, 0.0])
+def test_the_waits_double_from_the_first_to_the_longest_where_a_server_names_no_time(asked: float | None) -> None:
+    backoff = Backoff("call")
+    waits = [backoff.next_s(asked) for _ in range(2000)]
+
+    for failures, wait in enumerate(waits):
+        least = BACKOFF_FIRST_S * 2 ** min(failures, 20)
+        assert min(least, BACKOFF_LONGEST_S) <= wait <= min(least + BACKOFF_FIRST_S, BACKOFF_LONGEST_S)
 
 
 @pytest.mark.parametrize(

@@ -70,8 +70,8 @@ async def loaded(server: StreamServer, file: Path, timeout_s: float = 20.0, **se
 
 
 def summary_in(output: str) -> dict[str, Any]:
-    """The last line; earlier ones may be stamina's reports of retries."""
-    summary: dict[str, Any] = json.loads(output.splitlines()[-1])
+    """The output: one line."""
+    summary: dict[str, Any] = json.loads(output)
     return summary
 
 

@@ -16,8 +16,6 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-import stamina.instrumentation
-
 from tests.faults.distribution import Value, table_of
 from tests.faults.drawing import drawn, drawn_for_good
 from tests.faults.judging import COMMITS_WITHIN_TIMEOUTS, HEALED_WITHIN_S
@@ -126,7 +124,6 @@ def main() -> int:
     parser.add_argument("--for-good", type=float, default=0.6, help="the share drawn in which a minority stays ill")
     parser.add_argument("--slow-follower", type=float, metavar="MINUTES")
     given = parser.parse_args()
-    stamina.instrumentation.set_on_retry_hooks([])  # Else a line for each attempt over a link that is cut.
     with tempfile.TemporaryDirectory(prefix="faults-") as folder:
         if given.slow_follower is not None:
             print(slow_follower(Path(folder), given.slow_follower, BEFORE_S, KEPT_RATE))

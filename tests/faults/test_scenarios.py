@@ -10,7 +10,6 @@ from collections.abc import Generator
 from pathlib import Path
 
 import pytest
-import stamina.instrumentation
 
 from quire.cluster.config.serve import MIB
 from tests.faults.distribution import GROUPS
@@ -27,14 +26,11 @@ AT_LEAST = 40
 
 @pytest.fixture(scope="module")
 def grounds(tmp_path_factory: pytest.TempPathFactory) -> Generator[Grounds]:
-    hooks = stamina.instrumentation.get_on_retry_hooks()
-    stamina.instrumentation.set_on_retry_hooks([])  # Else a line for each attempt over a link that is cut.
     made = Grounds(tmp_path_factory.mktemp("grounds"))
     try:
         yield made
     finally:
         made.close()
-        stamina.instrumentation.set_on_retry_hooks(hooks)
 
 
 @pytest.mark.parametrize(
