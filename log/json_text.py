@@ -21,7 +21,7 @@ from typing import Any
 import orjson
 
 from .errors import PayloadInvalid
-from .packing import ExtType, Timestamp
+from .packing import ExtType, Timestamp, all_plain
 
 TIMESTAMP_TYPE = -1
 _WRITTEN_AS_THEY_ARE = frozenset({str, int, bool, type(None)})
@@ -142,8 +142,8 @@ def _is_finite(value: Any) -> bool:
 
 def _has_text_keys(value: Any) -> bool:
     if isinstance(value, dict):
-        return all(isinstance(key, str) for key in value) and all(map(_has_text_keys, value.values()))
-    return not isinstance(value, list | tuple) or all(map(_has_text_keys, value))
+        return all(isinstance(key, str) for key in value) and _has_text_keys(list(value.values()))
+    return not isinstance(value, list | tuple) or all_plain(value) or all(map(_has_text_keys, value))
 
 
 def _read_form(name: str, content: Any) -> Any:

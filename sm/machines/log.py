@@ -1,10 +1,15 @@
-"""The `log` machine: no state, no results. It takes any record, and is the only one that takes blobs."""
+"""The `log` machine: no state, no results. It is the only one that takes blobs.
+
+It takes any record in whose maps every key is text. Logs of earlier versions hold other maps, so only `check` looks.
+"""
 
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
+from quire.log.json_text import has_text_keys
+
 from ..errors import InitialInvalid, SnapshotInvalid
-from ..machine import Context, Refused
+from ..machine import Context, Refused, check_one_by_one
 
 
 class LogMachine:
@@ -21,11 +26,13 @@ class LogMachine:
             raise InitialInvalid(machine=self.name, initial=initial, reason="it has no state, so no initial value")
 
     def check(self, command: Any) -> None:
-        """Accept any value."""
+        """Refuse a value with a map that has a key that is no text."""
+        if not has_text_keys(command):
+            raise Refused("VALUE_INVALID", "the value has a map with a key that is no text; make its keys text")
 
     def check_batch(self, commands: Sequence[Any]) -> list[list[Any]]:
-        """Refuse nothing."""
-        return []
+        """The refused as [[place, code, text], ...]."""
+        return [] if has_text_keys(commands) else check_one_by_one(self, commands)
 
     def apply(self, command: Any, context: Context) -> None:
         """Do nothing; the result is None."""

@@ -188,14 +188,27 @@ async def test_a_json_body_is_one_record(log_cluster: RunningCluster, at: str) -
 
 @EVERYWHERE
 async def test_values_that_json_cannot_express_are_exact_in_msgpack(log_cluster: RunningCluster, at: str) -> None:
-    value = {1: b"\x00", "t": ExtType(20, b"\x01")}
+    value = {"$ext": {"b": b"\x00", "t": ExtType(20, b"\x01")}}
     index = (await log_cluster.ask(at, "POST", "/records", pack([value]), MSGPACK)).document["write_index"]
 
     exact = await log_cluster.ask("n1", "GET", f"/records/{index}", headers={"Accept": MSGPACK})
     shown = await log_cluster.ask("n1", "GET", f"/records/{index}")
 
     assert unpack_trusted(exact.body, ExtType) == value
-    assert shown.document == {"$map": [[1, {"$bin": "AA=="}], ["t", {"$ext": [20, "AQ=="]}]]}
+    assert shown.document == {"$map": [["$ext", {"b": {"$bin": "AA=="}, "t": {"$ext": [20, "AQ=="]}}]]}
+
+
+@EVERYWHERE
+async def test_a_map_with_a_key_that_is_no_text_is_refused_and_not_written(
+    log_cluster: RunningCluster, at: str
+) -> None:
+    before = (await log_cluster.ask("n1", "GET", "/index_bounds")).document
+
+    reply = await log_cluster.ask(at, "POST", "/records", pack([{}, {1: "a", "1": "b"}]), MSGPACK)
+
+    assert (reply.status, reply.problem) == (422, "commands-refused")
+    assert [(place, code) for place, code, _ in reply.document["refused"]] == [(1, "VALUE_INVALID")]
+    assert (await log_cluster.ask("n1", "GET", "/index_bounds")).document == before
 
 
 async def append(cluster: RunningCluster, *bodies: bytes) -> int:

@@ -1,8 +1,11 @@
 """The log machine: no state, any record."""
 
+from typing import Any
+
 import pytest
 
 from quire.sm import Context, Contexts, InitialInvalid, LogMachine, Refused, SnapshotInvalid
+from quire.sm.machine import check_batch, check_one_by_one
 
 HERE = Context(index=7, epoch=1, timestamp=0)
 
@@ -15,6 +18,16 @@ def test_any_record_passes_and_results_in_nothing() -> None:
         machine.apply(value, HERE)
     assert machine.check_batch(values) == []
     assert machine.apply_batch(values, Contexts(0, len(values), 1, 0)) == [None] * len(values)
+
+
+@pytest.mark.parametrize("value", [{1: "a", "1": "b"}, {None: 1}, [{"a": [b"", {2.5: 1}]}], ({True: 0},)])
+def test_check_refuses_a_map_with_a_key_that_is_no_text_and_apply_takes_it(value: Any) -> None:
+    machine = LogMachine()
+    refused = check_batch(machine, [{"1": "b"}, value, b"raw"])
+
+    assert [(place, code) for place, code, _ in refused] == [(1, "VALUE_INVALID")]
+    assert refused == check_one_by_one(machine, [{"1": "b"}, value, b"raw"])
+    assert machine.apply_batch([value], Contexts(0, 1, 1, 0)) == [None]
 
 
 def test_it_has_no_state_to_ask_for() -> None:
