@@ -130,7 +130,9 @@ class Pipeline:
                 self._admit()
 
     def _has_space(self, packed: bytes, commands: int) -> bool:
-        if self._commands + commands <= self._window and self._bytes + len(packed) <= WINDOW_BYTES:
+        # What fits a message always fits an empty window, however large: otherwise it would never be sent.
+        fits = self._bytes + len(packed) <= WINDOW_BYTES or not self._commands
+        if fits and self._commands + commands <= self._window:
             return True
         if self._window:
             self._check_limits(packed, commands)

@@ -52,6 +52,7 @@ class StreamServer:
     address: str = ""
     leader: str | None = None  # The leader that its answers name; None for itself.
     window: int = WINDOW
+    message_bytes: int = MESSAGE_BYTES
     executed: list[Any] = field(default_factory=list)
     sessions: dict[int, Held] = field(default_factory=dict)
     calls: list[tuple[str, str]] = field(default_factory=list)
@@ -87,7 +88,7 @@ class StreamServer:
             old.fenced = True
         sequence = len(self.sessions[session].replies)
         document = {"session": session, "sequence": sequence, "session_window": self.window}
-        return self._answer({**document, "max_request_bytes": MESSAGE_BYTES})
+        return self._answer({**document, "max_request_bytes": self.message_bytes})
 
     async def look(self, request: web.Request) -> web.Response:
         self.calls.append((request.method, request.path))
@@ -108,7 +109,7 @@ class StreamServer:
         if self.stopping:
             self.turned_away += 1
             return web.Response(status=503, body=pack(STOPPING), content_type="application/msgpack")
-        socket = web.WebSocketResponse(compress=False)
+        socket = web.WebSocketResponse(compress=False, max_msg_size=0)
         await socket.prepare(request)
         heard: list[tuple[int, list[Any]]] = []
         self.streams.append(heard)

@@ -6,6 +6,7 @@ from itertools import pairwise
 import pytest
 
 from quire.cluster.client import BadRequest, BatchReply, connect
+from quire.cluster.client.pipeline import WINDOW_BYTES
 from tests.cluster.streaming import DEADLINE_S, MESSAGE_BYTES, answers_of, streaming
 
 
@@ -100,6 +101,23 @@ async def test_a_full_window_of_bytes_blocks_submit() -> None:
         server.answering.set()
         assert await (await waiting) == 10
         assert await answers_of(*futures) == list(range(2, 10))
+
+
+async def test_a_command_larger_than_the_window_of_bytes_is_sent_once_nothing_is_in_flight() -> None:
+    large = "x" * (2 * WINDOW_BYTES)
+    async with streaming(message_bytes=3 * WINDOW_BYTES) as server, connect(server.address) as cluster:
+        await cluster.apply("first")
+        server.answering.clear()
+        before = await cluster.submit("before")
+        waiting = [asyncio.ensure_future(cluster.submit(command)) for command in (large, "after", large)]
+        await server.heard(2)
+        assert not any(submitting.done() for submitting in waiting)
+
+        server.answering.set()
+        assert await before == 2
+        assert [await (await submitting) for submitting in waiting] == [3, 4, 5]
+        assert (await cluster.apply_batch([large])).results == [6]
+        assert [len(commands) for _, commands in server.streams[0]] == [1] * 6
 
 
 async def test_a_batch_larger_than_the_window_is_refused_before_anything_is_sent() -> None:
