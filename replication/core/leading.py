@@ -126,7 +126,9 @@ class Leading:
             reason = Reason.OVERLOADED
         for request in requests:
             size = self._waiting_bytes + request.size
-            if reason is None and (len(self._waiting) >= options.waiting_requests or size > options.waiting_bytes):
+            # A request that alone exceeds the bytes is taken where none waits: otherwise it would be refused for ever.
+            too_long = size > options.waiting_bytes and bool(self._waiting)
+            if reason is None and (too_long or len(self._waiting) >= options.waiting_requests):
                 reason = Reason.OVERLOADED
             if reason is not None:
                 self.state.act(actions.RejectRequest(request, reason))

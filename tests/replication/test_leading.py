@@ -255,6 +255,24 @@ def test_bytes_too_many_are_refused_as_overload() -> None:
     assert leader.rejected == [(writes[3], "overloaded")]
 
 
+def test_a_write_larger_than_the_bytes_that_may_wait_is_taken_where_none_waits_and_refused_behind_one() -> None:
+    write = Write(encode_records(["x" * 100]), 1, owner=None)
+    world = serving("n1", options=CoreOptions(waiting_bytes=write.size - 1))
+    leader = world["n1"]
+    leader.hold_flush = True
+    leader.write("in the flush")
+    world.run_for(0)
+
+    writes = [leader.write("x" * 100) for _ in range(2)]
+    world.run_for(0)
+    assert leader.rejected == [(writes[1], "overloaded")]
+    leader.release()
+    world.run_until(lambda: leader.state.commit_index == leader.log.tail.index)
+
+    assert leader.rejected == [(writes[1], "overloaded")]
+    assert leader.leading.status().queues.waiting_bytes == 0
+
+
 def test_behind_a_write_that_waited_for_the_limit_none_is_queued_and_none_is_lost() -> None:
     world = serving("n1", options=CoreOptions(waiting_us=200_000))
     leader = world["n1"]
