@@ -42,6 +42,7 @@ from .sessions.table import (
     Sessions,
     SessionStatus,
 )
+from .sessions.unexecuted import Unexecuted
 from .snapshots.content import content_of, restore_content
 from .snapshots.manifest import Manifest
 from .snapshots.part import SnapshotPart
@@ -99,6 +100,7 @@ __all__ = [
     "SnapshotTooEarly",
     "StateMachine",
     "StateRoom",
+    "Unexecuted",
     "check_batch",
     "content_of",
     "default_initial",

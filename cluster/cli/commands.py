@@ -15,6 +15,7 @@ import typer
 import quire
 
 from ..client import Client, Consistency, connect
+from ..client.records import Record
 from ..errors import Malformed
 from ..values import DEPTH_LIMIT, decode_json
 from .admin import admin_app, code_app, members_app, session_app
@@ -135,13 +136,13 @@ def read(
     as_json: Json = False,
     timeout: Timeout = DEFAULT_TIMEOUT_S,
 ) -> None:
-    """Print one record, or a range with indices."""
+    """Print one record, or a range with indices; a record that its session answered, such as a retry, is marked."""
     if index is not None and (from_index is not None or to_index is not None):
         fail_usage("give either an index or a range, not both")
 
     async def print_range(client: Client) -> None:
         async for record in client.read_range(from_index, to_index):
-            typer.echo(to_json(asdict(record)) if as_json else f"{record.index}\t{printable(record.value)}")
+            typer.echo(to_json(asdict(record)) if as_json else line_of(record))
 
     if index is None:
         ask(server, timeout, print_range)
@@ -149,6 +150,12 @@ def read(
     wanted = index
     value = ask(server, timeout, lambda client: client.read(wanted))
     typer.echo(to_json({"index": index, "value": value}) if as_json else printable(value))
+
+
+def line_of(record: Record) -> str:
+    """A record of a range as text."""
+    mark = "\tnot executed" if record.executed is False else ""
+    return f"{record.index}\t{printable(record.value)}{mark}"
 
 
 @app.command()

@@ -216,7 +216,7 @@ def _dump_frame(
         return
     for record in stored_records(Frame(header, bytes(payload))):
         if from_index <= record.index < to_index:
-            typer.echo(to_json(line_of(record)))
+            typer.echo(to_json(line_of(record, executed=None)))
 
 
 def _facts(facts: SegmentFacts) -> dict[str, Any]:

@@ -25,7 +25,8 @@ class Record:
     """A committed record.
 
     `timestamp` is in microseconds since 1970. `kind` is `records` or `blob`. `session` and `sequence` are those under
-    which the writer sent it, both 0 if it sent it without a session. `value` is the unpacked payload: what the writer
+    which the writer sent it, both 0 if it sent it without a session. `executed` is false if its session answered it, for
+    example as a retry, and None if the server that sent it does not know. `value` is the unpacked payload: what the writer
     passed to `append`, or the command.
     """
 
@@ -35,6 +36,7 @@ class Record:
     kind: str
     session: int
     sequence: int
+    executed: bool | None
     headers: Mapping[str, str]
     value: Any
 

@@ -18,7 +18,7 @@ from queue import SimpleQueue
 from typing import Any, NamedTuple, Protocol, TypeVar
 
 from quire.log import Frame, FrameHeader, Kind, Log, LogError, ResourcesExhausted, cut_frames
-from quire.sm import Applied, Applier, ApplyFailed, Execution, is_quick
+from quire.sm import Applied, Applier, ApplyFailed, Execution, Unexecuted, is_quick
 
 from ..errors import NodeStopping
 
@@ -153,6 +153,7 @@ class Applying:
         self._log = log
         self._node = node
         self._to_index = applier.applied_index
+        self._unexecuted = Unexecuted(applier.applied_index)
         self._frames: Iterator[Frame] = iter(())
         self._execution: Execution | None = None
         self._pace = Pace()
@@ -182,6 +183,7 @@ class Applying:
         """Replace the machine by the one of an installed snapshot; what the old one was doing counts no more."""
         self.applier = applier
         self._to_index = max(self._to_index, applier.applied_index)
+        self._unexecuted = Unexecuted(applier.applied_index)
         self._frames, self._execution, self._ended, self._is_reading = iter(()), None, None, False
         self._pace = Pace()
         if self._thread is not None:  # It may be busy with the old machine, for good.
@@ -208,6 +210,13 @@ class Applying:
     def unapplied(self) -> int:
         """How many records are known to be committed, and not applied."""
         return max(0, self._to_index - self.applier.applied_index)
+
+    def executed(self, index: int) -> bool | None:
+        """Whether the record at an index executed, of any kind but system: false if its session answered it.
+
+        None: this node does not know. It has not applied the record, or did so before its process or its last install.
+        """
+        return self._unexecuted.executed(index) if index < self.applier.applied_index else None
 
     async def reached(self, index: int) -> None:
         """Return when every record below `index` is applied.
@@ -351,6 +360,8 @@ class Applying:
     def _finish(self, execution: Execution) -> None:
         applied = execution.finish()
         self._execution = None
+        if applied.answered:
+            self._unexecuted.add(applied.index, applied.answered)
         while self._commits and self._commits[0][0] <= applied.next_index:
             self._commits.popleft()
         self._node.applied(applied)

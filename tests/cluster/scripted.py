@@ -84,7 +84,7 @@ def document(value: object) -> Step:
     return lambda _request: web.Response(body=pack(value), content_type="application/msgpack")
 
 
-LINE = {"epoch": 1, "timestamp": 1, "kind": "records", "session": 0, "sequence": 0, "headers": {}}
+LINE = {"epoch": 1, "timestamp": 1, "kind": "records", "session": 0, "sequence": 0, "executed": True, "headers": {}}
 """What the lines of a range have, but for index and value."""
 
 

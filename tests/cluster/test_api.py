@@ -228,7 +228,7 @@ async def test_a_range_is_read_as_lines(log_cluster: RunningCluster) -> None:
 
     lines = [orjson.loads(line) for line in reply.body.splitlines()]
     assert [(line["index"], line["value"]) for line in lines] == [(first, 1), (first + 1, "two"), (first + 2, [3])]
-    names = ["index", "epoch", "timestamp", "kind", "session", "sequence", "headers", "value"]
+    names = ["index", "epoch", "timestamp", "kind", "session", "sequence", "executed", "headers", "value"]
     assert all(list(line) == names for line in lines)
     assert (lines[0]["kind"], lines[0]["headers"]) == ("records", {})
     assert reply.headers["Content-Type"] == NDJSON

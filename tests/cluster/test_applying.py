@@ -291,6 +291,26 @@ async def test_an_installed_machine_goes_on_while_the_old_one_hangs_and_what_tha
 
 
 @pytest.mark.asyncio
+async def test_what_executed_is_known_of_what_was_applied_since_the_start_or_the_last_install() -> None:
+    log = open_log(Disk())
+    log.append([1], session=99, sequence=1)  # No such session is open.
+    log.append([2])
+    log.append([3], session=99, sequence=1)
+    log.append([4])
+    log.flush()
+    applying = Applying(log, Applier(QuickSum()), Told())
+    applying.apply_to(2)
+    assert [applying.executed(index) for index in range(4)] == [False, True, None, None]
+
+    installed = Applier(QuickSum())
+    for frame in log.stream(0, 2):
+        installed.apply(frame)
+    applying.continue_from(installed)
+    applying.apply_to(4)
+    assert [applying.executed(index) for index in range(4)] == [None, None, False, True]
+
+
+@pytest.mark.asyncio
 async def test_a_stop_does_not_wait_for_a_command_that_hangs_and_ends_those_who_wait_to_read() -> None:
     log, node, machine = a_log([1]), Told(), Sum()
     applying = Applying(log, Applier(machine), node)

@@ -81,6 +81,27 @@ async def test_each_line_of_a_range_has_the_session_and_the_sequence_of_its_reco
 
 
 @EVERYWHERE
+async def test_each_line_of_a_range_says_whether_its_record_executed(cluster: RunningCluster, at: str) -> None:
+    session = (await opened(cluster, at))["session"]
+    first = (await send(cluster, at, session, 1, ["add", 1], ["add", 2])).document["index"]
+    await send(cluster, at, session, 2, ["add", 2], ["add", -3])  # The first of them is a retry.
+    await send(cluster, at, session, 9, ["add", 1])  # A gap.
+    await send(cluster, at, session, 1, ["add", 9])  # Another command under the sequence of one that executed.
+    alone = (await cluster.commands(at, ["div", "3e-6143"], ["add", 0]))["index"]  # The machine refuses the first.
+    await cluster.ask(at, "DELETE", f"/sessions/{session}")
+    end = (await cluster.commands(at, ["add", 0]))["index"] + 1
+
+    for node_id, running in cluster.nodes.items():
+        await running.node.components.applying.reached(end)
+        reply = await cluster.ask(node_id, "GET", f"/records?from={first}&to={end}&kinds=all")
+        executed = [orjson.loads(line)["executed"] for line in reply.body.splitlines()]
+        assert executed == [True, True, False, True, False, False, True, True, None, True]
+        async with connect(cluster.address(node_id)) as client:
+            read = [record.executed async for record in client.read_range(first, alone + 1)]
+        assert read == executed[:7]
+
+
+@EVERYWHERE
 @pytest.mark.parametrize(
     ("sequence", "command", "code"),
     [(9, ["add", 1], "SEQUENCE_GAP"), (1, ["add", 2], "SEQUENCE_REUSED")],

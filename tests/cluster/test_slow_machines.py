@@ -4,10 +4,11 @@ import asyncio
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import orjson
 import pytest
 
 from tests.cluster.machines import Gate
-from tests.cluster.running import RunningCluster, running_cluster
+from tests.cluster.running import Reply, RunningCluster, running_cluster
 
 GATE = "tests.cluster.machines:Gate"
 BARRIERS = 40
@@ -64,6 +65,40 @@ async def test_while_a_command_hangs_the_leader_is_heard_and_writes_beyond_the_b
             found = await cluster.ask(node_id, "POST", "/query", b'{"request": null}', "application/json")
             assert (found.document["answer"], found.headers["Quire-Unapplied"]) == (3, "0")
         assert leader.role.epoch == epoch
+
+
+@pytest.mark.asyncio
+async def test_an_answer_ends_where_it_is_not_known_yet_what_executed_and_a_waiting_reader_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, gate: type[Gate]
+) -> None:
+    monkeypatch.setattr("quire.cluster.http.routes.ranges.APPLIED_WAIT_S", DEADLINE_S)
+    async with running_cluster(tmp_path, 1, machine=GATE) as cluster, asyncio.timeout(DEADLINE_S):
+        first = (await cluster.commands("n1", "a", "b"))["index"]
+        hanging = asyncio.create_task(cluster.commands("n1", "wait"))
+        await until(lambda: unapplied(cluster) == [1])
+
+        known = await cluster.ask("n1", "GET", f"/records?from={first}")
+        unknown = await cluster.ask("n1", "GET", f"/records?from={first + 2}")
+        raw = await cluster.ask(
+            "n1", "GET", f"/records?from={first}", headers={"Accept": "application/vnd.quire.frames"}
+        )
+        waiting = asyncio.create_task(cluster.ask("n1", "GET", f"/records?from={first + 2}&wait_ms=60000"))
+        for _ in range(BARRIERS):
+            await cluster.ask("n1", "GET", "/healthz")
+        assert not waiting.done()
+        gate.opened.set()
+        told = await waiting
+
+        assert (executed(known), known.headers["Quire-Next-Index"]) == ([True, True], str(first + 2))
+        assert (executed(unknown), unknown.headers["Quire-Next-Index"]) == ([None], str(first + 3))
+        assert raw.headers["Quire-Next-Index"] == str(first + 3)
+        assert executed(told) == [True]
+        await hanging
+
+
+def executed(reply: Reply) -> list[bool | None]:
+    """Of each line of a range, whether it executed."""
+    return [orjson.loads(line)["executed"] for line in reply.body.splitlines()]
 
 
 @pytest.mark.asyncio

@@ -9,6 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import orjson
 import pytest
 
 from quire.cluster.compaction import snapshotting
@@ -86,6 +87,29 @@ async def test_a_restart_begins_at_the_newest_snapshot(tmp_path: Path) -> None:
         await until(cluster, lambda: cluster.nodes["n3"].node.digest == digest)
         assert sums(cluster, "n3") == {taken["index"]: taken["sha256"]}
         assert snapshots(cluster, "n1")["kept"] == []
+
+
+@pytest.mark.asyncio
+async def test_a_node_does_not_know_what_executed_before_the_snapshot_it_began_with(tmp_path: Path) -> None:
+    async with running_cluster(tmp_path, 1, snapshot_records=0, snapshot_log_bytes=0) as cluster:
+        session = (await cluster.ask("n1", "POST", "/sessions", b"{}", "application/json")).document["session"]
+        retried = {"Quire-Session": str(session), "Quire-Sequence": "1"}
+        for _ in range(2):
+            await cluster.ask("n1", "POST", "/commands", b'{"commands": [["add", 1]]}', "application/json", retried)
+        assert await executed(cluster) == [True, False]
+        await cluster.ask("n1", "POST", "/admin/snapshot")
+        await cluster.ask("n1", "POST", "/commands", b'{"commands": [["add", 1]]}', "application/json", retried)
+        assert await executed(cluster) == [True, False, False]
+
+        await cluster.restart("n1")
+        await cluster.ready()
+        assert await executed(cluster) == [None, None, False]
+
+
+async def executed(cluster: RunningCluster) -> list[Any]:
+    """Of each record, whether it executed, as the only node says."""
+    reply = await cluster.ask("n1", "GET", "/records")
+    return [orjson.loads(line)["executed"] for line in reply.body.splitlines()]
 
 
 @pytest.mark.asyncio

@@ -4,13 +4,16 @@ import json
 import signal
 import subprocess
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import typer
 
 from quire import __version__ as version
+from quire.cluster.cli.commands import line_of
 from quire.cluster.cli.connection import servers_of
+from quire.cluster.client.records import Record
 from tests.ports import HOST, free_port
 from tests.processes.cluster import QUIRE, Cluster, Ended, ending_clusters, environment, run_quire
 
@@ -107,6 +110,14 @@ def test_read_prints_a_record_or_a_range(cluster: Cluster) -> None:
     assert one == (DONE, '["add",1]\n', "")
     assert several == (DONE, f'{index}\t["add",1]\n{index + 1}\t["add","2"]\n', "")
     assert json.loads(as_json.stdout)["value"] == ["add", 1]
+
+
+def test_a_record_of_a_range_that_its_session_answered_is_marked() -> None:
+    record = Record(7, 1, 1, "records", 5, 2, executed=True, headers={}, value=["add", 1])
+
+    assert line_of(record) == '7\t["add",1]'
+    assert line_of(replace(record, executed=None)) == '7\t["add",1]'
+    assert line_of(replace(record, executed=False)) == '7\t["add",1]\tnot executed'
 
 
 @pytest.mark.full

@@ -1,8 +1,10 @@
 """`GET /records?from=...`: a range of the visible records; a long poll at the end of the log."""
 
+import asyncio
 import re
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -11,6 +13,7 @@ from aiohttp import web
 
 from quire.log import FrameHeader, Kind, StoredRecord, pack, stored_records, walk_frames
 from quire.log.json_text import to_json
+from quire.sm import ApplyFailed
 
 from ...errors import Expired, Malformed, OutOfBounds
 from ..admission.concurrency import OneATurn
@@ -27,6 +30,7 @@ RANGE_RECORDS = 8192  # Decoded for one answer: a frame of 1 MiB may hold half a
 RAW_RANGE_BYTES = 8 << 20
 SCANNED_RECORDS = 100_000  # Looked at for one answer. One that is empty by then says where the next one begins.
 WAIT_LIMIT_MS = 60_000
+APPLIED_WAIT_S = 1.0  # How long a waiting read lets the machine reach its first record.
 SHARDS_LIMIT = 65_536
 
 KIND_NAMES = {Kind.RECORDS: "records", Kind.RUNS: "records", Kind.BLOB: "blob", Kind.SYSTEM: "system"}
@@ -89,6 +93,8 @@ async def _waited_for(node: "Node", asked: Range, turns: OneATurn) -> _Chunk:
     _refuse_outside(node, asked, index)
     scanned = 0
     while True:
+        if index < node.visible_bounds.highest_index:
+            await _applied(node, index, deadline)
         chunk = await turns.run(partial(_read, node, asked, index))
         at_end = asked.to_index is not None and chunk.next_index >= asked.to_index
         scanned += chunk.next_index - index
@@ -98,6 +104,14 @@ async def _waited_for(node: "Node", asked: Range, turns: OneATurn) -> _Chunk:
         if index >= node.visible_bounds.highest_index:
             if not await node.visibility.next_growth(deadline - time.monotonic()):
                 return chunk
+
+
+async def _applied(node: "Node", index: int, deadline: float) -> None:
+    """Let the machine reach a visible record: only then its line says whether it executed. Not for long."""
+    wait_s = min(APPLIED_WAIT_S, deadline - time.monotonic())
+    with suppress(TimeoutError, ApplyFailed):
+        async with asyncio.timeout(wait_s):
+            await node.components.applying.reached(index + 1)
 
 
 def _range_of(request: web.Request) -> Range:
@@ -153,13 +167,15 @@ def _read(node: "Node", asked: Range, from_index: int) -> _Chunk:
     highest = node.visible_bounds.highest_index
     to_index = highest if asked.to_index is None else min(asked.to_index, highest)
     raw, next_index = b"", from_index
+    if asked.content_type != RAW_FRAMES and from_index < (applied := node.applied_index) < to_index:
+        to_index = applied  # Of the rest it is not known yet whether it executed; the next answer begins there.
     if from_index < to_index:
         raw, next_index = node.components.reading.read_frames(from_index, asked.max_bytes)
     if asked.content_type == RAW_FRAMES:
         if next_index > to_index:
             raw, next_index = _frames_below(raw, to_index)
         return _Chunk(raw, len(raw), next_index)
-    lines, cut_at = _lines(raw, asked, from_index, to_index)
+    lines, cut_at = _lines(raw, asked, from_index, to_index, node.components.applying.executed)
     ndjson = asked.content_type == NDJSON
     body = b"".join(to_json(line) + b"\n" for line in lines) if ndjson else pack(lines)
     return _Chunk(body, len(lines), min(next_index, to_index) if cut_at is None else cut_at)
@@ -175,7 +191,9 @@ def _frames_below(raw: bytes, to_index: int) -> tuple[bytes, int]:
     return raw[:size], next_index
 
 
-def _lines(raw: bytes, asked: Range, from_index: int, to_index: int) -> tuple[list[dict[str, Any]], int | None]:
+def _lines(
+    raw: bytes, asked: Range, from_index: int, to_index: int, executed: Callable[[int], bool | None]
+) -> tuple[list[dict[str, Any]], int | None]:
     """The records as lines; and where the next range begins, if RANGE_RECORDS ended this one."""
     lines: list[dict[str, Any]] = []
     for frame in walk_frames(raw):
@@ -185,7 +203,8 @@ def _lines(raw: bytes, asked: Range, from_index: int, to_index: int) -> tuple[li
         offsets, room = _offsets(asked, header, from_index, to_index), RANGE_RECORDS - len(lines)
         taken, left = offsets[:room], offsets[room:]
         if taken:
-            lines += map(line_of, stored_records(frame, slice(taken.start, taken.stop, taken.step)))
+            records = stored_records(frame, slice(taken.start, taken.stop, taken.step))
+            lines += (line_of(record, executed(record.index)) for record in records)
         if left:
             return lines, header.index + left[0]
     return lines, None
@@ -198,8 +217,8 @@ def _offsets(asked: Range, header: FrameHeader, from_index: int, to_index: int) 
     return range(start - header.index, min(header.count, to_index - header.index), asked.shards)
 
 
-def line_of(record: StoredRecord) -> dict[str, Any]:
-    """A record as a line of an answer."""
+def line_of(record: StoredRecord, executed: bool | None) -> dict[str, Any]:
+    """A record as a line of an answer. `executed`: as `Applying.executed`; it says nothing of a system record."""
     return {
         "index": record.index,
         "epoch": record.epoch,
@@ -207,6 +226,7 @@ def line_of(record: StoredRecord) -> dict[str, Any]:
         "kind": KIND_NAMES[Kind(record.kind)],
         "session": record.session,
         "sequence": record.sequence,
+        "executed": None if record.kind == Kind.SYSTEM else executed,
         "headers": dict(record.headers) if record.headers else {},
         "value": record.value,
     }

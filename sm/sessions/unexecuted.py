@@ -1,0 +1,45 @@
+"""Which records of the log executed nothing, as far as this process has applied the log.
+
+A retry, a record of a session that is not open, and one after a gap are in the log as any other record is; their session
+answered them. Only applying finds that out, and a snapshot does not say it, so it is known from `known_from` on, the
+index with which applying began.
+"""
+
+from bisect import bisect_right
+from collections.abc import Sequence
+
+MAX_RANGES = 65_536
+"""How many ranges of such records are remembered, in some 5 MiB. The oldest are forgotten first."""
+
+
+class Unexecuted:
+    """The ranges of records that their session answered, from an index on. One thread."""
+
+    def __init__(self, known_from: int) -> None:
+        """Nothing is known of the records below `known_from`."""
+        self.known_from = known_from
+        self._starts: list[int] = []
+        self._ends: list[int] = []
+
+    def add(self, index: int, places: Sequence[int]) -> None:
+        """A frame at `index` was applied, and its sessions answered these places of it, ascending and at least one."""
+        starts, ends = self._starts, self._ends
+        first, last = places[0], places[-1]
+        stretches = [range(first, last + 1)] if len(places) == last + 1 - first else ([place] for place in places)
+        for stretch in stretches:
+            at, end = index + stretch[0], index + stretch[-1] + 1
+            if ends and ends[-1] == at:
+                ends[-1] = end
+            else:
+                starts.append(at)
+                ends.append(end)
+        if excess := max(0, len(starts) - MAX_RANGES):
+            self.known_from = ends[excess - 1]
+            del starts[:excess], ends[:excess]
+
+    def executed(self, index: int) -> bool | None:
+        """Whether a record that was applied, of any kind but system, executed; None: unknown, it is too old."""
+        if index < self.known_from:
+            return None
+        place = bisect_right(self._starts, index) - 1
+        return place < 0 or index >= self._ends[place]
