@@ -14,11 +14,20 @@ from aiohttp.typedefs import Handler, Middleware
 from ..errors import ClusterError, Malformed, OutcomeUnknown, Overloaded
 from ..node.metrics import Gauge, Metrics
 from ..node.turns import Turns
-from .admission.connections import ConnectionLimit
+from .admission.connections import ConnectionLimit, check_whole
 from .api import ADMISSION, API, Admission, NodeApi
 from .forwarding import LeaderHop
 from .problems import UnsupportedMedia, answer_of, drop_frames, problem, problem_of
-from .request import FORWARDED, REQUEST_ID, REQUEST_ID_KEY, SEQUENCE, SESSION, RateLimitedLog, identify
+from .request import (
+    FORWARDED,
+    REQUEST_ID,
+    REQUEST_ID_KEY,
+    SEQUENCE,
+    SESSION,
+    RateLimitedLog,
+    identify,
+    waits_on_purpose,
+)
 from .routes.admin import get_members, post_accept_code, post_expire, post_members, post_snapshot, post_transfer
 from .routes.cluster import MemberStatuses, get_cluster
 from .routes.commands import post_commands
@@ -157,6 +166,7 @@ def errors_as_problems(known_headers: frozenset[str]) -> Middleware:
     async def answered(request: web.Request, handler: Handler) -> web.StreamResponse:
         admission, request_id, began = request.app[ADMISSION], identify(request), time.monotonic()
         try:
+            check_whole(request)
             if admission.connections.refuses(request):
                 raise Overloaded()
             _refuse_headers(request, known_headers)
@@ -171,7 +181,7 @@ def errors_as_problems(known_headers: frozenset[str]) -> Middleware:
             response = problem(500, "internal", "A fault of this node", detail, {"request_id": request_id})
         finally:
             admission.request_bodies.release(request)
-        if (took_s := time.monotonic() - began) > SLOW_REQUEST_S and not _waits_on_purpose(request):
+        if (took_s := time.monotonic() - began) > SLOW_REQUEST_S and not waits_on_purpose(request):
             values = {"method": request.method, "path": request.path, "status": response.status}
             rate_limited.warning("slow request", **values, took_s=round(took_s, 3))
         if admission.connections.refuses(request):
@@ -210,10 +220,6 @@ def _problem_for(request: web.Request, error: Exception, request_id: str) -> web
             response = problem_of(Malformed(f"the body cannot be read: {error}"), request_id)
             drop_frames(error)
     return response
-
-
-def _waits_on_purpose(request: web.Request) -> bool:
-    return "wait_ms" in request.query or "Upgrade" in request.headers
 
 
 def _of_cluster_error(request: web.Request, error: ClusterError, request_id: str) -> web.Response:

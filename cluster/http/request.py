@@ -52,6 +52,11 @@ def identify(request: web.BaseRequest) -> str:
     return request_id
 
 
+def waits_on_purpose(request: web.BaseRequest) -> bool:
+    """Whether the request asks to wait until something happens: a long poll, or a WebSocket."""
+    return "wait_ms" in request.query or "Upgrade" in request.headers
+
+
 class WriteId(NamedTuple):
     """A write's session and the sequence of its first record; `NO_SESSION` without one."""
 

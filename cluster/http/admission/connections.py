@@ -6,6 +6,11 @@ before it sends anything.
 
 Non-HTTP input also gets a problem response, and one line in the journal. aiohttp would answer in plain text and log a
 traceback each time: a port scan, or a client that speaks TLS, would flood the journal.
+
+A caller may close its end of the connection as soon as it has sent its last request (`shutdown(SHUT_WR)`). It still
+gets an answer to each request that it sent whole, in order; then the connection closes. It closes at once if nothing is
+left to answer: an idle connection, an unfinished body, and what waits until something happens, a long poll or a stream.
+From such a caller nothing tells whether it is still there, so one that takes nothing of its answers is cut off.
 """
 
 import asyncio
@@ -22,13 +27,15 @@ from quire.replication.net.hello import PEER_PATHS
 
 from ...errors import Malformed, Overloaded
 from ..problems import drop_frames, problem_of
-from ..request import REQUEST_ID, RateLimitedLog, identify
+from ..request import REQUEST_ID, RateLimitedLog, identify, waits_on_purpose
 from .addresses import address_of, share_of
 from .reading import ReadingTurns
 
 CONNECTIONS_LIMIT = 10_000
 PEER_RESERVE = 256
 KEEPALIVE_S = 75.0  # Longer than clients and forwarding nodes keep a connection, so that they never use a closing one.
+HALF_CLOSED_STALL_S = 30.0  # A caller who sends no more is cut off when it took nothing for so long,
+HALF_CLOSED_CHECKS = 10  # seen so many times. A moving buffer may have the same size twice by chance.
 REASON_LENGTH = 120  # Characters of the parser's message, in the problem and the journal.
 
 Protocols = Callable[[], asyncio.Protocol]
@@ -92,12 +99,15 @@ class ConnectionLimit:
 class Connection(RequestHandler):
     """Serves one connection. Request bodies are never decompressed."""
 
-    __slots__ = ("_address", "_ends", "_limit")
+    __slots__ = ("_address", "_ends", "_finished", "_limit", "is_half_closed")
 
     def __init__(self, server: web.Server, limit: ConnectionLimit) -> None:
         self._limit = limit
         self._address: str | None = None
         self._ends: list[BaseException] = []
+        self._finished = 0
+        self.is_half_closed = False
+        """Whether the caller sends no more."""
         super().__init__(server, loop=asyncio.get_running_loop(), keepalive_timeout=KEEPALIVE_S, auto_decompress=False)
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -120,6 +130,44 @@ class Connection(RequestHandler):
         super().connection_lost(exc)
         if request is not None and (error := request.content.exception()) is not None:
             self._ends.append(error)
+
+    def eof_received(self) -> bool:  # type: ignore[override]  # pyright: ignore[reportIncompatibleMethodOverride]
+        """The caller sends no more. Return whether the connection stays open, until all is answered.
+
+        uvloop may call it again, when a handler has read its body and goes on reading.
+        """
+        first, self.is_half_closed = not self.is_half_closed, True
+        # aiohttp's `_request_count`: the requests that it has parsed. Nothing public tells of one that has not begun,
+        # and the end often comes before it does. When it begins, `check_whole` finds out if it can be answered.
+        if self._finished == self._request_count:
+            return False
+        if self._current_request is not None and not _is_answerable(self._current_request):
+            return False
+        if first:
+            self._cut_if_stalled()
+        return True
+
+    async def finish_response(
+        self, request: web.BaseRequest, resp: web.StreamResponse, start_time: float | None
+    ) -> tuple[web.StreamResponse, bool]:
+        """Send the response. If the caller sends no more, the connection closes after the last."""
+        try:
+            return await super().finish_response(request, resp, start_time)
+        finally:
+            self._finished += 1
+            if self.is_half_closed and self._finished == self._request_count:
+                self.close()
+
+    def _cut_if_stalled(self, unsent: int = 0, checks: int = 0) -> None:
+        if self.transport is None:
+            return
+        before, unsent = unsent, self.transport.get_write_buffer_size()
+        checks = checks + 1 if unsent and unsent == before else 0
+        if checks == HALF_CLOSED_CHECKS:
+            self.transport.abort()
+        else:
+            pause_s = HALF_CLOSED_STALL_S / HALF_CLOSED_CHECKS
+            asyncio.get_running_loop().call_later(pause_s, self._cut_if_stalled, unsent, checks)
 
     async def start(self) -> None:
         """Serve the connection's requests. Afterwards its errors refer to no frames, whose variables refer to them."""
@@ -182,6 +230,22 @@ class _Refusal(asyncio.Protocol):
             ]
             transport.write("\r\n".join([*head, "\r\n"]).encode() + body)
         transport.close()
+
+
+def check_whole(request: web.BaseRequest) -> None:
+    """Check, when the request begins, that its caller can still be answered.
+
+    Raises:
+        ConnectionResetError: the caller sends no more, and its body is unfinished, or it asks to wait for something.
+    """
+    connection = request.protocol
+    if isinstance(connection, Connection) and connection.is_half_closed and not _is_answerable(request):
+        raise ConnectionResetError("the caller closed its end of the connection")
+
+
+def _is_answerable(request: web.BaseRequest) -> bool:
+    """Whether a caller who sends no more gets an answer: the request is whole, and does not ask to wait."""
+    return request.content.is_eof() and not waits_on_purpose(request)
 
 
 def cut(request: web.BaseRequest) -> None:
