@@ -119,7 +119,7 @@ class RequestBodyLimit(_HeldBytes):
 
         Raises:
             LimitExceeded: it is longer than `limit`; no more than that was read.
-            Overloaded: too much is held already, and no other caller is idle.
+            Overloaded: too much is held for others already, and none of them is idle.
             BodyTimeout: nothing more of it arrived for `STALL_TIMEOUT_S`, or it came too slowly (`BodyPace`).
             ConnectionResetError: the caller is gone, or was cut off to make room.
         """
@@ -156,7 +156,7 @@ class RequestBodyLimit(_HeldBytes):
         if body not in self._transfers:
             raise ConnectionResetError("the caller was cut off to make room for others")
         body.moved_at = time.monotonic()
-        if not self._make_room(size, body):
+        if not self._make_room(size, body) and self.held_bytes > body.size:  # A single one may exceed it.
             raise Overloaded()
         self._grow(body, size)
 
