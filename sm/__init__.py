@@ -35,6 +35,7 @@ from .machines.registry import default_initial, load_machine
 from .sessions.table import (
     MAX_SESSIONS,
     SESSION_BYTES,
+    SESSION_CODES,
     SESSION_LIMITS,
     SESSION_TTL_S,
     SESSION_WINDOW,
@@ -67,6 +68,7 @@ __all__ = [
     "MAX_SESSIONS",
     "SESSIONS_BYTES",
     "SESSION_BYTES",
+    "SESSION_CODES",
     "SESSION_LIMITS",
     "SESSION_TTL_S",
     "SESSION_WINDOW",

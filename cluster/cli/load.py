@@ -60,6 +60,7 @@ class Loaded:
         self.refused = 0
         self.answer: Any = None
         self.applied_index: int | None = None
+        """After the last acknowledged command; None if that is not known, since its answer was a repeated one."""
         self.started = time.perf_counter()
 
     @property
@@ -71,7 +72,7 @@ class Loaded:
         """Count one acknowledged batch."""
         self.commands += batch.to_line - batch.from_line
         self.refused += len(reply.refused)
-        self.applied_index = reply.index + len(reply.results)
+        self.applied_index = None if reply.index is None else reply.index + len(reply.results)
         self.answer = next((result for result in reversed(reply.results) if result is not None), self.answer)
 
     def summary(self) -> dict[str, Any]:
@@ -154,7 +155,8 @@ async def load(
             loaded.add(batch, reply)
             if acknowledged is not None:
                 of_file = {"from_line": batch.from_line, "to_line": batch.to_line}
-                acknowledged.write(json.dumps({**of_file, "index": reply.index, "epoch": reply.epoch}) + "\n")
+                of_log = {"repeated": True} if reply.repeated else {"index": reply.index}
+                acknowledged.write(json.dumps({**of_file, **of_log, "epoch": reply.epoch}) + "\n")
                 acknowledged.flush()
             if progress is not None:
                 progress.advance(batch.to_line - batch.from_line, len(batch.body))
@@ -302,5 +304,5 @@ def _summary_line(summary: dict[str, Any]) -> str:
     before = f" (after {summary['skipped']:,} loaded earlier)" if summary["skipped"] else ""
     return (
         f"{summary['commands']:,} commands{before} in {summary['seconds']:g} s ({summary['rate']:,}/s), "
-        f"answer {printable(summary['answer'])}, applied_index {summary['applied_index']}"
+        f"answer {printable(summary['answer'])}, applied_index {summary['applied_index'] or 'unknown'}"
     )

@@ -1,6 +1,6 @@
 """Errors that a call of the client raises.
 
-- Refused: the state machine refused the command; `index` says whether the command is in the log
+- Refused: the state machine refused the command; `index` and `repeated` say whether the command is in the log
 - ResultsCut: the commands were executed, and their results are too long to be sent
 - BadRequest, NotFound: the cluster cannot do what was asked; nothing was written
 - Unavailable: no server could do it before the deadline; nothing was written; try again later
@@ -8,6 +8,10 @@
 - SessionFenced, SessionExpired, ReplyGone: the client's session no longer answers this command
 - Halted: an earlier command failed, so this one was not sent
 - ServerFault: a node failed during a read, or its machine failed in `check` or `query`; nothing was written
+
+"Nothing was written" is said only of what the client sent once, or of which every earlier attempt provably failed. If a
+server refuses a command that an earlier stream may have carried, that is OutcomeUnknown: the earlier copy may have been
+executed, by a node with other code or other limits.
 """
 
 from collections.abc import Mapping
@@ -22,11 +26,12 @@ class Refused(ClientError):
     """The state machine refused a command, with a code and a text.
 
     `index` is the command's place in the log if `apply` refused it, and None if `check` refused the request before
-    anything was written. `place` is the position of the first refused command in the request. `refused` lists all
-    refused commands of the request as [place, code, text].
+    anything was written. It is None, too, if the refusal is `repeated`: `apply` refused the command, and the session
+    repeated that to a later copy; the index of the command itself is not known. `place` is the position of the first
+    refused command in the request. `refused` lists all refused commands of the request as [place, code, text].
     """
 
-    def __init__(self, refused: list[list[Any]], index: int | None = None) -> None:
+    def __init__(self, refused: list[list[Any]], index: int | None = None, *, repeated: bool = False) -> None:
         place, code, text = refused[0]
         which = f"command {place}, the first of {len(refused)} refused," if len(refused) > 1 else "the command"
         super().__init__(f"{which} was refused, {code}: {text}")
@@ -35,14 +40,19 @@ class Refused(ClientError):
         self.text: str = text
         self.refused = refused
         self.index = index
+        self.repeated = repeated
 
 
 class ResultsCut(ClientError):
-    """The commands were executed, and their results did not fit into the answer; `index` is the first one's."""
+    """The commands were executed, and their results did not fit into the answer.
 
-    def __init__(self, index: int) -> None:
+    `index` is the first one's, None if it is not known because the answer is a repeated one.
+    """
+
+    def __init__(self, index: int | None) -> None:
+        which = "the command" if index is None else f"the command at {index}"
         super().__init__(
-            f"the command at {index} was executed, but the results of its message were too long for one answer;"
+            f"{which} was executed, but the results of its message were too long for one answer;"
             " send fewer commands at once"
         )
         self.index = index
@@ -108,6 +118,24 @@ class SessionExpired(SessionError):
 
 class ReplyGone(SessionError):
     """The command was executed, but so long ago that the session no longer keeps its reply."""
+
+
+SESSION_ERRORS: dict[str, type[SessionError]] = {
+    "SESSION_FENCED": SessionFenced,
+    "SESSION_EXPIRED": SessionExpired,
+    "REPLY_GONE": ReplyGone,
+    "SEQUENCE_GAP": SessionError,
+    "SEQUENCE_REUSED": SessionError,
+}
+"""The codes with which a session refuses a command."""
+
+
+def session_error_of(refused: list[list[Any]]) -> SessionError | None:
+    """The error of the first of these [place, code, text]; None if the machine, not the session, gave one of them."""
+    if not refused or any(code not in SESSION_ERRORS for _, code, _ in refused):
+        return None
+    _, code, text = refused[0]
+    return SESSION_ERRORS[code](code, text)
 
 
 class Halted(ClientError):

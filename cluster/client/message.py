@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, Self
 from quire.log import pack
 from quire.log.packing import array_head
 
-from .errors import BadRequest, ClientError, Refused, ResultsCut, ServerFault
+from .errors import BadRequest, ClientError, Refused, ResultsCut, ServerFault, session_error_of
 
 ARRAY_OF_TWO = b"\x92"
 ARRAY_HEAD_BYTES = 5  # The longest head of a msgpack array.
@@ -23,14 +23,23 @@ MakeError = Callable[[], ClientError]
 class BatchReply:
     """The results of a batch of commands, whose records are [index, index + len(results)) in the log.
 
-    `results` holds None in place of each refused command; `refused` lists those as [place, code, text]. If the client
-    had to send the batch more than once, `index` is that of the last copy; the batch was executed once.
+    `results` holds None in place of each refused command; `refused` lists those as [place, code, text]. `epoch` is that
+    of the leader that answered. `index` is None if the answer is `repeated`.
     """
 
-    index: int
+    index: int | None
     epoch: int
     results: list[Any]
     refused: list[list[Any]]
+
+    @property
+    def repeated(self) -> bool:
+        """Whether the session answered commands of the message again, which had executed before.
+
+        The client had to send it more than once, or the session was resumed. Each command was executed once; where it
+        is in the log is not known.
+        """
+        return self.index is None
 
 
 class Submission(NamedTuple):
@@ -101,9 +110,17 @@ class Message:
         return b"".join((ARRAY_OF_TWO, pack(self.sequence), array_head(self.commands), *self.pieces))
 
     def answer(
-        self, index: int, epoch: int, results: list[Any], refused: Sequence[Sequence[Any]], cut: int | None = None
+        self,
+        index: int | None,
+        epoch: int,
+        results: list[Any],
+        refused: Sequence[Sequence[Any]],
+        cut: int | None = None,
     ) -> None:
-        """Resolve every future with its share of the results, of which there is one for each command below `cut`."""
+        """Resolve every future with its share of the results, of which there is one for each command below `cut`.
+
+        `index` is None if the session answered commands of the message again.
+        """
         if self._batches or refused or cut is not None:
             self._answer_each(index, epoch, results, {place: [code, text] for place, code, text in refused})
             return
@@ -111,19 +128,22 @@ class Message:
             if not answer.done():
                 answer.set_result(result)
 
-    def _answer_each(self, index: int, epoch: int, results: list[Any], refusals: dict[int, list[str]]) -> None:
+    def _answer_each(self, index: int | None, epoch: int, results: list[Any], refusals: dict[int, list[str]]) -> None:
         place = 0
         for _, commands, batch, answer in self.submissions():
             end = place + commands
+            own_index = None if index is None else index + place
             refused = _refused_between(refusals, place, end)
             if answer.done():
                 pass  # The caller cancelled it. The command was executed all the same.
             elif end > len(results):
-                answer.set_exception(ResultsCut(index + place))
+                answer.set_exception(ResultsCut(own_index))
+            elif not batch and (error := session_error_of(refused)):
+                answer.set_exception(error)
             elif batch:
-                answer.set_result(BatchReply(index + place, epoch, results[place:end], refused))
+                answer.set_result(BatchReply(own_index, epoch, results[place:end], refused))
             elif refused:
-                answer.set_exception(Refused(refused, index + place))
+                answer.set_exception(Refused(refused, own_index, repeated=index is None))
             else:
                 answer.set_result(results[place])
             place = end

@@ -16,10 +16,13 @@ Command = list[int | str]
 
 
 class Acknowledged(NamedTuple):
-    """A batch acknowledged at [index, index + len(commands)); `at` is in monotonic seconds."""
+    """A batch acknowledged at [index, index + len(commands)); `at` is in monotonic seconds.
+
+    `index` is None if the answer was a repeated one: the batch is somewhere in the log.
+    """
 
     at: float
-    index: int  # type: ignore[assignment]  # It hides tuple.index, which is not used here.
+    index: int | None  # type: ignore[assignment]  # It hides tuple.index, which is not used here.
     epoch: int
     commands: list[Command]
 
@@ -80,15 +83,19 @@ class Writers:
     async def lost(self, client: Client, from_index: int = 0) -> int:
         """The number of acknowledged commands that the log does not hold at the acknowledged index.
 
-        Checks indices from `from_index` on. Where the log has expired, only the state can show a loss.
+        Checks indices from `from_index` on. Where the log has expired, only the state can show a loss. A batch without
+        an index may be anywhere, so it is looked for only in the whole log.
         """
         values = {record.index: record.value async for record in client.read_range(from_index)}
-        return sum(
-            values.get(batch.index + place) != command
-            for batch in self.record
-            for place, command in enumerate(batch.commands)
-            if batch.index + place >= from_index
-        )
+        somewhere = {tuple(value) for value in values.values() if isinstance(value, list)}
+        lost = 0
+        for batch in self.record:
+            if batch.index is not None:
+                places = enumerate(batch.commands, batch.index)
+                lost += sum(values.get(index) != command for index, command in places if index >= from_index)
+            elif from_index == 0:
+                lost += sum(tuple(command) not in somewhere for command in batch.commands)
+        return lost
 
 
 def differences_in(rows: Rows, acknowledged: int, lost: int, off: int) -> list[str]:

@@ -2,11 +2,13 @@
 
 import asyncio
 import time
+from bisect import bisect_left
 from collections import deque
+from collections.abc import Sequence
 from typing import Any, NamedTuple, Protocol
 
 from quire.replication import Durations, Placed, Write
-from quire.sm import Applied
+from quire.sm import SESSION_CODES, Applied
 
 from ..errors import ClusterError, OutcomeUnknown
 
@@ -14,7 +16,8 @@ from ..errors import ClusterError, OutcomeUnknown
 class WriteReply(NamedTuple):
     """A write's outcome: its first index, its epoch, and, if it waited to be applied, each record's result.
 
-    A refused record's result is None, and `refused` holds its [place, code, text].
+    A refused record's result is None, and `refused` holds its [place, code, text]. If it is `repeated`, the session
+    gave the recorded replies of some of its records: these have executed earlier, and not at this index.
     """
 
     index: int  # type: ignore[assignment]  # It hides tuple.index, which nobody needs here.
@@ -24,6 +27,7 @@ class WriteReply(NamedTuple):
     refused: list[list[Any]]
     size: int = 0
     """At least the bytes of both as msgpack."""
+    repeated: bool = False
 
 
 class Waiter(Protocol):
@@ -124,10 +128,11 @@ class Pending:
 
 def _answer_applied(placed: Placed[Waiter], applied: Applied) -> None:
     """Give each write of a frame its share of the frame's results."""
+    repeats = _repeats(applied) if applied.answered else ()
     if len(placed.shares) == 1:
         write = placed.shares[0].write
         if (waiter := write.owner).applied:
-            outcome = applied.results, applied.refused, applied.size
+            outcome = applied.results, applied.refused, applied.size, bool(repeats)
             waiter.answer(WriteReply(placed.index, applied.epoch, write.count, *outcome))
         return
     refusals = deque(applied.refused)  # in the order of their places, as the shares are
@@ -138,8 +143,20 @@ def _answer_applied(placed: Placed[Waiter], applied: Applied) -> None:
             place, code, text = refusals.popleft()
             refused.append([place - offset, code, text])
         if (waiter := write.owner).applied:
-            results = applied.results[offset:end]
-            waiter.answer(WriteReply(placed.index + offset, applied.epoch, write.count, results, refused, applied.size))
+            repeated = bool(repeats) and _has_between(repeats, offset, end)
+            outcome = applied.results[offset:end], refused, applied.size, repeated
+            waiter.answer(WriteReply(placed.index + offset, applied.epoch, write.count, *outcome))
+
+
+def _repeats(applied: Applied) -> Sequence[int]:
+    """The places that a session answered with the recorded reply, ascending."""
+    refused = {place for place, code, _ in applied.refused if code in SESSION_CODES}
+    return [place for place in applied.answered if place not in refused]
+
+
+def _has_between(places: Sequence[int], start: int, end: int) -> bool:
+    at = bisect_left(places, start)
+    return at < len(places) and places[at] < end
 
 
 class WriteCounts:

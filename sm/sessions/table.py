@@ -31,6 +31,8 @@ from typing import NamedTuple
 from ..machine import Refused
 from .replies import Replies
 
+SESSION_CODES = frozenset(("SESSION_FENCED", "SESSION_EXPIRED", "SEQUENCE_GAP", "REPLY_GONE", "SEQUENCE_REUSED"))
+"""With these a session refuses a record, which then executes nothing."""
 SESSION_WINDOW = 8192
 MAX_SESSIONS = 100_000
 SESSION_BYTES = 8 << 20  # A full window of commands with results of 1 KiB.

@@ -141,14 +141,14 @@ class StreamServer:
         if (problem := self._problem(fault, commands)) is not None:
             await socket.send_bytes(pack([sequence, problem]))
             return False
-        results, refused = self._execute(int(request.query["session"]), sequence, commands)
+        results, refused, repeated = self._execute(int(request.query["session"]), sequence, commands)
         if self.evicts_at in commands and self.sessions:
             self.sessions.clear()
             self.answering.clear()
             return self._break(request)
         if fault is Fault.NOT_ANSWERED:
             return self._break(request)
-        await socket.send_bytes(pack([sequence, len(self.executed), 1, results, refused]))
+        await socket.send_bytes(pack([sequence, None if repeated else len(self.executed), 1, results, refused]))
         return self._break(request) if fault is Fault.ANSWERED else True
 
     def _break(self, request: web.Request) -> bool:
@@ -168,9 +168,11 @@ class StreamServer:
             return {"type": TYPE_PREFIX + "commands-refused", "status": 422, "detail": "bad", "refused": refused}
         return None
 
-    def _execute(self, session: int, sequence: int, commands: list[Any]) -> tuple[list[Any], list[Any]]:
-        """Decide for each record, as a machine's sessions do."""
+    def _execute(self, session: int, sequence: int, commands: list[Any]) -> tuple[list[Any], list[Any], bool]:
+        """Decide for each record, as a machine's sessions do; and whether the reply of one is repeated."""
         held = self.sessions.get(session)
+        known = [] if held is None or held.fenced else held.replies[sequence - 1 : sequence - 1 + len(commands)]
+        repeated = any(command == commands[place] for place, (command, _) in enumerate(known))
         results: list[Any] = []
         refused: list[Any] = []
         for place, command in enumerate(commands):
@@ -178,7 +180,7 @@ class StreamServer:
             results.append(None if isinstance(reply, list) else reply)
             if isinstance(reply, list):
                 refused.append([place, *reply])
-        return results, refused
+        return results, refused, repeated
 
     def _reply(self, held: Held | None, sequence: int, command: Any) -> Any:
         if held is None or held.fenced:

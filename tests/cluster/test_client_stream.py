@@ -14,11 +14,14 @@ from quire.cluster.client import (
     Halted,
     OutcomeUnknown,
     Refused,
+    ResultsCut,
     SessionExpired,
     SessionFenced,
     Unavailable,
     connect,
 )
+from quire.cluster.client.message import Message
+from quire.log import pack
 from tests.cluster.scripted import silent
 from tests.cluster.streaming import DEADLINE_S, Fault, StreamServer, answers_of, deaf_relay, streaming
 from tests.cluster.test_client import closed_port
@@ -111,6 +114,38 @@ async def test_with_halt_on_failure_nothing_is_sent_after_a_refusal() -> None:
 
 
 # Lost connections
+
+
+async def test_a_batch_that_was_answered_again_has_no_index_of_its_copy() -> None:
+    async with streaming([None, Fault.NOT_ANSWERED]) as server, connect(server.address) as cluster:
+        first = await cluster.apply_batch(["a", "over"])
+        again = await cluster.apply_batch(["b", "over"])
+        after = await cluster.apply_batch(["c"])
+
+    assert [(reply.index, reply.repeated) for reply in (first, again, after)] == [(2, False), (None, True), (5, False)]
+    assert (again.results, again.refused) == ([3, None], [[1, "OVER", "too much"]])
+
+
+async def test_a_refusal_that_was_answered_again_is_repeated_and_no_refusal_by_check() -> None:
+    async with streaming([Fault.NOT_ANSWERED]) as server, connect(server.address) as cluster:
+        for repeated in (True, False):
+            with pytest.raises(Refused) as refused:
+                await cluster.apply("over")
+            assert (refused.value.index is None, refused.value.repeated) == (repeated, repeated)
+
+
+def test_results_that_were_cut_from_a_repeated_answer_have_no_index() -> None:
+    async def cut() -> list[Any]:
+        message = Message(0.0)
+        answers: list[asyncio.Future[Any]] = [asyncio.get_running_loop().create_future() for _ in range(3)]
+        for answer in answers:
+            message.add(pack("x"), 1, False, answer)
+        message.answer(None, 1, ["result"], [], 1)
+        return await answers_of(*answers)
+
+    first, *others = asyncio.run(cut())
+    assert first == "result"
+    assert [(type(error), error.index) for error in others] == [(ResultsCut, None)] * 2
 
 
 @pytest.mark.parametrize("fault", BREAKING)

@@ -115,6 +115,19 @@ async def test_a_load_survives_lost_streams_and_executes_each_line_once(
     assert summary_in(capsys.readouterr().out)["commands"] == 3 * BATCH
 
 
+async def test_a_batch_that_was_answered_again_is_acknowledged_without_an_index(
+    file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    acknowledged = file.with_name("acknowledged.ndjson")
+    async with streaming([None, None, Fault.NOT_ANSWERED]) as server:
+        assert await loaded(server, file, record_to=acknowledged) == Exit.DONE
+
+    rows = [json.loads(line) for line in acknowledged.read_text().splitlines()]
+    assert [row.get("index") for row in rows] == [BATCH, 2 * BATCH, None]
+    assert rows[-1] == {"from_line": 2 * BATCH + 1, "to_line": 3 * BATCH + 1, "repeated": True, "epoch": 1}
+    assert summary_in(capsys.readouterr().out)["applied_index"] is None
+
+
 async def test_nothing_is_sent_after_a_refused_line(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
     replace_line(file, BATCH + 6, b'"bad"')
     async with streaming() as server:

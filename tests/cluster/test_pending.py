@@ -1,6 +1,7 @@
 """Which callers are answered by which event, with what: the writes of one frame, and of several."""
 
 import asyncio
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,8 +28,8 @@ class Frame:
             offset += count
         self.placed = Placed(index, index + offset, EPOCH, shares)
 
-    def applied(self, results: list[Any], refused: list[list[Any]]) -> Applied:
-        return Applied(self.placed.index, self.placed.next_index, EPOCH, results, refused)
+    def applied(self, results: list[Any], refused: list[list[Any]], answered: Sequence[int] = ()) -> Applied:
+        return Applied(self.placed.index, self.placed.next_index, EPOCH, results, refused, answered=answered)
 
     @property
     def answers(self) -> list[WriteReply | str | None]:
@@ -69,6 +70,31 @@ async def test_each_write_gets_the_results_and_refusals_of_its_own_records() -> 
         WriteReply(12, EPOCH, 1, [], []),
         WriteReply(13, EPOCH, 3, [None, "e", "f"], [[0, "NO", "d"]]),
     ]
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize(
+    ("answered", "repeated"),
+    [([], []), ([0], [0]), ([1], [0]), ([2], [1]), ([4], []), ([1, 4, 5], [0, 2]), ([3], []), ([2, 3], [1])],
+)
+async def test_a_write_is_repeated_if_its_session_gave_a_recorded_reply_and_not_if_it_refused_a_record(
+    answered: list[int], repeated: list[int]
+) -> None:
+    pending, frame = Pending(Durations()), Frame(10, (2, True), (1, True), (3, True))
+    pending.placed(frame.placed)
+    refused = [[2, "NO", "by the machine"], [3, "SEQUENCE_GAP", ""], [4, "REPLY_GONE", ""]]
+    pending.applied(frame.applied(["a", "b", None, None, None, "f"], refused, answered))
+    assert [place for place, reply in enumerate(frame.answers) if getattr(reply, "repeated", None)] == repeated
+
+
+@pytest.mark.asyncio
+async def test_a_write_alone_in_its_frame_is_repeated_if_its_session_gave_a_recorded_reply() -> None:
+    pending = Pending(Durations())
+    for index, answered in ((10, [1]), (12, [])):
+        frame = Frame(index, (2, True))
+        pending.placed(frame.placed)
+        pending.applied(frame.applied(["a", "b"], [], answered))
+        assert frame.answers == [WriteReply(index, EPOCH, 2, ["a", "b"], [], 0, bool(answered))]
 
 
 @pytest.mark.asyncio

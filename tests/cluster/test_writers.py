@@ -35,9 +35,21 @@ async def test_commands_that_are_not_at_their_acknowledged_index_are_lost(tmp_pa
         writers = await written(cluster)
         first, last = writers.record[0], writers.record[-1]
         writers.record[0] = first._replace(commands=[["add", -1], *first.commands[1:]])
+        assert last.index is not None
         writers.record[-1] = last._replace(index=last.index + 10**6)
 
         assert await writers.lost(client) == 1 + BATCH_COMMANDS
+
+
+async def test_a_batch_without_an_index_is_lost_if_the_log_holds_it_nowhere(tmp_path: Path) -> None:
+    async with running_cluster(tmp_path, 1) as cluster, connect(cluster.address("n1")) as client:
+        writers = await written(cluster)
+        first, last = writers.record[0], writers.record[-1]
+        writers.record[0] = first._replace(index=None)
+        assert await writers.lost(client) == 0
+        writers.record[-1] = last._replace(index=None, commands=[["add", -1], *last.commands[1:]])
+
+        assert await writers.lost(client) == 1
 
 
 async def test_waiting_for_a_later_epoch_ignores_commands_of_earlier_ones(tmp_path: Path) -> None:

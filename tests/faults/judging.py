@@ -105,6 +105,9 @@ def judge_logs(
 
 
 def _judge_told(replay: Replay, told: Written) -> None:
+    if told.index is None:
+        _judge_repeated(replay, told)
+        return
     indices = range(told.index, told.index + len(told.commands))
     if any(index not in replay.commands for index in indices):
         raise Wrong(f"acknowledged and lost: {told.commands[0][:2]}, told to stand at {told.index}")
@@ -116,6 +119,19 @@ def _judge_told(replay: Replay, told: Written) -> None:
     for index, result in zip(indices, told.results, strict=False):
         if result != replay.results[index]:
             raise Wrong(f"index {index} was answered {result}, and comes to {replay.results[index]}")
+
+
+def _judge_repeated(replay: Replay, told: Written) -> None:
+    """A client that sent commands again and was not told where they are: they are somewhere, with these results."""
+    for first, command in replay.commands.items():
+        indices = range(first, first + len(told.commands))
+        if (
+            command == told.commands[0]
+            and [replay.commands.get(index) for index in indices] == told.commands
+            and all(replay.results[index] == result for index, result in zip(indices, told.results, strict=False))
+        ):
+            return
+    raise Wrong(f"acknowledged and lost: {told.commands[0][:2]}, whose answer was repeated")
 
 
 def judge_history(traffic: Traffic, before: int) -> None:

@@ -1,6 +1,7 @@
 """The verdict can fail: it finds each violation planted in a log, a history or a report."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -90,6 +91,16 @@ def test_a_retry_stands_twice_and_counts_once_and_is_answered_as_before() -> Non
     replay = judge(stretch, added(52, 1, 101), state=103)
 
     assert replay.retries == 1
+
+
+def test_a_repeated_answer_is_judged_by_what_is_anywhere_in_the_log() -> None:
+    stretch = Stretch().records(1, sequence=1).records(1, sequence=1)
+    repeated = Written(None, EPOCH + 1, [["add", 1]], ["101"], 0.0)
+
+    judge(stretch, repeated, state=101)
+    for wrong in (replace(repeated, results=["102"]), replace(repeated, commands=[["add", 2]])):
+        with pytest.raises(Wrong, match=r"acknowledged and lost: .*, whose answer was repeated"):
+            judge(stretch, wrong, state=101)
 
 
 def test_a_node_that_executed_a_retry_again_is_found() -> None:

@@ -44,9 +44,9 @@ STEADY_PAUSE_S = 0.03
 
 @dataclass(frozen=True, slots=True)
 class Written:
-    """Commands that a client was told stand from `index` on, with their results."""
+    """Commands that a client was told stand from `index` on, with their results; None: that they were executed."""
 
-    index: int
+    index: int | None
     epoch: int
     commands: list[Any]
     results: list[Any]

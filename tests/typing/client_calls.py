@@ -31,7 +31,8 @@ async def commands(cluster: Client) -> None:
     future = await cluster.submit_batch([["add", 3]])
     assert_type(future, asyncio.Future[BatchReply])
     reply = await future
-    assert_type(reply.index, int)
+    assert_type(reply.index, int | None)
+    assert_type(reply.repeated, bool)
     assert_type(reply.epoch, int)
     assert_type(reply.results, list[Any])
     assert_type(reply.refused, list[list[Any]])

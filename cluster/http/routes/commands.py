@@ -4,6 +4,7 @@
 """
 
 import asyncio
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from aiohttp import web
@@ -11,8 +12,9 @@ from aiohttp import web
 from quire.log import pack
 from quire.log.json_text import to_json
 from quire.replication import Write
+from quire.sm import SESSION_CODES, Applier, ApplyFailed
 
-from ...errors import CommandsRefused, LimitExceeded, OutcomeUnknown, SessionRefused
+from ...errors import CommandsRefused, LimitExceeded, OutcomeUnknown, SessionRefused, WrongIndex
 from ...node.pending import FutureWaiter, WriteReply
 from ..api import API, NodeApi
 from ..bodies import (
@@ -33,14 +35,14 @@ if TYPE_CHECKING:
     from ...node.node import Node
 
 BODIES = (JSON, MSGPACK, NDJSON)
-SESSION_CODES = frozenset(("SESSION_FENCED", "SESSION_EXPIRED", "SEQUENCE_GAP", "REPLY_GONE", "SEQUENCE_REUSED"))
 
 
 async def post_commands(request: web.Request) -> web.StreamResponse:
     """{"index", "epoch", "results"} of commands that are on a majority's disks and applied on this node.
 
-    Where `apply` refused some, their results are null and `refused` lists [place, code, text]. If they are longer than
-    `answer_bytes`, `cut` is the place from which on they are left out: those commands were executed, too.
+    Where some were refused, their results are null and `refused` lists [place, code, text]. If they are longer than
+    `answer_bytes`, `cut` is the place from which on they are left out: those commands were executed, too. If the
+    session gave the recorded replies of some, `repeated` is true, and there is no `index`: they executed at another.
     """
     api = request.app[API]
     parameters_of(request)
@@ -54,15 +56,31 @@ async def post_commands(request: web.Request) -> web.StreamResponse:
     await api.decoding.turn(len(body))
     commands = decode_commands(content_type, body, api.node.config.max_commands)
     reply = await write_values(api, commands, limit, applied=True, write_id=write_id)
-    document: dict[str, Any] = {}
-    encode = to_json if answer_type_of(request) == JSON else pack
-    places = places_within(reply, api.node.config.answer_bytes, encode)
-    if places < len(reply.results):
-        reply, document = cut_to(reply, places), {"cut": places}
-    document |= {"index": reply.index, "epoch": reply.epoch, "results": reply.results}
+    reply, document = _within_answer(request, reply)
+    document |= {"repeated": True} if reply.repeated else {"index": reply.index}
+    document |= {"epoch": reply.epoch, "results": reply.results}
     if reply.refused:
         document["refused"] = reply.refused
     return answer(request, document)
+
+
+def records_written(request: web.Request, reply: WriteReply) -> web.Response:
+    """The answer to a `POST /records`: that of `post_commands`, with the count in place of the results."""
+    document: dict[str, Any] = {}
+    if reply.refused:
+        reply, document = _within_answer(request, reply._replace(results=[None] * reply.count))
+    document |= {"repeated": True} if reply.repeated else {"write_index": reply.index}
+    document["count"] = reply.count
+    if reply.refused:
+        document["refused"] = reply.refused
+    return answer(request, document)
+
+
+def _within_answer(request: web.Request, reply: WriteReply) -> tuple[WriteReply, dict[str, Any]]:
+    """The part of a reply that fits into one answer, and {"cut": place} if that is not all of it."""
+    encode = to_json if answer_type_of(request) == JSON else pack
+    places = places_within(reply, request.app[API].node.config.answer_bytes, encode)
+    return (cut_to(reply, places), {"cut": places}) if places < len(reply.results) else (reply, {})
 
 
 async def write_values(
@@ -79,10 +97,8 @@ async def write_values(
     On return they are on a majority's disks, and applied here if `applied` or under a session.
 
     Raises:
-        CommandsRefused, LimitExceeded, Overloaded: nothing was written.
-        SessionRefused: the session answered none of them.
-        OutcomeUnknown: `request_timeout_ms` passed first.
-        ClusterError: as `Node.write`.
+        CommandsRefused, LimitExceeded: nothing was written.
+        ClusterError: as `write_within_deadline`.
     """
     node = api.node
     refused = await node.check(values)
@@ -95,38 +111,74 @@ async def write_values(
     write = Write(payload, count, expected_index=expected_index, session=session, sequence=sequence, owner=waiter)
     if session and count > node.session_window:
         raise LimitExceeded("the number of records under a session", count, node.session_window)
-    reply = await write_within_deadline(api, write)
-    _refuse_by_session(reply)
-    return reply
-
-
-def _refuse_by_session(reply: WriteReply) -> None:
-    """Raise SessionRefused for a write of which the session answered no record."""
-    if reply.refused and len(reply.refused) == reply.count:
-        _, code, text = reply.refused[0]
-        if code in SESSION_CODES:
-            raise SessionRefused(code, text, reply.refused)
+    return await write_within_deadline(api, write)
 
 
 async def write_within_deadline(api: NodeApi, write: Write[FutureWaiter]) -> WriteReply:
-    """`Node.write`, with an unknown outcome after `request_timeout_ms`.
+    """`Node.write`, with an unknown outcome after `request_timeout_ms`. Under a session its waiter waits to be applied.
 
     Raises:
+        SessionRefused: the session refused every record.
         Overloaded: more than the session's window would be in flight; nothing was written.
+        OutcomeUnknown: `request_timeout_ms` passed first.
+        ClusterError: as `Node.write`.
     """
     if not write.session:
         return await _write(api.node, write)
     with api.sessions.slots(write.session, write.count, api.node.session_window):
-        return await _write(api.node, write)
+        reply = await _write(api.node, write)
+    if len(reply.refused) == reply.count and all(code in SESSION_CODES for _, code, _ in reply.refused):
+        raise SessionRefused(*reply.refused[0][1:], reply.refused)
+    return reply
 
 
 async def _write(node: "Node", write: Write[FutureWaiter]) -> WriteReply:
     try:
         async with asyncio.timeout(node.config.request_timeout_ms / 1000):
-            return await node.write(write)
+            try:
+                return await node.write(write)
+            except WrongIndex as error:
+                if not write.session:
+                    raise
+                again = await _as_retry(node, write, error)
+            return await node.write(again)
     except TimeoutError:
         timeout_ms = node.config.request_timeout_ms
         reason = f"no majority acknowledged the write within {timeout_ms} ms"
         if write.owner.applied and (backlog := node.backlog):
             reason = f"the write was not applied within {timeout_ms} ms: {backlog}"
         raise OutcomeUnknown(reason) from None
+
+
+async def _as_retry(node: "Node", write: Write[FutureWaiter], wrong_index: WrongIndex) -> Write[FutureWaiter]:
+    """The same write of a session without the expected index, if it has been written before.
+
+    The log has moved on since: a retry cannot get the index that its original got, and the recorded reply is its
+    answer. The condition may only fall where no record of the write can execute any more, that is if all its sequences
+    are below the session's next one, which never falls. Before it decides, this node makes sure that it still leads,
+    and applies its log up to where it refused the write: all earlier copies are below.
+
+    Raises:
+        WrongIndex: the session has not reached the end of the write.
+        SessionRefused: the session is not open, so no copy of the write executes from here on.
+        OutcomeUnknown: this node applies nothing more; an earlier copy may have been written.
+        NotLeader, NoLeader, StateUnavailable: as `Reading.linearize`.
+    """
+    components = node.components
+
+    def judge(applier: Applier) -> Write[FutureWaiter]:
+        status = applier.sessions.find(write.session)
+        if status is None:
+            refusal = applier.sessions.refusal(write.session)
+            refused = [[place, refusal.code, refusal.text] for place in range(write.count)]
+            raise SessionRefused(refusal.code, refusal.text, refused)
+        if write.sequence + write.count - 1 > status.sequence:
+            raise wrong_index
+        return replace(write, expected_index=None, owner=FutureWaiter(applied=True))
+
+    try:
+        await components.reading.linearize()
+        await components.applying.reached(wrong_index.highest)
+        return await components.applying.at_boundary(judge, on_loop=True)
+    except ApplyFailed as failure:
+        raise OutcomeUnknown(str(failure)) from failure

@@ -13,7 +13,7 @@ from ...node.pending import FutureWaiter
 from ..api import API
 from ..bodies import JSON, MSGPACK, NDJSON, OCTETS, answer, content_type_of, decode_records, read_body
 from ..request import WriteId, integer_of, parameters_of, parse_integer, write_id_of
-from .commands import write_values, write_within_deadline
+from .commands import records_written, write_values, write_within_deadline
 from .ranges import KIND_NAMES
 
 if TYPE_CHECKING:
@@ -24,7 +24,11 @@ BODIES = (OCTETS, MSGPACK, NDJSON, JSON)
 
 
 async def post_records(request: web.Request) -> web.StreamResponse:
-    """{"write_index", "count"} of records that are on a majority's disks."""
+    """{"write_index", "count"} of records that are on a majority's disks; under a session, also applied on this node.
+
+    Under a session `refused`, `cut` and `repeated` are as in the answer to `POST /commands`: a repeated write has no
+    `write_index`. `index` is a condition on what is written now, so a retry is answered whatever it is.
+    """
     api = request.app[API]
     node = api.node
     expected_index = integer_of(parameters_of(request, "index"), "index")
@@ -45,7 +49,7 @@ async def post_records(request: web.Request) -> web.StreamResponse:
     else:
         values = decode_records(content_type, body, node.config.max_commands)
         reply = await write_values(api, values, limit, applied=False, expected_index=expected_index, write_id=write_id)
-    return answer(request, {"write_index": reply.index, "count": reply.count})
+    return records_written(request, reply)
 
 
 def _blob(node: "Node", body: bytes, expected_index: int | None, write_id: WriteId) -> Write[FutureWaiter]:
@@ -54,7 +58,7 @@ def _blob(node: "Node", body: bytes, expected_index: int | None, write_id: Write
             f"raw bytes above {BIN_LIMIT_BYTES} are a blob; the machine {node.machine_name} takes none, only log does"
         )
     session, sequence = write_id
-    waiter = FutureWaiter(applied=False)
+    waiter = FutureWaiter(applied=session != 0)
     return Write(encode_blob(body), 1, Kind.BLOB, expected_index, session, sequence, owner=waiter)
 
 

@@ -1,7 +1,8 @@
 """`GET /commands/stream?session=`: a session's commands, pipelined over one WebSocket.
 
     client -> node   msgpack [sequence, commands]       sequences are consecutive, across messages
-    node -> client   msgpack [sequence, index, epoch, results, refused], in the same order
+    node -> client   msgpack [sequence, index, epoch, results, refused], in the same order; if the session gave recorded
+                     replies, which executed elsewhere in the log, index is nil
                      msgpack [sequence, problem], then close: nothing from that sequence on was or will be appended
 
 While a window of commands or bytes is in flight, the node reads no further: TCP pushes back on the client. The commands
@@ -175,7 +176,8 @@ class CommandStream:
 
     def answered(self, waiter: "StreamWaiter", reply: "WriteReply") -> None:
         """A message was applied: send its answer, after those of the previous messages."""
-        fields: list[Any] = [waiter.sequence, reply.index, reply.epoch, reply.results, reply.refused]
+        index = None if reply.repeated else reply.index
+        fields: list[Any] = [waiter.sequence, index, reply.epoch, reply.results, reply.refused]
         places = places_within(reply, self._node.config.answer_bytes, pack)
         if places < len(reply.results):
             cut = cut_to(reply, places)
