@@ -8,7 +8,7 @@ The classes tell whose fault it was; the values are attributes:
 - temporary, so retry here or elsewhere (nothing was written): NotLeader, NoLeader, LeaderUnreachable, Overloaded,
   NodeStopping, TransferFailed, DiskFullError, ResourcesExhaustedError, StateUnavailable, CorruptHere, SessionsFull,
   SnapshotFailed, and of a promotion: LeaderNotServing, ChangeUnderWay, NodeNotConnected, NodeBehind, VotersUnheard
-- the machine's: MachineFailed
+- the machine's: CheckFailedError (nothing was written), MachineFailed
 - the outcome is unknown: OutcomeUnknown
 """
 
@@ -49,12 +49,16 @@ class QueryRefused(ClusterError):
 
 
 class MachineFailed(ClusterError):
-    """The machine's own code failed in a check or a query; nothing was written."""
+    """The machine's own code failed in a query, which changes nothing."""
 
     def __init__(self, doing: str, reason: str) -> None:
         super().__init__(f"the machine's {doing} failed: {reason}; nothing was written or changed")
         self.doing = doing
         self.reason = reason
+
+
+class CheckFailedError(MachineFailed):
+    """The machine's own code failed in a check, before anything was written."""
 
 
 class LimitExceeded(ClusterError):

@@ -5,7 +5,9 @@ conclude:
 
 - 4xx and 503: nothing was written
 - 504: the outcome is unknown
-- 500: a fault of the node; a write's outcome is unknown, except after `machine-failed`: nothing was written
+- 500: a fault of the node; a write's outcome is unknown, except after `check-failed`: nothing was written
+
+It says so of this request. What became of an earlier copy of a write, only its session says.
 """
 
 import json
@@ -17,6 +19,7 @@ from aiohttp import web
 from ..errors import (
     BodyTimeout,
     ChangeUnderWay,
+    CheckFailedError,
     ClusterError,
     CommandsRefused,
     CorruptHere,
@@ -99,6 +102,7 @@ ANSWERS: dict[type[Exception], Answer] = {
     SessionsFull: Answer(429, "sessions-full", "No further session can be opened", 60),
     QueryRefused: Answer(422, "query-refused", "The machine refuses the query"),
     Overloaded: Answer(429, "overloaded", "The node is overloaded", 1),
+    CheckFailedError: Answer(500, "check-failed", "The machine's own check failed"),
     MachineFailed: Answer(500, "machine-failed", "The machine's own code failed"),
     NotLeader: Answer(503, "not-leader", "This node does not lead", 1),
     TransferFailed: Answer(503, "transfer-failed", "Leadership was not moved", 1),

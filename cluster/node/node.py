@@ -35,10 +35,10 @@ from quire.sm import (
 from ..config.serve import ServeConfig
 from ..data_dir.genesis import Genesis, read_genesis
 from ..errors import (
+    CheckFailedError,
     ClusterError,
     DiskFullError,
     LimitExceeded,
-    MachineFailed,
     NodeStopping,
     NoLeader,
     NotLeader,
@@ -214,7 +214,7 @@ class Node:
         The loop gets its turns in between, unless the machine is quick.
 
         Raises:
-            MachineFailed: its check raised something else than Refused.
+            CheckFailedError: its check raised something else than Refused.
         """
         quick, began = is_quick(self._checker), time.monotonic()
         most = len(commands) if quick else CHECKED_AT_ONCE if hasattr(self._checker, "check_batch") else 1
@@ -227,7 +227,7 @@ class Node:
                 found = check_batch(self._checker, commands[first : first + most])
             except CheckFailed as error:
                 where = "" if error.place is None else f" on command {first + error.place}"
-                raise MachineFailed(f"check{where}", error.reason) from error
+                raise CheckFailedError(f"check{where}", error.reason) from error
             refused += ([first + place, code, text] for place, code, text in found)
         return refused
 

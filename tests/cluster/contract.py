@@ -189,7 +189,7 @@ CALLS = [
             ),
             Row(413, "limit-exceeded", commands(_TOO_MANY, **IN_SESSION), given=worlds.a_session),
             Row(422, "commands-refused", commands(b'{"commands": [["div", 0]]}')),
-            Row(500, "machine-failed", commands(b'{"commands": ["check fails"]}'), "moody"),
+            Row(500, "check-failed", commands(b'{"commands": ["check fails"]}'), "moody"),
         ],
     ),
     Call(
@@ -206,7 +206,7 @@ CALLS = [
             Row(422, "commands-refused", said(pack([2, [["div", 0]]])), given=worlds.a_session),
             Row(429, "overloaded", _STREAM, given=worlds.no_places),
             Row(429, "overloaded", said(pack([2, [["add", 0]]])), given=worlds.overloaded),
-            Row(500, "machine-failed", said(pack([1, ["check fails"]])), "moody", in_the_mood("well")),
+            Row(500, "check-failed", said(pack([1, ["check fails"]])), "moody", in_the_mood("well")),
             Row(503, "disk-full", said(pack([2, [["add", "1" * 34]]])), given=worlds.full_disk),
             Row(503, "stopping", said(pack([2, [["add", 0]]])), given=worlds.stopping),
             Row(503, "not-leader", get("/commands/stream?session=7", **{"Quire-Forwarded": "n2"}), at=FOLLOWER),
@@ -291,7 +291,7 @@ CALLS = [
             ),
             Row(413, "limit-exceeded", records(bytes(8 * _MIB), OCTETS)),
             Row(422, "commands-refused", records(b'["div", 0]')),
-            Row(500, "machine-failed", records(b'"check fails"'), "moody"),
+            Row(500, "check-failed", records(b'"check fails"'), "moody"),
         ],
     ),
     Call(

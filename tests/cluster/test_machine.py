@@ -96,7 +96,7 @@ async def test_a_check_that_fails_is_the_machine_s_fault_and_nothing_is_appended
         with pytest.raises(ServerFault, match="check on command 0"):
             await cluster.append("check fails")
 
-    assert (status, problem) == (500, "machine-failed")
+    assert (status, problem) == (500, "check-failed")
     assert "command 1" in str(document["detail"])
     assert (await notes.ask("n1", "GET", "/index_bounds")).document == before
     assert (await post(notes, at, "fine"))[0] == 200

@@ -73,9 +73,9 @@ async def test_a_failure_is_logged_with_the_id_where_it_happened(cluster: Runnin
     with capture_logs(processors=[merge_contextvars]) as lines:
         reply = await cluster.ask(at, "POST", "/commands", commands("check fails"), JSON, {REQUEST_ID: f"order-{at}"})
 
-    assert (reply.status, reply.problem) == (500, "machine-failed")
+    assert (reply.status, reply.problem) == (500, "check-failed")
     [line] = [line for line in lines if line["event"] == "request failed"]
-    assert (line["request_id"], line["problem"], line["path"]) == (f"order-{at}", "machine-failed", "/commands")
+    assert (line["request_id"], line["problem"], line["path"]) == (f"order-{at}", "check-failed", "/commands")
 
 
 @EVERYWHERE

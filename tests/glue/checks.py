@@ -35,7 +35,7 @@ class Call:
         """Whether the caller may take it that nothing was written."""
         if self.answer is None or self.answer.status == 200:
             return False
-        return self.answer.status not in (500, 504) or self.answer.problem == "machine-failed"
+        return self.answer.status not in (500, 504) or self.answer.problem == "check-failed"
 
 
 @dataclass

@@ -128,7 +128,8 @@ async def write_within_deadline(api: NodeApi, write: Write[FutureWaiter]) -> Wri
     with api.sessions.slots(write.session, write.count, api.node.session_window):
         reply = await _write(api.node, write)
     if len(reply.refused) == reply.count and all(code in SESSION_CODES for _, code, _ in reply.refused):
-        raise SessionRefused(*reply.refused[0][1:], reply.refused)
+        _, code, text = reply.refused[0]
+        raise SessionRefused(code, text, reply.refused)
     return reply
 
 
