@@ -45,7 +45,8 @@ class Client:
 
     Commands (`apply`, `submit` and their batches) go over one pipelined stream, in the order of the calls, numbered in
     a session. Each executes exactly once: after a lost connection or a change of leader, the client resends what was
-    not answered until it is. A command fails with OutcomeUnknown only if `timeout_s` passes first.
+    not answered until it is. A command fails with OutcomeUnknown only if `timeout_s` passes first, if its session is
+    gone by then, or if a server refuses the message that was resent, as a node with other code or limits may.
 
     Appended records are not numbered in a session. An append fails with OutcomeUnknown as soon as its connection breaks
     before the answer.
@@ -146,8 +147,9 @@ class Client:
         Raises:
             Refused: by the machine's `check` (nothing was written, `index` is None) or by its `apply` (`index` is the
                 command's place in the log).
-            OutcomeUnknown: it was sent, and no answer came within `timeout_s`.
-            Unavailable, BadRequest, SessionError, ServerFault, Halted: it was not executed.
+            OutcomeUnknown: it was sent, and no answer came within `timeout_s`, or it was sent again and then refused.
+            ReplyGone: an earlier copy was executed, and its reply is gone.
+            Unavailable, BadRequest, other SessionErrors, ServerFault, Halted: it was not executed.
         """
         return await (await self.submit(command))
 
@@ -272,8 +274,9 @@ class Client:
         Raises:
             BadRequest: there is no such voter.
             Unavailable: leadership did not move within `timeout_s`.
+            OutcomeUnknown: nor is it known to have stayed, as an attempt was not answered.
         """
-        reply = await self._call("POST", "/admin/transfer", body=_pack({"target": target}), content_type=MSGPACK)
+        reply = await self._change("/admin/transfer", _pack({"target": target}))
         return str(document_of(reply)["leader"])
 
     async def members(self) -> dict[str, Any]:
@@ -291,26 +294,25 @@ class Client:
 
         Raises:
             NotFound: there is no such node.
-            Unavailable: the node is not a voter within `timeout_s`.
+            Unavailable: the node is not a voter within `timeout_s`; nothing was changed.
+            OutcomeUnknown: it is not known to be one within `timeout_s`; ask again.
         """
-        body = _pack({"promote": node_id})
-        return list(document_of(await self._call("POST", "/admin/members", body=body, content_type=MSGPACK))["changes"])
+        return list(document_of(await self._change("/admin/members", _pack({"promote": node_id})))["changes"])
 
     async def take_snapshot(self, server: str) -> dict[str, Any]:
         """Have a node snapshot everything it has applied: {"node_id", "index", "bytes", "sha256"}.
 
         Raises:
-            Unavailable: the snapshot was not complete within `timeout_s`.
+            Unavailable, OutcomeUnknown: the snapshot was not complete within `timeout_s`, or is not known to be.
         """
-        return document_of(await self._call("POST", "/admin/snapshot", server=server))
+        return document_of(await self._change("/admin/snapshot", server=server))
 
     async def expire(self, server: str, *, dry_run: bool = False) -> dict[str, Any]:
         """Have a node delete the expired segments of its log: {"node_id", "segments", "to_index", "bytes"}.
 
         With `dry_run`, delete nothing and return what would be deleted.
         """
-        body = _pack({"dry_run": dry_run})
-        return document_of(await self._call("POST", "/admin/expire", body=body, content_type=MSGPACK, server=server))
+        return document_of(await self._change("/admin/expire", _pack({"dry_run": dry_run}), server=server))
 
     async def accept_code(self, server: str) -> dict[str, Any]:
         """Have a node accept its machine's code and that of the members: {"node_id", "code", "accepted_code"}.
@@ -318,7 +320,7 @@ class Client:
         It ends the alarm that the code changed, or that members run different code. Only for code that gives the same
         results for every command in the log.
         """
-        return document_of(await self._call("POST", "/admin/accept-code", server=server))
+        return document_of(await self._change("/admin/accept-code", server=server))
 
     async def session_status(self, session: int) -> dict[str, Any]:
         """Any open session: {"session", "name", "sequence"}; `sequence` is the last one executed.
@@ -371,6 +373,13 @@ class Client:
     async def _get(self, path: str) -> Reply:
         return await self._call("GET", path)
 
+    async def _change(self, path: str, body: bytes | None = None, *, server: str | None = None) -> Reply:
+        """A change that an operator may ask for again."""
+        content_type = None if body is None else MSGPACK
+        return await self._call(
+            "POST", path, writes=True, repeatable=True, body=body, content_type=content_type, server=server
+        )
+
     def _open_stream(self) -> CommandStream:
         if self._stream is None:
             raise RuntimeError(NOT_OPEN)
@@ -382,6 +391,7 @@ class Client:
         path: str,
         *,
         writes: bool = False,
+        repeatable: bool = False,
         body: bytes | None = None,
         content_type: str | None = None,
         server: str | None = None,
@@ -391,7 +401,9 @@ class Client:
         headers = {"Accept": MSGPACK}
         if content_type is not None:
             headers["Content-Type"] = content_type
-        return await self._transport.call(method, path, writes=writes, body=body, headers=headers, server=server)
+        return await self._transport.call(
+            method, path, writes=writes, repeatable=repeatable, body=body, headers=headers, server=server
+        )
 
 
 def connect(

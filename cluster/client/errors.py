@@ -84,7 +84,10 @@ class Unavailable(ClientError):
 
 
 class OutcomeUnknown(ClientError):
-    """The request was sent, and no answer says whether it took effect. `reason` says why no answer came."""
+    """The request was sent, and no answer says whether it took effect. `reason` says why.
+
+    No answer came; or the request was sent again, and the answer to the later copy says nothing of the earlier one.
+    """
 
     def __init__(self, reason: str) -> None:
         super().__init__(f"the outcome is unknown: {reason}")

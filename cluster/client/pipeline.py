@@ -11,11 +11,11 @@ in flight, since all others were sent later.
 A sequence is reused only if its command provably is not in the log:
 
 - A problem proves that *this* stream took nothing from the problem's sequence on. Messages that were never sent on
-  another stream return to the queue.
-- A message refused for its content is refused on every stream and by every node, because `check` looks at the command
-  alone. No stream takes anything after a refused message. So nothing from there on is in doubt.
-- A session that is gone never comes back and executes nothing more. What was sent on this stream alone is sent again
-  under the next session.
+  another stream return to the queue, without what was refused for its content.
+- It proves nothing of a message in doubt, whatever it says: an earlier stream may have led to a node with other code or
+  other limits. If such a message is refused for its content, no stream will take it or anything after it. So everything
+  in doubt is unknown, and the session is left: what this stream alone carried is sent again under the next one.
+- A session that is gone, or left, executes nothing of what is sent under the next one.
 
 When its deadline passes, a message in flight is reported as unknown but stays, because the sequences after it depend on
 it. A message in the queue is withdrawn.
@@ -24,18 +24,17 @@ it. A message in the queue is withdrawn.
 import asyncio
 from collections import deque
 from collections.abc import Mapping
-from itertools import chain
+from itertools import chain, islice
 from typing import Any
 
 from .errors import (
     BadRequest,
     Halted,
     OutcomeUnknown,
-    ReplyGone,
-    SessionError,
     SessionExpired,
     SessionFenced,
     Unavailable,
+    session_error_of,
 )
 from .message import ARRAY_HEAD_BYTES, Answer, MakeError, Message, Submission, fail
 
@@ -46,13 +45,6 @@ MESSAGES_UNANSWERED = 16  # With more in flight, new commands gather in one mess
 GATHERING_S = 0.1  # How long a message takes submissions: all of them share the deadline of the first.
 
 LIMIT_EXCEEDED = "urn:quire:problem:limit-exceeded"
-SESSION_ERRORS: dict[str, type[SessionError]] = {
-    "SESSION_FENCED": SessionFenced,
-    "SESSION_EXPIRED": SessionExpired,
-    "REPLY_GONE": ReplyGone,
-    "SEQUENCE_GAP": SessionError,
-    "SEQUENCE_REUSED": SessionError,
-}
 
 
 class OutOfSequence(Exception):
@@ -221,7 +213,7 @@ class Pipeline:
     def answered(
         self,
         sequence: int,
-        index: int,
+        index: int | None,
         epoch: int,
         results: list[Any],
         refused: list[list[Any]],
@@ -229,9 +221,11 @@ class Pipeline:
     ) -> None:
         """Resolve the first message in flight. `cut`: the results from this place on were left out.
 
+        `index` is None if the session answered commands of the message again.
+
         Raises:
             OutOfSequence: the answer is to another sequence.
-            SessionError: the session refused it; the caller must `end` or `expire` the pipeline.
+            SessionError: the session refused it; the caller must `end` the pipeline, or have it `left` the session.
         """
         message = self._in_flight[0] if self._in_flight else None
         if (
@@ -240,8 +234,12 @@ class Pipeline:
             or len(results) != (message.commands if cut is None else cut)
         ):
             raise OutOfSequence(f"a server answered sequence {sequence}, which was not next")
-        if len(refused) == message.commands and (error := SESSION_ERRORS.get(refused[0][1])):
-            raise error(*refused[0][1:])
+        if len(refused) == message.commands and (error := session_error_of(refused)):
+            if not isinstance(error, SessionFenced | SessionExpired):
+                # The session is open. What this stream carried after the message may be executed.
+                for later in islice(self._in_flight, 1, None):
+                    later.in_doubt = True
+            raise error
         self._in_flight.popleft()
         message.answer(index, epoch, results, refused, cut)
         self._withdraw([message])
@@ -260,14 +258,21 @@ class Pipeline:
         if back:
             self._requeue(back[0].sequence, back)
 
-    def refused(self, sequence: int, problem: Mapping[str, Any]) -> None:
+    def refused(self, sequence: int, problem: Mapping[str, Any]) -> bool:
         """The message at a sequence was refused for its content: requeue the rest of it and everything after it.
+
+        False: it was in doubt, so the session must be left. Everything in doubt is unknown, and what only this stream
+        carried is requeued for the next session.
 
         Raises:
             OutOfSequence: the message was not next, or the problem refuses none of its commands.
         """
         self._check_next(sequence)
         head, *others = self._in_flight
+        if head.in_doubt:
+            detail = problem.get("detail") or problem.get("title") or "no reason given"
+            self.left(f"it may have been executed before a server refused to take it again: {detail}")
+            return False
         before, failed, after = head.parts(problem)
         if not before and not failed:
             raise OutOfSequence(f"a server refused sequence {sequence} without naming one of its commands")
@@ -279,9 +284,13 @@ class Pipeline:
         self._withdraw([head])
         if failed and self._halts:
             self._halt(len(before))
+        return True
 
-    def expired(self, unknown: str) -> None:
-        """The session is gone. What only this stream carried was not executed: requeue it for the next session."""
+    def left(self, unknown: str) -> None:
+        """The session is gone, or is left: what is in doubt is unknown.
+
+        What only this stream carried was not executed: requeue it for the next session.
+        """
         in_doubt = [message for message in self._in_flight if message.in_doubt]
         back = list(self._in_flight)[len(in_doubt) :]
         self._in_flight.clear()

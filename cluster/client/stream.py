@@ -5,7 +5,7 @@ The pipeline decides what is sent, and what an answer or a lost connection means
     session open ─► connected ─► resend what is in flight ─► send the queue
          ▲              ▲              │ problem, silence, lost connection
          │              └─ backoff ◄───┘
-         └─ SESSION_EXPIRED (of an unnamed session)
+         └─ SESSION_EXPIRED (of an unnamed session), a message in doubt that is refused for its content
 """
 
 import asyncio
@@ -25,12 +25,13 @@ from .backoff import AttemptFailed, Backoff, log
 from .errors import ClientError, Halted, NotFound, SessionError, SessionExpired, Unavailable
 from .message import Answer
 from .pipeline import OutOfSequence, Pipeline
-from .transport import MACHINE_FAILED, NothingWritten, Transport, document_of
+from .transport import CHECK_FAILED, MACHINE_FAILED, NothingWritten, Transport, document_of
 
 SESSION_FIELDS = ("session", "sequence", "session_window", "max_request_bytes")
 ANSWER_LENGTHS = (5, 6)  # [sequence, index, epoch, results, refused], and if the results were cut, from which place on
 PROBLEM_LENGTH = 2  # [sequence, problem]
-CONTENT_REFUSED = frozenset({400, 413, 422})  # Every node refuses such a message, however often it is sent.
+CONTENT_REFUSED = frozenset({400, 413, 422})  # This node refuses such a message, however often it is sent,
+FAULTS = frozenset({CHECK_FAILED, MACHINE_FAILED})  # and so it does with one of these types.
 NOT_TAKEN = frozenset({429, 503})  # The message was not taken; a later attempt may succeed.
 CLOSE_TIMEOUT_S = 1.0
 
@@ -70,6 +71,7 @@ class CommandStream:
         self._transport = transport
         self._name = name
         self._session: Session | None = None
+        self._left: Session | None = None  # It is still to be closed.
         self._opening = asyncio.Lock()
         self._failure: SessionError | None = None
         self._leader_lost = False
@@ -124,6 +126,7 @@ class CommandStream:
         if task is not None:
             task.cancel()
             await asyncio.wait((task,))
+        await self._close_left()
         if self._session is not None and self._name is None and self._failure is None:
             await self._close_session(self._session)
         if task is not None and not task.cancelled():
@@ -176,6 +179,7 @@ class CommandStream:
         """
         async with self._opening:
             if self._session is None:
+                await self._close_left()
                 body = pack({} if self._name is None else {"name": self._name})
                 document = document_of(await self._transport.call_once("POST", "/sessions", body))
                 try:
@@ -187,6 +191,12 @@ class CommandStream:
                 self._session = Session(number, self._name, sequence, window, message_bytes)
                 self.pipeline.open(sequence + 1, window, message_bytes)
             return self._session
+
+    async def _close_left(self) -> None:
+        """Close the unnamed session that was left, so that nothing late executes under it. A name is taken over."""
+        left, self._left = self._left, None
+        if left is not None and self._name is None:
+            await self._close_session(left)
 
     async def _close_session(self, session: Session) -> None:
         """Close the session if a server does so at once; otherwise the cluster evicts it later."""
@@ -262,7 +272,7 @@ class CommandStream:
                     raise StreamEnded(str(error)) from None
             case SessionExpired() if self._name is None:
                 self._session = None  # The next attempt opens another.
-                self.pipeline.expired(f"{end}; it may have been executed before")
+                self.pipeline.left(f"{end}; it may have been executed before")
             case SessionError():
                 self.pipeline.end(lambda: _copy_of(end), f"{end}; it may have been executed before")
                 self._failure = end
@@ -271,8 +281,9 @@ class CommandStream:
 
     def _handle_problem(self, sequence: int, problem: dict[str, Any]) -> None:
         status, detail = problem.get("status"), str(problem.get("detail"))
-        if status in CONTENT_REFUSED or problem.get("type") == MACHINE_FAILED:
-            self.pipeline.refused(sequence, problem)
+        if status in CONTENT_REFUSED or problem.get("type") in FAULTS:
+            if not self.pipeline.refused(sequence, problem):
+                self._left, self._session = self._session, None  # The next attempt opens another.
             return
         if status in NOT_TAKEN:
             self.pipeline.returned(sequence)

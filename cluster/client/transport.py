@@ -1,14 +1,16 @@
 """HTTP requests to the cluster: finds the leader, follows it, and retries what is safe to retry.
 
 A write is retried only if the failure proves that nothing was written: the connection could not be made, or a quire
-node answered with a problem that says so (503, 429). A connection that broke later, a timeout, or a 5xx of a proxy
-proves nothing, and the call fails with OutcomeUnknown. Reads are retried on every failure.
+node answered with a problem that says so (503, 429). A connection that broke later, a timeout, or an answer of a proxy
+proves nothing, and the call fails with OutcomeUnknown. Reads are retried on every failure, and so are the changes that
+an operator may repeat; but once an attempt of such a change was not answered, the call succeeds or is OutcomeUnknown.
 """
 
 import asyncio
 import os
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from http import HTTPStatus
 from io import BytesIO
 from typing import Any, NamedTuple
@@ -43,7 +45,8 @@ HEARTBEAT_S = 4.0  # A ping after so long without data; half of it later the str
 ANSWER_BYTES = 64 << 20
 MSGPACK = "application/msgpack"
 OWN_TYPE = "urn:quire:problem:"
-MACHINE_FAILED = OWN_TYPE + "machine-failed"  # The only 500 that proves that nothing was written.
+CHECK_FAILED = OWN_TYPE + "check-failed"  # The only 500 that proves that nothing was written.
+MACHINE_FAILED = OWN_TYPE + "machine-failed"
 
 
 class Reply(NamedTuple):
@@ -76,7 +79,7 @@ def value_of(reply: Reply) -> Any:
 
 
 class NothingWritten(AttemptFailed):
-    """An attempt failed and provably had no effect."""
+    """An attempt failed and may be repeated: it provably had no effect, or the call may be repeated whatever it had."""
 
 
 class Transport:
@@ -103,19 +106,30 @@ class Transport:
         path: str,
         *,
         writes: bool = False,
+        repeatable: bool = False,
         body: bytes | None = None,
         headers: Mapping[str, str] | None = None,
         server: str | None = None,
     ) -> Reply:
         """The reply of the leader or of another server; of `server` only, if it is given.
 
+        `writes`: it changes something. `repeatable`: such a call may be sent again although it was sent before.
+
         Raises:
             Refused, BadRequest, NotFound, Unavailable, ServerFault: nothing was written.
             OutcomeUnknown: a write was sent and not answered.
         """
+        attempt = _Attempt(method, path, writes, repeatable, body, headers or {})
+        try:
+            return await self._call(attempt, server)
+        except (Refused, BadRequest, Unavailable, ServerFault) as error:
+            if not attempt.in_doubt:
+                raise
+            raise OutcomeUnknown(f"an attempt was not answered; then {error}") from None
+
+    async def _call(self, attempt: "_Attempt", server: str | None) -> Reply:
         deadline = time.monotonic() + self.timeout_s
-        attempt = _Attempt(method, path, writes, body, headers or {})
-        backoff = Backoff(f"{method} {path}")
+        backoff = Backoff(f"{attempt.method} {attempt.path}")
         while True:
             try:
                 if server is not None:
@@ -135,7 +149,7 @@ class Transport:
             NothingWritten: no server answered; the caller may retry.
         """
         headers = {"Accept": MSGPACK} if body is None else {"Accept": MSGPACK, "Content-Type": MSGPACK}
-        attempt = _Attempt(method, path, False, body, headers)
+        attempt = _Attempt(method, path, False, True, body, headers)
         return await self._try_each(self._candidates(), attempt, time.monotonic() + self.timeout_s)
 
     async def connect(self, path: str) -> aiohttp.ClientWebSocketResponse:
@@ -193,7 +207,7 @@ class Transport:
 
     async def _send(self, server: str, attempt: "_Attempt", deadline: float) -> Reply:
         left = max(0.001, deadline - time.monotonic())
-        total = left if attempt.writes else min(left, READ_ATTEMPT_TIMEOUT_S)
+        total = left if attempt.writes and not attempt.repeatable else min(left, READ_ATTEMPT_TIMEOUT_S)
         timeout = aiohttp.ClientTimeout(total=total, sock_connect=min(total, CONNECT_TIMEOUT_S))
         url = f"http://{server}{attempt.path}"
         try:
@@ -213,10 +227,7 @@ class Transport:
             raise NothingWritten(f"{server} cannot be reached ({_reason(error)})") from None
         except (aiohttp.ClientError, OSError) as error:
             self._forget(server)
-            reason = f"the connection to {server} broke ({_reason(error)})"
-            if attempt.writes:
-                raise OutcomeUnknown(reason) from None
-            raise NothingWritten(reason) from None
+            raise attempt.unanswered(f"the connection to {server} broke ({_reason(error)})") from None
         self._learn_leader(answer.headers.get("Quire-Leader"))
         if answer.status == HTTPStatus.OK:
             return Reply(content, answer.content_type, answer.headers)
@@ -232,12 +243,20 @@ class Transport:
             self._unreachable[server] = time.monotonic() + UNREACHABLE_FOR_S
 
 
-class _Attempt(NamedTuple):
+@dataclass(slots=True)
+class _Attempt:
     method: str
     path: str
     writes: bool
+    repeatable: bool
     body: bytes | None
     headers: Mapping[str, str]
+    in_doubt: bool = False  # It writes, and was sent and not answered.
+
+    def unanswered(self, reason: str) -> NothingWritten | OutcomeUnknown:
+        """The error for an attempt of which no answer says what became of it."""
+        self.in_doubt |= self.writes
+        return OutcomeUnknown(reason) if self.writes and not self.repeatable else NothingWritten(reason)
 
     def sendable(self) -> bytes | BytesIO | None:
         """The body in the form that aiohttp accepts without a warning: large bodies as files."""
@@ -266,6 +285,8 @@ def _failure_of(server: str, attempt: _Attempt, answer: aiohttp.ClientResponse, 
     problem = _parse_problem(answer.status, content)
     own = str(problem.get("type", "")).startswith(OWN_TYPE)
     detail = f"{server} answered {answer.status}: {problem.get('detail') or problem.get('title')}"
+    if attempt.writes and not own:
+        return attempt.unanswered(detail)
     match answer.status:
         case HTTPStatus.TOO_MANY_REQUESTS if own:
             patience = answer.headers.get("Retry-After", "")
@@ -278,16 +299,12 @@ def _failure_of(server: str, attempt: _Attempt, answer: aiohttp.ClientResponse, 
             return NotFound(problem)
         case status if HTTPStatus.BAD_REQUEST <= status < HTTPStatus.INTERNAL_SERVER_ERROR:
             return BadRequest(problem)
-        case HTTPStatus.INTERNAL_SERVER_ERROR if problem.get("type") == MACHINE_FAILED:
+        case HTTPStatus.INTERNAL_SERVER_ERROR if problem.get("type") == CHECK_FAILED:
+            return ServerFault(detail)
+        case HTTPStatus.INTERNAL_SERVER_ERROR if not attempt.writes:
             return ServerFault(detail)
         case _:
-            return _server_failure(attempt, answer.status, detail)
-
-
-def _server_failure(attempt: _Attempt, status: int, detail: str) -> Exception:
-    if attempt.writes:
-        return OutcomeUnknown(detail)
-    return ServerFault(detail) if status == HTTPStatus.INTERNAL_SERVER_ERROR else NothingWritten(detail)
+            return attempt.unanswered(detail)
 
 
 def _parse_problem(status: int, content: bytes) -> dict[str, Any]:

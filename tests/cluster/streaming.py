@@ -1,7 +1,7 @@
 """A server whose streams break where a test says so, with sessions of its own, for tests of the client.
 
 It executes a command by counting it: the result is how many it has executed. "bad" is refused by its check, "odd" makes
-a message malformed, "over" is refused when it is executed.
+a message malformed, and what begins with "over" is refused when it is executed.
 """
 
 import asyncio
@@ -29,6 +29,7 @@ class Fault(Enum):
     NOT_TAKEN = auto()  # The connection breaks before anything is executed.
     NOT_ANSWERED = auto()  # It breaks after the execution.
     ANSWERED = auto()  # It breaks after the answer.
+    CHANGED = auto()  # It breaks after the execution; with other code, later copies meet `problem`, once it answers.
     BUSY = auto()  # A problem, and nothing is executed.
     STOPPING = auto()  # The same, and no other stream is accepted until `stopping` is reset.
     CLOSED = auto()  # The server closes, and nothing is executed.
@@ -62,6 +63,9 @@ class StreamServer:
     stopping: bool = False
     came: asyncio.Event = field(default_factory=asyncio.Event)
     refusals: int = 0
+    problem: dict[str, Any] = field(default_factory=dict)
+    changed: list[Any] = field(default_factory=list)  # The commands that meet the problem.
+    gone_below: int = 0  # The replies of these sequences are gone.
     turned_away: int = 0  # Streams that were refused while it was stopping.
     evicts_at: Any = (
         None  # After it all sessions are evicted, the connection breaks, and `answering` must be set again.
@@ -146,7 +150,10 @@ class StreamServer:
             self.sessions.clear()
             self.answering.clear()
             return self._break(request)
-        if fault is Fault.NOT_ANSWERED:
+        if fault is Fault.CHANGED:
+            self.changed = commands[-1:]
+            self.answering.clear()
+        if fault in (Fault.NOT_ANSWERED, Fault.CHANGED):
             return self._break(request)
         await socket.send_bytes(pack([sequence, None if repeated else len(self.executed), 1, results, refused]))
         return self._break(request) if fault is Fault.ANSWERED else True
@@ -160,6 +167,9 @@ class StreamServer:
         if fault in (Fault.BUSY, Fault.STOPPING):
             self.stopping = fault is Fault.STOPPING
             return STOPPING
+        if changed := [place for place, command in enumerate(commands) if command in self.changed]:
+            refused = [[place, "NEW", "refused now"] for place in changed]
+            return {**self.problem, **({"refused": refused} if self.problem["status"] == 422 else {})}
         if "odd" in commands:
             return {"type": TYPE_PREFIX + "malformed", "status": 400, "detail": "something is odd"}
         refused = [[place, "BAD", "it is bad"] for place, command in enumerate(commands) if command == "bad"]
@@ -188,10 +198,12 @@ class StreamServer:
         if sequence > len(held.replies) + 1:
             return ["SEQUENCE_GAP", "one is missing"]
         if sequence <= len(held.replies):
+            if sequence < self.gone_below:
+                return ["REPLY_GONE", "too long ago"]
             known, reply = held.replies[sequence - 1]
             return reply if known == command else ["SEQUENCE_REUSED", "another command"]
         self.executed.append(command)
-        held.replies.append((command, ["OVER", "too much"] if command == "over" else len(self.executed)))
+        held.replies.append((command, ["OVER", "too much"] if str(command).startswith("over") else len(self.executed)))
         return held.replies[-1][1]
 
 

@@ -2,11 +2,14 @@
 
 import asyncio
 import socket
+from collections.abc import Awaitable, Callable
+from typing import Any
 
 import pytest
 
 from quire.cluster.client import (
     BadRequest,
+    Client,
     ClientError,
     NotFound,
     OutcomeUnknown,
@@ -16,7 +19,7 @@ from quire.cluster.client import (
     connect,
 )
 from quire.cluster.client.backoff import BACKOFF_FIRST_S, BACKOFF_LONGEST_S, RETRY_SPREAD, Backoff
-from tests.cluster.scripted import LINE, appended, broken, document, foreign, lines, refusing, scripted, silent
+from tests.cluster.scripted import LINE, Step, appended, broken, document, foreign, lines, refusing, scripted, silent
 from tests.cluster.turning import late
 
 STATE = document({"state": "45", "applied_index": 8, "digest": "00" * 16})
@@ -71,7 +74,19 @@ def test_the_waits_double_from_the_first_to_the_longest_where_a_server_names_no_
 
 @pytest.mark.parametrize(
     "step",
-    [broken, refusing(504, "outcome-unknown"), refusing(500, "internal"), foreign(502), foreign(503), foreign(504)],
+    [
+        broken,
+        refusing(504, "outcome-unknown"),
+        refusing(500, "internal"),
+        refusing(500, "machine-failed"),  # The machine may have failed after the write.
+        foreign(400),
+        foreign(404),
+        foreign(408),
+        foreign(429),
+        foreign(502),
+        foreign(503),
+        foreign(504),
+    ],
 )
 async def test_a_write_whose_outcome_is_unknown_is_never_retried(step: object) -> None:
     async with (
@@ -83,6 +98,43 @@ async def test_a_write_whose_outcome_is_unknown_is_never_retried(step: object) -
             await cluster.append(["add", 3])
         assert len(server.requests) == 1
         assert other.requests == []
+
+
+@pytest.mark.parametrize(
+    "unanswered", [broken, refusing(504, "outcome-unknown"), refusing(500, "internal"), foreign(502)]
+)
+@pytest.mark.parametrize("last", [refusing(404, "node-unknown"), refusing(400, "malformed")])
+async def test_a_change_that_may_be_repeated_is_unknown_once_an_attempt_was_not_answered(
+    unanswered: Step, last: Step
+) -> None:
+    changes: list[Callable[[Client, str], Awaitable[Any]]] = [
+        lambda client, _: client.transfer("n2"),
+        lambda client, _: client.promote("n2"),
+        lambda client, server: client.take_snapshot(server),
+        lambda client, server: client.expire(server),
+        lambda client, server: client.accept_code(server),
+    ]
+    for change in changes:
+        async with scripted(unanswered, last) as server, connect(server.address) as cluster:
+            with pytest.raises(OutcomeUnknown, match="an attempt was not answered"):
+                await change(cluster, server.address)
+            with pytest.raises(BadRequest):
+                await change(cluster, server.address)
+
+
+async def test_a_change_that_no_server_takes_in_time_is_unknown_only_if_an_attempt_was_not_answered() -> None:
+    unavailable = refusing(503, "no-leader")
+    async with scripted(broken, unavailable) as server, connect(server.address, timeout_s=0.5) as cluster:
+        with pytest.raises(OutcomeUnknown):
+            await cluster.transfer("n2")
+        with pytest.raises(Unavailable):
+            await cluster.transfer("n2")
+
+
+async def test_a_change_that_may_be_repeated_succeeds_although_an_attempt_was_not_answered() -> None:
+    async with scripted(broken, document({"leader": "n2"})) as server, connect(server.address) as cluster:
+        assert await cluster.transfer("n2") == "n2"
+        assert len(server.requests) == 2
 
 
 async def test_a_write_that_gets_no_answer_in_time_has_an_unknown_outcome() -> None:
@@ -208,10 +260,16 @@ async def test_a_read_that_fails_on_the_server_raises_server_fault() -> None:
 
 
 async def test_a_record_whose_check_fails_raises_server_fault_and_is_not_retried() -> None:
-    async with scripted(refusing(500, "machine-failed")) as server, connect(server.address) as cluster:
-        with pytest.raises(ServerFault, match="machine-failed"):
+    async with scripted(refusing(500, "check-failed")) as server, connect(server.address) as cluster:
+        with pytest.raises(ServerFault, match="check-failed"):
             await cluster.append(["add", 3])
         assert len(server.requests) == 1
+
+
+async def test_a_query_whose_machine_fails_raises_server_fault() -> None:
+    async with scripted(refusing(500, "machine-failed")) as server, connect(server.address) as cluster:
+        with pytest.raises(ServerFault, match="machine-failed"):
+            await cluster.query(["get", "x"])
 
 
 async def test_a_server_that_is_no_quire_node_is_reported_as_such() -> None:

@@ -3,6 +3,7 @@
 import asyncio
 import io
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -139,6 +140,23 @@ async def test_nothing_is_sent_after_a_refused_line(file: Path, capsys: pytest.C
         f"line {BATCH + 6} was refused, BAD: it is bad; lines 1 to {BATCH} are acknowledged, no other line was applied"
         in sentence
     )
+
+
+async def test_a_batch_in_doubt_that_a_later_server_refuses_may_be_applied(
+    file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    problem = {"type": "urn:quire:problem:commands-refused", "status": 422, "detail": "the new code refuses it"}
+    async with streaming([None, Fault.CHANGED], problem=problem) as server:
+        loading = asyncio.create_task(loaded(server, file))
+        await server.heard(3)
+        server.answering.set()
+        assert await loading == Exit.OUTCOME_UNKNOWN
+
+    assert len(server.executed) == 2 * BATCH
+    said = capsys.readouterr().err
+    assert f"lines 1 to {BATCH} are acknowledged" in said
+    assert re.search(rf"lines {BATCH + 1} to \d+ may or may not be applied", said)
+    assert "no other line was applied" not in said
 
 
 async def test_a_load_under_a_name_continues_after_the_executed_lines(
