@@ -42,6 +42,7 @@ def node_status(node: "Node") -> dict[str, Any]:
     status = replica.status()
     document |= {
         "cluster_id": genesis.cluster_id.hex(),
+        "limits": dict(genesis.limits),
         "disk_id": status.me.disk_id.hex(),
         "machine": {
             "name": genesis.machine[0],

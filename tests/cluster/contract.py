@@ -366,7 +366,21 @@ CALLS = [
             Row(503, "state-unavailable", _ACCEPT_CODE, "forming", at=("n1",)),
         ],
     ),
-    Call(get("/index_bounds"), "lowest_index highest_index"),
+    Call(
+        get("/index_bounds"),
+        "lowest_index highest_index",
+        own=[Row(400, "malformed", get("/index_bounds?consistency=leader"))],
+    ),
+    Call(
+        get("/index_bounds?consistency=linearizable"),
+        "lowest_index highest_index",
+        forwards=True,
+        reads=False,  # Not of the machine.
+        own=[
+            Row(503, "state-unavailable", get("/index_bounds?consistency=linearizable"), given=worlds.no_reads),
+            Row(503, "stopping", get("/index_bounds?consistency=linearizable"), given=worlds.stopping),
+        ],
+    ),
     Call(
         get("/state"),
         "state applied_index digest",

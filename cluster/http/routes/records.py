@@ -1,5 +1,6 @@
 """`/records` and `/index_bounds`: appending values and reading one record. (`ranges.py` reads many.)"""
 
+import asyncio
 from typing import TYPE_CHECKING
 
 from aiohttp import web
@@ -8,8 +9,9 @@ from quire.log import Kind, encode_blob
 from quire.replication import Write
 
 from ...config.serve import FRAME_OVERHEAD_BYTES
-from ...errors import NotInThisMode
+from ...errors import Malformed, NotInThisMode, StateUnavailable
 from ...node.pending import FutureWaiter
+from ...node.reading import Consistency, late_read
 from ..api import API
 from ..bodies import JSON, MSGPACK, NDJSON, OCTETS, answer, content_type_of, decode_records, read_body
 from ..request import WriteId, integer_of, parameters_of, parse_integer, write_id_of
@@ -62,11 +64,36 @@ def _blob(node: "Node", body: bytes, expected_index: int | None, write_id: Write
     return Write(encode_blob(body), 1, Kind.BLOB, expected_index, session, sequence, owner=waiter)
 
 
-async def get_index_bounds(request: web.Request) -> web.Response:
-    """{"lowest_index", "highest_index"} of what is visible on this node."""
-    parameters_of(request)
-    bounds = request.app[API].node.visible_bounds
+async def get_index_bounds(request: web.Request) -> web.StreamResponse:
+    """{"lowest_index", "highest_index"} of what is visible on this node.
+
+    With `consistency=linearizable`, of the leader: all that was acknowledged before the request is below
+    `highest_index`.
+    """
+    api = request.app[API]
+    consistency = parameters_of(request, "consistency").get("consistency", Consistency.LOCAL)
+    if consistency not in (Consistency.LINEARIZABLE, Consistency.LOCAL):
+        known = f"{Consistency.LINEARIZABLE} or {Consistency.LOCAL}"
+        raise Malformed(f"consistency must be {known} here, not {consistency[:24]!r}")
+    if consistency == Consistency.LINEARIZABLE:
+        forwarded = await api.leader.forward(request, None, writes=False)
+        if forwarded is not None:
+            return forwarded
+        await _pass_barrier(api.node)
+    bounds = api.node.visible_bounds
     return answer(request, {"lowest_index": bounds.lowest_index, "highest_index": bounds.highest_index})
+
+
+async def _pass_barrier(node: "Node") -> None:
+    """Return when a majority confirmed that this node leads. Raises NotLeader, NoLeader, StateUnavailable."""
+    if (error := node.not_leader()) is not None:
+        raise error
+    timeout_ms = node.config.request_timeout_ms
+    try:
+        async with asyncio.timeout(timeout_ms / 1000):
+            await node.components.reading.barrier()
+    except TimeoutError:
+        raise StateUnavailable(late_read(Consistency.LINEARIZABLE, timeout_ms, node.backlog)) from None
 
 
 async def post_truncate(request: web.Request) -> web.Response:
