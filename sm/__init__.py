@@ -32,6 +32,7 @@ from .machines.fingerprint import fingerprint_of
 from .machines.kv import KvMachine
 from .machines.log import LogMachine
 from .machines.registry import default_initial, load_machine
+from .sessions.executed import Executed
 from .sessions.table import (
     MAX_SESSIONS,
     SESSION_BYTES,
@@ -81,6 +82,7 @@ __all__ = [
     "CheckFailed",
     "Context",
     "Contexts",
+    "Executed",
     "Execution",
     "FrameOutOfPlace",
     "InitialInvalid",

@@ -10,8 +10,8 @@ from hypothesis import note, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from quire.log import SESSION_TTL, pack
-from quire.sm import SessionStatus
+from quire.log import SESSION_TTL, Kind, pack, stored_records
+from quire.sm import Executed, Sessions, SessionStatus
 from tests.sm.ledger import Desk, codes, replies
 
 MAX_SESSIONS = 4
@@ -106,7 +106,11 @@ class Model:
 class SessionsAgainstModel(RuleBasedStateMachine):
     @initialize(window=st.sampled_from([1, 3, 64, 100, 10_000]))
     def start(self, window: int) -> None:
-        self.desk = Desk(session_window=window, max_sessions=MAX_SESSIONS, session_ttl_s=TTL_S)
+        limits = {"session_window": window, "max_sessions": MAX_SESSIONS, "session_ttl_s": TTL_S}
+        self.desk = Desk(**limits)
+        self.reader = Executed(Sessions(**limits), 0)
+        self.read: list[Any] = []
+        self.frames_read = 0
         self.model = Model(window)
         self.ids: dict[int, int] = {}  # each id ever opened, to the number of its history
 
@@ -195,6 +199,20 @@ class SessionsAgainstModel(RuleBasedStateMachine):
             history = self.model.open.get(session)
             expected = history and SessionStatus(session, history.name, len(history.answered))
             assert self.desk.applier.sessions.find(session) == expected
+
+    @invariant()
+    def a_reader_of_the_log_tells_which_commands_executed(self) -> None:
+        desk = getattr(self, "desk", None)
+        for frame in desk.log[self.frames_read :] if desk is not None else ():
+            self.frames_read += 1
+            for index, _, timestamp, kind, _, value, session, sequence in stored_records(frame):
+                if kind == Kind.SYSTEM:
+                    self.reader.take_system(index, timestamp, value)
+                elif self.reader.executes(index, timestamp, session, sequence):
+                    self.read.append(value)
+        if desk is not None:
+            assert self.read == self.model.executed
+            assert self.reader.assumed == []
 
     @invariant()
     def no_sequence_of_a_session_executed_twice(self) -> None:
