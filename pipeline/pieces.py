@@ -21,7 +21,7 @@ from quire.sm import MachineError
 from .errors import OptionRefused, PipelineError
 from .origin.cluster import ClusterLog
 from .origin.origin import Origin, Stretch
-from .source.options import SourceOptions
+from .source.options import SourceOptions, parse_path
 from .source.reading import LogPartition
 
 if TYPE_CHECKING:
@@ -48,9 +48,15 @@ def refuse_ranges(options: SourceOptions) -> None:
 
 
 def absolute(options: SourceOptions) -> SourceOptions:
-    """The same options with absolute paths: tasks have another working directory."""
-    path, archive = (each and os.path.abspath(each) for each in (options.path, options.archive))
+    """The same options with absolute paths: tasks have another working directory. Raises OptionRefused for a URL."""
+    path = None if options.path is None else absolute_path(options.path, "path")
+    archive = None if options.archive is None else absolute_path(options.archive, "archive")
     return replace(options, path=path, archive=archive)
+
+
+def absolute_path(path: str, name: str) -> str:
+    """A folder's absolute path; `name` is that of the argument. Raises OptionRefused: it is a URL, or empty."""
+    return os.path.abspath(parse_path(path, name))
 
 
 def whole_frames(origin: Origin, options: SourceOptions, from_index: int, to_index: int) -> list[LogPartition]:

@@ -6,7 +6,6 @@ the log. A run continues where the archive ends.
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Iterator
 from contextlib import closing
@@ -15,7 +14,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from ..errors import ArchiveGap
-from ..pieces import Progress, absolute, no_progress, refuse_ranges, spread, whole_frames
+from ..pieces import Progress, absolute, absolute_path, no_progress, refuse_ranges, spread, whole_frames
 from ..source.options import SourceOptions
 from ..source.reading import LogPartition, open_origin, origin_of
 from .appender import ArchiveAppender, open_archive
@@ -57,14 +56,15 @@ def archive(
     of the archive as soon as it is appended. Without Spark, this process does all the work.
 
     Raises:
-        OptionRefused: the options select a part of the log, or `path` holds something other than an archive.
+        OptionRefused: the options select a part of the log, a path is a URL, or `path` holds something other than an
+            archive.
         ArchiveGap: the log has expired past the archive's end.
         ForeignLog, ArchiveDiverges: the archive is of another cluster, or of another history.
         LogLocked: another process appends to the archive.
         FrameCorrupt, RecordsLost, ClusterUnavailable: from the log.
     """
     refuse_ranges(options)
-    options, path = absolute(options), os.path.abspath(path)
+    options, path = absolute(options), absolute_path(path, "archive")
     began = time.monotonic()
     with closing(open_origin(options)) as origin, open_archive(path) as keeper:
         cluster_id, bounds = origin.cluster_id(), origin.bounds()

@@ -20,7 +20,7 @@ from quire.log.packing import Skimmer
 from ..origin.nodes import Nodes, document_of
 from ..origin.origin import Bounds, Origin, Stretch
 from ..pieces import Progress, absolute, no_progress, refuse_ranges, spread, whole_frames
-from ..source.options import SourceOptions
+from ..source.options import SourceOptions, parse_path
 from ..source.reading import open_origin
 from .page import page_of
 from .plot import DARK, LIGHT, plot
@@ -97,12 +97,12 @@ def report(
     With `servers`, the report includes their lag at the moment. Without Spark, this process does all the work.
 
     Raises:
-        OptionRefused: the options select a part of the log.
+        OptionRefused: the options select a part of the log, or a path is a URL.
         ArchiveGap, ArchiveDamaged, FrameCorrupt, RecordsLost, ClusterUnavailable: from the log.
         OSError: the folder cannot be written.
     """
     refuse_ranges(options)
-    options = absolute(options)
+    options, folder = absolute(options), parse_path(folder, "folder")
     began = time.monotonic()
     with closing(open_origin(options)) as origin:
         cluster_id, bounds = origin.cluster_id(), origin.bounds()

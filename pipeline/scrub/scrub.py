@@ -20,7 +20,7 @@ from ..archive.log import ArchiveLog
 from ..archive.manifest import is_archive
 from ..errors import ArchiveDamaged, ClusterUnavailable, ForeignLog, RecordsLost
 from ..origin.origin import Origin, Stretch
-from ..pieces import Progress, no_progress, spread
+from ..pieces import Progress, absolute_path, no_progress, spread
 from .comparison import ScrubNode, compare, frames_within
 from .segment import scrub_segment
 from .walk import Finding, FindingKind, WalkedPiece
@@ -94,12 +94,13 @@ def scrub(
     Executors must see the paths and reach the servers. Without Spark, this process does all the work.
 
     Raises:
+        OptionRefused: a path is a URL.
         NoLog: there is none at a path.
         ForeignLog: the logs are of different clusters.
         ClusterUnavailable: a node does not answer at all.
     """
     began = time.monotonic()
-    nodes = [*(ScrubNode(os.path.abspath(path), False) for path in paths)]
+    nodes = [*(ScrubNode(absolute_path(path, "path"), False) for path in paths)]
     nodes += [ScrubNode(server, True) for server in servers]
     pieces: list[ScrubPiece] = []
     summary = ScrubSummary("")

@@ -10,7 +10,15 @@ from pathlib import Path
 from typing import Self
 
 from ..errors import OptionRefused
-from ..source.options import MAX_FETCH_TIMEOUT_MS, parse_integer, parse_path, parse_servers, parse_truth
+from ..source.options import (
+    MAX_FETCH_TIMEOUT_MS,
+    is_url,
+    parse_integer,
+    parse_path,
+    parse_servers,
+    parse_truth,
+    path_of_file_url,
+)
 
 HIGHEST_BATCH = 2**63 - 1
 """Spark's longs are signed."""
@@ -58,8 +66,10 @@ class SinkOptions:
             elif name.lower() not in _SPARKS_OWN:
                 raise OptionRefused(name, f"is unknown; a write has {', '.join(known.values())}")
         options = cls(**values)  # type: ignore[arg-type]
-        if options.checkpointLocation is not None and options.spoolLocation is None:
-            _folder("checkpointLocation", options.checkpointLocation)
+        checkpoint = options.checkpointLocation
+        if checkpoint is not None and options.spoolLocation is None and is_url(checkpoint):
+            reason = "is a URL; give spoolLocation, too: a folder that driver and executors see"
+            raise OptionRefused("checkpointLocation", f"{checkpoint[:48]!r} {reason}")
         if not options.bootstrap:
             raise OptionRefused("bootstrap", "name some nodes, HOST:PORT,HOST:PORT,...")
         if options.checkpointLocation is None and options.spoolLocation is None:
@@ -105,9 +115,9 @@ def _parsed(name: str, text: str) -> object:
         case "bootstrap":
             return parse_servers(text)
         case "checkpointLocation":
-            return text if "://" in text else _folder(name, text)
+            return _checkpoint(text)
         case "spoolLocation":
-            return _folder(name, text)
+            return os.path.abspath(parse_path(text, name))
         case "batchId":
             return parse_integer(name, text, 0, HIGHEST_BATCH)
         case "failOnRefused":
@@ -122,10 +132,7 @@ def _parsed(name: str, text: str) -> object:
             return text
 
 
-def _folder(name: str, text: str) -> str:
-    path = parse_path(text, name)
-    if "://" in path:
-        raise OptionRefused(
-            name, f"must be a folder on a mounted file system that all processes share, not {text[:48]!r}"
-        )
-    return os.path.abspath(path)
+def _checkpoint(text: str) -> str:
+    """The query's checkpoint. Spark takes a URL there, too: its default file system may be another."""
+    path = path_of_file_url(text) or text
+    return path if is_url(path) else os.path.abspath(parse_path(path, "checkpointLocation"))

@@ -23,6 +23,7 @@ MAX_FETCH_TIMEOUT_MS = 3_600_000
 
 STRATEGIES = ("error", "latest")
 
+_URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):/|file:")
 _SERVER = re.compile(r"(\[[0-9a-fA-F:.]+\]|[\w.-]+):([0-9]{1,5})", re.ASCII)
 _PORTS = 65_536
 
@@ -113,11 +114,34 @@ def _parsed(name: str, text: str) -> object:
 
 
 def parse_path(text: str, name: str = "path") -> str:
-    """A folder on a file system that every process of the job shares. Raises OptionRefused."""
-    path = text.removeprefix("file://") if text.startswith("file:///") else text.removeprefix("file:")
-    if not path:
+    """A folder on a file system that every process of the job shares; not a URL, which would be a folder of that name.
+
+    Raises:
+        OptionRefused: it is empty, or a URL.
+    """
+    if not text:
         raise OptionRefused(name, "is empty")
-    return path
+    if not is_url(text):
+        return text
+    if path := path_of_file_url(text):
+        raise OptionRefused(name, f"{text[:48]!r} is a URL; give the path without it: {path[:48]}")
+    reason = (
+        "is a URL; quire reads and writes folders of mounted file systems only: mount the store, or copy the folder"
+    )
+    raise OptionRefused(name, f"{text[:48]!r} {reason}")
+
+
+def is_url(text: str) -> bool:
+    """Whether a path begins with a scheme, as in s3://bucket/x or file:/x."""
+    return _URL.match(text) is not None
+
+
+def path_of_file_url(text: str) -> str | None:
+    """The path in a URL like file:///x or file:/x; None if it is another URL, or names a host."""
+    path = text.removeprefix("file:")
+    if path.startswith("///"):
+        path = path.removeprefix("//")
+    return path if path != text and re.match("/(?!/)", path) else None
 
 
 def parse_servers(text: str) -> tuple[str, ...]:

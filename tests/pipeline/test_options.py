@@ -65,6 +65,27 @@ def test_what_an_option_cannot_be_is_refused_by_the_option_s_name(option: str, t
         parse((option, text))
 
 
+@pytest.mark.parametrize("option", ["path", "archive"])
+@pytest.mark.parametrize("url", ["s3://bucket/x", "gs://bucket/x", "s3a:/bucket/x", "hdfs://host/x", "HTTP://host/x"])
+def test_a_url_is_refused_where_a_folder_is_expected(option: str, url: str) -> None:
+    with pytest.raises(OptionRefused, match=f"^option {option}: '{url}' is a URL; quire reads and writes folders of "):
+        parse((option, url))
+
+
+def test_a_file_url_is_refused_with_the_path_to_give_instead() -> None:
+    for url in ("file:///data/n1", "file:/data/n1"):
+        with pytest.raises(OptionRefused, match="is a URL; give the path without it: /data/n1"):
+            parse(("path", url))
+    for url in ("file://host/n1", "file:n1", "file:", "file://"):
+        with pytest.raises(OptionRefused, match="is a URL; quire reads and writes folders"):
+            parse(("path", url))
+
+
+@pytest.mark.parametrize("path", ["data", "/data/n1", "./s3:/x", "a/b://c", "n1:7001", "2024-01-01T00:00/n1", "é:/x"])
+def test_what_only_looks_a_little_like_a_url_is_a_path(path: str) -> None:
+    assert parse(("path", path)).path == path
+
+
 @pytest.mark.parametrize("servers", ["", ",", "host", "host:", ":1", "host:0", "host:65536", "http://host:1", "a b:1"])
 def test_servers_are_host_and_port(servers: str) -> None:
     with pytest.raises(OptionRefused, match="option bootstrap: "):

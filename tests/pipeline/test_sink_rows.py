@@ -37,7 +37,9 @@ def status(name: str, version: int = 1) -> dict[str, tuple[int, bytes]]:
         ({**GIVEN, "path": "/data"}, "path"),
         ({**GIVEN, "batchid": "1"}, "batchId"),
         ({**GIVEN, "checkpointlocation": "hdfs://host/c"}, "checkpointLocation"),
+        ({**GIVEN, "checkpointlocation": "hdfs:/c"}, "checkpointLocation"),
         ({**GIVEN, "spoollocation": "s3a://bucket/c"}, "spoolLocation"),
+        ({**GIVEN, "spoollocation": "file:///c"}, "spoolLocation"),
         ({**GIVEN, "failonrefused": "perhaps"}, "failOnRefused"),
         ({**GIVEN, "sendtimeoutms": "0"}, "sendTimeoutMs"),
         ({**GIVEN, "session": ""}, "session"),
@@ -50,7 +52,7 @@ def test_an_option_that_cannot_be_is_refused_by_its_name(given: dict[str, str], 
 
 
 def test_options_are_known_in_any_case_and_sparks_own_are_passed_over() -> None:
-    given = {"Bootstrap": "a:1,b:2", "SPOOLLOCATION": "file:/spool", "queryName": "q", "session": "s" * 200}
+    given = {"Bootstrap": "a:1,b:2", "SPOOLLOCATION": "/spool", "queryName": "q", "session": "s" * 200}
     options = SinkOptions.parse({**given, "batchID": "0", "FAILONREFUSED": "False"}, streaming=False)
 
     assert (options.bootstrap, options.folder, options.batchId) == (("a:1", "b:2"), "/spool", 0)
@@ -64,6 +66,13 @@ def test_a_checkpoint_may_lie_anywhere_where_the_spool_has_a_folder_of_its_own()
     assert (options.folder, options.session_name(), options.query_id()) == ("/spool", "s", None)
     with pytest.raises(OptionRefused, match="option session: name it"):
         SinkOptions.parse(given, streaming=True).session_name()
+
+
+@pytest.mark.parametrize("url", ["file:///checkpoint", "file:/checkpoint"])
+def test_a_checkpoint_that_spark_knows_as_a_file_url_has_its_spool_in_that_folder(url: str) -> None:
+    options = SinkOptions.parse({**GIVEN, "checkpointLocation": url}, streaming=True)
+
+    assert options.folder == "/checkpoint/quire"
 
 
 @pytest.mark.parametrize(("option", "highest"), [("sendTimeoutMs", MAX_FETCH_TIMEOUT_MS), ("batchId", HIGHEST_BATCH)])
