@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
-from collections.abc import Callable, Generator, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Generator
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import asdict
 from importlib.util import find_spec
 from time import sleep
+from types import FrameType
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -59,7 +61,9 @@ def archive(
     bootstrap: Bootstrap = "",
     every: Annotated[
         float,
-        typer.Option("--every", metavar="SECONDS", min=0, help="Repeat at this interval until Ctrl-C."),
+        typer.Option(
+            "--every", metavar="SECONDS", min=0, help="Repeat at this interval, also after outages, until Ctrl-C."
+        ),
     ] = 0,
     on: On = "",
     conf: Conf = None,
@@ -67,26 +71,41 @@ def archive(
 ) -> None:
     """Append to a Parquet archive what the log has committed after the archive's end."""
     with _complaining():
+        from .archive.rounds import Rounds  # noqa: PLC0415
         from .jobs import archive as run  # noqa: PLC0415
 
         options = _options(path, bootstrap)
-        with _session("archive", on, conf) as spark, _progress("archive", hidden=as_json) as progress:
-            for summary in _rounds(lambda: run(options, archive_dir, spark=spark, progress=progress), every):
+        _folder(archive_dir, "archive")
+        with (
+            _until_stopped() if every else nullcontext(),
+            _session("archive", on, conf) as spark,
+            _progress("archive", hidden=as_json) as progress,
+        ):
+
+            def run_once(told: Callable[[int, int], None]) -> ArchiveSummary:
+                return run(options, archive_dir, spark=spark, progress=told)
+
+            rounds = Rounds(run_once, every, progress, _complain, sleep).summaries() if every else [run_once(progress)]
+            for summary in rounds:
                 _tell(asdict(summary) | {"records": summary.records}, _archive_lines(summary), as_json=as_json)
 
 
-def _rounds(run: Callable[[], ArchiveSummary], every_s: float) -> Iterator[ArchiveSummary]:
-    """The summary of one run; with an interval, of each run that found anything, until Ctrl-C."""
+@contextmanager
+def _until_stopped() -> Generator[None]:
+    """End the block at Ctrl-C, or at SIGTERM, as if it had ended by itself."""
+
+    def stopped(number: int, frame: FrameType | None) -> None:
+        interrupt = signal.getsignal(signal.SIGINT)
+        if callable(interrupt):
+            interrupt(number, frame)  # Spark's own cancels its jobs first.
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGTERM, stopped)
     try:
-        yield run()
-        while every_s:
-            sleep(every_s)
-            summary = run()
-            if summary.files or summary.snapshots:
-                yield summary
-    except KeyboardInterrupt:
-        if not every_s:
-            raise
+        with suppress(KeyboardInterrupt):
+            yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def _archive_lines(summary: ArchiveSummary) -> list[str]:
@@ -115,6 +134,8 @@ def scrub(
     with _complaining():
         from .jobs import scrub as run  # noqa: PLC0415
 
+        for each in path or ():
+            _folder(each, "path")
         servers = _servers(bootstrap) if bootstrap else ()
         if not path and not servers:
             _complain("name data_dirs and archives with --path, or nodes with --bootstrap")
@@ -219,7 +240,9 @@ def report(
     with _complaining():
         from .jobs import report as run  # noqa: PLC0415
 
-        options, servers = _options(path, bootstrap, archive_dir), _servers(bootstrap) if bootstrap else ()
+        options = _options(path, bootstrap, archive_dir)
+        _folder(folder, "folder")
+        servers = _servers(bootstrap) if bootstrap else ()
         with _session("report", on, conf) as spark, _progress("report", hidden=as_json) as progress:
             made = run(options, folder, servers=servers, spark=spark, progress=progress)
         _tell(made.document(), _report_lines(made), as_json=as_json)
@@ -244,6 +267,13 @@ def _servers(bootstrap: str) -> tuple[str, ...]:
         return cluster.servers
     finally:
         cluster.close()
+
+
+def _folder(path: str, name: str) -> None:
+    """Refuse a URL before Spark starts. Raises OptionRefused."""
+    from .source.options import parse_path  # noqa: PLC0415
+
+    parse_path(path, name)
 
 
 def _options(path: str, bootstrap: str, archive_dir: str = "") -> SourceOptions:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import signal
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -19,7 +20,8 @@ from typer.testing import CliRunner
 
 from quire.log import HEADER_BYTES, FrameCorrupt, LogOptions, pack
 from quire.pipeline.cli import app
-from quire.pipeline.jobs import archive, replay, scrub
+from quire.pipeline.errors import ClusterUnavailable, OptionRefused
+from quire.pipeline.jobs import ArchiveSummary, archive, replay, report, scrub
 from quire.pipeline.pieces import spread
 from quire.pipeline.source.options import SourceOptions
 from quire.sm import SESSION_WINDOW
@@ -191,6 +193,61 @@ def test_the_command_line_goes_on_archiving_until_it_is_interrupted(
 
 
 @pytest.mark.usefixtures("spark")
+def test_the_command_line_goes_on_after_an_outage_says_its_lag_and_ends_at_sigterm(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log, path, pauses = tmp_path / "log", tmp_path / "archive", []
+    outages = [ClusterUnavailable("its members", 60, {"n1:7001": "connection refused"})]
+
+    def unreachable_once(*arguments: Any, **named: Any) -> ArchiveSummary:
+        if outages:
+            raise outages.pop()
+        return archive(*arguments, **named)
+
+    def pause(seconds: float) -> None:
+        pauses.append(seconds)
+        if len(pauses) == 2:
+            stop: Any = signal.getsignal(signal.SIGTERM)
+            stop(signal.SIGTERM, None)
+
+    with writing(log) as writer:
+        append_and_flush(writer, [1], [2])
+        monkeypatch.setattr("quire.pipeline.jobs.archive", unreachable_once)
+        monkeypatch.setattr("quire.pipeline.cli.sleep", pause)
+        code, said, complained = quire_spark("archive", path, "--path", log, "--every", 60, "--json")
+
+    assert (code, json.loads(said)["records"], len(pauses)) == (0, 2, 2)
+    outage, reached = complained.splitlines()
+    assert outage.startswith(
+        "quire: no node returned its members within 60 s (n1:7001: connection refused); no run has "
+    )
+    assert reached.startswith("quire: the log is reachable again: 2 records were archived, after ")
+    assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
+
+
+@pytest.mark.parametrize("url", ["s3://bucket/x", "file:///tmp/x"])
+def test_a_job_refuses_a_url_and_makes_no_folder_of_that_name(
+    url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    log = tmp_path / "log"
+    with writing(log) as writer:
+        append_and_flush(writer, [1])
+    options = SourceOptions(path=str(log))
+
+    for job in (
+        lambda: archive(options, url),
+        lambda: report(options, url),
+        lambda: scrub([url]),
+        lambda: replay(SourceOptions(path=url)),
+        lambda: archive(SourceOptions(path=str(log), archive=url), "archive"),
+    ):
+        with pytest.raises(OptionRefused, match="is a URL; "):
+            job()
+    assert os.listdir(tmp_path) == ["log"]
+
+
+@pytest.mark.usefixtures("spark")
 def test_the_command_line_archives_and_scrubs(tmp_path: Path) -> None:
     log, path = tmp_path / "log", tmp_path / "archive"
     with writing(log) as writer:
@@ -218,6 +275,15 @@ def test_the_command_line_archives_and_scrubs(tmp_path: Path) -> None:
         (["archive", "nowhere"], 2, "give either path, a node's data_dir, or bootstrap"),
         (["archive", "{tmp}/archive", "--path", "{tmp}"], 1, "holds no log of quire"),
         (["scrub"], 2, "name data_dirs and archives"),
+        (
+            ["archive", "s3://bucket/x", "--path", "{tmp}"],
+            2,
+            "'s3://bucket/x' is a URL; quire reads and writes folders",
+        ),
+        (["archive", "file:///x", "--path", "{tmp}"], 2, "give the path without it: /x"),
+        (["report", "gs://bucket/x", "--path", "{tmp}"], 2, "option folder: 'gs://bucket/x' is a URL"),
+        (["scrub", "--path", "s3://bucket/x"], 2, "option path: 's3://bucket/x' is a URL"),
+        (["replay", "--path", "{tmp}", "--archive", "s3://bucket/x"], 2, "option archive: 's3://bucket/x' is a URL"),
         (["scrub", "--bootstrap", "nowhere"], 2, "must be HOST:PORT"),
         (["scrub", "--path", "{tmp}", "--conf", "nothing"], 2, "takes KEY=VALUE"),
     ],

@@ -1,0 +1,105 @@
+"""`archive --every`: one run after another. An outage does not end it: it says its lag, waits, and retries.
+
+An outage is a cluster of which no node answers, or a network that fails under a mounted folder. What waiting does not
+mend ends the rounds as it ends a single run: damage, a foreign log, a gap, a full disk.
+"""
+
+from __future__ import annotations
+
+import errno
+import random
+import time
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
+
+from ..errors import ClusterUnavailable
+from ..pieces import Progress
+
+if TYPE_CHECKING:
+    from .archive import ArchiveSummary
+
+FIRST_RETRY_S = 1.0
+LONGEST_RETRY_S = 60.0
+"""Each retry waits twice as long as the previous one, up to this, less up to half of it at random: the archives of one
+cluster do not all ask again at the same moment."""
+
+_NETWORK = frozenset(
+    (
+        errno.EHOSTDOWN,
+        errno.EHOSTUNREACH,
+        errno.ENETDOWN,
+        errno.ENETUNREACH,
+        errno.ENOTCONN,
+        errno.ESTALE,  # An NFS server that restarted.
+    )
+)
+
+
+class Rounds:
+    """Runs, `every_s` seconds apart, for good. One thread."""
+
+    def __init__(
+        self,
+        run: Callable[[Progress], ArchiveSummary],
+        every_s: float,
+        progress: Progress,
+        complain: Callable[[str], None],
+        pause: Callable[[float], None],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """`complain` gets a sentence for each outage, and one for its end."""
+        self._run = run
+        self._every_s = every_s
+        self._progress = progress
+        self._complain = complain
+        self._pause = pause
+        self._clock = clock
+        self._complete_at: float | None = None  # When the archive had last all that was committed.
+        self._began_at = clock()
+        self._lacking: int | None = None  # Records that the archive is known to lack; None: not known.
+
+    def summaries(self) -> Iterator[ArchiveSummary]:
+        """The summary of the first run that succeeds, and of each later one that found anything.
+
+        Raises:
+            As `archive`, except for what an outage raises.
+        """
+        failures, is_first = 0, True
+        while True:
+            try:
+                summary = self._run(self._follow)
+            except (ClusterUnavailable, OSError) as error:
+                if not is_outage(error):
+                    raise
+                wait_s = min(LONGEST_RETRY_S, FIRST_RETRY_S * 2.0 ** min(failures, 10)) * random.uniform(0.5, 1)
+                failures += 1
+                self._complain(f"{error}; {self._lag()}; trying again in {wait_s:.1f} s, until Ctrl-C")
+                self._pause(wait_s)
+                continue
+            if failures:
+                lasted_s = self._clock() - (self._began_at if self._complete_at is None else self._complete_at)
+                caught_up = f"{summary.records:,} records were archived, after {lasted_s:.0f} s without success"
+                self._complain(f"the log is reachable again: {caught_up}")
+            self._complete_at, self._lacking, failures = self._clock(), None, 0
+            if is_first or summary.files or summary.snapshots:
+                yield summary
+            is_first = False
+            self._pause(self._every_s)
+
+    def _follow(self, done: int, total: int) -> None:
+        self._lacking = total - done
+        self._progress(done, total)
+
+    def _lag(self) -> str:
+        """How far the archive is behind, as far as that is known during an outage."""
+        if self._complete_at is None:
+            since = f"no run has succeeded since this command began {self._clock() - self._began_at:.0f} s ago"
+        else:
+            since = f"the archive was complete {self._clock() - self._complete_at:.0f} s ago"
+        lag = "how many records it lacks is unknown" if self._lacking is None else f"it lacks {self._lacking:,} or more"
+        return f"{since}; {lag}"
+
+
+def is_outage(error: ClusterUnavailable | OSError) -> bool:
+    """Whether waiting may mend it."""
+    return isinstance(error, ClusterUnavailable | ConnectionError | TimeoutError) or error.errno in _NETWORK
