@@ -25,8 +25,8 @@ class Record:
     """A committed record.
 
     `timestamp` is in microseconds since 1970. `kind` is `records` or `blob`. `session` and `sequence` are those under
-    which the writer sent it, both 0 if it sent it without a session. `executed` is false if its session answered it, for
-    example as a retry, and None if the server that sent it does not know. `value` is the unpacked payload: what the writer
+    which the writer sent it, both 0 if it sent it without a session. `executed` is false if its session answered it,
+    for example as a retry, and None if the server does not know. `value` is the unpacked payload: what the writer
     passed to `append`, or the command.
     """
 

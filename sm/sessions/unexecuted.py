@@ -1,8 +1,8 @@
 """Which records of the log executed nothing, as far as this process has applied the log.
 
-A retry, a record of a session that is not open, and one after a gap are in the log as any other record is; their session
-answered them. Only applying finds that out, and a snapshot does not say it, so it is known from `known_from` on, the
-index with which applying began.
+A retry, a record of a session that is not open, and one after a gap are in the log like any other record; their
+session answered them. Only applying finds that out, and a snapshot does not say it. So it is known from `known_from`
+on, the index with which applying began.
 """
 
 from bisect import bisect_right
