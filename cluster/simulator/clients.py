@@ -11,6 +11,7 @@ from typing import Any
 
 from quire.log import Kind, encode_blob, encode_records, encode_system
 from quire.replication import Reason, Write
+from quire.sm import SESSION_CODES
 
 from ..errors import ClusterError
 from ..node.pending import WriteReply
@@ -328,6 +329,13 @@ class Client:
                     raise Violation("an acknowledged command was executed", command, reply)
             else:
                 self._wrote(operation, index)
+        again = [
+            command
+            for place, command in enumerate(operation.commands)
+            if refused.get(place) not in SESSION_CODES and model.executed_at.get(command) != reply.index + place
+        ]
+        if reply.repeated != (operation.kind != "open" and bool(again)):
+            raise Violation("an answer says whether its session repeated a reply", operation, reply, again)
         if GONE & set(refused.values()):
             self.session = 0  # Evicted, or fenced by a late request of its own: open again.
         if operation.kind == "open" and not refused:
