@@ -17,7 +17,19 @@ from typing import IO, Any, NamedTuple
 
 import uvloop
 
-from ..client import BadRequest, BatchReply, Client, ClientError, OutcomeUnknown, Refused, Unavailable, connect
+from ..client import (
+    BadRequest,
+    BatchReply,
+    Client,
+    ClientError,
+    OutcomeUnknown,
+    Refused,
+    ResultsCut,
+    ServerFault,
+    SessionError,
+    Unavailable,
+    connect,
+)
 from ..errors import Malformed
 from ..values import decode_ndjson
 from .connection import exit_of
@@ -280,8 +292,10 @@ def _report_failure(error: ClientError, loaded: Loaded) -> Exit:
         case Refused():
             line = loaded.next_line + error.place
             complain(f"line {line} was refused, {error.code}: {error.text}; {done}, no other line was applied")
-        case BadLine():
+        case BadLine() | ServerFault():
             complain(f"{error}; {done}, no other line was applied")
+        case ResultsCut() | SessionError():
+            complain(f"{error}; {done}, {_in_doubt(loaded)}")
         case BadRequest():
             complain(f"{error}; {done}, no other line was applied; a smaller --batch may help")
         case _:

@@ -159,6 +159,33 @@ async def test_a_batch_in_doubt_that_a_later_server_refuses_may_be_applied(
     assert "no other line was applied" not in said
 
 
+async def test_a_line_whose_check_fails_stops_the_load_and_no_other_line_is_applied(
+    file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    problem = {"type": "urn:quire:problem:check-failed", "status": 500, "detail": "the check fails"}
+    async with streaming(problem=problem, changed=[[BATCH + 1]]) as server:
+        assert await loaded(server, file) == Exit.FAILED
+
+    assert len(server.executed) == BATCH
+    assert f"lines 1 to {BATCH} are acknowledged, no other line was applied" in capsys.readouterr().err
+
+
+async def test_a_load_whose_session_is_taken_over_says_which_lines_may_be_applied(
+    file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    async with streaming() as server:
+        server.answering.clear()
+        loading = asyncio.create_task(loaded(server, file, session="file 7"))
+        await server.heard(1)
+        for held in server.sessions.values():
+            held.fenced = True
+        server.answering.set()
+        assert await loading == Exit.FAILED
+
+    assert server.executed == []
+    assert re.search(r"no line is acknowledged, lines 1 to \d+ may or may not be applied", capsys.readouterr().err)
+
+
 async def test_a_load_under_a_name_continues_after_the_executed_lines(
     file: Path, short: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
