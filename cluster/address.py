@@ -1,13 +1,46 @@
-"""The address of a node: HOST:PORT."""
+"""The address of a node: HOST:PORT.
+
+An IPv4 address inside an IPv6 one, `::ffff:127.0.0.1`, is that IPv4 address everywhere: a socket for both shows its
+IPv4 callers so.
+"""
 
 import re
+from ipaddress import IPv4Address, IPv6Address, ip_address
 
 _HOST = re.compile(r"\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+")
 
 
 def host_and_port(address: str) -> tuple[str, int]:
-    """Split HOST:PORT; the brackets of an IPv6 address are removed. Raises ValueError."""
+    """Split HOST:PORT; the host of an IPv6 address is without brackets and as `host_of` has it. Raises ValueError."""
     host, colon, port = address.rpartition(":")
     if not colon or not _HOST.fullmatch(host) or not re.fullmatch(r"[0-9]{1,5}", port) or not 0 < int(port) < 65536:
         raise ValueError(f"{address!r} is not HOST:PORT with a port from 1 to 65535; write it as in 127.0.0.1:7001")
-    return host.strip("[]"), int(port)
+    return host_of(host.strip("[]")), int(port)
+
+
+def host_of(host: str) -> str:
+    """The host; an IP address in its shortest form, and an IPv4 one that is inside an IPv6 one as itself."""
+    address = _ip_address(host) if ":" in host else None
+    return host if address is None else str(address)
+
+
+def may_serve(listen: str, address: str) -> bool:
+    """Whether somebody who listens on `listen` may be the one whom others reach at `address`.
+
+    The ports must be equal. So must two IP addresses, but `0.0.0.0` stands for every IPv4 address and `[::]` for every
+    address. A host name may have any address: no name is looked up.
+    """
+    (own, own_port), (host, port) = host_and_port(listen), host_and_port(address)
+    listening, reached = _ip_address(own), _ip_address(host)
+    if own_port != port or listening is None or reached is None or listening == reached:
+        return own_port == port
+    return listening.is_unspecified and (listening.version == 6 or reached.version == 4)
+
+
+def _ip_address(host: str) -> IPv4Address | IPv6Address | None:
+    """The host as an IP address, None if it is a name."""
+    try:
+        address = ip_address(host)
+    except ValueError:
+        return None
+    return (address.ipv4_mapped or address) if isinstance(address, IPv6Address) else address

@@ -12,6 +12,7 @@ from quire.log import LARGEST_STORE_BYTES
 from quire.replication import NODE_ID
 from quire.sm import SESSION_TTL_S, STATE_BYTES
 
+from ..address import host_and_port
 from .settings import Address, LogFormat, LogLevel, Settings, load_settings
 
 MIB = 1 << 20
@@ -64,7 +65,10 @@ class ServeConfig(Settings):
     """The configuration of one node."""
 
     node: NodeId = Field(description="This node's id, one of the members: 1 to 24 of a-z, 0-9 and -.")
-    listen: Address = Field(description="HOST:PORT to listen on, for both clients and peers.")
+    listen: Address = Field(
+        description="HOST:PORT to listen on, for both clients and peers. 0.0.0.0 is every IPv4 address, [::] every "
+        "address. An alarm tells if members has another port, or another IP address, for this node."
+    )
     members: Addresses = Field(
         description="All nodes of the cluster, and where they reach each other: n1=HOST:PORT,n2=HOST:PORT,..."
     )
@@ -239,7 +243,7 @@ class ServeConfig(Settings):
                     )
         if len(set(self.initial_members)) != len(self.initial_members):
             raise ValueError("initial_members names a node twice; name each once")
-        if len(set(self.members.values())) != len(self.members):
+        if len({host_and_port(address) for address in self.members.values()}) != len(self.members):
             raise ValueError("members gives two nodes the same address; give each its own")
         if self.node in self.link:
             raise ValueError(f"link names this node itself ({self.node}); name only other nodes")

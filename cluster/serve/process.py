@@ -5,6 +5,8 @@ Connections that arrive in between wait in the socket's backlog.
 """
 
 import asyncio
+import errno
+import os
 import resource
 import signal
 import socket
@@ -30,6 +32,9 @@ from .descriptors import TooFewFiles, connections_of
 from .heap import give_large_blocks_back
 
 SHUTDOWN_TIMEOUT_S = 5.0
+EVERY_ADDRESS = "::"
+EVERY_IPV4_ADDRESS = "0.0.0.0"
+NO_IPV6 = (errno.EAFNOSUPPORT, errno.EADDRNOTAVAIL)  # It is not in the kernel, or switched off.
 
 log = structlog.get_logger(__name__)
 
@@ -194,11 +199,17 @@ def _connections_limit(files: int, service: Service) -> int:
 
 
 def listen(address: str) -> socket.socket:
-    """A socket bound to HOST:PORT. Raises CannotStart."""
+    """A socket bound to HOST:PORT; that of `[::]` takes IPv4 connections as well. Raises CannotStart."""
     host, port = host_and_port(address)
+    is_both = host == EVERY_ADDRESS
     try:
+        if is_both and not socket.has_dualstack_ipv6():
+            raise OSError(errno.EAFNOSUPPORT, os.strerror(errno.EAFNOSUPPORT))
         family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
-        return socket.create_server((host, port), family=family, backlog=BACKLOG)
+        return socket.create_server((host, port), family=family, backlog=BACKLOG, dualstack_ipv6=is_both)
     except OSError as error:
+        if is_both and error.errno in NO_IPV6:
+            instead = f"use --listen {EVERY_IPV4_ADDRESS}:{port} for IPv4 alone"
+            raise CannotStart(f"cannot listen on {address}: this machine has no IPv6; {instead}") from None
         reason = (error.strerror or str(error)).lower()
         raise CannotStart(f"cannot listen on {address}: {reason}; stop what uses it or change --listen") from None

@@ -31,7 +31,7 @@ _SEGMENT_LIMIT_BYTES = 4096 * MIB  # Positions in a segment are u32.
 class StandaloneConfig(Settings):
     """The configuration of a standalone log."""
 
-    listen: Address = Field(description="HOST:PORT to listen on.")
+    listen: Address = Field(description="HOST:PORT to listen on. 0.0.0.0 is every IPv4 address, [::] every address.")
     data_dir: Path = Field(description="Directory of the log; created if it does not exist.")
     initial_index: int = Field(
         default=0,

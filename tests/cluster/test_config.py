@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from quire.cluster.address import host_and_port
+from quire.cluster.address import host_and_port, host_of, may_serve
 from quire.cluster.config.serve import MIB, ServeConfig, load_config
 from quire.cluster.config.settings import ConfigInvalid, Settings, load_settings, service_variables, unit_of
 from quire.cluster.standalone.config import StandaloneConfig
@@ -233,6 +233,8 @@ def test_everything_that_is_missing_is_named_at_once() -> None:
         ({"members": "n1"}, "ID=HOST:PORT"),
         ({"members": "n1=a:1,n1=b:1"}, "named twice"),
         ({"members": "n1=a:1,n2=a:1"}, "same address"),
+        ({"members": "n1=10.0.0.1:1,n2=[::ffff:10.0.0.1]:1"}, "same address"),
+        ({"members": "n1=[::1]:1,n2=[0::1]:1"}, "same address"),
         ({"members": "n1=a:1,N2=b:1"}, "'N2' is not a node id"),
         ({"members": "n1=a:1,n2=b:x"}, "HOST:PORT"),
         ({"members": "n1=a:1,"}, "ID=HOST:PORT"),
@@ -271,6 +273,38 @@ def test_an_initial_value_that_the_log_could_not_hold_exactly_is_refused(tmp_pat
 def test_addresses_are_taken_apart() -> None:
     assert host_and_port("localhost:7001") == ("localhost", 7001)
     assert host_and_port("[::1]:7001") == ("::1", 7001)
+    assert host_and_port("[0:0::0]:7001") == ("::", 7001)
+
+
+def test_an_ipv4_address_inside_an_ipv6_one_is_itself() -> None:
+    assert host_and_port("[::ffff:127.0.0.1]:7001") == host_and_port("[::FFFF:7f00:1]:7001") == ("127.0.0.1", 7001)
+    assert host_of("::ffff:127.0.0.1") == "127.0.0.1"
+
+
+@pytest.mark.parametrize(
+    ("listen", "address", "may"),
+    [
+        ("127.0.0.1:1", "127.0.0.1:1", True),
+        ("127.0.0.1:1", "[::ffff:127.0.0.1]:1", True),
+        ("[::1]:1", "[0:0::1]:1", True),
+        ("0.0.0.0:1", "10.0.0.1:1", True),
+        ("[::]:1", "10.0.0.1:1", True),
+        ("[::]:1", "[fd00::1]:1", True),
+        ("0.0.0.0:1", "n1:1", True),
+        ("n1:1", "10.0.0.1:1", True),
+        ("10.0.0.1:1", "n1:1", True),
+        ("n1:1", "other:1", True),
+        ("127.0.0.1:1", "127.0.0.1:2", False),
+        ("0.0.0.0:1", "n1:2", False),
+        ("n1:1", "n1:2", False),
+        ("10.0.0.2:1", "10.0.0.1:1", False),
+        ("127.0.0.1:1", "[::1]:1", False),
+        ("0.0.0.0:1", "[fd00::1]:1", False),
+        ("10.0.0.1:1", "0.0.0.0:1", False),
+    ],
+)
+def test_who_listens_somewhere_may_be_reached_at_what_it_stands_for(listen: str, address: str, *, may: bool) -> None:
+    assert may_serve(listen, address) == may
 
 
 def test_every_field_says_what_it_is_for_and_numbers_have_a_unit() -> None:

@@ -7,6 +7,8 @@ carries those of many clients, so they count against the member, not against its
 from ipaddress import AddressValueError, IPv6Address
 from typing import Any
 
+from ...address import host_of
+
 SHARES = 2  # Of each limit; one address gets one.
 LEAST_SHARE = 256  # Connections, streams or long polls: clients behind one proxy, or on one machine.
 LEAST_SHARE_BYTES = 32 << 20
@@ -15,15 +17,13 @@ NETWORK_BITS = 64  # An IPv6 host has as many addresses as it likes in a network
 
 def address_of(peername: Any) -> str:
     """The address of a socket's peer; an IPv6 one by its network, and an IPv4 one that it carries as itself."""
-    host = str(peername[0]) if isinstance(peername, tuple) and peername else str(peername)
+    host = host_of(str(peername[0]) if isinstance(peername, tuple) and peername else str(peername))
     if ":" not in host:
         return host
     try:
         address = IPv6Address(host.partition("%")[0])
     except AddressValueError:
         return host
-    if address.ipv4_mapped is not None:
-        return str(address.ipv4_mapped)
     network = int(address) >> (128 - NETWORK_BITS) << (128 - NETWORK_BITS)
     return f"{IPv6Address(network)}/{NETWORK_BITS}"
 

@@ -25,6 +25,7 @@ from aiohttp.web_protocol import RequestHandler
 
 from quire.replication.net.hello import PEER_PATHS
 
+from ...address import host_of
 from ...errors import Malformed, Overloaded
 from ..problems import drop_frames, problem_of
 from ..request import REQUEST_ID, RateLimitedLog, identify, waits_on_purpose
@@ -202,7 +203,7 @@ class Connection(RequestHandler):
             return super().handle_error(request, status, exc, message)
         reason = _gist_of(exc.message)
         request_id = identify(request)
-        rate_limited.warning("not HTTP", why=reason, peer=request.remote)
+        rate_limited.warning("not HTTP", why=reason, peer=host_of(request.remote or ""))
         response = problem_of(Malformed(f"this cannot be read as HTTP: {reason}"), request_id)
         response.headers[REQUEST_ID] = request_id
         response.force_close()
