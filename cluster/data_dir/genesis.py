@@ -27,6 +27,7 @@ from quire.sm import (
     MAX_SESSIONS,
     SESSION_BYTES,
     SESSION_LIMITS,
+    SESSION_TTL_S,
     SESSION_WINDOW,
     SESSIONS_BYTES,
     Sessions,
@@ -35,6 +36,7 @@ from quire.sm import (
 )
 
 from ..config.serve import ServeConfig
+from ..config.settings import flag_of
 from ..errors import ClusterError
 from .identity import LOST_VOTER, DataDirRefused, write_whole_file
 
@@ -42,6 +44,9 @@ GENESIS_FILE = "genesis"
 MAX_GENESIS_BYTES = 1 << 20
 CLUSTER_ID_BYTES = 16
 ARRAY_HEADS_BYTES = 8  # The msgpack heads of a write's records, and of the runs they may be coalesced with.
+
+FIXED_LIMITS = ("max_frame_bytes", "session_ttl_s", "state_bytes")
+"""The settings that a cluster keeps as it was formed with them. A smaller `max_frame_bytes` is refused."""
 
 
 class GenesisRefused(ClusterError):
@@ -132,6 +137,17 @@ def check_genesis(genesis: Genesis, machine: tuple[str, int], config: ServeConfi
             f"the cluster's frames have up to {limit} bytes, this node's max_frame_bytes is {config.max_frame_bytes}; "
             "raise it"
         )
+
+
+def ignored_settings(genesis: Genesis, config: ServeConfig) -> list[str]:
+    """A sentence for each limit that this node's configuration gives and the formed cluster has another value of."""
+    limits = {"session_ttl_s": SESSION_TTL_S, "state_bytes": 0, **genesis.limits}  # Of a genesis that names neither.
+    return [
+        f"{name} {getattr(config, name)} of this node's configuration has no effect: the cluster was formed with "
+        f"{limits[name]}; leave {flag_of(name)} out, or give that value"
+        for name in FIXED_LIMITS
+        if name in config.model_fields_set and getattr(config, name) != limits[name]
+    ]
 
 
 def write_genesis_file(directory: Directory, frame: bytes) -> None:

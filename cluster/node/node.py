@@ -58,7 +58,7 @@ from .leadership import Leadership
 from .membership import Promotions
 from .pending import FutureWaiter, Pending, Visibility, Waiter, WriteCounts, WriteReply
 from .reading import late_read
-from .status import node_status, not_ready_reasons
+from .status import node_status, not_ready_reasons, standing_alarms
 
 T = TypeVar("T")
 
@@ -109,7 +109,7 @@ class Node:
         self._resources: NodeResources | None = None
         self._formation: asyncio.Task[None] | None = None
         self._watches: list[asyncio.Task[None]] = []
-        self._code_alarms: list[str] = []
+        self._standing_alarms: list[str] = []
 
     # Life
 
@@ -120,6 +120,7 @@ class Node:
             DataDirRefused, GenesisRefused, LogError: it cannot run here; nothing was changed.
         """
         self._resources = resources = await NodeResources.open(self.config, self._machine_type)
+        self._log_standing_alarms()
         try:
             if resources.data_dir.identity is not None:
                 await self._run(resources, read_genesis(resources.data_dir.genesis_frame()))
@@ -157,7 +158,7 @@ class Node:
         components.compaction.start()
         levels = log_levels(components.replica, self.config.data_dir, self._look_s)
         self._watches.append(watched_task(levels, "fitness", self.failed))
-        self._look_at_code(components)
+        self._log_standing_alarms()
         journal.info("running", cluster_id=genesis.cluster_id.hex(), bounds=tuple(components.log.bounds))
 
     async def hand_over(self) -> None:
@@ -528,12 +529,11 @@ class Node:
     def peer_linked(self, node_id: str) -> None:
         """Messages to a peer arrive."""
         self.leadership.peer_linked(node_id)
-        if self.formed is not None:
-            self._look_at_code(self.formed)
+        self._log_standing_alarms()
 
-    def _look_at_code(self, components: Components) -> None:
-        known, self._code_alarms = self._code_alarms, components.code.alarms(components.codes())
-        for text in self._code_alarms:
+    def _log_standing_alarms(self) -> None:
+        known, self._standing_alarms = self._standing_alarms, standing_alarms(self)
+        for text in self._standing_alarms:
             if text not in known:
                 self.alarmed(text)
 

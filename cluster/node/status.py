@@ -8,6 +8,8 @@ from quire.replication import Replica
 from quire.replication.lag import MICROSECONDS
 from quire.sm import StateRoom
 
+from ..address import may_serve
+from ..data_dir.genesis import ignored_settings
 from .awaiting import forming_sentence, no_leader_sentence
 from .digests import Difference, Digests
 from .fitness import fitness_document, sentences, unready_reasons
@@ -37,7 +39,8 @@ def node_status(node: "Node") -> dict[str, Any]:
         "machine": {"name": node.machine_name},
     }
     if (components := node.formed) is None:
-        return document | {"link_failures": dict(node.forming.failures) if node.forming else {}}
+        failures = dict(node.forming.failures) if node.forming else {}
+        return document | {"link_failures": failures, "alarms": standing_alarms(node)}
     replica, log, genesis = components.replica, components.log, components.genesis
     status = replica.status()
     document |= {
@@ -75,7 +78,11 @@ def node_status(node: "Node") -> dict[str, Any]:
         "alarms": alarms(
             components,
             node.digests,
-            [*sentences(status.fitness, node.config.data_dir), *room_alarms(node.state_room)],
+            [
+                *standing_alarms(node),
+                *sentences(status.fitness, node.config.data_dir),
+                *room_alarms(node.state_room),
+            ],
         ),
     }
     if status.leader is not None:
@@ -122,19 +129,32 @@ def _doubt(node: "Node", components: "Components") -> str | None:
     return f"its state differs from that of {others}: {DOUBT_ADVICE}"
 
 
-def alarms(components: "Components", digests: Digests, unfit: list[str]) -> list[str]:
-    """The alarms for an operator: what ails this node (`unfit`), duplicates of it, a lost or overdue snapshot.
+def alarms(components: "Components", digests: Digests, ills: list[str]) -> list[str]:
+    """The alarms for an operator: what ails this node (`ills`), duplicates of it, a lost or overdue snapshot.
 
-    Also machine code that changed or differs between members, the nodes whose digest differs from this node's, and of a
-    leader the clocks that are off.
+    Also the nodes whose digest differs from this node's, and of a leader the clocks that are off.
     """
     replica = components.replica
     differing = [difference.alarm(node_id) for node_id, difference in digests.differing.items()]
-    code = components.code.alarms(components.codes())
-    own = [alarm for alarm in (*unfit, *code, components.compaction.snapshotting.alarm) if alarm]
+    own = [alarm for alarm in (*ills, components.compaction.snapshotting.alarm) if alarm]
     leader = replica.status().leader
     clocks = clock_alarms({} if leader is None else leader.clock_offsets_us)
     return sorted([*replica.network.reports.alarms.values(), *differing, *clocks, *own])
+
+
+def standing_alarms(node: "Node") -> list[str]:
+    """The alarms that last until a configuration is corrected, or code is changed or accepted; they are logged, too."""
+    config, components = node.config, node.formed
+    address = config.members[config.node]
+    misplaced = (
+        f"this node listens on {config.listen}, and others look for it at {address}, its address in members; correct "
+        "the one that is wrong, --listen or --members"
+    )
+    listening = [] if may_serve(config.listen, address) else [misplaced]
+    if components is None:
+        return listening
+    ignored = ignored_settings(components.genesis, config)
+    return [*listening, *ignored, *components.code.alarms(components.codes())]
 
 
 def clock_alarms(offsets_us: Mapping[str, int]) -> list[str]:

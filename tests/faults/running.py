@@ -221,7 +221,7 @@ class Ground:
     def _judge_nodes(self, left_behind: dict[str, int]) -> None:
         for node in self.cluster:
             end = time.monotonic() + DEADLINE_S
-            while alarms := node.status()["alarms"]:  # They may tell of what was healed for two election timeouts.
+            while alarms := node.alarms():  # They may tell of what was healed for two election timeouts.
                 if time.monotonic() > end:
                     raise Wrong(f"{node.node_id} has alarms: {alarms}")
             if node.status()["lowest_index"] <= (end_before := left_behind.get(node.node_id, -1)):

@@ -215,6 +215,10 @@ class Node:
         """`/status`. Raises Unreachable."""
         return self.get("/status")
 
+    def alarms(self) -> list[str]:
+        """Its alarms, but for where it listens: some tests have proxies before their nodes. Raises Unreachable."""
+        return [alarm for alarm in self.status()["alarms"] if f"listens on {self.address}," not in alarm]
+
     def is_ready(self) -> bool:
         """Whether `/readyz` says so. Raises Unreachable."""
         return self.call("GET", "/readyz").status == 200

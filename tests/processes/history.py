@@ -89,7 +89,7 @@ class Recording(Crowd):
 
 
 def _has_no_alarm(node: Node) -> bool:
-    return not node.status()["alarms"]
+    return not node.alarms()
 
 
 def recording(cluster: Cluster, clients: int = CLIENTS) -> Recording:
