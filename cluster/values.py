@@ -48,14 +48,16 @@ class MalformedLine(Malformed):
         self.line = line
 
 
-def decode_ndjson(body: bytes) -> list[Any]:
+def decode_ndjson(
+    body: bytes, *, depth_limit: int = DEPTH_LIMIT, containers_limit: int = CONTAINERS_LIMIT
+) -> list[Any]:
     """One value for each line; a final line break is allowed, an empty line is not.
 
     Raises:
         Malformed, MalformedLine: a line is wrong.
-        LimitExceeded: it has more than CONTAINERS_LIMIT lists, maps and ext types.
+        LimitExceeded: it has more than `containers_limit` lists, maps and ext types.
     """
-    _refuse_many_containers(body)
+    _refuse_many_containers(body, containers_limit)
     lines = body.split(b"\n")
     if not lines[-1]:
         lines.pop()
@@ -63,10 +65,10 @@ def decode_ndjson(body: bytes) -> list[Any]:
         values = list(map(orjson.loads, lines))
     except orjson.JSONDecodeError as error:
         raise _bad_line(lines, error) from None
-    keys = refuse_unstorable(values, DEPTH_LIMIT + 1)
+    keys = refuse_unstorable(values, depth_limit + 1)
     if _repeats_a_key(body, keys):
         for number, (line, value) in enumerate(zip(lines, values, strict=True), 1):
-            if _repeats_a_key(line, refuse_unstorable([value], DEPTH_LIMIT + 1)):
+            if _repeats_a_key(line, refuse_unstorable([value], depth_limit + 1)):
                 raise MalformedLine(number, REPEATED)
     if _has_wide_digits(body):
         for number, line in enumerate(lines, 1):
@@ -143,10 +145,10 @@ class _Counting:
             raise _too_many(self._count)
 
 
-def _refuse_many_containers(text: bytes) -> None:
-    if text.count(b"[") + text.count(b"{") > CONTAINERS_LIMIT:
+def _refuse_many_containers(text: bytes, limit: int = CONTAINERS_LIMIT) -> None:
+    if text.count(b"[") + text.count(b"{") > limit:
         bare = outside_strings(text)
-        if (count := bare.count(b"[") + bare.count(b"{")) > CONTAINERS_LIMIT:
+        if (count := bare.count(b"[") + bare.count(b"{")) > limit:
             raise _too_many(count)
 
 

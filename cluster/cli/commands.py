@@ -20,6 +20,7 @@ from ..errors import Malformed
 from ..values import DEPTH_LIMIT, decode_json
 from .admin import admin_app, code_app, members_app, session_app
 from .connection import DEFAULT_TIMEOUT_S, Json, Server, Timeout, ask, fail_usage, run_until_stopped, servers_of
+from .export import export_range
 from .load import BATCH_COMMANDS, load_file
 from .output import printable, to_json
 from .status import show_status, watch_status
@@ -132,13 +133,18 @@ def read(
     index: Annotated[int | None, typer.Argument(min=0, help="The record's index. For a range: --from, --to.")] = None,
     from_index: Annotated[int | None, typer.Option("--from", min=0, help="First index of the range.")] = None,
     to_index: Annotated[int | None, typer.Option("--to", min=0, help="End of the range, exclusive.")] = None,
+    export: Annotated[
+        bool, typer.Option("--export", help="Print the commands that executed, without retries, for `quire load`.")
+    ] = False,
     server: Server = "",
     as_json: Json = False,
     timeout: Timeout = DEFAULT_TIMEOUT_S,
 ) -> None:
     """Print one record, or a range with indices; a record that its session answered, such as a retry, is marked."""
-    if index is not None and (from_index is not None or to_index is not None):
-        fail_usage("give either an index or a range, not both")
+    if index is not None and (export or from_index is not None or to_index is not None):
+        fail_usage("give either an index or a range, not both; --export takes a range")
+    if export:
+        raise typer.Exit(export_range(servers_of(server), from_index, to_index, timeout))
 
     async def print_range(client: Client) -> None:
         async for record in client.read_range(from_index, to_index):

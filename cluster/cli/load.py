@@ -2,6 +2,8 @@
 
 The lines of a batch are parsed at once; only if that fails is each line parsed alone, to name the invalid one. A batch
 is one frame, applied as a whole or not at all. Nothing is sent after a batch that was refused or not answered.
+
+If the first line is that of an export (export.py), the lines after it are its rows, and only their values are applied.
 """
 
 import asyncio
@@ -11,9 +13,10 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext, suppress
-from itertools import islice
+from functools import partial
+from itertools import chain, islice
 from pathlib import Path
-from typing import IO, Any, NamedTuple
+from typing import IO, Any, NamedTuple, TypeVar
 
 import uvloop
 
@@ -33,8 +36,11 @@ from ..client import (
 from ..errors import Malformed
 from ..values import decode_ndjson
 from .connection import exit_of
+from .export import ExportInvalid, commands_of_rows, is_export, refuse_broken, rows_of
 from .output import Exit, complain, printable, to_json
 from .progress import Progress, shown_progress
+
+Result = TypeVar("Result")
 
 BATCH_COMMANDS = 2000  # Several fit into a session's window, so that one is always in flight.
 BATCH_BYTES = 256 << 10  # The limit for long lines. As msgpack, such a batch fits into any message.
@@ -59,13 +65,23 @@ class WrongFile(ClientError):
     """The session has executed more commands than the file has lines."""
 
 
+class Source(NamedTuple):
+    """The lines of a file that hold commands: the number of the first, and how they are decoded (raising Malformed)."""
+
+    lines: Iterator[bytes]
+    first_line: int
+    decode: Callable[[bytes], list[Any]]
+
+
 class Loaded:
     """The progress of a load.
 
-    An earlier load covered `skipped` lines; this one `submitted` lines, of which `commands` are acknowledged.
+    An earlier load covered `skipped` lines; this one `submitted` lines, of which `commands` are acknowledged. The
+    first of all is `first_line`.
     """
 
     def __init__(self) -> None:
+        self.first_line = 1
         self.skipped = 0
         self.commands = 0
         self.submitted = 0
@@ -78,7 +94,7 @@ class Loaded:
     @property
     def next_line(self) -> int:
         """The first line that is not yet acknowledged."""
-        return self.skipped + self.commands + 1
+        return self.first_line + self.skipped + self.commands
 
     def add(self, batch: Batch, reply: BatchReply) -> None:
         """Count one acknowledged batch."""
@@ -101,7 +117,17 @@ class Loaded:
         }
 
 
-def batches(lines: IO[bytes], count: int, limit_bytes: int = BATCH_BYTES, line: int = 1) -> Iterator[Batch]:
+def source_of(file: IO[bytes]) -> Source:
+    """The commands of a file. Raises ExportInvalid if it is an export that cannot be read to its end."""
+    first = file.readline()
+    if not is_export(first):
+        return Source(chain([first] if first else [], file), 1, decode_ndjson)
+    if file.seekable():
+        refuse_broken(file)
+    return Source(rows_of(file), 2, commands_of_rows)
+
+
+def batches(lines: Iterator[bytes], count: int, limit_bytes: int = BATCH_BYTES, line: int = 1) -> Iterator[Batch]:
     """The rest of a file in batches of at most `count` lines; `line` is the number of the first one.
 
     A batch has at most `limit_bytes`, unless a single line is longer.
@@ -120,14 +146,14 @@ def batches(lines: IO[bytes], count: int, limit_bytes: int = BATCH_BYTES, line: 
         line += len(part)
 
 
-def commands_of(batch: Batch) -> list[Any]:
+def commands_of(batch: Batch, decode: Callable[[bytes], list[Any]]) -> list[Any]:
     """The batch's commands. Raises BadLine."""
     try:
-        return decode_ndjson(batch.body)
+        return decode(batch.body)
     except Malformed as error:
         for number, line in enumerate(batch.body.splitlines(keepends=True), batch.from_line):
             try:
-                decode_ndjson(line)
+                decode(line)
             except Malformed as of_line:
                 raise BadLine(number, of_line.reason.removeprefix("line 1 ")) from None
         raise BadLine(batch.from_line, f"or a later one is invalid: {error.reason}") from None
@@ -135,7 +161,7 @@ def commands_of(batch: Batch) -> list[Any]:
 
 async def load(
     client: Client,
-    lines: IO[bytes],
+    commands: Source,
     count: int,
     loaded: Loaded,
     acknowledged: IO[str] | None,
@@ -145,7 +171,7 @@ async def load(
 ) -> None:
     """Send the file and record the progress in `loaded`. Raises ClientError at the first batch that fails."""
     answers: asyncio.Queue[tuple[Batch, asyncio.Future[BatchReply]] | None] = asyncio.Queue()  # The window bounds it.
-    source = batches(lines, count, line=loaded.skipped + 1)
+    source = batches(commands.lines, count, line=loaded.next_line)
 
     async def submit_all() -> None:
         try:
@@ -153,7 +179,7 @@ async def load(
                 batch = await call_in_thread(lambda: next(source, None)) if lines_may_block else next(source, None)
                 if batch is None:
                     return
-                answer = await client.submit_batch(commands_of(batch))
+                answer = await client.submit_batch(commands_of(batch, commands.decode))
                 loaded.submitted += batch.to_line - batch.from_line
                 answers.put_nowait((batch, answer))
         finally:
@@ -187,7 +213,7 @@ def _discard(answers: "asyncio.Queue[tuple[Batch, asyncio.Future[BatchReply]] | 
             item[1].exception()
 
 
-def skip(lines: IO[bytes], count: int) -> None:
+def skip(lines: Iterator[bytes], count: int) -> None:
     """Skip the lines that the session has already executed. Raises WrongFile."""
     found = sum(1 for _ in islice(lines, count))
     if found < count:
@@ -196,29 +222,25 @@ def skip(lines: IO[bytes], count: int) -> None:
         )
 
 
-async def call_in_thread(take: Callable[[], Batch | None]) -> Batch | None:
+async def call_in_thread(take: Callable[[], Result]) -> Result:
     """The result of `take`, which may block on a terminal or a pipe.
 
     It runs in a daemon thread, so that Ctrl-C ends the load even while it blocks.
     """
     loop = asyncio.get_running_loop()
-    taken: asyncio.Future[Batch | None] = loop.create_future()
+    taken: asyncio.Future[Result] = loop.create_future()
 
-    def resolve(batch: Batch | None, error: Exception | None) -> None:
+    def resolve(give: Callable[[], None]) -> None:
         if not taken.done():
-            if error is None:
-                taken.set_result(batch)
-            else:
-                taken.set_exception(error)
+            give()
 
     def run() -> None:
-        batch, error = None, None
         try:
-            batch = take()
-        except (OSError, ValueError) as failure:
-            error = failure
+            give = partial(taken.set_result, take())
+        except (OSError, ValueError, ClientError) as failure:
+            give = partial(taken.set_exception, failure)
         with suppress(RuntimeError):  # The loop is closed, since the load has ended.
-            loop.call_soon_threadsafe(resolve, batch, error)
+            loop.call_soon_threadsafe(resolve, give)
 
     threading.Thread(target=run, name="stdin", daemon=True).start()
     return await taken
@@ -244,12 +266,14 @@ def load_file(
     from_stdin = str(file) == "-"
 
     async def run(lines: IO[bytes], acknowledged: IO[str] | None) -> None:
+        source = await call_in_thread(lambda: source_of(lines)) if from_stdin else source_of(lines)
+        loaded.first_line = source.first_line
         async with connect(servers, session=session, timeout_s=timeout_s, halt_on_failure=True) as client:
             if session is not None:
                 loaded.skipped = (await client.session()).sequence
-                skip(lines, loaded.skipped)
+                skip(source.lines, loaded.skipped)
             with shown_progress(file.name, total_bytes, hidden=as_json) as progress:
-                await load(client, lines, count, loaded, acknowledged, progress, lines_may_block=from_stdin)
+                await load(client, source, count, loaded, acknowledged, progress, lines_may_block=from_stdin)
             if session is not None and close:
                 await client.close_session((await client.session()).id)
 
@@ -292,7 +316,7 @@ def _report_failure(error: ClientError, loaded: Loaded) -> Exit:
         case Refused():
             line = loaded.next_line + error.place
             complain(f"line {line} was refused, {error.code}: {error.text}; {done}, no other line was applied")
-        case BadLine() | ServerFault():
+        case BadLine() | ExportInvalid() | ServerFault():
             complain(f"{error}; {done}, no other line was applied")
         case ResultsCut() | SessionError():
             complain(f"{error}; {done}, {_in_doubt(loaded)}")
@@ -304,11 +328,12 @@ def _report_failure(error: ClientError, loaded: Loaded) -> Exit:
 
 
 def _acknowledged(loaded: Loaded) -> str:
-    return f"lines 1 to {loaded.next_line - 1} are acknowledged" if loaded.next_line > 1 else "no line is acknowledged"
+    first, following = loaded.first_line, loaded.next_line
+    return f"lines {first} to {following - 1} are acknowledged" if following > first else "no line is acknowledged"
 
 
 def _in_doubt(loaded: Loaded) -> str:
-    last = loaded.skipped + loaded.submitted
+    last = loaded.first_line + loaded.skipped + loaded.submitted - 1
     if last < loaded.next_line:
         return "no other line was applied"
     return f"lines {loaded.next_line} to {last} may or may not be applied"

@@ -7,6 +7,8 @@ from concurrent.futures import CancelledError, Future
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
+from quire.log import Bounds
+
 from .client import DEFAULT_TIMEOUT_S, Client, Consistency, State
 from .message import BatchReply
 from .records import Pages, Record
@@ -100,6 +102,10 @@ class BlockingClient:
     def tail(self, from_index: int | None = None) -> Generator[Record, None, None]:
         """Every record from an index on, without end; `next` blocks until there is one. `close` ends it."""
         return self._records(self._client.tail_pages(from_index))
+
+    def bounds(self) -> Bounds:
+        """The indices of the log, [lowest_index, highest_index), linearizable."""
+        return self._run(self._client.bounds())
 
     def query(
         self,

@@ -8,13 +8,13 @@ from types import TracebackType
 from typing import Any, Literal, Self
 from urllib.parse import urlencode
 
-from quire.log import PayloadInvalid, pack
+from quire.log import Bounds, PayloadInvalid, pack
 from quire.log.packing import array_head
 
 from .errors import BadRequest
 from .message import BatchReply
 from .pipeline import Pipeline
-from .records import Pages, Record, range_pages, tail_pages
+from .records import Pages, Record, history_pages, range_pages, tail_pages
 from .stream import CommandStream, Session
 from .transport import MSGPACK, Reply, Transport, document_of, value_of
 
@@ -218,6 +218,14 @@ class Client:
                 for record in page:
                     yield record
 
+    async def bounds(self) -> Bounds:
+        """The indices of the log, [lowest_index, highest_index), linearizable: they include all that was acknowledged.
+
+        Raises:
+            Unavailable: no majority confirmed it within `timeout_s`.
+        """
+        return Bounds(**document_of(await self._get("/index_bounds?consistency=linearizable")))
+
     def range_pages(self, from_index: int | None, to_index: int | None) -> Pages:
         """`read_range` in pages, as the servers send them: cheaper per record."""
         return range_pages(self._get, from_index, to_index)
@@ -225,6 +233,10 @@ class Client:
     def tail_pages(self, from_index: int | None) -> Pages:
         """`tail` in pages, as the servers send them: cheaper per record."""
         return tail_pages(self._get, from_index, self._timeout_s)
+
+    def history_pages(self, from_index: int, to_index: int) -> Pages:
+        """The records [from_index, to_index), those of the system among them, in pages. Raises as `tail`."""
+        return history_pages(self._get, from_index, to_index, self._timeout_s)
 
     async def query(
         self,

@@ -7,6 +7,7 @@ The only state to keep is the index to continue from.
 import asyncio
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
+from contextlib import aclosing
 from dataclasses import dataclass, fields
 from itertools import pairwise
 from typing import Any
@@ -73,11 +74,28 @@ async def tail_pages(get: Get, from_index: int | None, timeout_s: float) -> Page
         NotFound: the index has expired, or no server reached it within `timeout_s`.
     """
     index = value_of(await get("/index_bounds"))["highest_index"] if from_index is None else from_index
+    async with aclosing(_followed(get, index, None, timeout_s, {})) as pages:
+        async for page in pages:
+            yield page
+
+
+def history_pages(get: Get, from_index: int, to_index: int, timeout_s: float) -> Pages:
+    """The records [from_index, to_index), those of the system among them (kind `system`), in pages.
+
+    A server that does not have them yet is waited for. Raises as `tail_pages`.
+    """
+    return _followed(get, from_index, to_index, timeout_s, {"to": to_index, "kinds": "all"})
+
+
+async def _followed(
+    get: Get, index: int, to_index: int | None, timeout_s: float, parameters: Mapping[str, int | str]
+) -> Pages:
+    """The pages from an index on, up to `to_index` or without end. Raises as `tail_pages`."""
     deadline = time.monotonic() + timeout_s
-    while True:
+    while to_index is None or index < to_index:
         asked_at = time.monotonic()
         try:
-            page, next_index = await _page(get, index, {"from": index, "wait_ms": TAIL_WAIT_MS})
+            page, next_index = await _page(get, index, {"from": index, "wait_ms": TAIL_WAIT_MS, **parameters})
         except NotFound as error:
             if error.type not in AHEAD or time.monotonic() > deadline:
                 raise
@@ -91,7 +109,7 @@ async def tail_pages(get: Get, from_index: int | None, timeout_s: float) -> Page
         index = next_index
 
 
-async def _page(get: Get, index: int, parameters: Mapping[str, int]) -> tuple[list[Record], int]:
+async def _page(get: Get, index: int, parameters: Mapping[str, int | str]) -> tuple[list[Record], int]:
     """A server's records from `index` on, and the index to continue from."""
     reply = await get("/records?" + urlencode(parameters))
     page = [_record(line) for line in value_of(reply)]

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from rich.console import Console
 
-from ..cli.load import BATCH_COMMANDS, Loaded, load
+from ..cli.load import BATCH_COMMANDS, Loaded, load, source_of
 from ..cli.output import Exit, complain, to_json
 from ..cli.progress import shown_progress
 from ..cli.status import NodeRow, Rows, node_table
@@ -70,7 +70,7 @@ async def _load_and_compare(demo: Demo, commands: int) -> Comparison:
         before = await client.state()
         loaded = Loaded()
         with file.open("rb") as lines, shown_progress("loading", file.stat().st_size, hidden=False) as progress:
-            await load(client, lines, BATCH_COMMANDS, loaded, None, progress)
+            await load(client, source_of(lines), BATCH_COMMANDS, loaded, None, progress)
         summary = loaded.summary()
         demo.report(
             f"{summary['commands']:,} instructions in {summary['seconds']:g} s ({summary['rate']:,}/s), "

@@ -21,6 +21,7 @@ from quire.cluster.client import (
     SessionFenced,
     State,
 )
+from quire.log import Bounds
 
 
 async def commands(cluster: Client) -> None:
@@ -43,6 +44,7 @@ async def records(cluster: Client) -> None:
     assert_type(await cluster.append({"any": "value"}), int)
     assert_type(await cluster.append_batch([b"bytes", None]), int)
     assert_type(await cluster.read(7), Any)
+    assert_type(await cluster.bounds(), Bounds)
     assert_type(cluster.read_range(1, 5), AsyncGenerator[Record, None])
     assert_type(cluster.tail(), AsyncGenerator[Record, None])
     async for record in cluster.tail(from_index=0):
@@ -101,6 +103,7 @@ def blocking(cluster: BlockingClient) -> None:
     assert_type(cluster.append("value"), int)
     assert_type(cluster.append_batch(["value"]), int)
     assert_type(cluster.read(7), Any)
+    assert_type(cluster.bounds(), Bounds)
     assert_type(cluster.read_range(1, 5), Generator[Record, None, None])
     tail = cluster.tail(0)
     assert_type(next(tail), Record)

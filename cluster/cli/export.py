@@ -1,0 +1,230 @@
+"""Exports: the commands of a cluster as lines of JSON, which `quire load` applies to another one.
+
+    {"quire": "export", "version": 1, "cluster_id": ..., "machine": ..., "from": ..., "to": ...}
+    {"index": ..., "session": ..., "sequence": ..., "timestamp": ..., "value": ...}
+    ...
+    {"quire": "end", "records": ...}
+
+A row is a record that executed: retries, and records that their session refused, are left out, and so are the records
+of the system. Its value is in the forms of `quire.log.json_text`, which are read behind such a first line and nowhere
+else. A blob, which has `kind`, and a record with `headers` have these in their rows, too; no command can carry them.
+The last line is missing if the export broke off.
+"""
+
+import asyncio
+import json
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import aclosing
+from typing import IO, Any
+
+import orjson
+
+from quire.log import SESSION_TTL, PayloadInvalid
+from quire.log.json_text import from_json, to_exact_json
+from quire.log.packing import check_value
+from quire.sm import SESSION_LIMITS, Executed, Sessions
+
+from ..client import Client, ClientError, Record, connect
+from ..errors import Malformed
+from ..values import DEPTH_LIMIT, decode_ndjson
+from .connection import exit_of
+from .output import Exit, complain
+
+VERSION = 1
+FIELDS = ("index", "session", "sequence", "timestamp", "value")
+ROW_DEPTH = 3 * DEPTH_LIMIT + 2
+"""The containers that may be nested in a row: a map may become a map, a list of pairs, and a pair."""
+END_BYTES = 64
+"""More than the last line has."""
+ASSUMED_SHOWN = 10
+"""The indices that a warning names; the others are counted."""
+
+
+class ExportFailed(ClientError):
+    """The export was not written to its end."""
+
+
+class ExportInvalid(ClientError):
+    """A file that begins as an export does is none, or not the whole of it. Nothing was sent from that place on."""
+
+
+def export_range(servers: str, from_index: int | None, to_index: int | None, timeout_s: float) -> Exit:
+    """Write an export to stdout; return the exit code, which is DONE only if all of it is written."""
+
+    async def run() -> list[int]:
+        async with connect(servers, timeout_s=timeout_s) as client:
+            return await write_export(client, from_index, to_index, sys.stdout.buffer)
+
+    try:
+        assumed = asyncio.run(run())
+    except ClientError as error:
+        return exit_of(error)
+    except KeyboardInterrupt:
+        complain("interrupted; the export is not whole")
+        return Exit.INTERRUPTED
+    except OSError as error:
+        # What is buffered cannot be written either. Without this, Python complains when it flushes at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        complain(f"the export cannot be written: {(error.strerror or str(error)).lower()}; it is not whole")
+        return Exit.FAILED
+    if assumed:
+        complain(warning_of(assumed))
+    return Exit.DONE
+
+
+async def write_export(client: Client, from_index: int | None, to_index: int | None, out: IO[bytes]) -> list[int]:
+    """Write the commands [from_index, to_index), by default all that the log has and that were acknowledged by now.
+
+    Return `Executed.assumed`: from which records on the log does not tell whether some executed. They are written.
+
+    Raises:
+        ExportFailed: a record has no exact form, or the range is not in the log.
+        ClientError: as the client's calls.
+        OSError: `out` cannot be written.
+    """
+    bounds = await client.bounds()
+    first = bounds.lowest_index if from_index is None else from_index
+    end = bounds.highest_index if to_index is None else to_index
+    if not bounds.lowest_index <= first <= end <= bounds.highest_index:
+        there = f"the log has [{bounds.lowest_index}, {bounds.highest_index})"
+        raise ExportFailed(f"records [{first}, {end}) cannot be exported: {there}; correct --from and --to")
+    status = await client.status()
+    header = {"quire": "export", "version": VERSION, "cluster_id": status["cluster_id"]}
+    header |= {"machine": status["machine"]["name"], "from": first, "to": end}
+    out.write(_line(header))
+    reader, records = _reader(status, bounds.lowest_index), 0
+    # From the beginning of the log: what executed depends on everything before it.
+    async with aclosing(client.history_pages(bounds.lowest_index, end)) as pages:
+        async for page in pages:
+            rows = [_row(record) for record in page if _executed(reader, record) and record.index >= first]
+            out.writelines(rows)
+            records += len(rows)
+    out.write(_line({"quire": "end", "records": records}))
+    out.flush()
+    return reader.assumed
+
+
+def _reader(status: dict[str, Any], lowest_index: int) -> Executed:
+    """A reader of the log of a cluster with this status."""
+    limits = status["limits"]
+    sessions = Sessions(**{name: limits[name] for name in SESSION_LIMITS if name in limits})
+    if lowest_index and SESSION_TTL in status["features"]:
+        sessions.expire_from(0)
+    return Executed(sessions, lowest_index)
+
+
+def _executed(reader: Executed, record: Record) -> bool:
+    if record.kind == "system":
+        reader.take_system(record.index, record.timestamp, record.value)
+        return False
+    return reader.executes(record.index, record.timestamp, record.session, record.sequence)
+
+
+def _row(record: Record) -> bytes:
+    """Raises ExportFailed."""
+    try:
+        value = to_exact_json(record.value)
+    except PayloadInvalid as error:
+        reason = f"the record at index {record.index} {error.reason}, so it has no exact form in JSON"
+        raise ExportFailed(f"{reason}; export the ranges before and after it, with --to and --from") from None
+    row = {name: getattr(record, name) for name in FIELDS[:-1]}
+    if record.headers:
+        row["headers"] = dict(record.headers)
+    if record.kind != "records":
+        row["kind"] = record.kind
+    return b'%b,"value":%b}\n' % (orjson.dumps(row)[:-1], value)
+
+
+def _line(document: dict[str, Any]) -> bytes:
+    return json.dumps(document).encode() + b"\n"
+
+
+def warning_of(assumed: list[int]) -> str:
+    """What to say of `Executed.assumed`."""
+    indices = ", ".join(map(str, assumed[:ASSUMED_SHOWN]))
+    more = f" and {len(assumed) - ASSUMED_SHOWN} more" if len(assumed) > ASSUMED_SHOWN else ""
+    return (
+        "the beginning of the log has expired, so it does not tell how far some sessions were; the first records of "
+        f"each were taken as new, although they may be retries, from index {indices}{more} on"
+    )
+
+
+def is_export(line: bytes) -> bool:
+    """Whether this is the first line of an export. Raises ExportInvalid if a later version wrote it."""
+    document = _document_of(line)
+    if document.get("quire") != "export":
+        return False
+    if document.get("version") != VERSION:
+        version = f"version {document.get('version')!r:.20}"
+        raise ExportInvalid(f"the file is an export of {version}, and this program reads version {VERSION}; upgrade it")
+    return True
+
+
+def rows_of(lines: Iterator[bytes]) -> Iterator[bytes]:
+    """The rows of an export, whose first line was taken.
+
+    Raises:
+        ExportInvalid: at the end, if it is not the end of an export with so many rows.
+    """
+    count = 0
+    for line in lines:
+        if (records := _end_of(line)) is None:
+            count += 1
+            yield line
+            continue
+        if records != count:
+            raise ExportInvalid(f"the export's last line counts {records} rows, and there are {count}; export it again")
+        if next(lines, b""):
+            raise ExportInvalid(f"line {count + 3} of the file follows the end of the export; nothing may")
+        return
+    raise ExportInvalid(f"the export broke off after {count} rows: its last line is missing; export it again")
+
+
+def refuse_broken(file: IO[bytes]) -> None:
+    """Raise ExportInvalid, before anything of it is sent, if the last line of an export in a file is missing."""
+    place = file.tell()
+    size = file.seek(0, 2)
+    file.seek(max(0, size - END_BYTES))
+    *_, last = [b"", *file.read().splitlines()]
+    file.seek(place)
+    if _end_of(last) is None:
+        raise ExportInvalid("the export broke off: its last line is missing; export it again")
+
+
+def commands_of_rows(body: bytes) -> list[Any]:
+    """The commands of rows. Raises Malformed."""
+    rows = decode_ndjson(body, depth_limit=ROW_DEPTH, containers_limit=len(body))
+    return [_command_of(row) for row in rows]
+
+
+def _command_of(row: Any) -> Any:
+    if not isinstance(row, dict) or not row.keys() >= set(FIELDS):
+        raise Malformed(f"is no row of an export, which has {', '.join(FIELDS)}")
+    if more := sorted(row.keys() - set(FIELDS)):
+        raise Malformed(
+            f"has {more[0]!r:.20}, which a command cannot carry: the record at index {row['index']} is more"
+        )
+    try:
+        value = from_json(row["value"])
+        check_value(value)
+    except PayloadInvalid as error:
+        raise Malformed(error.reason) from None
+    return value
+
+
+def _end_of(line: bytes) -> int | None:
+    """How many rows the last line counts; None if this is not it."""
+    document = _document_of(line) if line.startswith(b'{"quire"') else {}
+    records = document.get("records") if document.get("quire") == "end" else None
+    return records if type(records) is int else None
+
+
+def _document_of(line: bytes) -> dict[str, Any]:
+    """The map in a line, empty if there is none."""
+    try:
+        document = orjson.loads(line)
+    except orjson.JSONDecodeError:
+        return {}
+    return document if isinstance(document, dict) else {}
