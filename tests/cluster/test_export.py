@@ -14,7 +14,9 @@ from typing import Any
 
 import pytest
 from aiohttp import web
+from typer.testing import CliRunner
 
+from quire.cluster.cli.commands import app
 from quire.cluster.cli.export import ExportFailed, commands_of_rows, export_range, is_export, warning_of, write_export
 from quire.cluster.cli.load import load_file
 from quire.cluster.cli.output import Exit
@@ -34,6 +36,16 @@ STATUS = {"cluster_id": "c1", "machine": {"name": "log"}, "limits": {"session_wi
 HEADER = b'{"quire": "export", "version": 1, "cluster_id": "c1", "machine": "log", "from": 0, "to": 9}\n'
 
 
+EXPORT_OPTIONS = pytest.mark.parametrize(
+    ("options", "code", "values"),
+    [
+        (["--export"], Exit.DONE, [0, 1, 2, 3]),
+        (["--export", "--from", "{second}", "--to", "{last}"], Exit.DONE, [1, 2]),
+        (["{second}", "--export"], Exit.USAGE, []),
+    ],
+)
+
+
 def bounds(lowest: int, highest: int) -> Step:
     return document({"lowest_index": lowest, "highest_index": highest})
 
@@ -47,6 +59,14 @@ def page(rows: Sequence[dict[str, Any]], next_index: int) -> Step:
         return web.Response(body=body, content_type="application/msgpack", headers=headers)
 
     return step
+
+
+def write(file: Path, content: bytes) -> None:
+    file.write_bytes(content)
+
+
+def last_line_of(file: Path) -> Any:
+    return json.loads(file.read_bytes().splitlines()[-1])
 
 
 async def exported(
@@ -116,6 +136,50 @@ async def test_commands_that_were_retried_are_exported_once_and_count_once_in_an
         assert rows[-1] == {"quire": "end", "records": 601}
         states = [(await cluster.ask("n1", "GET", "/state")).document["state"] for cluster in (source, target)]
         assert states == [{"n": counted + 1000}] * 2
+
+
+@pytest.mark.full
+async def test_60_000_commands_of_which_many_were_sent_again_are_60_000_rows(tmp_path: Path) -> None:
+    async with AsyncExitStack() as stack:
+        source = await stack.enter_async_context(running_cluster(tmp_path / "a", 1, machine="kv"))
+        target = await stack.enter_async_context(running_cluster(tmp_path / "b", 1, machine="kv"))
+        for first in range(1, 60_001, 2000):
+            async with connect(source.address("n1"), session="counter") as client:
+                await client.resume_at(max(1, first - 361))
+                await client.apply_batch([["incr", "n"]] * (2000 + min(361, first - 1)))
+
+        file = tmp_path / "export"
+        await moved(source, target, file)
+        answer = await target.ask("n1", "POST", "/query", json.dumps({"request": ["get", "n"]}), JSON)
+
+    assert last_line_of(file) == {"quire": "end", "records": 60_000}
+    assert answer.document["answer"] == 60_000
+
+
+@EXPORT_OPTIONS
+async def test_the_command_line_exports_a_range_and_takes_no_index_with_it(
+    tmp_path: Path, options: list[str], code: Exit, values: list[int]
+) -> None:
+    async with running_cluster(tmp_path, 1, machine="log") as cluster, connect(cluster.address("n1")) as client:
+        first = await client.append_batch([0, 1, 2, 3])
+        arguments = ["read", *(option.format(second=first + 1, last=first + 3) for option in options)]
+        result = await asyncio.to_thread(CliRunner().invoke, app, [*arguments, "--server", cluster.address("n1")])
+
+    assert result.exit_code == code, result.output
+    rows = [json.loads(line) for line in result.stdout.splitlines()]
+    assert [row["value"] for row in rows[1:-1]] == values
+
+
+async def test_an_answer_that_json_has_no_form_for_is_printed_in_ours(tmp_path: Path) -> None:
+    async with running_cluster(tmp_path, 1, machine="kv") as cluster, connect(cluster.address("n1")) as client:
+        await client.apply(["put", "a", b"\x00"])
+        server = ["--server", cluster.address("n1"), "--json"]
+        got = await asyncio.to_thread(CliRunner().invoke, app, ["apply", "get", "a", *server])
+        write(tmp_path / "lines", b'["get", "a"]\n')
+        loaded = await asyncio.to_thread(CliRunner().invoke, app, ["load", str(tmp_path / "lines"), *server])
+
+    assert json.loads(got.stdout) == {"result": {"$bin": "AA=="}}
+    assert json.loads(loaded.stdout)["answer"] == {"$bin": "AA=="}
 
 
 @pytest.mark.parametrize("retried", [2, 3])
@@ -259,10 +323,6 @@ def export_of(rows: Sequence[bytes], count: int | None = None) -> bytes:
 
 def row_of(value: bytes, more: bytes = b"") -> bytes:
     return b'{"index":1,"session":0,"sequence":0,"timestamp":1%b,"value":%b}\n' % (more, value)
-
-
-def write(file: Path, content: bytes) -> None:
-    file.write_bytes(content)
 
 
 @pytest.fixture
