@@ -5,6 +5,7 @@ from .client import Client, Consistency, State, connect
 from .errors import (
     BadRequest,
     ClientError,
+    ForkedClient,
     Halted,
     NotFound,
     OutcomeUnknown,
@@ -28,6 +29,7 @@ __all__ = [
     "Client",
     "ClientError",
     "Consistency",
+    "ForkedClient",
     "Halted",
     "NotFound",
     "OutcomeUnknown",

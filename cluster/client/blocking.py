@@ -1,19 +1,23 @@
 """The blocking client, for programs without an event loop: the calls of `Client`, each returning when it is done."""
 
 import asyncio
+import os
 import threading
-from collections.abc import Coroutine, Generator, Sequence
+from collections.abc import Callable, Coroutine, Generator, Sequence
 from concurrent.futures import CancelledError, Future
+from selectors import DefaultSelector
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
 from quire.log import Bounds
 
 from .client import DEFAULT_TIMEOUT_S, Client, Consistency, State
+from .forks import closed, leave_to_parent, opened, refuse_fork
 from .message import BatchReply
 from .records import Pages, Record
 from .stream import Session
 
+Given = TypeVar("Given")
 Result = TypeVar("Result")
 
 
@@ -35,10 +39,13 @@ class BlockingClient:
         self._client = Client(servers, session=session, timeout_s=timeout_s, halt_on_failure=halt_on_failure)
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
+        self._selector: DefaultSelector | None = None
+        self._opened_in: int | None = None
 
     def __enter__(self) -> Self:
-        loop = asyncio.new_event_loop()
-        self._loop = loop
+        self._opened_in, self._selector = os.getpid(), DefaultSelector()
+        self._loop = loop = asyncio.SelectorEventLoop(self._selector)  # Not the policy's: `forked` has its descriptors.
+        opened(self)
         self._thread = threading.Thread(target=loop.run_forever, name="quire-client", daemon=True)
         self._thread.start()
         self._run(self._client.__aenter__())
@@ -47,6 +54,8 @@ class BlockingClient:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
+        """Leave the block as `Client` does."""
+        closed(self)
         loop, thread = self._loop, self._thread
         if loop is None or thread is None:
             return
@@ -59,6 +68,17 @@ class BlockingClient:
             thread.join()
             loop.close()
 
+    def forked(self) -> None:
+        """In a child: close what was copied of the loop. Its thread is the parent's alone."""
+        loop, selector = self._loop, self._selector
+        self._loop = self._thread = self._selector = None
+        if loop is None or selector is None:
+            return
+        # asyncio does not show the ends of the pipe that wakes a loop. Without them the child only keeps two more open.
+        ends = (getattr(loop, name, None) for name in ("_ssock", "_csock"))
+        leave_to_parent((selector, *(end for end in ends if end is not None)))
+        loop.set_exception_handler(lambda _loop, _context: None)  # Nothing is wrong with what is never finished here.
+
     def apply(self, command: Any) -> Any:
         """Apply one command; return its result."""
         return self._run(self._client.apply(command))
@@ -69,11 +89,11 @@ class BlockingClient:
 
     def submit(self, command: Any) -> Future[Any]:
         """Submit one command; return a future for its result. Waits only for space in the window."""
-        return self._run(_thread_future(self._client.submit(command)))
+        return self._run(_thread_future(self._client.submit, command))
 
     def submit_batch(self, commands: Sequence[Any]) -> Future[BatchReply]:
         """Submit commands as one frame; return a future for their reply. Waits only for space in the window."""
-        return self._run(_thread_future(self._client.submit_batch(commands)))
+        return self._run(_thread_future(self._client.submit_batch, commands))
 
     def session(self) -> Session:
         """The session that numbers this client's commands. Opens it if no command has done so yet."""
@@ -199,6 +219,7 @@ class BlockingClient:
         loop = self._loop
         if loop is None:
             call.close()
+            refuse_fork(self._opened_in)
             raise RuntimeError("the client is not open; use it as in: with quire.connect_sync(...) as cluster")
         if threading.current_thread() is self._thread:
             call.close()
@@ -211,6 +232,23 @@ class BlockingClient:
             raise
 
 
+class _Mirror(Future[Result]):
+    """A future that raises ForkedClient in a child of the process in which it is resolved."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.opened_in: int | None = os.getpid()
+        """None once it is resolved. It is asked without the lock, which another thread may have held at the fork."""
+
+    def result(self, timeout: float | None = None) -> Result:
+        refuse_fork(self.opened_in)
+        return super().result(timeout)
+
+    def exception(self, timeout: float | None = None) -> BaseException | None:
+        refuse_fork(self.opened_in)
+        return super().exception(timeout)
+
+
 async def _cancel_calls() -> None:
     """Cancel the calls of other threads, which would otherwise never return."""
     others = asyncio.all_tasks() - {asyncio.current_task()}
@@ -219,9 +257,11 @@ async def _cancel_calls() -> None:
     await asyncio.gather(*others, return_exceptions=True)
 
 
-async def _thread_future(submitting: Coroutine[Any, Any, asyncio.Future[Result]]) -> Future[Result]:
+async def _thread_future(
+    submit: Callable[[Given], Coroutine[Any, Any, asyncio.Future[Result]]], given: Given
+) -> Future[Result]:
     """A future that other threads may wait for, with the result of the loop's own. Cancelling it cancels no command."""
-    answer, mirror = await submitting, Future[Result]()
+    answer, mirror = await submit(given), _Mirror[Result]()
 
     def copy_result(answer: asyncio.Future[Result]) -> None:
         if not mirror.set_running_or_notify_cancel():
@@ -232,6 +272,7 @@ async def _thread_future(submitting: Coroutine[Any, Any, asyncio.Future[Result]]
             mirror.set_exception(error)
         else:
             mirror.set_result(answer.result())
+        mirror.opened_in = None
 
     answer.add_done_callback(copy_result)
     return mirror

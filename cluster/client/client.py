@@ -1,6 +1,7 @@
 """The asyncio client, as returned by `quire.connect`."""
 
 import asyncio
+import os
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
@@ -12,6 +13,7 @@ from quire.log import Bounds, PayloadInvalid, pack
 from quire.log.packing import array_head
 
 from .errors import BadRequest
+from .forks import closed, opened, refuse_fork
 from .message import BatchReply
 from .pipeline import Pipeline
 from .records import Pages, Record, history_pages, range_pages, tail_pages
@@ -52,6 +54,9 @@ class Client:
     before the answer.
 
     Every call returns or raises within `timeout_s`.
+
+    It belongs to the process that opened it. In a forked child its calls raise ForkedClient, and leaving the block does
+    nothing; the parent's use of it is not disturbed.
     """
 
     def __init__(
@@ -71,17 +76,24 @@ class Client:
         self._halts = halt_on_failure
         self._transport: Transport | None = None
         self._stream: CommandStream | None = None
+        self._opened_in: int | None = None
 
     async def __aenter__(self) -> Self:
+        self._opened_in = os.getpid()
         self._transport = Transport(self._servers, self._timeout_s)
         pipeline = Pipeline(self._timeout_s, halt_on_failure=self._halts)
         self._stream = CommandStream(self._transport, pipeline, self._name)
+        opened(self)
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        """Wait for outstanding answers, unless the block raised; then close the stream and an unnamed session."""
+        """Wait for outstanding answers, unless the block raised; then close the stream and an unnamed session.
+
+        In a forked child it does nothing: all that is the parent's.
+        """
+        closed(self)
         transport, self._transport = self._transport, None
         stream, self._stream = self._stream, None
         if transport is None or stream is None:
@@ -90,6 +102,13 @@ class Client:
             await stream.close(drain=kind is None)
         finally:
             await transport.close()
+
+    def forked(self) -> None:
+        """In a child: close the copied sockets. Every call from here on raises ForkedClient."""
+        if self._transport is not None:
+            self._transport.forked()
+        self._left_to_parent = self._transport, self._stream  # Their finalizers would report them as unclosed.
+        self._transport = self._stream = None
 
     async def session(self) -> Session:
         """The session that numbers this client's commands. Opens it if no command has done so yet.
@@ -394,6 +413,7 @@ class Client:
 
     def _open_stream(self) -> CommandStream:
         if self._stream is None:
+            refuse_fork(self._opened_in)
             raise RuntimeError(NOT_OPEN)
         return self._stream
 
@@ -409,6 +429,7 @@ class Client:
         server: str | None = None,
     ) -> Reply:
         if self._transport is None:
+            refuse_fork(self._opened_in)
             raise RuntimeError(NOT_OPEN)
         headers = {"Accept": MSGPACK}
         if content_type is not None:

@@ -7,6 +7,7 @@
 - OutcomeUnknown: the write may have happened, may still happen, or may never happen
 - SessionFenced, SessionExpired, ReplyGone: the client's session no longer answers this command
 - Halted: an earlier command failed, so this one was not sent
+- ForkedClient: a fork of the process used its client; a mistake of the program, and no ClientError
 - ServerFault: a node failed during a read, or its machine failed in `check` or `query`; nothing was written
 
 "Nothing was written" is said only of what the client sent once, or of which every earlier attempt provably failed. If a
@@ -20,6 +21,17 @@ from typing import Any
 
 class ClientError(Exception):
     """Base class of all errors that the client raises."""
+
+
+class ForkedClient(RuntimeError):
+    """A client that the parent process opened was used in a forked child. Nothing was sent; the parent's goes on."""
+
+    def __init__(self, opened_in: int | None) -> None:
+        super().__init__(
+            f"the client was opened in process {opened_in}, and this is a fork of it: open another client in the child,"
+            " after the fork"
+        )
+        self.opened_in = opened_in
 
 
 class Refused(ClientError):

@@ -33,6 +33,7 @@ from .errors import (
     SessionFenced,
     Unavailable,
 )
+from .forks import Sockets
 
 CONNECT_TIMEOUT_S = 1.0
 READ_ATTEMPT_TIMEOUT_S = 5.0  # Another server can answer a read; a write waits for its own answer.
@@ -90,8 +91,9 @@ class Transport:
         self.timeout_s = timeout_s
         self._leader: str | None = None
         self._unreachable: dict[str, float] = {}
+        self._sockets = Sockets()
         self._session = aiohttp.ClientSession(
-            connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=15.0),
+            connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=15.0, socket_factory=self._sockets.create),
             read_bufsize=READ_BUFFER_BYTES,
             cookie_jar=aiohttp.DummyCookieJar(),
         )
@@ -99,6 +101,10 @@ class Transport:
     async def close(self) -> None:
         """Close every connection."""
         await self._session.close()
+
+    def forked(self) -> None:
+        """In a child: close the copied sockets."""
+        self._sockets.leave_to_parent()
 
     async def call(
         self,
