@@ -107,10 +107,22 @@ def unpack_msgpack(body: bytes) -> Any:
     try:
         if len(body) <= CONTAINERS_LIMIT or len(body.translate(None, _NO_CONTAINER)) <= CONTAINERS_LIMIT:
             return unpack_trusted(body, _ext_type, _map_of)
-        counting = _Counting()  # Text may have such bytes as well.
+        counting = _Counting(CONTAINERS_LIMIT)  # Text may have such bytes as well.
         return unpack_trusted(body, counting.ext_type, counting.map_of, counting.list_of)
     except PayloadInvalid as error:
         raise Malformed(f"the body {error.reason}") from None
+
+
+def has_more_containers(packed: bytes, limit: int) -> bool:
+    """Whether well-formed msgpack has more lists, maps and ext types, itself included, than `limit`."""
+    if len(packed) <= limit or len(packed.translate(None, _NO_CONTAINER)) <= limit:
+        return False
+    counting = _Counting(limit)
+    try:
+        unpack_trusted(packed, counting.ext_type, counting.map_of, counting.list_of)
+    except LimitExceeded:
+        return True
+    return False
 
 
 def _is_scalars(body: bytes, depth_limit: int) -> bool:
@@ -124,7 +136,8 @@ def _is_scalars(body: bytes, depth_limit: int) -> bool:
 class _Counting:
     """Counts containers while they are made. Slower, so for suspicious bodies alone."""
 
-    def __init__(self) -> None:
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
         self._count = 0
 
     def list_of(self, values: list[Any]) -> list[Any]:
@@ -141,7 +154,7 @@ class _Counting:
 
     def _one_more(self) -> None:
         self._count += 1
-        if self._count > CONTAINERS_LIMIT:
+        if self._count > self._limit:
             raise _too_many(self._count)
 
 

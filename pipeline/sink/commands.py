@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 from pyspark.sql.types import BinaryType, StringType, StructType
 
-from quire.cluster.errors import Malformed
-from quire.cluster.values import DEPTH_LIMIT, decode_json, decode_msgpack
+from quire.cluster.errors import LimitExceeded, Malformed
+from quire.cluster.values import DEPTH_LIMIT, decode_json, decode_msgpack, has_more_containers
 from quire.log import PayloadInvalid, pack
 from quire.sm import StateMachine
 from quire.sm.machine import check_batch
@@ -17,6 +17,7 @@ from quire.sm.machines.registry import BUILT_IN, load_machine
 from ..errors import OptionRefused
 from ..origin.nodes import Answer, Nodes, TryNext, document_of
 from .errors import ColumnsRefused, RowRefused
+from .spool import COMMAND_CONTAINERS
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -108,10 +109,12 @@ class CommandChecker:
                 if value is None:
                     raise Malformed("the row is null")
                 command = self._decode(value)
-                packed.append(pack(command))
-            except (Malformed, PayloadInvalid) as error:
+                if has_more_containers(encoded := pack(command), COMMAND_CONTAINERS):
+                    raise Malformed(f"it has more than {COMMAND_CONTAINERS} lists, maps and ext types")
+            except (LimitExceeded, Malformed, PayloadInvalid) as error:
                 self._refuse(row, INVALID, str(error).replace("the body", "it"))
                 continue
+            packed.append(encoded)
             rows.append(row)
             commands.append(command)
         self._row += len(values)

@@ -16,7 +16,8 @@ from typing import Any, NamedTuple
 
 from crc32c import crc32c
 
-from quire.log import Directory, Storage
+from quire.cluster.values import CONTAINERS_LIMIT, has_more_containers
+from quire.log import Directory, Storage, pack
 from quire.log.packing import ExtType, array_head, unpack_trusted
 
 from .errors import SpoolDamaged
@@ -25,6 +26,8 @@ BLOCK_COMMANDS = 1000
 """The most commands in a block, and so in a frame of the log."""
 BLOCK_BYTES = 256 << 10
 """The size at which a block is full. A single command may be larger."""
+COMMAND_CONTAINERS = CONTAINERS_LIMIT - 2
+"""The most lists, maps and ext types in a command: a message that sends it alone has two more."""
 
 _HEAD = b"QSPL\x01\x00\x00\x00"
 _CRC = struct.Struct("<I")
@@ -102,7 +105,9 @@ def check_spool(directory: Directory, spool: Spool) -> None:
 
 
 def commands_of(directory: Directory, spools: Sequence[Spool], skip: int = 0) -> Iterator[list[Any]]:
-    """The commands of all spools, in order, a block at a time, without the first `skip` commands.
+    """The commands of all spools, in order, without the first `skip` commands: as many at a time as a node decodes.
+
+    That is a block, or a part of one whose commands have more lists and maps together than a message may.
 
     Raises:
         SpoolDamaged: with path and position.
@@ -115,9 +120,19 @@ def commands_of(directory: Directory, spools: Sequence[Spool], skip: int = 0) ->
             if skip >= count:
                 skip -= count
                 continue
-            commands = unpack_trusted(array_head(count) + payload, ExtType)
-            yield commands[skip:]
+            packed = array_head(count) + payload
+            yield from _decodable(unpack_trusted(packed, ExtType)[skip:], packed)
             skip = 0
+
+
+def _decodable(commands: list[Any], packed: bytes) -> Iterator[list[Any]]:
+    """The commands, halved until a node decodes each part; `packed` is the array of them, or of more."""
+    if len(commands) == 1 or not has_more_containers(packed, COMMAND_CONTAINERS + 1):
+        yield commands
+        return
+    middle = len(commands) // 2
+    for part in (commands[:middle], commands[middle:]):
+        yield from _decodable(part, pack(part))
 
 
 def _blocks(directory: Directory, spool: Spool) -> Iterator[tuple[int, bytes]]:

@@ -4,6 +4,7 @@ It is larger than each window that it passes: the client's, the stream's at the 
 """
 
 from collections.abc import AsyncGenerator
+from typing import Any
 
 import pytest
 import pytest_asyncio
@@ -26,7 +27,11 @@ LARGE = "x" * (LIMIT - HEADS_BYTES)
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def cluster(tmp_path_factory: pytest.TempPathFactory) -> AsyncGenerator[RunningCluster, None]:
-    settings = {"max_request_bytes": LIMIT, "max_frame_bytes": LIMIT + (1 << 20), "check_invariants": False}
+    settings: dict[str, Any] = {
+        "max_request_bytes": LIMIT,
+        "max_frame_bytes": LIMIT + (1 << 20),
+        "check_invariants": False,
+    }
     async with running_cluster(tmp_path_factory.mktemp("large"), machine="log", **settings) as running:
         config = running.nodes["n1"].config
         assert max(CLIENT_WINDOW_BYTES, STREAM_WINDOW_BYTES, config.stream_window_bytes) < len(LARGE)

@@ -11,6 +11,8 @@ from typing import Any
 import pytest
 
 from quire.cluster.client import SessionFenced
+from quire.cluster.http.routes.stream import decode_message
+from quire.cluster.values import CONTAINERS_LIMIT
 from quire.log import pack
 from quire.log.simulated.faulty import Disk, Keep, PowerLoss
 from quire.pipeline.errors import OptionRefused
@@ -28,7 +30,9 @@ from quire.pipeline.sink.errors import (
 )
 from quire.pipeline.sink.spool import SpoolWriter
 from quire.pipeline.sink.state import FIRST_REFUSALS, SPOOL, Done, SinkState
+from quire.sm import Applied
 from quire.sm.machines.arithmetic import ArithmeticMachine
+from quire.sm.machines.log import LogMachine
 from tests.pipeline.fake_cluster import Cut, FakeCluster, RefusingMachine, SessionClient
 
 TARGET = Target("c" * 32, "sink")
@@ -297,6 +301,30 @@ def test_a_command_larger_than_the_cluster_takes_is_named_by_its_row(largest: in
     with pytest.raises(RowsRefused, match=r"partition 0, row 12: TOO_LARGE: .* 96 bytes"):
         asyncio.run(spark.commit(0, parts))
     assert spark.cluster.executed == []
+    assert SinkState(spark.disk.directory_of_life()).plan() is None
+
+
+def test_commands_with_more_lists_together_than_a_message_may_carry_are_sent_in_parts(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(spool, "BLOCK_COMMANDS", 1000)
+    spark = Spark(SinkDisk(), FakeCluster(machine=LogMachine(None)))
+    sent: list[int] = []
+    send = spark.cluster.send
+
+    def decoding(session: int, sequence: int, commands: Sequence[Any]) -> Applied:
+        sent.append(len(decode_message(pack([sequence, commands]))[1]))
+        return send(session, sequence, commands)
+
+    monkeypatch.setattr(spark.cluster, "send", decoding)
+    rows: list[list[Any]] = [[[number, *[[]] * 99] for number in range(1000)], [["after"]]]
+    spark.cluster.cut_after = 2
+    with pytest.raises(Cut):
+        spark.write(0, rows)
+    spark.write(0, rows)
+
+    assert [command for _, command in spark.cluster.executed] == [*rows[0], *rows[1]]
+    assert max(sent) * 100 <= CONTAINERS_LIMIT - 2
 
 
 def refused_run(window: int, message: int) -> Spark:

@@ -9,11 +9,15 @@ import pyarrow as pa
 import pytest
 from pyspark.sql.types import BinaryType, DataType, IntegerType, StringType, StructField, StructType
 
-from quire.log import pack
+from quire.cluster.errors import LimitExceeded
+from quire.cluster.http.routes.stream import decode_message
+from quire.log import pack, unpack
+from quire.log.json_text import to_json
 from quire.pipeline.errors import ClusterUnavailable, OptionRefused
 from quire.pipeline.sink.commands import INVALID, CommandChecker, check_columns, machine_of
 from quire.pipeline.sink.errors import ColumnsRefused
 from quire.pipeline.sink.options import HIGHEST_BATCH, SinkOptions
+from quire.pipeline.sink.spool import COMMAND_CONTAINERS
 from quire.pipeline.source.options import MAX_FETCH_TIMEOUT_MS
 from quire.sm.machines.arithmetic import ArithmeticMachine
 from quire.sm.machines.log import LogMachine
@@ -156,6 +160,21 @@ def test_bytes_that_no_node_would_take_are_refused_whatever_the_machine_takes(ra
     found, checking = checked("value binary", [raw], LogMachine(None))
 
     assert (found, checking.refused, checking.first_refused[0].code) == ([], 1, INVALID)
+
+
+@pytest.mark.parametrize("ddl", ["value binary", "command string"])
+def test_a_row_with_more_lists_than_a_message_may_carry_is_named_before_the_plan(ddl: str) -> None:
+    as_row = to_json if "string" in ddl else pack
+    rows = [as_row([[]] * (COMMAND_CONTAINERS - 1 + more)) for more in (0, 1, 2, 3)]
+    values = [row.decode() for row in rows] if "string" in ddl else rows
+    found, checking = checked(ddl, values, LogMachine(None))
+
+    assert [row for row, _ in found] == [0]
+    assert [(row.row, row.code) for row in checking.first_refused] == [(1, INVALID), (2, INVALID), (3, INVALID)]
+    message = pack([1, [unpack(found[0][1])]])
+    assert len(decode_message(message)[1]) == 1
+    with pytest.raises(LimitExceeded):
+        decode_message(pack([1, [[[]] * COMMAND_CONTAINERS]]))
 
 
 def test_so_many_refused_rows_are_named_and_the_others_counted() -> None:
