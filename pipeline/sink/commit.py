@@ -19,7 +19,7 @@ from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, Protocol
 
-from quire.cluster.client import BatchReply, NotFound, ReplyGone, Session, SessionError
+from quire.cluster.client import BatchReply, NotFound, ReplyGone, ResultsCut, Session, SessionError
 
 from .errors import (
     BatchOvertaken,
@@ -102,16 +102,41 @@ async def commit(
             _check_results(state, results)
         else:
             _check_number(plan, batch, guessed=guessed)  # Checked again after the open; here it fences nobody.
-        try:
-            last = await _delivered(state, target, connect, results, batch, listed, guessed=guessed)
-        except ReplyGone:
-            # The session has executed what it has forgotten: the second attempt starts after that. Something was
-            # applied under this batch's plan, so every later driver has found that plan: the number is this batch's.
-            last = await _delivered(state, target, connect, results, batch, listed, ask_again=False)
+        last = await _delivered_in_the_end(state, target, connect, results, batch, listed, guessed=guessed)
     state.abandon(result.spool for result in results if result.spool is not None)
     if fails and last.batch == batch and (last.refused or last.unanswered):
         raise CommandsRefused(batch, last.refused, last.unanswered, last.first_refused)
     return last
+
+
+async def _delivered_in_the_end(
+    state: SinkState,
+    target: Target,
+    connect: Connect,
+    results: Sequence[TaskResult],
+    batch: int,
+    listed: Sequence[str],
+    *,
+    guessed: bool,
+) -> Done:
+    """`_delivered`, once more in another way after an answer that the first way can never get.
+
+    Something was applied under this batch's plan then, so every later driver has found that plan: the number is this
+    batch's.
+    """
+    ask_again, one_by_one = True, False
+    while True:
+        try:
+            return await _delivered(
+                state, target, connect, results, batch, listed, guessed, ask_again=ask_again, one_by_one=one_by_one
+            )
+        except ReplyGone:  # The session has executed what it has forgotten: the next attempt starts after that.
+            if not ask_again:
+                raise
+            ask_again = False
+        except ResultsCut:  # The commands of a message are executed, and their results too long for one answer.
+            one_by_one = True
+        guessed = False
 
 
 class _Opened(NamedTuple):
@@ -127,9 +152,10 @@ async def _delivered(
     results: Sequence[TaskResult],
     batch: int,
     listed: Sequence[str],
+    guessed: bool,
     *,
-    guessed: bool = False,
-    ask_again: bool = True,
+    ask_again: bool,
+    one_by_one: bool,
 ) -> Done:
     async with connect() as client:
         was_open = await _is_open(client, state.holder())
@@ -143,7 +169,8 @@ async def _delivered(
             _check_number(plan, batch, guessed=True)
         plan = _plan(state, target, results, batch, opened, last)
         state.hold(opened.session.id)
-        refusals = await _Sender(state, plan, client, opened.session).send(ask_again=ask_again)
+        sender = _Sender(state, plan, client, opened.session, one_by_one=one_by_one)
+        refusals = await sender.send(ask_again=ask_again)
         done = Done(batch, plan.next_sequence, plan.commands, refusals.count, refusals.unanswered, refusals.first)
         state.finish(done)
     if plan.commands:  # Otherwise nothing has shown that this driver still holds the session.
@@ -189,8 +216,8 @@ def _plan(
         if session.sequence != executed:
             raise SessionMoved(target.session, session.sequence, str(executed) if last is not None else None)
         for result in results:
-            if result.largest + ARRAY_HEAD_BYTES > session.message_bytes:
-                text = f"as msgpack it has {result.largest} bytes, and the cluster takes {session.message_bytes}"
+            if result.largest > (most := session.message_bytes - ARRAY_HEAD_BYTES):
+                text = f"as msgpack it has {result.largest} bytes, and the cluster takes {most} (max_request_bytes)"
                 raise RowsRefused(1, [RowRefused(result.partition, result.largest_row, "TOO_LARGE", text)])
         ordered = sorted(
             (result.spool for result in results if result.spool is not None), key=lambda spool: spool.partition
@@ -216,11 +243,15 @@ class _Sender:
     out of the window is settled, so a later driver can always ask for the replies that it does not know.
     """
 
-    def __init__(self, state: SinkState, plan: Plan, client: SessionClient, session: Session) -> None:
+    def __init__(
+        self, state: SinkState, plan: Plan, client: SessionClient, session: Session, *, one_by_one: bool
+    ) -> None:
+        """`one_by_one`: each command is a message, so that only a result that is too long by itself is left out."""
         self._state = state
         self._plan = plan
         self._client = client
         self._session = session
+        self._one_by_one = one_by_one
         self._refusals = state.refusals(plan)
         self._awaited: deque[tuple[int, int, asyncio.Future[BatchReply]]] = deque()
 
@@ -260,7 +291,8 @@ class _Sender:
     def _pieces(self, skip: int) -> Iterator[list[Any]]:
         """The rest of the commands, one message at a time: blocks, unless the cluster's limits are smaller."""
         session = self._session
-        longest = 1 if session.message_bytes < 2 * BLOCK_BYTES else max(1, session.window // 4)
+        is_small = session.message_bytes < 2 * BLOCK_BYTES
+        longest = 1 if is_small or self._one_by_one else max(1, session.window // 4)
         for commands in commands_of(self._state.directory, self._plan.spools, skip):
             for place in range(0, len(commands), longest):
                 yield commands[place : place + longest]
@@ -268,10 +300,15 @@ class _Sender:
     async def _settle(self) -> None:
         """Wait for the oldest answer. Refusals in it are durable on return."""
         sequence, count, future = self._awaited.popleft()
-        reply = await future
         known, through = self._refusals, sequence + count
         unanswered, new = 0, list[tuple[int, str, str]]()
-        for place, code, text in reply.refused:
+        try:
+            refused = (await future).refused
+        except ResultsCut:
+            if count > 1:
+                raise
+            refused, unanswered = [], 1  # A longer text than an answer may have may be a refusal's.
+        for place, code, text in refused:
             if code == _REUSED:
                 raise SpoolDamaged(
                     self._state.directory.path, f"sequence {sequence + place} was another command: {text}"

@@ -8,7 +8,16 @@ from contextlib import AbstractAsyncContextManager
 from types import TracebackType
 from typing import Any
 
-from quire.cluster.client import BatchReply, NotFound, ReplyGone, Session, SessionError, SessionExpired, SessionFenced
+from quire.cluster.client import (
+    BatchReply,
+    NotFound,
+    ReplyGone,
+    ResultsCut,
+    Session,
+    SessionError,
+    SessionExpired,
+    SessionFenced,
+)
 from quire.sm import Applied, Applier, Refused, Sessions, StateMachine
 from quire.sm.machines.arithmetic import ArithmeticMachine
 from tests.sm.frames import Frames
@@ -39,6 +48,8 @@ class FakeCluster:
         self.message_bytes = message_bytes
         self.executed: list[tuple[int, Any]] = []
         self.messages = 0
+        self.answer_results: int | None = None
+        """The most results in one answer; what is beyond is cut off."""
         self.cut_before: int | None = None
         self.cut_after: int | None = None
         self._frames = Frames()
@@ -114,7 +125,10 @@ class SessionClient(AbstractAsyncContextManager["SessionClient"]):
         applied = self._cluster.send(session.id, self._next, commands)
         self._next += len(commands)
         refused = applied.refused
-        if len(refused) == len(commands) and (error := ERRORS.get(refused[0][1])):
+        most = self._cluster.answer_results
+        if most is not None and len(commands) > most:
+            future.set_exception(ResultsCut(applied.index))
+        elif len(refused) == len(commands) and (error := ERRORS.get(refused[0][1])):
             future.set_exception(error(*refused[0][1:]))
         else:
             future.set_result(BatchReply(applied.index, applied.epoch, applied.results, refused))

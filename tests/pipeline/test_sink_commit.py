@@ -298,7 +298,7 @@ def test_a_command_larger_than_the_cluster_takes_is_named_by_its_row(largest: in
     if taken:
         asyncio.run(spark.commit(0, parts))
         return
-    with pytest.raises(RowsRefused, match=r"partition 0, row 12: TOO_LARGE: .* 96 bytes"):
+    with pytest.raises(RowsRefused, match=r"partition 0, row 12: TOO_LARGE: .* 96 bytes, and the cluster takes 95 "):
         asyncio.run(spark.commit(0, parts))
     assert spark.cluster.executed == []
     assert SinkState(spark.disk.directory_of_life()).plan() is None
@@ -325,6 +325,20 @@ def test_commands_with_more_lists_together_than_a_message_may_carry_are_sent_in_
 
     assert [command for _, command in spark.cluster.executed] == [*rows[0], *rows[1]]
     assert max(sent) * 100 <= CONTAINERS_LIMIT - 2
+
+
+@pytest.mark.parametrize("most", [1, 0])
+def test_replies_too_long_for_one_answer_are_asked_for_one_by_one(most: int) -> None:
+    spark = Spark(SinkDisk(), FakeCluster(machine=RefusingMachine(42)))
+    spark.cluster.answer_results = most
+    rows = [[["add", 13], ["add", 1], ["add", 2]], [["add", 3], ["add", 13]]]
+
+    done = asyncio.run(spark.commit(0, spark.tasks(0, rows), fails=False))
+
+    assert [command for _, command in spark.cluster.executed] == [*rows[0], *rows[1]]
+    assert (done.commands, done.refused, done.unanswered) == ((5, 2, 0) if most else (5, 0, 5))
+    spark.cluster.answer_results = None
+    spark.write(1)
 
 
 def refused_run(window: int, message: int) -> Spark:
