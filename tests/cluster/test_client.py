@@ -6,6 +6,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
+from aiohttp import web
 
 from quire.cluster.client import (
     BadRequest,
@@ -19,6 +20,7 @@ from quire.cluster.client import (
     connect,
 )
 from quire.cluster.client.backoff import BACKOFF_FIRST_S, BACKOFF_LONGEST_S, RETRY_SPREAD, Backoff
+from quire.cluster.http.problems import problem
 from tests.cluster.scripted import LINE, Step, appended, broken, document, foreign, lines, refusing, scripted, silent
 from tests.cluster.turning import late
 
@@ -70,6 +72,19 @@ def test_the_waits_double_from_the_first_to_the_longest_where_a_server_names_no_
     for failures, wait in enumerate(waits):
         least = BACKOFF_FIRST_S * 2 ** min(failures, 20)
         assert min(least, BACKOFF_LONGEST_S) <= wait <= min(least + BACKOFF_FIRST_S, BACKOFF_LONGEST_S)
+
+
+async def test_a_call_does_not_wait_beyond_its_deadline_for_a_server_that_asks_for_more() -> None:
+    def busy(_request: web.Request) -> web.Response:
+        response = problem(429, "overloaded", "title", "detail", {})
+        response.headers["Retry-After"] = "3600"
+        return response
+
+    async with scripted(busy) as server, connect(server.address, timeout_s=0.1) as cluster:
+        async with asyncio.timeout(60):
+            with pytest.raises(Unavailable, match="answered 429"):
+                await cluster.append(["add", 3])
+        assert len(server.requests) == 1
 
 
 @pytest.mark.parametrize(
