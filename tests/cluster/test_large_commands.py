@@ -48,6 +48,7 @@ async def test_a_large_command_passes_by_apply_and_the_next_ones_too(cluster: Ru
         with pytest.raises(BadRequest, match=f"above the limit of {LIMIT}"):
             await client.apply(LARGE + "x" * HEADS_BYTES)
         reply = await client.apply_batch([LARGE])
+        assert reply.index is not None
         assert await client.read(reply.index) == LARGE
 
 
