@@ -114,7 +114,8 @@ class Client:
         """The session that numbers this client's commands. Opens it if no command has done so yet.
 
         Raises:
-            Unavailable: no server could open it within `timeout_s`.
+            Unavailable: no server could open it within `timeout_s`. No command was executed; but if an attempt was not
+                answered, its name may have been taken over from another holder.
         """
         return await self._open_stream().session()
 

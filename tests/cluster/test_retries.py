@@ -179,6 +179,23 @@ async def test_a_retry_whose_original_is_not_committed_is_no_wrong_index(tmp_pat
         assert (await cluster.ask("n1", "GET", "/state")).document["state"] == "47"  # It begins at 42.
 
 
+async def test_a_later_leader_answers_a_repeated_write_with_an_index_as_the_first_one_would(tmp_path: Path) -> None:
+    async with running_cluster(tmp_path) as cluster:
+        session = await opened(cluster)
+        original = await write(cluster, "n1", f"/records?index={session + 1}", session, 1, b'["add", 5]')
+        await cluster.lead("n2")
+        repeated, other = [
+            await write(cluster, "n1", f"/records?index={session + 1}", session, sequence, b'["add", 5]')
+            for sequence in (1, 2)
+        ]
+        state = (await cluster.ask("n1", "GET", "/state")).document["state"]
+
+    assert original.document == {"write_index": session + 1, "count": 1}
+    assert (repeated.status, repeated.document) == (200, {"repeated": True, "count": 1})
+    assert (other.status, other.problem) == (409, "wrong-index")
+    assert state == "47"
+
+
 @EVERYWHERE
 async def test_records_that_are_refused_in_part_are_named_as_commands_are(cluster: RunningCluster, at: str) -> None:
     session = await opened(cluster)
