@@ -46,7 +46,10 @@ async def log_cluster(tmp_path_factory: pytest.TempPathFactory) -> AsyncGenerato
 
 async def opened(cluster: RunningCluster, name: str | None = None) -> int:
     body = orjson.dumps({} if name is None else {"name": name})
-    return int((await cluster.ask("n1", "POST", "/sessions", body, JSON)).document["session"])
+    async with asyncio.timeout(DEADLINE_S):
+        while (reply := await cluster.ask("n1", "POST", "/sessions", body, JSON)).status != 200:
+            pass
+    return int(reply.document["session"])
 
 
 async def write(
@@ -156,7 +159,7 @@ async def test_a_write_with_another_index_under_a_closed_session_is_refused_by_t
 
 async def test_a_retry_whose_original_is_not_committed_is_no_wrong_index(tmp_path: Path) -> None:
     """The original is in the leader's log, and its session does not know it yet."""
-    async with running_cluster(tmp_path, election_timeout_ms=120_000, request_timeout_ms=1_000) as cluster:
+    async with running_cluster(tmp_path, election_timeout_ms=120_000, request_timeout_ms=600) as cluster:
         session = await opened(cluster)
         configs = [cluster.nodes[node_id].config for node_id in ("n2", "n3")]
         for config in configs:
