@@ -55,7 +55,6 @@ class BlockingClient:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         """Leave the block as `Client` does."""
-        closed(self)
         loop, thread = self._loop, self._thread
         if loop is None or thread is None:
             return
@@ -67,6 +66,7 @@ class BlockingClient:
             loop.call_soon_threadsafe(loop.stop)
             thread.join()
             loop.close()
+            closed(self)
 
     def forked(self) -> None:
         """In a child: close what was copied of the loop. Its thread is the parent's alone."""

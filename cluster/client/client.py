@@ -104,9 +104,7 @@ class Client:
             await transport.close()
 
     def forked(self) -> None:
-        """In a child: close the copied sockets. Every call from here on raises ForkedClient."""
-        if self._transport is not None:
-            self._transport.forked()
+        """In a child, every call from here on raises ForkedClient. The transport closes its copied sockets itself."""
         self._left_to_parent = self._transport, self._stream  # Their finalizers would report them as unclosed.
         self._transport = self._stream = None
 

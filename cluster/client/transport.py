@@ -33,7 +33,7 @@ from .errors import (
     SessionFenced,
     Unavailable,
 )
-from .forks import Sockets
+from .forks import Sockets, closed, opened
 
 CONNECT_TIMEOUT_S = 1.0
 READ_ATTEMPT_TIMEOUT_S = 5.0  # Another server can answer a read; a write waits for its own answer.
@@ -97,10 +97,14 @@ class Transport:
             read_bufsize=READ_BUFFER_BYTES,
             cookie_jar=aiohttp.DummyCookieJar(),
         )
+        opened(self)
 
     async def close(self) -> None:
         """Close every connection."""
-        await self._session.close()
+        try:
+            await self._session.close()
+        finally:
+            closed(self)
 
     def forked(self) -> None:
         """In a child: close the copied sockets."""

@@ -111,6 +111,34 @@ if main() == "child":
 """
 )
 
+CLOSING = (
+    CALLS
+    + """
+cluster = quire.connect_sync(server)
+cluster.__enter__()
+assert cluster.apply("first") == 1
+in_flight = cluster.submit("in flight")
+leaving = threading.Thread(target=cluster.__exit__, args=(None, None, None))
+leaving.start()
+try:
+    while True:
+        cluster.ready(server)
+except RuntimeError:
+    pass  # It waits for the answer, and then closes.
+print("sent", flush=True)
+if (child := os.fork()) == 0:
+    refused(cluster.apply, 1)
+    refused(in_flight.result)
+    assert not [each for each in descriptors() if each.startswith(("socket:", "anon_inode:[eventpoll]"))]
+    cluster.__exit__(None, None, None)
+    sys.exit(0)
+assert os.waitpid(child, 0)[1] == 0
+print("forked", flush=True)
+assert in_flight.result() == 2
+leaving.join()
+"""
+)
+
 ASYNCIO = (
     CALLS
     + """
@@ -207,5 +235,13 @@ async def test_an_asyncio_client_fails_at_once_in_a_child_and_goes_on_in_the_par
     server = await goes_on_as_if_there_were_no_fork(ASYNCIO.replace("LOOP_FACTORY", factory), way)
 
     assert server.executed == ["first", "in flight", "after"]
+    assert len(server.streams) == 1
+    assert [method for method, _ in server.calls] == ["POST", "DELETE"]
+
+
+async def test_a_child_forked_while_a_client_closes_fails_at_once_and_the_client_closes_in_order() -> None:
+    server = await goes_on_as_if_there_were_no_fork(CLOSING, "closing")
+
+    assert server.executed == ["first", "in flight"]
     assert len(server.streams) == 1
     assert [method for method, _ in server.calls] == ["POST", "DELETE"]
