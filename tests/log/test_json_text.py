@@ -15,8 +15,10 @@ from quire.log.packing import RESERVED_EXT_TYPES, ExtType, Timestamp, unpack
 VALUES = 20_000
 INTS = [0, 1, -1, 127, 128, -32, -33, 2**31, 2**53 + 1, -(2**63), 2**63 - 1, 2**63, 2**64 - 1]
 FLOATS = [0.0, -0.0, 1.0, -1.5, 0.1, 1e16, 1e22, 1e308, 5e-324, 2.0**53, 123456789.125]
-TEXTS = ["", "$", "$bin", "$ext", "$map", "$float", "$key", "key", "1", "1.0", "null", "true", '{"$', '\\{"$', "\\"]
-TEXTS += ['"', '{"$bin": ""}', "\x00", "\u2028", "\ud7ff", "\ue000", "\U0010ffff", "ä", "日本", "x" * 40]
+TEXTS = [
+    *("", "$", "$bin", "$ext", "$map", "$float", "$key", "key", "1", "1.0", "null", "true", '{"$', '\\{"$', "\\"),
+    *('"', '{"$bin": ""}', "\x00", "\u2028", "\ud7ff", "\ue000", "\U0010ffff", "ä", "日本", "x" * 40),
+]
 
 
 def random_scalar(random: Random) -> Any:
