@@ -1,9 +1,9 @@
 """The errors of `quire.pipeline`. Corrupt bytes of a log raise the errors of `quire.log`, such as `FrameCorrupt`, which
 names file and position.
 
-The user's fault: `OptionRefused`, `NoLog`, `ForeignLog`, `WorkersLackQuire`. Records that are gone: `RecordsLost`,
-`CheckpointAhead`. The cluster's fault: `ClusterUnavailable`. The archive's: `ArchiveGap`, `ArchiveDamaged`,
-`ArchiveDiverges`. A replay cannot start: `GroundMissing`, `GenesisMissing`, `MachineDiffers`.
+The user's fault: `OptionRefused`, `NoLog`, `ForeignLog`, `WorkersLackQuire`, `RowsRefused`. Records that are gone:
+`RecordsLost`, `CheckpointAhead`. The cluster's fault: `ClusterUnavailable`. The archive's: `ArchiveGap`,
+`ArchiveDamaged`, `ArchiveDiverges`. A replay cannot start: `GroundMissing`, `GenesisMissing`, `MachineDiffers`.
 """
 
 from __future__ import annotations
@@ -46,6 +46,14 @@ class WorkersLackQuire(PipelineError):
             "PYSPARK_PYTHON to an interpreter that has quire[spark], such as this program's own (sys.executable)"
         )
         self.python, self.reason = python, reason
+
+
+class RowsRefused(PipelineError):
+    """Retries cannot be marked in these rows."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(f"retries cannot be marked in these rows: {reason}")
+        self.reason = reason
 
 
 class RecordsLost(PipelineError):

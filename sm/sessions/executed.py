@@ -57,26 +57,37 @@ class Executed:
 
     def executes(self, index: int, timestamp: int, session: int, sequence: int) -> bool:
         """Whether the record executed; one without a session (0) always does."""
+        return not self.answered(index, timestamp, session, sequence, 1)
+
+    def answered(self, index: int, timestamp: int, session: int, sequence: int, count: int) -> int:
+        """How many of `count` records did not execute, from the first on; the others did.
+
+        They are all the records of a session between two system records or a part of these, with sequences that rise by
+        one. `index` is that of the first, `timestamp` that of the last.
+        """
         if not session:
-            return True
+            return 0
         if not sequence:
-            return False
+            return count
         table = self._sessions
         replies = table.replies.get(session)
         if replies is None:
             if not self._may_be_open(session):
-                return False
+                return count
             self._known.add(session)
             replies = Replies()
             replies.next_sequence = _UNKNOWN
             table.put(session, None, replies)
         table.used(session, timestamp)
+        answered = 0
         if replies.next_sequence == _UNKNOWN:
             self.assumed.append(index)
-        elif sequence != replies.next_sequence:
-            return False
-        replies.next_sequence = sequence + 1
-        return True
+        elif sequence > replies.next_sequence:
+            return count
+        else:
+            answered = min(count, replies.next_sequence - sequence)
+        replies.next_sequence = max(replies.next_sequence, sequence + count)
+        return answered
 
     def _may_be_open(self, session: int) -> bool:
         """Whether the session was opened before the beginning of the log, and nothing is known of it since."""

@@ -1,0 +1,1 @@
+"""Which rows of a read executed: retries marked, in parallel."""

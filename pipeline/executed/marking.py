@@ -1,0 +1,47 @@
+"""`mark_executed`: a column that tells a log's commands from their retries."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ..errors import RowsRefused
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+NEEDED = ("index", "timestamp", "kind", "session", "sequence", "value")
+EXECUTED = "executed"
+
+
+def mark_executed(frame: DataFrame) -> DataFrame:
+    """The rows of a batch read with a column `executed`: false if the record's session answered it, as it does a retry.
+
+    Null for system records, and for rows that the log got since. The frame needs the columns NEEDED, and all rows from
+    its first to its last: mark first, then select. It is read here once, in parallel, and the driver judges the runs
+    that tasks make of the rows; so the rows are read again when the result is.
+
+    What the rows do not show is not known: if they begin above index 0, the first row of a session from before counts
+    as executed, as does that of a name that is opened for the first time; and a session that was evicted because the
+    replies of all sessions took too many bytes counts as open.
+
+    Raises:
+        RowsRefused: it is a stream, a column is missing, or rows are missing or there twice.
+    """
+    # The command line imports this where there is no PySpark.
+    from pyspark.sql import functions as F  # noqa: N812, PLC0415
+    from pyspark.sql.pandas.functions import arrow_udf  # noqa: PLC0415
+    from pyspark.sql.pandas.types import from_arrow_schema  # noqa: PLC0415
+
+    from .runs import RUNS, marks_of, runs_of  # noqa: PLC0415
+
+    if frame.isStreaming:
+        raise RowsRefused("they are a stream's, of which each batch would have to know all before it")
+    if missing := [name for name in NEEDED if name not in frame.columns]:
+        raise RowsRefused(f"they lack {', '.join(missing)}")
+    is_system = F.col("kind") == "system"
+    system_value = F.when(is_system, F.col("value")).alias("value")
+    rows = frame.select("index", "timestamp", "session", "sequence", system_value)
+    marks = marks_of(rows.mapInArrow(runs_of, from_arrow_schema(RUNS)).toArrow())
+    # Spark warns if it is told the function's type, which its stubs demand.
+    executed = arrow_udf("boolean")(marks.executed)  # type: ignore[call-overload]
+    return frame.withColumn(EXECUTED, F.when(~is_system, executed("index", "session", "sequence")))
