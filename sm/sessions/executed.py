@@ -63,12 +63,10 @@ class Executed:
         """How many of `count` records did not execute, from the first on; the others did.
 
         They are all the records of a session between two system records or a part of these, with sequences that rise by
-        one. `index` is that of the first, `timestamp` that of the last.
+        one; the one under sequence 0 is alone. `index` is that of the first, `timestamp` that of the last.
         """
         if not session:
             return 0
-        if not sequence:
-            return count
         table = self._sessions
         replies = table.replies.get(session)
         if replies is None:
@@ -79,6 +77,8 @@ class Executed:
             replies.next_sequence = _UNKNOWN
             table.put(session, None, replies)
         table.used(session, timestamp)
+        if not sequence:
+            return count  # No command has it. The record is a use of the session all the same.
         answered = 0
         if replies.next_sequence == _UNKNOWN:
             self.assumed.append(index)

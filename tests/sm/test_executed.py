@@ -68,3 +68,10 @@ def test_a_session_of_before_that_expired_in_the_log_executes_nothing_more() -> 
 
 def test_no_record_executes_under_sequence_0() -> None:
     assert told((7, 0), (7, 3)) == ([1], [1])
+
+
+def test_a_record_under_sequence_0_is_a_use_of_its_session() -> None:
+    sessions = Sessions(session_ttl_s=15)
+    sessions.expire_from(0)
+    unnamed = {"type": "open_session", "name": None}
+    assert told(unnamed, (LOWEST, 0), unnamed, (LOWEST, 1), sessions=sessions, seconds=10) == ([3], [])
