@@ -367,16 +367,13 @@ CALLS = [
         ],
     ),
     Call(
-        get("/index_bounds"),
-        "lowest_index highest_index",
-        own=[Row(400, "malformed", get("/index_bounds?consistency=leader"))],
-    ),
-    Call(
         get("/index_bounds?consistency=linearizable"),
         "lowest_index highest_index",
         forwards=True,
         reads=False,  # Not of the machine.
         own=[
+            Row(200, "", get("/index_bounds"), gives=frozenset({"lowest_index", "highest_index"})),
+            Row(400, "malformed", get("/index_bounds?consistency=leader")),
             Row(503, "state-unavailable", get("/index_bounds?consistency=linearizable"), given=worlds.no_reads),
             Row(503, "stopping", get("/index_bounds?consistency=linearizable"), given=worlds.stopping),
         ],
