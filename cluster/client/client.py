@@ -122,7 +122,8 @@ class Client:
 
         For callers that recorded what they sent under a named session, and under which sequences. Commands that were
         already executed get the reply they got then (ReplyGone if the session no longer keeps it); the others execute.
-        Call it before the first command.
+        Call it before the first command. Unless the sequence is the next one anyway, `halt_on_failure` holds from here
+        on: what followed a failed command would get another sequence than it had, and might execute again.
 
         Raises:
             ValueError: the sequence would leave a gap, or commands were already submitted.

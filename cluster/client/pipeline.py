@@ -83,7 +83,12 @@ class Pipeline:
         self._admit()
 
     def resume_at(self, sequence: int) -> None:
-        """Give the next command this sequence. Nothing may be queued or in flight."""
+        """Give the next command this sequence. Nothing may be queued or in flight.
+
+        If an earlier client gave it to a command, the client halts as under `halt_on_failure`: what would follow a
+        failure may have been executed for that one, and under another sequence it would be executed again.
+        """
+        self._halts |= sequence < self._next_sequence
         self._next_sequence = sequence
 
     def submit(self, packed: bytes, commands: int, *, batch: bool) -> Answer | None:

@@ -12,15 +12,14 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from http import HTTPStatus
-from io import BytesIO
 from typing import Any, NamedTuple
 
 import aiohttp
 import orjson
-from aiohttp.payload import TOO_LARGE_BYTES_BODY
 
 from quire.log.packing import ExtType, unpack_trusted
 
+from ..outgoing import send_once, sendable
 from .backoff import AttemptFailed, Backoff
 from .errors import (
     BadRequest,
@@ -96,6 +95,7 @@ class Transport:
             connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=15.0, socket_factory=self._sockets.create),
             read_bufsize=READ_BUFFER_BYTES,
             cookie_jar=aiohttp.DummyCookieJar(),
+            middlewares=(send_once,),
         )
         opened(self)
 
@@ -224,7 +224,7 @@ class Transport:
             async with self._session.request(
                 attempt.method,
                 url,
-                data=attempt.sendable(),
+                data=sendable(attempt.body),
                 headers=attempt.headers,
                 timeout=timeout,
                 allow_redirects=False,
@@ -267,10 +267,6 @@ class _Attempt:
         """The error for an attempt of which no answer says what became of it."""
         self.in_doubt |= self.writes
         return OutcomeUnknown(reason) if self.writes and not self.repeatable else NothingWritten(reason)
-
-    def sendable(self) -> bytes | BytesIO | None:
-        """The body in the form that aiohttp accepts without a warning: large bodies as files."""
-        return self.body if self.body is None or len(self.body) <= TOO_LARGE_BYTES_BODY else BytesIO(self.body)
 
 
 def _raise_if_gone(code: str | None) -> None:

@@ -11,16 +11,15 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from http import HTTPStatus
-from io import BytesIO
 from typing import TYPE_CHECKING, cast
 
 import aiohttp
 import structlog
 from aiohttp import ClientWSTimeout, WSMsgType, web
-from aiohttp.payload import TOO_LARGE_BYTES_BODY
 from yarl import URL
 
 from ..errors import LeaderUnreachable, NoLeader, NotLeader, OutcomeUnknown, Overloaded
+from ..outgoing import send_once, sendable
 from .admission.slow_callers import CLOSE_TIMEOUT_S, PIECE_BYTES, close, done_or_stalled
 from .admission.streams import OpenStream
 from .api import ADMISSION, API
@@ -44,10 +43,6 @@ _RESPONSE_HEADERS = frozenset({"Content-Type", "Retry-After"})
 rate_limited = RateLimitedLog(structlog.get_logger(__name__))
 
 Socket = web.WebSocketResponse | aiohttp.ClientWebSocketResponse
-
-
-class HopBroken(aiohttp.ClientError):
-    """The connection to the leader broke after the request, or a part of it, was sent."""
 
 
 @dataclass(eq=False, slots=True)
@@ -75,7 +70,7 @@ class LeaderHop:
             auto_decompress=False,
             read_bufsize=READ_BUFFER_BYTES,
             cookie_jar=aiohttp.DummyCookieJar(),
-            middlewares=(_send_once,),
+            middlewares=(send_once,),
         )
         # Each stream occupies a connection as long as it lives. The streams themselves have a limit.
         streams = aiohttp.ClientSession(
@@ -230,20 +225,6 @@ async def _held_content(request: web.Request, response: aiohttp.ClientResponse, 
     return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
 
-async def _send_once(request: aiohttp.ClientRequest, send: aiohttp.ClientHandlerType) -> aiohttp.ClientResponse:
-    """Send a request, and never a second time.
-
-    aiohttp repeats a DELETE or PUT whose connection broke. If the first was executed, the response to the second would
-    claim, falsely, that there was nothing to do.
-    """
-    try:
-        return await send(request)
-    except aiohttp.ClientConnectorError:
-        raise
-    except (aiohttp.ClientOSError, aiohttp.ServerDisconnectedError) as error:
-        raise HopBroken(str(error) or type(error).__name__) from error
-
-
 def connect_timeout_s(node: "Node") -> float:
     """How long connecting to the leader may take: as long as a leader may be silent, within a request's deadline."""
     config = node.config
@@ -258,11 +239,6 @@ def ping_s(node: "Node") -> float:
 def hop_headers(node: "Node", request: web.Request) -> dict[str, str]:
     """What a node adds to a request that it passes on: that it was forwarded, and its id."""
     return {FORWARDED: node.node_id, REQUEST_ID: request[REQUEST_ID_KEY]}
-
-
-def sendable(body: bytes | None) -> bytes | BytesIO | None:
-    """The body in the form that aiohttp accepts without a warning: a large one as a file."""
-    return body if body is None or len(body) <= TOO_LARGE_BYTES_BODY else BytesIO(body)
 
 
 def _is_kept(name: str) -> bool:

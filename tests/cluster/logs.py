@@ -15,7 +15,7 @@ from aiohttp import ClientSession, web
 
 from quire.cluster.http.admission.connections import ConnectionLimit
 from quire.cluster.http.app import serve_app
-from quire.cluster.http.forwarding import sendable
+from quire.cluster.outgoing import sendable
 from quire.cluster.serve.process import listen
 from quire.cluster.standalone.app import make_app
 from quire.cluster.standalone.config import StandaloneConfig
