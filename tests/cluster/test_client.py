@@ -301,3 +301,14 @@ def test_a_client_without_a_server_is_refused() -> None:
 async def test_a_client_that_is_not_open_says_how_to_open_it() -> None:
     with pytest.raises(RuntimeError, match="async with"):
         await connect("127.0.0.1:1").apply(["add", 1])
+
+
+async def test_a_session_s_end_is_sent_once_and_unknown_if_the_connection_broke() -> None:
+    async with (
+        scripted(document({"node_id": "n1"}), broken, refusing(404, "session-not-open")) as server,
+        connect(server.address) as cluster,
+    ):
+        await cluster.status()  # aiohttp repeats a DELETE over a connection that was used before.
+        with pytest.raises(OutcomeUnknown):
+            await cluster.close_session(7)
+        assert [method for method, *_ in server.requests] == ["GET", "DELETE"]

@@ -157,3 +157,21 @@ async def test_a_command_in_an_answered_message_whose_reply_is_gone_fails_as_tha
 
     assert isinstance(answers[0], ReplyGone)
     assert answers[1:] == [2, 3]
+
+
+async def test_a_client_that_resumed_sends_nothing_after_a_message_in_doubt_that_was_refused() -> None:
+    too_long = next(problem for problem in CHANGES if problem["status"] == 413)
+    async with streaming([], problem=too_long) as server:
+        async with connect(server.address, session="sink") as cluster:
+            for command in ("a", "b"):
+                await cluster.apply_batch([command])
+        server.faults = [Fault.CHANGED]
+        async with connect(server.address, session="sink") as cluster:
+            await cluster.resume_at(1)
+            answers = [await cluster.submit_batch(["a"])]
+            await server.heard(4)
+            answers.append(await cluster.submit_batch(["b"]))
+            server.answering.set()
+            errors = [type(error) for error in await answers_of(*answers)]
+            assert errors == [OutcomeUnknown, Halted]
+        assert server.executed == ["a", "b"]  # Under another sequence than it had, b would be executed again.

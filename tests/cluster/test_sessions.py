@@ -67,7 +67,8 @@ async def test_each_line_of_a_range_has_the_session_and_the_sequence_of_its_reco
 ) -> None:
     session = (await opened(cluster, at))["session"]
     first = (await send(cluster, at, session, 1, ["add", 1], ["add", 2])).document["index"]
-    again = (await send(cluster, at, session, 2, ["add", 2])).document["index"]
+    assert (await send(cluster, at, session, 2, ["add", 2])).document["repeated"]
+    again = first + 2
     alone = (await cluster.commands(at, ["add", -3]))["index"]
 
     reply = await cluster.ask("n1", "GET", f"/records?from={first}&to={alone + 1}")
