@@ -32,7 +32,7 @@ from .machines.fingerprint import fingerprint_of
 from .machines.kv import KvMachine
 from .machines.log import LogMachine
 from .machines.registry import default_initial, load_machine
-from .sessions.executed import Executed
+from .sessions.executed import Assumed, Executed
 from .sessions.table import (
     MAX_SESSIONS,
     SESSION_BYTES,
@@ -78,6 +78,7 @@ __all__ = [
     "Applier",
     "ApplyFailed",
     "ArithmeticMachine",
+    "Assumed",
     "Boundary",
     "CheckFailed",
     "Context",

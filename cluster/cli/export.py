@@ -21,10 +21,10 @@ from typing import IO, Any
 
 import orjson
 
-from quire.log import SESSION_TTL, PayloadInvalid
+from quire.log import PayloadInvalid
 from quire.log.json_text import from_json, to_exact_json
 from quire.log.packing import check_value
-from quire.sm import SESSION_LIMITS, Executed, Sessions
+from quire.sm import SESSION_LIMITS, Assumed, Executed, Sessions
 
 from ..client import Client, ClientError, Record, connect
 from ..errors import Malformed
@@ -38,8 +38,6 @@ ROW_DEPTH = 3 * DEPTH_LIMIT + 2
 """The containers that may be nested in a row: a map may become a map, a list of pairs, and a pair."""
 END_BYTES = 64
 """More than the last line has."""
-ASSUMED_SHOWN = 10
-"""The indices that a warning names; the others are counted."""
 
 
 class ExportFailed(ClientError):
@@ -53,7 +51,7 @@ class ExportInvalid(ClientError):
 def export_range(servers: str, from_index: int | None, to_index: int | None, timeout_s: float) -> Exit:
     """Write an export to stdout; return the exit code, which is DONE only if all of it is written."""
 
-    async def run() -> list[int]:
+    async def run() -> Assumed | None:
         async with connect(servers, timeout_s=timeout_s) as client:
             return await write_export(client, from_index, to_index, sys.stdout.buffer)
 
@@ -69,15 +67,15 @@ def export_range(servers: str, from_index: int | None, to_index: int | None, tim
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         complain(f"the export cannot be written: {(error.strerror or str(error)).lower()}; it is not whole")
         return Exit.FAILED
-    if assumed:
+    if assumed is not None:
         complain(warning_of(assumed))
     return Exit.DONE
 
 
-async def write_export(client: Client, from_index: int | None, to_index: int | None, out: IO[bytes]) -> list[int]:
+async def write_export(client: Client, from_index: int | None, to_index: int | None, out: IO[bytes]) -> Assumed | None:
     """Write the commands [from_index, to_index), by default all that the log has and that were acknowledged by now.
 
-    Return `Executed.assumed`: from which records on the log does not tell whether some executed. They are written.
+    Return `Executed.assumed`: of which records the log does not show whether they executed. They are written.
 
     Raises:
         ExportFailed: a record has no exact form, or the range is not in the log.
@@ -109,17 +107,14 @@ async def write_export(client: Client, from_index: int | None, to_index: int | N
 def _reader(status: dict[str, Any], lowest_index: int) -> Executed:
     """A reader of the log of a cluster with this status."""
     limits = status["limits"]
-    sessions = Sessions(**{name: limits[name] for name in SESSION_LIMITS if name in limits})
-    if lowest_index and SESSION_TTL in status["features"]:
-        sessions.expire_from(0)
-    return Executed(sessions, lowest_index)
+    return Executed(Sessions(**{name: limits[name] for name in SESSION_LIMITS if name in limits}), lowest_index)
 
 
 def _executed(reader: Executed, record: Record) -> bool:
     if record.kind == "system":
         reader.take_system(record.index, record.timestamp, record.value)
         return False
-    return reader.executes(record.index, record.timestamp, record.session, record.sequence)
+    return reader.executes(record.index, record.timestamp, record.session, record.sequence, record.executed)
 
 
 def _row(record: Record) -> bytes:
@@ -141,13 +136,12 @@ def _line(document: dict[str, Any]) -> bytes:
     return json.dumps(document).encode() + b"\n"
 
 
-def warning_of(assumed: list[int]) -> str:
+def warning_of(assumed: Assumed) -> str:
     """What to say of `Executed.assumed`."""
-    indices = ", ".join(map(str, assumed[:ASSUMED_SHOWN]))
-    more = f" and {len(assumed) - ASSUMED_SHOWN} more" if len(assumed) > ASSUMED_SHOWN else ""
     return (
-        "the beginning of the log has expired, so it does not tell how far some sessions were; the first records of "
-        f"each were taken as new, although they may be retries, from index {indices}{more} on"
+        f"the beginning of the log has expired, and the servers that answered do not know of {assumed.count} commands "
+        f"under sessions, from index {assumed.first_index} to {assumed.last_index}, whether they executed; "
+        "each was taken as new, although some may be retries"
     )
 
 

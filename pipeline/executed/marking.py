@@ -20,9 +20,9 @@ def mark_executed(frame: DataFrame) -> DataFrame:
     its first to its last: mark first, then select. It is read here once, in parallel, and the driver judges the runs
     that tasks make of the rows; so the rows are read again when the result is.
 
-    What the rows do not show is not known: if they begin above index 0, the first row of a session from before counts
-    as executed, as does that of a name that is opened for the first time; and a session that was evicted because the
-    replies of all sessions took too many bytes counts as open.
+    What the rows do not show is not known. If they begin above index 0, what may have executed counts as executed,
+    though it may be a retry of a row before, or of a session that was not open any more. And a session that was evicted
+    because the replies of all sessions took too many bytes counts as open.
 
     Raises:
         RowsRefused: it is a stream, a column is missing, or rows are missing or there twice.

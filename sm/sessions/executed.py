@@ -1,42 +1,55 @@
-"""Which records of a log executed, told from the log alone, as a reader of it needs to know.
+"""Which records of a log executed, told from the log, as a reader of it needs to know.
 
 A record under a session executes if the session is open and its sequence is the next one (sessions/retries.py). All
 others are retries, or mistakes of the writer. The table of sessions is the applier's own (sessions/table.py), so
-opening, closing, taking over, eviction and expiry are decided by the same code.
+opening, closing, taking over, eviction and expiry are decided by the same code. One thing is not in a log: a replica
+also evicts an unnamed session when the replies of all sessions exceed `sessions_bytes`, and results are not logged.
+What such a session sent afterwards is told as executed.
 
-Two things are not in a log. A replica also evicts an unnamed session when the replies of all sessions exceed
-`sessions_bytes`, and results are not logged: what such a session sent afterwards is told as executed. And a log whose
-beginning has expired does not show which sessions were open there, and how far. The first record of such a session, and
-of a name that is opened for the first time since, is taken as new. `assumed` lists those.
+A log whose beginning has expired does not show which sessions were open there, how far they were, and so not which of
+them was evicted or has expired, either. There each sequence that may have executed is told as executed once: nothing
+expires and nothing is evicted, and of a session that may go on from before the beginning, or begin anew after it
+expired, only what was told before is a retry. `assumed` counts what was told as executed and may not have been.
+
+A replica that has applied a record knows, and whoever has asked one passes that on.
 """
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 from quire.log import SESSION_TTL
 
 from ..machine import Refused
 from .replies import Replies
-from .table import Sessions
+from .table import SECOND, Sessions
 
-_UNKNOWN = 0
-"""In place of a session's next sequence, which is at least 1."""
+_UNLIMITED = 1 << 62
+
+
+class Assumed(NamedTuple):
+    """Records of sessions that were told as executed though the log does not show it: how many, the first, the last."""
+
+    count: int  # type: ignore[assignment]  # Hides tuple.count, which is unused.
+    first_index: int
+    last_index: int
 
 
 class Executed:
     """Tell it every record of a log in order, those of the system by `take_system`, all others by `executes`."""
 
     def __init__(self, sessions: Sessions, lowest_index: int) -> None:
-        """`sessions` is an empty table with the cluster's limits, `lowest_index` the first index of the log.
-
-        If that is not 0 and sessions expire already, say so to the table.
-        """
-        self.assumed: list[int] = []
-        """The records that were taken as new since nothing before them tells how far their session was."""
+        """`sessions` is an empty table with the cluster's limits, `lowest_index` the first index of the log."""
+        self.assumed: Assumed | None = None
         self._sessions = sessions
         self._lowest_index = lowest_index
-        self._names: set[str] = set()  # Those that were opened since the beginning of the log.
-        self._known: set[int] = set()  # Sessions opened before it that were seen since.
+        self._names: dict[str, int] = {}  # Each name's last session.
+        self._seen: set[int] = set()  # Sessions opened before the beginning of the log of which something was seen.
+        self._doubtful: dict[int, list[tuple[int, int]]] = {}
+        """By session of which the log does not show how far it was: the ranges of sequences told as executed."""
+        self._stale: set[int] = set()  # Sessions that may have expired before their last use.
+        self._ttl = sessions.session_ttl_s * SECOND
+        if lowest_index:
+            sessions.max_sessions, sessions.session_ttl_s = _UNLIMITED, 0
 
     def take_system(self, index: int, timestamp: int, fields: Mapping[str, Any]) -> None:
         """Take in a system record."""
@@ -49,15 +62,23 @@ class Executed:
                 for session in fields["sessions"]:
                     self._close(session)
             case "genesis" | "members":
-                self._use(fields.get("features", []), timestamp)
+                self._take_features(fields.get("features", []), timestamp)
             case "features":
-                self._use(fields["names"], timestamp)
+                self._take_features(fields["names"], timestamp)
             case _:
                 pass
 
-    def executes(self, index: int, timestamp: int, session: int, sequence: int) -> bool:
-        """Whether the record executed; one without a session (0) always does."""
-        return not self.answered(index, timestamp, session, sequence, 1)
+    def executes(self, index: int, timestamp: int, session: int, sequence: int, known: bool | None = None) -> bool:
+        """Whether the record executed; one without a session (0) always does. `known`: what a replica says of it."""
+        if known is None or not session:
+            return not self.answered(index, timestamp, session, sequence, 1)
+        if (replies := self._replies_of(session)) is not None:
+            self._use(session, timestamp)
+            if known:
+                replies.next_sequence = sequence + 1
+                self._doubtful.pop(session, None)
+                self._stale.discard(session)
+        return known
 
     def answered(self, index: int, timestamp: int, session: int, sequence: int, count: int) -> int:
         """How many of `count` records did not execute, from the first on; the others did.
@@ -67,46 +88,80 @@ class Executed:
         """
         if not session:
             return 0
-        table = self._sessions
-        replies = table.replies.get(session)
+        replies = self._replies_of(session)
         if replies is None:
-            if not self._may_be_open(session):
-                return count
-            self._known.add(session)
-            replies = Replies()
-            replies.next_sequence = _UNKNOWN
-            table.put(session, None, replies)
-        table.used(session, timestamp)
+            return count
+        self._use(session, timestamp)
         if not sequence:
             return count  # No command has it. The record is a use of the session all the same.
-        answered = 0
-        if replies.next_sequence == _UNKNOWN:
-            self.assumed.append(index)
+        if (ranges := self._doubtful.get(session)) is not None:
+            answered = _told_before(ranges, sequence, count)
         elif sequence > replies.next_sequence:
             return count
         else:
             answered = min(count, replies.next_sequence - sequence)
-        replies.next_sequence = max(replies.next_sequence, sequence + count)
+            replies.next_sequence = max(replies.next_sequence, sequence + count)
+        if self._lowest_index and answered < count:
+            before = self.assumed or Assumed(0, index + answered, 0)
+            self.assumed = Assumed(before.count + count - answered, before.first_index, index + count - 1)
         return answered
 
-    def _may_be_open(self, session: int) -> bool:
-        """Whether the session was opened before the beginning of the log, and nothing is known of it since."""
-        return session < self._lowest_index and session not in self._known
+    def _replies_of(self, session: int) -> Replies | None:
+        """What is known of a session that may be open; None: it is not."""
+        replies = self._sessions.replies.get(session)
+        if replies is None and session < self._lowest_index and session not in self._seen:
+            replies = Replies()
+            self._seen.add(session)
+            self._doubtful[session] = []
+            self._sessions.put(session, None, replies)
+        return replies
 
     def _open(self, index: int, name: str | None, timestamp: int) -> None:
+        table, old = self._sessions, self._names.get(name or "")
+        may_have_expired = False
+        if old is not None and old in table.replies:
+            may_have_expired = old in self._stale or self._was_idle(old, timestamp)
         try:
-            self._sessions.open(index, name, timestamp)
+            table.open(index, name, timestamp)
         except Refused:
             return
-        if self._lowest_index and name is not None and name not in self._names:
-            self._names.add(name)
-            self._sessions.replies[index].next_sequence = _UNKNOWN
+        if not self._lowest_index or name is None:
+            return
+        if old is None or may_have_expired:
+            self._doubtful[index] = []
+        elif old in self._doubtful:
+            self._doubtful[index] = self._doubtful.pop(old)
+        self._names[name] = index
+
+    def _use(self, session: int, timestamp: int) -> None:
+        if self._lowest_index and self._was_idle(session, timestamp):
+            self._stale.add(session)
+        self._sessions.used(session, timestamp)
+
+    def _was_idle(self, session: int, timestamp: int) -> bool:
+        """Whether an open session was not used for so long that it may have expired."""
+        return 0 < self._ttl <= timestamp - self._sessions.last_use(session)
 
     def _close(self, session: int) -> None:
         if session < self._lowest_index:
-            self._known.add(session)
+            self._seen.add(session)
+        self._doubtful.pop(session, None)
+        self._stale.discard(session)
         self._sessions.close_all([session])
 
-    def _use(self, names: list[str], timestamp: int) -> None:
+    def _take_features(self, names: list[str], timestamp: int) -> None:
         if SESSION_TTL in names and self._sessions.expiring_since is None:
             self._sessions.expire_from(timestamp)
+
+
+def _told_before(ranges: list[tuple[int, int]], sequence: int, count: int) -> int:
+    """How many of the sequences, from the first on, are in one of the ranges; all of them are after it."""
+    told = next((min(count, end - sequence) for start, end in ranges if start <= sequence < end), 0)
+    start, end, apart = sequence, sequence + count, list[tuple[int, int]]()
+    for other in ranges:
+        if other[0] <= end and start <= other[1]:
+            start, end = min(start, other[0]), max(end, other[1])
+        else:
+            apart.append(other)
+    ranges[:] = [*apart, (start, end)]
+    return told

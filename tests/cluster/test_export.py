@@ -17,7 +17,7 @@ from aiohttp import web
 from typer.testing import CliRunner
 
 from quire.cluster.cli.commands import app
-from quire.cluster.cli.export import ExportFailed, commands_of_rows, export_range, is_export, warning_of, write_export
+from quire.cluster.cli.export import ExportFailed, commands_of_rows, export_range, is_export, write_export
 from quire.cluster.cli.load import load_file
 from quire.cluster.cli.output import Exit
 from quire.cluster.client import connect
@@ -284,17 +284,28 @@ async def test_a_range_that_is_not_in_the_log_is_refused(from_index: int | None,
 async def test_a_log_whose_beginning_expired_is_exported_with_a_warning(
     capsysbinary: pytest.CaptureFixture[bytes],
 ) -> None:
-    of_session = [{"index": index, "value": 0, "session": 3, "sequence": at} for index, at in ((5, 9), (6, 10), (7, 9))]
+    of_session = [{"index": index, "value": 0, "session": 3, "sequence": at} for index, at in ((5, 9), (6, 10), (7, 10))]
     for rows, warned in ((of_session, True), ([{"index": index, "value": 0} for index in (5, 6, 7)], False)):
         async with scripted(bounds(5, 8), document(STATUS), page(rows, 8)) as server:
             assert await asyncio.to_thread(export_range, server.address, None, None, 5.0) == Exit.DONE
         out, err = capsysbinary.readouterr()
         assert json.loads(out.splitlines()[-1]) == {"quire": "end", "records": 2 if warned else 3}
-        assert (b"may be retries, from index 5 on" in err) is warned
+        assert (b"of 2 commands under sessions, from index 5 to 6, whether they executed" in err) is warned
 
 
-def test_a_warning_names_some_indices_and_counts_the_others() -> None:
-    assert "index 1, 2, 3, 4, 5, 6, 7, 8, 9, 10 and 2 more on" in warning_of(list(range(1, 13)))
+async def test_what_a_server_knows_of_a_record_is_believed_where_the_log_does_not_show_it(
+    capsysbinary: pytest.CaptureFixture[bytes],
+) -> None:
+    known = ((5, 9, False), (6, 10, True), (7, 8, False))
+    rows = [
+        {"index": index, "value": 0, "session": 3, "sequence": at, "executed": executed}
+        for index, at, executed in known
+    ]
+    async with scripted(bounds(5, 8), document(STATUS), page(rows, 8)) as server:
+        assert await asyncio.to_thread(export_range, server.address, None, None, 5.0) == Exit.DONE
+    out, err = capsysbinary.readouterr()
+    assert [json.loads(line).get("index") for line in out.splitlines()] == [None, 6, None]
+    assert err == b""
 
 
 async def test_sessions_expire_in_an_export_as_they_did_in_a_log_whose_beginning_expired() -> None:

@@ -212,7 +212,7 @@ class SessionsAgainstModel(RuleBasedStateMachine):
                     self.read.append(value)
         if desk is not None:
             assert self.read == self.model.executed
-            assert self.reader.assumed == []
+            assert self.reader.assumed is None
 
     @invariant()
     def no_sequence_of_a_session_executed_twice(self) -> None:
