@@ -284,7 +284,8 @@ async def test_a_range_that_is_not_in_the_log_is_refused(from_index: int | None,
 async def test_a_log_whose_beginning_expired_is_exported_with_a_warning(
     capsysbinary: pytest.CaptureFixture[bytes],
 ) -> None:
-    of_session = [{"index": index, "value": 0, "session": 3, "sequence": at} for index, at in ((5, 9), (6, 10), (7, 10))]
+    unknown = {"value": 0, "session": 3, "executed": None}
+    of_session = [{**unknown, "index": index, "sequence": at} for index, at in ((5, 9), (6, 10), (7, 10))]
     for rows, warned in ((of_session, True), ([{"index": index, "value": 0} for index in (5, 6, 7)], False)):
         async with scripted(bounds(5, 8), document(STATUS), page(rows, 8)) as server:
             assert await asyncio.to_thread(export_range, server.address, None, None, 5.0) == Exit.DONE
