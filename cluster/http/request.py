@@ -54,7 +54,7 @@ def identify(request: web.BaseRequest) -> str:
 
 def waits_on_purpose(request: web.BaseRequest) -> bool:
     """Whether the request asks to wait until something happens: a long poll, or a WebSocket."""
-    return "wait_ms" in request.query or "Upgrade" in request.headers
+    return "wait_ms" in request.query or request.headers.get("Upgrade", "").lower() == "websocket"
 
 
 class WriteId(NamedTuple):

@@ -148,7 +148,7 @@ def standing_alarms(node: "Node") -> list[str]:
     address = config.members[config.node]
     misplaced = (
         f"this node listens on {config.listen}, and others look for it at {address}, its address in members; correct "
-        "the one that is wrong, --listen or --members"
+        "the one that is wrong, --listen or --members, unless something forwards one to the other"
     )
     listening = [] if may_serve(config.listen, address) else [misplaced]
     if components is None:

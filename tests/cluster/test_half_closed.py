@@ -29,6 +29,7 @@ DEADLINE_S = 60.0
 TIMES = 20
 PIPELINED = 100  # More than aiohttp parses before it stops reading.
 LONG = b"x" * (3 << 20)
+SOME = 60_000  # Less than a transport takes before it makes a handler wait.
 LONG_TIMES = 10  # More than the buffers of a socket hold.
 
 NewLoop = Callable[[], asyncio.AbstractEventLoop]
@@ -135,7 +136,7 @@ class Counter:
         self.address = ""
         app = web.Application(client_max_size=len(LONG))
         app.add_routes([web.post("/", self.count), web.get("/", self.count)])
-        app.add_routes([web.get("/long", self.long), web.get("/endless", self.endless)])
+        app.add_routes([web.get("/some", self.some), web.get("/long", self.long), web.get("/endless", self.endless)])
         self.runner = web.AppRunner(app, shutdown_timeout=0.1)
 
     async def count(self, request: web.Request) -> web.Response:
@@ -145,6 +146,9 @@ class Counter:
         await request.read()
         await self.may_answer.wait()
         return web.Response(text=f"<{number}>")
+
+    async def some(self, _request: web.Request) -> web.Response:
+        return web.Response(body=LONG[:SOME])
 
     async def long(self, _request: web.Request) -> web.Response:
         return web.Response(body=LONG * LONG_TIMES)
@@ -168,6 +172,7 @@ class Counter:
 async def counter() -> AsyncGenerator[Counter]:
     counting = Counter()
     listening = socket.create_server((HOST, 0))
+    listening.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
     counting.address = "{}:{}".format(*listening.getsockname())
     server = await serve_app(counting.runner, counting.connections, listening)
     try:
@@ -270,6 +275,36 @@ def test_a_caller_that_takes_nothing_is_cut_off(new_loop: NewLoop, monkeypatch: 
                 caller.sendall(get("/endless"))
                 caller.shutdown(socket.SHUT_WR)
                 await until(lambda: counting.begun)
+                await until(lambda: not len(counting.connections))
+
+    run(test(), new_loop)
+
+
+@on_both_loops
+def test_a_caller_that_takes_nothing_of_what_was_answered_before_the_end_is_cut_off_too(
+    new_loop: NewLoop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(admission, "HALF_CLOSED_STALL_S", 0.1)
+    answered: list[bool] = []
+    finish = Connection.finish_response
+
+    async def finish_and_tell(
+        connection: Connection, request: web.BaseRequest, response: web.StreamResponse, start_time: float | None
+    ) -> tuple[web.StreamResponse, bool]:
+        finished = await finish(connection, request, response, start_time)
+        answered.append(True)
+        return finished
+
+    monkeypatch.setattr(Connection, "finish_response", finish_and_tell)
+
+    async def test() -> None:
+        async with counter() as counting:
+            with socket.socket() as caller:
+                caller.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2048)
+                caller.connect(host_and_port(counting.address))
+                caller.sendall(get("/some"))
+                await until(lambda: answered)
+                caller.shutdown(socket.SHUT_WR)
                 await until(lambda: not len(counting.connections))
 
     run(test(), new_loop)

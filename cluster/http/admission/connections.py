@@ -140,13 +140,12 @@ class Connection(RequestHandler):
         first, self.is_half_closed = not self.is_half_closed, True
         # aiohttp's `_request_count`: the requests that it has parsed. Nothing public tells of one that has not begun,
         # and the end often comes before it does. When it begins, `check_whole` finds out if it can be answered.
-        if self._finished == self._request_count:
-            return False
-        if self._current_request is not None and not _is_answerable(self._current_request):
-            return False
-        if first:
+        is_open = self._finished < self._request_count
+        if self._current_request is not None:
+            is_open = is_open and _is_answerable(self._current_request)
+        if first and (is_open or (self.transport is not None and self.transport.get_write_buffer_size())):
             self._cut_if_stalled()
-        return True
+        return is_open
 
     async def finish_response(
         self, request: web.BaseRequest, resp: web.StreamResponse, start_time: float | None
