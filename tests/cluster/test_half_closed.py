@@ -169,10 +169,11 @@ class Counter:
 
 
 @asynccontextmanager
-async def counter() -> AsyncGenerator[Counter]:
+async def counter(send_buffer: int | None = None) -> AsyncGenerator[Counter]:
     counting = Counter()
     listening = socket.create_server((HOST, 0))
-    listening.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
+    if send_buffer is not None:
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, send_buffer)
     counting.address = "{}:{}".format(*listening.getsockname())
     server = await serve_app(counting.runner, counting.connections, listening)
     try:
@@ -298,7 +299,7 @@ def test_a_caller_that_takes_nothing_of_what_was_answered_before_the_end_is_cut_
     monkeypatch.setattr(Connection, "finish_response", finish_and_tell)
 
     async def test() -> None:
-        async with counter() as counting:
+        async with counter(send_buffer=4096) as counting:
             with socket.socket() as caller:
                 caller.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2048)
                 caller.connect(host_and_port(counting.address))
