@@ -61,7 +61,7 @@ from .options import (
     time_since_boot,
     wall_clock,
 )
-from .packing import check_value, pack, unpack
+from .packing import check_containers, check_value, pack, unpack
 from .payload import (
     Record,
     Run,
@@ -163,6 +163,7 @@ __all__ = [
     "Verdict",
     "Walk",
     "blob_head",
+    "check_containers",
     "check_value",
     "cut_frames",
     "decode_blob",

@@ -21,6 +21,25 @@ RESERVED_EXT_TYPES = range(16)
 ExtType: Any = msgpack.ExtType
 Timestamp: Any = msgpack.Timestamp
 
+# By a value's first byte: the bytes after it; the bytes of its length, and of its ext type; the items that the byte
+# counts, the bytes that count more of them, and the values of an item.
+_SCALAR_BYTES = (
+    dict.fromkeys([*range(0x80), *range(0xE0, 0x100), 0xC0, 0xC2, 0xC3], 0)
+    | {0xA0 + length: length for length in range(32)}
+    | {0xCA: 4, 0xCB: 8, 0xCC: 1, 0xCD: 2, 0xCE: 4, 0xCF: 8, 0xD0: 1, 0xD1: 2, 0xD2: 4, 0xD3: 8}
+    | {0xD4: 2, 0xD5: 3, 0xD6: 5, 0xD7: 9, 0xD8: 17}
+)
+_BYTE_LENGTHS = {
+    **{0xC4 + power: (1 << power, 0) for power in range(3)},
+    **{0xC7 + power: (1 << power, 1) for power in range(3)},
+    **{0xD9 + power: (1 << power, 0) for power in range(3)},
+}
+_COUNTED = (
+    {0x80 + count: (count, 0, 2) for count in range(16)}
+    | {0x90 + count: (count, 0, 1) for count in range(16)}
+    | {0xDC: (0, 2, 1), 0xDD: (0, 4, 1), 0xDE: (0, 2, 2), 0xDF: (0, 4, 2)}
+)
+
 # Types that contain no other values: they need no walk.
 _PLAIN_TYPES = frozenset({int, float, bool, str, bytes, type(None)})
 _CONTAINER_TYPES = (list, tuple, dict)
@@ -62,6 +81,40 @@ def array_count(buffer: bytes, start: int) -> int:
         case _:
             return 0
     return count if count <= len(buffer) - start - length else 0
+
+
+def check_containers(buffer: bytes, most: int) -> None:
+    """Check that `buffer` holds one value with at most `most` arrays and maps, nested ones counted. Makes no objects.
+
+    msgpack makes an array as long as its head declares before it reads the items, and a map for each byte 0x80. So a
+    stranger's message is checked before it is unpacked.
+
+    Raises:
+        PayloadInvalid: it holds more, or is not exactly one value.
+    """
+    position, end, values, containers = 0, len(buffer), 1, 0
+    while values:
+        if values > end - position:
+            raise PayloadInvalid("ends before its values do")
+        head = buffer[position]
+        position += 1
+        values -= 1
+        if (size := _SCALAR_BYTES.get(head)) is not None:
+            position += size
+        elif (lengths := _BYTE_LENGTHS.get(head)) is not None:
+            length_bytes, type_bytes = lengths
+            position += length_bytes + type_bytes + int.from_bytes(buffer[position : position + length_bytes])
+        elif (counted := _COUNTED.get(head)) is not None:
+            count, count_bytes, of_each = counted
+            containers += 1
+            if containers > most:
+                raise PayloadInvalid(f"holds more than {most} arrays and maps")
+            values += (count + int.from_bytes(buffer[position : position + count_bytes])) * of_each
+            position += count_bytes
+        else:
+            raise PayloadInvalid(f"holds the byte {head:#04x}, where a value begins")
+    if position != end:
+        raise PayloadInvalid("is not exactly one msgpack value")
 
 
 def unpack(buffer: bytes | bytearray | memoryview, *, ext: bool = False) -> Any:

@@ -34,9 +34,10 @@ from aiohttp import (
     web,
 )
 
-from quire.log import MAX_FEATURE_LENGTH, MAX_FEATURES, PayloadInvalid, pack, unpack
+from quire.log import MAX_FEATURE_LENGTH, MAX_FEATURES, PayloadInvalid, check_containers, pack, unpack
 
 from ..core.members import NODE_ID
+from .sockets import Socket, of_a_stranger
 from .wire import MAX_MESSAGE_BYTES, MAX_U64, BadMessage
 
 PROTOCOL = 1
@@ -65,11 +66,16 @@ FOREIGN_CLUSTER = "foreign_cluster"
 DUPLICATE = "twin"
 LACKS_FEATURES = "features"
 HELLO_TIMEOUT_S = 5.0
+MAX_HELLO_BYTES = 1 << 14
+"""Of one message of the hello."""
+MAX_HELLO_CONTAINERS = 64
+"""Arrays and maps in one message of the hello, nested ones counted."""
+MAX_UNPROVED_BYTES = 2 * MAX_HELLO_BYTES + 1024
+"""What either end takes in a hello, the WebSocket's frames included. A dialler gets two messages."""
 UNPROVED_LIMIT = 64
 """Connections of one server in their hello; a newer one ends the oldest. A member's hello takes a round trip or two."""
+ENDS = frozenset({WSMsgType.CLOSE, WSMsgType.CLOSING, WSMsgType.CLOSED})
 WS_TIMEOUT = ClientWSTimeout(ws_close=1.0)  # pyright: ignore[reportCallIssue]  # it does not read attr.ib
-
-Socket = ClientWebSocketResponse | web.WebSocketResponse
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,10 +189,22 @@ def protocol_of(path: str) -> int:
 
 
 async def _receive(socket: Socket, length: int) -> list[Any]:
+    """A message of the hello, an array of so many values. Whoever sent it is a stranger: it is checked, then unpacked.
+
+    Raises:
+        PeerRefused: it is a refusal. BadMessage, ConnectionResetError.
+    """
     message = await socket.receive()
-    if message.type is not WSMsgType.BINARY:
+    if message.type is WSMsgType.ERROR:
+        raise BadMessage(f"what came is no message of a WebSocket: {message.data}")
+    if message.type in ENDS:
         raise ConnectionResetError("the peer closed during the hello")
+    if message.type is not WSMsgType.BINARY:
+        raise BadMessage(f"a message of the hello is binary, not a {message.type.name}")
+    if len(message.data) > MAX_HELLO_BYTES:
+        raise BadMessage(f"a message of the hello has {len(message.data)} bytes, more than {MAX_HELLO_BYTES}")
     try:
+        check_containers(message.data, MAX_HELLO_CONTAINERS)
         row = unpack(message.data)
     except PayloadInvalid as error:
         raise BadMessage(str(error)) from error
@@ -260,8 +278,9 @@ async def dial(
             socket = await _connect(session, f"http://{address}{first}", ping_s)
         try:
             nonce = os.urandom(NONCE_BYTES)
-            peer = await dial_hello(socket, me(), expected_node_id, purpose, secret, nonce, protocol)
-            check_peer(me(), peer)
+            with of_a_stranger(socket, MAX_UNPROVED_BYTES):
+                peer = await dial_hello(socket, me(), expected_node_id, purpose, secret, nonce, protocol)
+                check_peer(me(), peer)
         except BaseException:
             await socket.close()
             raise
@@ -372,10 +391,11 @@ class HelloServer:
         if len(self._unproved) > UNPROVED_LIMIT:
             self._end(next(iter(self._unproved)))
         nonce, protocol = os.urandom(NONCE_BYTES), protocol_of(request.path)
+        admit = partial(self._proved, socket)
         try:
-            async with asyncio.timeout(HELLO_TIMEOUT_S):
-                admit = partial(self._proved, socket)
-                peer = await answer_hello(socket, self._me(), self._purpose, self._secret, nonce, admit, protocol)
+            with of_a_stranger(socket, MAX_UNPROVED_BYTES):
+                async with asyncio.timeout(HELLO_TIMEOUT_S):
+                    peer = await answer_hello(socket, self._me(), self._purpose, self._secret, nonce, admit, protocol)
         finally:
             self._unproved.pop(socket, None)
         check_peer(self._me(), peer)

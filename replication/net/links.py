@@ -24,7 +24,7 @@ from .hello import (
     PeerRefused,
     dial,
 )
-from .sockets import ELECTION_TIMEOUT_S, Pinger, end_all, give_up_when_silent, read_in_turns, together
+from .sockets import ELECTION_TIMEOUT_S, Pinger, accept, end_all, give_up_when_silent, read_in_turns, together
 from .wire import MAX_MESSAGE_BYTES, decode_peer, encode
 
 SERVER_PING_S = 10.0  # Of the end that was dialled: it only has to notice some time.
@@ -220,8 +220,7 @@ class LinkServer:
         """Handle one `/peer` connection until it ends."""
         if self._closed:
             raise web.HTTPServiceUnavailable
-        socket = web.WebSocketResponse(max_msg_size=MAX_MESSAGE_BYTES, timeout=1.0, heartbeat=SERVER_PING_S)
-        await socket.prepare(request)
+        socket = await accept(request, MAX_MESSAGE_BYTES, SERVER_PING_S)
         give_up_when_silent(request, self._election_timeout_s)
         self._number += 1
         number = self._number

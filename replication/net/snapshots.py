@@ -19,14 +19,15 @@ from quire.log import PayloadInvalid, pack, unpack
 
 from .hello import (
     LINK_FAILURES,
+    MAX_HELLO_BYTES,
     Admit,
     HelloServer,
     PeerInfo,
     PeerRefused,
-    Socket,
     check_peer,
     dial,
 )
+from .sockets import Socket, accept
 from .wire import MAX_REASON, MAX_U64, BadMessage
 
 PIECE_BYTES = 1 << 20
@@ -81,9 +82,8 @@ class SnapshotServer:
         """Handle one connection until it ends."""
         if self._closed or len(self._open) >= FETCHES_LIMIT:
             raise web.HTTPServiceUnavailable
-        socket = web.WebSocketResponse(max_msg_size=MAX_REASON, timeout=1.0)
+        socket = await accept(request, MAX_HELLO_BYTES)
         try:
-            await socket.prepare(request)
             peer = await self._hellos.answer(request, socket)
             if self._closed or len(self._open) >= FETCHES_LIMIT:  # During the hello.
                 raise PeerRefused("busy", "as many snapshots are sent as this node sends at once")
@@ -97,8 +97,7 @@ class SnapshotServer:
         finally:
             self._open.discard(socket)
             self._serving.pop(socket, None)
-            if socket.prepared:  # Otherwise the request was no WebSocket's, and already has its answer: 400.
-                await socket.close()
+            await socket.close()
         return socket
 
     async def _serve_parts(self, socket: web.WebSocketResponse, peer: PeerInfo) -> None:

@@ -1,14 +1,16 @@
-"""What the connections between nodes share: two coroutines on one of them, and how its silence is noticed."""
+"""What connections between nodes share: two coroutines on one, how silence is noticed, what a stranger may send."""
 
 import asyncio
 import math
 import time
-from collections.abc import Callable, Coroutine, Iterable
-from contextlib import suppress
+from collections.abc import Callable, Coroutine, Generator, Iterable
+from contextlib import contextmanager, suppress
 from socket import IPPROTO_TCP, SO_KEEPALIVE, SOL_SOCKET, TCP_KEEPCNT, TCP_KEEPIDLE, TCP_KEEPINTVL, TCP_USER_TIMEOUT
 from typing import Any
 
 from aiohttp import ClientWebSocketResponse, WSMessage, web
+
+Socket = ClientWebSocketResponse | web.WebSocketResponse
 
 ELECTION_TIMEOUT_S = 1.0
 """Of a node that is not formed yet, and so has no clock of the protocol."""
@@ -16,6 +18,8 @@ TCP_SILENCE_TIMEOUTS = 3
 PINGS = 4
 SILENCE_TIMEOUTS = 2
 TURN_S = 0.005
+CLOSE_S = 1.0
+"""What the closing handshake may take of the end that was dialled."""
 
 
 async def together(*coroutines: Coroutine[Any, Any, None]) -> None:
@@ -89,6 +93,93 @@ async def read_in_turns(
         if worked_s >= TURN_S:
             worked_s = 0.0
             await asyncio.sleep(0)
+
+
+async def accept(request: web.Request, max_msg_size: int, heartbeat_s: float | None = None) -> web.WebSocketResponse:
+    """Open the WebSocket that a peer, or a stranger, asks for; nothing on it is compressed.
+
+    Raises:
+        HTTPException: it is no request for a WebSocket, or it did not wait for the answer.
+    """
+    # A client must wait for the answer (RFC 6455, 4.1), and `of_a_stranger` counts from then on. What has come already
+    # is in aiohttp's hands.
+    connection: Any = request.protocol
+    if connection._message_tail:  # noqa: SLF001
+        raise web.HTTPBadRequest(text="a WebSocket's client sends nothing before it has the answer")
+    socket = web.WebSocketResponse(max_msg_size=max_msg_size, timeout=CLOSE_S, heartbeat=heartbeat_s, compress=False)
+    await socket.prepare(request)
+    return socket
+
+
+class StrangerSentTooMuch(ConnectionResetError):
+    """Whoever is at the other end sent more than a stranger may; it was cut off."""
+
+
+@contextmanager
+def of_a_stranger(socket: Socket, most_bytes: int) -> Generator[None]:
+    """While the block runs, the other end of an open socket may send so many bytes in all; a ping gets no answer.
+
+    What came with the answer to a dialler is not counted, at most two reads from the kernel. `receive` returns pings
+    and pongs, too. If the block fails, the connection is closed: there is no closing
+    handshake with a stranger, who need not take part, or may send a thousand pings first. What was sent to it still
+    goes out.
+
+    Raises:
+        StrangerSentTooMuch: instead of the ConnectionError that its end led to.
+    """
+    # aiohttp shows neither a dialled socket's transport nor whether it answers pings. Its own limit is that of a
+    # message, and stays as it was set when the socket was opened.
+    opened: Any = socket
+    transport, answers_pings = opened._writer.transport, opened._autoping  # noqa: SLF001
+    if transport.is_closing():
+        raise ConnectionResetError("the peer closed it at once")
+    limit = _StrangerLimit(transport, most_bytes)
+    opened._autoping = False  # noqa: SLF001
+    try:
+        yield
+    except BaseException as error:
+        transport.close()
+        if limit.is_exceeded and isinstance(error, ConnectionError):
+            raise StrangerSentTooMuch(f"it sent more than {most_bytes} bytes in its hello") from None
+        raise
+    opened._autoping = answers_pings  # noqa: SLF001
+    limit.lift()
+
+
+class _StrangerLimit(asyncio.Protocol):
+    """Takes the place of a transport's protocol, counts what arrives, and passes it on until it is too much."""
+
+    def __init__(self, transport: asyncio.Transport, most_bytes: int) -> None:
+        self.is_exceeded = False
+        self._transport = transport
+        self._protocol: Any = transport.get_protocol()
+        self._left = most_bytes
+        transport.set_protocol(self)
+
+    def lift(self) -> None:
+        """Let the protocol have its place again."""
+        self._transport.set_protocol(self._protocol)
+
+    def data_received(self, data: bytes) -> None:
+        self._left -= len(data)
+        if self._left < 0:
+            self.is_exceeded = True
+            self._transport.abort()
+        else:
+            self._protocol.data_received(data)
+
+    def eof_received(self) -> bool | None:
+        is_open: bool | None = self._protocol.eof_received()
+        return is_open
+
+    def pause_writing(self) -> None:
+        self._protocol.pause_writing()
+
+    def resume_writing(self) -> None:
+        self._protocol.resume_writing()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._protocol.connection_lost(exc)
 
 
 class Pinger:

@@ -22,7 +22,7 @@ from aiohttp import ClientSession, ClientWebSocketResponse, WSMessage, WSMsgType
 
 from ..core.messages import Ack, CrcMismatch, Open, OpenAnswer, StreamMessage
 from .hello import HELLO_TIMEOUT_S, LINK_FAILURES, Admit, HelloServer, PeerInfo, dial
-from .sockets import ELECTION_TIMEOUT_S, end_all, give_up_when_silent, read_in_turns, together
+from .sockets import ELECTION_TIMEOUT_S, accept, end_all, give_up_when_silent, read_in_turns, together
 from .wire import (
     MAX_MESSAGE_BYTES,
     Assembled,
@@ -340,8 +340,7 @@ class StreamServer:
         """Handle one `/peer/stream` connection until it ends."""
         if self._closed:
             raise web.HTTPServiceUnavailable
-        socket = web.WebSocketResponse(max_msg_size=MAX_MESSAGE_BYTES, timeout=1.0)
-        await socket.prepare(request)
+        socket = await accept(request, MAX_MESSAGE_BYTES)
         give_up_when_silent(request, self._election_timeout_s)
         downstream: DownstreamSocket | None = None
         reason = "the follower closed it"

@@ -8,8 +8,9 @@ from aiohttp import ClientSession
 
 from quire.log import pack
 from quire.replication.net import snapshots
-from quire.replication.net.hello import SNAPSHOT_PATH, Socket, dial
+from quire.replication.net.hello import SNAPSHOT_PATH, dial
 from quire.replication.net.snapshots import PING_S, SnapshotFetch, SnapshotServer
+from quire.replication.net.sockets import Socket
 from tests.replication.loopback import listening, until, who
 
 INDEX = 42
