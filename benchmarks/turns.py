@@ -16,9 +16,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from quire.cluster.address import host_and_port
 from quire.cluster.serve.collector import FULL_EVERY, PAUSE_S
 from quire.log import pack
+from quire.replication.address import host_and_port
 from tests.processes.cluster import Cluster, Node, Unreachable, run_quire
 
 MIB = 1 << 20

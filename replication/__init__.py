@@ -1,13 +1,17 @@
 """Replication: the protocol core without I/O (`core`), and the aiohttp links and streams around it."""
 
-from .coalesce import Write
-from .core import NODE_ID, Member, Members, Promise, Reason, Role
-from .disk import Disk, Placed
-from .driver import Durations
-from .owner import Owner
-from .promises import PromiseFile, PromiseLost
-from .replica import Replica, ReplicaOptions
-from .witnesses import Witnesses, WitnessForeign
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from .coalesce import Write
+    from .core import NODE_ID, Member, Members, Promise, Reason, Role
+    from .disk import Disk, Placed
+    from .driver import Durations
+    from .owner import Owner
+    from .promises import PromiseFile, PromiseLost
+    from .replica import Replica, ReplicaOptions
+    from .witnesses import Witnesses, WitnessForeign
 
 __all__ = [
     "NODE_ID",
@@ -28,3 +32,22 @@ __all__ = [
     "Witnesses",
     "Write",
 ]
+
+_MODULES = {
+    "coalesce": ("Write",),
+    "core": ("NODE_ID", "Member", "Members", "Promise", "Reason", "Role"),
+    "disk": ("Disk", "Placed"),
+    "driver": ("Durations",),
+    "owner": ("Owner",),
+    "promises": ("PromiseFile", "PromiseLost"),
+    "replica": ("Replica", "ReplicaOptions"),
+    "witnesses": ("Witnesses", "WitnessForeign"),
+}
+_MODULE_OF = {name: module for module, names in _MODULES.items() for name in names}
+
+
+def __getattr__(name: str) -> object:
+    # Lazily: a command or a standalone log needs only the address parser, and the rest takes 150 ms to import.
+    if name not in _MODULE_OF:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f".{_MODULE_OF[name]}", __name__), name)

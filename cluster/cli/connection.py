@@ -8,7 +8,8 @@ from typing import Annotated, Any, NoReturn, TypeVar
 
 import typer
 
-from ..address import host_and_port
+from quire.replication.address import host_and_port
+
 from ..client import Client, ClientError, OutcomeUnknown, Unavailable, connect
 from .output import Exit, complain
 

@@ -10,9 +10,9 @@ from pydantic_settings import NoDecode
 
 from quire.log import LARGEST_STORE_BYTES
 from quire.replication import NODE_ID
+from quire.replication.address import host_and_port
 from quire.sm import SESSION_TTL_S, STATE_BYTES
 
-from ..address import host_and_port
 from .settings import Address, LogFormat, LogLevel, Settings, load_settings
 
 MIB = 1 << 20

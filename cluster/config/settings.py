@@ -26,7 +26,8 @@ from pydantic_settings import (
     TomlConfigSettingsSource,
 )
 
-from ..address import host_and_port
+from quire.replication.address import host_and_port
+
 from ..errors import ClusterError
 
 ENVIRONMENT_PREFIX = "QUIRE_"

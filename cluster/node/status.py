@@ -5,10 +5,10 @@ from typing import TYPE_CHECKING, Any
 
 from quire.log import wall_clock
 from quire.replication import Replica
+from quire.replication.address import may_serve
 from quire.replication.lag import MICROSECONDS
 from quire.sm import StateRoom
 
-from ..address import may_serve
 from ..data_dir.genesis import ignored_settings
 from .awaiting import forming_sentence, no_leader_sentence
 from .digests import Difference, Digests

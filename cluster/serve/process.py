@@ -20,8 +20,8 @@ import uvloop
 from aiohttp import web
 
 from quire.log import LogError
+from quire.replication.address import host_and_port
 
-from ..address import host_and_port
 from ..cli.output import Exit
 from ..config.settings import ConfigInvalid, service_variables
 from ..http.admission.connections import CONNECTIONS_LIMIT, ConnectionLimit

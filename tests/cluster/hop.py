@@ -6,7 +6,7 @@ from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from quire.cluster.address import host_and_port
+from quire.replication.address import host_and_port
 from tests.cluster.running import RunningCluster, free_addresses, running_cluster
 
 END_OF_HEAD = b"\r\n\r\n"

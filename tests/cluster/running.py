@@ -11,12 +11,12 @@ from typing import Any
 import orjson
 from aiohttp import ClientResponse, ClientSession, DummyCookieJar, web
 
-from quire.cluster.address import host_and_port
 from quire.cluster.config.serve import ServeConfig
 from quire.cluster.http.admission.connections import ConnectionLimit
 from quire.cluster.http.app import make_app, serve_app
 from quire.cluster.node.node import Node
 from quire.cluster.outgoing import sendable
+from quire.replication.address import host_and_port
 from tests.cluster.closing import close_server
 from tests.ports import HOST, free_ports
 

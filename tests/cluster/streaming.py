@@ -13,9 +13,9 @@ from typing import Any
 
 from aiohttp import WSMsgType, web
 
-from quire.cluster.address import host_and_port
 from quire.cluster.http.problems import TYPE_PREFIX
 from quire.log import pack, unpack
+from quire.replication.address import host_and_port
 
 DEADLINE_S = 20
 WINDOW = 8192

@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from quire.cluster.address import host_and_port, host_of, may_serve
 from quire.cluster.config.serve import MIB, ServeConfig, load_config
 from quire.cluster.config.settings import ConfigInvalid, Settings, load_settings, service_variables, unit_of
 from quire.cluster.standalone.config import StandaloneConfig
+from quire.replication.address import host_and_port, host_of, is_loopback, may_serve
 
 MEMBERS = "n1=127.0.0.1:7001,n2=127.0.0.1:7002,n3=127.0.0.1:7003"
 FLAGS: dict[str, Any] = {
@@ -274,6 +274,30 @@ def test_addresses_are_taken_apart() -> None:
     assert host_and_port("localhost:7001") == ("localhost", 7001)
     assert host_and_port("[::1]:7001") == ("::1", 7001)
     assert host_and_port("[0:0::0]:7001") == ("::", 7001)
+
+
+@pytest.mark.parametrize(
+    "address",
+    [
+        *("", ":1", "n1", "n1:0", "n1:65536", "n1:1x", "a..b:1", ".a:1", f"{'a' * 64}:1", f"{'a.' * 127}:1"),
+        *("1.2.3:1", "999.1.1.1:1", "127.1:1", "[1.2.3.4]:1", "[n1]:1", "[:::]:1", "[fe80::1%eth0]:1", "::1:1"),
+        *("n1/x:1", "n1?x:1", "n1#x:1", "u@n1:1", "n1:1/x:1", "n 1:1", "n1\n:1", "\u0661.\u0661:1", "n1:\u0661"),
+    ],
+)
+def test_what_is_no_address_or_would_make_another_url_is_refused(address: str) -> None:
+    with pytest.raises(ValueError, match="HOST:PORT"):
+        host_and_port(address)
+
+
+@pytest.mark.parametrize(
+    ("host", "is_this_machine"),
+    [
+        *((host, True) for host in ("127.0.0.1", "127.9.9.9", "::1", "::ffff:127.0.0.1", "localhost", "LOCALHOST")),
+        *((host, False) for host in ("0.0.0.0", "::", "10.0.0.1", "::ffff:10.0.0.1", "n1", "localhost.example.org")),
+    ],
+)
+def test_only_loopback_addresses_and_localhost_are_this_machine(host: str, is_this_machine: bool) -> None:
+    assert is_loopback(host) is is_this_machine
 
 
 def test_an_ipv4_address_inside_an_ipv6_one_is_itself() -> None:

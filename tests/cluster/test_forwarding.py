@@ -9,9 +9,9 @@ from typing import Any
 import orjson
 import pytest
 
-from quire.cluster.address import host_and_port
 from quire.cluster.client import OutcomeUnknown, Unavailable, connect
 from quire.cluster.http.forwarding import connect_timeout_s, ping_s
+from quire.replication.address import host_and_port
 from tests.cluster.running import RunningCluster, free_addresses, running_cluster
 from tests.replication.loopback import until
 

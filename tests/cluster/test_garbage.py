@@ -14,8 +14,8 @@ import pytest
 import pytest_asyncio
 from aiohttp import ClientWebSocketResponse, web
 
-from quire.cluster.address import host_and_port
 from quire.cluster.http.admission.connections import Connection
+from quire.replication.address import host_and_port
 from tests.cluster.running import RunningCluster, running_cluster
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")

@@ -15,10 +15,10 @@ import pytest
 import uvloop
 from aiohttp import web
 
-from quire.cluster.address import host_and_port
 from quire.cluster.http.admission import connections as admission
 from quire.cluster.http.admission.connections import Connection, ConnectionLimit, check_whole
 from quire.cluster.http.app import serve_app
+from quire.replication.address import host_and_port
 from tests.cluster.closing import close_server
 from tests.cluster.logs import served
 from tests.cluster.running import running_cluster

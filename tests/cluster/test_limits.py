@@ -10,7 +10,6 @@ import orjson
 import pytest
 import pytest_asyncio
 
-from quire.cluster.address import host_and_port
 from quire.cluster.config.serve import FRAME_OVERHEAD_BYTES
 from quire.cluster.errors import LimitExceeded
 from quire.cluster.http.admission.addresses import LEAST_SHARE
@@ -20,6 +19,7 @@ from quire.cluster.http.routes.sessions import BODY_BYTES, NAME_CHARACTERS
 from quire.cluster.node.pending import FutureWaiter
 from quire.log import Kind, encode_blob
 from quire.replication import Write
+from quire.replication.address import host_and_port
 from quire.replication.coalesce import RUN_BYTES
 from quire.sm import SESSION_WINDOW
 from tests.cluster.conditions import held, replica_of

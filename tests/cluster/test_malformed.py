@@ -13,9 +13,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from structlog.testing import capture_logs
 
-from quire.cluster.address import host_and_port
 from quire.cluster.http.problems import problem
 from quire.log import unpack
+from quire.replication.address import host_and_port
 from tests.cluster.malformed.case import JSON, MSGPACK, NDJSON, OCTETS, Ask, Case, Many, OnStream, Raw
 from tests.cluster.malformed.generated import GENERATED
 from tests.cluster.malformed.page import TYPE, count_of_inputs, malformed_page

@@ -13,12 +13,12 @@ from typing import Any
 import pytest
 from structlog.testing import capture_logs
 
-from quire.cluster.address import host_and_port
 from quire.cluster.compaction import compaction, snapshotting
 from quire.cluster.compaction.retention import Limits
 from quire.cluster.errors import Expired
 from quire.log import Expirable
 from quire.log.files import ReadOnlyDirectory
+from quire.replication.address import host_and_port
 from tests.cluster.running import RunningCluster, free_addresses, running_cluster
 
 SEGMENT_BYTES = 64 * 1024

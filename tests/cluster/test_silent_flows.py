@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from quire.cluster.address import host_and_port
+from quire.replication.address import host_and_port
 from tests.cluster.running import free_addresses, running_cluster
 
 DEADLINE_S = 25.0  # Pings of 10 and 30 s, with half of that for a pong, noticed it later.

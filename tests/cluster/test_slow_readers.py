@@ -8,10 +8,10 @@ from contextlib import ExitStack
 import pytest
 import pytest_asyncio
 
-from quire.cluster.address import host_and_port
 from quire.cluster.http.admission.slow_callers import ResponseBodyLimit
 from quire.cluster.http.api import ADMISSION
 from quire.log import pack
+from quire.replication.address import host_and_port
 from tests.cluster.running import RunningCluster, running_cluster
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")

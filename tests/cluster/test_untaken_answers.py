@@ -10,11 +10,11 @@ import pytest
 import pytest_asyncio
 from aiohttp import web
 
-from quire.cluster.address import host_and_port
 from quire.cluster.http.admission import slow_callers
 from quire.cluster.http.admission.slow_callers import ResponseBodyLimit
 from quire.cluster.http.api import ADMISSION
 from quire.cluster.http.app import ROUTES
+from quire.replication.address import host_and_port
 from tests.cluster.running import RunningCluster, running_cluster
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")

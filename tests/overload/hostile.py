@@ -26,8 +26,8 @@ from contextlib import suppress
 
 import aiohttp
 
-from quire.cluster.address import host_and_port
 from quire.log import pack, unpack
+from quire.replication.address import host_and_port
 
 ADDRESS = "127.0.0.2"
 MSGPACK = {"Content-Type": "application/msgpack", "Accept": "application/msgpack"}

@@ -17,8 +17,8 @@ from collections import deque
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 
-from quire.cluster.address import host_and_port
 from quire.log import pack
+from quire.replication.address import host_and_port
 from tests.overload.meter import processor_s, rank, resident_bytes
 
 PATIENCE_S = 10.0

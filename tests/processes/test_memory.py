@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from quire.cluster.address import host_and_port
 from quire.cluster.http.admission.slow_callers import REQUESTS_HELD_BYTES, RESPONSES_HELD_BYTES
 from quire.log import pack
+from quire.replication.address import host_and_port
 from quire.replication.core import CoreOptions
 from tests.processes.cluster import RAW_FRAMES, Clusters, Node
 

@@ -7,7 +7,7 @@ carries those of many clients, so they count against the member, not against its
 from ipaddress import AddressValueError, IPv6Address
 from typing import Any
 
-from ...address import host_of
+from quire.replication.address import host_of
 
 SHARES = 2  # Of each limit; one address gets one.
 LEAST_SHARE = 256  # Connections, streams or long polls: clients behind one proxy, or on one machine.

@@ -23,9 +23,9 @@ from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
 from aiohttp.web_protocol import RequestHandler
 
+from quire.replication.address import host_of
 from quire.replication.net.hello import PEER_PATHS
 
-from ...address import host_of
 from ...errors import Malformed, Overloaded
 from ..problems import drop_frames, problem_of
 from ..request import REQUEST_ID, RateLimitedLog, identify, waits_on_purpose

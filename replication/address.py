@@ -7,21 +7,40 @@ IPv4 callers so.
 import re
 from ipaddress import IPv4Address, IPv6Address, ip_address
 
-_HOST = re.compile(r"\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+")
+MAX_ADDRESS = 300
+MAX_HOST = 253
+_NAME = re.compile(r"[A-Za-z0-9_-]{1,63}(\.[A-Za-z0-9_-]{1,63})*\.?")
+_NUMBERS = re.compile(r"([0-9.]*\.)?[0-9]+\.?")  # No name of a host ends so: it is an IPv4 address, or nothing.
 
 
 def host_and_port(address: str) -> tuple[str, int]:
     """Split HOST:PORT; the host of an IPv6 address is without brackets and as `host_of` has it. Raises ValueError."""
     host, colon, port = address.rpartition(":")
-    if not colon or not _HOST.fullmatch(host) or not re.fullmatch(r"[0-9]{1,5}", port) or not 0 < int(port) < 65536:
-        raise ValueError(f"{address!r} is not HOST:PORT with a port from 1 to 65535; write it as in 127.0.0.1:7001")
+    if not colon or not _is_host(host) or not re.fullmatch(r"[0-9]{1,5}", port) or not 0 < int(port) < 65536:
+        shown = repr(address[:MAX_ADDRESS])
+        raise ValueError(f"{shown} is not HOST:PORT with a port from 1 to 65535; write it as in 127.0.0.1:7001")
     return host_of(host.strip("[]")), int(port)
+
+
+def _is_host(host: str) -> bool:
+    """Whether it is an IP address, one of IPv6 in brackets, or may be a name."""
+    if host.startswith("[") and host.endswith("]"):
+        return "%" not in host and ":" in host and _ip_address(host[1:-1]) is not None
+    if _NUMBERS.fullmatch(host):
+        return _ip_address(host) is not None
+    return len(host) <= MAX_HOST and _NAME.fullmatch(host) is not None
 
 
 def host_of(host: str) -> str:
     """The host; an IP address in its shortest form, and an IPv4 one that is inside an IPv6 one as itself."""
     address = _ip_address(host) if ":" in host else None
     return host if address is None else str(address)
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine reaches that host: a loopback address, or localhost. No other name is looked up."""
+    address = _ip_address(host)
+    return host.lower() == "localhost" if address is None else address.is_loopback
 
 
 def may_serve(listen: str, address: str) -> bool:
