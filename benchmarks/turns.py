@@ -190,7 +190,9 @@ def readers(cluster: Cluster) -> str:
 
     async def read() -> int:
         reader, writer = await asyncio.open_connection(*host_and_port(leader.address))
-        writer.write(f"GET /records?from={end}&wait_ms=60000 HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n".encode())
+        writer.write(
+            f"GET /records?from={end}&wait_ms=60000 HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n".encode()
+        )
         answer = await reader.read()
         writer.close()
         return int(answer.split()[1])

@@ -24,7 +24,7 @@ DEADLINE_S = 60.0
 BROKEN = 10
 LASTING = (Connection, web.BaseRequest, ClientWebSocketResponse)
 POST = (
-    b"POST /commands HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: 100\r\n"
+    b"POST /commands HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: 100\r\n"
     b"Expect: 100-continue\r\n\r\n"  # Its answer tells that the node waits for the body.
 )
 
@@ -74,7 +74,8 @@ async def send_and_break(cluster: RunningCluster, node_id: str, head: bytes, tim
 def opening(session: int) -> bytes:
     """Of a stream."""
     return (
-        f"GET /commands/stream?session={session} HTTP/1.1\r\nHost: x\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n"
+        f"GET /commands/stream?session={session} HTTP/1.1\r\nHost: localhost\r\n"
+        "Connection: Upgrade\r\nUpgrade: websocket\r\n"
         "Sec-WebSocket-Version: 13\r\nSec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n\r\n"
     ).encode()
 

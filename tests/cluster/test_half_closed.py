@@ -46,12 +46,12 @@ def run(test: Awaitable[None], new_loop: NewLoop) -> None:
 
 
 def post(path: str, body: bytes, content_type: str = "application/json") -> bytes:
-    head = f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Type: {content_type}\r\nContent-Length: {len(body)}\r\n\r\n"
-    return head.encode() + body
+    head = f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: {content_type}\r\n"
+    return f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body
 
 
 def get(path: str, *headers: str) -> bytes:
-    return "\r\n".join([f"GET {path} HTTP/1.1", "Host: x", *headers, "\r\n"]).encode()
+    return "\r\n".join([f"GET {path} HTTP/1.1", "Host: localhost", *headers, "\r\n"]).encode()
 
 
 async def answers_to(address: str, *pieces: bytes) -> bytes:

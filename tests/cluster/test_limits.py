@@ -205,7 +205,7 @@ class Caller:
 
     async def ask(self, path: str, headers: bytes = b"") -> tuple[bytes, dict[bytes, bytes], Any]:
         """The answer to a GET: its status line, its headers and its body."""
-        self._writer.write(b"GET %s HTTP/1.1\r\nHost: x\r\n%s\r\n" % (path.encode(), headers))
+        self._writer.write(b"GET %s HTTP/1.1\r\nHost: localhost\r\n%s\r\n" % (path.encode(), headers))
         return await self.told()
 
     async def told(self) -> tuple[bytes, dict[bytes, bytes], Any]:

@@ -134,22 +134,21 @@ class Hostile:
     async def _taker(self, server: str, chance: random.Random) -> str:
         """Ask for the most, and take nothing of it."""
         gets = pack({"commands": [["get", "long-1"]] * MOST_COMMANDS})
-        head = "Host: x\r\nAccept: application/msgpack\r\n"
+        head = "Host: localhost\r\nAccept: application/msgpack\r\n"
         post = f"{head}Content-Type: application/msgpack\r\nContent-Length: {len(gets)}\r\n\r\n".encode() + gets
         request = chance.choice(
             (
                 b"POST /commands HTTP/1.1\r\n" + post,
                 f"GET /state?consistency=local HTTP/1.1\r\n{head}\r\n".encode(),
-                b"GET /records?from=1 HTTP/1.1\r\nHost: x\r\nAccept: application/vnd.quire.frames\r\n\r\n",
+                b"GET /records?from=1 HTTP/1.1\r\nHost: localhost\r\nAccept: application/vnd.quire.frames\r\n\r\n",
             )
         )
         return await self._held(server, request, HOLD_S, takes=False)
 
     async def _half_body(self, server: str, chance: random.Random) -> str:
-        head = (
-            f"POST /commands HTTP/1.1\r\nHost: x\r\nContent-Type: application/msgpack\r\nContent-Length: {BODY_BYTES}"
-        )
-        return await self._held(server, head.encode() + b"\r\n\r\n" + bytes(BODY_BYTES // 2), HOLD_S, takes=True)
+        head = "POST /commands HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/msgpack\r\n"
+        head += f"Content-Length: {BODY_BYTES}\r\n\r\n"
+        return await self._held(server, head.encode() + bytes(BODY_BYTES // 2), HOLD_S, takes=True)
 
     async def _held(self, server: str, request: bytes, hold_s: float, *, takes: bool) -> str:
         """Send this, and then nothing, until an answer comes (if it takes any) or the node closes."""

@@ -56,8 +56,8 @@ class Slice:
 def request_bytes(number: int, commands: int) -> bytes:
     """A POST /commands that counts up some keys."""
     body = pack({"commands": [["incr", f"pressed-{(number + place) % 1000}"] for place in range(commands)]})
-    head = f"POST /commands HTTP/1.1\r\nHost: x\r\nContent-Type: application/msgpack\r\nContent-Length: {len(body)}\r\n"
-    return head.encode() + b"\r\n" + body
+    head = "POST /commands HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/msgpack\r\n"
+    return f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body
 
 
 REQUESTS = 100

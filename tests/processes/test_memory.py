@@ -37,7 +37,7 @@ async def posted(node: Node, body: bytes) -> tuple[int, bool]:
     """
     reader, writer = await asyncio.open_connection(*host_and_port(node.address))
     try:
-        head = f"POST /records HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: {len(body)}\r\n\r\n"
+        head = f"POST /records HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\nContent-Length: {len(body)}\r\n\r\n"
         writer.write(head.encode() + body)
         answer = await reader.readuntil(b"\r\n\r\n")
         return int(answer.split()[1]), b"\r\nRetry-After: " in answer
@@ -97,7 +97,7 @@ def test_stalled_tails_hold_bounded_memory_and_delay_nobody_else(clusters: Clust
             caller.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
             caller.connect(host_and_port(node.address))
             accept = RAW_FRAMES if number % 2 else "application/x-ndjson"
-            request = f"GET /records?from={first}&wait_ms=10000 HTTP/1.1\r\nHost: x\r\nAccept: {accept}\r\n\r\n"
+            request = f"GET /records?from={first}&wait_ms=10000 HTTP/1.1\r\nHost: localhost\r\nAccept: {accept}\r\n\r\n"
             caller.sendall(request.encode())
             if number % 8 == 7:
                 written = node.call("POST", "/records", b"x").document["write_index"]
