@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from quire.cluster.terminal import escaped, escaped_json
 from quire.log.json_text import to_json
 
 if TYPE_CHECKING:
@@ -328,7 +329,8 @@ def _progress(name: str, *, hidden: bool) -> Generator[Callable[[int, int], None
 
 
 def _tell(document: dict[str, Any], lines: list[str], *, as_json: bool) -> None:
-    typer.echo(to_json(document).decode() if as_json else "\n".join(lines))
+    for line in [escaped_json(to_json(document).decode())] if as_json else map(escaped, lines):
+        typer.echo(line)
 
 
 @contextmanager
@@ -353,4 +355,4 @@ def _complaining() -> Generator[None]:
 
 
 def _complain(sentence: str) -> None:
-    typer.echo(f"quire: {sentence}", err=True)
+    typer.echo(f"quire: {escaped(sentence)}", err=True)

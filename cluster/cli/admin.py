@@ -1,19 +1,19 @@
 """Administration of a cluster: `quire members`, `transfer`, `snapshot`, `expire`, `session` and `admin`."""
 
 import asyncio
-import json
 import time
 from collections.abc import Awaitable, Callable
 from typing import Annotated, Any, NamedTuple
 
 import typer
 from rich.box import SIMPLE_HEAD
-from rich.console import Console
 from rich.table import Table
 
 from ..client import Client, ClientError, connect
+from ..terminal import escaped
 from .connection import DEFAULT_TIMEOUT_S, Json, Server, Timeout, ask, exit_of, fail_usage, servers_of
-from .output import Exit, complain, printable, to_json
+from .console import EscapingConsole
+from .output import Exit, complain, printable, say, to_json
 
 admin_app = typer.Typer()
 members_app = typer.Typer(name="members", help="Show the members, or make a node a voter.")
@@ -60,7 +60,7 @@ def transfer(
 ) -> None:
     """Move leadership to another node. Loses no write."""
     leader = ask(server, timeout, lambda client: client.transfer(target))
-    typer.echo(json.dumps({"leader": leader}) if as_json else f"{leader} leads")
+    say(f'{{"leader": {to_json(leader)}}}' if as_json else f"{printable(leader)} leads")
 
 
 @admin_app.command()
@@ -133,9 +133,9 @@ def _show_each(
     except ClientError as error:
         return exit_of(error)
     if as_json:
-        print(to_json({node_id: answer._asdict() for node_id, answer in answers.items()}))
+        say(to_json({node_id: answer._asdict() for node_id, answer in answers.items()}))
     else:
-        Console().print(_answer_table(answers, columns))
+        EscapingConsole().print(_answer_table(answers, columns))
     for node_id, answer in answers.items():
         if answer.failure:
             complain(f"{node_id}: {answer.failure}")
@@ -163,12 +163,12 @@ async def _ask_each(servers: str, node: str | None, call: NodeCall, timeout_s: f
 def _answer_table(answers: dict[str, NodeAnswer], columns: tuple[str, ...]) -> Table:
     table = Table("node", *columns, box=SIMPLE_HEAD)
     for node_id, answer in answers.items():
-        table.add_row(node_id, *(_cell((answer.document or {}).get(name, "")) for name in columns))
+        table.add_row(escaped(node_id), *(_cell((answer.document or {}).get(name, "")) for name in columns))
     return table
 
 
 def _cell(value: Any) -> str:
-    return f"{value:,}" if isinstance(value, int) else str(value)
+    return f"{value:,}" if isinstance(value, int) else escaped(str(value))
 
 
 @members_app.callback(invoke_without_command=True)
@@ -180,16 +180,16 @@ def show_members(
         return
     document = ask(server, timeout, lambda client: client.members())
     if as_json:
-        typer.echo(to_json(document))
+        say(to_json(document))
     else:
-        Console().print(_member_table(document))
+        EscapingConsole().print(_member_table(document))
 
 
 def _member_table(document: dict[str, Any]) -> Table:
     table = Table("node", "disk", "address", "role", "heard", "lag", box=SIMPLE_HEAD)
     for row in document["members"]:
         lag = row["lag"]
-        table.add_row(
+        cells = (
             row["node_id"] + (" (leads)" if row["node_id"] == document["leader"] else ""),
             row["disk_id"][:DISK_CHARACTERS],
             row["address"],
@@ -197,6 +197,7 @@ def _member_table(document: dict[str, Any]) -> Table:
             "yes" if row["heard"] else "no",
             "" if lag is None else f"{lag['records']:,} records, {lag['bytes']:,} bytes",
         )
+        table.add_row(*map(escaped, cells))
     return table
 
 
@@ -214,12 +215,12 @@ def promote(
     """
     changes = ask(server, timeout, lambda client: client.promote(node))
     if as_json:
-        typer.echo(to_json({"node_id": node, "changes": changes}))
+        say(to_json({"node_id": node, "changes": changes}))
     elif changes:
         where = " and ".join(f"{index:,}" for index in changes)
-        typer.echo(f"{node} is a voter, by the membership records at {where}")
+        say(f"{node} is a voter, by the membership records at {where}")
     else:
-        typer.echo(f"{node} already is a voter")
+        say(f"{node} already is a voter")
 
 
 @session_app.command("open")
@@ -284,7 +285,7 @@ def close_session(
             return [closed for part in parts for closed in await client.close_sessions(part)]
 
         closed = ask(server, timeout, close_all)
-        typer.echo(to_json({"closed": closed}) if as_json else f"{len(closed):,} sessions closed")
+        say(to_json({"closed": closed}) if as_json else f"{len(closed):,} sessions closed")
         return
 
     async def close(client: Client) -> dict[str, Any]:
@@ -307,4 +308,4 @@ async def _idle_sessions(client: Client, prefix: str, idle_s: float) -> list[dic
 
 def _show_session(document: dict[str, Any], *, as_json: bool) -> None:
     text = " ".join(f"{name} {printable(value)}" for name, value in document.items() if value is not None)
-    typer.echo(to_json(document) if as_json else text)
+    say(to_json(document) if as_json else text)

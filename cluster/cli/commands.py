@@ -1,6 +1,5 @@
 """The commands of `quire`, but for `serve`'s own flags: plain text for people, `--json` for programs."""
 
-import json
 import re
 import sys
 from contextlib import aclosing
@@ -17,12 +16,13 @@ import quire
 from ..client import Client, Consistency, connect
 from ..client.records import Record
 from ..errors import Malformed
+from ..terminal import EscapingStream
 from ..values import DEPTH_LIMIT, decode_json
 from .admin import admin_app, code_app, members_app, session_app
 from .connection import DEFAULT_TIMEOUT_S, Json, Server, Timeout, ask, fail_usage, run_until_stopped, servers_of
 from .export import export_range
 from .load import BATCH_COMMANDS, load_file
-from .output import printable, to_json
+from .output import Exit, complain, printable, say, to_json
 from .status import show_status, watch_status
 
 ABOUT = "A replicated state machine: one durable log, and the same state on every node."
@@ -35,7 +35,7 @@ RAW_LIMIT_BYTES = 1 << 30  # More than any frame may hold. Keeps an endless stdi
 
 def _print_version(asked: bool) -> None:
     if asked:
-        typer.echo(f"quire {quire.__version__}")
+        say(f"quire {quire.__version__}")
         raise typer.Exit
 
 
@@ -67,7 +67,7 @@ def apply(
     """Apply one command and print its result. Example: quire apply add 3"""
     command = [operation, *map(parse_operand, operands or [])]
     result = ask(server, timeout, lambda client: client.apply(command))
-    typer.echo(f'{{"result": {to_json(result)}}}' if as_json else printable(result))
+    say(f'{{"result": {to_json(result)}}}' if as_json else printable(result))
 
 
 @app.command(context_settings={"ignore_unknown_options": True})
@@ -85,7 +85,7 @@ def append(
         fail_usage("give either a JSON value or --raw FILE")
     record = read_raw(raw) if raw is not None else parse_json(value or "")
     index = ask(server, timeout, lambda client: client.append(record))
-    typer.echo(json.dumps({"index": index}) if as_json else str(index))
+    say(f'{{"index": {to_json(index)}}}' if as_json else printable(index))
 
 
 @app.command()
@@ -136,6 +136,9 @@ def read(
     export: Annotated[
         bool, typer.Option("--export", help="Print the commands that executed, without retries, for `quire load`.")
     ] = False,
+    raw: Annotated[
+        bool, typer.Option("--raw", help="Write one record that is bytes or a string as it is, with no line end.")
+    ] = False,
     server: Server = "",
     as_json: Json = False,
     timeout: Timeout = DEFAULT_TIMEOUT_S,
@@ -143,25 +146,38 @@ def read(
     """Print one record, or a range with indices; a record that its session answered, such as a retry, is marked."""
     if index is not None and (export or from_index is not None or to_index is not None):
         fail_usage("give either an index or a range, not both; --export takes a range")
+    if raw and (index is None or as_json):
+        fail_usage("--raw goes with an index, and without --json")
     if export:
         raise typer.Exit(export_range(servers_of(server), from_index, to_index, timeout))
 
     async def print_range(client: Client) -> None:
         async for record in client.read_range(from_index, to_index):
-            typer.echo(to_json(asdict(record)) if as_json else line_of(record))
+            say(*([to_json(asdict(record))] if as_json else cells_of(record)))
 
     if index is None:
         ask(server, timeout, print_range)
         return
     wanted = index
     value = ask(server, timeout, lambda client: client.read(wanted))
-    typer.echo(to_json({"index": index, "value": value}) if as_json else printable(value))
+    if raw:
+        write_raw(wanted, value)
+        return
+    say(to_json({"index": index, "value": value}) if as_json else printable(value))
 
 
-def line_of(record: Record) -> str:
-    """A record of a range as text."""
-    mark = "\tnot executed" if record.executed is False else ""
-    return f"{record.index}\t{printable(record.value)}{mark}"
+def write_raw(index: int, value: Any) -> None:
+    """Write a value to stdout, the bytes as they are. If it has none, print why and exit."""
+    if not isinstance(value, bytes | str):
+        complain(f"the record at index {index} is neither bytes nor a string; read it without --raw")
+        raise typer.Exit(Exit.FAILED)
+    sys.stdout.buffer.write(value if isinstance(value, bytes) else value.encode())
+    sys.stdout.buffer.flush()
+
+
+def cells_of(record: Record) -> list[str]:
+    """A record of a range as text: its index, its value, and whether it was not executed."""
+    return [str(record.index), printable(record.value), *(["not executed"] if record.executed is False else [])]
 
 
 @app.command()
@@ -178,9 +194,11 @@ def state(
     asked = servers_of(server).split(",")[0] if consistency == "local" else None
     answer = ask(server, timeout, lambda client: client.state(consistency, server=asked))
     if as_json:
-        typer.echo(to_json(asdict(answer)))
+        say(to_json(asdict(answer)))
     else:
-        typer.echo(f"{printable(answer.state)}\napplied_index {answer.applied_index}\ndigest {answer.digest}")
+        say(printable(answer.state))
+        say(f"applied_index {answer.applied_index}")
+        say(f"digest {printable(answer.digest)}")
 
 
 @app.command()
@@ -260,6 +278,7 @@ def read_raw(file: Path) -> bytes:
 
 def run() -> None:
     """Run the command that the arguments name, and exit with its code."""
+    sys.stderr = EscapingStream(sys.stderr)  # For what typer, or Python itself, says of arguments and of errors.
     for group in _groups_of(sys.argv[1:]):
         app.add_typer(group.load(), name=group.name)
     app(prog_name="quire")

@@ -28,6 +28,7 @@ from quire.sm import SESSION_LIMITS, Assumed, Executed, Sessions
 
 from ..client import Client, ClientError, Record, connect
 from ..errors import Malformed
+from ..terminal import escaped_json
 from ..values import DEPTH_LIMIT, decode_ndjson
 from .connection import exit_of
 from .output import Exit, complain
@@ -129,11 +130,11 @@ def _row(record: Record) -> bytes:
         row["headers"] = dict(record.headers)
     if record.kind != "records":
         row["kind"] = record.kind
-    return b'%b,"value":%b}\n' % (orjson.dumps(row)[:-1], value)
+    return escaped_json(f'{orjson.dumps(row)[:-1].decode()},"value":{value.decode()}}}').encode() + b"\n"
 
 
 def _line(document: dict[str, Any]) -> bytes:
-    return json.dumps(document).encode() + b"\n"
+    return escaped_json(json.dumps(document)).encode() + b"\n"
 
 
 def warning_of(assumed: Assumed) -> str:

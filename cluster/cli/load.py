@@ -37,7 +37,7 @@ from ..errors import Malformed
 from ..values import decode_ndjson
 from .connection import exit_of
 from .export import ExportInvalid, commands_of_rows, is_export, refuse_broken, rows_of
-from .output import Exit, complain, printable, to_json
+from .output import Exit, complain, printable, say, to_json
 from .progress import Progress, shown_progress
 
 Result = TypeVar("Result")
@@ -298,7 +298,7 @@ def load_file(
         complain(f"{loaded.refused} commands were refused by the machine; they are in the log and changed nothing")
         code = Exit.FAILED
     summary = loaded.summary()
-    print(to_json(summary) if as_json else _summary_line(summary))
+    say(to_json(summary) if as_json else _summary_line(summary))
     return code
 
 

@@ -42,8 +42,9 @@ from quire.replication.promises import PROMISE_FILE
 from ..data_dir.first_start import LOG_FOLDER
 from ..data_dir.identity import DataDirRefused, read_identity
 from ..http.routes.ranges import line_of
+from ..terminal import escaped
 from .connection import Json
-from .output import Exit, complain, to_json
+from .output import Exit, complain, say, to_json
 from .progress import shown_bytes
 
 app = typer.Typer(
@@ -67,17 +68,17 @@ def segments(data_dir: DataDir, as_json: Json = False) -> None:
     with _closed_log(data_dir) as directory:
         found, mark = list_segments(directory), stored_mark(directory)
     if as_json:
-        typer.echo(to_json({"segments": [_facts(each) for each in found], "mark": _mark(mark)}))
+        say(to_json({"segments": [_facts(each) for each in found], "mark": _mark(mark)}))
         return
-    typer.echo(f"{'from':>20}  {'to':>20}  {'epoch before':>12}  {'store bytes':>14}  {'index bytes':>11}")
+    say(f"{'from':>20}  {'to':>20}  {'epoch before':>12}  {'store bytes':>14}  {'index bytes':>11}")
     for each in found:
         highest = "" if each.highest_index is None else str(each.highest_index)
         index_bytes = "-" if each.index_bytes is None else f"{each.index_bytes:,}"
         row = f"{each.base_index:>20}  {highest:>20}  {each.epoch:>12}  {each.store_bytes:>14,}  {index_bytes:>11}"
-        typer.echo(row)
+        say(row)
     if mark is not None:
         clean = "stopped cleanly" if mark.clean else "not stopped cleanly"
-        typer.echo(f"mark: durable below {mark.durable_index}, committed below {mark.commit_index}; {clean}")
+        say(f"mark: durable below {mark.durable_index}, committed below {mark.commit_index}; {clean}")
 
 
 @app.command()
@@ -113,14 +114,12 @@ def verify_log(data_dir: DataDir, as_json: Json = False) -> None:
     with _closed_log(data_dir) as directory:
         verdict = _verdict(directory, as_json=as_json)
     if as_json:
-        typer.echo(to_json(_verdict_facts(verdict)))
+        say(to_json(_verdict_facts(verdict)))
     else:
         for fault in verdict.faults:
-            typer.echo(_fault_text(fault))
+            say(_fault_text(fault))
         total = sum(each.records for each in verdict.segments)
-        typer.echo(
-            f"{len(verdict.segments)} segments, {total:,} records: {'corrupt' if verdict.is_rotten else 'intact'}"
-        )
+        say(f"{len(verdict.segments)} segments, {total:,} records: {'corrupt' if verdict.is_rotten else 'intact'}")
     if verdict.is_rotten:
         raise typer.Exit(Exit.FAILED)
 
@@ -131,9 +130,7 @@ def repair_log(data_dir: DataDir, keep: Keep = None, as_json: Json = False) -> N
     with _closed_log(data_dir) as directory:
         verdict = _verdict(directory, as_json=as_json)
         if not verdict.is_rotten:
-            typer.echo(
-                to_json({"repaired": False, "faults": []}) if as_json else "nothing is corrupt, nothing was done"
-            )
+            say(to_json({"repaired": False, "faults": []}) if as_json else "nothing is corrupt, nothing was done")
             return
         if _belongs_to_cluster(directory):
             for fault in verdict.faults:
@@ -143,7 +140,8 @@ def repair_log(data_dir: DataDir, keep: Keep = None, as_json: Json = False) -> N
         plan = _chosen_plan(verdict, keep)
         with shown_bytes("repair", log_bytes(directory), hidden=as_json) as progress:
             done = repair(directory, plan, progress)
-    typer.echo(to_json(_repaired_facts(done)) if as_json else _repaired_text(done))
+    for line in [to_json(_repaired_facts(done))] if as_json else _repaired_lines(done):
+        say(line)
 
 
 def _chosen_plan(verdict: Verdict, keep: Literal["before", "after"] | None) -> Plan:
@@ -212,11 +210,11 @@ def _dump_frame(
 ) -> None:
     if frames or payload is None:
         crcs = {name: f"{value:08x}" for name, value in header._asdict().items() if name.endswith("crc32c")}
-        typer.echo(to_json(header._asdict() | crcs | {"kind": Kind(header.kind).name.lower()}))
+        say(to_json(header._asdict() | crcs | {"kind": Kind(header.kind).name.lower()}))
         return
     for record in stored_records(Frame(header, bytes(payload))):
         if from_index <= record.index < to_index:
-            typer.echo(to_json(line_of(record, executed=None)))
+            say(to_json(line_of(record, executed=None)))
 
 
 def _facts(facts: SegmentFacts) -> dict[str, Any]:
@@ -250,13 +248,12 @@ def _repaired_facts(done: Repaired) -> dict[str, Any]:
     }
 
 
-def _repaired_text(done: Repaired) -> str:
+def _repaired_lines(done: Repaired) -> list[str]:
     plan = done.plan
     lines = [f"records [{plan.kept_from}, {plan.kept_to}) stay"]
     if plan.lost[0] < plan.lost[1]:
         lines.append(f"records [{plan.lost[0]}, {plan.lost[1]}) are no longer in the log; their bytes are in:")
-    lines += [f"{done.folder}/{name}" for name in done.files]
-    return "\n".join(lines)
+    return [*lines, *(escaped(f"{done.folder}/{name}") for name in done.files)]
 
 
 def _fault_text(fault: Fault) -> str:

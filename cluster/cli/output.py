@@ -14,6 +14,8 @@ from typing import Any
 
 from quire.log.json_text import to_json as encode
 
+from ..terminal import escaped, escaped_json
+
 
 class Exit(IntEnum):
     """Exit codes of `quire`."""
@@ -26,16 +28,21 @@ class Exit(IntEnum):
     INTERRUPTED = 130
 
 
+def say(*cells: str) -> None:
+    """Write one line to stdout, with tabs between its cells."""
+    print("\t".join(map(escaped, cells)), flush=True)
+
+
 def complain(sentence: str) -> None:
-    """Write one sentence to stderr."""
-    print(f"quire: {sentence}", file=sys.stderr, flush=True)
+    """Write one sentence to stderr, in one line."""
+    print(f"quire: {escaped(sentence)}", file=sys.stderr, flush=True)
 
 
 def printable(value: Any) -> str:
-    """A value for people: strings as they are, everything else as JSON."""
-    return value if isinstance(value, str) else to_json(value)
+    """A value for people, in one line: strings without quotes, everything else as JSON."""
+    return escaped(value) if isinstance(value, str) else to_json(value)
 
 
 def to_json(value: Any) -> str:
-    """A value as one line of JSON, in the forms of `quire.log.json_text`."""
-    return encode(value).decode()
+    """A value as one line of JSON, in the forms of `quire.log.json_text`, with nothing in it that a terminal obeys."""
+    return escaped_json(encode(value).decode())

@@ -4,10 +4,12 @@ from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from typing import Protocol
 
-from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, ProgressColumn, Task, TextColumn, TimeRemainingColumn
 from rich.progress import Progress as Bar
 from rich.text import Text
+
+from ..terminal import escaped
+from .console import EscapingConsole
 
 
 class Progress(Protocol):
@@ -28,7 +30,7 @@ class _CommandBar:
     def __init__(self, bar: Bar, name: str, total_bytes: int | None) -> None:
         self._bar = bar
         self._commands = 0
-        self._task = bar.add_task(name, total=total_bytes, commands=0)
+        self._task = bar.add_task(escaped(name), total=total_bytes, commands=0)
 
     def advance(self, commands: int, size: int) -> None:
         self._commands += commands
@@ -38,11 +40,11 @@ class _CommandBar:
 @contextmanager
 def shown_progress(name: str, total_bytes: int | None, *, hidden: bool) -> Generator[Progress | None, None, None]:
     """A bar of commands while the block runs; None if it is hidden or stderr is not a terminal."""
-    console = Console(stderr=True)
+    console = EscapingConsole(stderr=True)
     if hidden or not console.is_terminal:
         yield None
         return
-    columns = (TextColumn("{task.description}"), BarColumn(), _Rate(), TimeRemainingColumn())
+    columns = (TextColumn("{task.description}", markup=False), BarColumn(), _Rate(), TimeRemainingColumn())
     with Bar(*columns, console=console, refresh_per_second=5) as bar:
         yield _CommandBar(bar, name, total_bytes)
 
@@ -50,11 +52,11 @@ def shown_progress(name: str, total_bytes: int | None, *, hidden: bool) -> Gener
 @contextmanager
 def shown_bytes(name: str, total_bytes: int, *, hidden: bool) -> Generator[Callable[[int], None], None, None]:
     """A bar of bytes while the block runs; call the result with the number of bytes that are done."""
-    console = Console(stderr=True)
+    console = EscapingConsole(stderr=True)
     if hidden or not console.is_terminal:
         yield lambda _: None
         return
-    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TimeRemainingColumn())
+    columns = (TextColumn("{task.description}", markup=False), BarColumn(), DownloadColumn(), TimeRemainingColumn())
     with Bar(*columns, console=console, refresh_per_second=5) as bar:
-        task = bar.add_task(name, total=total_bytes)
+        task = bar.add_task(escaped(name), total=total_bytes)
         yield lambda size: bar.advance(task, size)

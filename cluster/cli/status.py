@@ -6,12 +6,14 @@ from contextlib import nullcontext
 from typing import Any, NamedTuple
 
 from rich.box import SIMPLE_HEAD
-from rich.console import Console
 from rich.live import Live
 from rich.table import Table
 
 from ..client import Client, ClientError, Unavailable, connect
-from .output import Exit, complain, printable, to_json
+from ..terminal import escaped
+from .connection import exit_of
+from .console import EscapingConsole
+from .output import Exit, complain, printable, say, to_json
 
 SHOWN = ("role", "epoch", "highest_index", "durable_index", "commit_index", "applied_index", "lag", "apply_lag")
 
@@ -60,11 +62,11 @@ async def ask_nodes(client: Client, addresses: dict[str, str], *, states: bool) 
 
 def node_table(rows: Rows) -> Table:
     """A table with a column for each node, so that three fit into 80 characters."""
-    table = Table("", *rows, box=SIMPLE_HEAD)
+    table = Table("", *map(escaped, rows), box=SIMPLE_HEAD)
     for column in table.columns[1:]:
         column.overflow = "fold"
         column.justify = "right"
-    table.add_row("address", *(row.address for row in rows.values()))
+    table.add_row("address", *(escaped(row.address) for row in rows.values()))
     for name in SHOWN:
         table.add_row(name, *(_shown(row, name) for row in rows.values()))
     table.add_row("log_bytes", *(_shown(row, "log_bytes") for row in rows.values()))
@@ -85,14 +87,14 @@ def _answer(row: NodeRow) -> str:
     """What the machine answered, or why it did not, unless that is among the problems."""
     if row.failure:
         is_said = any(reason in row.failure for reason in (row.status or {}).get("reasons", ()))
-        return "none, see problems" if is_said else row.failure
+        return "none, see problems" if is_said else escaped(row.failure)
     return _short(printable(row.answer))
 
 
 def _problems(row: NodeRow) -> str:
-    """Why a node is not ready, and its alarms: each once, with what to do."""
+    """Why a node is not ready, and its alarms: each once, in a line, with what to do."""
     status = row.status or {}
-    return "\n".join(dict.fromkeys([*status.get("reasons", ()), *status.get("alarms", ())]))
+    return "\n".join(map(escaped, dict.fromkeys([*status.get("reasons", ()), *status.get("alarms", ())])))
 
 
 def _differing(rows: Rows) -> dict[str, str]:
@@ -112,16 +114,18 @@ def show_status(servers: str, *, as_json: bool, timeout_s: float, states: bool) 
     except Unavailable as error:
         complain(f"{error}; check --server, or start the nodes")
         return Exit.UNAVAILABLE
+    except ClientError as error:
+        return exit_of(error)
     if as_json:
-        print(to_json({node_id: row._asdict() for node_id, row in rows.items()}))
+        say(to_json({node_id: row._asdict() for node_id, row in rows.items()}))
     else:
-        Console().print(node_table(rows))
+        EscapingConsole().print(node_table(rows))
     return Exit.DONE
 
 
 async def watch_status(servers: str, interval_s: float, *, as_json: bool, timeout_s: float, states: bool) -> None:
     """Print the status of all nodes at every interval: in place on a terminal, one after the other elsewhere."""
-    console = Console()
+    console = EscapingConsole()
     in_place = console.is_terminal and not as_json
     with Live(console=console, auto_refresh=False) if in_place else nullcontext() as live:
         while True:
@@ -129,7 +133,7 @@ async def watch_status(servers: str, interval_s: float, *, as_json: bool, timeou
             if rows is None:
                 pass  # Reported on stderr. The nodes may come back.
             elif as_json:
-                print(to_json({node_id: row._asdict() for node_id, row in rows.items()}), flush=True)
+                say(to_json({node_id: row._asdict() for node_id, row in rows.items()}))
             elif live is not None:
                 live.update(node_table(rows), refresh=True)
             else:
@@ -158,7 +162,7 @@ async def all_nodes(servers: str, timeout_s: float, *, states: bool = False) -> 
 def _newest_snapshot(row: NodeRow) -> str:
     """Its index and the start of its sha256, which is equal on all nodes that have a snapshot at that index."""
     kept = (row.status or {}).get("snapshots", {}).get("kept", ())
-    return f"{kept[-1]['index']:,}\n{kept[-1]['sha256'][:8]}" if kept else ""
+    return f"{kept[-1]['index']:,}\n{escaped(kept[-1]['sha256'][:8])}" if kept else ""
 
 
 def _held(row: NodeRow) -> str:
@@ -166,7 +170,7 @@ def _held(row: NodeRow) -> str:
     expiry = (row.status or {}).get("expiry")
     if not expiry or not expiry["held"]["segments"]:
         return ""
-    return f"{expiry['held']['bytes']:,} bytes: {expiry['holds'][0]['why']}"
+    return f"{expiry['held']['bytes']:,} bytes: {escaped(expiry['holds'][0]['why'])}"
 
 
 def _short(answer: str) -> str:
@@ -180,4 +184,4 @@ def _shown(row: NodeRow, name: str) -> str:
     if isinstance(value, dict):  # Only the lags are maps.
         size = f"{value['bytes']:,} bytes\n" if "bytes" in value else ""
         return f"{value['records']:,} records\n{size}{value['seconds']:.2f} s"
-    return f"{value:,}" if isinstance(value, int) else str(value or "")
+    return f"{value:,}" if isinstance(value, int) else escaped(str(value or ""))

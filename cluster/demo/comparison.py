@@ -5,10 +5,9 @@ import sys
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from rich.console import Console
-
+from ..cli.console import EscapingConsole
 from ..cli.load import BATCH_COMMANDS, Loaded, load, source_of
-from ..cli.output import Exit, complain, to_json
+from ..cli.output import Exit, complain, say, to_json
 from ..cli.progress import shown_progress
 from ..cli.status import NodeRow, Rows, node_table
 from ..client import connect
@@ -109,12 +108,12 @@ def _failed(row: NodeRow) -> bool:
     return row.status is None or bool(row.failure)
 
 
-def _show(comparison: Comparison, console: Console, *, as_json: bool) -> None:
+def _show(comparison: Comparison, console: EscapingConsole, *, as_json: bool) -> None:
     differences = comparison.differences
     if as_json:
         nodes = {node_id: row._asdict() for node_id, row in comparison.rows.items()}
         document = {**comparison._asdict(), "rows": nodes, "equal": not differences, "differences": differences}
-        sys.stdout.write(to_json(document) + "\n")
+        say(to_json(document))
     console.print(node_table(comparison.rows))
     if differences:
         for difference in differences:

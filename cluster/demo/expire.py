@@ -7,10 +7,9 @@ import asyncio
 import time
 from typing import Any, NamedTuple
 
-from rich.console import Console
-
 from quire.log import ReadOnlyDirectory, stored_mark
 
+from ..cli.console import EscapingConsole
 from ..cli.output import Exit, complain
 from ..cli.status import Rows, node_table
 from ..client import NotFound
@@ -203,7 +202,7 @@ async def _read_the_first(scenario: Scenario) -> str:
     raise DemoFailed("record 0 was read, although every log has expired")
 
 
-def _show(outcome: Outcome, console: Console) -> None:
+def _show(outcome: Outcome, console: EscapingConsole) -> None:
     console.print(node_table(outcome.rows))
     for difference in outcome.differences:
         complain(difference)

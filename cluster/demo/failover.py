@@ -3,8 +3,7 @@
 import time
 from typing import Any, NamedTuple
 
-from rich.console import Console
-
+from ..cli.console import EscapingConsole
 from ..cli.output import Exit, complain
 from ..cli.status import Rows, node_table
 from ..client import Client
@@ -61,7 +60,7 @@ async def _kill_the_leader(demo: Demo) -> Outcome:
         return Outcome(failover, writers.commands, await writers.lost(scenario.client), off, rows)
 
 
-def _show(outcome: Outcome, console: Console) -> None:
+def _show(outcome: Outcome, console: EscapingConsole) -> None:
     console.print(node_table(outcome.rows))
     for difference in outcome.differences:
         complain(difference)

@@ -10,8 +10,7 @@ from enum import StrEnum
 from functools import partial
 from typing import Any, NamedTuple
 
-from rich.console import Console
-
+from ..cli.console import EscapingConsole
 from ..cli.output import Exit, complain
 from ..cli.status import Rows, node_table
 from ..client import Client, ClientError, connect
@@ -212,7 +211,7 @@ async def _write_to(isolated: Client) -> str:
     raise DemoFailed("a leader that is cut off acknowledged a command")
 
 
-def _show(fault: Fault, outcome: Outcome, console: Console) -> None:
+def _show(fault: Fault, outcome: Outcome, console: EscapingConsole) -> None:
     console.print(node_table(outcome.rows))
     for difference in outcome.differences:
         complain(difference)

@@ -3,7 +3,6 @@
 import asyncio
 import shutil
 import signal
-import sys
 import tempfile
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
@@ -12,9 +11,9 @@ from pathlib import Path
 from typing import Any, NamedTuple, Protocol, TypeVar
 
 import uvloop
-from rich.console import Console
 
-from ..cli.output import Exit, complain, to_json
+from ..cli.console import EscapingConsole
+from ..cli.output import Exit, complain, say, to_json
 from ..cli.status import Rows, ask_nodes
 from ..client import Client, ClientError, Unavailable, connect
 from .nodes import DemoFailed, DemoNodes
@@ -47,7 +46,7 @@ Outcome = TypeVar("Outcome", bound=Result)
 class Demo:
     """Three running nodes, and the console to report to."""
 
-    def __init__(self, nodes: DemoNodes, console: Console, interrupted: asyncio.Event) -> None:
+    def __init__(self, nodes: DemoNodes, console: EscapingConsole, interrupted: asyncio.Event) -> None:
         self.nodes = nodes
         self.console = console
         self._interrupted = interrupted
@@ -164,7 +163,7 @@ async def find_leader(client: Client) -> Leader:
 
 def run_scenario(
     work: Callable[[Demo], Awaitable[Outcome]],
-    show: Callable[[Outcome, Console], None],
+    show: Callable[[Outcome, EscapingConsole], None],
     document: Callable[[Outcome], dict[str, Any]],
     *,
     as_json: bool,
@@ -181,7 +180,7 @@ def run_scenario(
         if outcome is None:
             return Exit.INTERRUPTED
         if as_json:
-            sys.stdout.write(to_json(document(outcome)) + "\n")
+            say(to_json(document(outcome)))
         show(outcome, demo.console)
         return Exit.FAILED if outcome.differences else Exit.DONE
 
@@ -206,7 +205,8 @@ def run_on_nodes(
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             code = runner.run(_run_watched(work, DemoNodes(directory, proxied=proxied, flags=flags), as_json=as_json))
     except (DemoFailed, ClientError) as error:
-        complain(f"{error}\nquire: the nodes' data and logs are in {directory}")
+        complain(str(error))
+        complain(f"the nodes' data and logs are in {directory}")
         return Exit.FAILED
     if data_dir is None and code is not Exit.FAILED:
         shutil.rmtree(directory, ignore_errors=True)
@@ -214,7 +214,7 @@ def run_on_nodes(
 
 
 async def _run_watched(work: Callable[[Demo], Awaitable[Exit]], nodes: DemoNodes, *, as_json: bool) -> Exit:
-    console = Console(stderr=as_json)
+    console = EscapingConsole(stderr=as_json)
     interrupted = asyncio.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(number, interrupted.set)

@@ -1,12 +1,18 @@
-"""Log messages of a process: structlog on stderr, as plain lines or JSON."""
+"""Log messages of a process: structlog on stderr, as plain lines or JSON.
+
+What a terminal obeys is escaped in both (cluster/terminal.py), as `journalctl` shows it. No text begins a line but the
+program's own: line feeds in fields are escaped, and a traceback, which may quote others' words, is indented.
+"""
 
 import logging
 import sys
-from typing import Any
+from io import StringIO
+from typing import Any, TextIO
 
 import structlog
-from structlog.typing import EventDict, Processor
+from structlog.typing import EventDict, ExcInfo, Processor
 
+from ..terminal import escaped
 from .standard_streams import OutputQueue, lines_were_dropped
 
 LEVELS = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARNING, "error": logging.ERROR}
@@ -22,6 +28,26 @@ class _Lines:
         self._output.write(message + "\n")
 
     debug = info = warning = error = critical = line
+
+
+_FOR_OTHERS = ("exc_info", "_record", "_from_structlog")  # What other processors take; none is shown as a field.
+
+
+def _escape_fields(_logger: object, _method: str, message: EventDict) -> EventDict:
+    """Names and values as they are shown: strings as they are, all else as `repr` has it, both in one line."""
+    fields: EventDict = {}
+    for name, value in message.items():
+        if name in _FOR_OTHERS:
+            fields[name] = value
+        else:
+            fields[escaped(name)] = escaped(value if isinstance(value, str) else repr(value))
+    return fields
+
+
+def _write_traceback(out: TextIO, exc_info: ExcInfo) -> None:
+    text = StringIO()
+    structlog.dev.plain_traceback(text, exc_info)
+    out.write(escaped(text.getvalue(), keep="\n").replace("\n", "\n  "))
 
 
 def configure_logging(level: str, form: str, node_id: str, output: OutputQueue) -> None:
@@ -43,11 +69,11 @@ def configure_logging(level: str, form: str, node_id: str, output: OutputQueue) 
     renderer: Processor
     if form == "json":
         chain.append(structlog.processors.format_exc_info)
-        renderer = structlog.processors.JSONRenderer()
+        renderer = structlog.processors.JSONRenderer()  # It writes what is not printable ASCII as \uXXXX.
     else:
-        renderer = structlog.dev.ConsoleRenderer(
-            colors=sys.stderr.isatty(), exception_formatter=structlog.dev.plain_traceback
-        )
+        # Its colours are escape sequences, too: so what it renders is escaped, not the rendered line.
+        chain.append(_escape_fields)
+        renderer = structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty(), exception_formatter=_write_traceback)
     structlog.configure(
         processors=[*chain, renderer],
         wrapper_class=structlog.make_filtering_bound_logger(LEVELS[level]),

@@ -27,6 +27,7 @@ from ..config.settings import ConfigInvalid, service_variables
 from ..http.admission.connections import CONNECTIONS_LIMIT, ConnectionLimit
 from ..http.app import BACKLOG, accept_more, serve_app
 from ..node.turns import Turns
+from ..terminal import escaped
 from .collector import PAUSE_S, Collector
 from .descriptors import TooFewFiles, connections_of
 from .heap import give_large_blocks_back
@@ -112,7 +113,7 @@ def refuse_settings(error: ConfigInvalid) -> int:
 
 def _refuse(sentences: Sequence[str], code: int) -> int:
     for sentence in sentences:
-        print(f"quire serve: {sentence}", file=sys.stderr)
+        print(f"quire serve: {escaped(sentence)}", file=sys.stderr)
     return code
 
 

@@ -12,6 +12,8 @@ answer nobody from its first journal lines on, neither callers nor peers. So a t
 6. at the end, the process waits at most DRAIN_S for what is queued
 7. a forked child writes nothing: a lock that was held at the fork is never released there
 
+8. what is printed is escaped (cluster/terminal.py); a line of the journal comes escaped
+
 Not covered is what bypasses `sys.stdout` and `sys.stderr`: the C library and faulthandler write to descriptor 2.
 """
 
@@ -25,6 +27,8 @@ import time
 from collections.abc import Callable
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, TextIO
+
+from ..terminal import EscapingStream
 
 if TYPE_CHECKING:
     from _typeshed import ReadableBuffer
@@ -239,5 +243,6 @@ def _encoding_of(stream: TextIO | None) -> str:
     return ENCODING if stream is None else stream.encoding
 
 
-def _text_stream(queue: OutputQueue) -> TextIO:
-    return io.TextIOWrapper(_QueuedFile(queue), encoding=queue.encoding, errors=UNENCODABLE, line_buffering=True)
+def _text_stream(queue: OutputQueue) -> EscapingStream:
+    file = _QueuedFile(queue)
+    return EscapingStream(io.TextIOWrapper(file, encoding=queue.encoding, errors=UNENCODABLE, line_buffering=True))

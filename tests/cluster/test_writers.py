@@ -4,8 +4,8 @@ import asyncio
 from pathlib import Path
 
 import pytest
-from rich.console import Console
 
+from quire.cluster.cli.console import EscapingConsole
 from quire.cluster.client import connect
 from quire.cluster.demo.nodes import DemoFailed, DemoNodes
 from quire.cluster.demo.scenario import Demo, under_load
@@ -71,5 +71,5 @@ async def test_an_error_in_a_demo_under_load_is_raised_unwrapped(tmp_path: Path)
         nodes = DemoNodes(tmp_path)
         nodes.addresses = {"n1": cluster.address("n1")}
         with pytest.raises(DemoFailed, match=r"^too busy$"):
-            async with asyncio.timeout(60), under_load(Demo(nodes, Console(), asyncio.Event()), 1):
+            async with asyncio.timeout(60), under_load(Demo(nodes, EscapingConsole(), asyncio.Event()), 1):
                 raise DemoFailed("too busy")

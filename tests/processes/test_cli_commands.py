@@ -11,7 +11,7 @@ import pytest
 import typer
 
 from quire import __version__ as version
-from quire.cluster.cli.commands import line_of
+from quire.cluster.cli.commands import cells_of
 from quire.cluster.cli.connection import servers_of
 from quire.cluster.client.records import Record
 from tests.ports import HOST, free_port
@@ -115,9 +115,8 @@ def test_read_prints_a_record_or_a_range(cluster: Cluster) -> None:
 def test_a_record_of_a_range_that_its_session_answered_is_marked() -> None:
     record = Record(7, 1, 1, "records", 5, 2, executed=True, headers={}, value=["add", 1])
 
-    assert line_of(record) == '7\t["add",1]'
-    assert line_of(replace(record, executed=None)) == '7\t["add",1]'
-    assert line_of(replace(record, executed=False)) == '7\t["add",1]\tnot executed'
+    assert cells_of(record) == cells_of(replace(record, executed=None)) == ["7", '["add",1]']
+    assert cells_of(replace(record, executed=False)) == ["7", '["add",1]', "not executed"]
 
 
 @pytest.mark.full
