@@ -42,6 +42,7 @@ from ..core.messages import (
 )
 
 MAX_U64 = 2**64 - 1
+MAX_U32 = 2**32 - 1
 MAX_EPOCHS = 10_000
 MAX_GENESIS_BYTES = 1 << 20
 MAX_REASON = 1_000
@@ -61,13 +62,19 @@ class BadMessage(Exception):
 
 def _u64(value: Any) -> int:
     if type(value) is not int or not 0 <= value <= MAX_U64:
-        raise BadMessage(f"{value!r} is not a u64")
+        raise BadMessage(f"{value!r:.80} is not a u64")
+    return value
+
+
+def _u32(value: Any) -> int:
+    if type(value) is not int or not 0 <= value <= MAX_U32:
+        raise BadMessage(f"{value!r:.80} is not a u32")
     return value
 
 
 def _flag(value: Any) -> bool:
     if type(value) is not bool:
-        raise BadMessage(f"{value!r} is not a bool")
+        raise BadMessage(f"{value!r:.80} is not a bool")
     return value
 
 
@@ -153,9 +160,9 @@ _PEER: dict[int, tuple[Callable[..., PeerMessage], tuple[Callable[[Any], Any], .
 }
 _STREAM: dict[int, tuple[Callable[..., StreamMessage], tuple[Callable[[Any], Any], ...]]] = {
     32: (Open, (_promise, _epochs, _u64, _u64, _u64)),
-    33: (OpenAnswer, (_verb, _u64, _u64, _REASON, _u64)),
+    33: (OpenAnswer, (_verb, _u64, _u32, _REASON, _u64)),
     34: (Ack, (_u64, _u64, _u64, _DIGEST)),
-    35: (CrcMismatch, (_u64, _u64)),
+    35: (CrcMismatch, (_u64, _u32)),
 }
 _CHECKS = dict[int, tuple[Callable[[Any], Any], ...]]
 SECOND: _CHECKS = {

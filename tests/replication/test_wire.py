@@ -44,7 +44,7 @@ from quire.replication.net.wire import (
 )
 
 NODE_ID = "abcdefghijklmnopqrstuvwxyz0123456789-"
-U64 = st.integers(0, 2**64 - 1)
+U64, U32 = st.integers(0, 2**64 - 1), st.integers(0, 2**32 - 1)
 FLAG = st.booleans()
 DIGEST = st.binary(min_size=16, max_size=16)
 PROMISE = st.builds(Promise, U64, st.text(NODE_ID, min_size=1, max_size=24), U64)
@@ -73,9 +73,9 @@ PEER: st.SearchStrategy[PeerMessage] = st.one_of(
 )
 STREAM: st.SearchStrategy[StreamMessage] = st.one_of(
     st.builds(Open, PROMISE, EPOCHS, U64, U64),
-    st.builds(OpenAnswer, st.sampled_from(OpenVerb), U64, U64, REASON),
+    st.builds(OpenAnswer, st.sampled_from(OpenVerb), U64, U32, REASON),
     st.builds(Ack, U64, U64, U64, DIGEST),
-    st.builds(CrcMismatch, U64, U64),
+    st.builds(CrcMismatch, U64, U32),
 )
 VALUES = st.recursive(
     st.one_of(
@@ -185,6 +185,14 @@ def test_a_truncated_message_or_one_with_trailing_bytes_is_refused(
 def test_a_field_of_another_type_or_range_is_refused(row: object) -> None:
     with pytest.raises(BadMessage):
         decode_peer(pack(row))
+
+
+@pytest.mark.parametrize("row", [[33, "resume", 1, 2**32, "", 0], [35, 1, 2**32], [35, 1, 2**64 - 1]])
+def test_a_crc_of_more_than_32_bits_is_refused(row: list[object]) -> None:
+    # It would pass for the crc of a frame that differs, which halts a node.
+    with pytest.raises(BadMessage):
+        decode_stream(pack(row))
+    decode_stream(pack([2**32 - 1 if value in (2**32, 2**64 - 1) else value for value in row]))
 
 
 @pytest.mark.parametrize("epochs", [[[2, 0], [1, 5]], [[1, 5], [1, 6]], [[1, 5], [2, 5]], [[1, 5], [2, 4]], [[1]], [1]])
