@@ -4,7 +4,7 @@ The classes tell whose fault it was; the values are attributes:
 
 - the caller's: Malformed, CommandsRefused, QueryRefused, LimitExceeded, WrongIndex, Truncated, SequenceRefused,
   SessionRefused, SessionUnknown, NodeUnknown, MembersFull, OutOfBounds, NotCommitted, Expired, NotInThisMode,
-  BodyTimeout
+  BodyTimeout, HostRefused, OriginRefused
 - temporary, so retry here or elsewhere (nothing was written): NotLeader, NoLeader, LeaderUnreachable, Overloaded,
   NodeStopping, TransferFailed, DiskFullError, ResourcesExhaustedError, StateUnavailable, CorruptHere, SessionsFull,
   SnapshotFailed, and of a promotion: LeaderNotServing, ChangeUnderWay, NodeNotConnected, NodeBehind, VotersUnheard
@@ -16,10 +16,17 @@ from typing import Any
 
 RETRY_AFTER_S = 1.0
 """Most temporary errors are over by then."""
+SHOWN_LENGTH = 60
+"""Of what a stranger sent, in a message about it."""
 
 
 class ClusterError(Exception):
     """The base class of what the cluster package raises."""
+
+
+def _shown(text: str) -> str:
+    """What a stranger sent, for a message."""
+    return ascii(text) if len(text) <= SHOWN_LENGTH else f"{text[:SHOWN_LENGTH]!a}..."
 
 
 class Malformed(ClusterError):
@@ -28,6 +35,25 @@ class Malformed(ClusterError):
     def __init__(self, reason: str) -> None:
         super().__init__(reason)
         self.reason = reason
+
+
+class HostRefused(ClusterError):
+    """The request's Host is no name of a member; nothing was done. `name` is the one in it, None if it has none."""
+
+    def __init__(self, host: str, name: str | None) -> None:
+        self.host = _shown(host)
+        hint = f"if it should be, start it with --allow-host {name or 'NAME'}"
+        super().__init__(f"this node is not known as {self.host}; {hint}")
+
+
+class OriginRefused(ClusterError):
+    """A web page sent the request that may not; nothing was done. `allow` is the setting that would accept it."""
+
+    def __init__(self, origin: str | None, reason: str, allow: str = "") -> None:
+        self.origin = None if origin is None else _shown(origin)
+        self.reason = reason
+        hint = f"; if it may use this node, start it with --allow-origin {allow}" if allow else ""
+        super().__init__(f"{reason}{'' if self.origin is None else f' ({self.origin})'}{hint}")
 
 
 class CommandsRefused(ClusterError):

@@ -13,6 +13,7 @@ from quire.replication import NODE_ID
 from quire.replication.address import host_and_port
 from quire.sm import SESSION_TTL_S, STATE_BYTES
 
+from .origins import AllowHost, AllowOrigin
 from .settings import Address, LogFormat, LogLevel, Settings, load_settings
 
 MIB = 1 << 20
@@ -94,6 +95,8 @@ class ServeConfig(Settings):
         description="Where this node reaches a peer, if not at its address in members, for example through a proxy: "
         "n2=HOST:PORT. May be repeated.",
     )
+    allow_host: AllowHost = Field(default_factory=tuple)
+    allow_origin: AllowOrigin = Field(default_factory=tuple)
     peer_secret_file: FilePath | None = Field(
         default=None,
         description="File with the secret by which peers authenticate each other. Without it the network is trusted.",

@@ -8,6 +8,7 @@ from aiohttp import web
 
 from ..node.metrics import Metrics
 from .admission.addresses import address_of
+from .admission.browsers import BrowserGuard
 from .admission.concurrency import LongPollLimit, OneATurn, SessionLimit
 from .admission.connections import ConnectionLimit
 from .admission.decoding import DecodingTurns
@@ -26,6 +27,7 @@ class Admission:
     """The limits that apply to every request of a server."""
 
     connections: ConnectionLimit
+    browsers: BrowserGuard
     members: Container[str] = ()
     request_bodies: RequestBodyLimit = field(default_factory=RequestBodyLimit)
     response_bodies: ResponseBodyLimit = field(default_factory=ResponseBodyLimit)

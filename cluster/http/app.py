@@ -3,7 +3,8 @@
 import asyncio
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from http import HTTPStatus
 from typing import TYPE_CHECKING
 
 import structlog
@@ -14,6 +15,7 @@ from aiohttp.typedefs import Handler, Middleware
 from ..errors import ClusterError, Malformed, OutcomeUnknown, Overloaded
 from ..node.metrics import Gauge, Metrics
 from ..node.turns import Turns
+from .admission.browsers import BrowserGuard, share_with_origin
 from .admission.connections import ConnectionLimit, check_whole
 from .api import ADMISSION, API, Admission, NodeApi
 from .forwarding import LeaderHop
@@ -97,13 +99,15 @@ def make_app(
     """
     app = web.Application(middlewares=[errors_as_problems(HEADERS)])
     connections = ConnectionLimit() if connections is None else connections
-    app[ADMISSION] = admission = Admission(connections, node.config.members)
+    browsers = _browser_guard(node)
+    app[ADMISSION] = admission = Admission(connections, browsers, node.config.members)
     gauges = _gauges(admission, lambda: app[API])
     metrics = Metrics(node, gauges, Turns() if turns is None else turns, dropped_lines)
     app[API] = api = NodeApi(node, LeaderHop(node), MemberStatuses(node), metrics)
     app.cleanup_ctx.append(api.leader.run)
     app.cleanup_ctx.append(api.members.run)
-    app.on_response_prepare.append(_add_leader_and_id)
+    app.on_response_prepare.append(_add_leader)
+    set_headers_of_all(app, browsers)
     app.on_response_prepare.append(count_answer)
     app.add_routes(ROUTES)
     app.add_routes(node.routes())
@@ -134,6 +138,17 @@ async def accept_more(
     return [
         await loop.create_server(protocols, sock=listening.dup(), backlog=BACKLOG) for _ in range(ACCEPTED_IN_TURN - 1)
     ]
+
+
+def _browser_guard(node: "Node") -> BrowserGuard:
+    config = node.config
+
+    def in_the_log() -> Iterable[str]:
+        members = () if node.formed is None else node.formed.replica.status().members.members
+        return (member.address for member in members)
+
+    configured = (config.listen, *config.members.values(), *config.link.values())
+    return BrowserGuard(configured, config.allow_host, config.allow_origin, in_the_log)
 
 
 def _gauges(admission: Admission, api: Callable[[], NodeApi]) -> list[Gauge]:
@@ -167,10 +182,14 @@ def errors_as_problems(known_headers: frozenset[str]) -> Middleware:
         admission, request_id, began = request.app[ADMISSION], identify(request), time.monotonic()
         try:
             check_whole(request)
+            preflight = admission.browsers.admit(request, known_headers)
             if admission.connections.refuses(request):
                 raise Overloaded()
-            _refuse_headers(request, known_headers)
-            response = await handler(request)
+            if preflight is None:
+                _refuse_headers(request, known_headers)
+                response = await handler(request)
+            else:
+                response = preflight
         except EXPECTED_ERRORS as error:
             response = _problem_for(request, error, request_id)
         except ConnectionError:
@@ -255,15 +274,20 @@ def _of_http_exception(request: web.Request, error: web.HTTPException, request_i
     return response
 
 
-async def _add_leader_and_id(request: web.Request, response: web.StreamResponse) -> None:
+async def _add_leader(request: web.Request, response: web.StreamResponse) -> None:
     node = request.app[API].node
     leader = node.leader_id
-    if leader is not None and leader in node.config.members:
+    if leader is not None and leader in node.config.members and response.status != HTTPStatus.FORBIDDEN:
         response.headers["Quire-Leader"] = f"{leader}={node.config.members[leader]}"
-    await add_request_id(request, response)
 
 
-async def add_request_id(request: web.Request, response: web.StreamResponse) -> None:
-    """Add the request's id to the response's headers."""
+def set_headers_of_all(app: web.Application, browsers: BrowserGuard) -> None:
+    """Have every response say the request's id, and which origins may read it."""
+    app.on_response_prepare.append(_set_headers)
+    if browsers.allowed_origins:
+        app.on_response_prepare.append(share_with_origin)
+
+
+async def _set_headers(request: web.Request, response: web.StreamResponse) -> None:
     if (request_id := request.get(REQUEST_ID_KEY)) is not None:
         response.headers[REQUEST_ID] = request_id

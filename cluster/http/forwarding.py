@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, cast
 
 import aiohttp
 import structlog
-from aiohttp import ClientWSTimeout, WSMsgType, web
+from aiohttp import ClientWSTimeout, WSMsgType, hdrs, web
 from yarl import URL
 
 from ..errors import LeaderUnreachable, NoLeader, NotLeader, OutcomeUnknown, Overloaded
@@ -110,7 +110,7 @@ class LeaderHop:
             return None
         leader, url = self._leader_url(request)
         headers = {name: request.headers[name] for name in _REQUEST_HEADERS if name in request.headers}
-        headers |= hop_headers(node, request)
+        headers |= hop_headers(node, request, leader)
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=connect_timeout_s(node))
         try:
             async with (
@@ -161,7 +161,7 @@ class LeaderHop:
                 # No size limit: a message of the leader's is as long as its machine's results are.
                 connected = await self._streams.ws_connect(
                     url,
-                    headers=hop_headers(self._node, request),
+                    headers=hop_headers(self._node, request, leader),
                     max_msg_size=0,
                     heartbeat=ping_s(self._node),
                     timeout=WS_TIMEOUT,
@@ -236,9 +236,12 @@ def ping_s(node: "Node") -> float:
     return max(SHORTEST_PING_S, PING_TIMEOUTS * node.config.election_timeout_ms / 1000)
 
 
-def hop_headers(node: "Node", request: web.Request) -> dict[str, str]:
-    """What a node adds to a request that it passes on: that it was forwarded, and its id."""
-    return {FORWARDED: node.node_id, REQUEST_ID: request[REQUEST_ID_KEY]}
+def hop_headers(node: "Node", request: web.Request, member: str) -> dict[str, str]:
+    """What a node adds to a request that it passes on to a member: that it was forwarded, and its id.
+
+    `Host` is the member's own address, whichever link leads there: a member accepts its own name.
+    """
+    return {FORWARDED: node.node_id, REQUEST_ID: request[REQUEST_ID_KEY], hdrs.HOST: node.config.members[member]}
 
 
 def _is_kept(name: str) -> bool:

@@ -25,6 +25,7 @@ from ..errors import (
     CorruptHere,
     DiskFullError,
     Expired,
+    HostRefused,
     LeaderNotServing,
     LeaderUnreachable,
     LimitExceeded,
@@ -39,6 +40,7 @@ from ..errors import (
     NotCommitted,
     NotInThisMode,
     NotLeader,
+    OriginRefused,
     OutcomeUnknown,
     OutOfBounds,
     Overloaded,
@@ -84,6 +86,8 @@ class Answer(NamedTuple):
 
 ANSWERS: dict[type[Exception], Answer] = {
     Malformed: Answer(400, "malformed", "The request is malformed"),
+    HostRefused: Answer(403, "host-refused", "The node does not have this name"),
+    OriginRefused: Answer(403, "origin-refused", "A web page sent the request that may not"),
     OutOfBounds: Answer(404, "out-of-bounds", "There is no such record"),
     NotCommitted: Answer(404, "not-committed", "The record is not committed yet"),
     SessionUnknown: Answer(404, "session-unknown", "There is no such session"),

@@ -13,11 +13,12 @@ from aiohttp import web
 from quire.log import Kind, Log, Record, Spool, StoredRecord, ValueStream, blob_head
 
 from ..errors import BodyTimeout, LimitExceeded, Malformed, WrongIndex
+from ..http.admission.browsers import BrowserGuard
 from ..http.admission.concurrency import ConcurrencyLimit
 from ..http.admission.connections import ConnectionLimit, cut
 from ..http.admission.slow_callers import STALL_TIMEOUT_S, BodyPace
 from ..http.api import ADMISSION, Admission
-from ..http.app import add_request_id, errors_as_problems
+from ..http.app import errors_as_problems, set_headers_of_all
 from ..http.bodies import JSON, OCTETS, answer, content_type_of, decode_records, read_body
 from ..http.request import REQUEST_ID, integer_of, parameters_of, parse_integer
 from ..http.routes.ranges import KIND_NAMES
@@ -43,9 +44,11 @@ def make_app(service: LogService, connections: ConnectionLimit | None = None) ->
     """The web application of one log."""
     app = web.Application(middlewares=[errors_as_problems(HEADERS)])
     app[SERVICE] = service
-    app[ADMISSION] = Admission(ConnectionLimit() if connections is None else connections)
+    config = service.config
+    browsers = BrowserGuard((config.listen,), config.allow_host, config.allow_origin)
+    app[ADMISSION] = Admission(ConnectionLimit() if connections is None else connections, browsers)
     app[WRITES], app[READS] = ConcurrencyLimit(WRITES_LIMIT), ConcurrencyLimit(READS_LIMIT)
-    app.on_response_prepare.append(add_request_id)
+    set_headers_of_all(app, browsers)
     app.add_routes(
         [
             web.get("/index_bounds", get_index_bounds),

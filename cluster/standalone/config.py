@@ -16,6 +16,7 @@ from quire.log import (
     overflow_of,
 )
 
+from ..config.origins import AllowHost, AllowOrigin
 from ..config.serve import FRAME_OVERHEAD_BYTES, MIB
 from ..config.settings import Address, LogFormat, LogLevel, Settings
 
@@ -32,6 +33,8 @@ class StandaloneConfig(Settings):
     """The configuration of a standalone log."""
 
     listen: Address = Field(description="HOST:PORT to listen on. 0.0.0.0 is every IPv4 address, [::] every address.")
+    allow_host: AllowHost = Field(default_factory=tuple)
+    allow_origin: AllowOrigin = Field(default_factory=tuple)
     data_dir: Path = Field(description="Directory of the log; created if it does not exist.")
     initial_index: int = Field(
         default=0,

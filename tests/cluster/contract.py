@@ -17,6 +17,8 @@ from tests.cluster.worlds import Condition, in_the_mood
 
 JSON, TEXT, OCTETS = "application/json", "text/plain", "application/octet-stream"
 NOWHERE_YET = {
+    "host-refused": "403: depends on headers alone, for each route alike; see test_browsers.py",
+    "origin-refused": "403: depends on headers alone, for each route alike; see test_browsers.py",
     "body-timeout": "408: an incomplete body is not a request that this table can hold; see test_request_bodies.py",
     "resources-exhausted": "503: needs a process that can open no more files; see test_standalone.py",
     "truncated": "409: needs a flush that takes long; see test_standalone.py",

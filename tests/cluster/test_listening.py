@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from aiohttp import ClientSession, web
 
+from quire.cluster.http.admission.browsers import BrowserGuard
 from quire.cluster.http.admission.connections import ConnectionLimit
 from quire.cluster.http.api import Admission
 from quire.cluster.http.app import serve_app
@@ -64,7 +65,7 @@ def test_every_ipv4_address_and_one_inside_an_ipv6_one_are_ipv4() -> None:
 async def telling_origins() -> AsyncGenerator[int]:
     """The port of a server, at `[::]` if there is IPv6, that answers with whom a request counts against."""
     connections, port = ConnectionLimit(), free_port()
-    admission = Admission(connections)
+    admission = Admission(connections, BrowserGuard((), (), ()))
 
     async def origin(request: web.Request) -> web.Response:
         return web.Response(text=admission.origin_of(request))

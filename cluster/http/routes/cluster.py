@@ -38,7 +38,7 @@ class MemberStatuses:
     async def ask(self, request: web.Request, node_id: str) -> tuple[dict[str, Any] | None, str | None]:
         """A member's status, or why there is none."""
         url = f"http://{self._node.config.address_of(node_id)}/status"
-        headers, timeout = hop_headers(self._node, request), aiohttp.ClientTimeout(total=DEADLINE_S)
+        headers, timeout = hop_headers(self._node, request, node_id), aiohttp.ClientTimeout(total=DEADLINE_S)
         try:
             async with self._session.get(url, headers=headers, timeout=timeout, allow_redirects=False) as response:
                 content = await _read(response)

@@ -1,0 +1,130 @@
+"""Which requests of a browser are answered: none that a stranger's page sends.
+
+A browser sends what any page tells it to, also to a node that only its user can reach. What it says of the page:
+
+- `Host` is the name that the page dialled. A stranger's name may resolve to the address of a node, and then the browser
+  takes the stranger's page for one of the node (DNS rebinding). So only names of members are accepted, those of
+  `allow_host`, and IP addresses, which nobody can rebind.
+- `Origin` is where the page came from. Each POST and each WebSocket has one. Accepted are the node's own and those of
+  `allow_origin`. `null` stands for any page that hides where it came from.
+- `Sec-Fetch-Site` says whether the page came from elsewhere, of requests without an `Origin` as well. But browsers send
+  it only over HTTPS and to loopback addresses. To other addresses an image or a script of a stranger's page is a GET
+  like any other: no GET may have an effect. A link from elsewhere may be followed, because the page with the link does
+  not see what it leads to.
+
+Other programs send only a `Host`. A missing one is accepted, because every browser sends it.
+"""
+
+from collections.abc import Callable, Iterable
+
+from aiohttp import hdrs, web
+
+from quire.replication.net.hello import PEER_PATHS
+
+from ...config.origins import name_in, origin_in
+from ...errors import HostRefused, OriginRefused
+from ..request import FORWARDED
+
+HEALTH_PATHS = frozenset({"/healthz", "/readyz"})  # Whoever checks a node's health may know it by any name.
+STREAM_PATH = "/commands/stream"
+LOCALHOST = "localhost"
+METHODS = "GET, HEAD, POST, DELETE"
+PREFLIGHT_S = 600  # How long a browser may remember what an origin may send.
+SITE = "Sec-Fetch-Site"
+OWN_SITES = frozenset({"same-origin", "none"})  # none: its user typed the address, for example.
+
+ALLOWED_ORIGIN = web.RequestKey("allowed_origin", str)
+
+
+class BrowserGuard:
+    """Checks the page that sent a request, if one did.
+
+    `addresses` are those in the configuration of this node, each HOST:PORT; `further` gives those that may change.
+    """
+
+    def __init__(
+        self,
+        addresses: Iterable[str],
+        allow_host: Iterable[str],
+        allow_origin: Iterable[str],
+        further: Callable[[], Iterable[str]] = tuple,
+    ) -> None:
+        self._names = {LOCALHOST, *map(name_in, addresses), *allow_host}
+        self.allowed_origins = frozenset(allow_origin)
+        self._further = further
+
+    def admit(self, request: web.Request, known_headers: Iterable[str]) -> web.Response | None:
+        """Check a request before anything else is done; return the answer to a browser's preflight request.
+
+        Raises:
+            HostRefused, OriginRefused: nothing was done.
+        """
+        headers, path = request.headers, request.path
+        origin = headers.get(hdrs.ORIGIN)
+        if path in PEER_PATHS:
+            if origin is not None or SITE in headers:
+                raise OriginRefused(origin, "no browser is a peer")
+            return None
+        if path not in HEALTH_PATHS:
+            self._check_host(request)
+        if origin is None and SITE not in headers:
+            return None
+        origins = [origin_in(each) for each in headers.getall(hdrs.ORIGIN, ())]
+        if origin is not None and self.allowed_origins.issuperset(origins):
+            request[ALLOWED_ORIGIN] = origin
+            return _preflight_answer(known_headers) if _is_preflight(request) else None
+        if path not in HEALTH_PATHS:
+            _check_page(request, origins)
+        return None
+
+    def _check_host(self, request: web.Request) -> None:
+        host = request.headers.get(hdrs.HOST)  # aiohttp refuses a second one.
+        if host is not None and not self._knows(host):
+            raise HostRefused(host, name_in(host))
+        if not request.raw_path.startswith(("/", "*")):
+            # The target is a URL, `GET http://x/`, and counts instead of the header. aiohttp gives its bare host.
+            target = f"[{request.host}]" if ":" in request.host else request.host
+            if not self._knows(target):
+                raise HostRefused(target, name_in(target))
+
+    def _knows(self, host: str) -> bool:
+        name = name_in(host)
+        return name is not None and (not name or name in self._names or name in map(name_in, self._further()))
+
+
+def _check_page(request: web.Request, origins: list[str | None]) -> None:
+    own = origin_in(f"{request.scheme}://{request.headers.get(hdrs.HOST, '')}")
+    if any(origin is None or origin != own for origin in origins):
+        given = ", ".join(request.headers.getall(hdrs.ORIGIN))
+        raise OriginRefused(given, "a web page of another origin sent it", origins[0] or "ORIGIN")
+    site = request.headers.get(SITE)
+    if site is not None and site.lower() not in OWN_SITES and not _is_followed_link(request):
+        raise OriginRefused(None, "a web page of another origin sent it, and not its Origin", "ORIGIN")
+
+
+def _is_followed_link(request: web.Request) -> bool:
+    headers = request.headers
+    is_document = headers.get("Sec-Fetch-Mode") == "navigate" and headers.get("Sec-Fetch-Dest") == "document"
+    return is_document and request.method == hdrs.METH_GET and request.path != STREAM_PATH
+
+
+def _is_preflight(request: web.Request) -> bool:
+    return request.method == hdrs.METH_OPTIONS and hdrs.ACCESS_CONTROL_REQUEST_METHOD in request.headers
+
+
+def _preflight_answer(known_headers: Iterable[str]) -> web.Response:
+    sendable = ("content-type", "accept", *sorted(set(known_headers) - {FORWARDED.lower()}))
+    headers = {
+        hdrs.ACCESS_CONTROL_ALLOW_METHODS: METHODS,
+        hdrs.ACCESS_CONTROL_ALLOW_HEADERS: ", ".join(sendable),
+        hdrs.ACCESS_CONTROL_MAX_AGE: str(PREFLIGHT_S),
+    }
+    return web.Response(status=204, headers=headers)
+
+
+async def share_with_origin(request: web.Request, response: web.StreamResponse) -> None:
+    """Let a page of an allowed origin read the response."""
+    response.headers.add(hdrs.VARY, hdrs.ORIGIN)
+    if (origin := request.get(ALLOWED_ORIGIN)) is not None:
+        response.headers[hdrs.ACCESS_CONTROL_ALLOW_ORIGIN] = origin
+        response.headers[hdrs.ACCESS_CONTROL_EXPOSE_HEADERS] = "*"
