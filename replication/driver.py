@@ -279,6 +279,8 @@ class Driver(Generic[OwnerT]):
                 self._owner.members_changed(members)
             case actions.ChangeEnded(ask_id, outcome):
                 self._owner.change_ended(ask_id, outcome)
+            case actions.Alarm(text):
+                self._owner.alarmed(text)
             case actions.Halt(reason):
                 self._owner.halted(reason)
             case _:

@@ -1,7 +1,7 @@
 """A node's metrics for Prometheus. Nearly all are read from the node at the scrape."""
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from prometheus_client import CollectorRegistry, generate_latest
@@ -81,6 +81,7 @@ class _NodeCollector(Collector):
         changes = self._node.leadership.changes
         text = "Changes of leader that this node saw since its start"
         yield CounterMetricFamily("quire_leader_changes", text, value=changes)
+        yield _refused_messages(status.get("refused_messages", {}))
         text = "1 if the control plane nominates this node"
         yield GaugeMetricFamily("quire_nominated", text, value=self._node.leadership.nominated)
         if "fitness" in status:
@@ -155,6 +156,14 @@ class _NodeCollector(Collector):
 
 def _histogram(name: str, text: str, durations: Durations) -> Metric:
     return HistogramMetricFamily(name, text, buckets=list(durations.buckets()), sum_value=durations.sum_s)
+
+
+def _refused_messages(counts: Mapping[str, int]) -> Metric:
+    text = "Messages of peers that were not believed (docs/protocol.md, rules 18 and 19)"
+    refused = CounterMetricFamily("quire_refused_messages", text, labels=["why"])
+    for why, count in counts.items():
+        refused.add_metric([why], count)
+    return refused
 
 
 def _compaction(snapshots: dict[str, Any], expiry: dict[str, Any]) -> Iterator[Metric]:

@@ -73,6 +73,7 @@ def node_status(node: "Node") -> dict[str, Any]:
         ],
         "links": sorted(status.links),
         "link_failures": dict(replica.network.reports.failures),
+        "refused_messages": dict(status.refused),
         **node.leadership.document(),
         "fitness": fitness_document(status.fitness, node.config.data_dir),
         "alarms": alarms(
@@ -132,14 +133,15 @@ def _doubt(node: "Node", components: "Components") -> str | None:
 def alarms(components: "Components", digests: Digests, ills: list[str]) -> list[str]:
     """The alarms for an operator: what ails this node (`ills`), duplicates of it, a lost or overdue snapshot.
 
-    Also the nodes whose digest differs from this node's, and of a leader the clocks that are off.
+    Also the nodes whose digest differs from this node's, what peers say that cannot be (rules 18 and 19), and of a
+    leader the clocks that are off.
     """
     replica = components.replica
+    status = replica.status()
     differing = [difference.alarm(node_id) for node_id, difference in digests.differing.items()]
     own = [alarm for alarm in (*ills, components.compaction.snapshotting.alarm) if alarm]
-    leader = replica.status().leader
-    clocks = clock_alarms({} if leader is None else leader.clock_offsets_us)
-    return sorted([*replica.network.reports.alarms.values(), *differing, *clocks, *own])
+    clocks = clock_alarms({} if status.leader is None else status.leader.clock_offsets_us)
+    return sorted([*replica.network.reports.alarms.values(), *status.alarms.values(), *differing, *clocks, *own])
 
 
 def standing_alarms(node: "Node") -> list[str]:

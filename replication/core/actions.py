@@ -246,6 +246,13 @@ class ReadReady:
 
 
 @dataclass(frozen=True, slots=True)
+class Alarm:
+    """An operator should know this; the node continues. `Status.alarms` has it, too."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
 class Halt:
     """A broken rule or a failed disk: stop the node, and log the reason with its values."""
 
@@ -278,5 +285,6 @@ Action = (
     | TransferEnded
     | RejectRequest
     | ReadReady
+    | Alarm
     | Halt
 )

@@ -16,9 +16,9 @@ job, but only the head of the queue promises, truncates or writes a leader's fra
 from typing import assert_never
 
 from . import actions, events
+from .belief import EPOCH_REACH, EPOCH_STEP, Refusal, highest_epoch, judge, refuses
 from .election import Candidate, answer_pre_vote, refusal
-from .events import Reason
-from .following import Following
+from .following import Following, log_changed
 from .leading import Leading, refuse_not_leading
 from .members import Members
 from .messages import (
@@ -33,7 +33,7 @@ from .messages import (
 )
 from .state import State
 from .status import NodeRole, Status
-from .writer import FollowLeader, HandleVote, InstallSnapshot, TruncateLog, WriteFrames, Writer
+from .writer import FollowLeader, HandleVote, InstallSnapshot, ReachOut, TruncateLog, WriteFrames, Writer
 
 
 class Core:
@@ -221,8 +221,21 @@ class Core:
             self.leading = Leading(self.state, promise)
             self.leading.start()
 
+    def _believes(self, event: events.Received) -> bool:
+        """Rule 18: whether the epochs of a message are within reach; if not, this node may have to come nearer."""
+        state, message = self.state, event.message
+        if (why := judge(state.promise.epoch, message)) is None:
+            return True
+        state.refused[why] += 1
+        may_move = self.live_promise is None or (self.leading and isinstance(message, HeartbeatEcho))
+        if why is Refusal.OUT_OF_REACH and may_move and not self.writer.has_job(ReachOut):
+            self.writer.submit(ReachOut(event.node_id, highest_epoch(message)))
+        return False
+
     def _received(self, event: events.Received) -> None:
         state, sender, message = self.state, event.node_id, event.message
+        if not self._believes(event):
+            return
         match message:
             case Heartbeat():
                 self._heartbeat(sender, message)
@@ -240,7 +253,7 @@ class Core:
                 answer_pre_vote(state, sender, message, self.live_promise, makes_way=makes_way)
             case VoteRequest(promise):
                 # Whether this log names the candidate a voter does not matter: its own log may be newer (`election`).
-                if promise.candidate == sender and not self.writer.has_vote_from(sender):
+                if promise.candidate == sender and not self.writer.has_job(HandleVote, sender):
                     self.writer.submit(HandleVote(sender, message))
             case _:
                 # A node whose disk is not a voter's does not count.
@@ -287,7 +300,8 @@ class Core:
         state, leader = self.state, message.promise
         if leader.candidate != sender or leader.candidate == state.me.node_id:
             return  # A heartbeat is valid only from its leader, and never from this node itself.
-        following = self.following
+        if refuses(state, self.leading_promise, following := self.following, leader):
+            return
         if following and following.leader == leader:
             following.heard()
         # Rule 1: only a promise on disk is echoed. A leader that was replaced learns so from the echo (rule 10).
@@ -295,7 +309,7 @@ class Core:
             held, level = state.promise.epoch, state.fitness.echoed(state, message.fitness)
             echo = HeartbeatEcho(leader.epoch, message.sequence, held, level, state.clock)
             state.act(actions.Send(sender, echo))
-        elif not self.writer.is_queued(FollowLeader(leader)):
+        elif not self.writer.has_job(FollowLeader, sender):
             # Rule 1: following raises the promise; only an elected leader sends heartbeats.
             self.writer.submit(FollowLeader(leader))
 
@@ -311,12 +325,9 @@ class Core:
             case events.PromiseStored(promise):
                 self.writer.end_exclusive()
                 self._promise_stored(promise)
-            case events.Truncated() | events.Installed():
+            case events.Truncated() | events.Installed() | events.TruncateRefused() | events.InstallRefused():
                 self.writer.end_exclusive()
-                self._log_moved(event)
-            case events.TruncateRefused() | events.InstallRefused():
-                self.writer.end_exclusive()
-                self._log_stayed(event)
+                log_changed(self.state, following, event)
             case events.ExpiryEnded(is_over):
                 self.writer.end_expiry(is_over=is_over)
             case events.RoomProbed():
@@ -326,21 +337,6 @@ class Core:
                 self.state.halt(reason)
             case _:
                 assert_never(event)
-
-    def _log_stayed(self, event: events.TruncateRefused | events.InstallRefused) -> None:
-        if isinstance(event, events.InstallRefused):
-            self.state.fitness.lacked_room(self.state)
-        if self.following:
-            self.following.refused(event)
-
-    def _log_moved(self, event: events.Truncated | events.Installed) -> None:
-        """The log was truncated, or reset to a snapshot."""
-        if isinstance(event, events.Installed):
-            self.state.installed(event.index)
-            if self.following:
-                self.following.installed(event.stream_id)
-        elif self.following:
-            self.following.truncated(event.stream_id, event.index)
 
     def _appended(self, result: actions.AppendResult) -> None:
         self.state.fitness.appended(self.state, result)
@@ -354,15 +350,8 @@ class Core:
         elif self.leading:
             if result.is_made:
                 self.leading.appended(result)
-            if result.refused is not None:
-                self._append_refused(self.leading, result.refused, is_system=result.is_system)
-
-    def _append_refused(self, leading: Leading, reason: Reason, *, is_system: bool) -> None:
-        leading.append_refused(is_system=is_system)
-        if leading.serving:
-            leading.refuse_waiting(reason)
-        else:
-            self._give_way(reason)  # Without its `epoch_start` it would never serve.
+            if result.refused and not self.leading.append_refused(result.refused, is_system=result.is_system):
+                self._give_way(result.refused)  # Without its `epoch_start` it would never serve.
 
     # Promises (rule 1)
 
@@ -403,8 +392,7 @@ class Core:
         state, leader = self.state, job.promise
         if leader.epoch < state.promise.epoch or (self.following and self.following.leader == leader):
             return
-        if leader.epoch == state.promise.epoch and (self.leading or self.following):
-            state.halt(f"two leaders in one epoch: {leader} was heard, this node follows or leads {state.promise}")
+        if refuses(state, self.leading_promise, self.following, leader):
             return
         if leader != state.stored_promise:
             self._store_promise(leader, f"heard the leader of epoch {leader.epoch}")
@@ -413,6 +401,13 @@ class Core:
         self.following = Following(state, self.writer, leader)
         self.following.tick()
         self._report_role(f"heard the leader of epoch {leader.epoch}")
+
+    def _reach_out(self, job: ReachOut) -> None:
+        """Rule 18, at the head of the queue: promise nobody a higher epoch, if the one named is still out of reach."""
+        ours = self.state.promise.epoch
+        if job.epoch > ours + EPOCH_REACH and (self.leading or self.live_promise is None):
+            why = f"{job.node_id} named epoch {job.epoch}, out of reach of {ours}"
+            self._store_promise(Promise(ours + EPOCH_STEP, "", 0), why)
 
     def _store_promise(self, promise: Promise, reason: str) -> None:
         """Send a promise to disk. From here on it counts (rule 2), and everything under the last one is over."""
@@ -453,6 +448,8 @@ class Core:
                     self._handle_vote(job)
                 case FollowLeader():
                     self._follow_leader(job)
+                case ReachOut():
+                    self._reach_out(job)
                 case TruncateLog():
                     if self.following and self.following.truncate(job):
                         self.writer.begin_exclusive(self.state.awake)
@@ -537,6 +534,8 @@ class Core:
             disk_answers=self.disk_answers,
             fitness=state.fitness.status(),
             backlog=state.backlog,
+            refused={str(why): state.refused[why] for why in Refusal},
+            alarms=dict(state.alarms),
             halted=state.halted,
         )
 

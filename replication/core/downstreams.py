@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from .actions import AnswerOpen, CloseStream, Ship
+from .belief import Refusal, highest_epoch, judge
 from .events import AckArrived, CrcMismatchArrived, Shipped, StreamOpened
 from .members import Member
 from .messages import OpenAnswer, OpenVerb, Promise
@@ -128,6 +129,10 @@ class Downstreams:
     def open(self, event: StreamOpened) -> None:
         """Answer where to continue from. A node's newest stream replaces its earlier one."""
         state, log = self.state, self.state.log
+        if (why := judge(self.promise.epoch, event.open)) or highest_epoch(event.open) > self.promise.epoch:
+            state.refused[why or Refusal.OUT_OF_REACH] += 1
+            self._refuse(event.stream_id, "it names an epoch above that of its leader, or a number out of range")
+            return
         if event.open.promise != self.promise:
             self._refuse(event.stream_id, f"this node leads epoch {self.promise.epoch}")
             return

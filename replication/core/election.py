@@ -26,6 +26,7 @@ from enum import Enum, auto
 from hashlib import blake2b
 
 from .actions import Send
+from .belief import EPOCH_LIMIT
 from .fitness import Level
 from .members import Member
 from .messages import Campaign, Last, PreVote, PreVoteAnswer, Promise, VoteAnswer, VoteRequest
@@ -376,6 +377,11 @@ class Candidate:
         # Rule 3: 1 + the highest seen in pre-votes.
         held = [answer.held_epoch for answer in self.pre_votes.values()]
         epoch = 1 + max(self.highest_epoch, state.promise.epoch, *held)
+        if epoch >= EPOCH_LIMIT:  # Rule 18: whoever says so must have promised it, and 2^31 such steps lead here.
+            text = f"the epochs are used up: this node has promised {state.promise.epoch}, and no higher one exists"
+            state.alarm("epochs", text)
+            self._fail()
+            return None
         self.wanted = Promise(epoch, state.me.node_id, state.me.incarnation)
         self.phase, self._phase_began = Phase.PROMISING, state.now
         return VoteRequest(self.wanted, state.log.durable)

@@ -16,6 +16,7 @@ from enum import Enum, auto
 from typing import assert_never
 
 from . import actions, events
+from .belief import Refusal, highest_epoch, judge
 from .downstreams import STALLED_TIMEOUTS
 from .fitness.levels import PROBE_TIMEOUTS
 from .messages import CrcMismatch, Open, OpenAnswer, OpenVerb, Promise
@@ -216,10 +217,16 @@ class Following:
 
     def fetched(self, event: events.SnapshotFetched) -> None:
         """Queue the install; the promise is checked again at the head of the queue (rule 2)."""
-        stream = self._current(event.stream_id, Step.FETCHING)
-        if stream is not None and event.snapshot.index == stream.install_index:
-            stream.step = Step.INSTALLING
-            self.writer.submit(InstallSnapshot(event.stream_id, event.snapshot))
+        state, stream, snapshot = self.state, self._current(event.stream_id, Step.FETCHING), event.snapshot
+        if stream is None or snapshot.index != stream.install_index:
+            return
+        if (why := judge(self.leader.epoch, snapshot)) or highest_epoch(snapshot) > self.leader.epoch:
+            state.refused[why or Refusal.OUT_OF_REACH] += 1
+            self.close_stream("the snapshot names an epoch above that of its leader, or a number out of range")
+            self._dial_as_seldom_as_room_is_asked_for()
+            return
+        stream.step = Step.INSTALLING
+        self.writer.submit(InstallSnapshot(event.stream_id, snapshot))
 
     def fetch_failed(self, event: events.FetchFailed) -> None:
         """Open again: the leader may have another snapshot by then. If it fails again, there may be no room for one."""
@@ -297,13 +304,14 @@ class Following:
 
     def frames_arrived(self, event: events.FramesArrived) -> None:
         """Note the leader's positions; queue its frames, after a truncation if one is due."""
-        stream = self.stream
+        state, stream = self.state, self.stream
         if stream is None or stream.stream_id != event.stream_id:
             return
         if stream.step not in (Step.TRUNCATING, Step.MATCHED) or stream.install_index:
             return
         self.heard()
-        if event.last_epoch > self.leader.epoch:
+        if event.last_epoch > self.leader.epoch:  # So whatever is in the log is below the limit of rule 18.
+            state.refused[Refusal.OUT_OF_REACH] += 1
             self.close_stream(f"a frame of epoch {event.last_epoch} from the leader of epoch {self.leader.epoch}")
             return
         stream.progress_at, stream.is_answered = self.state.now, False
@@ -377,3 +385,26 @@ class Following:
                     f"{self.stream.mismatch}; the one here verifies, and the leader found no rot in its own"
                 )
             self.stream = None
+
+
+def log_changed(
+    state: State,
+    following: Following | None,
+    event: events.Truncated | events.Installed | events.TruncateRefused | events.InstallRefused,
+) -> None:
+    """The log was truncated, or reset to a snapshot; or it was not, and is as it was."""
+    match event:
+        case events.Installed(stream_id, index):
+            state.installed(index)
+            if following:
+                following.installed(stream_id)
+        case events.Truncated(stream_id, index):
+            if following:
+                following.truncated(stream_id, index)
+        case events.InstallRefused() | events.TruncateRefused():
+            if isinstance(event, events.InstallRefused):
+                state.fitness.lacked_room(state)
+            if following:
+                following.refused(event)
+        case _:
+            assert_never(event)

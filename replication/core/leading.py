@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import NamedTuple, assert_never
 
 from . import actions, events
+from .belief import Refusal
 from .changing import ChangeContext, Changed, Full, Lost, NotConnected, NotLeading, Outcome, next_change
 from .downstreams import Downstreams
 from .events import Reason, Request
@@ -225,8 +226,10 @@ class Leading:
             state.act(actions.Send(node_id, Heartbeat(self.promise, self._sequence, state.clock, state.fitness.level)))
 
     def echoed(self, sender: str, disk_id: bytes, echo: HeartbeatEcho) -> None:
-        """Note who heard which heartbeat."""
-        if echo.epoch == self.promise.epoch:
+        """Note who heard which heartbeat. An echo of one that was not sent yet would count for good."""
+        if echo.sequence > self._sequence:
+            self.state.refused[Refusal.UNSENT_HEARTBEAT] += 1
+        elif echo.epoch == self.promise.epoch:
             self.downstreams.heard(sender)
             self._echoed[(sender, disk_id)] = max(self._echoed.get((sender, disk_id), 0), echo.sequence)
             self.handover.echoed(sender, disk_id, echo.fitness)
@@ -378,14 +381,20 @@ class Leading:
             is_heard=self._is_heard(),
         )
 
-    def append_refused(self, *, is_system: bool) -> None:
-        """An append was refused: if it was that of the change, or of the features, nothing of it is in the log."""
+    def append_refused(self, reason: Reason, *, is_system: bool) -> bool:
+        """An append was refused: if it was that of the change, or of the features, nothing of it is in the log.
+
+        Refuse what waits; return False if this leader serves nothing yet.
+        """
         if self._change and self.state.log.members_index != self._change.index:
             self._end_change(Full())
         if is_system and not self._wanted_features <= self.state.features:
             # If it was another record, a second record that names the same features has no effect.
             self._wanted_features = frozenset()
             self._features_at = self.state.awake + PROBE_TIMEOUTS * self.state.options.election_timeout_us
+        if self.serving:
+            self.refuse_waiting(reason)
+        return self.serving
 
     def _end_change(self, outcome: Outcome) -> None:
         if self._change:

@@ -2,11 +2,13 @@
 and this step's actions.
 """
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
-from .actions import Action, AppendFrames, AppendRequests, AppendSystem, Apply, Halt, RoleChanged
+from .actions import Action, Alarm, AppendFrames, AppendRequests, AppendSystem, Apply, Halt, RoleChanged
+from .belief import Refusal
 from .fitness import Fitness
 from .members import Identity, Member, Members
 from .messages import Last, Promise
@@ -176,7 +178,8 @@ class State:
     the log names (rule 15), read at the beginning of each step. `links` are the peers that this node has dialled and
     reached, each with the disk that its hello named; `offers` are the features that it offered. `features` are in use
     at `applied_index`, as of the last `Measured`. `away` is how long this process was paused in all.
-    `reported_apply` and `reported_role` keep a report from being repeated.
+    `reported_apply` and `reported_role` keep a report from being repeated. `refused` counts the messages that were not
+    believed, and `alarms` has a sentence by its subject, until a restart (rules 18 and 19).
     """
 
     me: Identity
@@ -200,6 +203,8 @@ class State:
     last_stream_id: int = 0
     reported_apply: int = 0
     reported_role: RoleChanged | None = None
+    refused: Counter[Refusal] = field(default_factory=Counter)
+    alarms: dict[str, str] = field(default_factory=dict)
     backlog: Backlog = field(init=False)
 
     def __post_init__(self) -> None:
@@ -255,6 +260,12 @@ class State:
         if self.halted is None:
             self.halted = reason
             self.act(Halt(reason))
+
+    def alarm(self, subject: str, text: str) -> None:
+        """Raise an alarm that lasts; of one subject the first stays, so that nobody fills a journal."""
+        if subject not in self.alarms:
+            self.alarms[subject] = text
+            self.act(Alarm(text))
 
     def next_stream_id(self) -> int:
         """A number that no stream of this process has had; 0 means no stream."""

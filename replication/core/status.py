@@ -86,6 +86,7 @@ class Status:
     `pre_votes` are the voters' newest answers since no leader is heard.
     `following` is the promise of the leader that this node follows, heard or not. `is_matched`: its log matches that
     leader's. `disk_answers` is False while the disk has been busy with one thing for an election timeout.
+    `refused` counts the messages that were not believed, by why; `alarms` are sentences by subject (rules 18 and 19).
     """
 
     me: Identity
@@ -103,6 +104,8 @@ class Status:
     disk_answers: bool
     fitness: FitnessStatus
     backlog: Backlog
+    refused: Mapping[str, int]
+    alarms: Mapping[str, str]
     halted: str | None
 
     def is_me(self, member: Member) -> bool:

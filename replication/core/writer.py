@@ -4,6 +4,7 @@
     HandleVote       decides on a promise and stores it       flush, promise, truncation, install
     FollowLeader     follows an elected leader, and           flush, promise, truncation, install
                      stores that promise
+    ReachOut         promises nobody a higher epoch           flush, promise, truncation, install
     TruncateLog      truncates                                flush, promise, truncation, install
     InstallSnapshot  installs a snapshot that was fetched     flush, promise, truncation, install
     WriteFrames      appends a stream's frames                promise, truncation, install
@@ -41,6 +42,19 @@ class FollowLeader:
 
     promise: Promise
 
+    @property
+    def node_id(self) -> str:
+        """The leader's."""
+        return self.promise.candidate
+
+
+@dataclass(frozen=True, slots=True)
+class ReachOut:
+    """A node named an epoch that is out of reach (rule 18)."""
+
+    node_id: str
+    epoch: int
+
 
 @dataclass(frozen=True, slots=True)
 class TruncateLog:
@@ -66,7 +80,7 @@ class WriteFrames:
     raw: bytes
 
 
-Job = HandleVote | FollowLeader | TruncateLog | InstallSnapshot | WriteFrames
+Job = HandleVote | FollowLeader | ReachOut | TruncateLog | InstallSnapshot | WriteFrames
 
 
 class Disk(Enum):
@@ -93,13 +107,9 @@ class Writer:
         """Queue a job."""
         self._jobs.append(job)
 
-    def is_queued(self, job: Job) -> bool:
-        """Whether an equal job is queued already."""
-        return job in self._jobs
-
-    def has_vote_from(self, node_id: str) -> bool:
-        """Whether a candidate's request is queued already. One per candidate bounds the queue; later ones ask again."""
-        return any(isinstance(job, HandleVote) and job.node_id == node_id for job in self._jobs)
+    def has_job(self, kind: type[HandleVote | FollowLeader | ReachOut], node_id: str = "") -> bool:
+        """Whether such a job is queued, of one node if it is named. That bounds the queue."""
+        return any(isinstance(job, kind) and node_id in ("", job.node_id) for job in self._jobs)
 
     def take(self) -> Job | None:
         """Remove and return the next job, if it may begin now."""

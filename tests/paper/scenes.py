@@ -4,7 +4,7 @@ from quire.replication.core import Promise, events
 from quire.replication.core.messages import CoreMessage, Last, VoteRequest
 from tests.replication.world import SimNode, World, disk_id
 
-FAR = Last(1 << 40, 1 << 40)
+FAR = Last(1 << 20, 1 << 40)
 """A durable last that no voter exceeds."""
 
 

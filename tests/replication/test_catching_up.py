@@ -148,7 +148,7 @@ def test_a_node_with_a_backlog_promises_and_a_fit_one_is_elected_before_it() -> 
     assert levels(late) == [Level.APPLY_LAG]
     leader = world.leader()
     assert leader is not None
-    assert ask(late, leader.state.promise.epoch + 5, "n3", last=Last(1 << 40, 1 << 40))
+    assert ask(late, leader.state.promise.epoch + 5, "n3", last=Last(1 << 20, 1 << 40))
 
 
 @pytest.mark.parametrize("count", [1, 3])

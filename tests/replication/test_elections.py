@@ -407,18 +407,6 @@ def test_a_leader_heard_before_a_higher_promise_but_queued_after_it_is_not_follo
     assert follower.state.promise == Promise(epoch + 5, "n3", 1)
 
 
-def test_a_second_leader_of_the_epoch_that_is_followed_halts_the_node() -> None:
-    world = started("n1", "n2", "n3")
-    world.elect("n1")
-    world.run_for(0.3)
-    epoch = world["n1"].state.promise.epoch
-
-    for node in ("n2", "n1"):
-        world[node].step(received("n3", Heartbeat(Promise(epoch, "n3", 1), 1, 0)))
-
-    assert ["two leaders" in (world[node].halted or "") for node in ("n1", "n2")] == [True, True]
-
-
 def test_a_heartbeat_for_another_than_its_sender_is_not_followed() -> None:
     follower = started("n1", "n2", "n3")["n2"]
     assert handled(follower, received("n3", Heartbeat(Promise(7, "n1", 5), 1, 0))) == []

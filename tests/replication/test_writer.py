@@ -108,13 +108,13 @@ def test_a_writer_is_quiet_only_when_no_flush_is_due_or_on_its_way() -> None:
     assert quiet == [True, False, False, True]
 
 
-def test_an_equal_job_that_waits_is_known_and_one_that_was_taken_is_not() -> None:
+def test_a_job_that_waits_is_known_by_its_kind_and_node_and_one_that_was_taken_is_not() -> None:
     writer = Writer()
     writer.submit(ADOPT)
-    assert writer.is_queued(FollowLeader(Promise(3, "n2", 7)))
-    assert not writer.is_queued(FollowLeader(Promise(3, "n2", 8)))
+    assert (writer.has_job(FollowLeader, "n2"), writer.has_job(FollowLeader)) == (True, True)
+    assert (writer.has_job(FollowLeader, "n3"), writer.has_job(HandleVote, "n2")) == (False, False)
     writer.take()
-    assert not writer.is_queued(ADOPT)
+    assert not writer.has_job(FollowLeader, "n2")
 
 
 def test_a_disk_hangs_if_one_operation_takes_longer_than_the_timeout() -> None:

@@ -168,6 +168,8 @@ def report_of(action: actions.Action) -> str | None:
             return f"transfer ended: {reason}"
         case actions.RejectRequest(_, reason):
             return f"rejects a write: {reason}"
+        case actions.Alarm(text):
+            return f"raises an alarm: {text}"
         case actions.Halt(reason):
             return f"halts: {reason}"
         case actions.Flush() | actions.DialStream():

@@ -94,8 +94,7 @@ class SimNode:
     apply_to: int = 0
     halted: str | None = None
     invariants: Invariants = field(default_factory=Invariants)
-    checked: bool = True
-    """Off where a test puts the core into a state that the core itself never reaches."""
+    checked: bool = True  # Off where a test puts the core into a state that the core itself never reaches.
     streams: dict[int, tuple[str, int]] = field(default_factory=dict)
     truncations: list[int] = field(default_factory=list)
     shipped_bytes: int = 0
@@ -110,14 +109,13 @@ class SimNode:
     members_changed: list[Members] = field(default_factory=list)
     changes: dict[int, Outcome] = field(default_factory=dict)
     disk_id: bytes = b""
-    flushes_us: list[int] = field(default_factory=list)
-    """What its next tick says of its disk."""
+    flushes_us: list[int] = field(default_factory=list)  # What its next tick says of its disk.
     machine_failed: bool = False
-    disk_full: bool = False
-    """Appends are refused; `reserve` says whether its own system records still find room."""
+    disk_full: bool = False  # Appends are refused; `reserve`: its own system records still find room.
     reserve: bool = True
     probes: int = 0
     refused_appends: int = 0  # Shipments that found no room.
+    alarms: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.directory: Directory = self.storage.directory()
@@ -345,6 +343,8 @@ class SimNode:
                 self.changes[ask_id] = outcome
             case actions.ReadReady(read_id, index):
                 self.reads[read_id] = index
+            case actions.Alarm(text):
+                self.alarms.append(text)
             case actions.Halt(reason):
                 self.halted = reason
             case _:

@@ -1,0 +1,128 @@
+"""Rule 18: how high an epoch may be, wherever a message names one.
+
+*Ours* is the epoch that this node has promised. It covers its log, and is on disk or on its way there; what a node has
+only heard of is not part of it.
+
+    0 ........... ours ........ ours + EPOCH_REACH ............. EPOCH_LIMIT ............. 2^64
+    |        believed              |        out of reach             |      out of range
+
+Epochs only grow and never fall, so one that is believed is believed for good: after the highest, nobody could ever
+lead again. A message that names one out of range or out of reach is dropped whole. A node that has promised nothing has
+only the limit.
+
+Nodes that were parted, by a liar or by being away while one was at work, must come together again. So a node that hears
+no leader, and drops a message for an epoch out of reach, promises nobody an epoch EPOCH_STEP higher; the next message
+is nearer. A leader does so if an echo names such an epoch. That is less than a vote request within reach does, and each
+step costs two syncs: from one end to the other it takes 2^32 of them.
+"""
+
+from collections.abc import Iterator
+from enum import StrEnum
+from typing import assert_never
+
+from ..messages import (
+    Campaign,
+    CoreMessage,
+    Heartbeat,
+    HeartbeatEcho,
+    Open,
+    PreVote,
+    PreVoteAnswer,
+    Promise,
+    Snapshot,
+    VoteAnswer,
+    VoteRequest,
+)
+
+EPOCH_LIMIT = 1 << 63
+EPOCH_REACH = 1 << 32
+EPOCH_STEP = EPOCH_REACH // 2  # So that those who have promised less than this node still believe its next epoch.
+NUMBER_LIMIT = 1 << 63
+"""Of indices and clocks: what is added to one on the way to the disk must fit 64 bits, too."""
+
+
+class Refusal(StrEnum):
+    """Why a message was dropped; the labels of a metric."""
+
+    OUT_OF_RANGE = "out_of_range"
+    OUT_OF_REACH = "out_of_reach"
+    SECOND_LEADER = "second_leader"
+    UNSENT_HEARTBEAT = "unsent_heartbeat"
+    NO_BOUNDARY = "no_boundary"
+
+
+def judge(ours: int, message: CoreMessage | Open | Snapshot) -> Refusal | None:
+    """Why a node that has promised epoch `ours` drops this message; None if it believes it."""
+    highest = highest_epoch(message)
+    if highest >= EPOCH_LIMIT or max(_numbers_of(message), default=0) >= NUMBER_LIMIT:
+        return Refusal.OUT_OF_RANGE
+    if isinstance(message, VoteRequest | Heartbeat) and not message.promise.epoch:
+        return Refusal.OUT_OF_RANGE  # Epoch 0 is the genesis: nobody leads it.
+    if isinstance(message, Snapshot) and message.crc32c >= 1 << 32:
+        return Refusal.OUT_OF_RANGE
+    if ours and highest > ours + EPOCH_REACH:
+        return Refusal.OUT_OF_REACH
+    return None
+
+
+def highest_epoch(message: CoreMessage | Open | Snapshot) -> int:
+    """The highest epoch that a message names, 0 if it names none."""
+    return max(_epochs_of(message), default=0)
+
+
+def _epochs_of(message: CoreMessage | Open | Snapshot) -> Iterator[int]:
+    match message:
+        case PreVote(_, last, transferred_by):
+            yield last.epoch
+            yield from _of_promise(transferred_by)
+        case PreVoteAnswer(_, _, held_epoch, last):
+            yield held_epoch
+            yield last.epoch
+        case Campaign(transferred_by):
+            yield from _of_promise(transferred_by)
+        case VoteRequest(promise, last):
+            yield promise.epoch
+            yield last.epoch
+        case VoteAnswer(asked, _, held_epoch):
+            yield asked.epoch
+            yield held_epoch
+        case Heartbeat(promise):
+            yield promise.epoch
+        case HeartbeatEcho(epoch, _, held_epoch):
+            yield epoch
+            yield held_epoch
+        case Open(promise, epochs):
+            yield promise.epoch
+            yield from (epoch for epoch, _ in epochs)
+        case Snapshot(_, epoch, epochs=epochs):
+            yield epoch
+            yield from (of for of, _ in epochs)
+        case _:
+            assert_never(message)
+
+
+def _of_promise(promise: Promise | None) -> Iterator[int]:
+    if promise is not None:
+        yield promise.epoch
+
+
+def _numbers_of(message: CoreMessage | Open | Snapshot) -> Iterator[int]:
+    """Every index and clock that a message names."""
+    match message:
+        case PreVote(_, last) | VoteRequest(_, last):
+            yield last.index
+        case PreVoteAnswer(_, _, _, last, clock):
+            yield last.index
+            yield clock
+        case VoteAnswer(clock=clock) | Heartbeat(clock=clock) | HeartbeatEcho(clock=clock):
+            yield clock
+        case Open(_, epochs, highest_index, durable_index, fetching):
+            yield from (highest_index, durable_index, fetching)
+            yield from (first_index for _, first_index in epochs)
+        case Snapshot(index, _, timestamp, _, members_index, epochs):
+            yield from (index, timestamp, members_index or 0)
+            yield from (first_index for _, first_index in epochs)
+        case Campaign():
+            pass
+        case _:
+            assert_never(message)
