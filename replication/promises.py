@@ -13,6 +13,7 @@ from contextlib import closing
 
 from quire.log import SLOT_BYTES, SLOT_POSITIONS, Directory, SlotFile
 
+from .core.belief import EPOCH_LIMIT
 from .core.members import DISK_ID_BYTES, MAX_NODE_ID_BYTES
 from .core.messages import NO_PROMISE, Promise
 from .witnesses import Witnesses
@@ -25,7 +26,7 @@ _BODY = struct.Struct(f"<Q{MAX_NODE_ID_BYTES}sQ{DISK_ID_BYTES}s")
 
 
 class PromiseLost(Exception):
-    """The promise file holds no promise of this disk; the text says what it holds instead."""
+    """The promise file holds no promise that this disk can have made; the text says what it holds instead."""
 
 
 def _winner(slots: SlotFile) -> tuple[Promise, bytes]:
@@ -38,6 +39,9 @@ def _winner(slots: SlotFile) -> tuple[Promise, bytes]:
     if held is None:
         slots.close()
         raise PromiseLost("no slot of the promise file is valid")
+    if held[0].epoch >= EPOCH_LIMIT:
+        slots.close()
+        raise PromiseLost(f"the promise file holds epoch {held[0].epoch}, and none is at or above 2^63")
     return held
 
 
@@ -68,7 +72,7 @@ class PromiseFile:
         `disk_id` is the one that the identity file names.
 
         Raises:
-            PromiseLost: no slot is valid, or they are of another disk.
+            PromiseLost: no slot is valid, they are of another disk, or of an epoch that cannot be (rule 18).
             UnknownVersion: they have another version's format.
         """
         slots = SlotFile(directory.open(PROMISE_FILE), name=PROMISE_FILE, version=PROMISE_VERSION)
@@ -86,7 +90,7 @@ class PromiseFile:
         """The promise that the file holds. Writes nothing.
 
         Raises:
-            PromiseLost: no slot is valid.
+            PromiseLost: no slot is valid, or it is of an epoch that cannot be.
             UnknownVersion: they have another version's format.
         """
         slots = SlotFile(directory.open(PROMISE_FILE), name=PROMISE_FILE, version=PROMISE_VERSION)

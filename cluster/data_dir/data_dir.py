@@ -23,7 +23,7 @@ from .first_start import LOG_FOLDER, MARK_FILE, check_unformatted, set_unfinishe
 from .genesis import Genesis, read_genesis, read_genesis_file, write_genesis_file
 from .identity import LOST_VOTER, DataDirRefused, NodeIdentity, read_identity, write_identity
 from .torn import report_torn
-from .witnessed import check_end, check_files, check_snapshot, read_witnesses
+from .witnessed import check_end, check_epoch, check_files, check_snapshot, read_witnesses
 
 
 class DataDir:
@@ -161,6 +161,7 @@ class DataDir:
         SnapshotPart.resume(self.snapshots)
         applier = restore_newest(self.snapshots, new_machine, new_sessions)
         boundary, lowest = applier.boundary, log.bounds.lowest_index
+        check_epoch(self._directory.path, "its snapshot", max(boundary.tail.epoch, *dict(boundary.epochs), 0))
         if boundary.tail.index < lowest:
             # Refuse rather than reset: a reset to an older snapshot would lose committed records.
             reason = (

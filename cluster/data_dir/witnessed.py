@@ -8,6 +8,7 @@ import structlog
 
 from quire.log import Directory, Log, is_mark_damaged, stored_mark
 from quire.replication import Witnesses, WitnessForeign
+from quire.replication.core.belief import EPOCH_LIMIT
 from quire.replication.core.messages import Last
 
 from .identity import LOST_VOTER, DataDirRefused
@@ -19,12 +20,25 @@ def read_witnesses(directory: Directory, disk_id: bytes) -> Witnesses:
     """The witnesses of a formatted directory; they say nothing if it is of an earlier version.
 
     Raises:
-        DataDirRefused: one is of another disk.
+        DataDirRefused: one is of another disk, or names an epoch that cannot be.
     """
     try:
-        return Witnesses(directory, disk_id)
+        witnesses = Witnesses(directory, disk_id)
     except WitnessForeign as error:
         raise DataDirRefused(directory.path, f"{error}; {LOST_VOTER}") from error
+    known = witnesses.known
+    check_epoch(directory.path, "a witness", max(known.promised_epoch, known.end_epoch))
+    return witnesses
+
+
+def check_epoch(path: str, what: str, epoch: int) -> None:
+    """Check that an epoch which a file holds can be (rule 18): no node would believe this one again.
+
+    Raises:
+        DataDirRefused: it is at or above 2^63.
+    """
+    if epoch >= EPOCH_LIMIT:
+        raise DataDirRefused(path, f"{what} holds epoch {epoch}, and none is at or above 2^63; {LOST_VOTER}")
 
 
 def check_files(directory: Directory, witnesses: Witnesses, promised_epoch: int) -> None:
@@ -56,9 +70,10 @@ def check_end(path: str, witnesses: Witnesses, log: Log) -> None:
     """Check that the log, open, reaches as far as the witnesses say.
 
     Raises:
-        DataDirRefused: it does not.
+        DataDirRefused: it does not, or holds an epoch that cannot be.
     """
     known, tail = witnesses.known, log.durable_tail
+    check_epoch(path, "its log", log.tail.epoch)
     end = Last(known.end_epoch, known.end_index)
     if (tail.epoch, tail.index) < end:
         reason = (

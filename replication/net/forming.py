@@ -22,8 +22,9 @@ def members_of_genesis(raw: bytes) -> Members:
     """
     try:
         frames = list(walk_frames(raw))
-        if len(frames) != 1 or frames[0].header.index != 0 or frames[0].header.kind != Kind.SYSTEM:
-            raise BadMessage("one system frame at index 0 was expected")
+        first = [(frame.header.index, frame.header.epoch, frame.header.kind) for frame in frames]
+        if first != [(0, 0, Kind.SYSTEM)]:
+            raise BadMessage("one system frame at index 0, of epoch 0, was expected")
         value = decode_system(frames[0].payload)
         if value.get("type") != "genesis":
             raise BadMessage(f"a genesis was expected, not {value.get('type')!r}")

@@ -349,3 +349,50 @@ def test_a_full_disk_keeps_no_node_without_witnesses_from_starting() -> None:
     disk.full = True
 
     reopens(disk, END)
+
+
+IMPOSSIBLE = 2**63
+
+
+def holds_an_impossible_promise(data_dir: DataDir) -> None:
+    data_dir.promises.write(Promise(IMPOSSIBLE, "n2", 1))
+
+
+def holds_an_impossible_witness(data_dir: DataDir) -> None:
+    assert data_dir.witnesses is not None
+    data_dir.witnesses.promise(IMPOSSIBLE)
+
+
+def holds_an_impossible_frame(data_dir: DataDir) -> None:
+    append(log_of(data_dir), 1, epoch=IMPOSSIBLE)
+
+
+def holds_an_impossible_snapshot(data_dir: DataDir) -> None:
+    applier, store = new_applier(data_dir), data_dir.snapshots
+    boundary = applier.boundary
+    boundary = boundary._replace(tail=boundary.tail._replace(index=END, epoch=IMPOSSIBLE))
+    write_snapshot(store.begin(END), store.owner, boundary, applier.content())
+    store.complete(END)
+
+
+@pytest.mark.parametrize(
+    ("make", "what"),
+    [
+        (holds_an_impossible_promise, "the promise file"),
+        (holds_an_impossible_witness, "a witness"),
+        (holds_an_impossible_frame, "its log"),
+        (holds_an_impossible_snapshot, "its snapshot"),
+    ],
+)
+def test_a_file_that_holds_an_epoch_that_cannot_be_is_a_refusal_with_a_sentence(
+    make: Callable[[DataDir], None], what: str
+) -> None:
+    disk = voter()
+    data_dir = opened(disk)
+    make(data_dir)
+    data_dir.close()
+    if what in ("the promise file", "its log"):  # Otherwise the witnesses say so first.
+        lose(disk, *WITNESS_FILES)
+
+    with pytest.raises(DataDirRefused, match=rf"{what} holds epoch {IMPOSSIBLE}, and none is at or above 2\^63; move"):
+        new_applier(opened(disk))

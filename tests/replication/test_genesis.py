@@ -129,9 +129,9 @@ def test_the_members_of_a_genesis_frame_are_those_that_it_names() -> None:
     assert members_of_genesis(genesis_frame(voters("n1", "n2"))) == voters("n1", "n2")
 
 
-def system_frame(value: dict[str, object], *, index: int = 0) -> bytes:
+def system_frame(value: dict[str, object], *, index: int = 0, epoch: int = 0) -> bytes:
     return encode_frame(
-        index=index, epoch=0, timestamp=1, count=1, prev_crc32c=0, kind=Kind.SYSTEM, payload=encode_system(value)
+        index=index, epoch=epoch, timestamp=1, count=1, prev_crc32c=0, kind=Kind.SYSTEM, payload=encode_system(value)
     )
 
 
@@ -162,6 +162,7 @@ def test_bytes_that_are_not_a_genesis_frame_are_refused_as_a_peers_fault() -> No
         system_frame({"type": "genesis"}),
         system_frame({"type": "genesis", "members": 5}),
         system_frame({"type": "genesis", "members": []}, index=1),
+        system_frame({"type": "genesis", "members": [["n1", bytes(16), "n1:1", "voter"]]}, epoch=2**63),
     ]
     assert [raw for raw in others if not refused(raw)] == []
 

@@ -13,7 +13,7 @@ from quire.replication.core.messages import NO_PROMISE
 from tests.golden.make_promise import DISK_ID, GOLDEN, PROMISE, write_promise
 
 FIRST, SECOND = Promise(4, "n1", 11), Promise(7, "n2", 2**64 - 1)
-LONGEST = Promise(2**64 - 1, "a" * 24, 2**64 - 1)
+LONGEST = Promise(2**63 - 1, "a" * 24, 2**64 - 1)
 SLOTS = (0, 4096)
 SLOT_BYTES = 64
 
@@ -180,6 +180,19 @@ def test_a_promise_file_of_another_disk_is_refused() -> None:
 
     with pytest.raises(PromiseLost, match=DISK_ID.hex()):
         PromiseFile.open(disk.directory(), bytes(16))
+
+
+@pytest.mark.parametrize("epoch", [2**63, 2**64 - 1])
+def test_a_promise_of_an_epoch_that_cannot_be_is_refused_and_nothing_is_written(epoch: int) -> None:
+    disk = faulty.Disk()
+    created(disk).write(Promise(epoch, "n1", 1))
+    before = disk.content("promise")
+
+    with pytest.raises(PromiseLost, match=f"holds epoch {epoch}, and none is at or above 2\\^63"):
+        PromiseFile.open(disk.directory(), DISK_ID)
+    with pytest.raises(PromiseLost, match=f"holds epoch {epoch}"):
+        PromiseFile.read(disk.directory())
+    assert disk.content("promise") == before
 
 
 # Golden bytes
