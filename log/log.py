@@ -14,7 +14,7 @@ from typing import Any
 from crc32c import crc32c
 
 from .change.ages import Ages
-from .change.append import append_raw, make_room, put_spooled, taken_back, try_room
+from .change.append import CheckMembers, any_members, append_raw, make_room, put_spooled, taken_back, try_room
 from .change.expiry import Expirable, begin_expiry, end_expiry, expirable, remove_expired
 from .change.flush import begin_flush, begin_mark_sync, end_flush, end_mark_sync, flush_now
 from .change.recovery import OpenRequest, open_state
@@ -266,22 +266,23 @@ class Log:
                 raise
         return header
 
-    def append_frames(self, raw: bytes | bytearray | memoryview) -> int:
+    def append_frames(self, raw: bytes | bytearray | memoryview, check_members: CheckMembers = any_members) -> int:
         """Buffer a peer's frames unchanged; return highest_index. Those of kind `system` are `reserved`.
 
         All or none; but without a descriptor to take some back with, whole frames up to highest_index stay.
+        `check_members` gets payload and index of each record that names members: it may raise PayloadInvalid.
 
         Raises:
             FrameInvalid, UnknownVersion: the bytes are not whole frames of a known version.
             ChainBroken: index, chain, epoch or timestamp do not follow the tail.
-            PayloadInvalid: a `system` frame holds no system record.
+            PayloadInvalid: a `system` frame holds no system record, or one that `check_members` refuses.
             RecordTooLarge, DiskFull, LogReadOnly: as `append_payload`.
         """
         state = self._state
         state.refuse_if_unwritable()
         start = state.tail.index
         try:
-            append_raw(state, raw)
+            append_raw(state, raw, check_members)
         except DiskFull:
             if taken_back(self.truncate, start):
                 raise
@@ -546,8 +547,7 @@ class Log:
     def end_flush(self, flush: Flush, error: OSError | None = None) -> None:
         """Note how a flush ended: the frames it covers are durable, or the log is read-only for good.
 
-        Raises:
-            LogReadOnly: the mark could not be written.
+        Raises LogReadOnly if the mark could not be written.
         """
         end_flush(self._state, flush, error)
 

@@ -92,7 +92,7 @@ def _reading() -> Generator[None]:
         raise NotReadableNow(str(error)) from error
 
 
-def _members_of(payload: bytes, index: int) -> Members:
+def _members_of(payload: bytes | memoryview, index: int) -> Members:
     """The members that the record at `index` names."""
     try:
         return Members.from_record(decode_system(payload)["members"])
@@ -278,9 +278,9 @@ class Disk:
         return RoomProbed(has_room, has_room or self.log.reserve_left >= EPOCH_RECORD_BYTES)
 
     def append_frames(self, raw: bytes) -> None:
-        """Append a leader's frames, as `Log.append_frames`."""
+        """Append a leader's frames, as `Log.append_frames`; none if a record in them names no members."""
         start = self.log.tail.index
-        self.log.append_frames(raw)
+        self.log.append_frames(raw, _members_of)
         index = self.log.members_index
         if index is not None and index >= start:
             with suppress(LogError):  # The frames are in the log all the same: whoever asks for the members is told.

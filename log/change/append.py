@@ -13,6 +13,13 @@ from .spool import Spool
 
 _PROBE_BYTES = 1 << 20
 
+CheckMembers = Callable[[memoryview, int], object]
+"""Gets the payload and the index of a record that names members. Raises PayloadInvalid if it names none."""
+
+
+def any_members(payload: memoryview, index: int) -> None:
+    """Check nothing: of a log whose user has no members."""
+
 
 def make_room(state: LogState, size: int, *, reserved: bool = False) -> None:
     """Make the write segment take a frame of `size` bytes: rotate if it is full, and reserve room on disk.
@@ -82,7 +89,9 @@ def put_spooled(state: LogState, spool: Spool, expected_index: int | None, epoch
     return header
 
 
-def _verified_frames(state: LogState, view: memoryview) -> tuple[list[tuple[int, FrameHeader]], list[int]]:
+def _verified_frames(
+    state: LogState, view: memoryview, check_members: CheckMembers
+) -> tuple[list[tuple[int, FrameHeader]], list[int]]:
     """Return (offset, header) of a peer's frames, and the indices of members records, after a check of everything."""
     headers: list[tuple[int, FrameHeader]] = []
     members: list[int] = []
@@ -91,7 +100,8 @@ def _verified_frames(state: LogState, view: memoryview) -> tuple[list[tuple[int,
         tail = follow(tail, header)
         if header.size > state.frame_limit:
             raise RecordTooLarge(header.size, state.frame_limit)
-        if header.kind == Kind.SYSTEM and names_members(view[offset + HEADER_BYTES : offset + header.size]):
+        if header.kind == Kind.SYSTEM and names_members(payload := view[offset + HEADER_BYTES : offset + header.size]):
+            check_members(payload, header.index)
             members.append(header.index)
         headers.append((offset, header))
     return headers, members
@@ -126,14 +136,14 @@ def _put_frames(state: LogState, view: memoryview, headers: list[tuple[int, Fram
         state.tail = Tail(last.next_index, last.epoch, last.timestamp, last.crc32c)
 
 
-def append_raw(state: LogState, raw: bytes | bytearray | memoryview) -> None:
+def append_raw(state: LogState, raw: bytes | bytearray | memoryview, check_members: CheckMembers) -> None:
     """Buffer a peer's whole frames unchanged.
 
     Raises:
         LogError: as `Log.append_frames`; but on DiskFull some of them are in, and the caller must truncate.
     """
     view = memoryview(raw)
-    headers, members = _verified_frames(state, view)
+    headers, members = _verified_frames(state, view, check_members)
     with state.failing("writing out"):
         _put_frames(state, view, headers, members)
 

@@ -43,8 +43,8 @@ def _member(row: Sequence[Any]) -> Member:
     node_id, disk_id, address, role = row
     if type(node_id) is not str or type(address) is not str or type(disk_id) is not bytes:
         raise ValueError(f"{row!r} does not name a node")
-    if not 0 < len(node_id) <= MAX_NODE_ID_BYTES or len(disk_id) != DISK_ID_BYTES:
-        raise ValueError(f"{row!r} has ids of a wrong length")
+    if not NODE_ID.fullmatch(node_id) or len(disk_id) != DISK_ID_BYTES:
+        raise ValueError(f"{row!r} has ids of another shape")
     return Member(node_id, disk_id, address, Role(role))
 
 
@@ -63,11 +63,15 @@ class Members:
         """The members of a system record's `members` field: rows of node_id, disk_id, address, role.
 
         Raises:
-            ValueError: a row has another shape, or their number is out of range.
+            ValueError: a row has another shape, a node has two, their number is out of range, or none is a voter's.
         """
         members = tuple(_member(row) for row in rows)
         if not 0 < len(members) <= MAX_MEMBERS:
             raise ValueError(f"{len(members)} members; there are 1 to {MAX_MEMBERS}")
+        if len({member.node_id for member in members}) != len(members):
+            raise ValueError("a node has two rows")
+        if not any(member.role is Role.VOTER for member in members):
+            raise ValueError("no member is a voter")
         return cls(members)
 
     def to_record(self) -> list[list[Any]]:

@@ -4,6 +4,8 @@ from functools import partial
 
 import pytest
 
+from quire.log import Kind, Log, LogOptions, MemoryDirectory, PayloadInvalid, encode_frame, encode_system
+from quire.replication import Disk, PromiseFile
 from quire.replication.core import MAX_MEMBERS, Member, Members, Reason, Role, actions, events
 from quire.replication.core.changing import (
     AlreadyVoter,
@@ -24,6 +26,46 @@ from quire.replication.core.downstreams import Downstream
 from quire.replication.core.messages import Ack, Snapshot
 from tests.replication.disks import remove_expired
 from tests.replication.world import SimNode, World, disk_id
+
+VOTER = ["n1", bytes(16), "n1:1", "voter"]
+NO_MEMBERS: list[object] = [
+    None,
+    1,
+    "n1",
+    {},
+    [],
+    [[]],
+    [VOTER[:3]],
+    [[*VOTER[:3], "observer"]],
+    [VOTER, VOTER],
+    [["n/1", *VOTER[1:]]],
+    [["n" * 25, *VOTER[1:]]],
+    [["", *VOTER[1:]]],
+    [["n1", bytes(15), *VOTER[2:]]],
+    [[*VOTER[:2], None, "voter"]],
+    [[*VOTER[:3], "emperor"]],
+    [[f"n{number}", *VOTER[1:]] for number in range(MAX_MEMBERS + 1)],
+]
+
+
+@pytest.mark.parametrize("members", NO_MEMBERS, ids=[f"{rows!r:.40}" for rows in NO_MEMBERS])
+@pytest.mark.parametrize("kind", ["members", "genesis"])
+def test_a_leaders_record_that_names_no_members_is_not_written(kind: str, members: object) -> None:
+    # Once in the log it would end this node, and each of its next starts.
+    directory = MemoryDirectory()
+    log = Log.open(directory, LogOptions(), cluster_id=bytes(16), clock=lambda: 1, standalone=False)
+    disk = Disk(log, PromiseFile.create(directory, bytes(16)))
+
+    def frame(rows: object) -> bytes:
+        payload = encode_system({"type": kind, "members": rows})
+        return encode_frame(index=0, epoch=1, timestamp=1, count=1, prev_crc32c=0, kind=Kind.SYSTEM, payload=payload)
+
+    with pytest.raises(PayloadInvalid):
+        disk.append_frames(frame(members))
+
+    assert log.tail.index == 0
+    disk.append_frames(frame([VOTER]))
+    assert disk.members.is_voter("n1", bytes(16))
 
 
 def led(*node_ids: str, observers: tuple[str, ...] = ()) -> World:
