@@ -62,8 +62,10 @@ class Digests:
     def reported(self, node_id: str, index: int, digest: bytes) -> None:
         """Another node reports `digest`, having applied everything below `index`."""
         if index > self._index:
-            # Keep the first: if each later one replaced it, a node that applies late would never compare.
-            self._ahead.setdefault(node_id, (index, digest))
+            # Keep the lowest: if each later one replaced it, a node that applies late would never compare; and one that
+            # this node never reaches must not keep it from comparing the others.
+            if node_id not in self._ahead or index < self._ahead[node_id][0]:
+                self._ahead[node_id] = (index, digest)
         else:
             self._compare(node_id, index, digest)
 

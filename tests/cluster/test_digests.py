@@ -51,6 +51,14 @@ def test_a_node_that_is_equal_again_is_told_so() -> None:
     assert told.digests.differing == {}
 
 
+def test_a_report_from_an_index_that_is_never_reached_hides_no_other() -> None:
+    told = Told()
+    told.digests.reported("n2", 2**64 - 1, B)
+    told.digests.reported("n2", 6, B)
+    told.digests.applied(6, A)
+    assert told.changes == [("n2", Difference(6, B, A))]
+
+
 def test_who_reports_from_ahead_is_compared_when_this_node_has_come_as_far() -> None:
     told = Told()
     told.digests.reported("n2", 6, B)
