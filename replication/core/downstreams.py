@@ -191,8 +191,9 @@ class Downstreams:
     def crc_mismatch(self, event: CrcMismatchArrived) -> None:
         """Rule 8: a follower's frame verifies and is not this leader's. A frame that fails its own crc is rot.
 
-        If this leader's frame fails, only this leader halts; if it verifies, both halt. If it cannot be read now, the
-        follower opens again, and reports the same.
+        If this leader's frame fails, only this leader halts; if it verifies, both halt, or the follower alone if it is
+        no voter: nothing that its disk holds was ever counted. If it cannot be read now, the follower opens again, and
+        reports the same.
         """
         try:
             self._judge_mismatch(event)
@@ -208,7 +209,10 @@ class Downstreams:
         values = f"the frame before {index} has crc32c {state.log.crc32c_before(index):#x} here"
         values = f"{values} and {crc32c:#x} at {stream.node_id}"
         if state.log.verifies_before(index):
-            state.halt(f"{values}; both verify")
+            if state.members.is_voter(stream.node_id, stream.disk_id):
+                state.halt(f"{values}; both verify")
+            else:
+                self._close(event.stream_id, f"{values}, which is no voter: it halts alone")
             return
         self._refuse(event.stream_id, "the leader's own frame there is rotten")
         self.forget(event.stream_id)

@@ -174,7 +174,9 @@ class Following:
             if self._current(event.stream_id, Step.MISMATCHED) and answer.verb is OpenVerb.REFUSE:
                 self.close_stream(f"the leader refused: {answer.reason}")
             return
-        if answer.verb is OpenVerb.LOST_DATA:
+        if answer.verb is OpenVerb.LOST_DATA and answer.index <= state.log.durable.index:
+            self.close_stream(f"the leader misses {answer.index}, and this disk holds it: {answer.reason}")
+        elif answer.verb is OpenVerb.LOST_DATA:
             what_to_do = "move the whole data_dir away, and the node comes back as a new member"
             state.halt(f"{answer.reason}: what was durable is gone; {what_to_do}")
         elif answer.verb is OpenVerb.REFUSE or answer.index > state.log.highest_index:

@@ -11,8 +11,8 @@ from quire.replication.core.messages import Ack, Open, OpenAnswer, OpenVerb
 from tests.replication.world import SimNode, World, values
 
 
-def serving(*node_ids: str) -> World:
-    world = World(*node_ids)
+def serving(*node_ids: str, observers: tuple[str, ...] = ()) -> World:
+    world = World(*node_ids, observers=observers)
     world.start()
     world.elect(node_ids[0])
     return world
@@ -127,14 +127,14 @@ def test_a_stream_to_a_log_that_grew_while_it_opened_does_not_match() -> None:
     assert not (node.has_stream and node.upstream is stream)
 
 
-def contradicting() -> World:
+def contradicting(node_id: str = "n2", observers: tuple[str, ...] = ()) -> World:
     """n2 holds another frame than n1 and n3 at the same index and epoch, and both verify; n1 still leads."""
-    world = serving("n1", "n2", "n3")
+    world = serving("n1", "n2", "n3", observers=observers)
     world.run_for(0.2)
-    world.isolate("n2")
+    world.isolate(node_id)
     world["n1"].write("this")
     world.run_for(0.2)
-    tail = world["n2"].log.tail
+    tail = world[node_id].log.tail
     frame = encode_frame(
         index=tail.index,
         epoch=tail.epoch,
@@ -144,8 +144,8 @@ def contradicting() -> World:
         kind=Kind.RECORDS,
         payload=encode_records(["that"]),
     )
-    world["n2"].log.append_frames(frame)
-    world["n2"].log.flush()
+    world[node_id].log.append_frames(frame)
+    world[node_id].log.flush()
     return world
 
 
@@ -169,6 +169,37 @@ def test_equal_indices_with_unequal_crcs_halt_both_and_name_the_values() -> None
     for node in ("n1", "n2"):
         assert all(crc in (world[node].halted or "") for crc in crcs)
         assert "rot" not in (world[node].halted or "").removesuffix("the leader found no rot in its own")
+
+
+def test_an_observer_whose_frame_differs_halts_alone() -> None:
+    # Nothing that its disk holds was counted: anybody who knows the secret could end a leader by a word.
+    world = contradicting("n4", observers=("n4",))
+
+    world.heal()
+    world.run_until(lambda: world["n4"].halted is not None)
+    world.run_for(0.2)
+
+    assert "the one here verifies" in (world["n4"].halted or "")
+    assert world["n1"].halted is None
+    assert world["n1"].leads
+
+
+def test_a_follower_is_not_told_that_it_lost_what_its_disk_holds() -> None:
+    world = serving("n1", "n2", "n3")
+    world.run_until(lambda: world["n2"].has_stream)
+    node = world["n2"]
+    stream, durable = node.upstream, node.log.durable_index
+    stream.step = Step.OPENING
+
+    node.step(events.OpenAnswered(stream.stream_id, OpenAnswer(OpenVerb.LOST_DATA, durable, 0, "it lost that")))
+
+    assert node.halted is None
+    assert not (node.has_stream and node.upstream is stream)
+    world.run_until(lambda: node.has_stream and node.upstream.step is Step.MATCHED)
+    node.upstream.step = Step.OPENING
+    lost = OpenAnswer(OpenVerb.LOST_DATA, node.log.durable_index + 1, 0, "it lost that")
+    node.step(events.OpenAnswered(node.upstream.stream_id, lost))
+    assert "it lost that" in (node.halted or "")
 
 
 def test_a_follower_whose_own_frame_fails_its_crc_does_not_accuse_its_leader() -> None:
