@@ -209,7 +209,9 @@ class SnapshotFetch:
                 raise BadMessage("a part of a snapshot was expected")
         data = bytearray()
         while len(data) < length:
-            data += await self._receive()
+            if not (piece := await self._receive()):
+                raise BadMessage("an empty piece of a snapshot")  # As many as one likes would keep this node waiting.
+            data += piece
         if len(data) != length:
             raise BadMessage(f"a part of {length} bytes came with {len(data)}")
         return bytes(data)

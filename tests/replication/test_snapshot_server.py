@@ -2,15 +2,17 @@
 
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
+from typing import cast
 
 import pytest
-from aiohttp import ClientSession
+from aiohttp import ClientSession, WSMessage, WSMsgType
 
 from quire.log import pack
 from quire.replication.net import snapshots
 from quire.replication.net.hello import SNAPSHOT_PATH, dial
 from quire.replication.net.snapshots import PING_S, SnapshotFetch, SnapshotServer
 from quire.replication.net.sockets import Socket
+from quire.replication.net.wire import BadMessage
 from tests.replication.loopback import listening, until, who
 
 INDEX = 42
@@ -60,3 +62,22 @@ async def test_a_peer_that_asks_and_takes_nothing_pins_no_snapshot_for_ever(monk
     async with fetching() as (server, _, socket):
         await socket.send_bytes(pack([INDEX, 0]))
         await until(lambda: not server.served)
+
+
+class Trickling:
+    """A leader that announces five bytes, and sends none, again and again."""
+
+    def __init__(self) -> None:
+        self._said = iter([pack([5]), b"", b"12345"])
+
+    async def send_bytes(self, data: bytes) -> None:
+        pass
+
+    async def receive(self) -> WSMessage:
+        return WSMessage(WSMsgType.BINARY, next(self._said), None)
+
+
+@pytest.mark.asyncio
+async def test_a_leader_that_sends_empty_pieces_keeps_no_fetch_waiting() -> None:
+    with pytest.raises(BadMessage):
+        await SnapshotFetch(cast("Socket", Trickling()), INDEX).manifest()
