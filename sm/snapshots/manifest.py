@@ -14,6 +14,7 @@ All of it follows from the log alone, so the snapshots of two nodes at one index
 """
 
 from collections.abc import Iterable, Mapping
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 from crc32c import crc32c
@@ -29,6 +30,7 @@ MANIFEST_VERSION_FEATURES = 2
 MAX_MANIFEST_BYTES = 16 << 20
 CLUSTER_ID_BYTES = 16
 SHA256_BYTES = 32
+MAX_U32, MAX_U64 = 2**32 - 1, 2**64 - 1
 
 _CRC_BYTES = 4
 
@@ -120,10 +122,21 @@ def _manifest(fields: Mapping[str, Any]) -> Manifest:
         _octets(fields["digest"], DIGEST_BYTES),
         tuple(map(str, fields["features"])) if fields["version"] == MANIFEST_VERSION_FEATURES else (),
     )
+    _check_place(boundary)
     chunks = tuple(Chunk(size, crc) for size, crc in _pairs(fields["chunks"]))
     cluster_id = _octets(fields["cluster_id"], CLUSTER_ID_BYTES)
     sha256 = _octets(fields["sha256"], SHA256_BYTES)
     return Manifest(cluster_id, (str(machine_name), _number(machine_version)), boundary, chunks, sha256)
+
+
+def _check_place(boundary: Boundary) -> None:
+    """Raises ValueError: a log could not continue from there."""
+    tail, epochs = boundary.tail, boundary.epochs
+    if tail.crc32c > MAX_U32 or max(tail) > MAX_U64 or not (boundary.members_index or 0) < tail.index:
+        raise ValueError("its boundary is none of a log")
+    for sooner, later in pairwise((*epochs, (tail.epoch + 1, tail.index))):
+        if sooner[0] >= later[0] or sooner[1] >= later[1]:
+            raise ValueError("its epochs do not ascend to its boundary")
 
 
 def _pairs(rows: Iterable[Any]) -> Iterable[tuple[int, int]]:

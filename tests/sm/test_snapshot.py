@@ -76,6 +76,28 @@ def test_a_manifest_whose_parts_are_something_else_is_damage(value: Any) -> None
             pass
 
 
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"crc32c": 2**32},
+        {"crc32c": 2**64 - 1},
+        {"members_index": 42},
+        {"members_index": 2**64 - 1},
+        {"epochs": [[3, 0], [0, 12]]},
+        {"epochs": [[0, 12], [3, 12]]},
+        {"epochs": [[0, 0], [4, 12]]},
+        {"epochs": [[0, 0], [3, 42]]},
+        {"index": 12},
+        {"epoch": 2},
+    ],
+)
+def test_a_manifest_whose_place_is_in_no_log_is_damage(changed: dict[str, Any]) -> None:
+    # The log that begins there could not pack it, or not be compared with another.
+    fields = unpack(MANIFEST.encode()[4:])
+    with pytest.raises(SnapshotDamaged):
+        decode_manifest(with_crc(pack(fields | changed)), "42")
+
+
 def with_crc(body: bytes) -> bytes:
 
     return crc32c(body).to_bytes(4, "little") + body
