@@ -16,7 +16,7 @@ import structlog
 from aiohttp import ClientSession
 
 from quire.log import LogError, ResourcesExhausted
-from quire.replication import Replica
+from quire.replication import Members, Replica
 from quire.replication.core import actions
 from quire.replication.core.messages import Snapshot
 from quire.replication.net.hello import LINK_FAILURES, PeerInfo
@@ -32,6 +32,7 @@ from quire.sm import (
     StateMachine,
     snapshot_name,
 )
+from quire.sm.snapshots.manifest import Manifest
 
 from ..node.pending import Waiter
 from .forked import in_thread
@@ -60,6 +61,14 @@ async def put_all(
         if putting is not None:
             await putting
             was_put()
+
+
+def _check_members(manifest: Manifest) -> None:
+    """Check that a log which begins at the snapshot names its members. Raises SnapshotRefused."""
+    try:
+        Members.from_record(manifest.boundary.members)
+    except ValueError as error:
+        raise SnapshotRefused(f"its manifest names no members: {error}") from error
 
 
 class StoreSource:
@@ -148,6 +157,7 @@ class Installing:
             part = await in_thread(SnapshotPart.begin, self._store, await fetch.manifest())
             if part.manifest.index != action.index:
                 raise SnapshotRefused(f"{action.leader_id} gave the one at {part.manifest.index}")
+            _check_members(part.manifest)
             missing = await in_thread(part.missing)
             self._part, self._chunks = part, len(part.manifest.chunks) - len(missing)
             await put_all(part, fetch.chunks(missing), self._count)

@@ -15,6 +15,7 @@ from quire.log import (
     Directory,
     FrameInvalid,
     Kind,
+    LogError,
     UnknownVersion,
     decode_system,
     encode_frame,
@@ -45,12 +46,19 @@ MAX_GENESIS_BYTES = 1 << 20
 CLUSTER_ID_BYTES = 16
 ARRAY_HEADS_BYTES = 8  # The msgpack heads of a write's records, and of the runs they may be coalesced with.
 
+MAX_LIMIT = 2**63 - 1
+FRAME_LIMITS = range(64 << 10, (256 << 20) + 1)
+
 FIXED_LIMITS = ("max_frame_bytes", "session_ttl_s", "state_bytes")
 """The settings that a cluster keeps as it was formed with them. A smaller `max_frame_bytes` is refused."""
 
 
 class GenesisRefused(ClusterError):
     """The cluster's genesis and this node's configuration differ; the text names both values."""
+
+
+class GenesisInvalid(ClusterError):
+    """A genesis frame does not hold what this program needs of it; the text says what."""
 
 
 class Genesis(NamedTuple):
@@ -109,12 +117,33 @@ def make_genesis(
 
 
 def read_genesis(raw: bytes) -> Genesis:
-    """Decode the genesis record of a verified frame."""
-    value = decode_system(next(walk_frames(raw)).payload)
-    name, version = value["machine"]
-    return Genesis(
-        value["cluster_id"], Members.from_record(value["members"]), (name, version), value["initial"], value["limits"]
-    )
+    """Decode the genesis record of a frame.
+
+    Raises:
+        GenesisInvalid: it is none, lacks a field, or has one of another type or out of range.
+    """
+    try:
+        value = decode_system(next(walk_frames(raw)).payload)
+        cluster_id, (name, version), limits = value["cluster_id"], value["machine"], value["limits"]
+        if type(cluster_id) is not bytes or len(cluster_id) != CLUSTER_ID_BYTES or not any(cluster_id):
+            raise ValueError(f"{cluster_id!r:.80} is not a cluster's id")
+        if type(name) is not str or type(version) is not int:
+            raise ValueError(f"{value['machine']!r:.80} is not a machine's name and version")
+        if any(type(feature) is not str for feature in value.get("features", [])):
+            raise ValueError(f"{value['features']!r:.80} are not features")
+        _check_limits(dict(limits))
+        return Genesis(cluster_id, Members.from_record(value["members"]), (name, version), value["initial"], limits)
+    except (LogError, StopIteration, KeyError, TypeError, ValueError) as error:
+        raise GenesisInvalid(f"not a genesis record: {type(error).__name__}: {error}") from error
+
+
+def _check_limits(limits: Mapping[str, Any]) -> None:
+    """Raises KeyError, ValueError. An older genesis may lack any limit but that of a frame."""
+    for name, limit in limits.items():
+        if type(limit) is not int or not 0 <= limit <= MAX_LIMIT:
+            raise ValueError(f"the limit {name} is {limit!r:.80}")
+    if limits["max_frame_bytes"] not in FRAME_LIMITS:
+        raise ValueError(f"frames of at most {limits['max_frame_bytes']} bytes")
 
 
 def check_genesis(genesis: Genesis, machine: tuple[str, int], config: ServeConfig) -> None:

@@ -12,12 +12,13 @@ from quire.log import FEATURES, IndexCachePolicy, Log, LogOptions, overflow_of
 from quire.replication import Disk, Replica, ReplicaOptions
 from quire.replication.core import CoreOptions, Identity
 from quire.replication.net.forming import Forming
+from quire.replication.net.wire import BadMessage
 from quire.sm import Applier, StateMachine, fingerprint_of
 
 from ..compaction.compaction import Compaction, Factories
 from ..config.serve import ServeConfig
 from ..data_dir.data_dir import DataDir
-from ..data_dir.genesis import Genesis, check_genesis, make_genesis, read_genesis
+from ..data_dir.genesis import Genesis, GenesisInvalid, check_genesis, make_genesis, read_genesis
 from ..errors import NodeStopping
 from .applying import Applying
 from .code import MachineCode
@@ -90,7 +91,16 @@ class NodeResources:
             self.secret,
             lambda members, features: make_genesis(members, self.machine, initial, config, features),
             FEATURES,
+            self._check_shown,
         )
+
+    @staticmethod
+    def _check_shown(frame: bytes) -> None:
+        """Check a genesis that a peer shows. Raises BadMessage."""
+        try:
+            read_genesis(frame)
+        except GenesisInvalid as error:
+            raise BadMessage(str(error)) from error
 
     async def format(self, forming: Forming) -> Genesis:
         """Wait until the cluster is formed; store its genesis frame, durably.

@@ -44,8 +44,12 @@ class Forming:
         secret: bytes | None,
         make_genesis: Callable[[Members, frozenset[str]], bytes],
         features: frozenset[str] = frozenset(),
+        check_genesis: Callable[[bytes], object] = members_of_genesis,
     ) -> None:
-        """`make_genesis` takes the members and the features that all of them offer; `features` are this node's."""
+        """`make_genesis` takes the members and the features that all of them offer; `features` are this node's.
+
+        `check_genesis` raises BadMessage for a frame that this node could not run with: it waits for another.
+        """
         self._me = me
         self._address = address
         self._formation = Formation(me, address, initial)
@@ -57,6 +61,7 @@ class Forming:
         self._server = LinkServer(self, secret)
         self.failures: dict[str, str] = {}
         self._features = features
+        self._check_genesis = check_genesis
         self._offers: dict[str, frozenset[str]] = {}
 
     async def run(self, session: ClientSession, urls: dict[str, str]) -> bytes:
@@ -131,5 +136,6 @@ class Forming:
         """Accept a genesis; an unformatted node ignores everything else."""
         if isinstance(message, GenesisOffer) and not self._found.done():
             shown = members_of_genesis(message.frame)
+            self._check_genesis(message.frame)
             if self._formation.accepts(shown, committed=message.committed):
                 self._found.set_result(message.frame)
