@@ -8,7 +8,7 @@ from http import HTTPStatus
 from typing import TYPE_CHECKING
 
 import structlog
-from aiohttp import web
+from aiohttp import hdrs, web
 from aiohttp.http_exceptions import HttpProcessingError
 from aiohttp.typedefs import Handler, Middleware
 
@@ -282,12 +282,13 @@ async def _add_leader(request: web.Request, response: web.StreamResponse) -> Non
 
 
 def set_headers_of_all(app: web.Application, browsers: BrowserGuard) -> None:
-    """Have every response say the request's id, and which origins may read it."""
+    """Have every response say the request's id, which origins may read it, and not which program sends it."""
     app.on_response_prepare.append(_set_headers)
     if browsers.allowed_origins:
         app.on_response_prepare.append(share_with_origin)
 
 
 async def _set_headers(request: web.Request, response: web.StreamResponse) -> None:
+    response.headers.popall(hdrs.SERVER, None)
     if (request_id := request.get(REQUEST_ID_KEY)) is not None:
         response.headers[REQUEST_ID] = request_id

@@ -336,6 +336,26 @@ async def test_no_other_page_may_ask_first_or_read_an_answer(site: Site) -> None
     assert all("access-control-allow-origin" not in answer.headers for answer in [*answers, await site.get()])
 
 
+@pytest.mark.parametrize(
+    ("head", "status"),
+    [
+        (head_of("GET /status", "localhost"), 200),
+        (head_of("GET /status", "stranger.example"), 403),
+        (head_of("GET /nowhere", "localhost"), 404),
+        (head_of("GET /status", "localhost", "Expect: banana"), 417),
+        (head_of("GET /peer/2", "localhost") + UPGRADE, 101),
+        ("NONSENSE\r\n", 400),
+        ("GET /status HTTP/1.1\r\n", 400),
+    ],
+)
+async def test_no_answer_names_the_program_that_sends_it(site: Site, head: str, status: int) -> None:
+    answer = await sent_once(site.at, head)
+
+    assert answer.status == status
+    assert "server" not in answer.headers
+    assert "aiohttp" not in str(answer).lower()
+
+
 async def test_a_client_that_dials_an_unknown_name_is_told_the_flag(
     site: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -413,3 +433,4 @@ async def test_a_standalone_log_has_the_same_guard(tmp_path: Path) -> None:
         assert [reply.problem for reply in bad] == ["host-refused", "origin-refused", "origin-refused"]
         assert [reply.status for reply in health] == [200] * 3
         assert log.log.bounds.highest_index == len(good)
+        assert all("Server" not in reply.headers for reply in (*good, *bad, *health))

@@ -19,7 +19,7 @@ from collections.abc import Callable
 from typing import Any
 
 import structlog
-from aiohttp import web
+from aiohttp import hdrs, web
 from aiohttp.http_exceptions import HttpProcessingError
 from aiohttp.web_protocol import RequestHandler
 
@@ -203,7 +203,8 @@ class Connection(RequestHandler):
         reason = _gist_of(exc.message)
         request_id = identify(request)
         rate_limited.warning("not HTTP", why=reason, peer=host_of(request.remote or ""))
-        response = problem_of(Malformed(f"this cannot be read as HTTP: {reason}"), request_id)
+        refused = problem_of(Malformed(f"this cannot be read as HTTP: {reason}"), request_id)
+        response = _ToNoRequest(body=refused.body, status=refused.status, headers=refused.headers)
         response.headers[REQUEST_ID] = request_id
         response.force_close()
         return response
@@ -212,6 +213,14 @@ class Connection(RequestHandler):
         """Log what is not the caller's fault. A broken body or connection is answered, or has nobody left to answer."""
         if not isinstance(kw.get("exc_info"), HttpProcessingError | web.RequestPayloadError | ConnectionError):
             super().log_exception(*args, **kw)
+
+
+class _ToNoRequest(web.Response):
+    """The response to non-HTTP input, for which aiohttp calls no hook that could leave out its `Server` header."""
+
+    async def _prepare_headers(self) -> None:
+        await super()._prepare_headers()
+        self.headers.popall(hdrs.SERVER, None)
 
 
 class _Refusal(asyncio.Protocol):
