@@ -15,7 +15,7 @@ from aiohttp.typedefs import Handler, Middleware
 from ..errors import ClusterError, Malformed, OutcomeUnknown, Overloaded
 from ..node.metrics import Gauge, Metrics
 from ..node.turns import Turns
-from .admission.browsers import BrowserGuard, share_with_origin
+from .admission.browsers import OWN_PAGES_ONLY, BrowserGuard, share_with_origin
 from .admission.connections import ConnectionLimit, check_whole
 from .api import ADMISSION, API, Admission, NodeApi
 from .forwarding import LeaderHop
@@ -282,7 +282,7 @@ async def _add_leader(request: web.Request, response: web.StreamResponse) -> Non
 
 
 def set_headers_of_all(app: web.Application, browsers: BrowserGuard) -> None:
-    """Have every response say the request's id, which origins may read it, and not which program sends it."""
+    """Have every response say the request's id, which pages may read it, and not which program sends it."""
     app.on_response_prepare.append(_set_headers)
     if browsers.allowed_origins:
         app.on_response_prepare.append(share_with_origin)
@@ -290,5 +290,7 @@ def set_headers_of_all(app: web.Application, browsers: BrowserGuard) -> None:
 
 async def _set_headers(request: web.Request, response: web.StreamResponse) -> None:
     response.headers.popall(hdrs.SERVER, None)
+    if request.method in READING_METHODS:
+        response.headers.update(OWN_PAGES_ONLY)
     if (request_id := request.get(REQUEST_ID_KEY)) is not None:
         response.headers[REQUEST_ID] = request_id

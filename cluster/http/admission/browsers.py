@@ -9,8 +9,8 @@ A browser sends what any page tells it to, also to a node that only its user can
   `allow_origin`. `null` stands for any page that hides where it came from.
 - `Sec-Fetch-Site` says whether the page came from elsewhere, of requests without an `Origin` as well. But browsers send
   it only over HTTPS and to loopback addresses. To other addresses an image or a script of a stranger's page is a GET
-  like any other: no GET may have an effect. A link from elsewhere may be followed, because the page with the link does
-  not see what it leads to.
+  like any other: no GET may have an effect, and OWN_PAGES_ONLY has the browser throw the answer away. A link from
+  elsewhere may be followed, because the page with the link does not see what it leads to.
 
 Other programs send only a `Host`. A missing one is accepted, because every browser sends it.
 """
@@ -32,6 +32,9 @@ METHODS = "GET, HEAD, POST, DELETE"
 PREFLIGHT_S = 600  # How long a browser may remember what an origin may send.
 SITE = "Sec-Fetch-Site"
 OWN_SITES = frozenset({"same-origin", "none"})  # none: its user typed the address, for example.
+
+OWN_PAGES_ONLY = {"Cross-Origin-Resource-Policy": "same-origin"}
+"""In the answer to a GET: a stranger's page could run a record as a script, or learn how large an image in it is."""
 
 ALLOWED_ORIGIN = web.RequestKey("allowed_origin", str)
 
