@@ -25,6 +25,7 @@ from quire.cluster.compaction.installing import StoreSource, put_all
 from quire.log import FileDirectory, Tail
 from quire.replication.net.hello import SNAPSHOT_PATH, PeerInfo
 from quire.replication.net.snapshots import SnapshotFetch, SnapshotServer
+from quire.replication.net.trust import Trust
 from quire.sm import Boundary, Owner, Sessions, SnapshotPart, SnapshotStore, content_of, write_snapshot
 
 MIB = 1 << 20
@@ -82,7 +83,9 @@ async def serve(directory: Path, mebibytes: int, ready: Connection) -> None:
     write_snapshot(store.begin(INDEX), OWNER, boundary, content_of(Bytes(mebibytes), Sessions()))
     store.complete(INDEX)
     app = web.Application()
-    app.router.add_get(SNAPSHOT_PATH, SnapshotServer(lambda: who("n1"), StoreSource(store), None).serve)
+    app.router.add_get(
+        SNAPSHOT_PATH, SnapshotServer(lambda: who("n1"), StoreSource(store), Trust((), lambda _: True)).serve
+    )
     app.router.add_get(BARE_PATH, bare_server(mebibytes))
     runner = web.AppRunner(app)
     await runner.setup()

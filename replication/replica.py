@@ -35,6 +35,7 @@ from .lag import (
 )
 from .net.hello import UNKNOWN_CODE, PeerInfo
 from .net.network import Network
+from .net.trust import Trust
 from .owner import Owner
 
 MARK_SYNC_S = 1.0
@@ -51,7 +52,8 @@ class ReplicaOptions:
     urls: dict[str, str]
     core: CoreOptions
     max_frame_bytes: int
-    secret: bytes | None = None
+    secrets: tuple[bytes, ...] = ()  # The peer secrets; the first is spoken.
+    insecure: bool = False  # Without a secret, believe members from any address.
     code: bytes = UNKNOWN_CODE  # The fingerprint of the machine's code, for the hello.
     check_invariants: bool = False  # After each step of the core: for tests.
 
@@ -157,6 +159,9 @@ class Replica(Generic[OwnerT]):
         )
         self.core = Core(state)
         self.positions: dict[str, Position] = {}
+        """The last positions of members, by node id, that a leader heard."""
+        self._guests: dict[str, int] = {}
+        """The durable_index of linked peers that are no members: they get their lag, too, and are named nowhere."""
         self._disk = disk
         self._owner = owner
         self._options = options
@@ -182,7 +187,8 @@ class Replica(Generic[OwnerT]):
             self._foreign_peers_met,
             owner,
             state.next_stream_id,
-            options.secret,
+            Trust(options.secrets, self._is_member, options.insecure),
+            self._member_address,
             options.max_frame_bytes,
             options.core.election_timeout_us / MICROSECONDS,
         )
@@ -336,6 +342,7 @@ class Replica(Generic[OwnerT]):
         self._ticked_at = self._threads.now()
         self._driver.tick()
         self.network.enforce_features()
+        self.network.forget_guests()
 
     async def _keep_mark(self) -> None:
         while True:
@@ -368,6 +375,10 @@ class Replica(Generic[OwnerT]):
     def _report_received(self, peer: PeerInfo, message: PositionReport | LagReport) -> None:
         match message:
             case PositionReport(durable_index, applied_index, digest):
+                if not self._is_member(peer.node_id):
+                    if self.core.leads and self.network.is_linked(peer.node_id):
+                        self._guests[peer.node_id] = durable_index
+                    return
                 if self.core.leads:
                     self.positions[peer.node_id] = Position(durable_index, applied_index, digest, wall_clock())
                 self._owner.position_reported(peer.node_id, applied_index, digest)
@@ -387,15 +398,18 @@ class Replica(Generic[OwnerT]):
         if not self.core.leads:
             return
         log = self._disk.log
-        for node_id, position in self.positions.items():
-            self.network.send(
-                node_id,
-                LagReport(
-                    log.durable_index,
-                    lacking_bytes(log, position.durable_index),
-                    first_lacking(log, position.durable_index),
-                ),
-            )
+        self._guests = {node: index for node, index in self._guests.items() if self.network.is_linked(node)}
+        heard = self._guests | {node_id: position.durable_index for node_id, position in self.positions.items()}
+        for node_id, index in heard.items():
+            report = LagReport(log.durable_index, lacking_bytes(log, index), first_lacking(log, index))
+            self.network.send(node_id, report)
+
+    def _is_member(self, node_id: str) -> bool:
+        return node_id in self._options.urls or self._member_address(node_id) is not None
+
+    def _member_address(self, node_id: str) -> str | None:
+        member = self.core.members.of_node(node_id)
+        return None if member is None else member.address
 
     def _foreign_peers_met(self, foreign: set[str]) -> None:
         """Halt if a majority of this log's members are of another cluster: this node has a wrong disk."""

@@ -43,13 +43,12 @@ class Compaction:
         replica: Replica[Waiter],
         applying: Applying,
         factories: Factories,
-        dial: tuple[ClientSession, bytes | None],
+        session: ClientSession,
         config: ServeConfig,
         failed: Callable[[Exception], None],
     ) -> None:
-        """`dial` is the HTTP session for dialling peers, and the peer secret."""
-        session, secret = dial
-        me = replica.network.me
+        """`session` is for dialling peers."""
+        trust, me = replica.network.trust, replica.network.me
         self.store = store
         self.snapshotting = Snapshotting(
             store,
@@ -59,13 +58,13 @@ class Compaction:
             lambda: [*_being_installed(replica), *self.server.served],
             failed,
         )
-        self.server = SnapshotServer(me, StoreSource(store), secret, replica.network.link_server.admit)
+        self.server = SnapshotServer(me, StoreSource(store), trust, replica.network.link_server.admit)
         self.installing = Installing(
             store,
             replica,
             factories.machine,
             factories.sessions,
-            (session, me, secret),
+            (session, me, trust.secret),
             replica.network.address_of,
             failed,
         )

@@ -12,6 +12,7 @@ from quire.log import FEATURES, IndexCachePolicy, Log, LogOptions, overflow_of
 from quire.replication import Disk, Replica, ReplicaOptions
 from quire.replication.core import CoreOptions, Identity
 from quire.replication.net.forming import Forming
+from quire.replication.net.trust import Trust
 from quire.replication.net.wire import BadMessage
 from quire.sm import Applier, StateMachine, fingerprint_of
 
@@ -33,13 +34,13 @@ COALESCED_BYTES = 1 << 20  # All waiting writes go into one frame, up to this si
 
 @dataclass(frozen=True, slots=True)
 class NodeResources:
-    """The locked data_dir, the HTTP session for dialling peers, the peer secret, and this process's incarnation."""
+    """The locked data_dir, the HTTP session for dialling peers, the peer secrets, and this process's incarnation."""
 
     config: ServeConfig
     machine_type: type[StateMachine]
     data_dir: DataDir
     http: ClientSession
-    secret: bytes | None
+    secrets: tuple[bytes, ...]
     incarnation: int
     code: MachineCode
 
@@ -50,7 +51,7 @@ class NodeResources:
         Raises:
             DataDirRefused, LogError, OSError: the node cannot run here; nothing was changed.
         """
-        secret = config.peer_secret_file.read_bytes().strip() if config.peer_secret_file else None
+        secrets = (config.peer_secret_file.read_bytes().strip(),) if config.peer_secret_file else ()
         options = LogOptions(
             segment_bytes=config.segment_bytes,
             segment_overflow_bytes=overflow_of(config.segment_bytes, config.max_frame_bytes),
@@ -63,7 +64,7 @@ class NodeResources:
             connector=TCPConnector(limit=0), timeout=ClientTimeout(total=None), cookie_jar=DummyCookieJar()
         )
         code = MachineCode(data_dir, (machine_type.name, machine_type.version), fingerprint_of(machine_type))
-        return cls(config, machine_type, data_dir, http, secret, int.from_bytes(os.urandom(8), "little"), code)
+        return cls(config, machine_type, data_dir, http, secrets, int.from_bytes(os.urandom(8), "little"), code)
 
     @property
     def identity(self) -> Identity:
@@ -88,7 +89,7 @@ class NodeResources:
             self.identity,
             config.members[config.node],
             list(config.initial_members),
-            self.secret,
+            Trust(self.secrets, config.members.__contains__),
             lambda members, features: make_genesis(members, self.machine, initial, config, features),
             FEATURES,
             self._check_shown,
@@ -163,7 +164,7 @@ class Components:
                 features=FEATURES,
             ),
             max_frame_bytes=genesis.limits["max_frame_bytes"],
-            secret=resources.secret,
+            secrets=resources.secrets,
             code=resources.code.running,
             check_invariants=config.check_invariants,
         )
@@ -171,8 +172,8 @@ class Components:
         replica = Replica[Waiter](resources.identity, genesis.cluster_id, disk, node, options)
         applying = Applying(log, applier, node)
         factories = Factories(partial(genesis.new_machine, resources.machine_type), genesis.new_sessions)
-        dial = resources.http, resources.secret
-        compaction = Compaction(data_dir.snapshots, disk, replica, applying, factories, dial, config, node.failed)
+        session, store = resources.http, data_dir.snapshots
+        compaction = Compaction(store, disk, replica, applying, factories, session, config, node.failed)
         reading = Reading(log, replica, applying, node.not_leader)
         return cls(genesis, genesis.payload_bytes, log, replica, applying, reading, compaction, resources.code)
 

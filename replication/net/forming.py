@@ -9,8 +9,9 @@ from quire.log import FrameInvalid, Kind, PayloadInvalid, UnknownVersion, decode
 
 from ..core.members import Formation, Identity, Members
 from ..core.messages import GenesisOffer, PeerMessage
-from .hello import NO_CLUSTER, PeerInfo
+from .hello import NO_CLUSTER, PeerInfo, is_address
 from .links import Link, LinkServer, failure_of
+from .trust import Trust
 from .wire import BadMessage
 
 
@@ -28,7 +29,10 @@ def members_of_genesis(raw: bytes) -> Members:
         value = decode_system(frames[0].payload)
         if value.get("type") != "genesis":
             raise BadMessage(f"a genesis was expected, not {value.get('type')!r}")
-        return Members.from_record(value["members"])
+        members = Members.from_record(value["members"])
+        if not all(is_address(member.address) for member in members.members):
+            raise BadMessage("a member's address is not HOST:PORT")
+        return members
     except (FrameInvalid, UnknownVersion, PayloadInvalid, KeyError, TypeError, ValueError) as error:
         raise BadMessage(f"no genesis frame: {error}") from error
 
@@ -41,7 +45,7 @@ class Forming:
         me: Identity,
         address: str,
         initial: list[str],
-        secret: bytes | None,
+        trust: Trust,
         make_genesis: Callable[[Members, frozenset[str]], bytes],
         features: frozenset[str] = frozenset(),
         check_genesis: Callable[[bytes], object] = members_of_genesis,
@@ -53,12 +57,12 @@ class Forming:
         self._me = me
         self._address = address
         self._formation = Formation(me, address, initial)
-        self._secret = secret
+        self._trust = trust
         self._make_genesis = make_genesis
         self._found: asyncio.Future[Members | bytes] = asyncio.get_running_loop().create_future()
         """The initial members, once all are connected, or the genesis frame of a cluster formed without this node."""
         self._links: list[Link] = []
-        self._server = LinkServer(self, secret)
+        self._server = LinkServer(self, trust)
         self.failures: dict[str, str] = {}
         self._features = features
         self._check_genesis = check_genesis
@@ -66,7 +70,8 @@ class Forming:
 
     async def run(self, session: ClientSession, urls: dict[str, str]) -> bytes:
         """Return the genesis frame that this node must store."""
-        self._links = [Link(self, session, node, url, self._secret) for node, url in urls.items()]
+        trust = self._trust
+        self._links = [Link(self, session, node, url, trust.secret) for node, url in urls.items()]
         self._form_if_due()
         try:
             found = await self._found
@@ -85,8 +90,9 @@ class Forming:
         return ", ".join(f"{node}: {self._answer_of(node)}" for node in self._formation.others)
 
     def _answer_of(self, node_id: str) -> str:
-        if node_id in self.failures:
-            return self.failures[node_id]
+        for failed in (node_id, f"link from {node_id}"):
+            if failed in self.failures:
+                return self.failures[failed]
         if node_id not in self._formation.awaited():
             return "reached, waits too"
         return "reached, its cluster is formed" if node_id in self._offers else "not reached yet"
@@ -124,17 +130,23 @@ class Forming:
 
     def peer_dialled(self, peer: PeerInfo) -> None:
         """Only members are dialled."""
+        self.failures.pop(f"link from {peer.node_id}", None)
+
+    def peer_doubted(self, node_id: str, reason: str) -> None:
+        """Note it: `awaited` says it, and so does the journal while the node waits."""
+        self.failures[f"link from {node_id}"] = reason
 
     def duplicate_refused(self, peer: PeerInfo) -> None:
         """Note that a copy of an unformatted node's data_dir runs, too."""
-        self.failures[peer.node_id] = "a second process with the same disk runs"
+        if self._trust.is_member(peer.node_id):
+            self.failures[peer.node_id] = "a second process with the same disk runs"
 
     def peer_replaced(self, peer: PeerInfo) -> None:
         """There are no streams yet to end."""
 
     def message_received(self, peer: PeerInfo, message: PeerMessage) -> None:
-        """Accept a genesis; an unformatted node ignores everything else."""
-        if isinstance(message, GenesisOffer) and not self._found.done():
+        """Accept a member's genesis; an unformatted node ignores everything else."""
+        if isinstance(message, GenesisOffer) and not self._found.done() and self._trust.is_member(peer.node_id):
             shown = members_of_genesis(message.frame)
             self._check_genesis(message.frame)
             if self._formation.accepts(shown, committed=message.committed):

@@ -12,7 +12,8 @@ that does not offer all of them is refused, at the first path always.
 
 `mac` is HMAC-SHA256 over the protocol (and the challenge's range), the speaker's role, both nonces, the purpose and its
 PeerInfo, so neither a replay nor a reflection passes, and nobody on the way can lower the protocol. Without a peer
-secret it is empty; a node with a secret refuses one without.
+secret it is empty; a node with a secret refuses one without. A node may accept several secrets (`trust`): it proves the
+first one when it dials, and the one that the dialler proved when it is dialled, so that secrets can be rotated.
 """
 
 import asyncio
@@ -36,8 +37,10 @@ from aiohttp import (
 
 from quire.log import MAX_FEATURE_LENGTH, MAX_FEATURES, PayloadInvalid, check_containers, pack, unpack
 
+from ..address import MAX_ADDRESS, host_and_port
 from ..core.members import NODE_ID
 from .sockets import Socket, of_a_stranger
+from .trust import Trust
 from .wire import MAX_MESSAGE_BYTES, MAX_U64, BadMessage
 
 PROTOCOL = 1
@@ -58,13 +61,13 @@ PEER_PATHS = frozenset(path for paths in PATHS.values() for path in paths)
 """Every path that peers dial; each connection begins with a hello."""
 NONCE_BYTES = 16
 ID_BYTES = 16
-MAX_ADDRESS = 300
 NO_CLUSTER = bytes(ID_BYTES)
 CODE_BYTES = 32
 UNKNOWN_CODE = b""
 FOREIGN_CLUSTER = "foreign_cluster"
 DUPLICATE = "twin"
 LACKS_FEATURES = "features"
+STRANGER = "stranger"
 HELLO_TIMEOUT_S = 5.0
 MAX_HELLO_BYTES = 1 << 14
 """Of one message of the hello."""
@@ -111,6 +114,14 @@ class PeerRefused(Exception):
         self.reason = reason
 
 
+class UnequalSecrets(PeerRefused):
+    """The peer does not prove a secret of this node. It claims to be `node_id`."""
+
+    def __init__(self, node_id: str, why: str) -> None:
+        super().__init__("peer_secret", f"the peer secrets of {node_id} and of this node do not match: {why}")
+        self.node_id = node_id
+
+
 LINK_FAILURES = (ClientError, OSError, asyncio.TimeoutError, BadMessage, PeerRefused)
 """What ends a peer connection without a fault of this program."""
 
@@ -125,13 +136,23 @@ def _peer_info(row: Any, protocol: int) -> PeerInfo:
         raise BadMessage("a hello of another shape")
     cluster_id, node_id, disk_id, incarnation, address = row[:5]
     ids = type(cluster_id) is bytes and type(disk_id) is bytes and len(cluster_id) == len(disk_id) == ID_BYTES
-    named = type(node_id) is str and NODE_ID.fullmatch(node_id) is not None
-    reached = type(address) is str and len(address) <= MAX_ADDRESS
-    if not ids or not named or not reached or type(incarnation) is not int or not 0 <= incarnation <= MAX_U64:
+    named = type(node_id) is str and NODE_ID.fullmatch(node_id) is not None and is_address(address)
+    if not ids or not named or type(incarnation) is not int or not 0 <= incarnation <= MAX_U64:
         raise BadMessage("a hello of another shape")
     features = _features(row[5]) if row[5:] else frozenset[str]()
     code = _code(row[6]) if row[6:] else UNKNOWN_CODE
     return PeerInfo(cluster_id, node_id, disk_id, incarnation, address, features, code=code)
+
+
+def is_address(address: Any) -> bool:
+    """Whether somebody may be dialled there: it is HOST:PORT, and no URL of another path."""
+    if type(address) is not str or len(address) > MAX_ADDRESS:
+        return False
+    try:
+        host_and_port(address)
+    except ValueError:
+        return False
+    return True
 
 
 def _features(names: Any) -> frozenset[str]:
@@ -241,10 +262,21 @@ def _protocol_of_challenge(spoken: Any, path_of: int) -> tuple[int, tuple[int, i
             raise PeerRefused("protocol", f"the peer speaks protocols {spoken!r:.40}, this node {ours}")
 
 
-def _check_mac(secret: bytes | None, expected: bytes, given: Any) -> None:
-    if type(given) is not bytes or not hmac.compare_digest(expected, given):
-        why = "it gave none" if given == b"" else "this node has none" if secret is None else "they differ"
-        raise PeerRefused("peer_secret", f"the peer secrets do not match: {why}")
+def _proved(
+    secrets: tuple[bytes, ...], proof: Callable[[bytes | None], bytes], given: Any, node_id: str
+) -> bytes | None:
+    """The secret of these that the peer proved; None if this node has none, and the peer proved none.
+
+    Raises:
+        UnequalSecrets: it proved none of them.
+    """
+    if type(given) is bytes:
+        for secret in secrets or (None,):
+            if hmac.compare_digest(proof(secret), given):
+                return secret
+    raise UnequalSecrets(
+        node_id, "it gave none" if given == b"" else "they differ" if secrets else "this node has none"
+    )
 
 
 async def dial(
@@ -316,7 +348,8 @@ async def dial_hello(
     await socket.send_bytes(pack([protocol, purpose, _row(me, protocol), nonce, proof]))
     row, given = await _receive(socket, 2)
     peer = _peer_info(row, protocol)
-    _check_mac(secret, mac(secret, "dialled", dialled_nonce, nonce, purpose, peer, protocol, offered), given)
+    expected = mac(secret, "dialled", dialled_nonce, nonce, purpose, peer, protocol, offered)
+    _proved(() if secret is None else (secret,), lambda _: expected, given, expected_node_id)
     check_peer(me, peer)
     if peer.node_id != expected_node_id:
         raise PeerRefused("other_node", f"{expected_node_id} was expected there, {peer.node_id} answered")
@@ -331,14 +364,14 @@ async def answer_hello(
     socket: web.WebSocketResponse,
     me: PeerInfo,
     purpose: str,
-    secret: bytes | None,
+    secrets: tuple[bytes, ...],
     nonce: bytes,
     admit: Admit | None = None,
     path_of: int = PROTOCOL,
 ) -> PeerInfo:
     """Answer a hello on a socket that a peer dialled at the path of that protocol; return the peer.
 
-    `admit` may refuse it.
+    The peer must prove one of the secrets; it gets a proof of the same one. `admit` may refuse it.
 
     Raises:
         PeerRefused: this node refuses it, and has sent it the reason.
@@ -352,7 +385,12 @@ async def answer_hello(
         peer = _peer_info(row, protocol)
         if asked != purpose or type(dialler_nonce) is not bytes or len(dialler_nonce) != NONCE_BYTES:
             raise BadMessage("a hello of another shape")
-        _check_mac(secret, mac(secret, "dialler", nonce, dialler_nonce, purpose, peer, protocol), given)
+        secret = _proved(
+            secrets,
+            lambda secret: mac(secret, "dialler", nonce, dialler_nonce, purpose, peer, protocol),
+            given,
+            peer.node_id,
+        )
         check_peer(me, peer)
         if admit is not None:
             await admit(peer)
@@ -371,12 +409,19 @@ class HelloServer:
     """
 
     def __init__(
-        self, me: Callable[[], PeerInfo], purpose: str, secret: bytes | None, admit: Admit | None = None
+        self,
+        me: Callable[[], PeerInfo],
+        purpose: str,
+        trust: Trust,
+        admit: Admit | None = None,
+        doubted: Callable[[str, str], None] | None = None,
     ) -> None:
+        """`doubted` gets the id that a peer claims and the reason, if it is a member's and the secrets differ."""
         self._me = me
         self._purpose = purpose
-        self._secret = secret
+        self._trust = trust
         self._admit = admit
+        self._doubted = doubted
         self._unproved: dict[web.WebSocketResponse, web.Request] = {}
 
     async def answer(self, request: web.Request, socket: web.WebSocketResponse) -> PeerInfo:
@@ -384,24 +429,36 @@ class HelloServer:
 
         Raises:
             TimeoutError: it took too long.
-            PeerRefused, BadMessage, ConnectionResetError: as `answer_hello`; or the peer lacks a feature that this node
-                requires by now, or too many others came before it had proved itself.
+            PeerRefused, BadMessage, ConnectionResetError: as `answer_hello`; or the peer is not believed, or lacks a
+                feature that this node requires by now, or too many others came before it had proved itself.
         """
         self._unproved[socket] = request
         if len(self._unproved) > UNPROVED_LIMIT:
             self._end(next(iter(self._unproved)))
-        nonce, protocol = os.urandom(NONCE_BYTES), protocol_of(request.path)
-        admit = partial(self._proved, socket)
         try:
             with of_a_stranger(socket, MAX_UNPROVED_BYTES):
                 async with asyncio.timeout(HELLO_TIMEOUT_S):
-                    peer = await answer_hello(socket, self._me(), self._purpose, self._secret, nonce, admit, protocol)
+                    peer = await self._answer(request, socket)
+        except UnequalSecrets as error:
+            if self._doubted is not None and self._trust.is_member(error.node_id):
+                self._doubted(error.node_id, str(error))
+            raise
         finally:
             self._unproved.pop(socket, None)
         check_peer(self._me(), peer)
         return peer
 
-    async def _proved(self, socket: web.WebSocketResponse, peer: PeerInfo) -> None:
+    async def _answer(self, request: web.Request, socket: web.WebSocketResponse) -> PeerInfo:
+        if (doubt := self._trust.doubt_of_caller(request.remote)) is not None:
+            await socket.send_bytes(pack(["refused", STRANGER, doubt]))
+            raise PeerRefused(STRANGER, doubt)
+        nonce, protocol, admit = os.urandom(NONCE_BYTES), protocol_of(request.path), partial(self._believe, socket)
+        return await answer_hello(socket, self._me(), self._purpose, self._trust.secrets, nonce, admit, protocol)
+
+    async def _believe(self, socket: web.WebSocketResponse, peer: PeerInfo) -> None:
+        """Admit a peer that proved a secret, if this node has one."""
+        if (doubt := self._trust.doubt_of_peer(peer.node_id)) is not None:
+            raise PeerRefused(STRANGER, doubt)
         self._unproved.pop(socket, None)
         if self._admit is not None:
             await self._admit(peer)

@@ -25,6 +25,7 @@ from .hello import (
     dial,
 )
 from .sockets import ELECTION_TIMEOUT_S, Pinger, accept, end_all, give_up_when_silent, read_in_turns, together
+from .trust import Trust
 from .wire import MAX_MESSAGE_BYTES, decode_peer, encode
 
 SERVER_PING_S = 10.0  # Of the end that was dialled: it only has to notice some time.
@@ -71,6 +72,10 @@ class LinkEvents(Protocol):
 
     def peer_dialled(self, peer: PeerInfo) -> None:
         """A peer dialled this node."""
+        ...
+
+    def peer_doubted(self, node_id: str, reason: str) -> None:
+        """Somebody who claims to be this member dialled this node, and did not prove a peer secret of this node."""
         ...
 
     def duplicate_refused(self, peer: PeerInfo) -> None:
@@ -203,11 +208,9 @@ class Link:
 class LinkServer:
     """The accepting end: answers hellos and passes on what peers say."""
 
-    def __init__(
-        self, events: LinkEvents, secret: bytes | None, election_timeout_s: float = ELECTION_TIMEOUT_S
-    ) -> None:
+    def __init__(self, events: LinkEvents, trust: Trust, election_timeout_s: float = ELECTION_TIMEOUT_S) -> None:
         self._events = events
-        self._hellos = HelloServer(events.me, "peer", secret, self.admit)
+        self._hellos = HelloServer(events.me, "peer", trust, self.admit, events.peer_doubted)
         self._election_timeout_s = election_timeout_s
         self._links: dict[int, tuple[web.WebSocketResponse, PeerInfo]] = {}
         self._number = 0

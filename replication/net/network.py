@@ -26,11 +26,17 @@ from ..core.messages import (
     ProbeEcho,
 )
 from ..owner import Owner
-from .hello import FOREIGN_CLUSTER, PeerInfo, PeerRefused
+from .hello import FOREIGN_CLUSTER, PeerInfo, PeerRefused, is_address
 from .links import Link, LinkServer, failure_of
 from .sockets import end_all
 from .streams import DownstreamSocket, StreamServer, UpstreamSocket
+from .trust import Trust
 from .wire import Assembled, Positions, Shipment
+
+GUEST_S = 600.0
+"""A peer that is no member is forgotten when its link has been down for this long."""
+DOUBT_S = 60.0
+"""How often it is logged that somebody who claims to be a member does not prove the peer secret."""
 
 
 @dataclass(slots=True)
@@ -44,7 +50,10 @@ class UpstreamProgress:
 
 @dataclass(slots=True)
 class PeerReports:
-    """Facts about peers that no rule reads, for status and alarms."""
+    """Facts about peers that no rule reads, for status and alarms. Of members, and of the peers that are dialled.
+
+    `failures` has a reason by node id for a link that this node dialled, by `link from ID` for one that it refused.
+    """
 
     failures: dict[str, str] = field(default_factory=dict)
     foreign: set[str] = field(default_factory=set)
@@ -55,7 +64,12 @@ class PeerReports:
 
 
 class Network:
-    """Implements `LinkEvents` and `StreamEvents` for a replica."""
+    """Implements `LinkEvents` and `StreamEvents` for a replica.
+
+    Members are dialled at the addresses of the configuration or of the log. A guest, which is a peer that proved a
+    secret and is no member, is dialled at the address that it says, while there is room, and forgotten some time after
+    its link went down.
+    """
 
     def __init__(
         self,
@@ -65,33 +79,40 @@ class Network:
         on_foreign: Callable[[set[str]], None],
         owner: Owner[Never],
         next_stream_id: Callable[[], int],
-        secret: bytes | None,
+        trust: Trust,
+        member_address: Callable[[str], str | None],
         max_frame_bytes: int,
         election_timeout_s: float,
     ) -> None:
+        """`member_address` is where the log says that a member is, None of a node that is no member there."""
         self._me = me
         self._handle = handle
         self._on_report = on_report
         self._on_foreign = on_foreign
         self._owner = owner
         self._next_stream_id = next_stream_id
-        self._secret = secret
+        self.trust = trust
+        self._member_address = member_address
         self._max_frame_bytes = max_frame_bytes
         self._election_timeout_s = election_timeout_s
         self._session: ClientSession | None = None
+        self._configured: dict[str, str] = {}
         self._urls: dict[str, str] = {}
         self._links: dict[str, Link] = {}
+        self._down_since: dict[str, float] = {}
+        self._doubted_at: dict[str, float] = {}
         self._upstreams: dict[int, UpstreamSocket] = {}
         self._ending: set[asyncio.Task[None]] = set()
         self._downstreams: dict[int, DownstreamSocket] = {}
-        self.link_server = LinkServer(self, secret, election_timeout_s)
-        self.stream_server = StreamServer(self, secret, self.link_server.admit, election_timeout_s=election_timeout_s)
+        self.link_server = LinkServer(self, trust, election_timeout_s)
+        self.stream_server = StreamServer(self, trust, self.link_server.admit, election_timeout_s=election_timeout_s)
         self.reports = PeerReports()
         self._enforced: frozenset[str] = frozenset()
 
     def start(self, session: ClientSession, urls: dict[str, str]) -> None:
         """Dial every peer; `urls` are HOST:PORT by node id."""
         self._session = session
+        self._configured = urls
         for node_id, url in urls.items():
             self._dial(node_id, url)
 
@@ -105,10 +126,49 @@ class Network:
         await self.stream_server.close()
         await self.link_server.close()
 
-    def _dial(self, node_id: str, url: str) -> None:
-        if self._session is not None and node_id not in self._links and len(self._links) < MAX_MEMBERS:
-            self._urls[node_id] = url
-            self._links[node_id] = Link(self, self._session, node_id, url, self._secret, self._election_timeout_s)
+    def _dial(self, node_id: str, url: str | None) -> None:
+        if self._session is None or node_id in self._links or url is None or not is_address(url):
+            return
+        if len(self._links) >= MAX_MEMBERS and not self._make_room(node_id):
+            return
+        self._urls[node_id] = url
+        self._down_since[node_id] = self._now()
+        self._links[node_id] = Link(self, self._session, node_id, url, self.trust.secret, self._election_timeout_s)
+
+    def _url_of(self, peer: PeerInfo) -> str | None:
+        """Where a peer that dialled this node is dialled: a member at its own address, whatever it says."""
+        if self.trust.is_member(peer.node_id):
+            return self._configured.get(peer.node_id) or self._member_address(peer.node_id)
+        return peer.address if self.trust.secrets else None
+
+    def _make_room(self, node_id: str) -> bool:
+        """For a member, forget a guest: the one whose link has been down for longest, or one that is linked."""
+        guests = [other for other in self._links if not self.trust.is_member(other)]
+        if not guests or not self.trust.is_member(node_id):
+            return False
+        self._forget(min(guests, key=lambda guest: self._down_since.get(guest, self._now())))
+        return True
+
+    def forget_guests(self) -> None:
+        """Forget the peers that are no members and whose links have been down for long."""
+        latest = self._now() - GUEST_S
+        for node_id, since in list(self._down_since.items()):
+            if since <= latest and not self.trust.is_member(node_id):
+                self._forget(node_id)
+
+    def _forget(self, node_id: str) -> None:
+        link = self._links.pop(node_id)
+        self._ending.add(task := asyncio.create_task(link.close(), name=f"end of link to {node_id}"))
+        task.add_done_callback(self._ending.discard)
+        reports = self.reports
+        for told in (self._urls, self._down_since, reports.failures, reports.codes):
+            told.pop(node_id, None)
+        reports.failures.pop(f"stream with {node_id}", None)
+        reports.foreign.discard(node_id)
+
+    @staticmethod
+    def _now() -> float:
+        return asyncio.get_running_loop().time()
 
     def enforce_features(self) -> None:
         """Hang up on peers that lack a feature which the log names, once it does. They are refused from then on."""
@@ -145,7 +205,7 @@ class Network:
             self._session,
             action.stream_id,
             (action.leader_id, url),
-            self._secret,
+            self.trust.secret,
             self._max_frame_bytes,
             self._election_timeout_s,
         )
@@ -200,18 +260,24 @@ class Network:
         """Messages to this peer can arrive now."""
         self.reports.failures.pop(peer.node_id, None)
         self.reports.foreign.discard(peer.node_id)
-        self.reports.codes[peer.node_id] = peer.code
+        self._down_since.pop(peer.node_id, None)
+        if peer.node_id in self._links:
+            self.reports.codes[peer.node_id] = peer.code
         self._handle(events.LinkUp(peer.node_id, peer.disk_id, peer.features))
         self._owner.peer_linked(peer.node_id)
 
     def link_down(self, node_id: str, reason: str) -> None:
         """Messages to this peer are lost from now on."""
-        self.reports.failures[node_id] = reason
+        if node_id in self._links:
+            self._down_since[node_id] = self._now()
+            self.reports.failures[node_id] = reason
         self._handle(events.LinkDown(node_id))
         self._owner.peer_unlinked(node_id)
 
     def link_failed(self, node_id: str, error: Exception) -> None:
         """Note the reason; the link redials."""
+        if node_id not in self._links:
+            return
         self.reports.failures[node_id] = failure_of(error)
         foreign = isinstance(error, PeerRefused) and error.code == FOREIGN_CLUSTER
         (self.reports.foreign.add if foreign else self.reports.foreign.discard)(node_id)
@@ -220,12 +286,34 @@ class Network:
 
     def peer_dialled(self, peer: PeerInfo) -> None:
         """Dial back at once; also a peer that is not known yet: an observer that no configuration names."""
-        self._dial(peer.node_id, peer.address)
+        self.reports.failures.pop(f"link from {peer.node_id}", None)
+        url = self._url_of(peer)
+        if peer.node_id in self._links and self.trust.is_member(peer.node_id) and url != self._urls[peer.node_id]:
+            self._forget(peer.node_id)  # It was a guest, at another address, and the log names it since.
+        self._dial(peer.node_id, url)
         if (link := self._links.get(peer.node_id)) is not None:
             link.redial_now()
 
+    def peer_doubted(self, node_id: str, reason: str) -> None:
+        """Tell the operator; whoever claims a member's id again and again fills no journal."""
+        self.reports.failures[f"link from {node_id}"] = reason
+        now = self._now()
+        if now - self._doubted_at.get(node_id, -DOUBT_S) >= DOUBT_S:
+            self._doubted_at[node_id] = now
+            self._owner.alarmed(f"{node_id} was refused: {reason}")
+
+    def is_member(self, node_id: str) -> bool:
+        """Whether a node is in `--members` or in the log's members record: what others say is told of members alone."""
+        return self.trust.is_member(node_id)
+
+    def is_linked(self, node_id: str) -> bool:
+        """Whether messages to that node can arrive."""
+        return (link := self._links.get(node_id)) is not None and link.peer is not None
+
     def duplicate_refused(self, peer: PeerInfo) -> None:
         """Rule 10: a copy of a running node's data_dir runs, too. It was refused; raise an alarm that stays."""
+        if not self.trust.is_member(peer.node_id):
+            return
         text = f"a second process of {peer.node_id} ({peer.address}) runs with the same disk: stop it, it is a copy"
         self.reports.alarms[peer.node_id] = text
         self._owner.alarmed(text)
@@ -300,5 +388,6 @@ class Network:
         """A stream ended."""
         known = self._upstreams.pop(stream_id, None) or self._downstreams.pop(stream_id, None)
         if known is not None:
-            self.reports.failures[f"stream with {known.peer_id}"] = reason
+            if self.trust.is_member(known.peer_id) or known.peer_id in self._links:
+                self.reports.failures[f"stream with {known.peer_id}"] = reason
             self._handle(events.StreamClosed(stream_id))

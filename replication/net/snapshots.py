@@ -28,6 +28,7 @@ from .hello import (
     dial,
 )
 from .sockets import Socket, accept
+from .trust import Trust
 from .wire import MAX_REASON, MAX_U64, BadMessage
 
 PIECE_BYTES = 1 << 20
@@ -64,11 +65,11 @@ class SnapshotServer:
     """Serves this node's snapshots to peers. Those in `served` must not be removed."""
 
     def __init__(
-        self, me: Callable[[], PeerInfo], source: SnapshotSource, secret: bytes | None, admit: Admit | None = None
+        self, me: Callable[[], PeerInfo], source: SnapshotSource, trust: Trust, admit: Admit | None = None
     ) -> None:
         self._me = me
         self.source = source
-        self._hellos = HelloServer(me, _PURPOSE, secret, admit)
+        self._hellos = HelloServer(me, _PURPOSE, trust, admit)
         self._open: set[web.WebSocketResponse] = set()
         self._serving: dict[web.WebSocketResponse, int] = {}
         self._closed = False

@@ -23,6 +23,7 @@ from aiohttp import ClientSession, ClientWebSocketResponse, WSMessage, WSMsgType
 from ..core.messages import Ack, CrcMismatch, Open, OpenAnswer, StreamMessage
 from .hello import HELLO_TIMEOUT_S, LINK_FAILURES, Admit, HelloServer, PeerInfo, dial
 from .sockets import ELECTION_TIMEOUT_S, accept, end_all, give_up_when_silent, read_in_turns, together
+from .trust import Trust
 from .wire import (
     MAX_MESSAGE_BYTES,
     Assembled,
@@ -324,13 +325,13 @@ class StreamServer:
     def __init__(
         self,
         events: StreamEvents,
-        secret: bytes | None,
+        trust: Trust,
         admit: Admit | None = None,
         opening_timeout_s: float = HELLO_TIMEOUT_S,
         election_timeout_s: float = ELECTION_TIMEOUT_S,
     ) -> None:
         self._events = events
-        self._hellos = HelloServer(events.me, "stream", secret, admit)
+        self._hellos = HelloServer(events.me, "stream", trust, admit)
         self._opening_timeout_s = opening_timeout_s
         self._election_timeout_s = election_timeout_s
         self._open: dict[DownstreamSocket, None] = {}

@@ -26,6 +26,7 @@ from tests.replication.loopback import unformatted
 
 DEADLINE_S = 60.0
 SEGMENT_BYTES = 64 * 1024
+SECRET = b"a secret of the peers"
 SETTINGS: dict[str, Any] = {
     "machine": "tests.cluster.machines:Notes",
     "segment_bytes": SEGMENT_BYTES,
@@ -257,11 +258,16 @@ def _raises(error: Exception, attempts: list[None]) -> Callable[..., None]:
 
 @pytest.mark.asyncio
 async def test_as_many_snapshots_as_the_limit_are_sent_at_once_and_one_more_has_to_come_again(tmp_path: Path) -> None:
-    async with running_cluster(tmp_path, 1, **SETTINGS) as cluster, AsyncExitStack() as open_sockets:
+    secret = tmp_path / "peer-secret"
+    secret.write_bytes(SECRET)
+    async with (
+        running_cluster(tmp_path, 1, peer_secret_file=secret, **SETTINGS) as cluster,
+        AsyncExitStack() as open_sockets,
+    ):
         me, to = replace(unformatted("n9"), features=FEATURES), (cluster.session, cluster.address("n1"))
 
         async def fetching() -> ClientWebSocketResponse:
-            socket, _ = await dial(*to, lambda: me, "n1", "snapshot", None, None)
+            socket, _ = await dial(*to, lambda: me, "n1", "snapshot", SECRET, None)
             open_sockets.push_async_callback(socket.close)
             return socket
 

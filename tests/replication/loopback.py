@@ -9,10 +9,14 @@ from typing import Any
 from aiohttp import ClientSession, ClientTimeout, web
 
 from quire.replication.net.hello import NO_CLUSTER, PeerInfo
+from quire.replication.net.trust import Trust
 
 HOST = "127.0.0.1"
 DEADLINE_S = 30.0
 CLUSTER_ID = bytes(range(16))
+
+ANYBODY = Trust((), lambda _: True)
+"""Whoever calls from this machine is believed to be a member."""
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 

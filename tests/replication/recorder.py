@@ -36,6 +36,7 @@ class Recorder:
     came: list[PeerInfo] = field(default_factory=list)
     duplicates: list[PeerInfo] = field(default_factory=list)
     replaced: list[PeerInfo] = field(default_factory=list)
+    doubts: list[tuple[str, str]] = field(default_factory=list)
     said: list[tuple[str, PeerMessage]] = field(default_factory=list)
     connected: list[int] = field(default_factory=list)
     answers: list[OpenAnswer] = field(default_factory=list)
@@ -66,6 +67,9 @@ class Recorder:
 
     def duplicate_refused(self, peer: PeerInfo) -> None:
         self.duplicates.append(peer)
+
+    def peer_doubted(self, node_id: str, reason: str) -> None:
+        self.doubts.append((node_id, reason))
 
     def peer_replaced(self, peer: PeerInfo) -> None:
         self.replaced.append(peer)

@@ -155,7 +155,7 @@ class Cluster:
             urls={node: address for node, address in self.addresses.items() if node != node_id},
             core=OPTIONS,
             max_frame_bytes=LOG_OPTIONS.max_frame_bytes,
-            secret=self.secret,
+            secrets=() if self.secret is None else (self.secret,),
             check_invariants=True,
         )
         me = Identity(node_id, disk_id(node_id), next(INCARNATIONS))

@@ -13,12 +13,13 @@ from quire.replication.net.hello import PeerInfo, PeerRefused, dial_hello
 from quire.replication.net.links import Link, LinkServer
 from quire.replication.net.streams import StreamServer
 from quire.replication.net.wire import decode_peer, encode
-from tests.replication.loopback import DEADLINE_S, calling, listening, until, who
+from tests.replication.loopback import ANYBODY, DEADLINE_S, calling, listening, until, who
 from tests.replication.recorder import Recorder, ended
 from tests.replication.running import cluster_of
 
 DISK, OTHER = bytes(16), bytes(range(16))
 NONCE = bytes(16)
+SECRET = b"a secret of the peers"
 ECHO = HeartbeatEcho(3, 1, 3)
 
 
@@ -74,8 +75,8 @@ def test_only_an_answer_to_a_probe_sent_after_the_caller_came_refuses_it() -> No
 @asynccontextmanager
 async def serving(theirs: Recorder) -> AsyncGenerator[tuple[LinkServer, str, ClientSession]]:
     """A node's server of links and streams, its address, and something to dial it with."""
-    server = LinkServer(theirs, None)
-    streams = StreamServer(theirs, None, server.admit)
+    server = LinkServer(theirs, ANYBODY)
+    streams = StreamServer(theirs, ANYBODY, server.admit)
     async with (
         listening({"/peer": server.serve, "/peer/stream": streams.serve}) as address,
         calling() as session,
@@ -155,18 +156,18 @@ async def test_a_restarted_process_is_admitted_as_soon_as_its_first_connection_e
 
 
 async def test_the_streams_of_a_process_that_was_replaced_end() -> None:
-    async with cluster_of("n1", "n2") as cluster, calling() as session:
+    async with cluster_of("n1", "n2", secret=SECRET) as cluster, calling() as session:
         address = cluster.addresses["n1"]
         silent = who("n9")
         link = await session.ws_connect(f"http://{address}/peer")
-        await dial_hello(link, silent, "n1", "peer", None, NONCE)
+        await dial_hello(link, silent, "n1", "peer", SECRET, NONCE)
         stream = await session.ws_connect(f"http://{address}/peer/stream")
-        await dial_hello(stream, silent, "n1", "stream", None, NONCE)
+        await dial_hello(stream, silent, "n1", "stream", SECRET, NONCE)
         await stream.send_bytes(encode(Open(Promise(0, "n1", 0), ((0, 0),), 1, 1)))
         assert (await stream.receive()).type is WSMsgType.BINARY  # its opening is answered: the stream stands
 
         second = await session.ws_connect(f"http://{address}/peer")
-        await dial_hello(second, who("n9", incarnation=2), "n1", "peer", None, NONCE)
+        await dial_hello(second, who("n9", incarnation=2), "n1", "peer", SECRET, NONCE)
 
         assert await ended(stream)
         for socket in (link, second):

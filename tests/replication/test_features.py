@@ -175,7 +175,9 @@ async def hello(dialler: PeerInfo, dialled: PeerInfo, secret: bytes | None = Non
     """What two nodes that speak the second protocol come to."""
     return await meet(
         lambda socket: dial_hello(socket, dialler, "n2", "peer", secret, DIALLER_NONCE, 2),
-        lambda socket: answer_hello(socket, dialled, "peer", secret, DIALLED_NONCE, None, 2),
+        lambda socket: answer_hello(
+            socket, dialled, "peer", () if secret is None else (secret,), DIALLED_NONCE, None, 2
+        ),
     )
 
 
@@ -254,7 +256,7 @@ async def test_a_dialler_that_chose_the_second_hello_is_answered_in_it() -> None
         await socket.send_bytes(pack([2, "peer", row, DIALLER_NONCE, b""]))
         return len(unpack((await socket.receive()).data)[0])
 
-    fields, peer = await meet(older, lambda socket: answer_hello(socket, ours, "peer", None, DIALLED_NONCE, None, 2))
+    fields, peer = await meet(older, lambda socket: answer_hello(socket, ours, "peer", (), DIALLED_NONCE, None, 2))
 
     assert (fields, peer) == (6, who("n1"))
 
@@ -266,7 +268,7 @@ async def test_a_protocol_out_of_the_range_of_the_challenge_is_refused(protocol:
         await socket.send_bytes(pack([protocol, "peer", [], DIALLER_NONCE, b""]))
         return unpack((await socket.receive()).data)[:2]
 
-    said, ours = await meet(dial, lambda socket: answer_hello(socket, who("n2"), "peer", None, DIALLED_NONCE, None, 2))
+    said, ours = await meet(dial, lambda socket: answer_hello(socket, who("n2"), "peer", (), DIALLED_NONCE, None, 2))
 
     assert said == ["refused", "protocol"]
     assert isinstance(ours, PeerRefused)
@@ -281,7 +283,7 @@ async def test_a_code_of_another_shape_is_no_hello(code: object) -> None:
         await socket.receive()
         await socket.send_bytes(pack([3, "peer", row, DIALLER_NONCE, b""]))
 
-    _, dialled = await meet(dial, lambda socket: answer_hello(socket, who("n2"), "peer", None, DIALLED_NONCE, None, 2))
+    _, dialled = await meet(dial, lambda socket: answer_hello(socket, who("n2"), "peer", (), DIALLED_NONCE, None, 2))
 
     assert isinstance(dialled, BadMessage)
 
@@ -295,6 +297,6 @@ async def test_features_of_another_shape_are_no_hello(features: object) -> None:
         await socket.receive()
         await socket.send_bytes(pack([2, "peer", row, DIALLER_NONCE, b""]))
 
-    _, dialled = await meet(dial, lambda socket: answer_hello(socket, who("n2"), "peer", None, DIALLED_NONCE, None, 2))
+    _, dialled = await meet(dial, lambda socket: answer_hello(socket, who("n2"), "peer", (), DIALLED_NONCE, None, 2))
 
     assert isinstance(dialled, BadMessage)

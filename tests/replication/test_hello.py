@@ -52,7 +52,8 @@ def dialler(me: PeerInfo, secret: bytes | None = None, *, expects: str = "n2", p
 
 
 def dialled(me: PeerInfo, secret: bytes | None = None, *, purpose: str = "peer") -> Answer:
-    return lambda socket: answer_hello(socket, me, purpose, secret, DIALLED_NONCE)
+    secrets = () if secret is None else (secret,)
+    return lambda socket: answer_hello(socket, me, purpose, secrets, DIALLED_NONCE)
 
 
 def code(end: object) -> str:
@@ -65,7 +66,8 @@ async def test_two_nodes_of_a_cluster_learn_each_others_identity() -> None:
 
 
 async def test_an_address_may_be_as_long_as_its_limit() -> None:
-    far = replace(who("n1"), address="a" * 300)
+    name = ".".join(["a" * 63] * 3 + ["a" * 61])
+    far = replace(who("n1"), address=f"{name}:65535")
     assert await meet(dialler(far), dialled(who("n2"))) == (who("n2"), far)
 
 
@@ -159,7 +161,9 @@ async def test_a_replayed_hello_is_refused_since_the_challenge_is_another() -> N
     replayed = saying(PROTOCOL, "peer", row(who("n1")), DIALLER_NONCE, proof)
 
     _, first = await meet(replayed, dialled(who("n2"), SECRET))
-    _, second = await meet(replayed, lambda socket: answer_hello(socket, who("n2"), "peer", SECRET, bytes(NONCE_BYTES)))
+    _, second = await meet(
+        replayed, lambda socket: answer_hello(socket, who("n2"), "peer", (SECRET,), bytes(NONCE_BYTES))
+    )
 
     assert first == who("n1")
     assert code(second) == "peer_secret"
@@ -219,7 +223,14 @@ async def test_a_proof_for_a_link_opens_no_stream() -> None:
         [PROTOCOL, "peer", row(replace(who("n1"), node_id="N1")), DIALLER_NONCE, b""],
         [PROTOCOL, "peer", row(replace(who("n1"), disk_id=b"short")), DIALLER_NONCE, b""],
         [PROTOCOL, "peer", row(replace(who("n1"), incarnation=-1)), DIALLER_NONCE, b""],
-        [PROTOCOL, "peer", row(replace(who("n1"), address="a" * 301)), DIALLER_NONCE, b""],
+        [PROTOCOL, "peer", row(replace(who("n1"), address="a" * 254 + ":1")), DIALLER_NONCE, b""],
+        [PROTOCOL, "peer", row(replace(who("n1"), address="n1:" + "0" * 300 + "1")), DIALLER_NONCE, b""],
+        [PROTOCOL, "peer", row(replace(who("n1"), address="")), DIALLER_NONCE, b""],
+        [PROTOCOL, "peer", row(replace(who("n1"), address="victim/internal/delete?x=1:80")), DIALLER_NONCE, b""],
+        [PROTOCOL, "peer", row(replace(who("n1"), address="victim:80/internal/delete?x=:80")), DIALLER_NONCE, b""],
+        [PROTOCOL, "peer", row(replace(who("n1"), address="user@victim:80")), DIALLER_NONCE, b""],
+        [PROTOCOL, "peer", row(replace(who("n1"), address="a..b:80")), DIALLER_NONCE, b""],
+        [PROTOCOL, "peer", row(replace(who("n1"), address="[victim]:80")), DIALLER_NONCE, b""],
         [PROTOCOL, "peer", row(who("n1")), DIALLER_NONCE, None],
         [PROTOCOL, "peer", row(who("n1")), DIALLER_NONCE, ""],
     ],

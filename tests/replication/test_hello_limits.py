@@ -57,7 +57,7 @@ async def refusal_of(name: str, data: bytes) -> str:
         await socket.send_bytes(data)
 
     if name == "hello":
-        _, end = await meet(send_hello, lambda socket: answer_hello(socket, who("n2"), "peer", SECRET, NONCE))
+        _, end = await meet(send_hello, lambda socket: answer_hello(socket, who("n2"), "peer", (SECRET,), NONCE))
     else:
         end, _ = await meet(lambda socket: dial_hello(socket, who("n1"), "n2", "peer", SECRET, NONCE), send_answer)
     assert isinstance(end, BadMessage | PeerRefused), end
@@ -190,7 +190,7 @@ async def test_a_dialled_peer_may_send_large_messages_once_it_is_proved() -> Non
     async def serve(request: web.Request) -> web.WebSocketResponse:
         socket = web.WebSocketResponse(timeout=1.0)
         await socket.prepare(request)
-        await answer_hello(socket, who("n2"), "snapshot", SECRET, NONCE, path_of=LOWEST_PROTOCOL)
+        await answer_hello(socket, who("n2"), "snapshot", (SECRET,), NONCE, path_of=LOWEST_PROTOCOL)
         await socket.receive()
         await socket.send_bytes(MIB)
         await socket.receive()
@@ -219,7 +219,7 @@ async def test_a_dialler_answers_the_pings_of_a_peer_once_it_is_proved() -> None
     async def serve(request: web.Request) -> web.WebSocketResponse:
         socket = web.WebSocketResponse(timeout=1.0, autoping=False)
         await socket.prepare(request)
-        await answer_hello(socket, who("n2"), "stream", SECRET, NONCE, path_of=LOWEST_PROTOCOL)
+        await answer_hello(socket, who("n2"), "stream", (SECRET,), NONCE, path_of=LOWEST_PROTOCOL)
         await socket.ping(b"n1?")
         answers.append(await socket.receive())
         return socket

@@ -26,7 +26,7 @@ from quire.replication.net.links import Link, LinkServer
 from quire.replication.net.snapshots import FETCHES_LIMIT, SnapshotFetch, SnapshotServer
 from quire.replication.net.streams import StreamServer, UpstreamSocket
 from quire.replication.net.wire import encode
-from tests.replication.loopback import DEADLINE_S, Handler, calling, listening, until, who
+from tests.replication.loopback import ANYBODY, DEADLINE_S, Handler, calling, listening, until, who
 from tests.replication.recorder import MAX_FRAME_BYTES, NONCE, OPENING, Recorder, ended
 from tests.replication.running import Cluster
 
@@ -46,13 +46,14 @@ class Source:
 
 
 def server(purpose: str, told: Recorder, secret: bytes | None = None) -> LinkServer | StreamServer | SnapshotServer:
+    trust = ANYBODY if secret is None else replace(ANYBODY, secrets=(secret,))
     match purpose:
         case "peer":
-            return LinkServer(told, secret)
+            return LinkServer(told, trust)
         case "stream":
-            return StreamServer(told, secret)
+            return StreamServer(told, trust)
         case _:
-            return SnapshotServer(told.me, Source(), secret)
+            return SnapshotServer(told.me, Source(), trust)
 
 
 @asynccontextmanager
@@ -104,7 +105,7 @@ async def test_at_whatever_moment_of_a_hello_a_feature_becomes_required_its_lack
     async def admit(_: PeerInfo) -> None:
         await asyncio.sleep(0)
 
-    hellos = HelloServer(me, "peer", None, admit)
+    hellos = HelloServer(me, "peer", ANYBODY, admit)
 
     async def serve(request: web.Request) -> web.StreamResponse:
         socket = web.WebSocketResponse(timeout=1.0)
@@ -136,7 +137,7 @@ async def test_a_dialled_peer_that_lacks_what_became_required_during_the_hello_i
         async def admit(_: PeerInfo) -> None:
             told.info = replace(told.info, requires=NEW)
 
-        await answer_hello(socket, who("n2"), purpose, None, NONCE, admit, 2)
+        await answer_hello(socket, who("n2"), purpose, (), NONCE, admit, 2)
         await socket.receive()
         return socket
 
@@ -188,7 +189,7 @@ async def test_a_fetch_of_a_peer_that_lacks_what_became_required_ends() -> None:
 
 async def test_links_and_streams_with_a_peer_that_lacks_what_the_log_names_end_both_ways() -> None:
     told, cluster = Recorder(who("n1")), Cluster("n1", "n2", "n3")
-    links, streams = LinkServer(told, None), StreamServer(told, None)
+    links, streams = LinkServer(told, ANYBODY), StreamServer(told, ANYBODY)
     dialled: list[ClientWebSocketResponse] = []
     async with listening({"/peer": links.serve, "/peer/stream": streams.serve}) as address, calling() as session:
         cluster.addresses["n1"] = address
@@ -218,7 +219,7 @@ async def test_links_and_streams_with_a_peer_that_lacks_what_the_log_names_end_b
 
 async def test_a_forged_404_leads_to_no_hello_of_the_first_stage_once_a_feature_is_required() -> None:
     here, there = (replace(who(node), features=NEW, requires=NEW) for node in ("n1", "n2"))
-    links = LinkServer(Recorder(there), None)
+    links = LinkServer(Recorder(there), ANYBODY)
     async with listening({"/peer": links.serve}) as address, calling() as session:
         for me in (here, replace(here, requires=frozenset())):
             with pytest.raises(PeerRefused, match="lacks fitness"):

@@ -19,8 +19,9 @@ from quire.replication.core.messages import (
 from quire.replication.net.forming import Forming, members_of_genesis
 from quire.replication.net.hello import answer_hello, dial, dial_hello
 from quire.replication.net.links import Link, LinkServer, failure_of
+from quire.replication.net.trust import Trust
 from quire.replication.net.wire import encode
-from tests.replication.loopback import DEADLINE_S, Handler, calling, listening, turns, unformatted, until, who
+from tests.replication.loopback import ANYBODY, DEADLINE_S, Handler, calling, listening, turns, unformatted, until, who
 from tests.replication.recorder import HEARTBEAT, NONCE, OPENING, Recorder, ended, failing
 from tests.replication.running import Cluster
 from tests.replication.world import genesis_frame, voters
@@ -41,7 +42,7 @@ def test_why_a_peer_cannot_be_dialled_is_said_in_the_systems_words() -> None:
 @asynccontextmanager
 async def linked(mine: Recorder, theirs: Recorder) -> AsyncGenerator[tuple[Link, LinkServer]]:
     """An open link, and the server at its other end."""
-    server = LinkServer(theirs, None)
+    server = LinkServer(theirs, ANYBODY)
     async with listening({"/peer": server.serve}) as address, calling() as session:
         link = Link(mine, session, theirs.info.node_id, address, None)
         try:
@@ -66,7 +67,7 @@ async def test_messages_on_a_link_arrive_in_order_with_their_senders_name() -> N
 
 async def test_a_broken_link_is_redialled_and_carries_no_old_message() -> None:
     mine, theirs = Recorder(who("n1")), Recorder(who("n2"))
-    server = [LinkServer(theirs, None)]
+    server = [LinkServer(theirs, ANYBODY)]
 
     async def serve(request: web.Request) -> web.StreamResponse:
         return await server[0].serve(request)
@@ -77,7 +78,7 @@ async def test_a_broken_link_is_redialled_and_carries_no_old_message() -> None:
         await server[0].close()
         await until(lambda: mine.down)
         link.send(HEARTBEAT)
-        server[0] = LinkServer(theirs, None)
+        server[0] = LinkServer(theirs, ANYBODY)
         await until(lambda: len(mine.up) == 2)
         link.send(HeartbeatEcho(3, 1, 3))
         await until(lambda: theirs.said)
@@ -90,7 +91,7 @@ async def test_a_broken_link_is_redialled_and_carries_no_old_message() -> None:
 async def test_a_peer_that_dials_is_dialled_back_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """However long the pause has become while it was away."""
     monkeypatch.setattr("quire.replication.net.links.FIRST_REDIAL_S", 1000.0)
-    mine, server = Recorder(who("n1")), LinkServer(Recorder(who("n2")), None)
+    mine, server = Recorder(who("n1")), LinkServer(Recorder(who("n2")), ANYBODY)
     came = False
 
     async def serve(request: web.Request) -> web.StreamResponse:
@@ -112,7 +113,7 @@ async def test_a_replica_that_a_peer_dials_dials_it_back_at_once(monkeypatch: py
     monkeypatch.setattr("quire.replication.net.links.FIRST_REDIAL_S", 1000.0)
     monkeypatch.setattr("tests.replication.running.OPTIONS", CoreOptions(election_timeout_us=10_000_000_000))
     told, cluster, refused = Recorder(who("n1")), Cluster("n1", "n2"), list[str]()
-    server, came = LinkServer(told, None), False
+    server, came = LinkServer(told, ANYBODY), False
 
     async def serve(request: web.Request) -> web.StreamResponse:
         if not came:
@@ -142,7 +143,7 @@ async def test_no_task_is_left_of_links_and_streams_that_were_being_closed_when_
     async def serve(request: web.Request) -> web.StreamResponse:
         socket = web.WebSocketResponse(timeout=1.0)
         await socket.prepare(request)
-        await answer_hello(socket, who("n1"), "peer" if request.path == "/peer" else "stream", None, NONCE)
+        await answer_hello(socket, who("n1"), "peer" if request.path == "/peer" else "stream", (), NONCE)
         dialled.append(request.path)
         await silence.wait()
         return socket
@@ -184,7 +185,7 @@ async def test_a_link_can_be_closed_at_the_moment_it_ends_by_itself(turn: int) -
 @pytest.mark.full
 async def test_a_refused_link_reports_why_and_keeps_dialling() -> None:
     mine, theirs = Recorder(who("n1")), Recorder(who("n2", cluster_id=b"another cluster."))
-    server = LinkServer(theirs, None)
+    server = LinkServer(theirs, ANYBODY)
     async with listening({"/peer": server.serve}) as address, calling() as session:
         link = Link(mine, session, "n2", address, None)
         await until(lambda: len(mine.failed) == 2)
@@ -197,7 +198,7 @@ async def test_a_refused_link_reports_why_and_keeps_dialling() -> None:
 @pytest.mark.parametrize("data", [b"", b"\xc1", b"\x91\x63", encode(OPENING)])
 async def test_a_peer_that_sends_garbage_is_disconnected(data: bytes) -> None:
     theirs = Recorder(who("n2"))
-    server = LinkServer(theirs, None)
+    server = LinkServer(theirs, ANYBODY)
     async with listening({"/peer": server.serve}) as address, calling() as session:
         socket = await session.ws_connect(f"http://{address}/peer")
         await dial_hello(socket, who("n1"), "n2", "peer", None, NONCE)
@@ -214,7 +215,8 @@ async def test_a_peer_that_sends_garbage_is_disconnected(data: bytes) -> None:
 def forming(node_id: str, *initial: str) -> Forming:
     me = unformatted(node_id)
     identity = Identity(me.node_id, me.disk_id, me.incarnation)
-    return Forming(identity, me.address, list(initial), None, lambda members, _: genesis_frame(members))
+    trust = Trust((), initial.__contains__)
+    return Forming(identity, me.address, list(initial), trust, lambda members, _: genesis_frame(members))
 
 
 async def refused_or_hung_up(session: ClientSession, address: str) -> bool:

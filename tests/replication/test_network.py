@@ -20,7 +20,7 @@ from quire.replication.net.hello import PeerInfo, answer_hello, dial_hello
 from quire.replication.net.links import LinkServer
 from quire.replication.net.streams import Outbox, StreamServer, UpstreamSocket
 from quire.replication.net.wire import ANSWER, FRAMES, SHIPMENT, Positions, Shipment, decode_stream, encode
-from tests.replication.loopback import DEADLINE_S, calling, listening, turns, until, who
+from tests.replication.loopback import ANYBODY, DEADLINE_S, calling, listening, turns, until, who
 from tests.replication.recorder import HEARTBEAT, MAX_FRAME_BYTES, NONCE, OPENING, Recorder, ended, failing
 from tests.replication.running import Cluster
 
@@ -36,7 +36,7 @@ class Leader:
     async def serve(self, request: web.Request) -> web.WebSocketResponse:
         socket = web.WebSocketResponse(timeout=1.0)
         await socket.prepare(request)
-        self.peers.append(await answer_hello(socket, who("n1"), "stream", None, NONCE))
+        self.peers.append(await answer_hello(socket, who("n1"), "stream", (), NONCE))
         outcome = self.script(socket)
         if asyncio.iscoroutine(outcome):
             await outcome
@@ -183,7 +183,7 @@ def stray(tail: Tail, fault: str) -> bytes:
 @pytest.mark.parametrize("fault", ["index", "chain", "timestamp", "payload", "system"])
 async def test_a_follower_that_gets_frames_that_do_not_follow_opens_another_stream(fault: str) -> None:
     told, cluster = Recorder(who("n1")), Cluster("n1", "n2", "n3")
-    links = LinkServer(told, None)
+    links = LinkServer(told, ANYBODY)
 
     async def lead(socket: web.WebSocketResponse) -> None:
         await socket.receive()
@@ -213,7 +213,7 @@ async def leading(
     told: Recorder, opening_timeout_s: float = DEADLINE_S
 ) -> AsyncGenerator[tuple[StreamServer, ClientWebSocketResponse]]:
     """A stream server, and a follower's socket to it that has said hello."""
-    server = StreamServer(told, None, opening_timeout_s=opening_timeout_s)
+    server = StreamServer(told, ANYBODY, opening_timeout_s=opening_timeout_s)
     async with listening({"/peer/stream": server.serve}) as address, calling() as session:
         socket = await session.ws_connect(f"http://{address}/peer/stream", max_msg_size=4 << 20)
         await dial_hello(socket, who("n2"), "n1", "stream", None, NONCE)
@@ -329,7 +329,7 @@ async def test_a_stream_whose_messages_cannot_leave_ends_at_the_leader(monkeypat
 
 async def test_a_stream_in_its_hello_when_the_leader_stops_is_disconnected() -> None:
     told = Recorder(who("n1"))
-    server = StreamServer(told, None)
+    server = StreamServer(told, ANYBODY)
     async with listening({"/peer/stream": server.serve}) as address, calling() as session:
         socket = await session.ws_connect(f"http://{address}/peer/stream")
         await server.close()
@@ -345,7 +345,7 @@ async def test_a_stream_in_its_hello_when_the_leader_stops_is_disconnected() -> 
 
 async def test_a_stream_that_is_opened_after_the_leader_stopped_is_refused() -> None:
     told = Recorder(who("n1"))
-    server = StreamServer(told, None)
+    server = StreamServer(told, ANYBODY)
     await server.close()
     async with listening({"/peer/stream": server.serve}) as address, calling() as session:
         with pytest.raises(WSServerHandshakeError):

@@ -13,7 +13,7 @@ from quire.replication.net.hello import SNAPSHOT_PATH, dial
 from quire.replication.net.snapshots import PING_S, SnapshotFetch, SnapshotServer
 from quire.replication.net.sockets import Socket
 from quire.replication.net.wire import BadMessage
-from tests.replication.loopback import listening, until, who
+from tests.replication.loopback import ANYBODY, listening, until, who
 
 INDEX = 42
 LARGE_BYTES = 48 << 20  # More than the kernel buffers of a connection.
@@ -32,7 +32,7 @@ class Source:
 @asynccontextmanager
 async def fetching() -> AsyncGenerator[tuple[SnapshotServer, SnapshotFetch, Socket]]:
     """A server, and a peer that has fetched the manifest, with its connection."""
-    server = SnapshotServer(lambda: who("n1"), Source(), None)
+    server = SnapshotServer(lambda: who("n1"), Source(), ANYBODY)
     async with (
         listening({SNAPSHOT_PATH: server.serve}) as address,
         ClientSession() as session,

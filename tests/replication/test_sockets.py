@@ -13,7 +13,7 @@ from quire.replication.net.hello import answer_hello
 from quire.replication.net.links import Link, LinkServer
 from quire.replication.net.sockets import PINGS, TURN_S, read_in_turns, together
 from quire.replication.net.streams import StreamServer, UpstreamSocket
-from tests.replication.loopback import DEADLINE_S, calling, listening, until, who
+from tests.replication.loopback import ANYBODY, DEADLINE_S, calling, listening, until, who
 from tests.replication.recorder import MAX_FRAME_BYTES, NONCE, Recorder
 
 ELECTION_TIMEOUT_S = 0.05
@@ -32,7 +32,7 @@ class Peer:
     async def serve(self, request: web.Request) -> web.WebSocketResponse:
         ws = web.WebSocketResponse(autoping=False, timeout=0.1)
         await ws.prepare(request)
-        await answer_hello(ws, who("n2"), "peer", None, NONCE)
+        await answer_hello(ws, who("n2"), "peer", (), NONCE)
         self.dialled += 1
         while (message := await ws.receive()).type is WSMsgType.PING:
             self.pings += 1
@@ -101,7 +101,7 @@ async def test_whatever_ends_first_ends_both(first: str) -> None:
 
 async def test_the_kernel_ends_silent_links_and_streams_at_both_ends() -> None:
     told = Recorder(who("n2"))
-    links, streams = LinkServer(told, None, 2.0), StreamServer(told, None, election_timeout_s=2.0)
+    links, streams = LinkServer(told, ANYBODY, 2.0), StreamServer(told, ANYBODY, election_timeout_s=2.0)
     sockets: list[socket] = []
 
     def dialling(found: tuple[object, ...]) -> socket:

@@ -1,0 +1,41 @@
+"""Whom a node believes to be a peer (rule 10). It is decided before anything else of a hello counts.
+
+    with a peer secret    whoever proves one of the secrets
+    without               an id of `--members` or of the log's members record, from a loopback address;
+                          with `--insecure` from any address
+
+A disk id proves nothing: `/status` shows it, and a member comes back with another one when its disk was lost. Without a
+secret any process of this machine may therefore claim a member's id.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from ..address import is_loopback
+
+
+@dataclass(frozen=True, slots=True)
+class Trust:
+    """The peer secrets of a node, of which the first is spoken, and who its members are."""
+
+    secrets: tuple[bytes, ...]
+    is_member: Callable[[str], bool]
+    """Whether a node id is in `--members` or in the log's members record. That a peer claims it is no proof."""
+    insecure: bool = False
+
+    @property
+    def secret(self) -> bytes | None:
+        """The secret that this node proves to those whom it dials; None without one."""
+        return self.secrets[0] if self.secrets else None
+
+    def doubt_of_caller(self, host: str | None) -> str | None:
+        """Why nobody who calls from this IP address is believed; None if somebody may be."""
+        if self.secrets or self.insecure or (host is not None and is_loopback(host)):
+            return None
+        return "this node has no peer secret, so its peers must be on its own machine"
+
+    def doubt_of_peer(self, node_id: str) -> str | None:
+        """Why a peer that proved a secret, if there is one, is not believed; None if it is."""
+        if self.secrets or self.is_member(node_id):
+            return None
+        return f"{node_id} is no member, and this node has no peer secret"
