@@ -146,10 +146,11 @@ class Deployment:
         self._ports = {name: free_port() for name in (*NODES, "toxiproxy")}
         secret = folder / "peer-secret"
         secret.write_text(secrets.token_hex(32) + "\n")
-        secret.chmod(0o444)  # The container's user, which does not exist on this machine, reads it.
+        secret.chmod(0o640)  # The containers' user, which does not exist on this machine, is in its group.
         self._environment = {
             **{f"{name.upper()}_PORT": str(port) for name, port in self._ports.items()},
             "PEER_SECRET_FILE": str(secret),
+            "PEER_SECRET_GROUP": str(secret.stat().st_gid),
             "QUIRE_IMAGE": IMAGE,
             "TOXIPROXY_IMAGE": TOXIPROXY_IMAGE,
         }

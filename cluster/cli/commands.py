@@ -23,6 +23,7 @@ from .connection import DEFAULT_TIMEOUT_S, Json, Server, Timeout, ask, fail_usag
 from .export import export_range
 from .load import BATCH_COMMANDS, load_file
 from .output import Exit, complain, printable, say, to_json
+from .secret import secret_app
 from .status import show_status, watch_status
 
 ABOUT = "A replicated state machine: one durable log, and the same state on every node."
@@ -251,6 +252,7 @@ app.add_typer(admin_app)
 app.add_typer(members_app)
 app.add_typer(session_app)
 app.add_typer(code_app)
+app.add_typer(secret_app)
 
 
 def parse_operand(text: str) -> int | str:

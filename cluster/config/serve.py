@@ -10,7 +10,7 @@ from pydantic_settings import NoDecode
 
 from quire.log import LARGEST_STORE_BYTES
 from quire.replication import NODE_ID
-from quire.replication.address import host_and_port
+from quire.replication.address import host_and_port, is_loopback
 from quire.sm import SESSION_TTL_S, STATE_BYTES
 
 from .origins import AllowHost, AllowOrigin
@@ -99,7 +99,14 @@ class ServeConfig(Settings):
     allow_origin: AllowOrigin = Field(default_factory=tuple)
     peer_secret_file: FilePath | None = Field(
         default=None,
-        description="File with the secret by which peers authenticate each other. Without it the network is trusted.",
+        description="File with the secret by which peers authenticate each other, as `quire secret new FILE` makes it; "
+        "the same on all nodes. Of several lines the first is spoken and all are accepted (deploy/runbook.md, on "
+        "rotation). Without it, peers are believed from this machine alone, and listen must be a loopback address.",
+    )
+    insecure: bool = Field(
+        default=False,
+        description="Without a peer secret, listen beyond this machine, and believe whoever claims to be a member, "
+        "from any address: whoever reaches the port can end or empty the cluster. An alarm says so.",
     )
     heartbeat_ms: int = Field(
         default=100,
@@ -250,6 +257,14 @@ class ServeConfig(Settings):
             raise ValueError("members gives two nodes the same address; give each its own")
         if self.node in self.link:
             raise ValueError(f"link names this node itself ({self.node}); name only other nodes")
+        if self.insecure and self.peer_secret_file is not None:
+            raise ValueError("insecure and peer_secret_file contradict each other; remove one of them")
+        if not (self.peer_secret_file or self.insecure or is_loopback(host_and_port(self.listen)[0])):
+            raise ValueError(
+                f"listen {self.listen} may be reached from other machines, and without a peer secret whoever reaches "
+                "it passes for a member; run `quire secret new peer-secret`, copy that file to every node, and start "
+                "each with `quire serve ... --peer-secret-file peer-secret` (or, where you trust everybody, --insecure)"
+            )
         if self.election_timeout_ms < 3 * self.heartbeat_ms:
             raise ValueError(
                 f"election_timeout_ms {self.election_timeout_ms} is below three heartbeats of {self.heartbeat_ms} ms; "

@@ -17,6 +17,7 @@ from quire.replication.net.wire import BadMessage
 from quire.sm import Applier, StateMachine, fingerprint_of
 
 from ..compaction.compaction import Compaction, Factories
+from ..config.secret_file import SecretFile, read_secrets
 from ..config.serve import ServeConfig
 from ..data_dir.data_dir import DataDir
 from ..data_dir.genesis import Genesis, GenesisInvalid, check_genesis, make_genesis, read_genesis
@@ -40,7 +41,7 @@ class NodeResources:
     machine_type: type[StateMachine]
     data_dir: DataDir
     http: ClientSession
-    secrets: tuple[bytes, ...]
+    secret_file: SecretFile
     incarnation: int
     code: MachineCode
 
@@ -49,9 +50,10 @@ class NodeResources:
         """Lock and open the data_dir.
 
         Raises:
-            DataDirRefused, LogError, OSError: the node cannot run here; nothing was changed.
+            SecretRefused, DataDirRefused, LogError, OSError: the node cannot run here; nothing was changed.
         """
-        secrets = (config.peer_secret_file.read_bytes().strip(),) if config.peer_secret_file else ()
+        file = config.peer_secret_file
+        secret_file = SecretFile() if file is None else await asyncio.to_thread(read_secrets, file)
         options = LogOptions(
             segment_bytes=config.segment_bytes,
             segment_overflow_bytes=overflow_of(config.segment_bytes, config.max_frame_bytes),
@@ -64,7 +66,7 @@ class NodeResources:
             connector=TCPConnector(limit=0), timeout=ClientTimeout(total=None), cookie_jar=DummyCookieJar()
         )
         code = MachineCode(data_dir, (machine_type.name, machine_type.version), fingerprint_of(machine_type))
-        return cls(config, machine_type, data_dir, http, secrets, int.from_bytes(os.urandom(8), "little"), code)
+        return cls(config, machine_type, data_dir, http, secret_file, int.from_bytes(os.urandom(8), "little"), code)
 
     @property
     def identity(self) -> Identity:
@@ -89,7 +91,7 @@ class NodeResources:
             self.identity,
             config.members[config.node],
             list(config.initial_members),
-            Trust(self.secrets, config.members.__contains__),
+            Trust(self.secret_file.secrets, config.members.__contains__, config.insecure),
             lambda members, features: make_genesis(members, self.machine, initial, config, features),
             FEATURES,
             self._check_shown,
@@ -164,7 +166,8 @@ class Components:
                 features=FEATURES,
             ),
             max_frame_bytes=genesis.limits["max_frame_bytes"],
-            secrets=resources.secrets,
+            secrets=resources.secret_file.secrets,
+            insecure=config.insecure,
             code=resources.code.running,
             check_invariants=config.check_invariants,
         )

@@ -106,7 +106,7 @@ class Node:
         self._machine_type = machine
         self._initial = default_initial(machine) if config.initial is None else config.initial
         self._checker: StateMachine = machine(self._initial)
-        self._resources: NodeResources | None = None
+        self.resources: NodeResources | None = None
         self._formation: asyncio.Task[None] | None = None
         self._watches: list[asyncio.Task[None]] = []
         self._standing_alarms: list[str] = []
@@ -119,7 +119,7 @@ class Node:
         Raises:
             DataDirRefused, GenesisRefused, LogError: it cannot run here; nothing was changed.
         """
-        self._resources = resources = await NodeResources.open(self.config, self._machine_type)
+        self.resources = resources = await NodeResources.open(self.config, self._machine_type)
         self._log_standing_alarms()
         try:
             if resources.data_dir.identity is not None:
@@ -179,8 +179,8 @@ class Node:
             self.formed.applying.stop()
             await self.formed.compaction.stop()
             self._pending.end("this node is stopping")
-        if self._resources is not None:
-            await self._resources.close()
+        if self.resources is not None:
+            await self.resources.close()
 
     def routes(self) -> list[web.RouteDef]:
         """The routes for peers, on the same port as the clients'."""

@@ -20,6 +20,10 @@ if TYPE_CHECKING:
     from .node import Node
 
 DOUBT_ADVICE = "restart it, so that it applies the log again; if it still differs, move its data_dir away and rejoin it"
+INSECURE = (
+    "--insecure: this node has no peer secret and believes members from any address, so whoever reaches its port can "
+    "end or empty the cluster; make a secret (`quire secret new FILE`) and give it to every node (--peer-secret-file)"
+)
 CLOCK_ALARM_US = 10_000_000
 """How far a voter's clock may be from the majority's before an operator is told: NTP keeps it far closer."""
 
@@ -152,11 +156,19 @@ def standing_alarms(node: "Node") -> list[str]:
         f"this node listens on {config.listen}, and others look for it at {address}, its address in members; correct "
         "the one that is wrong, --listen or --members, unless something forwards one to the other"
     )
-    listening = [] if may_serve(config.listen, address) else [misplaced]
+    known = [*trust_alarms(node), *([] if may_serve(config.listen, address) else [misplaced])]
     if components is None:
-        return listening
+        return known
     ignored = ignored_settings(components.genesis, config)
-    return [*listening, *ignored, *components.code.alarms(components.codes())]
+    return [*known, *ignored, *components.code.alarms(components.codes())]
+
+
+def trust_alarms(node: "Node") -> list[str]:
+    """The alarms about who could pass for a peer."""
+    if node.config.insecure:
+        return [INSECURE]
+    exposed = None if node.resources is None else node.resources.secret_file.alarm
+    return [] if exposed is None else [exposed]
 
 
 def clock_alarms(offsets_us: Mapping[str, int]) -> list[str]:

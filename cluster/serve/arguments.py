@@ -12,7 +12,8 @@ from ..config.serve import ServeConfig
 from ..config.settings import Settings, flag_of, unit_of
 
 EXAMPLE = """example, one of three nodes:
-  quire serve --node n1 --listen 127.0.0.1:7001 --data-dir ./n1 \\
+  quire secret new ./peer-secret
+  quire serve --node n1 --listen 127.0.0.1:7001 --data-dir ./n1 --peer-secret-file ./peer-secret \\
       --members n1=127.0.0.1:7001,n2=127.0.0.1:7002,n3=127.0.0.1:7003
 
 Each flag can also be given as a variable (QUIRE_DATA_DIR) or as a key of a TOML file (data_dir = "./n1").
@@ -48,10 +49,13 @@ def _parser(model: type[Settings], prog: str, description: str, example: str) ->
     )
     parser.add_argument("--config", metavar="FILE", type=Path, help="TOML file with any of the keys below.")
     for name, field in model.model_fields.items():
+        is_switch = field.annotation is bool
         parser.add_argument(
             flag_of(name),
             metavar=unit_of(name).upper() or "VALUE",
             action="append" if name in REPEATED else "store",
+            nargs="?" if is_switch else None,
+            const="true" if is_switch else None,
             help=_help(field.description or "", unit_of(name), field.default).replace("%", "%%"),
         )
     return parser

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from structlog.testing import capture_logs
 
+from quire.cluster.config.secret_file import write_new_secret
 from quire.cluster.config.serve import MIB, ServeConfig
 from quire.cluster.data_dir.genesis import FIXED_LIMITS, Genesis, ignored_settings, make_genesis, read_genesis
 from quire.cluster.node.node import Node
@@ -95,5 +96,8 @@ async def test_a_node_that_listens_where_nobody_looks_for_it_tells_both_addresse
 async def test_a_node_that_listens_on_every_address_has_no_alarm(tmp_path: Path) -> None:
     [address] = free_addresses(1)
     port = address.rpartition(":")[2]
-    async with running(config_of(tmp_path, listen=f"0.0.0.0:{port}", members={"n1": address})) as (node, told):
+    secret = tmp_path / "peer-secret"
+    write_new_secret(secret)
+    settings = {"listen": f"0.0.0.0:{port}", "members": {"n1": address}, "peer_secret_file": secret}
+    async with running(config_of(tmp_path / "n1", **settings)) as (node, told):
         assert (node.status()["alarms"], told) == ([], [])

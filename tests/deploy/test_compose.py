@@ -27,7 +27,7 @@ def check_schema(name: str, document: dict[str, Any]) -> None:
 
 def config_of(document: dict[str, Any], node_id: str, tmp_path: Path) -> ServeConfig:
     secret = tmp_path / "peer-secret"
-    secret.write_text("a secret")
+    secret.write_text("a secret of the peers")
     program, *arguments = command_line(document, node_id, secret)
     assert program == "serve"
     flags, config_file = parse_serve(arguments)
@@ -112,6 +112,7 @@ def test_each_node_has_a_volume_of_its_own_where_the_image_keeps_data_and_the_se
         service = document["services"][node_id]
         assert service["volumes"] == [f"{node_id}:/data"]
         assert node_id in document["volumes"]
+        assert service["group_add"] == [0], "who may read a file of mode 640 that root made"
         assert service["secrets"] == [SECRET.rpartition("/")[2]]
         assert str(config_of(document, node_id, tmp_path).data_dir) == "/data"
         assert (COMPOSE.parent / service["build"]["context"] / service["build"]["dockerfile"]).is_file()

@@ -51,7 +51,7 @@ def test_the_unit_has_its_sections_and_each_key_once() -> None:
 
 def test_the_unit_starts_quire_with_flags_and_a_file_that_it_takes(tmp_path: Path) -> None:
     secret = tmp_path / "peer-secret"
-    secret.write_text("a secret")
+    secret.write_text("a secret of the peers")
     program, *arguments = shlex.split(unit()["Service"]["ExecStart"])
     assert (program, arguments[0]) == (PROGRAM, "serve")
     places = {"/etc/quire/quire.toml": str(CONFIG), "%d/peer-secret": str(secret)}

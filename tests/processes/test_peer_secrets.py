@@ -6,6 +6,8 @@ from typing import Any
 import pytest
 
 from tests.processes.cluster import Cluster, Clusters, Node
+from tests.processes.load import COMMANDS, running_load
+from tests.processes.verdict import check_cluster
 
 ELECTION_TIMEOUT_US = 1_000_000
 SOON_S = 20.0
@@ -14,6 +16,7 @@ SOON_S = 20.0
 def secret_flags(folder: Path, name: str, secret: bytes) -> list[str]:
     file = folder / name
     file.write_bytes(secret)
+    file.chmod(0o600)
     return ["--peer-secret-file", str(file)]
 
 
@@ -91,10 +94,40 @@ def test_a_new_node_with_another_secret_or_none_gets_no_genesis_and_says_why(
         cluster.stop("n3")
 
 
+@pytest.mark.full
+def test_the_secret_is_rotated_under_load_by_three_rolling_restarts(clusters: Clusters, tmp_path: Path) -> None:
+    old, new = b"a sheet of paper", b"another sheet of paper"
+    cluster = clusters.formed(flags=secret_flags(tmp_path, "secret", old))
+    with running_load(cluster, clients=2) as load:
+        for step, secrets in enumerate([(old, new), (new, old), (new,)]):
+            for node_id in ("n3", "n2", "n1"):
+                node = cluster[node_id]
+                load.wait_for_more(cluster, COMMANDS // 100)
+                assert node.stop() == 0
+                node.flags = without_secret(node) + secret_flags(tmp_path, f"step-{step}", b"\n".join(secrets))
+                cluster.start_again(node)
+        load.wait_for_more(cluster, COMMANDS // 100)
+        load.end()
+
+    check_cluster(cluster, load)
+    for node in cluster:
+        assert "peer_secret" not in node.output.read_text(), "no peer was refused at any step"
+        assert node.status()["alarms"] == []
+
+    cluster.stop("n3")
+    node = cluster["n3"]
+    node.flags = without_secret(node) + secret_flags(tmp_path, "secret", old)
+    node.start()
+    cluster.wait_until("the old secret is worth nothing", lambda: says_why(node, "n1", "n2"), SOON_S)
+    refused = "link from n3"
+    cluster.wait_until("n1 names n3", lambda: says_why(cluster["n1"], refused), SOON_S)
+    assert "n3 was refused: peer_secret" in cluster["n1"].output.read_text()
+
+
 def wrong_flags(node: Node, folder: Path) -> list[list[str]]:
     """The node's flags with another secret, and with none."""
     without = without_secret(node)
-    return [without + secret_flags(folder, "other", b"another sheet"), without]
+    return [without + secret_flags(folder, "other", b"another sheet of paper"), without]
 
 
 def wait_for_clock(cluster: Cluster, microseconds: int) -> None:

@@ -128,6 +128,21 @@ async def test_a_dialler_that_speaks_one_of_the_accepted_secrets_is_believed_and
             await socket.close()
 
 
+ROTATION = [(SECRET,), (SECRET, OTHER), (OTHER, SECRET), (OTHER,)]
+"""What each node holds before a rotation and after each of its three rolling restarts."""
+
+
+@pytest.mark.parametrize("step", range(3))
+@pytest.mark.parametrize("is_ahead", [False, True])
+async def test_at_each_step_of_a_rotation_nodes_before_it_and_after_it_believe_each_other(
+    step: int, is_ahead: bool
+) -> None:
+    spoken, accepted = (Trust(ROTATION[step + ahead], MEMBERS.__contains__) for ahead in (is_ahead, not is_ahead))
+    async with serving("peer", Recorder(who("n2")), accepted) as (session, address):
+        socket, _ = await dial(session, address, lambda: who("n1"), "n2", "peer", spoken.secret, None)
+        await socket.close()
+
+
 # A node that waits to be formed
 
 

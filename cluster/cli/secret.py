@@ -1,0 +1,29 @@
+"""`quire secret`: the secret by which the nodes of a cluster authenticate each other."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from ..config.secret_file import write_new_secret
+from .output import Exit, complain, say
+
+secret_app = typer.Typer(name="secret", no_args_is_help=True, help="The secret by which nodes authenticate each other.")
+
+
+@secret_app.command()
+def new(file: Annotated[Path, typer.Argument(help="The file to make. It must not exist.")]) -> None:
+    """Make a file with a new peer secret: 32 random bytes, which only you may read.
+
+    Every node of a cluster gets the same file: quire serve --peer-secret-file FILE.
+    """
+    try:
+        write_new_secret(file)
+    except FileExistsError:
+        complain(f"{file} exists, and may be in use; give another name, or remove it first")
+        raise typer.Exit(Exit.USAGE) from None
+    except OSError as error:
+        complain(f"{file} cannot be made: {(error.strerror or str(error)).lower()}")
+        raise typer.Exit(Exit.FAILED) from None
+    say(f"{file} holds a new secret. Copy it to every node, readable by its user alone, and start each with:")
+    say(f"    quire serve ... --peer-secret-file {file}")
