@@ -8,16 +8,19 @@ import signal
 import socket
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from itertools import islice
 from pathlib import Path
 from typing import NoReturn
 
+from ..config.secret_file import write_new_secret
 from .link_proxy import LinkProxy
 
 NODE_IDS = ("n1", "n2", "n3")
 STOP_TIMEOUT_S = 15.0
 LAST_LINES = 12
 PORTS_FILE = "demo.json"
+PEERS_FILE = "peer-secret"
 PORTS = (20_000, 32_000)
 PORT_TRIES = 200
 
@@ -59,8 +62,10 @@ class DemoNodes:
         return self.directory / f"{node_id}.log"
 
     async def start(self) -> None:
-        """Start all three nodes. Raises DemoFailed if a port of an earlier run is taken."""
+        """Start all three nodes, with a peer secret. Raises DemoFailed if a port of an earlier run is taken."""
         self.addresses = {node_id: f"127.0.0.1:{port}" for node_id, port in self._ports().items()}
+        with suppress(FileExistsError):  # Of an earlier run.
+            write_new_secret(self.directory / PEERS_FILE)
         if self._proxied:
             await self._start_proxies()
         for node_id in self.addresses:
@@ -72,6 +77,7 @@ class DemoNodes:
         environment = {name: value for name, value in os.environ.items() if not name.upper().startswith("QUIRE_")}
         arguments = ["--node", node_id, "--listen", self.addresses[node_id], "--members", members]
         arguments += ["--data-dir", str(self.directory / node_id)]
+        arguments += ["--peer-secret-file", str(self.directory / PEERS_FILE)]
         for (dialler, target), proxy in self._proxies.items():
             if dialler == node_id:
                 arguments += ["--link", f"{target}=127.0.0.1:{proxy.port}"]
