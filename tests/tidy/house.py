@@ -9,7 +9,7 @@ from tests.tidy.tree import Finding, Source, Tree
 
 PACKAGES = ["cluster", "log", "pipeline", "replication", "sm"]
 FOLDERS = [*PACKAGES, "src", "tests", "benchmarks", "deploy", "docs", "examples", ".ci"]
-PAGES = ["README.md", "CHANGELOG.md", "CONTRIBUTING.md", "LICENSE"]
+PAGES = ["README.md", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md", "LICENSE"]
 FILES = [*PAGES, "pyproject.toml", "Makefile", ".gitignore", ".dockerignore", ".pre-commit-config.yaml"]
 TOP_LEVEL = frozenset([*FOLDERS, *FILES])
 LINKS = {PurePosixPath(f"src/quire/{name}"): f"../../{name}" for name in PACKAGES}
