@@ -6,12 +6,13 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from aiohttp import ClientSession, ClientTimeout, DummyCookieJar, TCPConnector
+from aiohttp import ClientSession
 
 from quire.log import FEATURES, IndexCachePolicy, Log, LogOptions, overflow_of
 from quire.replication import Disk, Replica, ReplicaOptions
 from quire.replication.core import CoreOptions, Identity
 from quire.replication.net.forming import Forming
+from quire.replication.net.sockets import peer_session
 from quire.replication.net.trust import Trust
 from quire.replication.net.wire import BadMessage
 from quire.sm import Applier, StateMachine, fingerprint_of
@@ -62,11 +63,9 @@ class NodeResources:
             index_cache_policy=IndexCachePolicy.NEWEST,
         )
         data_dir = await asyncio.to_thread(DataDir.open, config.data_dir, config.node, options)
-        http = ClientSession(
-            connector=TCPConnector(limit=0), timeout=ClientTimeout(total=None), cookie_jar=DummyCookieJar()
-        )
         code = MachineCode(data_dir, (machine_type.name, machine_type.version), fingerprint_of(machine_type))
-        return cls(config, machine_type, data_dir, http, secret_file, int.from_bytes(os.urandom(8), "little"), code)
+        incarnation = int.from_bytes(os.urandom(8), "little")
+        return cls(config, machine_type, data_dir, peer_session(), secret_file, incarnation, code)
 
     @property
     def identity(self) -> Identity:

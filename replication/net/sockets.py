@@ -5,10 +5,23 @@ import math
 import time
 from collections.abc import Callable, Coroutine, Generator, Iterable
 from contextlib import contextmanager, suppress
+from http import HTTPStatus
 from socket import IPPROTO_TCP, SO_KEEPALIVE, SOL_SOCKET, TCP_KEEPCNT, TCP_KEEPIDLE, TCP_KEEPINTVL, TCP_USER_TIMEOUT
 from typing import Any
 
-from aiohttp import ClientWebSocketResponse, WSMessage, web
+from aiohttp import (
+    ClientError,
+    ClientHandlerType,
+    ClientRequest,
+    ClientResponse,
+    ClientSession,
+    ClientTimeout,
+    ClientWebSocketResponse,
+    DummyCookieJar,
+    TCPConnector,
+    WSMessage,
+    web,
+)
 
 Socket = ClientWebSocketResponse | web.WebSocketResponse
 
@@ -93,6 +106,24 @@ async def read_in_turns(
         if worked_s >= TURN_S:
             worked_s = 0.0
             await asyncio.sleep(0)
+
+
+def peer_session() -> ClientSession:
+    """An HTTP session for dialling peers. It keeps no cookie and follows no redirect: who answers may be a stranger."""
+    return ClientSession(
+        connector=TCPConnector(limit=0),
+        timeout=ClientTimeout(total=None),
+        cookie_jar=DummyCookieJar(),
+        middlewares=[_refuse_redirects],
+    )
+
+
+async def _refuse_redirects(request: ClientRequest, send: ClientHandlerType) -> ClientResponse:
+    response = await send(request)
+    if HTTPStatus.MULTIPLE_CHOICES <= response.status < HTTPStatus.BAD_REQUEST:
+        response.close()
+        raise ClientError(f"it redirects ({response.status}); peers do not")
+    return response
 
 
 async def accept(request: web.Request, max_msg_size: int, heartbeat_s: float | None = None) -> web.WebSocketResponse:

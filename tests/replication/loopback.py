@@ -6,9 +6,10 @@ from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import Any
 
-from aiohttp import ClientSession, ClientTimeout, web
+from aiohttp import ClientSession, web
 
 from quire.replication.net.hello import NO_CLUSTER, PeerInfo
+from quire.replication.net.sockets import peer_session
 from quire.replication.net.trust import Trust
 
 HOST = "127.0.0.1"
@@ -68,5 +69,5 @@ async def listening(routes: dict[str, Handler]) -> AsyncGenerator[str]:
 @asynccontextmanager
 async def calling() -> AsyncGenerator[ClientSession]:
     """An HTTP session for dialling."""
-    async with ClientSession(timeout=ClientTimeout(total=None)) as session:
+    async with peer_session() as session:
         yield session

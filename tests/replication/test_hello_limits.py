@@ -5,7 +5,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from aiohttp import ClientWebSocketResponse, WSMsgType, WSServerHandshakeError, web
+from aiohttp import ClientError, ClientWebSocketResponse, WSMsgType, WSServerHandshakeError, web
 
 from quire.log import pack, unpack
 from quire.replication.core.messages import GenesisOffer
@@ -26,7 +26,17 @@ from quire.replication.net.sockets import StrangerSentTooMuch
 from quire.replication.net.wire import BadMessage, encode
 from tests.replication.loopback import DEADLINE_S, calling, listening, until, who
 from tests.replication.recorder import NONCE, Recorder
-from tests.replication.strangers import BINARY, CONTINUATION, PING, PONG, TEXT, answering, frame, opened, rest
+from tests.replication.strangers import (
+    BINARY,
+    CONTINUATION,
+    PING,
+    PONG,
+    TEXT,
+    answering,
+    frame,
+    opened,
+    rest,
+)
 from tests.replication.test_hello import meet, row
 from tests.replication.test_hello_servers import PURPOSES, SECRET, serving
 
@@ -257,3 +267,20 @@ async def test_a_dialler_offers_no_compression(purpose: str) -> None:
         with pytest.raises(WSServerHandshakeError):
             await dial(session, address, lambda: who("n1"), "n2", purpose, None, 30.0)
     assert not any("Sec-WebSocket-Extensions" in head for head in heads)
+
+
+# Redirects
+
+
+@pytest.mark.parametrize("status", [301, 302, 303, 307, 308])
+async def test_a_stranger_sends_a_dialler_nowhere_else(status: int) -> None:
+    asked: list[str] = []
+
+    async def redirect(request: web.Request) -> web.StreamResponse:
+        asked.append(request.path)
+        return web.Response(status=status, headers={"Location": "/elsewhere"})
+
+    async with listening({PATHS["peer"][1]: redirect, "/elsewhere": redirect}) as address, calling() as session:
+        with pytest.raises(ClientError, match="it redirects"):
+            await dial(session, address, lambda: who("n1"), "n2", "peer", None, None)
+    assert asked == [PATHS["peer"][1]]
