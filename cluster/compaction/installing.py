@@ -15,7 +15,7 @@ from typing import Any
 import structlog
 from aiohttp import ClientSession
 
-from quire.log import LogError, ResourcesExhausted
+from quire.log import FEATURES, LogError, ResourcesExhausted
 from quire.replication import Members, Replica
 from quire.replication.core import actions
 from quire.replication.core.messages import Snapshot
@@ -63,12 +63,14 @@ async def put_all(
             was_put()
 
 
-def _check_members(manifest: Manifest) -> None:
-    """Check that a log which begins at the snapshot names its members. Raises SnapshotRefused."""
+def check_usable(manifest: Manifest) -> None:
+    """Check that this node could go on from a snapshot. Raises SnapshotRefused."""
     try:
         Members.from_record(manifest.boundary.members)
     except ValueError as error:
         raise SnapshotRefused(f"its manifest names no members: {error}") from error
+    if unknown := sorted(set(manifest.boundary.features) - FEATURES):
+        raise SnapshotRefused(f"it uses {', '.join(unknown)}, which this version does not know: upgrade this node")
 
 
 class StoreSource:
@@ -157,7 +159,7 @@ class Installing:
             part = await in_thread(SnapshotPart.begin, self._store, await fetch.manifest())
             if part.manifest.index != action.index:
                 raise SnapshotRefused(f"{action.leader_id} gave the one at {part.manifest.index}")
-            _check_members(part.manifest)
+            check_usable(part.manifest)
             missing = await in_thread(part.missing)
             self._part, self._chunks = part, len(part.manifest.chunks) - len(missing)
             await put_all(part, fetch.chunks(missing), self._count)

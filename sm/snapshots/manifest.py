@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 
 from crc32c import crc32c
 
-from quire.log import PayloadInvalid, Tail, UnknownVersion, pack, unpack
+from quire.log import MAX_FEATURE_LENGTH, MAX_FEATURES, PayloadInvalid, Tail, UnknownVersion, pack, unpack
 
 from ..boundary import DIGEST_BYTES, MAX_EPOCHS, Boundary
 from ..errors import SnapshotDamaged
@@ -120,13 +120,21 @@ def _manifest(fields: Mapping[str, Any]) -> Manifest:
         list(fields["members"]),
         tuple(_pairs(fields["epochs"])),
         _octets(fields["digest"], DIGEST_BYTES),
-        tuple(map(str, fields["features"])) if fields["version"] == MANIFEST_VERSION_FEATURES else (),
+        _features(fields["features"]) if fields["version"] == MANIFEST_VERSION_FEATURES else (),
     )
     _check_place(boundary)
     chunks = tuple(Chunk(size, crc) for size, crc in _pairs(fields["chunks"]))
     cluster_id = _octets(fields["cluster_id"], CLUSTER_ID_BYTES)
     sha256 = _octets(fields["sha256"], SHA256_BYTES)
     return Manifest(cluster_id, (str(machine_name), _number(machine_version)), boundary, chunks, sha256)
+
+
+def _features(names: Any) -> tuple[str, ...]:
+    if type(names) is not list or not 0 < len(names) <= MAX_FEATURES or names != sorted(set(names)):
+        raise ValueError(f"{names!r:.40} are not the names of features, ascending")
+    if not all(type(name) is str and 0 < len(name) <= MAX_FEATURE_LENGTH for name in names):
+        raise ValueError(f"{names!r:.40} are not the names of features")
+    return tuple(names)
 
 
 def _check_place(boundary: Boundary) -> None:

@@ -16,11 +16,14 @@ import pytest
 from aiohttp import ClientWebSocketResponse, WSServerHandshakeError
 from structlog.testing import capture_logs
 
+from quire.cluster.compaction.installing import check_usable
 from quire.cluster.node.applying import Applying
-from quire.log import FEATURES
+from quire.log import FEATURES, Tail
 from quire.replication.net.hello import dial
 from quire.replication.net.snapshots import FETCHES_LIMIT, SnapshotRefused
 from quire.sm import Applier, SnapshotDamaged, StateMachine, snapshot_name, write_snapshot
+from quire.sm.boundary import Boundary
+from quire.sm.snapshots.manifest import Manifest
 from tests.cluster.running import RunningCluster, running_cluster, started
 from tests.replication.loopback import unformatted
 
@@ -282,3 +285,25 @@ async def test_as_many_snapshots_as_the_limit_are_sent_at_once_and_one_more_has_
                     break
                 except WSServerHandshakeError:
                     await cluster.ask("n1", "GET", "/healthz")
+
+
+VOTER = ["n1", bytes(16), "n1:1", "voter"]
+
+
+@pytest.mark.parametrize(
+    ("members", "features", "says"),
+    [
+        ([], (), "names no members"),
+        ([[*VOTER[:3], "observer"]], (), "names no members"),
+        ([VOTER], ("unheard-of",), "uses unheard-of, which this version does not know"),
+    ],
+)
+def test_a_snapshot_that_this_node_could_not_go_on_from_is_not_installed(
+    members: list[list[Any]], features: tuple[str, ...], says: str
+) -> None:
+    # Its own log would be gone, and each of its starts would fail.
+    manifest = Manifest(bytes(16), ("arithmetic", 1), Boundary(Tail(9, 1, 1, 1), 0, members), (), bytes(32))
+    check_usable(manifest._replace(boundary=manifest.boundary._replace(members=[VOTER])))
+
+    with pytest.raises(SnapshotRefused, match=says):
+        check_usable(manifest._replace(boundary=manifest.boundary._replace(features=features)))

@@ -98,6 +98,15 @@ def test_a_manifest_whose_place_is_in_no_log_is_damage(changed: dict[str, Any]) 
         decode_manifest(with_crc(pack(fields | changed)), "42")
 
 
+@pytest.mark.parametrize(
+    "names", [None, 1, "a", [], [""], ["b", "a"], ["a", "a"], [1], ["x" * 33], [str(n + 10) for n in range(65)]]
+)
+def test_a_manifest_whose_features_are_no_names_is_damage(names: Any) -> None:
+    fields = unpack(MANIFEST.encode()[4:])
+    with pytest.raises(SnapshotDamaged):
+        decode_manifest(with_crc(pack(fields | {"version": 2, "features": names})), "42")
+
+
 def with_crc(body: bytes) -> bytes:
 
     return crc32c(body).to_bytes(4, "little") + body
