@@ -50,8 +50,11 @@ def first_lacking(log: Log, durable_index: int) -> int:
     """The timestamp of the first record that a node with `durable_index` lacks, 0 if it lacks none."""
     if durable_index >= log.durable_index:
         return 0
+    begin = max(durable_index, log.bounds.lowest_index)
+    if begin == log.durable_index:  # After an install, until a flush, the log holds nothing yet.
+        return log.durable_tail.timestamp
     try:
-        raw, _ = log.read_frames(log.boundary_at_or_below(max(durable_index, log.bounds.lowest_index)), 1)
+        raw, _ = log.read_frames(log.boundary_at_or_below(begin), 1)
     except ResourcesExhausted:
         return log.durable_tail.timestamp
     return decode_header(raw).timestamp

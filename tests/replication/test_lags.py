@@ -2,11 +2,20 @@
 
 import pytest
 
-from quire.log import Log, time_since_boot
+from quire.log import Log, Tail, time_since_boot
 from quire.log.simulated import Disk
 from quire.replication import Replica
 from quire.replication.core import Core
-from quire.replication.lag import NO_APPLY_LAG, ApplyLag, Position, apply_lag_of
+from quire.replication.lag import (
+    NO_APPLY_LAG,
+    ApplyLag,
+    Lag,
+    Position,
+    apply_lag_of,
+    first_lacking,
+    lacking_bytes,
+    lag_of,
+)
 from tests.log.histories import open_log
 from tests.replication.loopback import until
 from tests.replication.running import OPTIONS, Cluster, alone, cluster_of
@@ -42,6 +51,16 @@ def test_of_a_frame_that_cannot_be_read_the_apply_lag_is_counted_all_the_same() 
     clock = log.durable_tail.timestamp + SECOND
     log.close()
     assert apply_lag_of(log, 0, 2, clock) == ApplyLag(2, 1.0)
+
+
+def test_of_a_log_that_an_install_left_empty_a_node_lacks_what_the_snapshot_ends_with() -> None:
+    # Its leader is elected before it has flushed a record of its own: reading there would halt it.
+    log = log_of(2)
+    log.reset(Tail(53, 3, 7 * SECOND, 1), members_index=0)
+
+    assert (first_lacking(log, 2), lacking_bytes(log, 2)) == (7 * SECOND, 0)
+    assert lag_of(log, 2, 9 * SECOND) == Lag(51, 0, 2.0)
+    assert apply_lag_of(log, 2, 53, 9 * SECOND) == ApplyLag(51, 2.0)
 
 
 async def test_a_leader_and_each_other_node_has_an_apply_lag_of_its_own() -> None:
