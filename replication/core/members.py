@@ -6,6 +6,8 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, NamedTuple
 
+from ..address import host_and_port
+
 MAX_NODE_ID_BYTES = 24
 NODE_ID = re.compile(rf"[a-z0-9-]{{1,{MAX_NODE_ID_BYTES}}}")
 DISK_ID_BYTES = 16
@@ -45,6 +47,7 @@ def _member(row: Sequence[Any]) -> Member:
         raise ValueError(f"{row!r} does not name a node")
     if not NODE_ID.fullmatch(node_id) or len(disk_id) != DISK_ID_BYTES:
         raise ValueError(f"{row!r} has ids of another shape")
+    host_and_port(address)
     return Member(node_id, disk_id, address, Role(role))
 
 

@@ -43,6 +43,8 @@ NO_MEMBERS: list[object] = [
     [["", *VOTER[1:]]],
     [["n1", bytes(15), *VOTER[2:]]],
     [[*VOTER[:2], None, "voter"]],
+    [[*VOTER[:2], "victim:80/internal/delete?", "voter"]],
+    [[*VOTER[:2], "x" * 1000, "voter"]],
     [[*VOTER[:3], "emperor"]],
     [[f"n{number}", *VOTER[1:]] for number in range(MAX_MEMBERS + 1)],
 ]
