@@ -5,12 +5,14 @@ import socket
 import time
 from collections.abc import Callable, Iterable
 from http import HTTPStatus
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import structlog
 from aiohttp import hdrs, web
 from aiohttp.http_exceptions import HttpProcessingError
 from aiohttp.typedefs import Handler, Middleware
+
+from quire.replication.net.sockets import drop_frames
 
 from ..errors import ClusterError, Malformed, OutcomeUnknown, Overloaded
 from ..node.metrics import Gauge, Metrics
@@ -19,7 +21,7 @@ from .admission.browsers import OWN_PAGES_ONLY, BrowserGuard, share_with_origin
 from .admission.connections import ConnectionLimit, check_whole
 from .api import ADMISSION, API, Admission, NodeApi
 from .forwarding import LeaderHop
-from .problems import UnsupportedMedia, answer_of, drop_frames, problem, problem_of
+from .problems import UnsupportedMedia, answer_of, problem, problem_of
 from .request import (
     FORWARDED,
     REQUEST_ID,
@@ -230,14 +232,16 @@ def _problem_for(request: web.Request, error: Exception, request_id: str) -> web
     match error:
         case ClusterError():
             response = _of_cluster_error(request, error, request_id)
-            drop_frames(error)
         case web.HTTPException():
             if error.status < 400:
                 raise error
             response = _of_http_exception(request, error, request_id)
         case _:
             response = problem_of(Malformed(f"the body cannot be read: {error}"), request_id)
-            drop_frames(error)
+    drop_frames(error)
+    if request.match_info.http_exception is error:  # No route matches. The one that aiohttp makes refers to itself.
+        unmatched: Any = request.match_info.route
+        unmatched._handler = None  # noqa: SLF001
     return response
 
 

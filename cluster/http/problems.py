@@ -170,14 +170,3 @@ def _as_json(body: dict[str, Any]) -> bytes:
         return orjson.dumps(body, default=repr)
     except TypeError:  # An error may quote a lone surrogate or an integer beyond 64 bits, as a machine's refusal can.
         return json.dumps(body, default=repr, ensure_ascii=False).encode(errors="replace")
-
-
-def drop_frames(error: BaseException | None) -> None:
-    """Remove the tracebacks of an error that was handled, and of those that caused it.
-
-    A traceback's frames hold what the handler held: a body, a response of megabytes. If a future in such a frame also
-    holds the error, the cycle keeps all of it until the garbage collector runs, which under load takes seconds.
-    """
-    while error is not None:
-        error.__traceback__ = None
-        error = error.__context__

@@ -39,7 +39,7 @@ from quire.log import MAX_FEATURE_LENGTH, MAX_FEATURES, PayloadInvalid, check_co
 
 from ..address import MAX_ADDRESS, host_and_port
 from ..core.members import NODE_ID
-from .sockets import Socket, of_a_stranger
+from .sockets import Socket, close_socket, drop_frames, of_a_stranger
 from .trust import Trust
 from .wire import MAX_MESSAGE_BYTES, MAX_U64, BadMessage
 
@@ -217,6 +217,7 @@ async def _receive(socket: Socket, length: int) -> list[Any]:
     """
     message = await socket.receive()
     if message.type is WSMsgType.ERROR:
+        drop_frames(message.data)
         raise BadMessage(f"what came is no message of a WebSocket: {message.data}")
     if message.type in ENDS:
         raise ConnectionResetError("the peer closed during the hello")
@@ -298,31 +299,41 @@ async def dial(
     Raises:
         As `dial_hello`; ClientError, TimeoutError: it cannot be reached.
     """
-    async with asyncio.timeout(HELLO_TIMEOUT_S):
-        first, second = PATHS[purpose]
-        protocol = SECOND_PROTOCOL
-        try:
-            socket = await _connect(session, f"http://{address}{second}", ping_s)
-        except WSServerHandshakeError as error:
-            if error.status != HTTPStatus.NOT_FOUND:
+    try:
+        async with asyncio.timeout(HELLO_TIMEOUT_S):
+            socket, protocol = await _connect(session, address, purpose, ping_s)
+            try:
+                nonce = os.urandom(NONCE_BYTES)
+                with of_a_stranger(socket, MAX_UNPROVED_BYTES):
+                    peer = await dial_hello(socket, me(), expected_node_id, purpose, secret, nonce, protocol)
+                    check_peer(me(), peer)
+            except BaseException:
+                await close_socket(socket)
                 raise
-            protocol = PROTOCOL
-            socket = await _connect(session, f"http://{address}{first}", ping_s)
-        try:
-            nonce = os.urandom(NONCE_BYTES)
-            with of_a_stranger(socket, MAX_UNPROVED_BYTES):
-                peer = await dial_hello(socket, me(), expected_node_id, purpose, secret, nonce, protocol)
-                check_peer(me(), peer)
-        except BaseException:
-            await socket.close()
-            raise
-        return socket, peer
+            return socket, peer
+    except LINK_FAILURES as error:
+        drop_frames(error)  # An address that refuses is dialled for weeks.
+        raise
 
 
-async def _connect(session: ClientSession, url: str, ping_s: float | None) -> ClientWebSocketResponse:
-    return await session.ws_connect(
-        url, max_msg_size=MAX_MESSAGE_BYTES, timeout=WS_TIMEOUT, heartbeat=ping_s, autoping=ping_s is not None
+async def _connect(
+    session: ClientSession, address: str, purpose: str, ping_s: float | None
+) -> tuple[ClientWebSocketResponse, int]:
+    """Open a WebSocket at the second path, after a 404 at the first; return it with the protocol of the path."""
+    first, second = PATHS[purpose]
+    open_path = partial(
+        session.ws_connect,
+        max_msg_size=MAX_MESSAGE_BYTES,
+        timeout=WS_TIMEOUT,
+        heartbeat=ping_s,
+        autoping=ping_s is not None,
     )
+    try:
+        return await open_path(f"http://{address}{second}"), SECOND_PROTOCOL
+    except WSServerHandshakeError as error:
+        if error.status != HTTPStatus.NOT_FOUND:
+            raise
+    return await open_path(f"http://{address}{first}"), PROTOCOL
 
 
 async def dial_hello(

@@ -24,7 +24,16 @@ from .hello import (
     PeerRefused,
     dial,
 )
-from .sockets import ELECTION_TIMEOUT_S, Pinger, accept, end_all, give_up_when_silent, read_in_turns, together
+from .sockets import (
+    ELECTION_TIMEOUT_S,
+    Pinger,
+    accept,
+    close_socket,
+    end_all,
+    give_up_when_silent,
+    read_in_turns,
+    together,
+)
 from .trust import Trust
 from .wire import MAX_MESSAGE_BYTES, decode_peer, encode
 
@@ -106,7 +115,7 @@ class Link:
         self.node_id = node_id
         self.peer: PeerInfo | None = None
         self._socket: ClientWebSocketResponse | None = None
-        self._closing: set[asyncio.Task[bool]] = set()
+        self._closing: set[asyncio.Task[None]] = set()
         self._events = events
         self._session = session
         self._url = url
@@ -131,7 +140,9 @@ class Link:
     def hang_up(self) -> None:
         """End the connection; the peer is dialled again."""
         if self._socket is not None:
-            self._closing.add(task := asyncio.create_task(self._socket.close(), name=f"end of link to {self.node_id}"))
+            self._closing.add(
+                task := asyncio.create_task(close_socket(self._socket), name=f"end of link to {self.node_id}")
+            )
             task.add_done_callback(self._closing.discard)
 
     async def close(self) -> None:
@@ -185,7 +196,7 @@ class Link:
             self._events.link_down(self.node_id, reason)
             with suppress(TimeoutError):  # A silent peer takes no part in a closing handshake.
                 async with asyncio.timeout(CLOSE_S):
-                    await socket.close()
+                    await close_socket(socket)
 
     async def _answer_probes(self, socket: ClientWebSocketResponse, pinger: Pinger) -> None:
         """Read what the other side sends, which is probes, pings and pongs. Ends with the link."""
@@ -216,7 +227,7 @@ class LinkServer:
         self._number = 0
         self._guard = DuplicateNodeGuard()
         self._probes: dict[int, asyncio.Future[bool]] = {}
-        self._closing: set[asyncio.Task[bool]] = set()
+        self._closing: set[asyncio.Task[None]] = set()
         self._closed = False
 
     async def serve(self, request: web.Request) -> web.WebSocketResponse:
@@ -233,7 +244,9 @@ class LinkServer:
                 raise ConnectionResetError("this node hung up")
             await self._listen(number, socket, peer)
         except LINK_FAILURES:
-            await socket.close()
+            pass  # The peer is gone, or does not speak this protocol; it redials.
+        finally:
+            await close_socket(socket)
         return socket
 
     async def _listen(self, number: int, socket: web.WebSocketResponse, peer: PeerInfo) -> None:
@@ -300,14 +313,16 @@ class LinkServer:
         if link is not None:
             self._end(number)
             self._events.peer_replaced(link[1])
-            await link[0].close()
+            await close_socket(link[0])
 
     def hang_up_without(self, features: frozenset[str]) -> None:
         """End the links of peers that do not offer all of these."""
         for number, (socket, peer) in list(self._links.items()):
             if not features <= peer.features:
                 self._end(number)
-                self._closing.add(task := asyncio.create_task(socket.close(), name=f"end of link from {peer.node_id}"))
+                self._closing.add(
+                    task := asyncio.create_task(close_socket(socket), name=f"end of link from {peer.node_id}")
+                )
                 task.add_done_callback(self._closing.discard)
 
     async def close(self) -> None:
@@ -316,4 +331,4 @@ class LinkServer:
         self._hellos.close()
         await end_all(self._closing)
         for socket, _ in list(self._links.values()):
-            await socket.close()
+            await close_socket(socket)

@@ -27,7 +27,7 @@ from .hello import (
     check_peer,
     dial,
 )
-from .sockets import Socket, accept
+from .sockets import Socket, accept, close_socket
 from .trust import Trust
 from .wire import MAX_REASON, MAX_U64, BadMessage
 
@@ -98,7 +98,7 @@ class SnapshotServer:
         finally:
             self._open.discard(socket)
             self._serving.pop(socket, None)
-            await socket.close()
+            await close_socket(socket)
         return socket
 
     async def _serve_parts(self, socket: web.WebSocketResponse, peer: PeerInfo) -> None:
@@ -128,7 +128,7 @@ class SnapshotServer:
         self._closed = True
         self._hellos.close()
         for socket in list(self._open):
-            await socket.close()
+            await close_socket(socket)
 
 
 def _request_of(data: bytes) -> tuple[int, int | None]:
@@ -176,7 +176,7 @@ class SnapshotFetch:
         try:
             yield cls(socket, index)
         finally:
-            await socket.close()
+            await close_socket(socket)
 
     async def manifest(self) -> bytes:
         """The manifest's bytes, not verified.

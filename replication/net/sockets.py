@@ -142,6 +142,33 @@ async def accept(request: web.Request, max_msg_size: int, heartbeat_s: float | N
     return socket
 
 
+async def close_socket(socket: Socket) -> None:
+    """Close it in order, if it is open, and leave nothing of it: no timer, and no cycle of references."""
+    opened: Any = socket
+    # Of aiohttp: what arrives would start the timer of its pings again; and the connection would refer to the socket.
+    opened._writer.protocol._data_received_cb = None  # noqa: SLF001
+    try:
+        await socket.close()
+    finally:
+        drop_frames(socket.exception())
+
+
+def drop_frames(error: BaseException | None) -> None:
+    """Remove the tracebacks of an error that was handled, and of those that caused it.
+
+    A traceback's frames hold what the handler held: a body, a response of megabytes. If a future or a socket in such a
+    frame also holds the error, the cycle keeps all of it until the garbage collector runs, which under load takes
+    seconds, or for good once it was frozen.
+    """
+    errors, seen = [error], set[int]()
+    while errors:
+        error = errors.pop()
+        if error is not None and id(error) not in seen:
+            seen.add(id(error))
+            error.__traceback__ = None
+            errors += [error.__context__, error.__cause__]
+
+
 class StrangerSentTooMuch(ConnectionResetError):
     """Whoever is at the other end sent more than a stranger may; it was cut off."""
 

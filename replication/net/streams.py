@@ -22,7 +22,7 @@ from aiohttp import ClientSession, ClientWebSocketResponse, WSMessage, WSMsgType
 
 from ..core.messages import Ack, CrcMismatch, Open, OpenAnswer, StreamMessage
 from .hello import HELLO_TIMEOUT_S, LINK_FAILURES, Admit, HelloServer, PeerInfo, dial
-from .sockets import ELECTION_TIMEOUT_S, accept, end_all, give_up_when_silent, read_in_turns, together
+from .sockets import ELECTION_TIMEOUT_S, accept, close_socket, end_all, give_up_when_silent, read_in_turns, together
 from .trust import Trust
 from .wire import (
     MAX_MESSAGE_BYTES,
@@ -227,7 +227,7 @@ class UpstreamSocket:
             self._events.stream_connected(self.stream_id)
             await together(read_in_turns(socket, self._take), self._outbox.carry())
         finally:
-            await socket.close()
+            await close_socket(socket)
 
     def _take(self, message: WSMessage) -> None:
         if message.type is not WSMsgType.BINARY:
@@ -358,7 +358,7 @@ class StreamServer:
             if downstream is not None:
                 del self._open[downstream]
                 self._events.stream_closed(downstream.stream_id, reason)
-            await socket.close()
+            await close_socket(socket)
         return socket
 
     def hang_up(self, peer: PeerInfo) -> None:

@@ -6,9 +6,8 @@ and becomes garbage later stays until the process ends.
 
 import asyncio
 import gc
-from collections.abc import AsyncGenerator, Generator
-from contextlib import contextmanager
-from typing import Any
+from collections.abc import AsyncGenerator
+from types import FrameType
 
 import pytest
 import pytest_asyncio
@@ -16,13 +15,16 @@ from aiohttp import ClientWebSocketResponse, web
 
 from quire.cluster.http.admission.connections import Connection
 from quire.replication.address import host_and_port
+from quire.replication.net.hello import PEER_PATHS
 from tests.cluster.running import RunningCluster, running_cluster
+from tests.garbage import garbage
+from tests.replication.strangers import BAD_HELLOS, opened, opening, rest
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 DEADLINE_S = 60.0
 BROKEN = 10
-LASTING = (Connection, web.BaseRequest, ClientWebSocketResponse)
+LASTING = (Connection, web.BaseRequest, web.StreamResponse, ClientWebSocketResponse, BaseException, FrameType)
 POST = (
     b"POST /commands HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: 100\r\n"
     b"Expect: 100-continue\r\n\r\n"  # Its answer tells that the node waits for the body.
@@ -33,23 +35,6 @@ POST = (
 async def cluster(tmp_path_factory: pytest.TempPathFactory) -> AsyncGenerator[RunningCluster, None]:
     async with running_cluster(tmp_path_factory.mktemp("garbage"), 2, election_timeout_ms=30_000) as running:
         yield running
-
-
-@contextmanager
-def garbage() -> Generator[list[Any], None, None]:
-    """Afterwards, what a collection found that had not been freed before."""
-    gc.collect()
-    gc.disable()
-    found: list[Any] = []
-    try:
-        yield found
-        gc.set_debug(gc.DEBUG_SAVEALL)
-        gc.collect()
-        found += gc.garbage
-    finally:
-        gc.set_debug(0)
-        gc.garbage.clear()
-        gc.enable()
 
 
 def connections(cluster: RunningCluster) -> int:
@@ -71,22 +56,13 @@ async def send_and_break(cluster: RunningCluster, node_id: str, head: bytes, tim
             await asyncio.sleep(0)
 
 
-def opening(session: int) -> bytes:
-    """Of a stream."""
-    return (
-        f"GET /commands/stream?session={session} HTTP/1.1\r\nHost: localhost\r\n"
-        "Connection: Upgrade\r\nUpgrade: websocket\r\n"
-        "Sec-WebSocket-Version: 13\r\nSec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n\r\n"
-    ).encode()
-
-
 @pytest.mark.parametrize("node_id", ["n1", "n2"])
 @pytest.mark.parametrize("kind", ["half a body", "stream"])
 async def test_a_connection_that_breaks_leaves_nothing_to_the_garbage_collector(
     cluster: RunningCluster, kind: str, node_id: str
 ) -> None:
     session = (await cluster.ask("n1", "POST", "/sessions", b"{}", "application/json")).document["session"]
-    sent = POST + b'{"comm' if kind == "half a body" else opening(session)
+    sent = POST + b'{"comm' if kind == "half a body" else opening(f"/commands/stream?session={session}")
     await send_and_break(cluster, node_id, sent, 1)  # What is made once only.
 
     with garbage() as found:
@@ -94,3 +70,56 @@ async def test_a_connection_that_breaks_leaves_nothing_to_the_garbage_collector(
 
     kept = [each for each in found if isinstance(each, LASTING)]
     assert kept == []
+
+
+def open_or_timed() -> int:
+    """How many WebSockets something refers to, which may be a timer."""
+    return sum(isinstance(each, web.WebSocketResponse) for each in gc.get_objects())
+
+
+REFUSED = {
+    "no route": b"GET /nowhere HTTP/1.1\r\nHost: localhost\r\n\r\n",
+    "no route for a WebSocket": opening("/nowhere"),
+    "no such method": b"PUT /peer HTTP/1.1\r\nHost: localhost\r\n\r\n",
+    "no WebSocket": b"GET /peer/2 HTTP/1.1\r\nHost: localhost\r\n\r\n",
+    "no version": opening("/peer/2").replace(b"Version: 13", b"Version: 99"),
+    "no stream": opening("/commands/stream?session=0"),
+    "no session": opening("/commands/stream?session=77"),
+    "not HTTP": b"\x16\x03\x01\x02\x00\x01\r\n\r\n",
+    "an unknown header": b"GET /status HTTP/1.1\r\nHost: localhost\r\nQuire-Unknown: 1\r\n\r\n",
+    "no JSON": POST.replace(b"100\r\nExpect: 100-continue", b"1") + b"{",
+    "another host": b"GET /status HTTP/1.1\r\nHost: elsewhere.example\r\n\r\n",
+    "another origin": b"GET /status HTTP/1.1\r\nHost: localhost\r\nOrigin: http://elsewhere.example\r\n\r\n",
+    "an origin at a peer's path": opening("/peer/2", "Origin: http://localhost\r\n"),
+}
+"""Requests that are refused, by what they lack."""
+
+
+async def test_a_refused_request_leaves_nothing_to_the_garbage_collector(cluster: RunningCluster) -> None:
+    for data in REFUSED.values():
+        await send_and_break(cluster, "n1", data, 1)
+    with garbage() as found:
+        for data in REFUSED.values():
+            await send_and_break(cluster, "n1", data, BROKEN)
+    assert [each for each in found if isinstance(each, LASTING)] == []
+
+
+@pytest.mark.parametrize("path", sorted(PEER_PATHS))
+async def test_a_refused_hello_leaves_nothing_to_the_garbage_collector(cluster: RunningCluster, path: str) -> None:
+    async def refused() -> None:
+        before = connections(cluster)
+        for bad in BAD_HELLOS.values():
+            async with opened(cluster.address("n1"), path) as (reader, writer, _):
+                writer.write(bad.data())
+                if bad.is_ended:
+                    await rest(reader)
+        async with asyncio.timeout(DEADLINE_S):
+            while connections(cluster) > before:  # noqa: ASYNC110  # Nothing tells.
+                await asyncio.sleep(0)
+
+    await refused()
+    before = open_or_timed()
+    with garbage() as found:
+        await refused()
+    assert [each for each in found if isinstance(each, LASTING)] == []
+    assert open_or_timed() == before

@@ -4,13 +4,20 @@ import asyncio
 import base64
 import hashlib
 from collections.abc import AsyncGenerator, Awaitable, Callable
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
+from typing import NamedTuple
 
-from tests.replication.loopback import HOST
+from quire.log import pack
+from quire.log.packing import array_head
+from quire.replication.net.hello import PROTOCOL
+from tests.replication.loopback import HOST, who
+from tests.replication.recorder import NONCE
 
 KEY = base64.b64encode(bytes(16)).decode()
 ACCEPTED_BY = "258EAFA5-E914-47DA-95CA-C5AB0DC85B11"  # RFC 6455, 1.3.
-CONTINUATION, TEXT, BINARY, PING, PONG = 0, 1, 2, 9, 10
+CONTINUATION, TEXT, BINARY, CLOSE, PING, PONG = 0, 1, 2, 8, 9, 10
+COMPRESSED = 0x40  # RSV1, of permessage-deflate.
+MIB = 1 << 20
 
 Play = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 
@@ -18,7 +25,7 @@ Play = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 def opening(path: str, extra: str = "") -> bytes:
     """The request that opens a WebSocket; `extra` are lines of its head, each with its end."""
     return (
-        f"GET {path} HTTP/1.1\r\nHost: x\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n"
+        f"GET {path} HTTP/1.1\r\nHost: localhost\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n"
         f"Sec-WebSocket-Version: 13\r\nSec-WebSocket-Key: {KEY}\r\n{extra}\r\n"
     ).encode()
 
@@ -51,9 +58,11 @@ async def opened(
 async def rest(reader: asyncio.StreamReader) -> bytes:
     """What arrives until the other end closes the connection, however it does."""
     came = b""
-    with suppress(ConnectionError):
+    try:
         while more := await reader.read(1 << 16):
             came += more
+    except ConnectionError as error:
+        error.__traceback__ = None  # The reader holds it: its frames would be garbage that tests take for a node's.
     return came
 
 
@@ -79,3 +88,34 @@ async def answering(play: Play) -> AsyncGenerator[str]:
         yield f"{HOST}:{server.sockets[0].getsockname()[1]}"
     finally:
         server.close()
+
+
+class BadHello(NamedTuple):
+    """What a stranger sends instead of a hello; whether the node then ends the connection at once."""
+
+    data: Callable[[], bytes]
+    is_ended: bool = True
+
+
+def _forged() -> bytes:
+    me = who("n9")
+    row = [me.cluster_id, me.node_id, me.disk_id, me.incarnation, me.address]
+    return frame(pack([PROTOCOL, "peer", row, NONCE, bytes(32)]))
+
+
+BAD_HELLOS = {
+    "nothing": BadHello(lambda: b"", is_ended=False),
+    "half": BadHello(lambda: frame(bytes(100), declared=1000), is_ended=False),
+    "1 MiB of maps": BadHello(lambda: frame(array_head(MIB) + b"\x80" * MIB)),
+    "65 arrays": BadHello(lambda: frame(pack([[]] * 64))),
+    "another shape": BadHello(lambda: frame(pack([]))),
+    "not msgpack": BadHello(lambda: frame(b"\xc1")),
+    "no secret": BadHello(_forged),
+    "a text": BadHello(lambda: frame(b"hello", TEXT)),
+    "a ping": BadHello(lambda: frame(b"", PING)),
+    "a close": BadHello(lambda: frame((1000).to_bytes(2), CLOSE)),
+    "no code of a close": BadHello(lambda: frame((1).to_bytes(2), CLOSE)),
+    "compressed": BadHello(lambda: frame(b"\x62\x60\x00\x00", BINARY | COMPRESSED)),
+    "a continuation": BadHello(lambda: frame(b"", CONTINUATION)),
+}
+"""By their kind; at the path of a link."""

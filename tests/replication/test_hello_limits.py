@@ -120,7 +120,7 @@ FLOODS: dict[str, Callable[[], bytes]] = {
     "pings": lambda: frame(b"", PING) * 100_000,
     "pongs": lambda: frame(b"", PONG) * 100_000,
     "1 MiB at once after a ping": lambda: frame(b"", PING) + frame(MIB),
-    "compressed": lambda: frame(b"\x62\x60\x00\x00", BINARY | 0x40),
+    "compressed": lambda: frame(b"\x62\x60\x00\x00", BINARY | COMPRESSED),
     "more than a GiB": lambda: frame(b"", declared=1 << 62),
 }
 

@@ -25,9 +25,10 @@ from aiohttp.web_protocol import RequestHandler
 
 from quire.replication.address import host_of
 from quire.replication.net.hello import PEER_PATHS
+from quire.replication.net.sockets import drop_frames
 
 from ...errors import Malformed, Overloaded
-from ..problems import drop_frames, problem_of
+from ..problems import problem_of
 from ..request import REQUEST_ID, RateLimitedLog, identify, waits_on_purpose
 from .addresses import address_of, share_of
 from .reading import ReadingTurns
@@ -200,6 +201,7 @@ class Connection(RequestHandler):
             raise gone from None  # The caller is gone, or was cut off: there is none to answer.
         if not isinstance(exc, HttpProcessingError):
             return super().handle_error(request, status, exc, message)
+        drop_frames(exc)
         reason = _gist_of(exc.message)
         request_id = identify(request)
         rate_limited.warning("not HTTP", why=reason, peer=host_of(request.remote or ""))

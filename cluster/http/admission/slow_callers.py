@@ -15,8 +15,9 @@ from dataclasses import dataclass, field
 
 from aiohttp import web
 
+from quire.replication.net.sockets import close_socket
+
 from ...errors import BodyTimeout, LimitExceeded, Overloaded
-from ..problems import drop_frames
 from .addresses import LEAST_SHARE_BYTES, share_of
 from .connections import cut
 
@@ -247,10 +248,9 @@ async def close(request: web.Request, socket: web.WebSocketResponse) -> None:
     """Close the WebSocket in order; cut the connection if the caller does not answer in time."""
     try:
         async with asyncio.timeout(CLOSE_TIMEOUT_S):
-            await socket.close()
+            await close_socket(socket)
     except TimeoutError:
         cut(request)
-    drop_frames(socket.exception())
 
 
 def unsent_bytes(request: web.Request) -> int:
