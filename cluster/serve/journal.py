@@ -87,6 +87,8 @@ def configure_logging(level: str, form: str, node_id: str, output: OutputQueue) 
         )
     )
     logging.basicConfig(level=max(LEVELS[level], logging.WARNING), handlers=[handler], force=True)
+    # It warns of each subprotocol that anybody asks for, with its name: a stranger would fill the journal.
+    logging.getLogger("aiohttp.websocket").setLevel(logging.ERROR)
 
     def notice(lines: int, why: str) -> str:
         message: Any = {"event": lines_were_dropped(lines, why)}

@@ -31,8 +31,11 @@ from quire.cluster.serve.standard_streams import OutputQueue
 from quire.cluster.terminal import EscapingStream, escaped, escaped_json
 from quire.log import pack
 from quire.log.json_text import from_json
+from quire.replication.net.sockets import accept
 from tests.cluster.running import running_cluster
 from tests.cluster.scripted import scripted
+from tests.replication.loopback import listening
+from tests.replication.strangers import opened
 
 CONTROL = [*map(chr, range(0x20)), *map(chr, range(0x7F, 0xA0))]
 BIDIRECTIONAL = list("\u061c\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069")
@@ -382,6 +385,21 @@ def test_a_traceback_in_the_journal_begins_no_line_of_its_own(form: str) -> None
         assert lines.text.count(f"  {forged}") == 2
     else:
         assert [HOSTILE in json.loads(line)["exception"] for line in own] == [True, True]
+
+
+@pytest.mark.usefixtures("restored_logging")
+async def test_a_subprotocol_that_a_stranger_asks_for_is_not_in_the_journal() -> None:
+    async def serve(request: web.Request) -> web.StreamResponse:
+        return await accept(request, 1024)
+
+    lines = Lines()
+    configure_logging("info", "console", "n1", lines)
+    async with (
+        listening({"/peer/2": serve}) as address,
+        opened(address, "/peer/2", "Sec-WebSocket-Protocol: x\r\n") as (_, _, head),
+    ):
+        assert " 101 " in head
+    assert lines.text == ""
 
 
 # Whoever adds a command
