@@ -78,6 +78,7 @@ soak-faults: dev-environment toxiproxy
 	$(BIN)/python -m tests.faults --seed $(or $(FROM),10) --minutes 30 --page
 
 soak-histories: dev-environment
+	$(BIN)/python -m quire.cluster.simulator --stranger --seeds 0:5000 --jobs $(or $(JOBS),2)
 	$(BIN)/python -m quire.cluster.simulator --soak $(or $(FROM),1000000) --jobs $(or $(JOBS),2)
 
 lint: lint-ruff lint-format lint-mypy lint-pyright ## run ruff, mypy and pyright

@@ -4,6 +4,7 @@
     python -m quire.cluster.simulator --seed 17                  one; if it fails, the shortest transcript found
     python -m quire.cluster.simulator --soak 1000000             from that seed on, until a rule breaks
     python -m quire.cluster.simulator --permanent --histories 50 in each, a minority stays ill for good
+    python -m quire.cluster.simulator --stranger --histories 50  in each, somebody speaks as a member
 
 A seed determines its history. The exit status is 1 if a rule was broken.
 """
@@ -12,7 +13,7 @@ import argparse
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
 from itertools import count, islice
@@ -20,7 +21,7 @@ from itertools import count, islice
 from .history import Outcome, run, shrink, transcript
 from .permanent.distribution import Distribution
 from .permanent.illness import KINDS
-from .plan import is_permanent, plan_of
+from .plan import is_permanent, plan_of, plan_with_stranger
 
 MIN_CHANGED = 0.30
 MIN_TRUNCATED = 0.10
@@ -28,6 +29,7 @@ MIN_HISTORIES = 50
 """Fewer histories say nothing about these shares."""
 REPORT_EVERY = 1_000
 RERUN = "python -m quire.cluster.simulator --seed"
+WITH_STRANGER = "python -m quire.cluster.simulator --stranger --seed"
 
 
 def say(line: str) -> None:
@@ -39,6 +41,11 @@ def say(line: str) -> None:
 def outcome_of(seed: int) -> Outcome:
     """Run the history of a seed."""
     return run(plan_of(seed))
+
+
+def outcome_with_stranger(seed: int) -> Outcome:
+    """Run the history of a seed, with a stranger in it."""
+    return run(plan_with_stranger(seed))
 
 
 @dataclass
@@ -97,7 +104,7 @@ class Report:
         return f"{self.histories:,} histories: {', '.join(shares)}; {totals}; {len(self.findings)} findings"
 
 
-def outcomes(seeds: Iterable[int], jobs: int) -> Iterator[Outcome]:
+def outcomes(seeds: Iterable[int], jobs: int, outcome_of: Callable[[int], Outcome] = outcome_of) -> Iterator[Outcome]:
     """The outcomes of seeds, in their order, run in `jobs` processes."""
     if jobs == 1:
         yield from map(outcome_of, seeds)
@@ -108,29 +115,32 @@ def outcomes(seeds: Iterable[int], jobs: int) -> Iterator[Outcome]:
             yield from pool.map(outcome_of, batch, chunksize=5)
 
 
-def explain(seed: int) -> int:
+def explain(seed: int, *, stranger: bool) -> int:
     """Run one seed; if it fails, print the shortest transcript found. Returns an exit status."""
-    plan = plan_of(seed)
+    plan, rerun = (
+        (plan_with_stranger(seed), f"{WITH_STRANGER} {seed}") if stranger else (plan_of(seed), f"{RERUN} {seed}")
+    )
     outcome = run(plan)
     say(f"seed {seed}: trace {outcome.trace_hash}, {outcome.counts}")
     if not outcome.failure:
         return 0
     say(outcome.failure)
     small = shrink(plan, outcome.rule)
-    say(f"rerun: {RERUN} {seed}")
+    say(f"rerun: {rerun}")
     say(transcript(small, run(small, keep_trace=True)))
     return 1
 
 
-def run_all(seeds: Iterable[int], jobs: int, *, stop_at_first: bool) -> int:
+def run_all(seeds: Iterable[int], jobs: int, *, stop_at_first: bool, stranger: bool) -> int:
     """Run seeds, and print failures and totals. Returns an exit status."""
     report, began = Report(), time.monotonic()
-    for outcome in outcomes(seeds, jobs):
+    rerun = WITH_STRANGER if stranger else RERUN
+    for outcome in outcomes(seeds, jobs, outcome_with_stranger if stranger else outcome_of):
         report.add(outcome)
         if outcome.failure:
-            say(f"seed {outcome.seed}: {outcome.failure}\n  rerun: {RERUN} {outcome.seed}")
+            say(f"seed {outcome.seed}: {outcome.failure}\n  rerun: {rerun} {outcome.seed}")
             if stop_at_first:
-                return explain(outcome.seed)
+                return explain(outcome.seed, stranger=stranger)
         if report.histories % REPORT_EVERY == 0:
             say(f"{time.monotonic() - began:.0f} s: {report}")
     say(f"{time.monotonic() - began:.0f} s: {report}")
@@ -162,17 +172,18 @@ def main() -> int:
         metavar="KIND",
         help="only histories in which a minority stays ill, or has that illness",
     )
+    parser.add_argument("--stranger", action="store_true", help="histories in which somebody speaks as a member")
     parser.add_argument("--jobs", type=int, default=1, help="number of processes")
     arguments = parser.parse_args()
     if arguments.seed is not None:
-        return explain(arguments.seed)
+        return explain(arguments.seed, stranger=arguments.stranger)
     seeds: Iterable[int] = count(arguments.soak or 0)
     if arguments.seeds is not None:
         seeds = range(*map(int, arguments.seeds.split(":")))
     if arguments.permanent is not None:
         seeds = (seed for seed in seeds if is_permanent(seed, arguments.permanent))
     seeds = islice(seeds, arguments.histories)
-    return run_all(seeds, arguments.jobs, stop_at_first=arguments.soak is not None)
+    return run_all(seeds, arguments.jobs, stop_at_first=arguments.soak is not None, stranger=arguments.stranger)
 
 
 if __name__ == "__main__":

@@ -71,8 +71,7 @@ class Seen:
     durable_index: int = 0
     durable_crc: int = 0
     tail: int = 0
-    frames: list[Held] = field(default_factory=list)
-    """The frames on it when its node died."""
+    frames: list[Held] = field(default_factory=list)  # Those on it when its node died.
     told_commit_index: int = 0
     commit_index: int = 0
     commit_place: int = -1
@@ -111,6 +110,8 @@ class Checks:
         self.snapshots: dict[int, bytes] = {}
         """The sha256 of a snapshot by its index."""
         self.seen: dict[bytes, Seen] = {}
+        self.forged: set[tuple[int, str, int]] = set()  # Promises of a stranger that claimed to lead.
+        self.is_lied_to = False
         self._lost: dict[bytes, list[Held]] = {}
         self._changes: set[int] = {named.crc32c for named in self.nodes[0].form.named.values()}
         """The records of members that were checked."""
@@ -417,7 +418,9 @@ class Checks:
             raise Violation("rule 1: a promise never falls", node.node_id, seen.promise, promise)
         if promise.epoch == seen.promise.epoch and promise != seen.promise:
             leader = self.elections.get(promise.epoch)
-            if leader is None or (leader.node_id, leader.incarnation) != promise[1:]:
+            is_true = leader is not None and (leader.node_id, leader.incarnation) == promise[1:]
+            is_free = tuple(promise) in self.forged and node.shadow.frames[-1].epoch < promise.epoch  # Rule 19.
+            if not is_true and not is_free:
                 raise Violation(
                     "rule 1: one candidate an epoch, but for its leader", node.node_id, seen.promise, promise
                 )
@@ -469,7 +472,8 @@ class Checks:
                 leader = self.elections.get(epoch)
                 if on_disk.epoch < epoch:
                     raise Violation("rule 1: following raises the promise", node.node_id, on_disk, epoch)
-                if on_disk.epoch == epoch and leader and (leader.node_id, leader.incarnation) != on_disk[1:]:
+                is_true = on_disk.epoch == epoch and tuple(on_disk) not in self.forged
+                if is_true and leader and (leader.node_id, leader.incarnation) != on_disk[1:]:
                     raise Violation("rule 1: following makes the leader durable", node.node_id, on_disk, leader[:2])
                 self._answered(node, epoch)
             case Heartbeat(promise) if promise.epoch not in self.elections:
@@ -541,10 +545,10 @@ class Checks:
         seen.commit_index, seen.commit_place = index, place
 
     def _extend(self, node: "Node", frames: list[Held]) -> None:
-        core, index = node.running.core, frames[-1].end
-        if core.leading_promise is None:
+        led, index = node.running.core.leading_promise or self.of(node).leading, frames[-1].end
+        if led is None:  # It may have led until this step, in which it committed and then promised another.
             raise Violation("a leader commits first", node.node_id, index)
-        epoch = core.leading_promise.epoch
+        epoch = led.epoch
         if frames[-1].epoch != epoch:
             raise Violation("rule 7: commit by a record of the leader's own epoch", node.node_id, epoch, frames[-1])
         if self.of(node).promised_epoch != epoch:

@@ -14,6 +14,7 @@ from .clock import MILLISECOND, Schedule
 from .network import Network
 from .nodes import Node
 from .plan import Fault, Settings
+from .stranger import Stranger
 
 RETRY_START_US = 100 * MILLISECOND
 ASKS_AGAIN_US = (20 * MILLISECOND, 600 * MILLISECOND)
@@ -33,6 +34,7 @@ class Nemesis:
         self.nodes = nodes
         self.checks = checks
         self.random = Random(f"{settings.seed}/nemesis")
+        self.stranger = Stranger(settings.seed, nodes, checks)
         self.healed = False
         self._fuses: dict[str, tuple[str, int]] = {}
         self._wiped = False
@@ -110,6 +112,8 @@ class Nemesis:
                 node.run(node.life, node.step, events.TransferRequested(str(values[0]) or None))
             case "stop":
                 self._stop(node, lasts)
+            case "stranger":
+                self.stranger.speak(node, str(values[0]))
             case _:
                 raise ValueError(fault.kind)
 

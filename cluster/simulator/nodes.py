@@ -510,7 +510,7 @@ class Node:
         """The checks compare the digests of all nodes."""
 
     def alarmed(self, text: str) -> None:
-        if self.is_ill:
+        if self.is_ill or (self.checks.is_lied_to and "used up" not in text):
             return
         raise Violation("nothing here should alarm an operator", self.node_id, text)
 

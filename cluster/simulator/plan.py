@@ -15,6 +15,7 @@ from .clients import Habits
 from .clock import MILLISECOND, SECOND
 from .network import Weather
 from .permanent.illness import Ordeal, has_ordeal, ordeal_of
+from .stranger import WORDS
 
 HEARTBEAT_US = 40 * MILLISECOND
 ELECTION_US = 300 * MILLISECOND
@@ -190,6 +191,24 @@ KINDS = {
     "transfer": 1.0,
     "depose": 0.7,
 }
+
+
+STRANGER_SAYS = (5, 40)
+
+
+def plan_with_stranger(seed: int) -> Plan:
+    """The plan of a seed, with a stranger while the other faults last, and without its ordeal."""
+    plan, random = plan_of(seed), Random(f"{seed}/what the stranger says")
+    words = [
+        Fault(
+            random.randint(SECOND // 2, plan.settings.chaos_us),
+            "stranger",
+            (random.choice((*ROLES, *plan.settings.node_ids)),),
+            (random.choice(WORDS),),
+        )
+        for _ in range(random.randint(*STRANGER_SAYS))
+    ]
+    return Plan(plan.settings, tuple(sorted((*plan.faults, *words), key=lambda fault: fault.at)))
 
 
 def plan_of(seed: int) -> Plan:

@@ -16,7 +16,7 @@ job, but only the head of the queue promises, truncates or writes a leader's fra
 from typing import assert_never
 
 from . import actions, events
-from .belief import EPOCH_REACH, EPOCH_STEP, Refusal, highest_epoch, judge, refuses
+from .belief import EPOCH_REACH, EPOCH_STEP, Reaching, Refusal, highest_epoch, judge, refuses
 from .election import Candidate, answer_pre_vote, refusal
 from .following import Following, log_changed
 from .leading import Leading, refuse_not_leading
@@ -43,6 +43,7 @@ class Core:
         self.state = state
         self.writer = Writer()
         self.candidate = Candidate(state)
+        self._reaching = Reaching(state)
         self.leading: Leading | None = None
         self.following: Following | None = None
         self._storing_vote: HandleVote | None = None  # Answered when its promise is on disk.
@@ -223,13 +224,13 @@ class Core:
 
     def _believes(self, event: events.Received) -> bool:
         """Rule 18: whether the epochs of a message are within reach; if not, this node may have to come nearer."""
-        state, message = self.state, event.message
-        if (why := judge(state.promise.epoch, message)) is None:
+        state = self.state
+        if (why := judge(state.promise.epoch, event.message, is_new=state.is_new)) is None:
             return True
         state.refused[why] += 1
-        may_move = self.live_promise is None or (self.leading and isinstance(message, HeartbeatEcho))
-        if why is Refusal.OUT_OF_REACH and may_move and not self.writer.has_job(ReachOut):
-            self.writer.submit(ReachOut(event.node_id, highest_epoch(message)))
+        is_far = why is Refusal.OUT_OF_REACH and not self.writer.has_job(ReachOut)
+        if is_far and self._reaching.is_due(event, self.live_promise, self.leading):
+            self.writer.submit(ReachOut(event.node_id, highest_epoch(event.message)))
         return False
 
     def _received(self, event: events.Received) -> None:
@@ -406,8 +407,8 @@ class Core:
         """Rule 18, at the head of the queue: promise nobody a higher epoch, if the one named is still out of reach."""
         ours = self.state.promise.epoch
         if job.epoch > ours + EPOCH_REACH and (self.leading or self.live_promise is None):
-            why = f"{job.node_id} named epoch {job.epoch}, out of reach of {ours}"
-            self._store_promise(Promise(ours + EPOCH_STEP, "", 0), why)
+            self._reaching.reached()
+            self._store_promise(Promise(ours + EPOCH_STEP, "", 0), f"{job.node_id} named an epoch out of reach")
 
     def _store_promise(self, promise: Promise, reason: str) -> None:
         """Send a promise to disk. From here on it counts (rule 2), and everything under the last one is over."""

@@ -6,6 +6,7 @@ is an error in this program. It names the rule and the values, and is never caug
 
 from typing import NamedTuple
 
+from .belief import EPOCH_LIMIT
 from .core import Core
 from .election import Phase
 from .leading import Leading
@@ -79,6 +80,8 @@ def _check_promise(core: Core) -> None:
     promise, stored = state.promise, state.stored_promise
     if promise.epoch < state.log.last_epoch:
         raise _broken("rule 1: the promise covers the log", promise)
+    if promise.epoch >= EPOCH_LIMIT:
+        raise _broken("rule 18: no epoch is out of range", promise)
     if promise.epoch < stored.epoch:
         raise _broken("rule 2: a queued promise counts", promise)
     # At the start the log's last epoch may be above the stored promise: then nobody is promised.

@@ -49,7 +49,7 @@ class Leading:
         self.downstreams = Downstreams(state, promise)
         self._echoed: dict[tuple[str, bytes], int] = {}
         self._sent: deque[tuple[int, int]] = deque()  # (when, sequence) of the heartbeats of an election timeout
-        self._began = state.now
+        self.began = state.now
         self._committed_at = state.now
         self._majority_holds = 0  # The highest index that this node and a majority hold.
         self._majority_grew_at = state.awake
@@ -277,7 +277,7 @@ class Leading:
         """
         state = self.state
         oldest = state.now - state.options.election_timeout_us
-        return self._began >= oldest or state.members.is_majority(self._is_heard())
+        return self.began >= oldest or state.members.is_majority(self._is_heard())
 
     def _is_heard(self) -> Callable[[Member], bool]:
         """A function that says of a member whether it echoed a heartbeat of the last election timeout."""

@@ -237,6 +237,11 @@ class State:
         """Whether this node counts and answers votes."""
         return self.members.is_voter(self.me.node_id, self.me.disk_id)
 
+    @property
+    def is_new(self) -> bool:
+        """Whether this disk has promised nothing, and its vote does not count: it may join a cluster of any epoch."""
+        return not self.promise.epoch and not self.is_voter
+
     def heard_clock(self, node_id: str, disk_id: bytes, clock: int) -> None:
         """Note the wall clock that another node named in an answer."""
         self.clocks.heard(node_id, disk_id, clock, self.now)

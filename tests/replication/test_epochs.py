@@ -6,6 +6,7 @@ import pytest
 
 from quire.replication.core import Promise, actions, events
 from quire.replication.core.belief import EPOCH_LIMIT, EPOCH_REACH, EPOCH_STEP, Refusal, highest_epoch, judge
+from quire.replication.core.belief.reaching import EPOCH_RETURN, LED_TIMEOUTS
 from quire.replication.core.messages import (
     Campaign,
     CoreMessage,
@@ -19,9 +20,9 @@ from quire.replication.core.messages import (
     VoteAnswer,
     VoteRequest,
 )
-from tests.replication.test_elections import alone, handled, phase, pre_vote, received, sent
+from tests.replication.test_elections import alone, handled, pre_vote, received
 from tests.replication.test_second_leaders import led_by_n1
-from tests.replication.world import SimNode, World
+from tests.replication.world import World
 
 OURS = 5
 HIGHEST = 2**64 - 1
@@ -72,8 +73,8 @@ def test_every_field_that_names_an_epoch_is_judged_at_both_bounds_and_one_past_t
     assert highest_epoch(message(1 << 40)) == 1 << 40
     assert judge(OURS, message(OURS + EPOCH_REACH)) is None
     assert judge(OURS, message(OURS + EPOCH_REACH + 1)) is Refusal.OUT_OF_REACH
-    assert judge(0, message(EPOCH_LIMIT - 1)) is None
-    assert judge(0, message(EPOCH_LIMIT)) is judge(OURS, message(HIGHEST)) is Refusal.OUT_OF_RANGE
+    assert judge(0, message(EPOCH_LIMIT - 1), is_new=True) is None
+    assert judge(0, message(EPOCH_LIMIT), is_new=True) is judge(OURS, message(HIGHEST)) is Refusal.OUT_OF_RANGE
 
 
 @pytest.mark.parametrize("field", NUMBERS)
@@ -102,20 +103,48 @@ def test_a_follower_that_hears_its_leader_drops_the_message_and_only_counts_it(f
     assert follower.state.refused.total() == 1
 
 
-@pytest.mark.parametrize("epoch", BEYOND)
-@pytest.mark.parametrize("field", FIELDS)
-def test_a_leader_leads_on_unless_an_echo_names_an_epoch_that_it_must_come_nearer_to(field: str, epoch: int) -> None:
+def test_a_leader_leads_on_whatever_field_names_such_an_epoch() -> None:
     world = led_by_n1()
     leader = world["n1"]
-    promise, comes_nearer = leader.state.promise, epoch < EPOCH_LIMIT and field.startswith("HeartbeatEcho")
+    promise = leader.state.promise
+    world.run_for(LED_TIMEOUTS)
 
-    leader.step(received("n3", FIELDS[field](epoch)))
+    for field, message in FIELDS.items():
+        for epoch in BEYOND:
+            leader.step(received("n3", message(epoch)))
+            assert (field, leader.leads, leader.state.promise) == (field, True, promise)
+    world.run_for(1)
 
-    assert leader.leads is not comes_nearer
-    assert leader.state.promise == (Promise(promise.epoch + EPOCH_STEP, "", 0) if comes_nearer else promise)
-    world.run_for(3)
-    assert world.leader() is not None
+    assert (leader.leads, leader.state.promise) == (True, promise)
+    assert leader.state.refused.total() == len(FIELDS) * len(BEYOND)
     assert [node.halted for node in world.nodes.values()] == [None, None, None]
+
+
+@pytest.mark.parametrize(
+    ("beyond", "disk", "led_s", "steps_down"),
+    [
+        (EPOCH_RETURN, None, LED_TIMEOUTS, True),
+        (EPOCH_RETURN + 1, None, LED_TIMEOUTS, False),
+        (EPOCH_RETURN, bytes(16), LED_TIMEOUTS, False),
+        (EPOCH_RETURN, None, LED_TIMEOUTS / 2, False),
+    ],
+    ids=["near enough", "too far", "another disk", "a young leadership"],
+)
+def test_a_leader_comes_nearer_to_a_node_that_it_reaches_and_not_at_once(
+    beyond: int, disk: bytes | None, led_s: float, steps_down: bool
+) -> None:
+    world = led_by_n1()
+    leader = world["n1"]
+    ours = leader.state.promise.epoch
+    world.run_for(led_s)
+
+    leader.step(received("n3", HeartbeatEcho(ours, 0, ours + beyond), disk=disk))
+
+    assert leader.leads is not steps_down
+    assert leader.state.promise.epoch == ours + (EPOCH_STEP if steps_down else 0)
+    assert [f"n3 holds epoch {ours + beyond}, out of reach" in text for text in leader.alarms] == (
+        [True] if beyond > EPOCH_RETURN else []
+    )
 
 
 @pytest.mark.parametrize("epoch", [EPOCH_LIMIT, HIGHEST])
@@ -192,17 +221,36 @@ def test_an_opening_that_names_an_epoch_above_its_leaders_is_refused() -> None:
     assert leader.leads
 
 
-def nothing_was_promised(node: SimNode) -> bool:
-    return node.state.promise.epoch == node.state.stored_promise.epoch == 0
+def test_a_node_whose_epoch_is_too_far_costs_the_others_no_leader() -> None:
+    world = led_by_n1()
+    apart(world, n1=1 << 50, n2=5, n3=5)
+    world.run_until(lambda: world.leader() is not None)
+    leader = world.leader()
+    world.run_for(3 * LED_TIMEOUTS)
+    assert world.leader() is leader
+    assert world["n1"].halted is None
+    assert leader is not None
+    assert leader.alarms != []
 
 
-def test_a_node_that_has_promised_nothing_takes_any_epoch_in_range() -> None:
-    world = World("n1", "n2", "n3")
+def test_a_new_disk_that_is_no_voter_joins_at_any_epoch_in_range_and_a_voter_comes_nearer() -> None:
+    world = World("n1", "n2", "n3", observers=["n4"])
     world.start()
-    voter = world["n2"]
-    assert nothing_was_promised(voter)
-    assert handled(voter, received("n3", FIELDS["VoteRequest.promise"](EPOCH_LIMIT))) == []
-    asked = Promise(EPOCH_LIMIT - 1, "n3", 1)
-    assert actions.StorePromise(asked) in handled(voter, received("n3", VoteRequest(asked, Last(9, 99))))
-    assert sent(handled(voter)) == []
-    assert phase(voter).name == "IDLE"
+    high = Heartbeat(Promise(EPOCH_LIMIT - 1, "n3", 1), 1, 0)
+    assert handled(world["n4"], received("n3", Heartbeat(Promise(EPOCH_LIMIT, "n3", 1), 1, 0))) == []
+    assert actions.StorePromise(high.promise) in handled(world["n4"], received("n3", high))
+    assert actions.StorePromise(Promise(EPOCH_STEP, "", 0)) in handled(world["n2"], received("n3", high))
+
+
+def test_an_echo_of_a_heartbeat_that_was_not_sent_yet_counts_for_nothing() -> None:
+    # It would count for check quorum and for reads as long as the leadership lasts.
+    world = led_by_n1()
+    leader = world["n1"]
+    epoch = leader.state.promise.epoch
+    for sender in ("n2", "n3"):
+        leader.step(received(sender, HeartbeatEcho(epoch, HIGHEST, epoch)))
+    world.isolate("n1")
+    leader.step(events.ReadRequested(1))
+    world.run_until(lambda: not leader.leads)
+    assert leader.reads == {1: None}
+    assert leader.state.refused[Refusal.UNSENT_HEARTBEAT] == 2

@@ -2,5 +2,6 @@
 
 from .epochs import EPOCH_LIMIT, EPOCH_REACH, EPOCH_STEP, Refusal, highest_epoch, judge
 from .leaders import refuses
+from .reaching import Reaching
 
-__all__ = ["EPOCH_LIMIT", "EPOCH_REACH", "EPOCH_STEP", "Refusal", "highest_epoch", "judge", "refuses"]
+__all__ = ["EPOCH_LIMIT", "EPOCH_REACH", "EPOCH_STEP", "Reaching", "Refusal", "highest_epoch", "judge", "refuses"]

@@ -7,13 +7,12 @@ only heard of is not part of it.
     |        believed              |        out of reach             |      out of range
 
 Epochs only grow and never fall, so one that is believed is believed for good: after the highest, nobody could ever
-lead again. A message that names one out of range or out of reach is dropped whole. A node that has promised nothing has
-only the limit.
+lead again. A message that names one out of range or out of reach is dropped whole. A node that has promised nothing and
+is no voter, as a new disk is, has only the limit.
 
-Nodes that were parted, by a liar or by being away while one was at work, must come together again. So a node that hears
-no leader, and drops a message for an epoch out of reach, promises nobody an epoch EPOCH_STEP higher; the next message
-is nearer. A leader does so if an echo names such an epoch. That is less than a vote request within reach does, and each
-step costs two syncs: from one end to the other it takes 2^32 of them.
+Nodes that were parted, by a liar or by being away while one was at work, must come together again. So one that drops a
+message for an epoch out of reach may promise nobody an epoch EPOCH_STEP higher (`reaching`); the next is nearer. That
+is less than a vote request within reach does, and costs two syncs: from one end to the other it takes 2^32 of them.
 """
 
 from collections.abc import Iterator
@@ -51,8 +50,8 @@ class Refusal(StrEnum):
     NO_BOUNDARY = "no_boundary"
 
 
-def judge(ours: int, message: CoreMessage | Open | Snapshot) -> Refusal | None:
-    """Why a node that has promised epoch `ours` drops this message; None if it believes it."""
+def judge(ours: int, message: CoreMessage | Open | Snapshot, *, is_new: bool = False) -> Refusal | None:
+    """Why a node that has promised epoch `ours` drops this message, None if it does not. `is_new`: it has no reach."""
     highest = highest_epoch(message)
     if highest >= EPOCH_LIMIT or max(_numbers_of(message), default=0) >= NUMBER_LIMIT:
         return Refusal.OUT_OF_RANGE
@@ -60,7 +59,7 @@ def judge(ours: int, message: CoreMessage | Open | Snapshot) -> Refusal | None:
         return Refusal.OUT_OF_RANGE  # Epoch 0 is the genesis: nobody leads it.
     if isinstance(message, Snapshot) and message.crc32c >= 1 << 32:
         return Refusal.OUT_OF_RANGE
-    if ours and highest > ours + EPOCH_REACH:
+    if not is_new and highest > ours + EPOCH_REACH:
         return Refusal.OUT_OF_REACH
     return None
 

@@ -1,0 +1,55 @@
+"""Rule 18: who comes nearer to an epoch out of reach, and when.
+
+    hears no leader, and a node that leads names it     at once: it lags, and each heartbeat brings it nearer
+    hears no leader, and anybody else names it          once in three election timeouts, so that campaigns have time
+    leads for ten election timeouts, and the echo of    once; so a node that was told of a high epoch comes back, at the
+    a node that it dialled names one not too far        price of an election
+    anybody else                                        never
+
+One that is too far, above EPOCH_RETURN, would cost elections without end: a leader raises an alarm instead.
+"""
+
+from typing import TYPE_CHECKING
+
+from ..messages import Heartbeat, HeartbeatEcho, Promise
+from .epochs import EPOCH_REACH, highest_epoch
+
+if TYPE_CHECKING:
+    from ..events import Received
+    from ..leading import Leading
+    from ..state import State
+
+EPOCH_RETURN = EPOCH_REACH * 32
+PAUSE_TIMEOUTS = 3
+LED_TIMEOUTS = 10
+
+
+class Reaching:
+    """When this node may promise nobody a higher epoch."""
+
+    def __init__(self, state: "State") -> None:
+        self._state = state
+        self._reached_at: int | None = None
+
+    def is_due(self, heard: "Received", live: Promise | None, leading: "Leading | None") -> bool:
+        """Whether to come nearer to the epoch out of reach that was heard. `live`: the leader that is heard."""
+        state, patience = self._state, self._state.options.election_timeout_us
+        if leading:
+            is_echo = isinstance(heard.message, HeartbeatEcho) and state.links.get(heard.node_id) == heard.disk_id
+            return is_echo and self._may_return(heard) and state.now - leading.began >= LED_TIMEOUTS * patience
+        if live is not None:
+            return False
+        is_rested = self._reached_at is None or state.now - self._reached_at >= PAUSE_TIMEOUTS * patience
+        return is_rested or isinstance(heard.message, Heartbeat)
+
+    def _may_return(self, heard: "Received") -> bool:
+        ours, epoch = self._state.promise.epoch, highest_epoch(heard.message)
+        if epoch <= ours + EPOCH_RETURN:
+            return True
+        claim = f"{heard.node_id} holds epoch {epoch}, out of reach of {ours}, and takes part no more"
+        self._state.alarm("out of reach", f"{claim}: move its data_dir away, and it comes back as a new member")
+        return False
+
+    def reached(self) -> None:
+        """Note that this node came nearer."""
+        self._reached_at = self._state.now
