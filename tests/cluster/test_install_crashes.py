@@ -66,7 +66,7 @@ def follower(*, snapshots: int) -> tuple[Disk, bytes, int]:
     disk = Disk()
     data_dir = DataDir.open_directory(disk.directory(), "n1", OPTIONS)
     members = Members((Member("n1", data_dir.promises.disk_id, "h:1", Role.VOTER),))
-    config = ServeConfig(node="n1", listen="h:1", members={"n1": "h:1"}, data_dir=Path("n1"))
+    config = ServeConfig(node="n1", listen="127.0.0.1:1", members={"n1": "127.0.0.1:1"}, data_dir=Path("n1"))
     genesis = data_dir.format("n1", make_genesis(members, ("arithmetic", 1), 42, config))
     applier, log = new_applier(data_dir), data_dir.log
     assert log is not None

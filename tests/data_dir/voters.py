@@ -31,7 +31,7 @@ def formatted() -> Disk:
     disk = Disk()
     data_dir = opened(disk)
     members = Members((Member("n1", data_dir.promises.disk_id, "h:1", Role.VOTER),))
-    config = ServeConfig(node="n1", listen="h:1", members={"n1": "h:1"}, data_dir=Path("n1"))
+    config = ServeConfig(node="n1", listen="127.0.0.1:1", members={"n1": "127.0.0.1:1"}, data_dir=Path("n1"))
     data_dir.format("n1", make_genesis(members, ("arithmetic", 1), 42, config))
     data_dir.close()
     return disk
