@@ -270,7 +270,10 @@ class Downstreams:
     # Shipping
 
     def acknowledged(self, event: AckArrived) -> bool:
-        """Note an open stream's ack; return whether it counts. A claim beyond what was shipped is the peer's fault."""
+        """Note an open stream's ack; return whether it counts.
+
+        A claim beyond what was shipped, or inside a frame, is the peer's fault: commit_index is always a boundary.
+        """
         stream = self.streams.get(event.stream_id)
         if stream is None:
             return False
@@ -278,13 +281,26 @@ class Downstreams:
         if index > stream.next_index:
             self._close(event.stream_id, f"acknowledged {index}, shipped up to {stream.next_index}")
             return False
+        end = stream.match_index
+        while stream.in_flight and stream.in_flight[0][0] <= index:
+            end, size = stream.in_flight.popleft()
+            stream.in_flight_bytes -= size
+        if index != end and not self._is_boundary(index):  # Mostly an ack is of a whole shipment.
+            self.state.refused[Refusal.NO_BOUNDARY] += 1
+            self._close(event.stream_id, f"acknowledged {index}, which is inside a frame")
+            return False
         stream.progress_at, stream.is_acknowledged = self.state.now, True
         stream.match_index = max(stream.match_index, index)
-        while stream.in_flight and stream.in_flight[0][0] <= index:
-            stream.in_flight_bytes -= stream.in_flight.popleft()[1]
         disk = (stream.node_id, stream.disk_id)
         self._matched[disk] = max(self._matched.get(disk, 0), index)
         return True
+
+    def _is_boundary(self, index: int) -> bool:
+        """Whether an ack may name this index. Below the log all is committed; what cannot be read now is not known."""
+        try:
+            return index < self.state.log.lowest_index or self.state.log.is_boundary(index)
+        except NotReadableNow:
+            return False
 
     def shipped(self, event: Shipped) -> None:
         """A shipment was handed to the socket; the next may follow."""

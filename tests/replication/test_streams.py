@@ -5,6 +5,7 @@ from hypothesis import strategies as st
 
 from quire.log import Kind, encode_frame, encode_records
 from quire.replication.core import CoreOptions, Promise, actions, events
+from quire.replication.core.belief import Refusal
 from quire.replication.core.downstreams import match_boundary
 from quire.replication.core.following import Step
 from quire.replication.core.messages import Ack, Open, OpenAnswer, OpenVerb
@@ -253,6 +254,27 @@ def test_frames_of_a_stream_that_is_gone_are_not_appended() -> None:
     world["n2"].step(events.FramesArrived(999_999, raw, 0, 0, 0))
 
     assert world["n2"].log.tail == tail
+
+
+def test_an_ack_inside_a_frame_closes_the_stream_and_commits_nothing() -> None:
+    world = World("n1", "n2", "n3")
+    world.start()
+    world.isolate("n3")
+    leader = world.elect("n1")
+    world.run_until(lambda: leader.state.commit_index == leader.log.tail.index)
+    committed = leader.state.commit_index
+    world.stream_cut.add(("n2", "n1"))
+    leader.write("a", "b", "c")
+    (stream_id, stream), *_ = leader.leading.downstreams.streams.items()
+    world.run_until(lambda: stream.next_index == leader.log.durable_index == committed + 3)
+
+    leader.step(events.AckArrived(stream_id, Ack(committed + 1, committed + 1, 0, bytes(16))))
+
+    assert (leader.state.commit_index, leader.halted) == (committed, None)
+    assert stream_id not in leader.leading.downstreams.streams
+    assert leader.state.refused[Refusal.NO_BOUNDARY] == 1
+    world.stream_cut.clear()
+    world.run_until(lambda: leader.state.commit_index == committed + 3)
 
 
 def test_an_ack_beyond_what_was_shipped_closes_the_stream() -> None:
