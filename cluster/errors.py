@@ -141,7 +141,7 @@ class SessionUnknown(ClusterError):
 
 
 class SessionsFull(ClusterError):
-    """No more sessions can be opened; only the attempt was written."""
+    """No more sessions can be opened; nothing was written, or only the attempt."""
 
     def __init__(self, reason: str) -> None:
         super().__init__(reason)

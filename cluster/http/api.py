@@ -12,6 +12,7 @@ from .admission.browsers import BrowserGuard
 from .admission.concurrency import LongPollLimit, OneATurn, SessionLimit
 from .admission.connections import ConnectionLimit
 from .admission.decoding import DecodingTurns
+from .admission.openings import SessionOpenings
 from .admission.slow_callers import RequestBodyLimit, ResponseBodyLimit
 from .admission.streams import StreamLimit
 from .request import FORWARDED
@@ -52,6 +53,7 @@ class NodeApi:
     long_polls: LongPollLimit = field(default_factory=LongPollLimit)
     ranges: OneATurn = field(default_factory=OneATurn)
     sessions: SessionLimit = field(default_factory=SessionLimit)
+    openings: SessionOpenings = field(default_factory=SessionOpenings)
     decoding: DecodingTurns = field(init=False)
 
     def __post_init__(self) -> None:

@@ -141,7 +141,7 @@ class Reading:
             if consistency is Consistency.LINEARIZABLE:
                 await self.linearize()
             elif consistency is Consistency.LEADER:
-                await self._caught_up()
+                await self.caught_up()
         except ApplyFailed as failure:
             raise StateUnavailable(str(failure)) from failure
         applied_index = 0
@@ -164,7 +164,7 @@ class Reading:
             self._refuse_older_than(allowed, applied_index)
         return encoded
 
-    async def _caught_up(self) -> None:
+    async def caught_up(self) -> None:
         """Return when this leader has applied everything that was committed before it led.
 
         Raises:

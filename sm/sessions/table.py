@@ -19,6 +19,10 @@ time is the log's, so all replicas agree: when a session is opened, those whose 
 opening's frame are forgotten, at most EXPIRED_AT_ONCE, the least recently used first. An expired name that is opened
 before its turn came goes on; after it, it begins anew.
 
+A table of names would be full for as long as a session lives once somebody opened so many. So the leader appends no
+opening of a new name above `named_limit`, which is below `max_sessions`: sessions without a name always find room
+(`full`). That is admission. What is in the log is applied as it always was, or replicas of two versions would differ.
+
 All of it is plain data. `replies` is in order of use, which a snapshot must preserve. Timestamps of frames never fall,
 so the order of use is that of the times of use, too.
 """
@@ -35,6 +39,8 @@ SESSION_CODES = frozenset(("SESSION_FENCED", "SESSION_EXPIRED", "SEQUENCE_GAP", 
 """With these a session refuses a record, which then executes nothing."""
 SESSION_WINDOW = 8192
 MAX_SESSIONS = 100_000
+RESERVED_PART = 10  # One in so many of a table's places is for sessions without a name.
+MAX_NAMED_SESSIONS = MAX_SESSIONS - MAX_SESSIONS // RESERVED_PART
 SESSION_BYTES = 8 << 20  # A full window of commands with results of 1 KiB.
 SESSION_TTL_S = 30 * 86_400  # A client that retries after a longer absence may execute a command twice.
 PAGE_VISITED = 10_000  # Sessions that are looked at for one page of a list.
@@ -109,6 +115,39 @@ class Sessions:
         replies.used_at = timestamp
         self._add(index, name, replies)
         return SessionStatus(index, name, replies.recorded_end - 1)
+
+    @property
+    def named_limit(self) -> int:
+        """How many named sessions may be open for a leader to open one by a new name."""
+        return self.max_sessions - self.max_sessions // RESERVED_PART
+
+    def full(self, name: str | None, under_way: int, timestamp: int) -> Refused | None:
+        """Why a leader should append no opening of a session of this name, or of none; None: it may.
+
+        `under_way` is how many names are being opened: their records may be in the log and are not applied here.
+        `timestamp` is one that the record's frame has at least. A name that is open can be opened again at any time.
+
+        An opening forgets what has expired, so above the limit one at a time may be appended for that: it forgets a
+        named session, or as many without a name as one opening can.
+        """
+        if name is None:
+            has_place = len(self.replies) < self.max_sessions or (self.max_sessions and self._unnamed)
+            if has_place or self._expired(timestamp):
+                return None
+            reason = f"{len(self.replies):,} sessions are open of at most {self.max_sessions:,}, all of them with names"
+        else:
+            if name in self._by_name or len(self._names) + under_way < self.named_limit:
+                return None
+            expired = [] if under_way else self._expired(timestamp)
+            if len(expired) == EXPIRED_AT_ONCE or not self._names.keys().isdisjoint(expired):
+                return None
+            reason = (
+                f"{len(self._names):,} named sessions are open and {under_way:,} more are being opened, of at most "
+                f"{self.named_limit:,}; the rest of {self.max_sessions:,} is for sessions without a name"
+            )
+        ways = "close some: `quire session close --prefix TEXT --idle SECONDS`, or DELETE /sessions/ID"
+        expiry = f"; one that is unused for {self.session_ttl_s:,} s expires" if self._expires else ""
+        return Refused("SESSIONS_FULL", f"{reason}; {ways}{expiry}")
 
     def close(self, session: int) -> SessionStatus:
         """Forget an open session, its replies and its name; return its last status.
@@ -218,17 +257,24 @@ class Sessions:
 
     def _expire(self, timestamp: int, but: int | None) -> None:
         """Forget sessions that have expired, but not the one whose name is being opened."""
-        if self.expiring_since is None or not self.session_ttl_s:
-            return
-        unused_since = timestamp - self.session_ttl_s * SECOND
-        expired: list[int] = []
-        for session in self.replies:
-            if len(expired) == EXPIRED_AT_ONCE or self.last_use(session) > unused_since:
-                break
-            if session != but:
-                expired.append(session)
-        for session in expired:
+        for session in self._expired(timestamp, but):
             self.close(session)
+
+    @property
+    def _expires(self) -> bool:
+        return self.expiring_since is not None and self.session_ttl_s > 0
+
+    def _expired(self, timestamp: int, but: int | None = None) -> list[int]:
+        """The sessions that an opening with this timestamp forgets: EXPIRED_AT_ONCE at most."""
+        expired: list[int] = []
+        if self._expires:
+            unused_since = timestamp - self.session_ttl_s * SECOND
+            for session in self.replies:
+                if len(expired) == EXPIRED_AT_ONCE or self.last_use(session) > unused_since:
+                    break
+                if session != but:
+                    expired.append(session)
+        return expired
 
     def _forget(self, session: int) -> None:
         """Forget the name of a session that is open no longer, or that it has none."""

@@ -20,7 +20,7 @@ from tests.cluster.worlds import Worlds
 DEADLINE_S = 20.0
 PEERS = {("GET", path) for path in PEER_PATHS}
 NOTHING_WRITTEN = {400, 403, 404, 405, 408, 409, 410, 413, 415, 422, 429, 503}
-DECIDED_IN_THE_LOG = {"session-refused", "session-unknown", "sessions-full"}  # Only the attempt is in the log.
+DECIDED_IN_THE_LOG = {"session-refused", "session-unknown"}  # Only the attempt is in the log.
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")

@@ -4,7 +4,7 @@ import pytest
 
 from quire.log import FITNESS, SESSION_TTL
 from quire.sm import SESSION_TTL_S, ApplyFailed, Sessions
-from quire.sm.sessions.table import EXPIRED_AT_ONCE
+from quire.sm.sessions.table import EXPIRED_AT_ONCE, SECOND
 from tests.sm.ledger import Desk, codes
 
 
@@ -50,6 +50,41 @@ def test_a_full_table_of_expired_names_takes_a_new_one_and_one_opening_forgets_a
     desk.pass_time(10)
     desk.open()
     assert len(desk.applier.sessions.replies) == count - EXPIRED_AT_ONCE + 1
+
+
+@pytest.mark.parametrize(
+    ("unnamed", "named", "admitted"),
+    [(0, 1, True), (EXPIRED_AT_ONCE - 1, 1, True), (EXPIRED_AT_ONCE - 1, 0, False), (EXPIRED_AT_ONCE, 9, True)],
+)
+def test_above_the_limit_a_leader_admits_one_opening_at_a_time_that_forgets_what_expired(
+    unnamed: int, named: int, admitted: bool
+) -> None:
+    table = Sessions(session_ttl_s=10, max_sessions=1000)
+    table.expire_from(0)
+    for number in range(unnamed + named):
+        table.open(number, None if number < unnamed else f"old {number}", 0)
+    for number in range(900):
+        table.open(1000 + number, f"name {number}", SECOND)
+
+    assert table.full("new", 0, 10 * SECOND - 1) is not None
+    assert (table.full("new", 0, 10 * SECOND) is None) == admitted
+    assert table.full("new", 1, 10 * SECOND) is not None
+    assert table.full("name 1", 1, 10 * SECOND) is None
+    table.open(5000, "new", 10 * SECOND)
+    assert len(table.replies) == 901 + max(0, unnamed + named - EXPIRED_AT_ONCE)
+
+
+def test_a_table_full_of_names_that_expired_takes_a_session_without_one() -> None:
+    table = Sessions(session_ttl_s=10, max_sessions=3)
+    table.expire_from(0)
+    for number in range(3):
+        table.open(number, f"name {number}", 0)
+
+    refusal = table.full(None, 0, 10 * SECOND - 1)
+    assert refusal is not None
+    assert "one that is unused for 10 s expires" in refusal.text
+    assert table.full(None, 0, 10 * SECOND) is None
+    assert table.open(5, None, 10 * SECOND).session == 5
 
 
 def test_without_a_time_to_live_nothing_expires() -> None:

@@ -3,7 +3,7 @@
 import pytest
 
 from quire.sm import EMPTY_DIGEST, MAX_SESSIONS, SESSION_WINDOW, Sessions, SessionStatus
-from quire.sm.sessions.table import SESSION_BYTES, SESSIONS_BYTES
+from quire.sm.sessions.table import MAX_NAMED_SESSIONS, SESSION_BYTES, SESSIONS_BYTES
 from tests.sm.ledger import Desk, codes, replies
 
 
@@ -14,6 +14,42 @@ def test_the_index_of_its_record_is_the_session_s_id() -> None:
     assert applied[:5] == (3, 4, 1, [{"session": 3, "sequence": 0}], [])
     assert desk.applier.applied_index == 4
     assert desk.applier.sessions.find(3) == SessionStatus(3, "billing", 0)
+
+
+@pytest.mark.parametrize(
+    ("most", "named"), [(0, 0), (1, 1), (9, 9), (10, 9), (20, 18), (MAX_SESSIONS, MAX_NAMED_SESSIONS)]
+)
+def test_one_place_in_ten_is_for_sessions_without_a_name(most: int, named: int) -> None:
+    assert Sessions(max_sessions=most).named_limit == named
+
+
+def test_a_leader_admits_new_names_up_to_their_limit_and_not_one_more() -> None:
+    table = Sessions(max_sessions=1100)
+    for number in range(988):
+        table.open(number, f"name {number}")
+    assert table.full("new", 1, 0) is None
+    refusal = table.full("new", 2, 0)
+    assert refusal is not None
+    assert refusal.code == "SESSIONS_FULL"
+    assert "988 named sessions are open and 2 more are being opened, of at most 990" in refusal.text
+    assert "the rest of 1,100 is for sessions without a name" in refusal.text
+    assert table.full("name 1", 2, 0) is None
+    assert table.full(None, 2, 0) is None
+
+
+def test_what_is_in_the_log_is_applied_above_the_limit_too() -> None:
+    desk = Desk(max_sessions=20)
+    for number in range(20):
+        assert desk.try_open(f"name {number}").refused == []
+    table = desk.applier.sessions
+    assert table.full("new", 0, 0) is not None
+    assert table.full("name 1", 0, 0) is None
+    refusal = table.full(None, 0, 0)
+    assert refusal is not None
+    assert "20 sessions are open of at most 20, all of them with names; close some" in refusal.text
+    desk.close(1)
+    assert table.full(None, 0, 0) is None
+    assert table.full("new", 0, 0) is not None
 
 
 def test_sequences_start_at_one() -> None:

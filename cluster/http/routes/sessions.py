@@ -5,7 +5,15 @@ from aiohttp import web
 from quire.log import SESSION_TTL, Kind, encode_system
 from quire.replication import Write
 
-from ...errors import LimitExceeded, Malformed, NotInThisMode, SessionsFull, SessionUnknown
+from ...errors import (
+    ClusterError,
+    LimitExceeded,
+    Malformed,
+    NotInThisMode,
+    OutcomeUnknown,
+    SessionsFull,
+    SessionUnknown,
+)
 from ...node.pending import FutureWaiter
 from ..api import API
 from ..bodies import answer, decode_document, read_body
@@ -30,9 +38,15 @@ async def post_sessions(request: web.Request) -> web.StreamResponse:
     forwarded = await api.leader.forward(request, body, writes=True)
     if forwarded is not None:
         return forwarded
-    waiter = FutureWaiter(applied=True)
-    write = Write(encode_system({"type": "open_session", "name": name}), 1, kind=Kind.SYSTEM, owner=waiter)
-    reply = await write_within_deadline(api, write)
+    opening = await api.openings.admit(api.node, name)
+    write = Write(encode_system({"type": "open_session", "name": name}), 1, kind=Kind.SYSTEM, owner=opening)
+    try:
+        reply = await write_within_deadline(api, write)
+    except OutcomeUnknown:
+        raise  # It may still be applied, and counts until then.
+    except ClusterError:
+        opening.end()
+        raise
     if reply.refused:
         raise SessionsFull(reply.refused[0][2])
     window = min(api.node.session_window, api.node.config.max_commands)

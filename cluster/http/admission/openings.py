@@ -1,0 +1,111 @@
+"""Openings of sessions: how many names may be open, with those that are being opened.
+
+A named session stays until it is closed or expires, so whoever opens names fills the table for everybody. The leader
+therefore counts before it appends (`Sessions.full`), with what it has under way: a burst would otherwise be admitted
+whole before its first record is applied. A leader that was just elected first applies what was committed before it led;
+so no name is counted by none, and leaders that succeed each other do not exceed the limit together.
+
+Not at apply: records that an older version appended, or one with another limit, are applied everywhere alike.
+"""
+
+import asyncio
+from collections import Counter
+from typing import TYPE_CHECKING
+
+from quire.log import wall_clock
+from quire.sm import Applier, ApplyFailed
+
+from ...errors import ClusterError, SessionsFull, StateUnavailable
+from ...node.pending import FutureWaiter, WriteReply
+from ...node.reading import late_read
+
+if TYPE_CHECKING:
+    from ...node.node import Node
+
+
+class Opening(FutureWaiter):
+    """The waiter of one opening: its name counts as under way until its outcome is known, however late."""
+
+    def __init__(self, name: str | None, under_way: Counter[str]) -> None:
+        super().__init__(applied=True)
+        self._name = name
+        self._under_way = under_way
+        self._is_counted = False
+
+    def count(self) -> None:
+        """Count the name."""
+        if self._name is not None:
+            self._under_way[self._name] += 1
+            self._is_counted = True
+
+    def end(self) -> None:
+        """Count the name no longer."""
+        if self._is_counted and self._name is not None:
+            self._is_counted = False
+            self._under_way[self._name] -= 1
+            if not self._under_way[self._name]:
+                del self._under_way[self._name]
+
+    def answer(self, reply: WriteReply) -> None:
+        """The opening was applied."""
+        self.end()
+        super().answer(reply)
+
+    def fail(self, error: ClusterError) -> None:
+        """It was not appended, or this node leads no longer."""
+        self.end()
+        super().fail(error)
+
+
+class SessionOpenings:
+    """The openings that this leader has under way. One event loop."""
+
+    def __init__(self) -> None:
+        self._under_way: Counter[str] = Counter()
+
+    def __len__(self) -> int:
+        """How many names are being opened."""
+        return len(self._under_way)
+
+    async def admit(self, node: "Node", name: str | None) -> Opening:
+        """The waiter for the record that opens this name, or a session without one. Call `end` if it is not appended.
+
+        Raises:
+            SessionsFull: no more of these can be opened. Nothing was written.
+            NotLeader, NoLeader, StateUnavailable, Overloaded: not by this node, or not now. Nothing was written.
+        """
+        if (error := node.not_leader() or node.refusal) is not None:
+            raise error
+        opening = Opening(name, self._under_way)
+        components = node.components
+
+        def take(applier: Applier) -> None:
+            if name is None or name not in self._under_way:
+                full = applier.sessions.full(name, len(self), _time_of(node))
+                if full is not None:
+                    raise SessionsFull(full.text)
+            opening.count()
+
+        timeout_ms = node.config.request_timeout_ms
+        try:
+            async with asyncio.timeout(timeout_ms / 1000):
+                await components.reading.caught_up()
+                await components.applying.at_boundary(take, on_loop=True)
+        except ApplyFailed as failure:
+            raise StateUnavailable(str(failure)) from failure
+        except TimeoutError:
+            opening.end()
+            raise StateUnavailable(late_read("linearizable", timeout_ms, node.backlog)) from None
+        except asyncio.CancelledError:
+            opening.end()
+            raise
+        return opening
+
+
+def _time_of(node: "Node") -> int:
+    """The least timestamp of what this leader appends next, in microseconds (rule 5)."""
+    components = node.components
+    newest = components.log.tail.timestamp
+    leader = components.replica.status().leader
+    ahead_us = None if leader is None else leader.clock_offsets_us.get(node.node_id)
+    return newest if ahead_us is None else max(newest, wall_clock() - ahead_us)
