@@ -287,8 +287,10 @@ class DownstreamSocket:
             carrying.cancel()
             raise
         finally:
-            # The task's exception holds stack frames, and those a shipment, until the next full garbage collection.
+            # The task's exception holds stack frames, those a shipment, and this one the task: without this all of it
+            # would stay until the next full garbage collection.
             self.carrying = None
+            del carrying
 
     async def _carry(self) -> None:
         async with asyncio.timeout(self._opening_timeout_s):
