@@ -31,7 +31,8 @@ from tests.cluster.malformed.peers import (
 )
 from tests.cluster.malformed.stranger import Stranger
 from tests.cluster.malformed.trial import FOLLOWER, LEADER, Trial, World, world
-from tests.cluster.test_garbage import LASTING, garbage
+from tests.cluster.test_garbage import LASTING
+from tests.garbage import garbage
 
 SEED = 38
 SOME = 0.003

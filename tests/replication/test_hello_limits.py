@@ -28,6 +28,7 @@ from tests.replication.loopback import DEADLINE_S, calling, listening, until, wh
 from tests.replication.recorder import NONCE, Recorder
 from tests.replication.strangers import (
     BINARY,
+    COMPRESSED,
     CONTINUATION,
     PING,
     PONG,
