@@ -207,7 +207,7 @@ def history(life: Life, cluster: int = 1) -> History:
 def _genesis(nodes: list[_Node]) -> bytes:
     members = Members(tuple(Member(n.name, n.data_dir.promises.disk_id, f"{n.name}:1", Role.VOTER) for n in nodes))
     addresses = {name: f"{name}:1" for name in NODES}
-    config = ServeConfig(node=NODE, listen=addresses[NODE], members=addresses, data_dir=Path(NODE))
+    config = ServeConfig(node=NODE, listen="localhost:1", members=addresses, data_dir=Path(NODE))
     return make_genesis(members, ("arithmetic", 1), 42, config)
 
 
