@@ -52,7 +52,7 @@ def stalled_reader(cluster: RunningCluster, at: str, accept: str, opened: ExitSt
     caller = opened.enter_context(socket.socket())
     caller.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
     caller.connect(host_and_port(cluster.address(at)))
-    caller.sendall(f"GET /records?from={FIRST} HTTP/1.1\r\nHost: {at}\r\nAccept: {accept}\r\n\r\n".encode())
+    caller.sendall(f"GET /records?from={FIRST} HTTP/1.1\r\nHost: localhost\r\nAccept: {accept}\r\n\r\n".encode())
     return caller
 
 

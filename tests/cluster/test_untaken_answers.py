@@ -55,7 +55,7 @@ def stalled(cluster: RunningCluster, at: str, path: str, body: bytes, opened: Ex
     caller = opened.enter_context(socket.socket())
     caller.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
     caller.connect(host_and_port(cluster.address(at)))
-    head = f"POST {path} HTTP/1.1\r\nHost: {at}\r\nContent-Type: {JSON}\r\nContent-Length: {len(body)}\r\n\r\n"
+    head = f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: {JSON}\r\nContent-Length: {len(body)}\r\n\r\n"
     caller.sendall(head.encode() + body)
 
 
