@@ -16,6 +16,7 @@ from quire.log import Expiry, LogError, time_since_boot, wall_clock
 from .coalesce import OwnerT, Write
 from .core import Core, CoreOptions, Identity, Reason, events
 from .core.changing import NotLeading
+from .core.members import Members
 from .core.messages import ControlMessage, LagReport, PositionReport, Snapshot
 from .core.state import State
 from .core.status import Queues, Status
@@ -304,6 +305,11 @@ class Replica(Generic[OwnerT]):
     def commit_index(self) -> int:
         """Every record below it is durable on a majority, as far as this node knows."""
         return self.core.commit_index
+
+    @property
+    def members(self) -> Members:
+        """The members that this node's log names."""
+        return self.core.members
 
     @property
     def flush_durations(self) -> Durations:

@@ -146,7 +146,7 @@ def _browser_guard(node: "Node") -> BrowserGuard:
     config = node.config
 
     def in_the_log() -> Iterable[str]:
-        members = () if node.formed is None else node.formed.replica.status().members.members
+        members = () if node.formed is None else node.formed.replica.members.members
         return (member.address for member in members)
 
     configured = (config.listen, *config.members.values(), *config.link.values())

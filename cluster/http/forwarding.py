@@ -18,6 +18,7 @@ import structlog
 from aiohttp import ClientWSTimeout, WSMsgType, hdrs, web
 from yarl import URL
 
+from ..config.origins import name_in
 from ..errors import LeaderUnreachable, NoLeader, NotLeader, OutcomeUnknown, Overloaded
 from ..outgoing import send_once, sendable
 from .admission.slow_callers import CLOSE_TIMEOUT_S, PIECE_BYTES, close, done_or_stalled
@@ -239,9 +240,12 @@ def ping_s(node: "Node") -> float:
 def hop_headers(node: "Node", request: web.Request, member: str) -> dict[str, str]:
     """What a node adds to a request that it passes on to a member: that it was forwarded, and its id.
 
-    `Host` is the member's own address, whichever link leads there: a member accepts its own name.
+    `Host` is the member's own address, whichever link leads there. If the log names one, it is that: all members accept
+    it, also while their configurations are changed from node to node.
     """
-    return {FORWARDED: node.node_id, REQUEST_ID: request[REQUEST_ID_KEY], hdrs.HOST: node.config.members[member]}
+    named = None if node.formed is None else node.formed.replica.members.of_node(member)
+    address = node.config.members[member] if named is None or name_in(named.address) is None else named.address
+    return {FORWARDED: node.node_id, REQUEST_ID: request[REQUEST_ID_KEY], hdrs.HOST: address}
 
 
 def _is_kept(name: str) -> bool:

@@ -14,10 +14,13 @@ import orjson
 import pytest
 import pytest_asyncio
 from aiohttp import ClientSession, DummyCookieJar
+from aiohttp.test_utils import make_mocked_request
 
 from quire.cluster.client import BadRequest, connect
 from quire.cluster.config.serve import ServeConfig
 from quire.cluster.http.admission.browsers import HEALTH_PATHS, STREAM_PATH
+from quire.cluster.http.forwarding import hop_headers
+from quire.cluster.http.request import REQUEST_ID_KEY
 from quire.replication.address import host_and_port
 from quire.replication.net.hello import PEER_PATHS
 from tests.cluster.hop import Call, cluster_with_hop
@@ -386,10 +389,14 @@ async def test_a_name_that_only_the_log_s_members_have_is_accepted(tmp_path: Pat
             await cluster.ready()
             asks = [head_of("GET /status", f"{name}:{port}") for name in ("old-name", "older-name")]
             statuses = [(await sent_once(address, ask)).status for ask in asks]
+            request = make_mocked_request("GET", "/status")
+            request[REQUEST_ID_KEY] = "1"
+            hop = hop_headers(running.node, request, "n1")
         finally:
             await cluster.stop("n1")
 
     assert statuses == [200, 403]
+    assert hop["Host"] == f"old-name:{port}", "which a member accepts whose configuration is still the old one"
 
 
 async def test_a_page_that_asks_for_transfers_again_and_again_moves_no_leader_and_links_carry_the_member_s_own_name(
