@@ -71,6 +71,7 @@ class Control:
         self._may_lead = may_lead
         self._connected: set[str] = set()
         self._raft: Raft | None = None
+        self._is_spoilt = False
         self._task: asyncio.Task[None] | None = None
 
     def start(self) -> None:
@@ -119,12 +120,20 @@ class Control:
         except NotAdmitted as error:
             log.warning("a message to the control plane was dropped", peer=node_id, why=str(error))
             return
-        self._guarded(lambda raft: raft.received(node_id, message))
+        if self._raft is None:
+            return
+        try:
+            self._raft.received(node_id, message)
+        except Exception as error:  # noqa: BLE001  # Whatever it is, it is the peer's doing, and no fault to trace here.
+            log.warning("a message made PySyncObj fail, which is rebuilt", peer=node_id, why=repr(error))
+            self._drop()
 
     def _send_message(self, node_id: str, message: Mapping[str, Any]) -> None:
         try:
             data = encode(message)
         except NotAdmitted as error:
+            # What a peer said has spoilt it: it would try again with each ping, and nominate nobody.
+            self._is_spoilt = True
             log.warning("PySyncObj tried to send a message that it may not send", peer=node_id, why=str(error))
         else:
             self._send(node_id, data)
@@ -143,7 +152,7 @@ class Control:
 
     async def _run(self) -> None:
         while True:
-            if not self._may_lead():
+            if self._is_spoilt or not self._may_lead():
                 self._drop()
             elif self._raft is None:
                 await asyncio.sleep(REBUILD_PAUSE_S)
@@ -174,7 +183,7 @@ class Control:
             self._drop()
 
     def _drop(self) -> None:
-        raft, self._raft = self._raft, None
+        raft, self._raft, self._is_spoilt = self._raft, None, False
         self._set_nominated(False)
         try:
             if raft is not None:

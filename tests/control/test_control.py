@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from structlog.testing import capture_logs
 
 from quire.cluster.control import Control
 from quire.cluster.control.envelope import encode
@@ -133,6 +134,23 @@ async def test_what_makes_pysyncobj_fail_makes_it_anew_and_nothing_else() -> Non
         plane.controls[first].receive(other, b"nonsense")
 
         await until(lambda: len(plane.candidates) == 1)
+
+
+async def test_a_pysyncobj_that_a_message_has_spoilt_is_made_anew_and_no_fault_is_traced() -> None:
+    far = pack([4, 1 << 50, True, True])  # From here on the leader's pings would name an entry that it does not have.
+    with capture_logs() as said:
+        async with planes("n1", "n2", "n3") as plane:
+            await until(lambda: len(plane.candidates) == 1)
+            control = plane.controls[plane.candidates[0]]
+            other = next(node_id for node_id in plane.levels if plane.controls[node_id] is not control)
+            spoilt = control._raft
+
+            control.receive(other, far)
+
+            await until(lambda: control._raft not in (None, spoilt))
+            await until(lambda: len(plane.candidates) == 1)
+
+    assert [line["event"] for line in said if line.get("exc_info")] == []
 
 
 @pytest.mark.parametrize("method", ["__init__", "connected", "destroy"])
