@@ -66,6 +66,8 @@ async def put_all(
 def check_usable(manifest: Manifest) -> None:
     """Check that this node could go on from a snapshot. Raises SnapshotRefused."""
     try:
+        if manifest.boundary.members_index is None:
+            raise ValueError("no record names them")
         Members.from_record(manifest.boundary.members)
     except ValueError as error:
         raise SnapshotRefused(f"its manifest names no members: {error}") from error

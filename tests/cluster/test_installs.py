@@ -291,19 +291,19 @@ VOTER = ["n1", bytes(16), "n1:1", "voter"]
 
 
 @pytest.mark.parametrize(
-    ("members", "features", "says"),
+    ("changed", "says"),
     [
-        ([], (), "names no members"),
-        ([[*VOTER[:3], "observer"]], (), "names no members"),
-        ([VOTER], ("unheard-of",), "uses unheard-of, which this version does not know"),
+        ({"members": []}, "names no members"),
+        ({"members": [[*VOTER[:3], "observer"]]}, "names no members"),
+        ({"members_index": None}, "names no members"),
+        ({"features": ("unheard-of",)}, "uses unheard-of, which this version does not know"),
     ],
 )
-def test_a_snapshot_that_this_node_could_not_go_on_from_is_not_installed(
-    members: list[list[Any]], features: tuple[str, ...], says: str
-) -> None:
+def test_a_snapshot_that_this_node_could_not_go_on_from_is_not_installed(changed: dict[str, Any], says: str) -> None:
     # Its own log would be gone, and each of its starts would fail.
-    manifest = Manifest(bytes(16), ("arithmetic", 1), Boundary(Tail(9, 1, 1, 1), 0, members), (), bytes(32))
-    check_usable(manifest._replace(boundary=manifest.boundary._replace(members=[VOTER])))
+    boundary = Boundary(Tail(9, 1, 1, 1), 0, [VOTER])
+    manifest = Manifest(bytes(16), ("arithmetic", 1), boundary, (), bytes(32))
+    check_usable(manifest)
 
     with pytest.raises(SnapshotRefused, match=says):
-        check_usable(manifest._replace(boundary=manifest.boundary._replace(features=features)))
+        check_usable(manifest._replace(boundary=boundary._replace(**changed)))
