@@ -43,7 +43,7 @@ RULES = {
     "CrcMismatch": ("both verify",),
 }
 """The halts that a message may cause, by its type: a part of each reason."""
-TIMES: dict[str, Any] = {"election_timeout_ms": 400, "heartbeat_ms": 50}
+TIMES: dict[str, Any] = {"election_timeout_ms": 250, "heartbeat_ms": 25}
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")

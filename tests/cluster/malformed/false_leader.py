@@ -134,10 +134,14 @@ class FalseLeader:
         await self._each(node_id, plan, serve, keep, lambda view: view)
 
     async def snapshots(self, node_id: str, keep: float = 1.0) -> None:
-        """Every change of a manifest, and of the head of a part. What is installed is served as it was made."""
+        """Every change of a manifest, and of the head of a part.
+
+        Each chunk fails its crc, so that nothing is installed: what a leader writes is believed, whoever it is, and the
+        others' logs would contradict it.
+        """
         path = await self._snapshot_of(node_id)
         manifest = unpack((path / MANIFEST_NAME).read_bytes()[4:])
-        chunks = [(path / chunk_name(number)).read_bytes() for number in range(len(manifest["chunks"]))]
+        chunks = [(path / chunk_name(number)).read_bytes()[::-1] for number in range(len(manifest["chunks"]))]
 
         def plan(view: View, chance: random.Random) -> list[tuple[str, Changed]]:
             place = {"index": view.tail + AHEAD, "epoch": view.tail_epoch, "epochs": [list(e) for e in view.epochs]}
