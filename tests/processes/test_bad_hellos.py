@@ -9,7 +9,7 @@ from tests.processes.bad_hellos import GROWTH_BYTES, formed, run
 from tests.processes.cluster import Clusters
 from tests.replication.strangers import BAD_HELLOS
 
-COUNT = 1_000
+COUNT = 200
 
 
 @pytest.mark.full
