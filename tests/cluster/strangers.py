@@ -1,7 +1,7 @@
 """Somebody who speaks the peers' protocol and attacks a running cluster."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -69,7 +69,7 @@ class Stranger:
     @asynccontextmanager
     async def dialled(
         self, node_id: str, purpose: str = "peer", me: PeerInfo | None = None
-    ) -> AsyncIterator[ClientWebSocketResponse]:
+    ) -> AsyncGenerator[ClientWebSocketResponse]:
         """A connection to a node after the hello. Raises LINK_FAILURES."""
         who = self.me if me is None else me
         address = self.cluster.address(node_id)
@@ -80,7 +80,7 @@ class Stranger:
             await socket.close()
 
     @asynccontextmanager
-    async def opened(self, node_id: str, path: str) -> AsyncIterator[ClientWebSocketResponse]:
+    async def opened(self, node_id: str, path: str) -> AsyncGenerator[ClientWebSocketResponse]:
         """A WebSocket to a node, before the hello."""
         url = f"http://{self.cluster.address(node_id)}{path}"
         async with self.cluster.session.ws_connect(url, autoping=False) as socket:

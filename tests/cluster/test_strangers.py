@@ -11,7 +11,7 @@ import asyncio
 import re
 import secrets
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -106,7 +106,7 @@ async def silent_hellos(stranger: Stranger) -> str:
     url = f"http://{stranger.cluster.address(nodes[0])}{PATHS['peer'][-1]}"
     silent = [await stranger.cluster.session.ws_connect(url) for _ in range(SILENT)]
     member = replica_of(stranger.cluster, nodes[1]).network
-    for link in list(member._links.values()):
+    for link in list(member._links.values()):  # pyright: ignore[reportPrivateUsage]
         link.hang_up()
     await linked(stranger.cluster)
     async with asyncio.timeout(HELLO_TIMEOUT_S + DEADLINE_S):
@@ -323,7 +323,7 @@ async def snapshot(stranger: Stranger) -> str:
 @attack("a genesis frame, to a node that waits to be formed")
 async def capture(stranger: Stranger) -> str:
     """The node of another cluster, whose other member is down."""
-    addresses = dict(zip(("w1", "w2"), free_addresses(2), strict=True))
+    addresses: dict[str, str] = dict(zip(("w1", "w2"), free_addresses(2), strict=True))
     config = ServeConfig(
         node="w1",
         listen=addresses["w1"],
@@ -360,7 +360,7 @@ def other_genesis(me: PeerInfo) -> bytes:
 
 
 @asynccontextmanager
-async def listening_stranger() -> AsyncIterator[tuple[int, list[str]]]:
+async def listening_stranger() -> AsyncGenerator[tuple[int, list[str]]]:
     """A port, and who called there."""
     calls: list[str] = []
 

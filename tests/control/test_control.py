@@ -143,11 +143,11 @@ async def test_a_pysyncobj_that_a_message_has_spoilt_is_made_anew_and_no_fault_i
             await until(lambda: len(plane.candidates) == 1)
             control = plane.controls[plane.candidates[0]]
             other = next(node_id for node_id in plane.levels if plane.controls[node_id] is not control)
-            spoilt = control._raft
+            spoilt = control._raft  # pyright: ignore[reportPrivateUsage]
 
             control.receive(other, far)
 
-            await until(lambda: control._raft not in (None, spoilt))
+            await until(lambda: control._raft not in (None, spoilt))  # pyright: ignore[reportPrivateUsage]
             await until(lambda: len(plane.candidates) == 1)
 
     assert [line["event"] for line in said if line.get("exc_info")] == []
