@@ -18,6 +18,7 @@ from quire.replication.net.hello import (
     dial,
     protocol_of,
 )
+from quire.replication.net.sockets import close_socket
 from quire.replication.net.wire import MAX_MESSAGE_BYTES
 
 DEADLINE_S = 30.0
@@ -80,7 +81,7 @@ class Stranger:
         try:
             yield Line(socket)
         finally:
-            await socket.close()
+            await close_socket(socket)
 
     @asynccontextmanager
     async def listening(self) -> AsyncGenerator[None]:
