@@ -218,7 +218,9 @@ class Disk:
         return decode_header(raw).crc32c
 
     def verifies_before(self, index: int) -> bool:
-        """Whether the frame that ends at this boundary verifies in the file."""
+        """Whether the frame that ends at this boundary verifies in the file; true where the log begins: it is gone."""
+        if index == self.lowest_index:
+            return True
         try:
             with _reading():
                 raw, _ = self.log.read_frames(self.log.boundary_at_or_below(index - 1), 1, unflushed=True)

@@ -204,7 +204,7 @@ class Downstreams:
     def _judge_mismatch(self, event: CrcMismatchArrived) -> None:
         state, (index, crc32c) = self.state, (event.mismatch.index, event.mismatch.crc32c)
         stream = self.streams.get(event.stream_id)
-        if stream is None or not state.log.is_boundary(index) or state.log.crc32c_before(index) == crc32c:
+        if stream is None or not index or not state.log.is_boundary(index) or state.log.crc32c_before(index) == crc32c:
             return
         values = f"the frame before {index} has crc32c {state.log.crc32c_before(index):#x} here"
         values = f"{values} and {crc32c:#x} at {stream.node_id}"

@@ -8,7 +8,8 @@ from quire.replication.core import CoreOptions, Promise, actions, events
 from quire.replication.core.belief import Refusal
 from quire.replication.core.downstreams import match_boundary
 from quire.replication.core.following import Step
-from quire.replication.core.messages import Ack, Open, OpenAnswer, OpenVerb
+from quire.replication.core.messages import Ack, CrcMismatch, Open, OpenAnswer, OpenVerb
+from tests.replication.installing import behind
 from tests.replication.world import SimNode, World, values
 
 
@@ -170,6 +171,26 @@ def test_equal_indices_with_unequal_crcs_halt_both_and_name_the_values() -> None
     for node in ("n1", "n2"):
         assert all(crc in (world[node].halted or "") for crc in crcs)
         assert "rot" not in (world[node].halted or "").removesuffix("the leader found no rot in its own")
+
+
+def test_nobody_halts_for_a_frame_before_the_first() -> None:
+    world = serving("n1", "n2", "n3")
+    world.run_until(lambda: len(world["n1"].leading.downstreams.streams) == 2)
+    stream_id = next(iter(world["n1"].leading.downstreams.streams))
+
+    world["n1"].step(events.CrcMismatchArrived(stream_id, CrcMismatch(0, 5)))
+
+    assert world["n1"].halted is None
+    assert world["n1"].leads
+
+
+def test_the_frame_before_a_log_that_begins_above_it_is_not_read() -> None:
+    world = behind()
+    leader = world["n1"]
+    lowest = leader.log.bounds.lowest_index
+
+    assert leader.running.verifies_before(lowest)
+    assert leader.running.crc32c_before(lowest) == leader.log.origin.crc32c
 
 
 def test_an_observer_whose_frame_differs_halts_alone() -> None:
