@@ -352,7 +352,8 @@ class Following:
     def _commit(self, stream: Upstream) -> None:
         # Rule 7: a follower's commit_index = min(the leader's, what this stream has matched).
         self.state.commit(min(stream.leader_commit, stream.matched))
-        if not self.state.backlog.is_known:
+        backlog = self.state.backlog
+        if not backlog.is_known or stream.leader_commit < backlog.end_index:
             self._look_for_backlog(stream)
 
     def _look_for_backlog(self, stream: Upstream) -> None:

@@ -284,10 +284,13 @@ class State:
     def backlog_ends(self, index: int) -> None:
         """A leader that serves has this commit_index: everything that was committed before is below it.
 
-        Only the first after a start or an install counts: what is committed later is no backlog.
+        The first after a start or an install counts: what is committed later is no backlog. One that names less shows
+        that the first made it up.
         """
         if not self.backlog.is_known:
             self.backlog = Backlog(max(self.backlog.end_index, index), is_known=True)
+        elif index < self.backlog.end_index:
+            self.backlog = Backlog(index, is_known=True)
 
     def installed(self, index: int) -> None:
         """A snapshot was installed. It may be old: the next stream says what was committed after it."""

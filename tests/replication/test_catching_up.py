@@ -3,9 +3,10 @@
 import pytest
 
 from quire.log.simulated import faulty
-from quire.replication.core import CoreOptions
+from quire.replication.core import CoreOptions, events
 from quire.replication.core.fitness import Level
 from quire.replication.core.messages import Last
+from quire.replication.core.status import Backlog
 from tests.paper.scenes import ask, led, settled, suggested
 from tests.replication.installing import behind, fetched, fetching
 from tests.replication.world import SimNode, World
@@ -81,6 +82,30 @@ def test_the_first_commit_index_of_a_leader_that_serves_ends_the_backlog_and_a_l
     leader.write("later")
     world.run_until(lambda: node.state.commit_index > ended)
     assert node.state.backlog.end_index == ended
+
+
+def test_a_backlog_that_a_leader_made_up_ends_when_another_that_serves_is_heard() -> None:
+    world = written()
+    node, never = world["n3"], 1 << 62
+    restart(node)
+    world.run_until(lambda: node.has_stream and node.following.is_matched)
+    stream = node.upstream.stream_id
+    node.step(events.FramesArrived(stream, b"", node.state.log.last_epoch, never, never))
+    assert node.state.backlog == Backlog(never, is_known=True)
+
+    node.step(events.StreamClosed(stream))
+    world.run_until(lambda: node.state.backlog.end_index != never)
+    assert node.state.backlog == Backlog(world["n1"].state.commit_index, is_known=True)
+
+
+def test_a_backlog_that_a_leader_made_up_ends_when_the_node_itself_serves() -> None:
+    world = written()
+    node = world["n3"]
+    node.state.backlog = Backlog(1 << 62, is_known=True)
+    world["n1"].crash()
+    suggested(node, by_control_plane=True)
+    world.run_until(lambda: node.leads and node.leading.serving)
+    assert node.state.backlog == Backlog(node.state.commit_index, is_known=True)
 
 
 def test_what_a_leader_that_does_not_serve_yet_says_ends_no_backlog() -> None:
