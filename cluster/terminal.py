@@ -29,7 +29,7 @@ _SHORT = {"\n": r"\n", "\r": r"\r", "\t": r"\t"}
 
 def escaped(text: str, keep: str = "") -> str:
     """The text in one line without characters that a terminal obeys, but for those in `keep`."""
-    if text.isprintable():
+    if text.isascii() and text.isprintable():  # Python calls selectors among the tags printable.
         return text
     return _OBEYED.sub(lambda found: found[0] if found[0] in keep else _escape(found[0]), text)
 
