@@ -46,6 +46,7 @@ ANSWER_BYTES = 64 << 20
 MSGPACK = "application/msgpack"
 OWN_TYPE = "urn:quire:problem:"
 CHECK_FAILED = OWN_TYPE + "check-failed"  # The only 500 that proves that nothing was written.
+HOST_REFUSED = OWN_TYPE + "host-refused"
 MACHINE_FAILED = OWN_TYPE + "machine-failed"
 
 
@@ -199,7 +200,7 @@ class Transport:
         return [leader, *(server for server in self.servers if server != leader)]
 
     async def _try_each(self, servers: list[str], attempt: "_Attempt", deadline: float) -> Reply:
-        failure: NothingWritten | NotFound = NothingWritten("no server is named")
+        failure: NothingWritten | BadRequest | None = None
         for server in servers:
             try:
                 return await self._send(server, attempt, deadline)
@@ -213,7 +214,12 @@ class Transport:
                     break
                 if leader not in servers:
                     servers.append(leader)
-        raise failure
+            except BadRequest as error:
+                # Names are accepted node by node: another one may have been started with this one already.
+                if error.type != HOST_REFUSED:
+                    raise
+                failure = failure or error
+        raise failure or NothingWritten("no server is named")
 
     async def _send(self, server: str, attempt: "_Attempt", deadline: float) -> Reply:
         left = max(0.001, deadline - time.monotonic())

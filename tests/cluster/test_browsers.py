@@ -16,7 +16,7 @@ import pytest_asyncio
 from aiohttp import ClientSession, DummyCookieJar
 from aiohttp.test_utils import make_mocked_request
 
-from quire.cluster.client import BadRequest, connect
+from quire.cluster.client import BadRequest, Unavailable, connect
 from quire.cluster.config.serve import ServeConfig
 from quire.cluster.http.admission.browsers import HEALTH_PATHS, STREAM_PATH
 from quire.cluster.http.forwarding import hop_headers
@@ -373,6 +373,13 @@ async def test_a_client_that_dials_an_unknown_name_is_told_the_flag(
     async with connect(f"quire.corp.example:{port}") as client:
         with pytest.raises(BadRequest, match=r"start it with --allow-host quire\.corp\.example$"):
             await client.append(b"never written")
+    async with connect(f"quire.corp.example:{port},{site.at}") as client:  # Another node may know the name, or has one.
+        assert await client.append(b"written") == site.tail() - 1
+    down = free_addresses(1)[0]
+    for servers in (f"quire.corp.example:{port},{down}", f"{down},quire.corp.example:{port}"):
+        async with connect(servers, timeout_s=0.3) as client:  # One that is down may come back, and know it.
+            with pytest.raises(Unavailable, match="cannot be reached"):
+                await client.append(b"never written")
 
 
 async def test_a_name_that_only_the_log_s_members_have_is_accepted(tmp_path: Path) -> None:
