@@ -7,6 +7,7 @@ from pathlib import Path
 import orjson
 import pytest
 
+from tests.cluster.conditions import held, replica_of
 from tests.cluster.machines import Gate
 from tests.cluster.running import Reply, RunningCluster, running_cluster
 
@@ -25,6 +26,12 @@ def gate() -> Iterator[type[Gate]]:
 def unapplied(cluster: RunningCluster) -> list[int]:
     """How many records each node knows to be committed, and has not applied."""
     return [running.node.components.applying.unapplied for running in cluster.nodes.values()]
+
+
+def waiting(cluster: RunningCluster) -> int:
+    """How many writes wait to be appended."""
+    leader = replica_of(cluster).core.status().leader
+    return 0 if leader is None else leader.queues.waiting_requests
 
 
 async def until(is_so: Callable[[], object]) -> None:
@@ -122,9 +129,11 @@ async def test_a_session_that_is_not_applied_yet_is_waited_for(tmp_path: Path, g
         asyncio.timeout(DEADLINE_S),
     ):
         session = (await cluster.ask("n1", "GET", "/index_bounds")).document["highest_index"] + 1
-        hanging = asyncio.create_task(cluster.commands("n1", "wait"))
-        await until(lambda: unapplied(cluster) == [1])
-        opening = asyncio.create_task(cluster.ask("n1", "POST", "/sessions", b"{}", "application/json"))
+        with held(cluster, waiting_us=int(DEADLINE_S * 1_000_000)):  # An opening is admitted by a machine that answers.
+            hanging = asyncio.create_task(cluster.commands("n1", "wait"))
+            await until(lambda: waiting(cluster) == 1)
+            opening = asyncio.create_task(cluster.ask("n1", "POST", "/sessions", b"{}", "application/json"))
+            await until(lambda: waiting(cluster) == 2)
         await until(lambda: unapplied(cluster) == [2])
         url = f"http://{cluster.address('n1')}/commands/stream?session={session}"
         streaming = asyncio.create_task(cluster.session.ws_connect(url))

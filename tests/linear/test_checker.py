@@ -149,6 +149,7 @@ def test_such_a_history_with_one_write_less_or_one_read_too_old_is_not(seed: int
         check_linearizable([*history, stale._replace(ended=stale.began + 1)], 0, step_sum)
 
 
+@pytest.mark.full
 @pytest.mark.slow
 def test_a_search_that_takes_too_long_says_so_and_does_not_call_it_good() -> None:
     unknown = [(add(1 << bit), UNKNOWN, bit / 100, NEVER) for bit in range(40)]

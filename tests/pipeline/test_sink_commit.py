@@ -304,6 +304,7 @@ def test_a_command_larger_than_the_cluster_takes_is_named_by_its_row(largest: in
     assert SinkState(spark.disk.directory_of_life()).plan() is None
 
 
+@pytest.mark.full
 def test_commands_with_more_lists_together_than_a_message_may_carry_are_sent_in_parts(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

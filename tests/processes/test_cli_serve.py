@@ -71,7 +71,8 @@ def test_help_names_every_field_with_its_unit_and_default() -> None:
     assert ended.code == 0
     for name, field in ServeConfig.model_fields.items():
         unit = unit_of(name)
-        assert f"{flag_of(name)} {unit.upper() or 'VALUE'}" in shown
+        value = unit.upper() or ("[VALUE]" if field.annotation is bool else "VALUE")
+        assert f"{flag_of(name)} {value}" in shown
         if unit:
             assert f"Default: {field.default} {unit}." in shown
 

@@ -134,8 +134,11 @@ def filled(*sizes: int) -> FullCluster:
 
 @pytest.mark.parametrize(
     "sizes",
-    [(1_500,), (1_500, 100), (500,)],
-    ids=["large", "large_and_small", "small"],
+    [
+        pytest.param((1_500,), id="large", marks=pytest.mark.full),
+        pytest.param((1_500, 100), id="large_and_small", marks=pytest.mark.full),
+        pytest.param((500,), id="small"),
+    ],
 )
 def test_a_leader_whose_disk_is_as_full_as_all_others_goes_on_leading_and_serves_reads(sizes: tuple[int, ...]) -> None:
     cluster = filled(*sizes)
@@ -183,6 +186,7 @@ def test_a_majority_with_room_goes_on_without_the_leader_that_has_none() -> None
     assert cluster.leader is not leader
 
 
+@pytest.mark.full
 def test_a_leader_that_filled_up_last_and_commits_nothing_goes_on_leading_too() -> None:
     """Its log has writes that the others could not append: it is stuck, and they cannot do better."""
     cluster = FullCluster(1_500, 100)

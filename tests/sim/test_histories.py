@@ -45,6 +45,7 @@ def test_each_history_is_long_and_eventful(seed: int) -> None:
     assert counts.cuts >= 1
 
 
+@pytest.mark.full
 def test_a_seed_gives_the_same_trace_whatever_the_hash_seed_is() -> None:
     here = outcome_of(7).trace_hash
     assert here == outcome_of(7).trace_hash

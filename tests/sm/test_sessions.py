@@ -207,6 +207,7 @@ def test_the_limits_are_those_of_the_design_unless_given() -> None:
     assert (sessions.session_bytes, sessions.sessions_bytes) == (SESSION_BYTES, SESSIONS_BYTES)
 
 
+@pytest.mark.full
 def test_the_table_holds_its_default_limit_and_not_one_more() -> None:
     sessions = Sessions()
     for index in range(1, MAX_SESSIONS + 1):
