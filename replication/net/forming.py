@@ -136,6 +136,9 @@ class Forming:
         """Note it: `awaited` says it, and so does the journal while the node waits."""
         self.failures[f"link from {node_id}"] = reason
 
+    def peer_foreign(self, node_id: str) -> None:
+        """No cluster is foreign to a node without one."""
+
     def duplicate_refused(self, peer: PeerInfo) -> None:
         """Note that a copy of an unformatted node's data_dir runs, too."""
         if self._trust.is_member(peer.node_id):

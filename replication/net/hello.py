@@ -122,6 +122,14 @@ class UnequalSecrets(PeerRefused):
         self.node_id = node_id
 
 
+class ForeignCluster(PeerRefused):
+    """This node refuses a peer of another cluster. What a peer says of itself, or answers, is a plain `PeerRefused`."""
+
+    def __init__(self, peer: PeerInfo) -> None:
+        super().__init__(FOREIGN_CLUSTER, f"{peer.node_id} is of cluster {peer.cluster_id.hex()}, this is another")
+        self.node_id = peer.node_id
+
+
 LINK_FAILURES = (ClientError, OSError, asyncio.TimeoutError, BadMessage, PeerRefused)
 """What ends a peer connection without a fault of this program."""
 
@@ -195,7 +203,7 @@ def check_peer(me: PeerInfo, peer: PeerInfo) -> None:
         PeerRefused: the peer is of another cluster, has this node's id, or lacks a feature that the log names.
     """
     if me.is_formatted and peer.is_formatted and me.cluster_id != peer.cluster_id:
-        raise PeerRefused(FOREIGN_CLUSTER, f"{peer.node_id} is of cluster {peer.cluster_id.hex()}, this is another")
+        raise ForeignCluster(peer)
     if me.node_id == peer.node_id:
         raise PeerRefused("same_node", f"this node is {me.node_id}, too")
     if lacking := sorted(me.requires - peer.features):
@@ -426,13 +434,18 @@ class HelloServer:
         trust: Trust,
         admit: Admit | None = None,
         doubted: Callable[[str, str], None] | None = None,
+        foreign: Callable[[str], None] | None = None,
     ) -> None:
-        """`doubted` gets the id that a peer claims and the reason, if it is a member's and the secrets differ."""
+        """`doubted` gets the id that a peer claims and the reason, if it is a member's and the secrets differ.
+
+        `foreign` gets the id of a peer of another cluster that proved a secret of this node.
+        """
         self._me = me
         self._purpose = purpose
         self._trust = trust
         self._admit = admit
         self._doubted = doubted
+        self._foreign = foreign
         self._unproved: dict[web.WebSocketResponse, web.Request] = {}
 
     async def answer(self, request: web.Request, socket: web.WebSocketResponse) -> PeerInfo:
@@ -453,6 +466,10 @@ class HelloServer:
         except UnequalSecrets as error:
             if self._doubted is not None and self._trust.is_member(error.node_id):
                 self._doubted(error.node_id, str(error))
+            raise
+        except ForeignCluster as error:
+            if self._foreign is not None and self._trust.secrets:
+                self._foreign(error.node_id)
             raise
         finally:
             self._unproved.pop(socket, None)

@@ -87,6 +87,10 @@ class LinkEvents(Protocol):
         """Somebody who claims to be this member dialled this node, and did not prove a peer secret of this node."""
         ...
 
+    def peer_foreign(self, node_id: str) -> None:
+        """A peer of another cluster, which proved a secret of this node, dialled it."""
+        ...
+
     def duplicate_refused(self, peer: PeerInfo) -> None:
         """A second process with a peer's disk was refused, since the first one answers: an operator must look."""
         ...
@@ -221,7 +225,7 @@ class LinkServer:
 
     def __init__(self, events: LinkEvents, trust: Trust, election_timeout_s: float = ELECTION_TIMEOUT_S) -> None:
         self._events = events
-        self._hellos = HelloServer(events.me, "peer", trust, self.admit, events.peer_doubted)
+        self._hellos = HelloServer(events.me, "peer", trust, self.admit, events.peer_doubted, events.peer_foreign)
         self._election_timeout_s = election_timeout_s
         self._links: dict[int, tuple[web.WebSocketResponse, PeerInfo]] = {}
         self._number = 0

@@ -26,7 +26,7 @@ from ..core.messages import (
     ProbeEcho,
 )
 from ..owner import Owner
-from .hello import FOREIGN_CLUSTER, PeerInfo, PeerRefused, is_address
+from .hello import FOREIGN_CLUSTER, ForeignCluster, PeerInfo, PeerRefused, is_address
 from .links import Link, LinkServer, failure_of
 from .sockets import end_all
 from .streams import DownstreamSocket, StreamServer, UpstreamSocket
@@ -275,14 +275,23 @@ class Network:
         self._owner.peer_unlinked(node_id)
 
     def link_failed(self, node_id: str, error: Exception) -> None:
-        """Note the reason; the link redials."""
+        """Note the reason; the link redials. With a secret, that nobody proves to refuse, a refusal is only a word."""
         if node_id not in self._links:
             return
         self.reports.failures[node_id] = failure_of(error)
-        foreign = isinstance(error, PeerRefused) and error.code == FOREIGN_CLUSTER
-        (self.reports.foreign.add if foreign else self.reports.foreign.discard)(node_id)
-        if foreign:
-            self._on_foreign(self.reports.foreign)
+        if not (isinstance(error, PeerRefused) and error.code == FOREIGN_CLUSTER):
+            self.reports.foreign.discard(node_id)
+        elif isinstance(error, ForeignCluster) or not self.trust.secrets:
+            self._is_foreign(node_id)
+
+    def peer_foreign(self, node_id: str) -> None:
+        """A peer of another cluster proved a secret of this node."""
+        if node_id in self._links:
+            self._is_foreign(node_id)
+
+    def _is_foreign(self, node_id: str) -> None:
+        self.reports.foreign.add(node_id)
+        self._on_foreign(self.reports.foreign)
 
     def peer_dialled(self, peer: PeerInfo) -> None:
         """Dial back at once; also a peer that is not known yet: an observer that no configuration names."""

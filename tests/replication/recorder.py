@@ -37,6 +37,7 @@ class Recorder:
     duplicates: list[PeerInfo] = field(default_factory=list)
     replaced: list[PeerInfo] = field(default_factory=list)
     doubts: list[tuple[str, str]] = field(default_factory=list)
+    foreign: list[str] = field(default_factory=list)
     said: list[tuple[str, PeerMessage]] = field(default_factory=list)
     connected: list[int] = field(default_factory=list)
     answers: list[OpenAnswer] = field(default_factory=list)
@@ -70,6 +71,9 @@ class Recorder:
 
     def peer_doubted(self, node_id: str, reason: str) -> None:
         self.doubts.append((node_id, reason))
+
+    def peer_foreign(self, node_id: str) -> None:
+        self.foreign.append(node_id)
 
     def peer_replaced(self, peer: PeerInfo) -> None:
         self.replaced.append(peer)

@@ -8,11 +8,12 @@ from dataclasses import replace
 import pytest
 from aiohttp import ClientSession, web
 
+from quire.log import pack
 from quire.replication import Member, Members, Role
 from quire.replication.core import MAX_MEMBERS, Identity
 from quire.replication.core.messages import GenesisOffer, LagReport, PositionReport
 from quire.replication.net.forming import Forming, members_of_genesis
-from quire.replication.net.hello import PATHS, PeerInfo, PeerRefused, dial
+from quire.replication.net.hello import FOREIGN_CLUSTER, PATHS, PeerInfo, PeerRefused, dial
 from quire.replication.net.links import Link, LinkServer
 from quire.replication.net.snapshots import SnapshotServer
 from quire.replication.net.streams import StreamServer
@@ -21,6 +22,7 @@ from quire.replication.net.wire import BadMessage
 from tests.replication.loopback import DEADLINE_S, HOST, calling, listening, turns, unformatted, until, who
 from tests.replication.recorder import Recorder
 from tests.replication.running import Cluster, Running
+from tests.replication.strangers import answering, frame, rest
 from tests.replication.test_hello_servers import Source
 from tests.replication.world import disk_id, genesis_frame, voters
 
@@ -327,3 +329,41 @@ async def test_who_claims_a_members_id_again_and_again_fills_no_journal() -> Non
         assert node.replica.network.reports.failures["link from n2"] == "peer_secret: 999"
         node.replica.network.peer_dialled(who("n2"))
         assert "link from n2" not in node.replica.network.reports.failures
+
+
+@asynccontextmanager
+async def among_strangers(secret: bytes | None) -> AsyncGenerator[tuple[ClientSession, str, Running]]:
+    """n1 of three, and its address; who answers at those of the others says that it is of another cluster."""
+
+    async def refuse(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(frame(pack(["refused", FOREIGN_CLUSTER, "n1 is of cluster 00, this is another"])))
+        await rest(reader)
+
+    cluster = Cluster("n1", "n2", "n3", secret=secret)
+    async with answering(refuse) as second, answering(refuse) as third, calling() as session:
+        cluster.addresses = {"n1": f"{HOST}:1", "n2": second, "n3": third}
+        node = cluster.make("n1")
+        async with listening({"/peer": node.replica.network.link_server.serve}) as address:
+            node.replica.start(session, nominated=False)
+            try:
+                failures = node.replica.network.reports.failures
+                await until(lambda: sum(FOREIGN_CLUSTER in why for why in failures.values()) == 2)
+                yield session, address, node
+            finally:
+                await node.replica.stop()
+
+
+async def test_who_does_not_know_the_secret_halts_nobody_by_saying_that_it_is_of_another_cluster() -> None:
+    async with among_strangers(SECRET) as (session, address, node):
+        for secret, halts in ((OTHER, 0), (SECRET, 1)):
+            for member in ("n2", "n3"):
+                foreign = replace(who(member), cluster_id=bytes(reversed(range(16))))
+                with pytest.raises(PeerRefused):
+                    await dial(session, address, lambda foreign=foreign: foreign, "n1", "peer", secret, None)  # type: ignore[misc]
+            assert len(node.owner.halts) == halts
+        assert "another cluster than n2, n3" in node.owner.halts[0]
+
+
+async def test_without_a_secret_the_word_of_a_majority_that_it_is_another_cluster_is_taken() -> None:
+    async with among_strangers(None) as (_, _, node):
+        assert "another cluster than n2, n3" in node.owner.halts[0]
