@@ -225,7 +225,7 @@ class LinkServer:
 
     def __init__(self, events: LinkEvents, trust: Trust, election_timeout_s: float = ELECTION_TIMEOUT_S) -> None:
         self._events = events
-        self._hellos = HelloServer(events.me, "peer", trust, self.admit, events.peer_doubted, events.peer_foreign)
+        self._hellos = HelloServer(events.me, "peer", trust, self.admit, self._doubt, events.peer_foreign)
         self._election_timeout_s = election_timeout_s
         self._links: dict[int, tuple[web.WebSocketResponse, PeerInfo]] = {}
         self._number = 0
@@ -252,6 +252,11 @@ class LinkServer:
         finally:
             await close_socket(socket)
         return socket
+
+    def _doubt(self, node_id: str, reason: str) -> None:
+        """Report it, unless that member is connected: then somebody else goes under its name."""
+        if all(peer.node_id != node_id for _, peer in self._links.values()):
+            self._events.peer_doubted(node_id, reason)
 
     async def _listen(self, number: int, socket: web.WebSocketResponse, peer: PeerInfo) -> None:
         self._links[number] = (socket, peer)

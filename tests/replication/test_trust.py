@@ -114,6 +114,21 @@ async def test_unequal_secrets_are_said_at_both_ends_with_the_peers_name() -> No
     assert {node_id for node_id, _ in theirs.doubts} == {"n1"}, "a stranger's words go nowhere"
 
 
+async def test_who_goes_under_the_name_of_a_connected_member_is_not_reported_as_that_member() -> None:
+    told = Recorder(who("n2"))
+    async with serving("peer", told, Trust((SECRET,), MEMBERS.__contains__)) as (session, address):
+        socket, _ = await dial(session, address, lambda: who("n1"), "n2", "peer", SECRET, None)
+        await until(lambda: told.came)
+        with pytest.raises(PeerRefused):
+            await dial(session, address, lambda: who("n1"), "n2", "peer", OTHER, None)
+        assert told.doubts == []
+
+        await socket.close()
+        with pytest.raises(PeerRefused):
+            await dial(session, address, lambda: who("n1"), "n2", "peer", OTHER, None)
+        assert [node_id for node_id, _ in told.doubts] == ["n1"]
+
+
 @pytest.mark.parametrize("spoken", [(SECRET,), (OTHER,), (SECRET, OTHER), (OTHER, SECRET)])
 @pytest.mark.parametrize("accepted", [(SECRET,), (OTHER,), (SECRET, OTHER), (OTHER, SECRET)])
 async def test_a_dialler_that_speaks_one_of_the_accepted_secrets_is_believed_and_believes(
