@@ -32,12 +32,16 @@ def read_secrets(path: Path) -> SecretFile:
     """Read the secrets. Blank lines, and white space around a secret, are no part of any.
 
     Raises:
-        SecretRefused: there is none, one is short, or there are too many.
-        OSError: the file cannot be read.
+        SecretRefused: the file cannot be read; there is no secret, one is short, or there are too many.
     """
-    with path.open("rb") as file:
-        mode = os.fstat(file.fileno()).st_mode
-        data = file.read(MAX_FILE_BYTES + 1)
+    try:
+        with path.open("rb") as file:
+            mode = os.fstat(file.fileno()).st_mode
+            data = file.read(MAX_FILE_BYTES + 1)
+    except OSError as error:
+        why = (error.strerror or str(error)).lower()
+        advice = "let the node's user, or a group that it is in, read it"
+        raise SecretRefused(f"peer_secret_file {path} cannot be read: {why}; {advice}") from None
     found = tuple(line.strip() for line in data.splitlines() if line.strip())
     if not found:
         raise SecretRefused(f"peer_secret_file {path} is empty; make another with `{NEW}`")

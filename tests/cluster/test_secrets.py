@@ -130,6 +130,11 @@ async def test_a_node_with_a_file_that_holds_no_good_secret_does_not_start(
     assert not data_dir.exists()
 
 
+def test_a_file_that_cannot_be_read_is_named_as_what_it_is(tmp_path: Path) -> None:
+    with pytest.raises(SecretRefused, match=r"^peer_secret_file .* cannot be read: is a directory; let the node"):
+        read_secrets(tmp_path)
+
+
 # Who starts without one
 
 
