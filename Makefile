@@ -2,7 +2,7 @@
 # server in .cache and a Java for Spark. Install only Python 3.11 or newer, make and git beforehand.
 
 .DEFAULT_GOAL := help
-.PHONY: help demo compose-demo check test test-all test-rest tidy soak soak-log soak-planted soak-retriers soak-lasting soak-overload soak-hostile soak-hellos soak-pipeline soak-faults soak-histories lint lint-ruff lint-format lint-mypy lint-pyright clean distclean run-environment dev-environment toxiproxy java
+.PHONY: help demo compose-demo check test test-all test-rest tidy soak soak-log soak-planted soak-retriers soak-lasting soak-overload soak-hostile soak-hellos soak-messages soak-pipeline soak-faults soak-histories lint lint-ruff lint-format lint-mypy lint-pyright clean distclean run-environment dev-environment toxiproxy java
 
 BIN := .venv/bin
 
@@ -46,7 +46,7 @@ test-all: dev-environment toxiproxy java ## every test there is
 test-rest: dev-environment toxiproxy java ## what test-all runs and test does not
 	$(call run-tests,full)
 
-soak: soak-log soak-planted soak-retriers soak-lasting soak-overload soak-hostile soak-hellos soak-pipeline soak-faults soak-histories ## long runs of the tests; the last goes on until a rule breaks (FROM=seed, JOBS=processes)
+soak: soak-log soak-planted soak-retriers soak-lasting soak-overload soak-hostile soak-hellos soak-messages soak-pipeline soak-faults soak-histories ## long runs of the tests; the last goes on until a rule breaks (FROM=seed, JOBS=processes)
 
 soak-log: dev-environment
 	$(BIN)/python -m tests.log $(ARGS)
@@ -68,6 +68,9 @@ soak-hostile: dev-environment
 
 soak-hellos: dev-environment
 	$(BIN)/python -m tests.processes.bad_hellos $(ARGS)
+
+soak-messages: dev-environment
+	CHANGED_MESSAGES=1 $(BIN)/python -m pytest -m "full or not full" tests/cluster/test_changed_messages.py tests/cluster/test_changed_requests.py $(ARGS)
 
 soak-pipeline: dev-environment java
 	PIPELINE_RECORDS=10000000 PIPELINE_KILLS=20 $(BIN)/python -m pytest tests/pipeline $(ARGS)

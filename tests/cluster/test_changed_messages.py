@@ -5,9 +5,9 @@ opening, and what a follower reports of a frame.
 """
 
 import asyncio
+import os
 import random
 from collections.abc import AsyncGenerator, Awaitable, Callable
-from contextlib import AsyncExitStack
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -38,8 +38,10 @@ from tests.garbage import garbage
 
 SEED = 38
 SOME = 0.002
-BROKEN = 10
+BROKEN = 40
 MESSAGES = 20_000
+SHARE = float(os.environ.get("CHANGED_MESSAGES", "0.25"))
+"""How many of all changes each part makes; `make soak-messages` makes all."""
 RULES = {
     "OpenAnswer": ("told to truncate to", "what was durable is gone", "the leader found no rot in its own"),
     "CrcMismatch": ("both verify",),
@@ -137,14 +139,13 @@ def test_every_message_has_an_example_and_every_field_its_changes() -> None:
 @pytest.mark.asyncio(loop_scope="module")
 @pytest.mark.parametrize("purpose", ["peer", "stream", "snapshot"])
 async def test_a_bad_message_ends_its_own_connection_and_leaves_nothing(strange: World, purpose: str) -> None:
-    target, others = strange.cluster.nodes["n1"].config, AsyncExitStack()
-    async with others:
-        beside = await others.enter_async_context(strange.member.dialled(target.listen, target.node, purpose))
-        await said_wrong(strange.outsider, target, purpose)  # What is made once only.
-        with garbage() as found:
-            for _ in range(BROKEN):
-                await said_wrong(strange.outsider, target, purpose)
+    target = strange.cluster.nodes["n1"].config
+    async with strange.member.dialled(target.listen, target.node, purpose) as beside:
+        await said_wrong(strange.outsider, target, purpose)
         assert await beside.listens()
+    with garbage() as found:
+        for _ in range(BROKEN):
+            await said_wrong(strange.outsider, target, purpose)
 
     left = [each for each in found if isinstance(each, Connection)]
     assert len(left) < BROKEN // 2, "each leaves one; the nodes' own links, which are dialled meanwhile, may leave some"
@@ -171,7 +172,7 @@ async def test_a_stranger_who_says_something_wrong_ends_no_node(
 
 @pytest.mark.full
 @pytest.mark.parametrize("part", PARTS)
-async def test_every_change_of_every_message_ends_no_node_and_leaves_nothing(
+async def test_changes_of_every_field_of_every_message_end_no_node_and_leave_nothing(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, part: str
 ) -> None:
     run, kinds, least = PARTS[part]
@@ -183,13 +184,13 @@ async def test_every_change_of_every_message_ends_no_node_and_leaves_nothing(
             before = resident()
 
             trial = Trial(strange, SEED + 1)
-            await run(trial, 1.0)
+            await run(trial, SHARE)
 
             assert resident() - before < GROWTH_BYTES
             await goes_on(strange)
 
     only_rules(trial)
-    assert trial.counted.total() >= least
+    assert trial.counted.total() >= 0.9 * SHARE * least
     fields = {(kind.__name__, name) for kind in kinds for name in field_names(kind)}
     assert fields - trial.counted.keys() == set()
 
