@@ -205,6 +205,7 @@ async def test_an_overdue_snapshot_is_no_alarm_beside_a_machine_that_failed(
         assert node.status()["alarms"] == []
 
 
+@pytest.mark.full
 @pytest.mark.slow
 @pytest.mark.asyncio
 async def test_a_machine_that_is_stuck_has_not_failed_and_who_waits_for_it_is_told_so(

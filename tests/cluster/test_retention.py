@@ -290,7 +290,13 @@ def newest_lacks_its_manifest(snapshots: Path) -> None:
 
 @pytest.mark.asyncio
 @pytest.mark.parametrize(
-    "harm", [folder_is_removed, newest_lacks_a_chunk, older_has_a_truncated_chunk, newest_lacks_its_manifest]
+    "harm",
+    [
+        folder_is_removed,
+        pytest.param(newest_lacks_a_chunk, marks=pytest.mark.full),
+        older_has_a_truncated_chunk,
+        pytest.param(newest_lacks_its_manifest, marks=pytest.mark.full),
+    ],
 )
 @pytest.mark.parametrize("asked", [True, False])
 async def test_nothing_expires_for_a_snapshot_whose_files_are_gone_until_another_stands_in_its_place(

@@ -349,10 +349,7 @@ SCENARIOS: tuple[Scenario, ...] = (*LINKS, *PARTITIONS, *CHANNELS, *CLIENTS, *LE
 OF_EACH_TEST = frozenset(
     {
         "streams that end inside a frame",
-        "the leader is cut off and missed at once",
         "the leader falls silent",
-        "one node after the other is cut off",
-        "clients lose their answers as the leader is cut off",
     }
 )
 

@@ -28,6 +28,7 @@ def test_every_acknowledged_command_survives_a_kill_of_all_nodes_in_order(cluste
     assert epochs == sorted(set(epochs))
 
 
+@pytest.mark.full
 def test_what_was_acknowledged_is_there_when_only_a_majority_comes_back(clusters: Clusters) -> None:
     cluster = clusters.formed()
     with running_load(cluster, clients=CLIENTS, commands_of=unique_commands, batch=SMALL_BATCH) as load:

@@ -26,6 +26,7 @@ def without_secret(node: Node) -> list[str]:
     return node.flags[:place] + node.flags[place + 2 :]
 
 
+@pytest.mark.full
 def test_nodes_that_share_a_secret_form_a_cluster_and_survive_restarts(clusters: Clusters, tmp_path: Path) -> None:
     cluster = clusters.formed(flags=secret_flags(tmp_path, "secret", b"a sheet of paper\n"))
     cluster["n2"].apply(["add", 3])

@@ -124,7 +124,7 @@ def in_the_write_segment_s_last_frame_below_the_mark(data_dir: Path) -> Damage:
         pytest.param("killed", in_the_write_segment_s_last_frame_below_the_mark, marks=pytest.mark.full),
         pytest.param("clean", in_a_sealed_segment_s_frame_header, marks=pytest.mark.full),
         pytest.param("clean", in_the_write_segment_s_first_payload, marks=pytest.mark.full),
-        ("clean", in_the_write_segment_s_last_frame_below_the_mark),
+        pytest.param("clean", in_the_write_segment_s_last_frame_below_the_mark, marks=pytest.mark.full),
     ],
     ids=lambda value: value if isinstance(value, str) else value.__name__,
 )

@@ -158,6 +158,7 @@ def test_a_directory_of_one_mode_is_refused_in_the_other(clusters: Clusters, tmp
     assert "cluster" in ended.stderr
 
 
+@pytest.mark.full
 def test_a_cluster_s_node_does_not_truncate(clusters: Clusters) -> None:
     cluster = clusters.formed()
     reply = cluster.leader.call("POST", "/rpc/truncate", b'{"truncate_index": 0}')
