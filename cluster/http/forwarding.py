@@ -18,6 +18,8 @@ import structlog
 from aiohttp import ClientWSTimeout, WSMsgType, hdrs, web
 from yarl import URL
 
+from quire.replication.net.sockets import refuse_redirects
+
 from ..config.origins import name_in
 from ..errors import LeaderUnreachable, NoLeader, NotLeader, OutcomeUnknown, Overloaded
 from ..outgoing import send_once, sendable
@@ -79,6 +81,7 @@ class LeaderHop:
             timeout=aiohttp.ClientTimeout(total=None, sock_connect=connect_timeout_s(self._node)),
             cookie_jar=aiohttp.DummyCookieJar(),
             ws_response_class=_Upstream,
+            middlewares=(refuse_redirects,),
         )
         async with requests as self._requests, streams as self._streams:
             watching = asyncio.create_task(self._watch(), name="calls to the leader")

@@ -114,11 +114,12 @@ def peer_session() -> ClientSession:
         connector=TCPConnector(limit=0),
         timeout=ClientTimeout(total=None),
         cookie_jar=DummyCookieJar(),
-        middlewares=[_refuse_redirects],
+        middlewares=[refuse_redirects],
     )
 
 
-async def _refuse_redirects(request: ClientRequest, send: ClientHandlerType) -> ClientResponse:
+async def refuse_redirects(request: ClientRequest, send: ClientHandlerType) -> ClientResponse:
+    """Have a session fail at a redirect: whoever answers would choose what this node dials next."""
     response = await send(request)
     if HTTPStatus.MULTIPLE_CHOICES <= response.status < HTTPStatus.BAD_REQUEST:
         response.close()

@@ -2,6 +2,7 @@
 where nobody knows, and never a false answer.
 """
 
+import asyncio
 from collections.abc import AsyncGenerator
 from contextlib import suppress
 from typing import Any
@@ -223,6 +224,34 @@ async def test_a_stream_whose_leader_dies_before_it_is_open_is_503(reached: Clus
         hop.dies = None
 
     assert refused.value.status == 503
+
+
+async def test_whoever_answers_in_the_leader_s_place_sends_no_stream_elsewhere(reached: Cluster) -> None:
+    cluster, hop = reached
+    session = await opened(reached)
+    await cluster.ready()
+    called: list[object] = []
+
+    def elsewhere(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        called.append(writer)
+        writer.close()
+
+    async with await asyncio.start_server(elsewhere, "127.0.0.1", 0) as other:
+        location = b"http://127.0.0.1:%d/" % other.sockets[0].getsockname()[1]
+
+        async def redirects(call: Call) -> None:
+            call.writer.write(b"HTTP/1.1 307 Elsewhere\r\nContent-Length: 0\r\nLocation: " + location + b"\r\n\r\n")
+            await call.writer.drain()
+
+        hop.dies = redirects
+        try:
+            with pytest.raises(WSServerHandshakeError) as refused:
+                await connected(reached, session)
+        finally:
+            hop.dies = None
+
+    assert refused.value.status == 503
+    assert called == []
 
 
 async def open_stream(call: Call) -> None:
