@@ -35,7 +35,7 @@ from .sockets import (
     together,
 )
 from .trust import Trust
-from .wire import MAX_MESSAGE_BYTES, decode_peer, encode
+from .wire import MAX_MESSAGE_BYTES, MAX_REASON, decode_peer, encode
 
 SERVER_PING_S = 10.0  # Of the end that was dialled: it only has to notice some time.
 FIRST_REDIAL_S = 0.05
@@ -57,7 +57,7 @@ def failure_of(error: Exception) -> str:
         return f"{why} ({error.host}:{error.port})"
     if isinstance(error, TimeoutError) and not str(error):
         return "no answer in time"
-    return str(error) or type(error).__name__
+    return str(error)[:MAX_REASON] or type(error).__name__  # A stranger's status line may have 8 KiB.
 
 
 class LinkEvents(Protocol):

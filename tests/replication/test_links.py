@@ -20,7 +20,7 @@ from quire.replication.net.forming import Forming, members_of_genesis
 from quire.replication.net.hello import answer_hello, dial, dial_hello
 from quire.replication.net.links import Link, LinkServer, failure_of
 from quire.replication.net.trust import Trust
-from quire.replication.net.wire import encode
+from quire.replication.net.wire import MAX_REASON, encode
 from tests.replication.loopback import ANYBODY, DEADLINE_S, Handler, calling, listening, turns, unformatted, until, who
 from tests.replication.recorder import HEARTBEAT, NONCE, OPENING, Recorder, ended, failing
 from tests.replication.running import Cluster
@@ -37,6 +37,7 @@ def test_why_a_peer_cannot_be_dialled_is_said_in_the_systems_words() -> None:
     assert failure_of(unresolved) == "Name or service not known (n2.invalid:7001)"
     assert failure_of(TimeoutError()) == "no answer in time"
     assert failure_of(ValueError("odd")) == "odd"
+    assert failure_of(ValueError("x" * 8_000)) == "x" * MAX_REASON
 
 
 @asynccontextmanager
