@@ -25,7 +25,7 @@ from .scenario import (
     run_scenario,
     under_load,
 )
-from .writers import differences_in
+from .writers import Acknowledged, differences_in
 
 COMMANDS_BEFORE = 2_000
 COMMANDS_AFTER = 1_000
@@ -182,7 +182,7 @@ async def _diverge(scenario: Scenario) -> Gap:
     report(f"  its log ends at {end:,}, and {status['commit_index']:,} are committed")
     first = await scenario.writers.acknowledged(1, above_epoch=epoch)
     elected = await find_leader(scenario.client)
-    report(f"{elected.node_id} leads epoch {elected.epoch}; its first acknowledged record is at {first.index:,}")
+    report(f"{elected.node_id} leads epoch {elected.epoch}; {first_answer(first)}")
     most = await _observe(scenario._replace(leader=elected.node_id), old)
     began = time.monotonic()
     await nodes.heal()
@@ -200,6 +200,13 @@ async def _diverge(scenario: Scenario) -> Gap:
         f"were truncated, and {stream['received_bytes']:,} bytes of frames replaced them within {seconds:.2f} s"
     )
     return Gap(old, most, stream["from_index"], stream["received_bytes"], truncated, seconds)
+
+
+def first_answer(first: Acknowledged) -> str:
+    """What a new leader acknowledged first, in words: a command that was sent again has no index."""
+    if first.index is None:
+        return "the first command that it acknowledged was sent again, and had executed before"
+    return f"its first acknowledged record is at {first.index:,}"
 
 
 async def _write_to(isolated: Client) -> str:

@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from quire.cluster.demo.fault import first_answer
+from quire.cluster.demo.writers import Acknowledged
 from tests.processes.cluster import QUIRE, environment, run_quire
 
 TIMEOUT_S = 120.0
@@ -220,6 +222,13 @@ def test_the_leadership_page_shows_what_the_demo_prints() -> None:
 
 
 @pytest.mark.full
+def test_a_first_answer_that_repeats_an_earlier_one_has_no_index_to_show() -> None:
+    first = Acknowledged(0.0, 1_234, 2, [["add", 1]])
+
+    assert first_answer(first) == "its first acknowledged record is at 1,234"
+    assert "sent again" in first_answer(first._replace(index=None))
+
+
 def test_kill_requires_the_word_leader() -> None:
     assert run_quire("demo", "kill").code == 2
     assert run_quire("demo", "kill", "n1").code == 2
