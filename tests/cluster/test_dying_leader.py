@@ -213,21 +213,27 @@ async def without_a_handshake(call: Call) -> None:
     "step", [before_it_reads_on, in_the_request_s_head, without_a_handshake, in_the_handshake_s_answer]
 )
 async def test_a_stream_whose_leader_dies_before_it_is_open_is_503(reached: Cluster, step: Step) -> None:
-    cluster, hop = reached
+    cluster, _ = reached
     session = await opened(reached)
     await cluster.ready()
+
+    assert await refusal(reached, session, step) == 503
+
+
+async def refusal(reached: Cluster, session: int, step: Step) -> int:
+    """The status that answers a stream for which the leader does this."""
+    _, hop = reached
     hop.dies = step
     try:
         with pytest.raises(WSServerHandshakeError) as refused:
             await connected(reached, session)
     finally:
         hop.dies = None
-
-    assert refused.value.status == 503
+    return refused.value.status
 
 
 async def test_whoever_answers_in_the_leader_s_place_sends_no_stream_elsewhere(reached: Cluster) -> None:
-    cluster, hop = reached
+    cluster, _ = reached
     session = await opened(reached)
     await cluster.ready()
     called: list[object] = []
@@ -243,14 +249,7 @@ async def test_whoever_answers_in_the_leader_s_place_sends_no_stream_elsewhere(r
             call.writer.write(b"HTTP/1.1 307 Elsewhere\r\nContent-Length: 0\r\nLocation: " + location + b"\r\n\r\n")
             await call.writer.drain()
 
-        hop.dies = redirects
-        try:
-            with pytest.raises(WSServerHandshakeError) as refused:
-                await connected(reached, session)
-        finally:
-            hop.dies = None
-
-    assert refused.value.status == 503
+        assert await refusal(reached, session, redirects) == 503
     assert called == []
 
 
