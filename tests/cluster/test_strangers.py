@@ -262,10 +262,9 @@ async def open_far(stranger: Stranger) -> str:
 @attack("a report that a frame of the leader's differs")
 async def mismatch(stranger: Stranger) -> str:
     """Rule 8 believes a voter's disk: the leader, whose own frame verifies, halts, and says why. It is restarted."""
-    report = encode(CrcMismatch(1, 0xBAD))
+    leader, report = stranger.leader, encode(CrcMismatch(1, 0xBAD))
     said = await on_stream(stranger, stranger.opening(), "the leader halts (rule 8)", report)
     if stranger.is_member:
-        leader = stranger.leader or "n1"
         await halted(stranger.cluster.nodes[leader], "both verify")
         await stranger.cluster.restart(leader)
     return said
