@@ -3,7 +3,7 @@
     python -m quire.cluster.simulator --seeds 0:1000 --jobs 2    1,000 histories, in two processes
     python -m quire.cluster.simulator --seed 17                  one; if it fails, the shortest transcript found
     python -m quire.cluster.simulator --soak 1000000             from that seed on, until a rule breaks
-    python -m quire.cluster.simulator --permanent --histories 50 in each, a minority stays ill for good
+    python -m quire.cluster.simulator --permanent --histories 50 in each, a minority is faulty for good
     python -m quire.cluster.simulator --stranger --histories 50  in each, somebody speaks as a member
 
 A seed determines its history. The exit status is 1 if a rule was broken.
@@ -20,7 +20,7 @@ from itertools import count, islice
 
 from .history import Outcome, run, shrink, transcript
 from .permanent.distribution import Distribution
-from .permanent.illness import KINDS
+from .permanent.faults import KINDS
 from .plan import is_permanent, plan_of, plan_with_stranger
 
 MIN_CHANGED = 0.30
@@ -58,13 +58,13 @@ class Report:
     lost_tails: int = 0
     totals: Counter[str] = field(default_factory=Counter)
     findings: list[Outcome] = field(default_factory=list)
-    endured: Distribution = field(default_factory=Distribution)
+    unavailability: Distribution = field(default_factory=Distribution)
 
     def add(self, outcome: Outcome) -> None:
         """Add the outcome of one history."""
         counts = outcome.counts
         self.histories += 1
-        self.endured.add(outcome.endured)
+        self.unavailability.add(outcome.unavailability)
         self.changed += counts.leader_changes > 0
         self.truncated += counts.truncations > 0
         self.lost_tails += counts.lost_tails > 0
@@ -144,8 +144,8 @@ def run_all(seeds: Iterable[int], jobs: int, *, stop_at_first: bool, stranger: b
         if report.histories % REPORT_EVERY == 0:
             say(f"{time.monotonic() - began:.0f} s: {report}")
     say(f"{time.monotonic() - began:.0f} s: {report}")
-    if lines := report.endured.lines():
-        say("progress with a minority ill for good: median / 99th percentile / worst, in election timeouts:")
+    if lines := report.unavailability.lines():
+        say("progress with a minority faulty for good: median / 99th percentile / worst, in election timeouts:")
         say("\n".join(lines))
     if report.is_idle:
         say(f"too little happened: {MIN_CHANGED:.0%} must change leaders, {MIN_TRUNCATED:.0%} must truncate")
@@ -170,7 +170,7 @@ def main() -> int:
         const="",
         choices=("", *KINDS),
         metavar="KIND",
-        help="only histories in which a minority stays ill, or has that illness",
+        help="only histories in which a minority has permanent faults, or has one of that kind",
     )
     parser.add_argument("--stranger", action="store_true", help="histories in which somebody speaks as a member")
     parser.add_argument("--jobs", type=int, default=1, help="number of processes")

@@ -18,8 +18,8 @@ from .machine import Model
 from .nemesis import Nemesis
 from .network import Link, Network
 from .nodes import Form, Node
-from .permanent.ordeal import Trial
-from .permanent.prober import Endured, Prober
+from .permanent.phase import PermanentPhase
+from .permanent.prober import Prober, Unavailability
 from .plan import ELECTION_US, Plan, calm
 
 MIN_STEPS = 2_000
@@ -44,8 +44,8 @@ class Outcome:
     failure: str = ""
     rule: str = ""
     trace: list[str] = field(default_factory=list)
-    endured: Endured | None = None
-    """What its ordeal cost; None without one."""
+    unavailability: Unavailability | None = None
+    """How long its permanent faults stopped clients; None without any."""
 
 
 class History:
@@ -77,15 +77,15 @@ class History:
             Client(str(number), self.schedule, self.nodes, self.checks, self.order, settings.habits, str(settings.seed))
             for number in range(settings.habits.clients)
         ]
-        self.trial = self._trial()
+        self.phase = self._phase()
 
-    def _trial(self) -> Trial | None:
-        if self.plan.ordeal is None:
+    def _phase(self) -> PermanentPhase | None:
+        if self.plan.permanent is None:
             return None
         seed, habits = self.settings.seed, self.settings.habits
         name = str(PROBER)
         prober = Prober(name, self.schedule, self.nodes, self.checks, self.order, habits, str(seed))
-        return Trial(self.plan.ordeal, seed, self.network, self.nemesis, prober)
+        return PermanentPhase(self.plan.permanent, seed, self.network, self.nemesis, prober)
 
     def _form(self) -> Form:
         settings = self.settings
@@ -141,7 +141,7 @@ class History:
             self.schedule.later(SECOND // 4, client.begin)
         self._until(self.settings.chaos_us)
         counts = self.checks.counts
-        if self.trial is not None:
+        if self.phase is not None:
             self._calm()
         self.nemesis.heal()
         self._nominate(0)
@@ -151,21 +151,21 @@ class History:
             self.schedule.run_next()
         for client in self.clients:
             client.stopped = True
-        if self.trial is not None:
+        if self.phase is not None:
             self._until(self.settings.chaos_us + LATEST_REPAIR_US)
         self._settle()
-        if self.trial is not None:
+        if self.phase is not None:
             self.is_nominating = False
-            self.trial.run()
+            self.phase.run()
             self.is_nominating = True
-            if self.trial.endured is not None and not self.trial.ordeal.heals:
+            if self.phase.unavailability is not None and not self.phase.faults.heals:
                 return
         for client in self.clients:
             client.want_last()
         self._settle()
 
     def _calm(self) -> None:
-        """From now on only patients are slow."""
+        """From now on only faulty nodes are slow."""
         settings = self.nemesis.settings = calm(self.settings)
         self.network.weather = settings.weather
         for node in self.nodes:
@@ -243,8 +243,10 @@ def run(plan: Plan, *, keep_trace: bool = False) -> Outcome:
     counts = history.checks.counts
     counts.leader_changes = max(0, counts.elections - 1)
     digest = blake2b("\n".join(history.trace).encode(), digest_size=16).hexdigest()
-    endured = history.trial.endured if history.trial is not None else None
-    return Outcome(plan.settings.seed, counts, digest, failure, rule, history.trace if keep_trace else [], endured)
+    unavailability = history.phase.unavailability if history.phase is not None else None
+    return Outcome(
+        plan.settings.seed, counts, digest, failure, rule, history.trace if keep_trace else [], unavailability
+    )
 
 
 def shrink(plan: Plan, rule: str, fails: Callable[[Plan], Outcome] = run) -> Plan:
@@ -267,8 +269,8 @@ def shrink(plan: Plan, rule: str, fails: Callable[[Plan], Outcome] = run) -> Pla
 def transcript(plan: Plan, outcome: Outcome) -> str:
     """The faults of a failing history, and its last steps."""
     faults = "\n".join(f"  {fault}" for fault in plan.faults)
-    if plan.ordeal is not None:
-        faults += f"\n  then, for good: {plan.ordeal}"
+    if plan.permanent is not None:
+        faults += f"\n  then, for good: {plan.permanent}"
     steps = "\n".join(f"  {line}" for line in outcome.trace[-TRANSCRIPT_STEPS:])
     return (
         f"faults that are needed ({len(plan.faults)}):\n{faults}\n"

@@ -79,8 +79,8 @@ class Node:
         self.nominated = False
         self.disk_failing = False
         self.machine_is_broken = False
-        self.is_ill = False
-        """It is one of the patients of an ordeal, and may say so."""
+        self.is_faulty = False
+        """It has a permanent fault, and may report it."""
         self.halt_reason = ""
         self.ended: Callable[[Node, str], None] = lambda *_: None
         self.changed: Callable[[int, Outcome], None] = lambda *_: None
@@ -510,7 +510,7 @@ class Node:
         """The checks compare the digests of all nodes."""
 
     def alarmed(self, text: str) -> None:
-        if self.is_ill or (self.checks.is_lied_to and "used up" not in text):
+        if self.is_faulty or (self.checks.is_lied_to and "used up" not in text):
             return
         raise Violation("nothing here should alarm an operator", self.node_id, text)
 

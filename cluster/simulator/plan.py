@@ -14,14 +14,14 @@ from quire.sm import MAX_SESSIONS
 from .clients import Habits
 from .clock import MILLISECOND, SECOND
 from .network import Weather
-from .permanent.illness import Ordeal, has_ordeal, ordeal_of
+from .permanent.faults import PermanentFaults, has_permanent_faults, permanent_faults_of
 from .stranger import WORDS
 
 HEARTBEAT_US = 40 * MILLISECOND
 ELECTION_US = 300 * MILLISECOND
 FRAME_OVERHEAD_BYTES = 128
 CALMER = 20
-"""In a history with an ordeal the rates of healthy clocks differ so many times less."""
+"""In a history with permanent faults the rates of healthy clocks differ by this factor less."""
 
 Value = str | int | float | bool
 
@@ -77,7 +77,7 @@ class Plan:
 
     settings: Settings
     faults: tuple[Fault, ...]
-    ordeal: Ordeal | None = None
+    permanent: PermanentFaults | None = None
     """What comes after these faults, and stays."""
 
     def without(self, faults: frozenset[int]) -> "Plan":
@@ -197,7 +197,7 @@ STRANGER_SAYS = (5, 40)
 
 
 def plan_with_stranger(seed: int) -> Plan:
-    """The plan of a seed, with a stranger while the other faults last, and without its ordeal."""
+    """The plan of a seed, with a stranger while the other faults last, and without its permanent faults."""
     plan, random = plan_of(seed), Random(f"{seed}/what the stranger says")
     words = [
         Fault(
@@ -212,11 +212,11 @@ def plan_with_stranger(seed: int) -> Plan:
 
 
 def plan_of(seed: int) -> Plan:
-    """The plan of a seed. A third of all seeds have an ordeal."""
+    """The plan of a seed. A third of all seeds have permanent faults."""
     settings = settings_of(seed)
     expires = bool(settings.retention_bytes and settings.snapshot_records)
-    ordeal = ordeal_of(seed, settings.voters, expires=expires)
-    if ordeal is not None:
+    permanent = permanent_faults_of(seed, settings.voters, expires=expires)
+    if permanent is not None:
         settings = replace(settings, rates=tuple(1 + (rate - 1) / CALMER for rate in settings.rates))
     random = Random(f"{seed}/faults")
     kinds = {kind: weight for kind, weight in KINDS.items() if kind in ("cut", "crash") or random.random() < 0.5}
@@ -233,15 +233,15 @@ def plan_of(seed: int) -> Plan:
     if settings.retention_bytes and settings.snapshot_records:
         faults += _absences(settings)
     faults += _promotions(settings, faults)
-    return Plan(settings, tuple(sorted(faults, key=lambda fault: fault.at)), ordeal)
+    return Plan(settings, tuple(sorted(faults, key=lambda fault: fault.at)), permanent)
 
 
 def is_permanent(seed: int, kind: str = "") -> bool:
-    """Whether the history of a seed has an ordeal, and in it an illness of this kind."""
-    if not has_ordeal(seed):
+    """Whether the history of a seed has permanent faults, and among them one of this kind."""
+    if not has_permanent_faults(seed):
         return False
-    ordeal = plan_of(seed).ordeal
-    return ordeal is not None and ordeal.has(kind)
+    permanent = plan_of(seed).permanent
+    return permanent is not None and permanent.has(kind)
 
 
 def calm(settings: Settings) -> Settings:

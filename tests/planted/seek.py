@@ -1,6 +1,6 @@
 """In a copy with a mistake: `python -m tests.planted.seek SEEDS` runs histories until a rule breaks and says which.
 
-With a kind of illness as second argument, only histories in which a minority has that for good.
+With a kind of fault as second argument, only histories in which a minority has that for good.
 """
 
 import json
@@ -18,9 +18,9 @@ from quire.replication.core.invariants import InvariantBroken
 TOP = Path(__file__).resolve().parents[2]
 
 
-def seek(seeds: int, illness: str = "") -> dict[str, object] | None:
+def seek(seeds: int, fault: str = "") -> dict[str, object] | None:
     """The first of so many seeds that breaks something; None if none does."""
-    looked_at = (seed for seed in count() if not illness or is_permanent(seed, illness))
+    looked_at = (seed for seed in count() if not fault or is_permanent(seed, fault))
     for after, seed in enumerate(islice(looked_at, seeds), 1):
         outcome = run(plan_of(seed))
         if outcome.failure:

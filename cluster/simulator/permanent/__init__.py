@@ -1,1 +1,1 @@
-"""Faults that stay: up to a minority of voters is ill for good, and the healthy majority must go on."""
+"""Permanent faults: up to a minority of voters has them, and the healthy majority must make progress."""

@@ -1,37 +1,37 @@
-"""How long healthy majorities took to go on: medians, 99th percentiles and worst cases, for all and for each kind."""
+"""How long healthy majorities were unavailable: medians, 99th percentiles and worst cases, in all and by kind."""
 
 from collections import defaultdict
 
-from .prober import Endured
+from .prober import Unavailability
 
 
 class Distribution:
-    """What the ordeals of many histories cost."""
+    """The unavailability of many histories."""
 
     def __init__(self) -> None:
-        self._endured: list[Endured] = []
+        self._samples: list[Unavailability] = []
 
-    def add(self, endured: Endured | None) -> None:
-        """Add one history; one without an ordeal says nothing."""
-        if endured is not None:
-            self._endured.append(endured)
+    def add(self, unavailability: Unavailability | None) -> None:
+        """Add one history; one without permanent faults says nothing."""
+        if unavailability is not None:
+            self._samples.append(unavailability)
 
     def lines(self) -> list[str]:
-        """A line for all ordeals and one for each kind of illness, in election timeouts."""
-        if not self._endured:
+        """A line for all histories and one for each kind of fault, in election timeouts."""
+        if not self._samples:
             return []
-        by_kind: dict[str, list[Endured]] = defaultdict(list)
-        for endured in self._endured:
-            for kind in endured.kinds:
-                by_kind[kind].append(endured)
-        return [_line(kind, by_kind[kind]) for kind in sorted(by_kind)] + [_line("all", self._endured)]
+        by_kind: dict[str, list[Unavailability]] = defaultdict(list)
+        for unavailability in self._samples:
+            for kind in unavailability.kinds:
+                by_kind[kind].append(unavailability)
+        return [_line(kind, by_kind[kind]) for kind in sorted(by_kind)] + [_line("all", self._samples)]
 
 
-def _line(name: str, endured: list[Endured]) -> str:
-    first, longest, reads = ([getattr(each, what) for each in endured] for what in ("first", "longest", "reads"))
-    elections = max((each.elections for each in endured), default=0)
+def _line(name: str, samples: list[Unavailability]) -> str:
+    first, longest, reads = ([getattr(each, what) for each in samples] for what in ("first", "longest", "reads"))
+    elections = max((each.elections for each in samples), default=0)
     return (
-        f"{name:15} {len(endured):6,} ordeals; to the first write {_spread(first)}; "
+        f"{name:15} {len(samples):6,} histories; to the first write {_spread(first)}; "
         f"longest without one {_spread(longest)}; without a read {_spread(reads)}; at most {elections} elections"
     )
 

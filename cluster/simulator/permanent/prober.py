@@ -15,8 +15,8 @@ READS = 3
 
 
 @dataclass(frozen=True)
-class Endured:
-    """What an ordeal cost, in election timeouts: until the first acknowledged write, and the longest without one.
+class Unavailability:
+    """For how many election timeouts clients were stopped: until the first acknowledged write, and the longest without.
 
     `reads` is the longest without an answered read.
     """
@@ -49,12 +49,14 @@ class Prober(Client):
         """How long nothing was acknowledged by now."""
         return self.schedule.now - self.last_us
 
-    def endured(self, kinds: tuple[str, ...], elections: int) -> Endured:
+    def unavailability(self, kinds: tuple[str, ...], elections: int) -> Unavailability:
         """What was measured by now."""
         first_us = self.waits_us if self.first_us is None else self.first_us
         longest_us = max(self.longest_us, self.waits_us)
         reads_us = max(self.longest_read_us, self.schedule.now - self.last_read_us)
-        return Endured(kinds, first_us / ELECTION_US, longest_us / ELECTION_US, elections, reads_us / ELECTION_US)
+        return Unavailability(
+            kinds, first_us / ELECTION_US, longest_us / ELECTION_US, elections, reads_us / ELECTION_US
+        )
 
     def _probe(self) -> None:
         if self.stopped:

@@ -1,4 +1,4 @@
-"""Whether nodes say truly how fit they are, while some are ill: what operators, load balancers and peers go by."""
+"""Whether nodes report their fitness correctly while some are faulty: operators and peers rely on it."""
 
 from collections.abc import Collection, Mapping
 
@@ -8,41 +8,41 @@ from ..checks import Violation
 from ..clock import MILLISECOND
 from ..nodes import Node
 from ..plan import ELECTION_US
-from .illness import Illness
+from .faults import PermanentFault
 
-LOOKS_EVERY_US = 100 * MILLISECOND
+CHECKED_EVERY_US = 100 * MILLISECOND
 KNOWN_AFTER_US = 10 * ELECTION_US
-"""By then an illness shows, and what an election or a lost link did to a healthy node is over."""
+"""By then a fault shows, and what an election or a lost link did to a healthy node is over."""
 SHOWS = {
     "slow_disk": Level.SLOW_DISK,
     "hung_disk": Level.DISK_HANGS,
     "failed_machine": Level.MACHINE_FAILED,
 }
-"""What a node says that has this illness and no other. A full disk shows at the first append that finds no room, a disk
-that hangs as soon as something is asked of it, a slow one by what it flushes, a failed machine at the next command.
+"""What a node reports that has this fault and no other. A full disk shows at the first append that finds no room, a
+hung disk at the next operation, a slow one by what it flushes, a failed machine at the next command.
 """
 QUIET_AFTER_US = 2 * ELECTION_US
 
 
-class Truth:
-    """Looks at the levels of all nodes, again and again."""
+class FitnessReports:
+    """Checks the reported levels of all nodes, again and again."""
 
-    def __init__(self, patients: Mapping[Node, Collection[Illness]], healthy: Collection[Node], now: int) -> None:
+    def __init__(self, faulty: Mapping[Node, Collection[PermanentFault]], healthy: Collection[Node], now: int) -> None:
         self._expected = {
-            node: SHOWS[illness.kind]
-            for node, illnesses in patients.items()
-            for illness in illnesses
-            if len(illnesses) == 1 and illness.kind in SHOWS
+            node: SHOWS[fault.kind]
+            for node, faults in faulty.items()
+            for fault in faults
+            if len(faults) == 1 and fault.kind in SHOWS
         }
         self._expected |= dict.fromkeys(healthy, Level.FIT)
         self._true_at = dict.fromkeys(self._expected, now)
         self._ends: dict[Node, tuple[int, int]] = dict.fromkeys(self._expected, (-1, now))
 
-    def look(self, now: int) -> None:
-        """Look at them now.
+    def check(self, now: int) -> None:
+        """Check them now.
 
         Raises:
-            Violation: a healthy node has said for long that it is ill, or an ill one that it is not.
+            Violation: a healthy node has long reported a fault, or a faulty one none.
         """
         for node, expected in self._expected.items():
             level = node.running.status().fitness.level if node.process is not None else expected
@@ -52,7 +52,7 @@ class Truth:
                 raise Violation("a node says truly how fit it is", node.node_id, level.name, expected.name)
 
     def _does_not_show(self, node: Node, level: Level, now: int) -> bool:
-        """Whether nothing has met what ails a node: its disk is asked nothing, its machine has applied all there is."""
+        """Whether nothing has met a node's fault: its disk is idle, its machine has applied all there is."""
         if level is Level.DISK_HANGS:
             return node.latency.busy_until <= now
         if level is Level.SLOW_DISK:

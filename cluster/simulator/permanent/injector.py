@@ -1,4 +1,4 @@
-"""Makes nodes ill, and well again."""
+"""Injects permanent faults, and repairs them."""
 
 from random import Random
 
@@ -9,14 +9,14 @@ from ..nemesis import Nemesis
 from ..network import Network
 from ..nodes import Node
 from ..plan import ELECTION_US
-from .illness import Illness
+from .faults import PermanentFault
 
 BACK_AFTER_US = (50 * MILLISECOND, 600 * MILLISECOND)
 AWAY_US = 4 * SECOND
 
 
-class Ward:
-    """Keeps the patients of one ordeal ill until they are discharged."""
+class Injector:
+    """Injects one history's permanent faults, and keeps them up until `repair`."""
 
     def __init__(self, random: Random, network: Network, nemesis: Nemesis, lasts_us: int) -> None:
         self._random = random
@@ -30,12 +30,12 @@ class Ward:
     def _is_over(self) -> bool:
         return self._schedule.now >= self._ends_at
 
-    def admit(self, node: Node, illness: Illness) -> None:
-        """Make a node ill."""
-        node.is_ill = True
+    def inject(self, node: Node, fault: PermanentFault) -> None:
+        """Give a node a fault."""
+        node.is_faulty = True
         faults = self._nemesis.checks.counts.faults
-        faults[illness.kind] = faults.get(illness.kind, 0) + 1
-        match illness.kind, illness.values:
+        faults[fault.kind] = faults.get(fault.kind, 0) + 1
+        match fault.kind, fault.values:
             case "full_disk", _:
                 node.disk.full = True
             case "slow_disk", _:
@@ -62,16 +62,16 @@ class Ward:
                 self._network.fetches_nothing.add(node.node_id)
                 self._nemesis.kill(node, AWAY_US)
             case _:
-                raise ValueError(str(illness))
+                raise ValueError(str(fault))
 
-    def discharge(self, nodes: list[Node]) -> None:
-        """Make all nodes well again."""
+    def repair(self, nodes: list[Node]) -> None:
+        """End all faults."""
         self._network.fetches_nothing.clear()
         self._network.end_cut(self._cut)
         for node in nodes:
             if node.machine_is_broken and node.runs:
                 self._nemesis.kill(node, BACK_AFTER_US[0])
-            node.is_ill = node.machine_is_broken = False
+            node.is_faulty = node.machine_is_broken = False
         self._nemesis.heal()
 
     def _others(self, node: Node) -> list[str]:
