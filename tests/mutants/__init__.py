@@ -1,1 +1,0 @@
-"""Mistakes that a tool draws, or a person without looking at the tests, and which of them the tests find."""
