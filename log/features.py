@@ -1,8 +1,11 @@
-"""The features of this program: what of the formats and of the peers' protocol came after the first stage.
+"""The features of this program: what of the formats and of the peers' protocol a later version may add to.
 
-A cluster may run several versions for a while, so nothing of a feature is logged or sent before a committed record
+A cluster may run several versions for a while, so nothing of a new feature is logged or sent before a committed record
 names it: a `features` record, or the `genesis` of a cluster whose nodes all had it. A leader logs the names that every
 member offers in its hello. A program that lacks a named feature is refused by its peers, and stops applying there.
+
+The features here are those of the first release: every genesis names them. Only the expiry of sessions asks whether
+the log does, so that one without the name replays as it was written.
 """
 
 FITNESS = "fitness"

@@ -261,7 +261,7 @@ class Applier:
                     status = self.sessions.open(frame.header.index, _name(fields), frame.header.timestamp)
                 case "close_session":
                     status = self.sessions.close(fields["session"])
-                case "close_sessions" if SESSION_TTL in self.features:
+                case "close_sessions":
                     return [{"closed": self.sessions.close_all(fields["sessions"])}], []
                 case "genesis" | "members":
                     self._members_index, self._members = frame.header.index, fields.get("members", [])

@@ -9,9 +9,8 @@ from contextlib import closing
 from typing import Any, NamedTuple
 
 from quire.log import (
+    FEATURES,
     HEADER_BYTES,
-    SESSION_TTL,
-    STATE_QUOTA,
     Directory,
     FrameInvalid,
     Kind,
@@ -87,7 +86,7 @@ class Genesis(NamedTuple):
 
 
 def make_genesis(
-    members: Members, machine: tuple[str, int], initial: Any, config: ServeConfig, features: Collection[str] = ()
+    members: Members, machine: tuple[str, int], initial: Any, config: ServeConfig, features: Collection[str] = FEATURES
 ) -> bytes:
     """A genesis frame with a new cluster_id, for index 0 and epoch 0. `features` are those that all members offer."""
     value: dict[str, Any] = {
@@ -102,15 +101,11 @@ def make_genesis(
             "max_sessions": MAX_SESSIONS,
             "session_bytes": SESSION_BYTES,
             "sessions_bytes": SESSIONS_BYTES,
+            "session_ttl_s": config.session_ttl_s,
+            "state_bytes": config.state_bytes,
         },
+        "features": sorted(features),
     }
-    if SESSION_TTL in features:
-        value["limits"]["session_ttl_s"] = config.session_ttl_s
-    if STATE_QUOTA in features:
-        # A genesis with the limit names the feature, so nobody who does not know the limit applies its log.
-        value["limits"]["state_bytes"] = config.state_bytes
-    if features:
-        value["features"] = sorted(features)
     return encode_frame(
         index=0, epoch=0, timestamp=wall_clock(), count=1, prev_crc32c=0, kind=Kind.SYSTEM, payload=encode_system(value)
     )

@@ -185,9 +185,9 @@ class Node:
     def routes(self) -> list[web.RouteDef]:
         """The routes for peers, on the same port as the clients'."""
         return [
-            *(web.get(path, self._serve_peer) for path in PATHS["peer"]),
-            *(web.get(path, self._serve_stream) for path in PATHS["stream"]),
-            *(web.get(path, self._serve_snapshot) for path in PATHS["snapshot"]),
+            web.get(PATHS["peer"], self._serve_peer),
+            web.get(PATHS["stream"], self._serve_stream),
+            web.get(PATHS["snapshot"], self._serve_snapshot),
         ]
 
     async def _serve_snapshot(self, request: web.Request) -> web.StreamResponse:

@@ -175,8 +175,6 @@ class Network:
     streams: list[Stream] = field(default_factory=list)
     fetches_nothing: set[str] = field(default_factory=set)
     """Nodes whose requests for snapshots are never answered: they give each up after a while."""
-    features: frozenset[str] = frozenset()
-    """Those in which messages are encoded, as after a record of the log that names them."""
 
     def delay(self, route: tuple[str, str]) -> int:
         """The delay of a message sent now, in microseconds."""
@@ -302,7 +300,7 @@ class Network:
         link = self.links.get((source.node_id, node_id))
         if link is None or link.pipe is None or link.pipe is not link.known:
             return
-        data = encode(message, self.features)
+        data = encode(message)
         arguments = (link.target, link.target_life, source.node_id, source.disk_id, data)
         link.pipe.put(self._arrive, *arguments)
         if self.random.random() < self.weather.double_chance:
@@ -352,7 +350,7 @@ class Network:
 
     def send_up(self, stream: Stream, message: Open | Ack | CrcMismatch) -> None:
         """Send from the follower to the leader."""
-        stream.up.put(stream.leader.run, stream.leader_life, self._arrive_up, stream, encode(message, self.features))
+        stream.up.put(stream.leader.run, stream.leader_life, self._arrive_up, stream, encode(message))
 
     def _arrive_up(self, stream: Stream, data: bytes) -> None:
         message, leader = decode_stream(data), stream.leader

@@ -64,7 +64,7 @@ class Stranger:
         message, self._checks.is_lied_to = self._message(target, other, word), True
         if isinstance(message, Heartbeat):
             self._checks.forged.add((message.promise.epoch, message.promise.candidate, message.promise.incarnation))
-        heard = decode_peer(encode(message, self._random.choice(((), ("fitness",)))))
+        heard = decode_peer(encode(message))
         if not isinstance(heard, CoreMessage):
             raise AssertionError(f"{heard} is not for the core")
         disk_id = other.disk_id if self._random.random() < 0.7 else self._random.randbytes(16)

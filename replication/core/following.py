@@ -117,8 +117,7 @@ class Following:
     def tick(self) -> None:
         """Dial if there is no stream, the promise is on disk and the leader is heard. Close a stream that is silent."""
         state = self.state
-        if not self._may_be_silent:
-            self._look_at_stream()
+        self._look_at_stream()
         if self.stream and self.stream.held_for and not state.fitness.lacks_room:
             self.close_stream("there is room again")
             self._dial_at = state.now
@@ -130,12 +129,6 @@ class Following:
         self._failures = min(self._failures + 1, MAX_BACKOFF_DOUBLINGS)
         self.stream = Upstream(state.next_stream_id(), state.now)
         state.act(actions.DialStream(self.stream.stream_id, self.leader.candidate))
-
-    @property
-    def _may_be_silent(self) -> bool:
-        """Whether the leader is of the first stage (its hello offers nothing): on an idle stream it says nothing."""
-        stream, offered = self.stream, self.state.offers.get(self.leader.candidate)
-        return stream is not None and stream.step is Step.MATCHED and offered == frozenset()
 
     def _look_at_stream(self) -> None:
         """Close a stream on which nothing came for three election timeouts: a leader says something on each in one.

@@ -1,14 +1,12 @@
 """The handshake of every peer connection (rule 10): who is this, of which cluster, and does it know the secret?
 
-    dialled -> dialler   Challenge {protocol, nonce}
+    dialled -> dialler   Challenge {protocols, nonce}
     dialler -> dialled   Hello {protocol, purpose, info, nonce, mac}
     dialled -> dialler   Welcome {info, mac}   or   Refused {code, reason}, and the end
 
-The first stage's hello is protocol 1, at the first of two paths. At the second, `/peer/2` and below it, a challenge
-names the lowest and the highest protocol of its speaker, a hello the one that it chose, and an info the features that
-its program offers; from protocol 3 on also the fingerprint of its machine's code, which no rule reads. A dialler tries
-the second path first, and the first one after a 404. While the log names no feature either will do; after that a peer
-that does not offer all of them is refused, at the first path always.
+A challenge names the lowest and the highest protocol of its speaker, a hello the one that the dialler chose. An info
+has the features that its speaker's program offers, and the fingerprint of its machine's code, which no rule reads. A
+peer that does not offer a feature which the log names is refused.
 
 `mac` is HMAC-SHA256 over the protocol (and the challenge's range), the speaker's role, both nonces, the purpose and its
 PeerInfo, so neither a replay nor a reflection passes, and nobody on the way can lower the protocol. Without a peer
@@ -22,7 +20,6 @@ import os
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from functools import partial
-from http import HTTPStatus
 from typing import Any
 
 from aiohttp import (
@@ -31,7 +28,6 @@ from aiohttp import (
     ClientWebSocketResponse,
     ClientWSTimeout,
     WSMsgType,
-    WSServerHandshakeError,
     web,
 )
 
@@ -43,22 +39,14 @@ from .sockets import Socket, close_socket, drop_frames, of_a_stranger
 from .trust import Trust
 from .wire import MAX_MESSAGE_BYTES, MAX_U64, BadMessage
 
-PROTOCOL = 1
-SECOND_PROTOCOL = 2
-CODE_PROTOCOL = 3
-LOWEST_PROTOCOL, HIGHEST_PROTOCOL = SECOND_PROTOCOL, CODE_PROTOCOL  # Of those that name a range.
-INFO_FIELDS = {PROTOCOL: 5, SECOND_PROTOCOL: 6, CODE_PROTOCOL: 7}
+LOWEST_PROTOCOL, HIGHEST_PROTOCOL = 1, 1  # Of those that this program speaks.
+INFO_FIELDS = 7
 PEER_PATH = "/peer"
 STREAM_PATH = "/peer/stream"
 SNAPSHOT_PATH = "/peer/snapshot"
-PATHS = {
-    "peer": (PEER_PATH, "/peer/2"),
-    "stream": (STREAM_PATH, "/peer/2/stream"),
-    "snapshot": (SNAPSHOT_PATH, "/peer/2/snapshot"),
-}
-"""For each purpose of a connection: the path of the first protocol, and that of the later ones."""
-PEER_PATHS = frozenset(path for paths in PATHS.values() for path in paths)
-"""Every path that peers dial; each connection begins with a hello."""
+PATHS = {"peer": PEER_PATH, "stream": STREAM_PATH, "snapshot": SNAPSHOT_PATH}
+"""The path of each purpose of a connection. Every connection begins with a hello."""
+PEER_PATHS = frozenset(PATHS.values())
 NONCE_BYTES = 16
 ID_BYTES = 16
 NO_CLUSTER = bytes(ID_BYTES)
@@ -85,9 +73,8 @@ WS_TIMEOUT = ClientWSTimeout(ws_close=1.0)  # pyright: ignore[reportCallIssue]  
 class PeerInfo:
     """What a node says of itself. `cluster_id` is all zeros while it is unformatted.
 
-    `features` are what its program offers: none in the first protocol. `requires` are those that its log names; it does
-    not send them, but refuses a peer that lacks one. `code` is the fingerprint of its machine's code, `UNKNOWN_CODE`
-    before protocol 3 and of a machine without source.
+    `features` are what its program offers. `requires` are those that its log names; it does not send them, but refuses
+    a peer that lacks one. `code` is the fingerprint of its machine's code, `UNKNOWN_CODE` of a machine without source.
     """
 
     cluster_id: bytes
@@ -134,22 +121,20 @@ LINK_FAILURES = (ClientError, OSError, asyncio.TimeoutError, BadMessage, PeerRef
 """What ends a peer connection without a fault of this program."""
 
 
-def _row(info: PeerInfo, protocol: int) -> list[Any]:
-    row = [info.cluster_id, info.node_id, info.disk_id, info.incarnation, info.address]
-    return [*row, sorted(info.features), info.code][: INFO_FIELDS[protocol]]
+def _row(info: PeerInfo) -> list[Any]:
+    identity = [info.cluster_id, info.node_id, info.disk_id, info.incarnation, info.address]
+    return [*identity, sorted(info.features), info.code]
 
 
-def _peer_info(row: Any, protocol: int) -> PeerInfo:
-    if type(row) is not list or len(row) != INFO_FIELDS[protocol]:
+def _peer_info(row: Any) -> PeerInfo:
+    if type(row) is not list or len(row) != INFO_FIELDS:
         raise BadMessage("a hello of another shape")
-    cluster_id, node_id, disk_id, incarnation, address = row[:5]
+    cluster_id, node_id, disk_id, incarnation, address, features, code = row
     ids = type(cluster_id) is bytes and type(disk_id) is bytes and len(cluster_id) == len(disk_id) == ID_BYTES
     named = type(node_id) is str and NODE_ID.fullmatch(node_id) is not None and is_address(address)
     if not ids or not named or type(incarnation) is not int or not 0 <= incarnation <= MAX_U64:
         raise BadMessage("a hello of another shape")
-    features = _features(row[5]) if row[5:] else frozenset[str]()
-    code = _code(row[6]) if row[6:] else UNKNOWN_CODE
-    return PeerInfo(cluster_id, node_id, disk_id, incarnation, address, features, code=code)
+    return PeerInfo(cluster_id, node_id, disk_id, incarnation, address, _features(features), code=_code(code))
 
 
 def is_address(address: Any) -> bool:
@@ -184,16 +169,14 @@ def mac(
     dialler_nonce: bytes,
     purpose: str,
     info: PeerInfo,
-    protocol: int = PROTOCOL,
+    protocol: int = HIGHEST_PROTOCOL,
     offered: tuple[int, int] = (LOWEST_PROTOCOL, HIGHEST_PROTOCOL),
 ) -> bytes:
     """The proof that the speaker knows the secret; empty without one. `offered` is the range of the challenge."""
     if secret is None:
         return b""
-    spoken = protocol if protocol == PROTOCOL else [protocol, *offered]
-    return hmac.digest(
-        secret, pack([spoken, role, dialled_nonce, dialler_nonce, purpose, _row(info, protocol)]), "sha256"
-    )
+    said = [[protocol, *offered], role, dialled_nonce, dialler_nonce, purpose, _row(info)]
+    return hmac.digest(secret, pack(said), "sha256")
 
 
 def check_peer(me: PeerInfo, peer: PeerInfo) -> None:
@@ -210,11 +193,6 @@ def check_peer(me: PeerInfo, peer: PeerInfo) -> None:
         raise PeerRefused(
             LACKS_FEATURES, f"{peer.node_id} lacks {', '.join(lacking)}, which this cluster uses: upgrade that node"
         )
-
-
-def protocol_of(path: str) -> int:
-    """Which protocol is spoken at a path of `PEER_PATHS`."""
-    return PROTOCOL if path in (PEER_PATH, STREAM_PATH, SNAPSHOT_PATH) else SECOND_PROTOCOL
 
 
 async def _receive(socket: Socket, length: int) -> list[Any]:
@@ -245,30 +223,25 @@ async def _receive(socket: Socket, length: int) -> list[Any]:
     return row
 
 
-def _check_protocol(spoken: Any, protocol: int) -> None:
-    if spoken != protocol:
-        raise PeerRefused("protocol", f"the peer speaks protocol {spoken!r:.40}, this node {protocol}")
+def _other_protocol(spoken: Any) -> PeerRefused:
+    ours = f"{LOWEST_PROTOCOL} to {HIGHEST_PROTOCOL}"
+    return PeerRefused("protocol", f"the peer speaks protocol {spoken!r:.40}, this node {ours}")
 
 
-def _protocol_of_hello(spoken: Any, path_of: int) -> int:
-    """The protocol that a dialler chose, of those of its path."""
-    if path_of != PROTOCOL and type(spoken) is int and LOWEST_PROTOCOL <= spoken <= HIGHEST_PROTOCOL:
+def _protocol_of_hello(spoken: Any) -> int:
+    """The protocol that a dialler chose."""
+    if type(spoken) is int and LOWEST_PROTOCOL <= spoken <= HIGHEST_PROTOCOL:
         return spoken
-    _check_protocol(spoken, path_of)
-    return path_of
+    raise _other_protocol(spoken)
 
 
-def _protocol_of_challenge(spoken: Any, path_of: int) -> tuple[int, tuple[int, int]]:
+def _protocol_of_challenge(spoken: Any) -> tuple[int, tuple[int, int]]:
     """The protocol to speak, the highest that both ends know, and the range that the challenge names."""
-    if path_of == PROTOCOL:
-        _check_protocol(spoken, PROTOCOL)
-        return PROTOCOL, (PROTOCOL, PROTOCOL)
     match spoken:
         case [int(lowest), int(highest)] if lowest <= HIGHEST_PROTOCOL and highest >= LOWEST_PROTOCOL:
             return min(highest, HIGHEST_PROTOCOL), (lowest, highest)
         case _:
-            ours = f"{LOWEST_PROTOCOL} to {HIGHEST_PROTOCOL}"
-            raise PeerRefused("protocol", f"the peer speaks protocols {spoken!r:.40}, this node {ours}")
+            raise _other_protocol(spoken)
 
 
 def _proved(
@@ -299,8 +272,8 @@ async def dial(
 ) -> tuple[ClientWebSocketResponse, PeerInfo]:
     """Dial a peer at HOST:PORT and shake hands; return the socket and the peer. On an error nothing stays open.
 
-    `purpose` is one of `PATHS`. A peer of the first stage answers the second path with 404: then the first. `me` is
-    asked again after the hello: what this node requires may have become more while it lasted.
+    `purpose` is one of `PATHS`. `me` is asked again after the hello: what this node requires may have become more while
+    it lasted.
 
     Without `ping_s` the caller pings, and reads the peer's pings and pongs as messages.
 
@@ -309,11 +282,17 @@ async def dial(
     """
     try:
         async with asyncio.timeout(HELLO_TIMEOUT_S):
-            socket, protocol = await _connect(session, address, purpose, ping_s)
+            socket = await session.ws_connect(
+                f"http://{address}{PATHS[purpose]}",
+                max_msg_size=MAX_MESSAGE_BYTES,
+                timeout=WS_TIMEOUT,
+                heartbeat=ping_s,
+                autoping=ping_s is not None,
+            )
             try:
                 nonce = os.urandom(NONCE_BYTES)
                 with of_a_stranger(socket, MAX_UNPROVED_BYTES):
-                    peer = await dial_hello(socket, me(), expected_node_id, purpose, secret, nonce, protocol)
+                    peer = await dial_hello(socket, me(), expected_node_id, purpose, secret, nonce)
                     check_peer(me(), peer)
             except BaseException:
                 await close_socket(socket)
@@ -324,26 +303,6 @@ async def dial(
         raise
 
 
-async def _connect(
-    session: ClientSession, address: str, purpose: str, ping_s: float | None
-) -> tuple[ClientWebSocketResponse, int]:
-    """Open a WebSocket at the second path, after a 404 at the first; return it with the protocol of the path."""
-    first, second = PATHS[purpose]
-    open_path = partial(
-        session.ws_connect,
-        max_msg_size=MAX_MESSAGE_BYTES,
-        timeout=WS_TIMEOUT,
-        heartbeat=ping_s,
-        autoping=ping_s is not None,
-    )
-    try:
-        return await open_path(f"http://{address}{second}"), SECOND_PROTOCOL
-    except WSServerHandshakeError as error:
-        if error.status != HTTPStatus.NOT_FOUND:
-            raise
-    return await open_path(f"http://{address}{first}"), PROTOCOL
-
-
 async def dial_hello(
     socket: ClientWebSocketResponse,
     me: PeerInfo,
@@ -351,22 +310,21 @@ async def dial_hello(
     purpose: str,
     secret: bytes | None,
     nonce: bytes,
-    path_of: int = PROTOCOL,
 ) -> PeerInfo:
-    """Shake hands on a socket that this node dialled at the path of that protocol; return the peer.
+    """Shake hands on a socket that this node dialled; return the peer.
 
     Raises:
         PeerRefused: either side refuses the other.
         BadMessage, ConnectionResetError: the peer does not speak this protocol, or is gone.
     """
     spoken, dialled_nonce = await _receive(socket, 2)
-    protocol, offered = _protocol_of_challenge(spoken, path_of)
+    protocol, offered = _protocol_of_challenge(spoken)
     if type(dialled_nonce) is not bytes or len(dialled_nonce) != NONCE_BYTES:
         raise BadMessage("a challenge of another shape")
     proof = mac(secret, "dialler", dialled_nonce, nonce, purpose, me, protocol, offered)
-    await socket.send_bytes(pack([protocol, purpose, _row(me, protocol), nonce, proof]))
+    await socket.send_bytes(pack([protocol, purpose, _row(me), nonce, proof]))
     row, given = await _receive(socket, 2)
-    peer = _peer_info(row, protocol)
+    peer = _peer_info(row)
     expected = mac(secret, "dialled", dialled_nonce, nonce, purpose, peer, protocol, offered)
     _proved(() if secret is None else (secret,), lambda _: expected, given, expected_node_id)
     check_peer(me, peer)
@@ -386,9 +344,8 @@ async def answer_hello(
     secrets: tuple[bytes, ...],
     nonce: bytes,
     admit: Admit | None = None,
-    path_of: int = PROTOCOL,
 ) -> PeerInfo:
-    """Answer a hello on a socket that a peer dialled at the path of that protocol; return the peer.
+    """Answer a hello on a socket that a peer dialled; return the peer.
 
     The peer must prove one of the secrets; it gets a proof of the same one. `admit` may refuse it.
 
@@ -396,12 +353,11 @@ async def answer_hello(
         PeerRefused: this node refuses it, and has sent it the reason.
         BadMessage, ConnectionResetError: the peer does not speak this protocol, or is gone.
     """
-    first = path_of == PROTOCOL
-    await socket.send_bytes(pack([PROTOCOL if first else [LOWEST_PROTOCOL, HIGHEST_PROTOCOL], nonce]))
+    await socket.send_bytes(pack([[LOWEST_PROTOCOL, HIGHEST_PROTOCOL], nonce]))
     spoken, asked, row, dialler_nonce, given = await _receive(socket, 5)
     try:
-        protocol = _protocol_of_hello(spoken, path_of)
-        peer = _peer_info(row, protocol)
+        protocol = _protocol_of_hello(spoken)
+        peer = _peer_info(row)
         if asked != purpose or type(dialler_nonce) is not bytes or len(dialler_nonce) != NONCE_BYTES:
             raise BadMessage("a hello of another shape")
         secret = _proved(
@@ -417,7 +373,7 @@ async def answer_hello(
         await socket.send_bytes(pack(["refused", error.code, error.reason]))
         raise
     proof = mac(secret, "dialled", nonce, dialler_nonce, purpose, me, protocol)
-    await socket.send_bytes(pack([_row(me, protocol), proof]))
+    await socket.send_bytes(pack([_row(me), proof]))
     return peer
 
 
@@ -480,8 +436,8 @@ class HelloServer:
         if (doubt := self._trust.doubt_of_caller(request.remote)) is not None:
             await socket.send_bytes(pack(["refused", STRANGER, doubt]))
             raise PeerRefused(STRANGER, doubt)
-        nonce, protocol, admit = os.urandom(NONCE_BYTES), protocol_of(request.path), partial(self._believe, socket)
-        return await answer_hello(socket, self._me(), self._purpose, self._trust.secrets, nonce, admit, protocol)
+        nonce, admit = os.urandom(NONCE_BYTES), partial(self._believe, socket)
+        return await answer_hello(socket, self._me(), self._purpose, self._trust.secrets, nonce, admit)
 
     async def _believe(self, socket: web.WebSocketResponse, peer: PeerInfo) -> None:
         """Admit a peer that proved a secret, if this node has one."""

@@ -134,7 +134,7 @@ class Link:
     def send(self, message: PeerMessage) -> None:
         """Queue a message. Beyond the limit the oldest are dropped, and all of them when the link breaks."""
         if self.peer is not None:
-            self._waiting.append(encode(message, self._events.me().requires))
+            self._waiting.append(encode(message))
             self._wake.set()
 
     def redial_now(self) -> None:

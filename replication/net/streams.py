@@ -192,7 +192,7 @@ class UpstreamSocket:
         if self._outbox is not None:
             if isinstance(message, Ack):
                 self._outbox.drop_waiting()
-            self._outbox.send(encode(message, self._events.me().requires))
+            self._outbox.send(encode(message))
 
     def close(self) -> "asyncio.Task[None]":
         """Hang up; no event of this stream follows. Await the returned task to know that it has ended."""

@@ -9,11 +9,11 @@ A shipment larger than a message is cut anywhere. `FrameAssembler` joins the mes
 """
 
 import struct
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Iterator
 from itertools import pairwise
 from typing import Any, NamedTuple, TypeVar
 
-from quire.log import FITNESS, HEADER_BYTES, FrameInvalid, PayloadInvalid, UnknownVersion, decode_header, pack, unpack
+from quire.log import HEADER_BYTES, FrameInvalid, PayloadInvalid, UnknownVersion, decode_header, pack, unpack
 
 from ..core.members import NODE_ID
 from ..core.messages import (
@@ -141,16 +141,15 @@ def _verb(value: Any) -> OpenVerb:
 _DIGEST = _octets(16, 16)
 _REASON = _text(MAX_REASON)
 
-# Type -> (class, its fields in order). A type number is never reused. The rows of SECOND end in fields that the first
-# stage lacks: they are sent once the log names the feature, and understood always.
+# Type -> (class, its fields in order). A type number is never reused.
 _PEER: dict[int, tuple[Callable[..., PeerMessage], tuple[Callable[[Any], Any], ...]]] = {
     1: (GenesisOffer, (_octets(64, MAX_GENESIS_BYTES), _flag)),
-    2: (PreVote, (_u64, _last, _promise_or_none)),
-    3: (PreVoteAnswer, (_u64, _flag, _u64, _last, _u64)),
+    2: (PreVote, (_u64, _last, _promise_or_none, _u64)),
+    3: (PreVoteAnswer, (_u64, _flag, _u64, _last, _u64, _u64)),
     4: (VoteRequest, (_promise, _last)),
     5: (VoteAnswer, (_promise, _flag, _u64, _u64)),
-    6: (Heartbeat, (_promise, _u64, _u64)),
-    7: (HeartbeatEcho, (_u64, _u64, _u64)),
+    6: (Heartbeat, (_promise, _u64, _u64, _u64)),
+    7: (HeartbeatEcho, (_u64, _u64, _u64, _u64, _u64)),
     8: (PositionReport, (_u64, _u64, _DIGEST)),
     9: (LagReport, (_u64, _u64, _u64)),
     10: (Campaign, (_promise_or_none,)),
@@ -159,18 +158,10 @@ _PEER: dict[int, tuple[Callable[..., PeerMessage], tuple[Callable[[Any], Any], .
     13: (ControlMessage, (_octets(1, MAX_CONTROL_BYTES),)),
 }
 _STREAM: dict[int, tuple[Callable[..., StreamMessage], tuple[Callable[[Any], Any], ...]]] = {
-    32: (Open, (_promise, _epochs, _u64, _u64, _u64)),
+    32: (Open, (_promise, _epochs, _u64, _u64, _u64, _REASON)),
     33: (OpenAnswer, (_verb, _u64, _u32, _REASON, _u64)),
     34: (Ack, (_u64, _u64, _u64, _DIGEST)),
     35: (CrcMismatch, (_u64, _u32)),
-}
-_CHECKS = dict[int, tuple[Callable[[Any], Any], ...]]
-SECOND: _CHECKS = {
-    2: (_u64,),
-    3: (_u64,),
-    6: (_u64,),
-    7: (_u64, _u64),
-    32: (_REASON,),
 }
 _TYPES: dict[Any, int] = {row[0]: number for table in (_PEER, _STREAM) for number, row in table.items()}
 
@@ -181,13 +172,10 @@ def _plain(value: Any) -> Any:
     return str(value) if isinstance(value, OpenVerb) else value
 
 
-def encode(message: PeerMessage | StreamMessage, features: Collection[str] = ()) -> bytes:
-    """Encode a message. `features` are those that the log names: without them, in the first stage's shape."""
-    number = _TYPES[type(message)]
-    names = tuple(type(message).__slots__)
-    if FITNESS not in features:
-        names = names[: len((_PEER.get(number) or _STREAM[number])[1])]
-    return pack([number, *(_plain(getattr(message, name)) for name in names)])
+def encode(message: PeerMessage | StreamMessage) -> bytes:
+    """Encode a message."""
+    fields = (_plain(getattr(message, name)) for name in type(message).__slots__)
+    return pack([_TYPES[type(message)], *fields])
 
 
 def decode_peer(data: bytes) -> PeerMessage:
@@ -216,8 +204,6 @@ def _decode(data: bytes, table: dict[int, tuple[Callable[..., M], tuple[Callable
     if type(row) is not list or not row or type(row[0]) is not int or row[0] not in table:
         raise BadMessage("an unknown type")
     build, checks = table[row[0]]
-    if len(row) > len(checks) + 1:
-        checks += SECOND.get(row[0], ())
     fields = _row(row, len(checks) + 1)[1:]
     return build(*(check(field) for check, field in zip(checks, fields, strict=True)))
 

@@ -45,7 +45,7 @@ KINDS = {
     GET: ("GET /status", ""),
     POST: ("POST /records", "Content-Length: 1\r\n"),  # An untyped blob, as a page can send it.
     STREAM: ("GET /commands/stream?session={session}", UPGRADE),
-    PEER: ("GET /peer/2", UPGRADE),
+    PEER: ("GET /peer", UPGRADE),
     HEALTH: ("GET /healthz", ""),
 }
 HOSTS = {
@@ -348,7 +348,7 @@ async def test_no_other_page_may_ask_first_or_read_an_answer(site: Site) -> None
         (head_of("GET /status", "stranger.example"), 403),
         (head_of("GET /nowhere", "localhost"), 404),
         (head_of("GET /status", "localhost", "Expect: banana"), 417),
-        (head_of("GET /peer/2", "localhost") + UPGRADE, 101),
+        (head_of("GET /peer", "localhost") + UPGRADE, 101),
         ("NONSENSE\r\n", 400),
         ("GET /status HTTP/1.1\r\n", 400),
     ],

@@ -81,8 +81,8 @@ REFUSED = {
     "no route": b"GET /nowhere HTTP/1.1\r\nHost: localhost\r\n\r\n",
     "no route for a WebSocket": opening("/nowhere"),
     "no such method": b"PUT /peer HTTP/1.1\r\nHost: localhost\r\n\r\n",
-    "no WebSocket": b"GET /peer/2 HTTP/1.1\r\nHost: localhost\r\n\r\n",
-    "no version": opening("/peer/2").replace(b"Version: 13", b"Version: 99"),
+    "no WebSocket": b"GET /peer HTTP/1.1\r\nHost: localhost\r\n\r\n",
+    "no version": opening("/peer").replace(b"Version: 13", b"Version: 99"),
     "no stream": opening("/commands/stream?session=0"),
     "no session": opening("/commands/stream?session=77"),
     "not HTTP": b"\x16\x03\x01\x02\x00\x01\r\n\r\n",
@@ -90,7 +90,7 @@ REFUSED = {
     "no JSON": POST.replace(b"100\r\nExpect: 100-continue", b"1") + b"{",
     "another host": b"GET /status HTTP/1.1\r\nHost: elsewhere.example\r\n\r\n",
     "another origin": b"GET /status HTTP/1.1\r\nHost: localhost\r\nOrigin: http://elsewhere.example\r\n\r\n",
-    "an origin at a peer's path": opening("/peer/2", "Origin: http://localhost\r\n"),
+    "an origin at a peer's path": opening("/peer", "Origin: http://localhost\r\n"),
 }
 """Requests that are refused, by what they lack."""
 

@@ -71,7 +71,7 @@ async def first_message(stranger: Stranger, data: bytes, compress: int | None = 
     done = set[str]()
     for node_id in stranger.cluster.nodes:
         for purpose in PATHS:
-            path = PATHS[purpose][-1]
+            path = PATHS[purpose]
             async with stranger.opened(node_id, path) as socket:
                 await socket.receive()  # The challenge.
                 try:
@@ -103,7 +103,7 @@ async def compressed_hello(stranger: Stranger) -> str:
 async def silent_hellos(stranger: Stranger) -> str:
     """A member's hello is answered beside them, and each of them ends."""
     nodes = list(stranger.cluster.nodes)
-    url = f"http://{stranger.cluster.address(nodes[0])}{PATHS['peer'][-1]}"
+    url = f"http://{stranger.cluster.address(nodes[0])}{PATHS['peer']}"
     silent = [await stranger.cluster.session.ws_connect(url) for _ in range(SILENT)]
     member = replica_of(stranger.cluster, nodes[1]).network
     for link in list(member._links.values()):  # pyright: ignore[reportPrivateUsage]
@@ -290,7 +290,7 @@ async def halted(running: RunningNode, why: str) -> None:
 async def on_stream(stranger: Stranger, opening: Open, believed: str, *more: bytes) -> str:
     try:
         async with stranger.dialled(stranger.leader, "stream") as socket:
-            await socket.send_bytes(encode(opening, {"fitness"}))
+            await socket.send_bytes(encode(opening))
             for data in more:
                 await socket.send_bytes(data)
             said = await answer_on(socket)

@@ -396,8 +396,8 @@ async def test_a_subprotocol_that_a_stranger_asks_for_is_not_in_the_journal() ->
     lines = Lines()
     configure_logging("info", "console", "n1", lines)
     async with (
-        listening({"/peer/2": serve}) as address,
-        opened(address, "/peer/2", "Sec-WebSocket-Protocol: x\r\n") as (_, _, head),
+        listening({"/peer": serve}) as address,
+        opened(address, "/peer", "Sec-WebSocket-Protocol: x\r\n") as (_, _, head),
     ):
         assert " 101 " in head
     assert lines.text == ""

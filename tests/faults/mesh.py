@@ -25,7 +25,7 @@ from tests.ports import HOST, free_port
 from tests.processes.cluster import Cluster
 
 CALL_DEADLINE_S = 30.0
-CONTROL_PATHS = ("/peer", "/peer/2")
+CONTROL_PATHS = ("/peer",)
 PORT_TRIES = 50
 
 T = TypeVar("T")

@@ -94,7 +94,7 @@ def main() -> int:
     parser.add_argument("--only", action="append", choices=sorted(BAD_HELLOS), help="a kind; by default, all")
     parser.add_argument("--purpose", choices=sorted(PATHS), default="peer", help="of the connections")
     arguments = parser.parse_args()
-    kinds, path = arguments.only or list(BAD_HELLOS), PATHS[arguments.purpose][1]
+    kinds, path = arguments.only or list(BAD_HELLOS), PATHS[arguments.purpose]
     with TemporaryDirectory(prefix="hellos-") as folder, ending_clusters(Path(folder)) as clusters:
         figures = run(formed(clusters, Path(folder)), kinds, arguments.count, path)
     sys.stdout.write(json.dumps({kind: each._asdict() for kind, each in figures.items()}, indent=2) + "\n")

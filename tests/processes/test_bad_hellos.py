@@ -18,6 +18,6 @@ GROWTH_BYTES = 1 << 20
 def test_bad_hellos_leave_a_node_its_memory_its_turns_and_its_leadership(clusters: Clusters, tmp_path: Path) -> None:
     """The fixture asserts that no turn of a loop was long."""
     cluster = formed(clusters, tmp_path)
-    for purpose, (_, path) in PATHS.items():
+    for purpose, path in PATHS.items():
         figures = run(cluster, list(BAD_HELLOS), COUNT, path)
         assert sum(each.grown_bytes[1] for each in figures.values()) < GROWTH_BYTES, f"{purpose}: {figures}"

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from quire.log import pack
 from quire.log.packing import array_head
-from quire.replication.net.hello import PROTOCOL
+from quire.replication.net.hello import HIGHEST_PROTOCOL as PROTOCOL
 from tests.replication.loopback import HOST, who
 from tests.replication.recorder import NONCE
 

@@ -7,19 +7,19 @@ from aiohttp import ClientWebSocketResponse
 from aiohttp.web import WebSocketResponse
 
 from quire.cluster.node.membership import error_of
-from quire.log import FEATURES, Kind, decode_system, pack, unpack, walk_frames
+from quire.log import Kind, decode_system, pack, unpack, walk_frames
 from quire.replication.core import events
 from quire.replication.core.changing import NotConnected
 from quire.replication.core.fitness import Level
-from quire.replication.core.messages import Heartbeat, HeartbeatEcho, Last, Open, PreVote, PreVoteAnswer, Promise
+from quire.replication.core.messages import Promise
 from quire.replication.net.hello import PeerInfo, PeerRefused, answer_hello, check_peer, dial_hello, mac
-from quire.replication.net.wire import BadMessage, decode_peer, decode_stream, encode
+from quire.replication.net.wire import BadMessage
 from tests.replication.loopback import who
 from tests.replication.test_hello import DIALLED_NONCE, DIALLER_NONCE, meet
 from tests.replication.world import SimNode, World
 
 PROMISE = Promise(7, "n1", 99)
-NEW = frozenset({"fitness"})
+NEW = frozenset({"later"})
 
 
 def leading(world: World) -> SimNode:
@@ -64,7 +64,7 @@ def test_features_are_logged_once_when_every_member_offers_them(world: World) ->
     ticked(leader)
     ticked(leader, NEW)
 
-    assert features_logged(leader) == [["fitness"]]
+    assert features_logged(leader) == [["later"]]
 
 
 def test_features_that_the_log_had_no_room_for_are_logged_when_there_is_some(world: World) -> None:
@@ -82,7 +82,7 @@ def test_features_that_the_log_had_no_room_for_are_logged_when_there_is_some(wor
     world.run_until(lambda: bool(features_logged(leader)))
     world.run_for(10)
 
-    assert features_logged(leader) == [["fitness"]]
+    assert features_logged(leader) == [["later"]]
 
 
 def test_a_member_that_is_not_connected_may_be_an_earlier_version(world: World) -> None:
@@ -115,7 +115,7 @@ def test_a_leader_that_has_not_applied_what_earlier_ones_logged_logs_no_features
     ticked(leader, NEW)  # It finds that the log names them already.
     assert features_logged(leader) == []
     ticked(leader)
-    assert features_logged(leader) == [["fitness"]]
+    assert features_logged(leader) == [["later"]]
 
 
 def test_a_leader_that_transfers_logs_no_features_until_that_has_failed(world: World) -> None:
@@ -130,7 +130,7 @@ def test_a_leader_that_transfers_logs_no_features_until_that_has_failed(world: W
 
     world.run_until(lambda: bool(leader.transfers_ended))
     ticked(leader)
-    assert features_logged(leader) == [["fitness"]]
+    assert features_logged(leader) == [["later"]]
 
 
 def test_a_node_that_lacks_a_feature_in_use_is_not_promoted(world: World) -> None:
@@ -139,50 +139,21 @@ def test_a_node_that_lacks_a_feature_in_use_is_not_promoted(world: World) -> Non
 
     leader.step(events.PromoteRequested(1, "n3", "h:3"))
 
-    assert leader.changes[1] == NotConnected(("n2",), ("fitness",))
-    error = error_of(NotConnected(("n2",), ("fitness",)), "n3", lambda: None)
-    assert str(error) == "n3 lacks fitness, which this cluster uses; upgrade that node (connected: n2)"
-
-
-SECOND_SHAPES = [
-    PreVote(1, Last(1, 2), None, fitness=3),
-    PreVoteAnswer(1, True, 2, Last(1, 2), 5, fitness=4),
-    Heartbeat(PROMISE, 1, 2, fitness=8),
-    HeartbeatEcho(1, 2, 3, fitness=1, clock=77),
-]
-
-
-@pytest.mark.parametrize("message", SECOND_SHAPES, ids=lambda message: type(message).__name__)
-def test_the_fields_of_a_feature_are_sent_only_if_it_is_in_use_and_understood_always(
-    message: PreVote | PreVoteAnswer | Heartbeat | HeartbeatEcho,
-) -> None:
-    assert decode_peer(encode(message, FEATURES)) == message
-
-    plain = decode_peer(encode(message))
-
-    assert plain != message
-    assert encode(plain) == encode(message)
-
-
-def test_the_reason_of_an_opening_is_sent_only_if_the_feature_is_in_use() -> None:
-    opening = Open(PROMISE, ((1, 0),), 5, 5, 0, "the disk is full")
-
-    assert decode_stream(encode(opening, FEATURES)) == opening
-    assert decode_stream(encode(opening)) == replace(opening, reason="")
+    assert leader.changes[1] == NotConnected(("n2",), ("later",))
+    error = error_of(NotConnected(("n2",), ("later",)), "n3", lambda: None)
+    assert str(error) == "n3 lacks later, which this cluster uses; upgrade that node (connected: n2)"
 
 
 async def hello(dialler: PeerInfo, dialled: PeerInfo, secret: bytes | None = None) -> tuple[object, object]:
-    """What two nodes that speak the second protocol come to."""
+    """What two nodes come to."""
     return await meet(
-        lambda socket: dial_hello(socket, dialler, "n2", "peer", secret, DIALLER_NONCE, 2),
-        lambda socket: answer_hello(
-            socket, dialled, "peer", () if secret is None else (secret,), DIALLED_NONCE, None, 2
-        ),
+        lambda socket: dial_hello(socket, dialler, "n2", "peer", secret, DIALLER_NONCE),
+        lambda socket: answer_hello(socket, dialled, "peer", () if secret is None else (secret,), DIALLED_NONCE),
     )
 
 
 @pytest.mark.parametrize("secret", [None, b"a secret"])
-async def test_the_second_hello_names_what_each_program_offers(secret: bytes | None) -> None:
+async def test_the_hello_names_what_each_program_offers(secret: bytes | None) -> None:
     ours, theirs = replace(who("n1"), features=NEW), replace(who("n2"), features=frozenset({"a", "b"}))
 
     assert await hello(ours, theirs, secret) == (theirs, ours)
@@ -192,16 +163,16 @@ async def test_the_proof_covers_the_range_of_protocols_so_that_nobody_on_the_way
     secret, me = b"a secret", replace(who("n1"), features=NEW)
 
     async def altered(socket: WebSocketResponse) -> bytes:
-        await socket.send_bytes(pack([[1, 2], DIALLED_NONCE]))  # The peer said [2, 2].
+        await socket.send_bytes(pack([[0, 1], DIALLED_NONCE]))  # The peer said [1, 1].
         _, _, _, _, proof = unpack((await socket.receive()).data)
         await socket.close()
         return bytes(proof)
 
-    _, proof = await meet(lambda socket: dial_hello(socket, me, "n2", "peer", secret, DIALLER_NONCE, 2), altered)
+    _, proof = await meet(lambda socket: dial_hello(socket, me, "n2", "peer", secret, DIALLER_NONCE), altered)
 
-    spoken = (secret, "dialler", DIALLED_NONCE, DIALLER_NONCE, "peer", me, 2)
-    assert proof == mac(*spoken, (1, 2))
-    assert proof != mac(*spoken, (2, 2))
+    spoken = (secret, "dialler", DIALLED_NONCE, DIALLER_NONCE, "peer", me, 1)
+    assert proof == mac(*spoken, (0, 1))
+    assert proof != mac(*spoken, (1, 1))
 
 
 async def test_a_peer_that_lacks_a_feature_in_use_is_refused_and_told_what_to_do() -> None:
@@ -210,11 +181,11 @@ async def test_a_peer_that_lacks_a_feature_in_use_is_refused_and_told_what_to_do
     for end in await hello(who("n1"), ours):
         assert isinstance(end, PeerRefused)
         assert end.code == "features"
-        assert end.reason == "n1 lacks fitness, which this cluster uses: upgrade that node"
+        assert end.reason == "n1 lacks later, which this cluster uses: upgrade that node"
 
 
 def test_a_dialler_refuses_such_a_peer_as_well() -> None:
-    with pytest.raises(PeerRefused, match="n2 lacks fitness"):
+    with pytest.raises(PeerRefused, match="n2 lacks later"):
         check_peer(replace(who("n1"), requires=NEW), who("n2"))
 
 
@@ -222,53 +193,20 @@ CODE = b"c" * 32
 
 
 @pytest.mark.parametrize("secret", [None, b"a secret"])
-async def test_the_third_hello_names_the_code_of_each_machine(secret: bytes | None) -> None:
+async def test_the_hello_names_the_code_of_each_machine(secret: bytes | None) -> None:
     ours, theirs = replace(who("n1"), features=NEW, code=CODE), replace(who("n2"), features=NEW)
 
     assert await hello(ours, theirs, secret) == (theirs, ours)
 
 
-@pytest.mark.parametrize("secret", [None, b"a secret"])
-async def test_a_peer_that_speaks_no_third_hello_is_answered_in_the_second_and_names_no_code(
-    secret: bytes | None,
-) -> None:
-    ours, theirs = replace(who("n1"), features=NEW, code=CODE), replace(who("n2"), features=NEW)
-    row = [theirs.cluster_id, theirs.node_id, theirs.disk_id, theirs.incarnation, theirs.address, sorted(NEW)]
-    named = (secret, "dialled", DIALLED_NONCE, DIALLER_NONCE, "peer", theirs, 2, (2, 2))
-
-    async def older(socket: WebSocketResponse) -> object:
-        await socket.send_bytes(pack([[2, 2], DIALLED_NONCE]))
-        protocol, _, said, _, _ = unpack((await socket.receive()).data)
-        await socket.send_bytes(pack([row, mac(*named)]))
-        return protocol, len(said)
-
-    dialled = await meet(lambda socket: dial_hello(socket, ours, "n2", "peer", secret, DIALLER_NONCE, 2), older)
-
-    assert dialled == (theirs, (2, 6))
-
-
-async def test_a_dialler_that_chose_the_second_hello_is_answered_in_it() -> None:
-    ours = replace(who("n2"), features=NEW, code=CODE)
-    row = [who("n1").cluster_id, "n1", who("n1").disk_id, who("n1").incarnation, who("n1").address, []]
-
-    async def older(socket: ClientWebSocketResponse) -> object:
-        assert unpack((await socket.receive()).data)[0] == [2, 3]
-        await socket.send_bytes(pack([2, "peer", row, DIALLER_NONCE, b""]))
-        return len(unpack((await socket.receive()).data)[0])
-
-    fields, peer = await meet(older, lambda socket: answer_hello(socket, ours, "peer", (), DIALLED_NONCE, None, 2))
-
-    assert (fields, peer) == (6, who("n1"))
-
-
-@pytest.mark.parametrize("protocol", [1, 4, True, "2", None])
+@pytest.mark.parametrize("protocol", [0, 2, True, "1", None])
 async def test_a_protocol_out_of_the_range_of_the_challenge_is_refused(protocol: object) -> None:
     async def dial(socket: ClientWebSocketResponse) -> object:
         await socket.receive()
         await socket.send_bytes(pack([protocol, "peer", [], DIALLER_NONCE, b""]))
         return unpack((await socket.receive()).data)[:2]
 
-    said, ours = await meet(dial, lambda socket: answer_hello(socket, who("n2"), "peer", (), DIALLED_NONCE, None, 2))
+    said, ours = await meet(dial, lambda socket: answer_hello(socket, who("n2"), "peer", (), DIALLED_NONCE))
 
     assert said == ["refused", "protocol"]
     assert isinstance(ours, PeerRefused)
@@ -281,9 +219,9 @@ async def test_a_code_of_another_shape_is_no_hello(code: object) -> None:
 
     async def dial(socket: ClientWebSocketResponse) -> None:
         await socket.receive()
-        await socket.send_bytes(pack([3, "peer", row, DIALLER_NONCE, b""]))
+        await socket.send_bytes(pack([1, "peer", row, DIALLER_NONCE, b""]))
 
-    _, dialled = await meet(dial, lambda socket: answer_hello(socket, who("n2"), "peer", (), DIALLED_NONCE, None, 2))
+    _, dialled = await meet(dial, lambda socket: answer_hello(socket, who("n2"), "peer", (), DIALLED_NONCE))
 
     assert isinstance(dialled, BadMessage)
 
@@ -291,12 +229,12 @@ async def test_a_code_of_another_shape_is_no_hello(code: object) -> None:
 @pytest.mark.parametrize("features", [["x"] * 65, ["x" * 33], [""], [1], "fitness"])
 async def test_features_of_another_shape_are_no_hello(features: object) -> None:
     me = who("n1")
-    row = [me.cluster_id, me.node_id, me.disk_id, me.incarnation, me.address, features]
+    row = [me.cluster_id, me.node_id, me.disk_id, me.incarnation, me.address, features, b""]
 
     async def dial(socket: ClientWebSocketResponse) -> None:
         await socket.receive()
-        await socket.send_bytes(pack([2, "peer", row, DIALLER_NONCE, b""]))
+        await socket.send_bytes(pack([1, "peer", row, DIALLER_NONCE, b""]))
 
-    _, dialled = await meet(dial, lambda socket: answer_hello(socket, who("n2"), "peer", (), DIALLED_NONCE, None, 2))
+    _, dialled = await meet(dial, lambda socket: answer_hello(socket, who("n2"), "peer", (), DIALLED_NONCE))
 
     assert isinstance(dialled, BadMessage)

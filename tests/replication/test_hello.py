@@ -9,7 +9,17 @@ import pytest
 from aiohttp import ClientWebSocketResponse, WSMsgType, web
 
 from quire.log import pack, unpack
-from quire.replication.net.hello import NONCE_BYTES, PROTOCOL, PeerInfo, PeerRefused, answer_hello, dial_hello, mac
+from quire.replication.net.hello import (
+    HIGHEST_PROTOCOL as PROTOCOL,
+)
+from quire.replication.net.hello import (
+    NONCE_BYTES,
+    PeerInfo,
+    PeerRefused,
+    answer_hello,
+    dial_hello,
+    mac,
+)
 from quire.replication.net.wire import BadMessage
 from tests.replication.loopback import DEADLINE_S, calling, listening, unformatted, until, who
 
@@ -121,7 +131,8 @@ async def receive(socket: ClientWebSocketResponse) -> Any:
 
 
 def row(peer: PeerInfo) -> list[Any]:
-    return [peer.cluster_id, peer.node_id, peer.disk_id, peer.incarnation, peer.address]
+    identity = [peer.cluster_id, peer.node_id, peer.disk_id, peer.incarnation, peer.address]
+    return [*identity, sorted(peer.features), peer.code]
 
 
 def saying(*hello: Any) -> Dial:
@@ -147,7 +158,7 @@ async def test_another_protocol_is_refused_with_the_one_that_is_spoken() -> None
 
 async def test_a_node_of_another_protocol_is_sent_nothing() -> None:
     async def answer(socket: web.WebSocketResponse) -> object:
-        await socket.send_bytes(pack([PROTOCOL + 1, DIALLED_NONCE]))
+        await socket.send_bytes(pack([[PROTOCOL + 1, PROTOCOL + 2], DIALLED_NONCE]))
         return (await socket.receive()).type
 
     mine, heard = await meet(dialler(who("n1"), SECRET), answer)
@@ -176,7 +187,7 @@ async def test_a_reflected_proof_is_refused_at_either_end() -> None:
     assert code(theirs) == "peer_secret"
 
     async def reflect(socket: web.WebSocketResponse) -> None:
-        await socket.send_bytes(pack([PROTOCOL, DIALLED_NONCE]))
+        await socket.send_bytes(pack([[PROTOCOL, PROTOCOL], DIALLED_NONCE]))
         _, _, peer, _, proof = unpack((await socket.receive()).data)
         await socket.send_bytes(pack([peer, proof]))
 
@@ -226,8 +237,20 @@ async def test_a_proof_for_a_link_opens_no_stream() -> None:
         [PROTOCOL, "peer", row(replace(who("n1"), address="a" * 254 + ":1")), DIALLER_NONCE, b""],
         [PROTOCOL, "peer", row(replace(who("n1"), address="n1:" + "0" * 300 + "1")), DIALLER_NONCE, b""],
         [PROTOCOL, "peer", row(replace(who("n1"), address="")), DIALLER_NONCE, b""],
-        [PROTOCOL, "peer", row(replace(who("n1"), address="victim/internal/delete?x=1:80")), DIALLER_NONCE, b""],
-        [PROTOCOL, "peer", row(replace(who("n1"), address="victim:80/internal/delete?x=:80")), DIALLER_NONCE, b""],
+        [
+            PROTOCOL,
+            "peer",
+            row(replace(who("n1"), address="victim/internal/delete?x=1:80")),
+            DIALLER_NONCE,
+            b"",
+        ],
+        [
+            PROTOCOL,
+            "peer",
+            row(replace(who("n1"), address="victim:80/internal/delete?x=:80")),
+            DIALLER_NONCE,
+            b"",
+        ],
         [PROTOCOL, "peer", row(replace(who("n1"), address="user@victim:80")), DIALLER_NONCE, b""],
         [PROTOCOL, "peer", row(replace(who("n1"), address="a..b:80")), DIALLER_NONCE, b""],
         [PROTOCOL, "peer", row(replace(who("n1"), address="[victim]:80")), DIALLER_NONCE, b""],
@@ -245,7 +268,7 @@ async def test_a_hello_of_another_shape_is_refused_as_a_peers_fault(hello: list[
     assert isinstance(theirs, BadMessage | PeerRefused)
 
 
-@pytest.mark.parametrize("data", [b"", b"\xc1", pack("hello"), pack([PROTOCOL, b"short"]), pack([PROTOCOL])])
+@pytest.mark.parametrize("data", [b"", b"\xc1", pack("hello"), pack([[1, 1], b"short"]), pack([[1, 1]])])
 async def test_a_challenge_of_another_shape_is_refused_as_a_peers_fault(data: bytes) -> None:
     mine, _ = await meet(dialler(who("n1")), lambda socket: socket.send_bytes(data))
     assert isinstance(mine, BadMessage)

@@ -10,13 +10,14 @@ from aiohttp import ClientError, ClientWebSocketResponse, WSMsgType, WSServerHan
 from quire.log import pack, unpack
 from quire.replication.core.messages import GenesisOffer
 from quire.replication.net.hello import (
-    LOWEST_PROTOCOL,
+    HIGHEST_PROTOCOL as PROTOCOL,
+)
+from quire.replication.net.hello import (
     MAX_HELLO_BYTES,
     MAX_HELLO_CONTAINERS,
     MAX_UNPROVED_BYTES,
     PATHS,
     PEER_PATHS,
-    PROTOCOL,
     PeerRefused,
     answer_hello,
     dial,
@@ -63,7 +64,7 @@ async def refusal_of(name: str, data: bytes) -> str:
 
     async def send_answer(socket: web.WebSocketResponse) -> None:
         if name == "welcome":
-            await socket.send_bytes(pack([PROTOCOL, NONCE]))
+            await socket.send_bytes(pack([[PROTOCOL, PROTOCOL], NONCE]))
             await socket.receive()
         await socket.send_bytes(data)
 
@@ -88,7 +89,7 @@ async def test_a_message_of_the_hello_is_read_up_to_its_limit_of_bytes(name: str
 @pytest.mark.parametrize("name", MESSAGES)
 @pytest.mark.parametrize("item", [[], {}])
 async def test_a_message_of_the_hello_is_read_up_to_its_limit_of_containers(name: str, item: object) -> None:
-    others = 3 if name in {"hello", "welcome"} else 2  # Its own, its row, and the one that is put in.
+    others = 4 if name in {"hello", "welcome"} else 2  # Its own, its info and the features in it, the one put in.
     largest, larger = (pack(MESSAGES[name]([item] * (MAX_HELLO_CONTAINERS - others + more))) for more in (0, 1))
 
     assert f"more than {MAX_HELLO_CONTAINERS}" not in await refusal_of(name, largest)
@@ -137,7 +138,7 @@ async def test_a_stranger_that_sends_a_node_too_much_or_something_else_is_cut_of
         async with (
             asyncio.timeout(DEADLINE_S),
             serving(purpose, told, SECRET) as (_, address),
-            opened(address, PATHS[purpose][1]) as (reader, writer, head),
+            opened(address, PATHS[purpose]) as (reader, writer, head),
         ):
             assert " 101 " in head
             writer.write(data)
@@ -147,7 +148,7 @@ async def test_a_stranger_that_sends_a_node_too_much_or_something_else_is_cut_of
 
 @pytest.mark.parametrize("path", sorted(PEER_PATHS))
 async def test_a_stranger_that_sends_something_before_it_has_an_answer_gets_no_websocket(path: str) -> None:
-    [purpose] = [purpose for purpose, paths in PATHS.items() if path in paths]
+    [purpose] = [purpose for purpose, served in PATHS.items() if path == served]
     async with (
         serving(purpose, Recorder(who("n2"))) as (_, address),
         opened(address, path, at_once=frame(b"", PING)) as (_, _, head),
@@ -201,13 +202,13 @@ async def test_a_dialled_peer_may_send_large_messages_once_it_is_proved() -> Non
     async def serve(request: web.Request) -> web.WebSocketResponse:
         socket = web.WebSocketResponse(timeout=1.0)
         await socket.prepare(request)
-        await answer_hello(socket, who("n2"), "snapshot", (SECRET,), NONCE, path_of=LOWEST_PROTOCOL)
+        await answer_hello(socket, who("n2"), "snapshot", (SECRET,), NONCE)
         await socket.receive()
         await socket.send_bytes(MIB)
         await socket.receive()
         return socket
 
-    async with listening({PATHS["snapshot"][1]: serve}) as address, calling() as session:
+    async with listening({PATHS["snapshot"]: serve}) as address, calling() as session:
         socket, _ = await dial(session, address, lambda: who("n1"), "n2", "snapshot", SECRET, None)
         await socket.send_bytes(b"asked")  # Until it is, a peer sends no more than a hello.
         assert (await socket.receive()).data == MIB
@@ -230,12 +231,12 @@ async def test_a_dialler_answers_the_pings_of_a_peer_once_it_is_proved() -> None
     async def serve(request: web.Request) -> web.WebSocketResponse:
         socket = web.WebSocketResponse(timeout=1.0, autoping=False)
         await socket.prepare(request)
-        await answer_hello(socket, who("n2"), "stream", (SECRET,), NONCE, path_of=LOWEST_PROTOCOL)
+        await answer_hello(socket, who("n2"), "stream", (SECRET,), NONCE)
         await socket.ping(b"n1?")
         answers.append(await socket.receive())
         return socket
 
-    async with listening({PATHS["stream"][1]: serve}) as address, calling() as session:
+    async with listening({PATHS["stream"]: serve}) as address, calling() as session:
         socket, _ = await dial(session, address, lambda: who("n1"), "n2", "stream", SECRET, 30.0)
         assert (await socket.receive()).type is WSMsgType.CLOSE
     assert [(answer.type, answer.data) for answer in answers] == [(WSMsgType.PONG, b"n1?")]
@@ -246,7 +247,7 @@ async def test_a_dialler_answers_the_pings_of_a_peer_once_it_is_proved() -> None
 
 @pytest.mark.parametrize("path", sorted(PEER_PATHS))
 async def test_a_node_compresses_no_connection_of_peers_though_one_offers_it(path: str) -> None:
-    [purpose] = [purpose for purpose, paths in PATHS.items() if path in paths]
+    [purpose] = [purpose for purpose, served in PATHS.items() if path == served]
     offer = "Sec-WebSocket-Extensions: permessage-deflate; client_max_window_bits\r\n"
     async with (
         serving(purpose, Recorder(who("n2"))) as (_, address),
@@ -264,7 +265,7 @@ async def test_a_dialler_offers_no_compression(purpose: str) -> None:
         heads.append(dict(request.headers))
         raise web.HTTPForbidden
 
-    async with listening(dict.fromkeys(PATHS[purpose], serve)) as address, calling() as session:
+    async with listening({PATHS[purpose]: serve}) as address, calling() as session:
         with pytest.raises(WSServerHandshakeError):
             await dial(session, address, lambda: who("n1"), "n2", purpose, None, 30.0)
     assert not any("Sec-WebSocket-Extensions" in head for head in heads)
@@ -281,7 +282,7 @@ async def test_a_stranger_sends_a_dialler_nowhere_else(status: int) -> None:
         asked.append(request.path)
         return web.Response(status=status, headers={"Location": "/elsewhere"})
 
-    async with listening({PATHS["peer"][1]: redirect, "/elsewhere": redirect}) as address, calling() as session:
+    async with listening({PATHS["peer"]: redirect, "/elsewhere": redirect}) as address, calling() as session:
         with pytest.raises(ClientError, match="it redirects"):
             await dial(session, address, lambda: who("n1"), "n2", "peer", None, None)
-    assert asked == [PATHS["peer"][1]]
+    assert asked == [PATHS["peer"]]

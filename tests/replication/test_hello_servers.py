@@ -4,10 +4,9 @@ import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import replace
-from functools import partial
 
 import pytest
-from aiohttp import ClientSession, ClientWebSocketResponse, WSMsgType, WSServerHandshakeError, web
+from aiohttp import ClientSession, ClientWebSocketResponse, WSMsgType, web
 
 from quire.log import pack, unpack
 from quire.replication import Promise
@@ -30,7 +29,7 @@ from tests.replication.loopback import ANYBODY, DEADLINE_S, Handler, calling, li
 from tests.replication.recorder import MAX_FRAME_BYTES, NONCE, OPENING, Recorder, ended
 from tests.replication.running import Cluster
 
-NEW = frozenset({"fitness"})
+NEW = frozenset({"later"})
 SECRET = b"a secret of the peers"
 PURPOSES = list(PATHS)
 
@@ -62,7 +61,7 @@ async def serving(
 ) -> AsyncGenerator[tuple[ClientSession, str]]:
     """A server of connections of that kind, and what dials it."""
     serves = server(purpose, told, secret)
-    async with listening(dict.fromkeys(PATHS[purpose], serves.serve)) as address, calling() as session:
+    async with listening({PATHS[purpose]: serves.serve}) as address, calling() as session:
         try:
             yield session, address
         finally:
@@ -70,8 +69,8 @@ async def serving(
 
 
 async def connected(session: ClientSession, address: str, purpose: str) -> ClientWebSocketResponse:
-    """A connection at the second protocol's path, before its hello."""
-    return await session.ws_connect(f"http://{address}{PATHS[purpose][1]}")
+    """A connection before its hello."""
+    return await session.ws_connect(f"http://{address}{PATHS[purpose]}")
 
 
 # Features that become required during the hello
@@ -84,7 +83,7 @@ async def test_a_peer_that_lacks_what_became_required_during_its_hello_is_refuse
         socket = await connected(session, address, purpose)
         challenge = await socket.receive()
         told.info = replace(told.info, requires=NEW)
-        await socket.send_bytes(pack([2, purpose, [*row(who("n1")), []], NONCE, b""]))
+        await socket.send_bytes(pack([1, purpose, [*row(who("n1")), [], b""], NONCE, b""]))
 
         assert challenge.type is WSMsgType.BINARY
         assert unpack((await socket.receive()).data)[:2] == ["refused", "features"]
@@ -117,10 +116,10 @@ async def test_at_whatever_moment_of_a_hello_a_feature_becomes_required_its_lack
         await socket.close()
         return socket
 
-    async with listening({"/peer/2": serve}) as address, calling() as session:
+    async with listening({"/peer": serve}) as address, calling() as session:
         socket = await connected(session, address, "peer")
         with suppress(PeerRefused):
-            await dial_hello(socket, who("n1"), "n2", "peer", None, NONCE, 2)
+            await dial_hello(socket, who("n1"), "n2", "peer", None, NONCE)
         await until(lambda: ends)
         await socket.close()
     assert ends == ["features" if known_after < 3 else who("n1")]
@@ -137,12 +136,12 @@ async def test_a_dialled_peer_that_lacks_what_became_required_during_the_hello_i
         async def admit(_: PeerInfo) -> None:
             told.info = replace(told.info, requires=NEW)
 
-        await answer_hello(socket, who("n2"), purpose, (), NONCE, admit, 2)
+        await answer_hello(socket, who("n2"), purpose, (), NONCE, admit)
         await socket.receive()
         return socket
 
-    async with listening({PATHS[purpose][1]: serve}) as address, calling() as session:
-        assert "n2 lacks fitness" in await LEAVING[purpose](told, session, address)
+    async with listening({PATHS[purpose]: serve}) as address, calling() as session:
+        assert "n2 lacks later" in await LEAVING[purpose](told, session, address)
     assert (told.up, told.connected) == ([], [])
 
 
@@ -210,20 +209,11 @@ async def test_links_and_streams_with_a_peer_that_lacks_what_the_log_names_end_b
             for socket in dialled:
                 assert await ended(socket)
             await until(lambda: told.closed)
-            await until(lambda: "n1 lacks fitness" in network.reports.failures.get("n1", ""))
+            await until(lambda: "n1 lacks later" in network.reports.failures.get("n1", ""))
             assert "the leader lacks a feature" in network.reports.failures["stream with n1"]
             await node.replica.stop()
     await links.close()
     await streams.close()
-
-
-async def test_a_forged_404_leads_to_no_hello_of_the_first_stage_once_a_feature_is_required() -> None:
-    here, there = (replace(who(node), features=NEW, requires=NEW) for node in ("n1", "n2"))
-    links = LinkServer(Recorder(there), ANYBODY)
-    async with listening({"/peer": links.serve}) as address, calling() as session:
-        for me in (here, replace(here, requires=frozenset())):
-            with pytest.raises(PeerRefused, match="lacks fitness"):
-                await dial(session, address, partial(replace, me), "n2", "peer", None, None)
 
 
 # Strangers
@@ -269,16 +259,3 @@ async def test_a_hello_that_lasts_too_long_is_ended(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr("quire.replication.net.hello.HELLO_TIMEOUT_S", 0.05)
     async with serving("stream", Recorder(who("n2")), SECRET) as (session, address):
         assert await ended(await connected(session, address, "stream"))
-
-
-async def test_a_peer_that_refuses_the_later_path_otherwise_than_by_knowing_none_is_not_asked_at_the_first() -> None:
-    asked: list[str] = []
-
-    async def refuse(request: web.Request) -> web.StreamResponse:
-        asked.append(request.path)
-        raise web.HTTPForbidden
-
-    async with listening(dict.fromkeys(PATHS["peer"], refuse)) as address, calling() as session:
-        with pytest.raises(WSServerHandshakeError):
-            await dial(session, address, lambda: who("n1"), "n2", "peer", None, None)
-    assert asked == [PATHS["peer"][1]]

@@ -100,7 +100,7 @@ async def test_a_peer_that_dials_is_dialled_back_at_once(monkeypatch: pytest.Mon
             raise web.HTTPServiceUnavailable
         return await server.serve(request)
 
-    async with listening({"/peer": serve, "/peer/2": serve}) as address, calling() as session:
+    async with listening({"/peer": serve}) as address, calling() as session:
         link = Link(mine, session, "n2", address, None, election_timeout_s=10_000.0)
         await until(lambda: len(mine.failed) == 2)  # The first pause is none.
         came = True
@@ -122,7 +122,7 @@ async def test_a_replica_that_a_peer_dials_dials_it_back_at_once(monkeypatch: py
             raise web.HTTPServiceUnavailable
         return await server.serve(request)
 
-    async with listening({"/peer": serve, "/peer/2": serve}) as address, calling() as session:
+    async with listening({"/peer": serve}) as address, calling() as session:
         cluster.addresses["n1"] = address
         replica = cluster.make("n2").replica
         replica.start(session, nominated=False)

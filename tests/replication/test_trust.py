@@ -75,7 +75,7 @@ async def serving(
     async def serve(request: web.Request) -> web.StreamResponse:
         return await server.serve(request.clone(remote=remote))
 
-    async with listening(dict.fromkeys(PATHS[purpose], serve)) as address, calling() as session:
+    async with listening({PATHS[purpose]: serve}) as address, calling() as session:
         try:
             yield session, address
         finally:

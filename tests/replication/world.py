@@ -11,6 +11,7 @@ from itertools import count
 from typing import TypeVar
 
 from quire.log import (
+    FEATURES,
     Directory,
     FrameInvalid,
     Kind,
@@ -418,7 +419,6 @@ class World:
         self.asks = count(1)
         self._order = count()
         self._queue: list[tuple[int, int, Callable[..., None], tuple[object, ...]]] = []
-        self.old_messages = False
         self.stream_cut: set[tuple[str, str]] = set()
         self.clock_ahead: dict[str, int] = {}
         self._cut: set[tuple[str, str]] = set()
@@ -499,7 +499,7 @@ class World:
         for node in self._running():
             for other in self._running():
                 if node is not other and (node.node_id, other.node_id) not in self._cut:
-                    node.step(events.LinkUp(other.node_id, other.disk_id, frozenset({"later than the first stage"})))
+                    node.step(events.LinkUp(other.node_id, other.disk_id, FEATURES))
 
     def _running(self) -> Iterable[SimNode]:
         return [node for node in self.nodes.values() if node.core is not None]
@@ -515,11 +515,10 @@ class World:
             node.step(events.LinkDown(node_id))
 
     def send(self, source: str, target: str, message: CoreMessage) -> None:
-        """A message on a peer link. A peer that does not speak of fitness leaves its fields out."""
+        """A message on a peer link, through its bytes."""
         received = decode_peer(encode(message))
         if (source, target) not in self._cut:
-            arriving = received if self.old_messages else message
-            self.later(self.delay_us(source, target), self._arrive, source, target, arriving)
+            self.later(self.delay_us(source, target), self._arrive, source, target, received)
 
     def _arrive(self, source: str, target: str, message: CoreMessage) -> None:
         if (source, target) not in self._cut:

@@ -16,7 +16,7 @@ from quire.cluster.simulator.history import History
 from quire.cluster.simulator.nodes import Node
 from quire.cluster.simulator.plan import ELECTION_US, Plan, calm, settings_of
 from quire.cluster.simulator.process import Reader
-from quire.log import FEATURES, LogOptions, encode_records
+from quire.log import LogOptions, encode_records
 from quire.replication import Reason, Write
 from quire.replication.core import CoreOptions
 from quire.replication.core.fitness import Level
@@ -65,7 +65,6 @@ class FullCluster:
         self.reads = 0
         self._turns = 0
         self._random = Random(1)
-        self.history.network.features = FEATURES
         for node in self.nodes:
             self.history.nemesis.start(node)
         self.until(lambda: self.leader is not None)

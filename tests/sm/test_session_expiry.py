@@ -3,7 +3,7 @@
 import pytest
 
 from quire.log import FITNESS, SESSION_TTL
-from quire.sm import SESSION_TTL_S, ApplyFailed, Sessions
+from quire.sm import SESSION_TTL_S, Sessions
 from quire.sm.sessions.table import EXPIRED_AT_ONCE, SECOND
 from tests.sm.ledger import Desk, codes
 
@@ -96,12 +96,9 @@ def test_without_a_time_to_live_nothing_expires() -> None:
     assert desk.applier.sessions.find(session) is not None
 
 
-def test_many_sessions_are_closed_by_one_record_once_the_feature_is_in_use() -> None:
+def test_many_sessions_are_closed_by_one_record() -> None:
     desk = Desk()
     sessions = [desk.open("a"), desk.open(), desk.open("c")]
-    with pytest.raises(ApplyFailed, match="close_sessions"):
-        Desk().close_all(1)
-    desk.use_features(SESSION_TTL)
     assert desk.close_all(sessions[0], 77, sessions[1], sessions[0]).results == [{"closed": sessions[:2]}]
     assert [desk.applier.sessions.find(session) is None for session in sessions] == [True, True, False]
 

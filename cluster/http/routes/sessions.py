@@ -2,14 +2,13 @@
 
 from aiohttp import web
 
-from quire.log import SESSION_TTL, Kind, encode_system
+from quire.log import Kind, encode_system
 from quire.replication import Write
 
 from ...errors import (
     ClusterError,
     LimitExceeded,
     Malformed,
-    NotInThisMode,
     OutcomeUnknown,
     SessionsFull,
     SessionUnknown,
@@ -109,8 +108,6 @@ async def post_close(request: web.Request) -> web.StreamResponse:
     forwarded = await api.leader.forward(request, body, writes=True)
     if forwarded is not None:
         return forwarded
-    if SESSION_TTL not in api.node.features:
-        raise NotInThisMode("a member cannot close many sessions at once: upgrade it; until then close them one by one")
     waiter = FutureWaiter(applied=True)
     payload = encode_system({"type": "close_sessions", "sessions": sessions})
     reply = await write_within_deadline(api, Write(payload, 1, kind=Kind.SYSTEM, owner=waiter))

@@ -9,7 +9,6 @@ from typing import Any, NamedTuple, get_args, get_type_hints
 
 from quire.cluster.data_dir.genesis import GENESIS_FILE
 from quire.log import (
-    FITNESS,
     Kind,
     Log,
     Tail,
@@ -49,7 +48,6 @@ from quire.replication.net.wire import ANSWER, FRAMES, SHIPMENT, encode
 from tests.cluster.malformed.changed import Changed, changes_of_bytes, changes_of_row
 from tests.cluster.running import RunningNode
 
-SPOKEN = frozenset({FITNESS})
 CONTROL_ROWS: tuple[list[Any], ...] = ([1, 5, 1, 1], [2, 5], [3, 5, 1, 1, 1, [[2, 5]]], [4, 2, False, True])
 """Of each kind of message of the control plane (`control/envelope.py`)."""
 
@@ -154,7 +152,7 @@ def answer_examples(view: View) -> list[OpenAnswer]:
 
 def changes_of(message: PeerMessage | StreamMessage, chance: random.Random) -> Iterator[Changed]:
     """Each change of each field; where a field has bytes of another codec, of that codec's fields, too."""
-    row = unpack(encode(message, SPOKEN))
+    row = unpack(encode(message))
     yield from changes_of_row(row, names_of(type(message)), chance)
     if isinstance(message, ControlMessage):
         for change in changes_of_row(unpack(message.data), [(f"{n}", []) for n in range(1, 7)], chance):

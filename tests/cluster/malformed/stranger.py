@@ -12,11 +12,9 @@ from quire.replication.net.hello import (
     LINK_FAILURES,
     NONCE_BYTES,
     PATHS,
-    PEER_PATH,
     PeerInfo,
     answer_hello,
     dial,
-    protocol_of,
 )
 from quire.replication.net.sockets import close_socket
 from quire.replication.net.wire import MAX_MESSAGE_BYTES
@@ -87,10 +85,8 @@ class Stranger:
     async def listening(self) -> AsyncGenerator[None]:
         """Answer at the address that `info` names: links are read and not answered, streams as `on_stream` does."""
         app = web.Application()
-        for purpose, paths in PATHS.items():
-            for path in paths:
-                if path.startswith(f"{PEER_PATH}/2"):
-                    app.router.add_get(path, self._handler(purpose))
+        for purpose, path in PATHS.items():
+            app.router.add_get(path, self._handler(purpose))
         runner = web.AppRunner(app, shutdown_timeout=0.1, access_log=None)
         await runner.setup()
         try:
@@ -105,9 +101,7 @@ class Stranger:
             await socket.prepare(request)
             try:
                 nonce = os.urandom(NONCE_BYTES)
-                peer = await answer_hello(
-                    socket, self.info, purpose, (self._secret,), nonce, None, protocol_of(request.path)
-                )
+                peer = await answer_hello(socket, self.info, purpose, (self._secret,), nonce)
                 serve = {"stream": self.on_stream, "snapshot": self.on_snapshot}.get(purpose) or self._read
                 await serve(socket, peer)
             except LINK_FAILURES:
