@@ -7,42 +7,24 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from queue import Queue
 
-from tests.planted.finding import Finding, NotFound, find
-from tests.planted.mistake import Copy, Mistake, NotPlanted, copy_of_the_tree, mistakes
-from tests.planted.page import PAGE, page_of, record, recorded
+from tests.planted.finding import NotFound, find
+from tests.planted.mistake import PAGE, Copy, Mistake, NotPlanted, copy_of_the_tree, mistakes, page_of
 
 SEEDS = 1_000
-"""How many histories to look for a mistake in; all recorded ones are found in far fewer."""
+"""How many histories to look for a mistake in; all are found in far fewer."""
 
 
-def look(mistake: Mistake, copies: "Queue[Copy]", seeds: int) -> Finding | str:
-    """What found a mistake in a copy that is free, or why nothing did."""
+def look(mistake: Mistake, copies: "Queue[Copy]", seeds: int) -> str:
+    """Look for a mistake in a copy that is free, print what came of it, and return why it was not found, or ""."""
     copy = copies.get()
     try:
-        return find(mistake, copy, seeds)
+        print(f"{mistake.name}: {find(mistake, copy, seeds)}", flush=True)
     except (NotFound, NotPlanted) as error:
+        print(f"NOT FOUND {error}", flush=True)
         return str(error)
     finally:
         copies.put(copy)
-
-
-def look_for(wanted: list[Mistake], seeds: int, jobs: int) -> tuple[dict[str, Finding], list[str]]:
-    """Look for mistakes, `jobs` at a time; print each finding. Returns findings by name, and why others have none."""
-    found: dict[str, Finding] = {}
-    missed: list[str] = []
-    copies: Queue[Copy] = Queue()
-    with ExitStack() as made, ThreadPoolExecutor(jobs) as pool:
-        for _ in range(jobs):
-            copies.put(made.enter_context(copy_of_the_tree()))
-        for mistake, answer in zip(wanted, pool.map(lambda each: look(each, copies, seeds), wanted), strict=True):
-            if isinstance(answer, str):
-                missed.append(answer)
-                print(f"NOT FOUND {answer}", flush=True)
-            else:
-                found[mistake.name] = answer
-                after = f" (after {answer.after} seeds)" if answer.after else ""
-                print(f"{mistake.name}: {answer.found_by}{after}", flush=True)
-    return found, missed
+    return ""
 
 
 def main() -> int:
@@ -51,24 +33,21 @@ def main() -> int:
     parser.add_argument("names", nargs="*", metavar="NAME", help="patches in tests/planted; default: all")
     parser.add_argument("--seeds", type=int, default=SEEDS, help="histories to look for each mistake in")
     parser.add_argument("--jobs", type=int, default=2, help="processes")
-    parser.add_argument("--record", action="store_true", help="record what is found, and write the page's table")
-    parser.add_argument("--page", action="store_true", help="look for nothing; write the page's table from the record")
+    parser.add_argument("--page", action="store_true", help="look for nothing; write the page's table")
     arguments = parser.parse_args()
     planted = {mistake.name: mistake for mistake in mistakes()}
+    if arguments.page:
+        PAGE.write_text(page_of(PAGE.read_text(), planted.values()))
+        return 0
     if unknown := set(arguments.names) - planted.keys():
         parser.error(f"unknown patch: {', '.join(sorted(unknown))}")
-    known = {name: found for name, found in recorded().items() if name in planted}
-    missed: list[str] = []
-    if not arguments.page:
-        began = time.monotonic()
-        wanted = [planted[name] for name in arguments.names or planted]
-        found, missed = look_for(wanted, arguments.seeds, arguments.jobs)
-        print(f"{len(found)} of {len(wanted)} planted mistakes are found, in {time.monotonic() - began:.0f} s")
-        known |= found
-    if arguments.record:
-        record(known)
-    if arguments.page or arguments.record:
-        PAGE.write_text(page_of(PAGE.read_text(), planted.values(), known))
+    wanted = [planted[name] for name in arguments.names or planted]
+    began, copies = time.monotonic(), Queue[Copy]()
+    with ExitStack() as made, ThreadPoolExecutor(arguments.jobs) as pool:
+        for _ in range(arguments.jobs):
+            copies.put(made.enter_context(copy_of_the_tree()))
+        missed = [why for why in pool.map(lambda each: look(each, copies, arguments.seeds), wanted) if why]
+    print(f"{len(wanted) - len(missed)} of {len(wanted)} are found, in {time.monotonic() - began:.0f} s")
     return 1 if missed else 0
 
 

@@ -4,7 +4,6 @@ import json
 import os
 import subprocess
 import sys
-from dataclasses import dataclass
 
 from tests.planted.mistake import Copy, Mistake
 
@@ -13,20 +12,12 @@ TESTS_FAILED = 1
 """pytest's exit status when tests ran and failed; others say that they could not run."""
 
 
-@dataclass(frozen=True)
-class Finding:
-    """Who found a mistake: a test, or the simulator by a rule, after so many seeds (0: by a test)."""
-
-    found_by: str
-    after: int
-
-
 class NotFound(Exception):
     """Nobody noticed; or the mistake broke the program so that no rule was looked at."""
 
 
-def find(mistake: Mistake, copy: Copy, seeds: int) -> Finding:
-    """Plant a mistake in a copy, look for it, and take it out again. Raises `NotFound`, `NotPlanted`."""
+def find(mistake: Mistake, copy: Copy, seeds: int) -> str:
+    """Plant a mistake in a copy, look for it, take it out; return who found it. Raises `NotFound`, `NotPlanted`."""
     with copy.planted(mistake):
         if mistake.is_for_simulator:
             return _by_simulator(mistake, copy, seeds)
@@ -43,7 +34,7 @@ def _run(copy: Copy, *arguments: str) -> "subprocess.CompletedProcess[str]":
     )
 
 
-def _by_simulator(mistake: Mistake, copy: Copy, seeds: int) -> Finding:
+def _by_simulator(mistake: Mistake, copy: Copy, seeds: int) -> str:
     ran = _run(copy, "-m", "tests.planted.seek", str(seeds), mistake.illness)
     if ran.returncode:
         raise NotFound(f"{mistake.name}: the simulator did not run: {ran.stderr[-500:]}")
@@ -52,11 +43,11 @@ def _by_simulator(mistake: Mistake, copy: Copy, seeds: int) -> Finding:
         raise NotFound(f"{mistake.name}: no rule broke in {seeds} seeds")
     if not found["is_rule"]:
         raise NotFound(f"{mistake.name}: seed {found['seed']} ends with an error that is no rule's: {found['failure']}")
-    return Finding(found["rule"], found["after"])
+    return f"the simulator after {found['after']} seeds: {found['rule']}"
 
 
-def _by_test(mistake: Mistake, copy: Copy) -> Finding:
+def _by_test(mistake: Mistake, copy: Copy) -> str:
     ran = _run(copy, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "-p", "no:xdist", mistake.finder)
     if ran.returncode != TESTS_FAILED or f"FAILED {mistake.finder}" not in ran.stdout:
         raise NotFound(f"{mistake.name}: {mistake.finder} ended with {ran.returncode}: {ran.stdout[-500:]}")
-    return Finding(mistake.finder, 0)
+    return mistake.finder

@@ -10,7 +10,7 @@ import os
 import re
 import shutil
 import subprocess
-from collections.abc import Generator
+from collections.abc import Generator, Iterable
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +18,9 @@ from tempfile import TemporaryDirectory
 
 TOP = Path(__file__).resolve().parents[2]
 FOLDER = Path(__file__).resolve().parent
+PAGE = TOP / "docs" / "reliability.md"
+BEGIN = "<!-- planted mistakes: made by `python -m tests.planted --page` -->\n"
+END = "<!-- end of planted mistakes -->\n"
 COPIED = ("log", "sm", "replication", "cluster", "pipeline", "src", "tests", "pyproject.toml")
 BY_SIMULATOR = "sim"
 PERMANENT = "sim --permanent "
@@ -55,6 +58,13 @@ class Mistake:
         return self.finder.removeprefix(PERMANENT) if self.finder.startswith(PERMANENT) else ""
 
     @property
+    def told_finder(self) -> str:
+        """What finds it, for the page."""
+        if self.is_for_simulator:
+            return f"the simulator, with `{self.illness}` for good" if self.illness else "the simulator"
+        return f"`{self.finder.rpartition('::')[2].partition('[')[0]}`"
+
+    @property
     def files(self) -> list[str]:
         """What it changes, from the top of the tree."""
         return CHANGED.findall(self.patch.read_text())
@@ -71,6 +81,14 @@ def read(path: Path) -> Mistake:
     if head is None:
         raise NotPlanted(f"{path.name} does not begin with the lines Bug, Rule and Finder")
     return Mistake(path, head["bug"], head["rule"], head["finder"])
+
+
+def page_of(page: str, planted: Iterable[Mistake]) -> str:
+    """The page with a new table of these; the text around the table stays."""
+    before, _, rest = page.partition(BEGIN)
+    _, _, after = rest.partition(END)
+    rows = "".join(f"| {each.bug} | {each.rule} | {each.told_finder} |\n" for each in planted)
+    return f"{before}{BEGIN}\n| mistake | rule | found by |\n|---|---|---|\n{rows}\n{END}{after}"
 
 
 class Copy:
