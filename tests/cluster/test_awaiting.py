@@ -14,9 +14,9 @@ from quire.cluster.config.serve import ServeConfig
 from quire.cluster.node.awaiting import SAY_AGAIN_S, Reminder, log_waits, no_leader_sentence
 from quire.replication.core import CoreOptions, events
 from tests.cluster.running import RunningCluster, free_addresses, running_cluster, started
-from tests.paper.scenes import led
-from tests.paper.scenes import started as world_of
 from tests.replication.world import SimNode, World
+from tests.rules.scenes import led
+from tests.rules.scenes import started as world_of
 
 DEADLINE_S = 30.0
 TIMEOUT_S = CoreOptions().election_timeout_us / 1_000_000

@@ -7,9 +7,9 @@ from quire.replication.core import CoreOptions, events
 from quire.replication.core.fitness import Level
 from quire.replication.core.messages import Last
 from quire.replication.core.status import Backlog
-from tests.paper.scenes import ask, led, settled, suggested
 from tests.replication.installing import behind, fetched, fetching
 from tests.replication.world import SimNode, World
+from tests.rules.scenes import ask, led, settled, suggested
 
 TIMEOUT_S = CoreOptions().election_timeout_us / 1_000_000
 MEASURE_S = 0.06  # A tick and a little.

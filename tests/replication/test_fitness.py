@@ -6,8 +6,8 @@ from quire.replication.core import CoreOptions, Promise, actions, events
 from quire.replication.core.election import Phase
 from quire.replication.core.fitness import Level
 from quire.replication.core.messages import Campaign, Last, PreVote, PreVoteAnswer, VoteAnswer, VoteRequest
-from tests.paper.scenes import FAR, hear, led, started, suggested
 from tests.replication.world import MILLISECOND, SimNode, World, disk_id
+from tests.rules.scenes import FAR, hear, led, started, suggested
 
 TIMEOUT_S = CoreOptions().election_timeout_us / 1_000_000
 

@@ -9,10 +9,10 @@ from quire.replication.core.downstreams import Installing
 from quire.replication.core.election import Phase
 from quire.replication.core.fitness import Level
 from quire.replication.core.messages import Campaign
-from tests.paper.scenes import hear, led, started, suggested
 from tests.replication.installing import behind, fetched, fetching
 from tests.replication.test_fitness import fail_machine, level
 from tests.replication.world import MILLISECOND, SimNode, World, values
+from tests.rules.scenes import hear, led, started, suggested
 
 TIMEOUT_S = CoreOptions().election_timeout_us / 1_000_000
 LAW_S = 10 * TIMEOUT_S

@@ -9,9 +9,9 @@ from quire.replication.core import NodeRole
 from quire.replication.core.invariants import InvariantBroken, Invariants
 from quire.replication.core.status import InstallStatus, Queues, StreamStatus
 from quire.replication.lag import Lag, own_lag
-from tests.paper.scenes import led
 from tests.replication.running import Cluster
 from tests.replication.world import disk_id
+from tests.rules.scenes import led
 
 TOP = Path(__file__).resolve().parents[2]
 PRODUCT = ("cluster", "replication", "sm", "log", "pipeline")

@@ -1,43 +1,37 @@
-"""What KIP-101, KIP-279 and KIP-320 ask of a follower's truncation, in this log's words (offset is index)."""
+"""Rule 8 of `docs/protocol.md`: streams and their opening."""
 
 from quire.replication.core import Promise, actions, events
 from quire.replication.core.downstreams import match_boundary
 from quire.replication.core.messages import Heartbeat, Open, OpenVerb
-from tests.paper.scenes import divided, hear, led, settled, suggested
 from tests.replication.world import disk_id, values
+from tests.rules.scenes import divided, hear, led, settled, suggested
 
 
-def test_kip_101_scenario_1_a_restarted_follower_does_not_cut_what_it_acknowledged() -> None:
-    """Truncating to the high watermark loses a record if the leader fails next: it lags by a round trip.
-
-    Here only an opening truncates, by epochs; a restart keeps what is durable.
-    """
-    world = led()
-    world["n3"].crash()
-    world["n1"].write("acknowledged")
-    world.run_until(lambda: world["n1"].state.commit_index == world["n1"].log.tail.index)
-    world["n2"].crash()  # before it heard that the record is committed, for all it knows
-    world["n2"].start()
-    world["n1"].crash()
-    world["n3"].start()
-
-    suggested(world["n3"], by_control_plane=True)
-    world.run_until(lambda: world.leader() is not None)
-
-    assert world.leader() is world["n2"]
-    assert values(world["n2"]) == ["acknowledged"]
-
-
-def test_kip_101_scenario_2_replicas_that_wrote_different_records_at_one_index_come_to_agree() -> None:
-    """After losses on several disks two logs may hold different records at the same offset: epochs tell them apart."""
+def test_an_opening_compares_epochs_and_a_divergent_suffix_is_never_an_ack() -> None:
+    """A follower's durable suffix, which the leader's log does not have, is counted towards a commit."""
     world = led()
     old, leader = divided(world)
-    assert values(old) != values(leader)
+    acks = len(old.acked)
+    boundary = leader.start_index
+    assert old.log.durable_index > boundary
 
     world.heal()
     settled(world, leader)
 
+    assert old.acked[acks][1] == boundary
     assert values(old) == values(leader) == ["kept"]
+
+
+def test_raft_5_3_log_matching_equal_epoch_and_index_mean_equal_logs_up_to_there() -> None:
+    """Figure 3, Log Matching: the frames' crcs form a chain, so equal crcs at one index say so, too."""
+    world = led()
+    for value in range(5):
+        world["n1"].write(value)
+    settled(world, world["n1"])
+
+    tails = {node.log.tail for node in world.nodes.values()}
+    assert len(tails) == 1
+    assert values(world["n1"]) == values(world["n2"]) == values(world["n3"])
 
 
 def test_kip_101_the_end_of_an_epoch_is_where_the_next_larger_one_begins() -> None:
@@ -111,3 +105,21 @@ def test_kip_320_a_replica_that_missed_a_change_of_leader_is_fenced_and_not_trun
     assert follower.following.leader == Promise(epoch + 1, "n2", 9)
     assert follower.log.tail == tail
     assert follower.truncations == []
+
+
+def test_vr_4_1_a_backup_in_another_view_does_not_take_part() -> None:
+    """Replicas process messages only of the view that they are in: here, acks of the promise that they hold."""
+    world = led()
+    world.isolate("n1")
+    suggested(world["n2"], by_control_plane=True)
+    world.run_until(lambda: world.leader() is world["n2"], within_s=5)
+    old = world["n1"]
+    before = old.state.commit_index
+
+    old.write("nobody follows")
+    world.heal()
+    settled(world, world["n2"])
+
+    assert old.state.promise.candidate == "n2"
+    assert values(old) == []
+    assert before <= old.state.commit_index

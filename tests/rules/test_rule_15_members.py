@@ -1,14 +1,11 @@
-"""Sentences of chapter 4 of Ongaro's dissertation, "Consensus: Bridging Theory and Practice", on changes of members.
-
-Raft says server, configuration and entry; here it is node, members and record.
-"""
+"""Rule 15 of `docs/protocol.md`: members."""
 
 from quire.replication.core import events
 from quire.replication.core.changing import AlreadyVoter, Changed, ChangeUnderWay, NotFollowing, NotServing
 from quire.replication.core.downstreams import Downstream
 from quire.replication.core.messages import Ack
-from tests.paper.scenes import led, settled, suggested
-from tests.replication.world import SimNode, World
+from tests.replication.world import SimNode, World, disk_id
+from tests.rules.scenes import led, settled, started, suggested
 
 
 def voters_of(node: SimNode) -> list[str]:
@@ -31,7 +28,14 @@ def asked(world: World, leader: SimNode, node_id: str) -> object:
     return leader.changes[ask_id]
 
 
-def test_4_1_a_change_takes_effect_when_it_is_appended_and_its_new_majority_commits_it() -> None:
+def test_the_disk_of_a_member_is_its_vote() -> None:
+    """5: servers keep their state on stable storage; one that lost it is another server."""
+    world = started()
+    assert world["n1"].state.members.is_voter("n2", disk_id("n2"))
+    assert not world["n1"].state.members.is_voter("n2", bytes(16))
+
+
+def test_ongaro_4_1_a_change_takes_effect_when_it_is_appended_and_its_new_majority_commits_it() -> None:
     """'The new configuration takes effect on each server as soon as it is added to that server's log ...'"""
     world = observed("n5")
     leader = world["n1"]
@@ -44,7 +48,7 @@ def test_4_1_a_change_takes_effect_when_it_is_appended_and_its_new_majority_comm
     assert isinstance(leader.changes[ask_id], Changed)
 
 
-def test_4_1_the_next_change_begins_when_the_last_is_committed() -> None:
+def test_ongaro_4_1_the_next_change_begins_when_the_last_is_committed() -> None:
     """Two uncommitted ones would be two servers at a time, and their majorities need not overlap."""
     world = observed("n5", "n6")
     leader = world["n1"]
@@ -55,7 +59,7 @@ def test_4_1_the_next_change_begins_when_the_last_is_committed() -> None:
     assert asked(world, leader, "n6") == ChangeUnderWay(leader.log.members_index or 0, leader.state.commit_index)
 
 
-def test_4_1_a_server_must_fall_back_to_the_previous_configuration_in_its_log() -> None:
+def test_ongaro_4_1_a_server_must_fall_back_to_the_previous_configuration_in_its_log() -> None:
     """'... a server must be prepared to fall back to the previous configuration in its log.'"""
     world = observed("n5")
     world.isolate("n1")
@@ -68,7 +72,7 @@ def test_4_1_a_server_must_fall_back_to_the_previous_configuration_in_its_log() 
     assert voters_of(world["n1"]) == ["n1", "n2", "n3", "n4"]
 
 
-def test_4_1_votes_are_granted_without_consulting_the_voter_s_configuration() -> None:
+def test_ongaro_4_1_votes_are_granted_without_consulting_the_voter_s_configuration() -> None:
     """'... servers process incoming RPC requests without consulting their current configurations.'"""
     world = World("n1", "n2", observers=("n3",))
     world.start()
@@ -84,7 +88,7 @@ def test_4_1_votes_are_granted_without_consulting_the_voter_s_configuration() ->
     assert world.elect("n2").leads
 
 
-def test_4_2_1_a_new_server_catches_up_before_it_counts() -> None:
+def test_ongaro_4_2_1_a_new_server_catches_up_before_it_counts() -> None:
     """It joins as a non-voting member, and the reconfiguration begins once it has caught up."""
     world = World("n1", "n2", "n3", observers=("n4",))
     world.start("n1", "n2", "n3")
@@ -98,7 +102,7 @@ def test_4_2_1_a_new_server_catches_up_before_it_counts() -> None:
     assert asked(world, leader, "n4") == AlreadyVoter()
 
 
-def test_4_2_3_a_server_that_is_no_member_any_more_does_not_depose_a_leader_that_is_heard() -> None:
+def test_ongaro_4_2_3_a_server_that_is_no_member_any_more_does_not_depose_a_leader_that_is_heard() -> None:
     """Disruptive servers: who is not in the new configuration times out and starts elections. Pre-votes end that."""
     world = led("n1", "n2", "n3")
     old, leader, end = world["n3"], world["n1"], world["n1"].log.tail.index
@@ -120,7 +124,7 @@ def test_4_2_3_a_server_that_is_no_member_any_more_does_not_depose_a_leader_that
     assert old.roles[-1].role == "observer"
 
 
-def test_4_1_a_leader_changes_no_members_before_it_has_committed_a_record_of_its_own() -> None:
+def test_ongaro_4_1_a_leader_changes_no_members_before_it_has_committed_a_record_of_its_own() -> None:
     """The bug of 2015 (raft-dev, "bug in single-server membership changes"), as it was told there.
 
     Of four voters n1 adds n5 and holds that alone; n2, elected by n3 and n4, would add n6 with two acknowledgements of
