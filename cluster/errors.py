@@ -14,13 +14,15 @@ The classes tell whose fault it was; the values are attributes:
 
 from typing import Any
 
+from quire import QuireError
+
 RETRY_AFTER_S = 1.0
 """Most temporary errors are over by then."""
 SHOWN_LENGTH = 60
 """Of what a stranger sent, in a message about it."""
 
 
-class ClusterError(Exception):
+class ClusterError(QuireError):
     """The base class of what the cluster package raises."""
 
 

@@ -3,13 +3,15 @@
 The caller's fault: `IndexOutOfBounds`, `IndexExpired`, `NotYetFlushed`, `NotFrameBoundary`, `UnexpectedIndex`,
 `RecordsTruncated`, `RecordTooLarge`, `PayloadInvalid`, `LogLocked`, `ForeignStore`. A peer's fault: `FrameInvalid`,
 `ChainBroken`. The disk's fault: `FrameCorrupt`, `LogRotten`, `LogReadOnly`, `DiskFull`. A process
-without descriptors or memory: `ResourcesExhausted`. A later program's files: `UnknownVersion`.
+without descriptors or memory: `ResourcesExhausted`; both are `NoRoom`. A later program's files: `UnknownVersion`.
 """
 
 from __future__ import annotations
 
+from quire import QuireError
 
-class LogError(Exception):
+
+class LogError(QuireError):
     """The base of every error that `quire.log` defines."""
 
 
@@ -120,7 +122,7 @@ class LogReadOnly(LogError):
         self.reason = reason
 
 
-class FileUnlinked(OSError):
+class FileUnlinked(QuireError, OSError):
     """The file that was synced has no name any more, and this program did not remove it: what it holds is lost.
 
     An error of the device for whoever waits for the sync.
@@ -138,23 +140,28 @@ class LogClosed(LogError):
         super().__init__("the log is closed")
 
 
-class DiskFull(LogError):
-    """The disk has no room; nothing was appended, and the log stays usable."""
+class NoRoom(LogError):
+    """The file cannot be opened or grow; nothing was changed, and the log stays usable: a later call may succeed."""
+
+    def __init__(self, file: str, text: str) -> None:
+        super().__init__(text)
+        self.file = file
+
+
+class DiskFull(NoRoom):
+    """The disk has no room for `size` bytes of the file."""
 
     def __init__(self, file: str, size: int) -> None:
-        super().__init__(f"the disk is full: {file} cannot grow to {size} bytes")
-        self.file, self.size = file, size
+        super().__init__(file, f"the disk is full: {file} cannot grow to {size} bytes")
+        self.size = size
 
 
-class ResourcesExhausted(DiskFull):
-    """The process or the machine has no file descriptor or memory left; nothing was changed, and the log stays usable.
-
-    For a writer it is as a full disk: the same call may succeed later.
-    """
+class ResourcesExhausted(NoRoom):
+    """The process or the machine has no file descriptor or memory left."""
 
     def __init__(self, file: str, reason: str) -> None:
-        LogError.__init__(self, f"{file} cannot be opened or grow now: {reason}")
-        self.file, self.reason = file, reason
+        super().__init__(file, f"{file} cannot be opened or grow now: {reason}")
+        self.reason = reason
 
 
 class LogLocked(LogError):

@@ -22,7 +22,7 @@ from .change.reset import follows, remove_log, reset_to
 from .change.rewrite import finish_rewrites, split_last_frame
 from .change.spool import Spool
 from .change.truncation import Walk, begin_walk, truncate_at
-from .errors import DiskFull, LogClosed, LogError, NotFrameBoundary, ResourcesExhausted, UnexpectedIndex
+from .errors import LogClosed, LogError, NoRoom, NotFrameBoundary, ResourcesExhausted, UnexpectedIndex
 from .frames import HEADER_BYTES, Frame, FrameHeader, Kind, Tail, seal_header
 from .options import FlushPolicy, LogOptions, time_since_boot, wall_clock
 from .payload import StoredRecord, encode_records, stored_record
@@ -283,7 +283,7 @@ class Log:
         start = state.tail.index
         try:
             append_raw(state, raw, check_members)
-        except DiskFull:
+        except NoRoom:
             if taken_back(self.truncate, start):
                 raise
         return state.tail.index

@@ -1,15 +1,17 @@
 """The errors of `quire.pipeline`. Corrupt bytes of a log raise the errors of `quire.log`, such as `FrameCorrupt`, which
 names file and position.
 
-The user's fault: `OptionRefused`, `NoLog`, `ForeignLog`, `WorkersLackQuire`, `RowsRefused`. Records that are gone:
+The user's fault: `OptionRefused`, `NoLog`, `ForeignLog`, `WorkersLackQuire`, `MarkingRefused`. Records that are gone:
 `RecordsLost`, `CheckpointAhead`. The cluster's fault: `ClusterUnavailable`. The archive's: `ArchiveGap`,
 `ArchiveDamaged`, `ArchiveDiverges`. A replay cannot start: `GroundMissing`, `GenesisMissing`, `MachineDiffers`.
 """
 
 from __future__ import annotations
 
+from quire import QuireError
 
-class PipelineError(Exception):
+
+class PipelineError(QuireError):
     """The base class of the errors of `quire.pipeline`."""
 
 
@@ -48,7 +50,7 @@ class WorkersLackQuire(PipelineError):
         self.python, self.reason = python, reason
 
 
-class RowsRefused(PipelineError):
+class MarkingRefused(PipelineError):
     """Retries cannot be marked in these rows."""
 
     def __init__(self, reason: str) -> None:

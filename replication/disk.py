@@ -9,7 +9,6 @@ from contextlib import contextmanager, suppress
 from typing import Any, Generic, NamedTuple, Protocol
 
 from quire.log import (
-    DiskFull,
     Expiry,
     FrameCorrupt,
     FrameHeader,
@@ -18,6 +17,7 @@ from quire.log import (
     Log,
     LogError,
     LogReadOnly,
+    NoRoom,
     PayloadInvalid,
     ResourcesExhausted,
     Sync,
@@ -242,7 +242,7 @@ class Disk:
         for draft in coalesce(writes, self.log.tail.index, misplaced):
             try:
                 header = None if full else self._append(epoch, time, draft)
-            except DiskFull as error:  # Nothing after it: no later write of a client may overtake.
+            except NoRoom as error:  # Nothing after it: no later write of a client may overtake.
                 exhausted = isinstance(error, ResourcesExhausted)
                 header, full = None, Reason.RESOURCES_EXHAUSTED if exhausted else Reason.DISK_FULL
             if header is None:

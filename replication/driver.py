@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from itertools import accumulate
 from typing import Any, Generic, Protocol, assert_never, cast
 
-from quire.log import DiskFull, Expiry, Flush, LogClosed, LogError, LogReadOnly, ResourcesExhausted, Sync, Tail
+from quire.log import Expiry, Flush, LogClosed, LogError, LogReadOnly, NoRoom, ResourcesExhausted, Sync, Tail
 
 from .coalesce import OwnerT, Write
 from .core import Core, Reason, actions, events
@@ -389,7 +389,7 @@ class Driver(Generic[OwnerT]):
     def _append_system(self, epoch: int, time: int, value: dict[str, Any]) -> None:
         try:
             index = self._disk.append_system(epoch, time, value)
-        except DiskFull:
+        except NoRoom:
             result = actions.AppendResult(is_made=False, refused=Reason.DISK_FULL, is_system=True)
         else:
             result = actions.AppendResult(is_system=True, index=index)
@@ -400,7 +400,7 @@ class Driver(Generic[OwnerT]):
             self._disk.append_frames(raw)
         except (LogReadOnly, LogClosed):
             raise
-        except DiskFull as error:
+        except NoRoom as error:
             result = actions.AppendResult(stream_id, is_made=False, refused=Reason.DISK_FULL, error=str(error))
         except LogError as error:  # A peer's fault: bytes that are no frames, or do not follow.
             result = actions.AppendResult(stream_id, is_made=False, error=str(error))
@@ -527,7 +527,7 @@ class Driver(Generic[OwnerT]):
             except ResourcesExhausted:  # The log is as it was. The disk counts as busy meanwhile.
                 self._device.remind(RETRY_US, try_again)
                 return
-            except DiskFull as error:
+            except NoRoom as error:
                 self.step(events.InstallRefused(stream_id, str(error)))
                 return
             self._owner.snapshot_installed(snapshot.index)

@@ -16,6 +16,7 @@ from quire.log import SLOT_BYTES, SLOT_POSITIONS, Directory, SlotFile
 from .core.belief import EPOCH_LIMIT
 from .core.members import DISK_ID_BYTES, MAX_NODE_ID_BYTES
 from .core.messages import NO_PROMISE, Promise
+from .errors import ReplicationError
 from .witnesses import Witnesses
 
 PROMISE_FILE = "promise"
@@ -25,7 +26,7 @@ FILE_BYTES = 8192
 _BODY = struct.Struct(f"<Q{MAX_NODE_ID_BYTES}sQ{DISK_ID_BYTES}s")
 
 
-class PromiseLost(Exception):
+class PromiseLost(ReplicationError):
     """The promise file holds no promise that this disk can have made; the text says what it holds instead."""
 
 

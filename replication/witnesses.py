@@ -22,9 +22,10 @@ from contextlib import closing, suppress
 from threading import Lock
 from typing import NamedTuple
 
-from quire.log import Directory, DiskFull, Mark, SlotFile, Storage
+from quire.log import Directory, Mark, NoRoom, SlotFile, Storage
 
 from .core.members import DISK_ID_BYTES
+from .errors import ReplicationError
 
 WITNESS_FILES = ("witness-1", "witness-2")
 WITNESS_VERSION = 1
@@ -33,7 +34,7 @@ FILE_BYTES = 8192
 _BODY = struct.Struct(f"<QQQQQ{DISK_ID_BYTES}s")
 
 
-class WitnessForeign(Exception):
+class WitnessForeign(ReplicationError):
     """A witness is of another disk; the text names both."""
 
 
@@ -134,7 +135,7 @@ class Witnesses:
         with self._lock:
             self.known = self.known._replace(promised_epoch=promised_epoch).with_mark(mark)
             for name in WITNESS_FILES:
-                with suppress(DiskFull):
+                with suppress(NoRoom):
                     self._files.append(self._opened(name))
             self._write_all()
             self._directory.sync()
@@ -158,7 +159,7 @@ class Witnesses:
         file = _WitnessFile(storage, name, self._disk_id)
         try:
             file.allocate()
-        except DiskFull:
+        except NoRoom:
             file.close()
             if is_new:
                 self._directory.remove(name)

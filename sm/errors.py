@@ -7,6 +7,8 @@ from reprlib import Repr
 from types import CodeType, TracebackType
 from typing import Any
 
+from quire import QuireError
+
 REASON_LENGTH = 200
 """Characters of an exception's message, or of a command, in an error of this package."""
 _short = Repr()
@@ -18,7 +20,7 @@ RESTART = "restart this node; if it stops there again, or all nodes stopped ther
 REPORT = "run `quire log verify` on the stopped node's log; if that finds nothing, it is a fault of quire: report it"
 
 
-class MachineError(Exception):
+class MachineError(QuireError):
     """The root of this package's errors."""
 
 

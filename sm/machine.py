@@ -8,6 +8,8 @@ time), no random numbers and no environment, and nothing depends on the order of
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol, overload, runtime_checkable
 
+from quire import QuireError
+
 from .errors import CheckFailed, reason_of
 
 STATE_BYTES = 512 << 20
@@ -54,7 +56,7 @@ class Contexts(Sequence[Context]):
         return Context(self._first + place, self._epoch, self._timestamp)
 
 
-class Refused(Exception):
+class Refused(QuireError):
     """A refused command, with a stable code and a text for people.
 
     Raised by `check`, it keeps the request out of the log. Raised by `apply`, before any change, it is the command's

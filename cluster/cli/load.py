@@ -25,8 +25,8 @@ from ..client import (
     BatchReply,
     Client,
     ClientError,
+    CommandRefused,
     OutcomeUnknown,
-    Refused,
     ResultsCut,
     ServerFault,
     SessionError,
@@ -313,7 +313,7 @@ def _report_failure(error: ClientError, loaded: Loaded) -> Exit:
             rest = f"no line from {loaded.next_line} on was applied; load the rest once `quire status` shows a leader"
             complain(f"{error}; {done}, {rest}")
             return Exit.UNAVAILABLE
-        case Refused():
+        case CommandRefused():
             line = loaded.next_line + error.place
             complain(f"line {line} was refused, {error.code}: {error.text}; {done}, no other line was applied")
         case BadLine() | ExportInvalid() | ServerFault():

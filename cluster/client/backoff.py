@@ -8,6 +8,8 @@ import logging
 import random
 import time
 
+from .errors import ClientError
+
 BACKOFF_FIRST_S = 0.02  # And as much again at random.
 BACKOFF_LONGEST_S = 1.0
 MOST_DOUBLINGS = 16
@@ -17,7 +19,7 @@ log = logging.getLogger("quire.client")
 log.addHandler(logging.NullHandler())  # Nothing appears until the program configures logging.
 
 
-class AttemptFailed(Exception):
+class AttemptFailed(ClientError):
     """An attempt failed, and a later one may succeed. `retry_after_s` is what the server asked for, if it did."""
 
     def __init__(self, reason: str, retry_after_s: float | None = None) -> None:

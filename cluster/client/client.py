@@ -164,8 +164,8 @@ class Client:
         """Apply one command; return its result. It is then on a majority's disks, and applied on the leader.
 
         Raises:
-            Refused: by the machine's `check` (nothing was written, `index` is None) or by its `apply` (`index` is the
-                command's place in the log).
+            CommandRefused: by the machine's `check` (nothing was written, `index` is None) or `apply` (`index` is the
+                command's, in the log).
             OutcomeUnknown: it was sent, and no answer came within `timeout_s`, or it was sent again and then refused.
             ReplyGone: an earlier copy was executed, and its reply is gone.
             Unavailable, BadRequest, other SessionErrors, ServerFault, Halted: it was not executed.
@@ -175,7 +175,7 @@ class Client:
     async def apply_batch(self, commands: Sequence[Any]) -> BatchReply:
         """Apply commands in order, as one frame: all of them or none. Their results are in the reply.
 
-        Raises as `apply`, but Refused only if `check` refused a command. The reply lists what `apply` refused.
+        Raises as `apply`, but CommandRefused only if `check` refused a command. The reply lists what `apply` refused.
         """
         return await (await self.submit_batch(commands))
 
@@ -185,7 +185,7 @@ class Client:
         Bytes are stored as they are, above 1 MiB as a blob; any other value is stored as msgpack.
 
         Raises:
-            Refused: by the machine's `check`; nothing was written.
+            CommandRefused: by the machine's `check`; nothing was written.
             OutcomeUnknown: it was sent, and no answer came.
             Unavailable, BadRequest, ServerFault: nothing was written.
         """
@@ -271,7 +271,7 @@ class Client:
         `max_lag` (records) and `max_lag_s` bound how far that node may be behind its leader, as of the last report.
 
         Raises:
-            Refused: the machine does not answer this request.
+            CommandRefused: the machine does not answer this request.
             ServerFault: the machine's `query` failed.
             Unavailable: no server answered within `timeout_s`, or none that lags so little.
         """

@@ -1,6 +1,6 @@
 """Errors that a call of the client raises.
 
-- Refused: the state machine refused the command; `index` and `repeated` say whether the command is in the log
+- CommandRefused: the state machine refused the command; `index` and `repeated` say whether the command is in the log
 - ResultsCut: the commands were executed, and their results are too long to be sent
 - BadRequest, NotFound: the cluster cannot do what was asked; nothing was written
 - Unavailable: no server could do it before the deadline; nothing was written; try again later
@@ -18,12 +18,16 @@ executed, by a node with other code or other limits.
 from collections.abc import Mapping
 from typing import Any
 
+from quire import QuireError
 
-class ClientError(Exception):
+from ..errors import ClusterError
+
+
+class ClientError(ClusterError):
     """Base class of all errors that the client raises."""
 
 
-class ForkedClient(RuntimeError):
+class ForkedClient(QuireError, RuntimeError):
     """A client that the parent process opened was used in a forked child. Nothing was sent; the parent's goes on."""
 
     def __init__(self, opened_in: int | None) -> None:
@@ -34,7 +38,7 @@ class ForkedClient(RuntimeError):
         self.opened_in = opened_in
 
 
-class Refused(ClientError):
+class CommandRefused(ClientError):
     """The state machine refused a command, with a code and a text.
 
     `index` is the command's place in the log if `apply` refused it, and None if `check` refused the request before

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, Self
 from quire.log import pack
 from quire.log.packing import array_head
 
-from .errors import BadRequest, ClientError, Refused, ResultsCut, ServerFault, session_error_of
+from .errors import BadRequest, ClientError, CommandRefused, ResultsCut, ServerFault, session_error_of
 
 ARRAY_OF_TWO = b"\x92"
 ARRAY_HEAD_BYTES = 5  # The longest head of a msgpack array.
@@ -143,7 +143,7 @@ class Message:
             elif batch:
                 answer.set_result(BatchReply(own_index, epoch, results[place:end], refused))
             elif refused:
-                answer.set_exception(Refused(refused, own_index, repeated=index is None))
+                answer.set_exception(CommandRefused(refused, own_index, repeated=index is None))
             else:
                 answer.set_result(results[place])
             place = end
@@ -173,7 +173,7 @@ class Message:
             place += submission.commands
             if refused:
                 found = True
-                fail(submission.answer, partial(Refused, refused))
+                fail(submission.answer, partial(CommandRefused, refused))
             else:
                 sides[found].append(submission)
         if not found:

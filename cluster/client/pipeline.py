@@ -29,6 +29,7 @@ from typing import Any
 
 from .errors import (
     BadRequest,
+    ClientError,
     Halted,
     OutcomeUnknown,
     SessionExpired,
@@ -47,7 +48,7 @@ GATHERING_S = 0.1  # How long a message takes submissions: all of them share the
 LIMIT_EXCEEDED = "urn:quire:problem:limit-exceeded"
 
 
-class OutOfSequence(Exception):
+class OutOfSequence(ClientError):
     """A server answered a sequence that was not next. Only a new stream helps."""
 
 

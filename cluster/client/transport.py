@@ -24,9 +24,9 @@ from .backoff import AttemptFailed, Backoff
 from .errors import (
     BadRequest,
     ClientError,
+    CommandRefused,
     NotFound,
     OutcomeUnknown,
-    Refused,
     ServerFault,
     SessionExpired,
     SessionFenced,
@@ -127,13 +127,13 @@ class Transport:
         `writes`: it changes something. `repeatable`: such a call may be sent again although it was sent before.
 
         Raises:
-            Refused, BadRequest, NotFound, Unavailable, ServerFault: nothing was written.
+            CommandRefused, BadRequest, NotFound, Unavailable, ServerFault: nothing was written.
             OutcomeUnknown: a write was sent and not answered.
         """
         attempt = _Attempt(method, path, writes, repeatable, body, headers or {})
         try:
             return await self._call(attempt, server)
-        except (Refused, BadRequest, Unavailable, ServerFault) as error:
+        except (CommandRefused, BadRequest, Unavailable, ServerFault) as error:
             if not attempt.in_doubt:
                 raise
             raise OutcomeUnknown(f"an attempt was not answered; then {error}") from None
@@ -306,7 +306,7 @@ def _failure_of(server: str, attempt: _Attempt, answer: aiohttp.ClientResponse, 
         case HTTPStatus.SERVICE_UNAVAILABLE if own:
             return NothingWritten(detail)
         case HTTPStatus.UNPROCESSABLE_ENTITY if problem.get("refused"):
-            return Refused(problem["refused"])
+            return CommandRefused(problem["refused"])
         case HTTPStatus.NOT_FOUND | HTTPStatus.GONE:
             return NotFound(problem)
         case status if HTTPStatus.BAD_REQUEST <= status < HTTPStatus.INTERNAL_SERVER_ERROR:

@@ -29,6 +29,8 @@ from pathlib import Path
 from queue import SimpleQueue
 from typing import NamedTuple, ParamSpec, TypeVar
 
+from ..errors import ClusterError
+
 P = ParamSpec("P")
 T = TypeVar("T")
 
@@ -60,7 +62,7 @@ class Patience(NamedTuple):
 PATIENCE = Patience()
 
 
-class ChildFailed(Exception):
+class ChildFailed(ClusterError):
     """The child failed; the text says why."""
 
 

@@ -15,12 +15,14 @@ from typing import Any
 
 from quire.log import PayloadInvalid, pack, unpack
 
+from ..errors import ClusterError
+
 NO_OP = b"\x01"
 MAX_INTEGER = 2**53 - 1
 MAX_NO_OPS = 256  # In one message.
 
 
-class NotAdmitted(Exception):
+class NotAdmitted(ClusterError):
     """The control plane may neither send nor receive this message."""
 
 

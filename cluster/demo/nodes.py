@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from ..config.secret_file import write_new_secret
+from ..errors import ClusterError
 from .link_proxy import LinkProxy
 
 NODE_IDS = ("n1", "n2", "n3")
@@ -25,7 +26,7 @@ PORTS = (20_000, 32_000)
 PORT_TRIES = 200
 
 
-class DemoFailed(Exception):
+class DemoFailed(ClusterError):
     """The demo cannot continue; the text says why and what to do."""
 
 

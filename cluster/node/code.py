@@ -10,7 +10,7 @@ import asyncio
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
-from quire.log import DiskFull, ResourcesExhausted
+from quire.log import NoRoom, ResourcesExhausted
 
 from ..data_dir.code import CodeRecord, short
 from ..errors import DiskFullError, ResourcesExhaustedError
@@ -88,7 +88,7 @@ class MachineCode:
                     await asyncio.to_thread(self._data_dir.write_code, record)
                 except ResourcesExhausted:
                     raise ResourcesExhaustedError from None
-                except DiskFull:
+                except NoRoom:
                     raise DiskFullError from None
                 self._record = record
 

@@ -7,6 +7,7 @@ the rest of the process: `NODE_FILES` or `LOG_FILES`
 
 from quire.log import open_segments_of
 
+from ..errors import ClusterError
 from ..http.admission.connections import CONNECTIONS_LIMIT
 
 OWN_FILES = 64
@@ -14,7 +15,7 @@ OWN_FILES = 64
 FEWEST_CONNECTIONS = 16
 
 
-class TooFewFiles(Exception):
+class TooFewFiles(ClusterError):
     """The process may open fewer files than it needs; the text says how many."""
 
 

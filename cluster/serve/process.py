@@ -24,6 +24,7 @@ from quire.replication.address import host_and_port
 
 from ..cli.output import Exit
 from ..config.settings import ConfigInvalid, service_variables
+from ..errors import ClusterError
 from ..http.admission.connections import CONNECTIONS_LIMIT, ConnectionLimit
 from ..http.app import BACKLOG, accept_more, serve_app
 from ..node.turns import Turns
@@ -40,7 +41,7 @@ NO_IPV6 = (errno.EAFNOSUPPORT, errno.EADDRNOTAVAIL)  # It is not in the kernel, 
 log = structlog.get_logger(__name__)
 
 
-class CannotStart(Exception):
+class CannotStart(ClusterError):
     """The service cannot start; the text says why and what to do."""
 
 

@@ -10,7 +10,7 @@ from heapq import heappop, heappush
 from random import Random
 from typing import Any
 
-from quire.log import Directory, DiskFull, Expiry, FrameHeader, Log, LogError, LogOptions, walk_frames
+from quire.log import Directory, Expiry, FrameHeader, Log, LogError, LogOptions, NoRoom, walk_frames
 from quire.log.simulated import faulty
 from quire.replication import Disk, Placed, PromiseFile, Reason, Write
 from quire.replication.core import Core, CoreOptions, Identity, Members, NodeRole, State, actions, events
@@ -364,7 +364,7 @@ class Node:
         try:
             folder = process.snapshots.begin(process.taking)
             write_snapshot(folder, process.snapshots.owner, boundary, content, chunk_bytes=CHUNK_BYTES)
-        except (OSError, DiskFull):
+        except (OSError, NoRoom):
             process.taking = 0  # The parts it left do no harm.
             return
         self.schedule.later(self.snapshot_random.randint(0, SNAPSHOT_US), self.run, self.life, self._complete)
@@ -418,7 +418,7 @@ class Node:
         try:
             process.part = SnapshotPart.begin(process.snapshots, raw)
             process.missing = process.part.missing()
-        except (OSError, DiskFull) as error:
+        except (OSError, NoRoom) as error:
             self.step(events.FetchFailed(action.stream_id, str(error)))
             return
         self._fetch_next(action)
@@ -447,7 +447,7 @@ class Node:
             if data is None:
                 raise OSError("the leader is gone, or its snapshot")
             process.part.put(process.missing[0], data)
-        except (OSError, DiskFull) as error:
+        except (OSError, NoRoom) as error:
             self.step(events.FetchFailed(action.stream_id, str(error)))
             return
         del process.missing[0]

@@ -9,7 +9,6 @@ import structlog
 
 from quire.log import (
     Directory,
-    DiskFull,
     Expiry,
     FileDirectory,
     FrameCorrupt,
@@ -21,6 +20,7 @@ from quire.log import (
     LogClosed,
     LogLocked,
     LogReadOnly,
+    NoRoom,
     NotYetFlushed,
     PayloadInvalid,
     RecordsTruncated,
@@ -68,25 +68,24 @@ class NotFlushed(NotCommitted):
     """The record is appended but not flushed yet, so it cannot be read."""
 
     def __init__(self, index: int, readable: int) -> None:
-        Exception.__init__(self, f"index {index} is not flushed yet; records below {readable} are")
-        self.index = index
-        self.commit_index = readable
+        super().__init__(index, readable)
+
+    def __str__(self) -> str:
+        return f"index {self.index} is not flushed yet; records below {self.commit_index} are"
 
 
 class RecordCorrupt(CorruptHere):
     """The record's bytes are damaged."""
 
-    def __init__(self, index: int, reason: str) -> None:
-        Exception.__init__(self, f"index {index} cannot be read: {reason}; check the log with `quire log verify`")
-        self.index = index
-        self.reason = reason
+    def __str__(self) -> str:
+        return f"index {self.index} cannot be read: {self.reason}; check the log with `quire log verify`"
 
 
 class DiskOfLogFull(DiskFullError):
     """No space is left; nothing was written."""
 
-    def __init__(self) -> None:
-        Exception.__init__(self, "the disk is full; nothing was written")
+    def __str__(self) -> str:
+        return "the disk is full; nothing was written"
 
 
 class NotFlushedInTime(OutcomeUnknown):
@@ -191,7 +190,7 @@ class LogService:
             raise LimitExceeded("the record, with its frame,", error.size, error.limit) from error
         except PayloadInvalid as error:
             raise Malformed(error.reason) from error
-        except DiskFull as error:
+        except NoRoom as error:
             exhausted = isinstance(error, ResourcesExhausted)
             raise (ResourcesExhaustedError() if exhausted else DiskOfLogFull()) from error
         except LogClosed as error:

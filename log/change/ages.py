@@ -22,7 +22,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Callable
 
-from ..errors import DiskFull
+from ..errors import NoRoom
 from ..frames import FrameHeader
 from ..state import LogState
 from .rotation import rotate
@@ -91,7 +91,7 @@ class Ages:
             return False
         try:
             rotate(state, 0)
-        except DiskFull:
+        except NoRoom:
             return False
         self._look()
         return True

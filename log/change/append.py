@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from ..errors import DiskFull, FrameCorrupt, FrameInvalid, RecordTooLarge, ResourcesExhausted, UnexpectedIndex
+from ..errors import FrameCorrupt, FrameInvalid, NoRoom, RecordTooLarge, ResourcesExhausted, UnexpectedIndex
 from ..frames import HEADER_BYTES, FrameHeader, Kind, Tail, follow, seal_header, walk_headers
 from ..segment.survey import names_members
 from ..state import LogState
@@ -38,7 +38,7 @@ def make_room(state: LogState, size: int, *, reserved: bool = False) -> None:
             rotate(state, size)
         with state.failing("allocating"):
             state.writer.reserve(size)
-    except DiskFull as full:
+    except NoRoom as full:
         if not reserved or size > state.writer.room:
             if not reserved and not isinstance(full, ResourcesExhausted):
                 state.refused_bytes = max(state.refused_bytes, size)
@@ -55,7 +55,7 @@ def try_room(state: LogState) -> bool:
     if state.writer.free_end - state.writer.segment.end < size:
         try:
             make_room(state, size)
-        except DiskFull:
+        except NoRoom:
             return False
     state.refused_bytes = 0
     return True

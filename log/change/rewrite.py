@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from ..errors import DiskFull, FrameInvalid, LogError, LogReadOnly, RecordTooLarge, UnknownVersion
+from ..errors import FrameInvalid, LogError, LogReadOnly, NoRoom, RecordTooLarge, UnknownVersion
 from ..frames import Frame, Kind, encode_frame, walk_frames
 from ..payload import cut_runs, decode_records, encode_records
 from ..segment.store import base_of_name, create_fresh
@@ -81,7 +81,7 @@ def set_aside(files: Directory, raw: bytes, index: int) -> None:
         storage.allocate(len(raw))
         storage.write_at(0, raw)
         storage.sync()
-    except DiskFull:
+    except NoRoom:
         files.remove(name)
         raise
     finally:

@@ -12,7 +12,7 @@ The steps, in this order:
 
 from __future__ import annotations
 
-from ..errors import DiskFull
+from ..errors import NoRoom
 from ..options import STORE_HEADER_BYTES, LogOptions
 from ..segment.index import FrameIndex, save_index
 from ..segment.segments import Segment
@@ -41,7 +41,7 @@ def prepare_store(files: Directory, header: StoreHeader, options: LogOptions, si
         allocate_most(store, max(needed, options.segment_bytes + options.reserve), needed)
         store.write_at(0, encode_store_header(header))
         store.sync()
-    except DiskFull:
+    except NoRoom:
         store.close()
         files.remove(name)
         raise

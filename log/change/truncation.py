@@ -16,7 +16,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from contextlib import suppress
 
-from ..errors import DiskFull, FrameCorrupt, FrameInvalid, LogError, ResourcesExhausted
+from ..errors import FrameCorrupt, FrameInvalid, LogError, NoRoom, ResourcesExhausted
 from ..frames import Tail
 from ..options import MAX_SEGMENT_BYTES, STORE_HEADER_BYTES, LogOptions
 from ..segment.segments import Segment
@@ -173,7 +173,7 @@ def preallocate(store: Storage, end: int, options: LogOptions) -> None:
     needed, wished = room_of(end, options)
     try:
         allocate_most(store, wished, needed)
-    except DiskFull:
+    except NoRoom:
         # A truncation or an open needs no room. The next append asks again, and raises if there is still none.
         return
 

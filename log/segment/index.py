@@ -14,7 +14,7 @@ from bisect import bisect_left, bisect_right
 from contextlib import suppress
 from typing import NamedTuple, Protocol
 
-from ..errors import DiskFull
+from ..errors import NoRoom
 from ..options import INDEX_ENTRY_BYTES, INDEX_MARKER_BYTES
 from ..storage import Directory, Storage
 from .store import create_fresh, index_name
@@ -101,7 +101,7 @@ def save_index(files: Directory, index: FrameIndex) -> None:
     try:
         storage.allocate(index.size)
         storage.write_at(0, index.encode())
-    except DiskFull:
+    except NoRoom:
         files.remove(name)
         raise
     finally:
@@ -110,7 +110,7 @@ def save_index(files: Directory, index: FrameIndex) -> None:
 
 def rebuild_index(files: Directory, index: FrameIndex) -> None:
     """Write an index file again, if the disk has room. Without one, each open walks the segment."""
-    with suppress(DiskFull):
+    with suppress(NoRoom):
         save_index(files, index)
 
 

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 
 from crc32c import crc32c
 
-from ..errors import DiskFull, FrameInvalid
+from ..errors import FrameInvalid, NoRoom
 from ..frames import HEADER_BYTES, FrameHeader, Tail
 from ..options import STORE_HEADER_BYTES, LogOptions
 from ..storage import Storage, Sync
@@ -195,7 +195,7 @@ def allocate_most(store: Storage, wished: int, needed: int) -> int:
     """
     try:
         store.allocate(wished)
-    except DiskFull:
+    except NoRoom:
         if needed >= wished:
             raise
         store.allocate(needed)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ..errors import RowsRefused
+from ..errors import MarkingRefused
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -25,7 +25,7 @@ def mark_executed(frame: DataFrame) -> DataFrame:
     because the replies of all sessions took too many bytes counts as open.
 
     Raises:
-        RowsRefused: it is a stream, a column is missing, or rows are missing or there twice.
+        MarkingRefused: it is a stream, a column is missing, or rows are missing or there twice.
     """
     # The command line imports this where there is no PySpark.
     from pyspark.sql import functions as F  # noqa: N812, PLC0415
@@ -35,9 +35,9 @@ def mark_executed(frame: DataFrame) -> DataFrame:
     from .runs import RUNS, marks_of, runs_of  # noqa: PLC0415
 
     if frame.isStreaming:
-        raise RowsRefused("they are a stream's, of which each batch would have to know all before it")
+        raise MarkingRefused("they are a stream's, of which each batch would have to know all before it")
     if missing := [name for name in NEEDED if name not in frame.columns]:
-        raise RowsRefused(f"they lack {', '.join(missing)}")
+        raise MarkingRefused(f"they lack {', '.join(missing)}")
     is_system = F.col("kind") == "system"
     system_value = F.when(is_system, F.col("value")).alias("value")
     rows = frame.select("index", "timestamp", "session", "sequence", system_value)

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from quire.log import decode_system
 from quire.sm import SESSION_LIMITS, Executed, Sessions
 
-from ..errors import RowsRefused
+from ..errors import MarkingRefused
 
 RUNS = pa.schema(
     [
@@ -198,7 +198,7 @@ def marks_of(runs: pa.Table) -> Marks:
     """Judge the runs of all rows, in the order of the log, as the applier judges its frames.
 
     Raises:
-        RowsRefused: rows are missing or there twice.
+        MarkingRefused: rows are missing or there twice.
         PayloadInvalid: a system record cannot be read.
     """
     is_stretch = (_integers(runs["session"]) == 0) & (_integers(runs["count"]) == 0)
@@ -231,11 +231,11 @@ def _sessions(genesis: dict[str, Any] | None) -> Sessions:
 
 
 def _range(first: Integers, last: Integers) -> tuple[int, int]:
-    """The range of the rows, from their gapless stretches. Raises RowsRefused: it has a gap, or an index twice."""
+    """The range of the rows, from their gapless stretches. Raises MarkingRefused: it has a gap, or an index twice."""
     first, last = np.sort(first), np.sort(last)
     if not len(first):
         return 0, 0
     if len(wrong := np.flatnonzero(last[:-1] + 1 != first[1:])):
         before, after = int(last[wrong[0]]), int(first[wrong[0] + 1])
-        raise RowsRefused(f"the row after index {before} has index {after}: mark all rows of a read, then select")
+        raise MarkingRefused(f"the row after index {before} has index {after}: mark all rows of a read, then select")
     return int(first[0]), int(last[-1]) + 1

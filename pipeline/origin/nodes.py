@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, TypeVar
 
 import orjson
 
-from ..errors import ClusterUnavailable
+from ..errors import ClusterUnavailable, PipelineError
 
 ATTEMPT_TIMEOUT_S = 5.0
 """The timeout of one read from a socket; a node that sends nothing for so long is passed over for another."""
@@ -38,7 +38,7 @@ class Answer(NamedTuple):
     next_index: int | None
 
 
-class TryNext(Exception):
+class TryNext(PipelineError):
     """This node does not have what is asked for; another may."""
 
 

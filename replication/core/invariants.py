@@ -6,6 +6,7 @@ is an error in this program. It names the rule and the values, and is never caug
 
 from typing import NamedTuple
 
+from ..errors import ReplicationError
 from .belief import EPOCH_LIMIT
 from .core import Core
 from .election import Phase
@@ -13,7 +14,7 @@ from .leading import Leading
 from .messages import Promise
 
 
-class InvariantBroken(Exception):
+class InvariantBroken(ReplicationError):
     """The rule in words, with the values that break it."""
 
 

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
+from ..errors import ReplicationError
 from .actions import Action, Alarm, AppendFrames, AppendRequests, AppendSystem, Apply, Halt, RoleChanged
 from .belief import Refusal
 from .fitness import Fitness
@@ -15,7 +16,7 @@ from .messages import Last, Promise
 from .status import Backlog, NodeRole
 
 
-class NotReadableNow(Exception):
+class NotReadableNow(ReplicationError):
     """The log cannot be read for want of a descriptor or memory. Nothing has changed, and it may succeed later."""
 
 

@@ -35,6 +35,7 @@ from quire.log import MAX_FEATURE_LENGTH, MAX_FEATURES, PayloadInvalid, check_co
 
 from ..address import MAX_ADDRESS, host_and_port
 from ..core.members import NODE_ID
+from ..errors import ReplicationError
 from .sockets import Socket, close_socket, drop_frames, of_a_stranger
 from .trust import Trust
 from .wire import MAX_MESSAGE_BYTES, MAX_U64, BadMessage
@@ -92,7 +93,7 @@ class PeerInfo:
         return self.cluster_id != NO_CLUSTER
 
 
-class PeerRefused(Exception):
+class PeerRefused(ReplicationError):
     """This node and its peer must not talk; `code` is stable, `reason` is for people."""
 
     def __init__(self, code: str, reason: str) -> None:

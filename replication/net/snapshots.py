@@ -17,6 +17,7 @@ from aiohttp import ClientSession, WSMsgType, web
 
 from quire.log import PayloadInvalid, pack, unpack
 
+from ..errors import ReplicationError
 from .hello import (
     LINK_FAILURES,
     MAX_HELLO_BYTES,
@@ -45,7 +46,7 @@ FETCHES_LIMIT = 4
 _PURPOSE = "snapshot"
 
 
-class SnapshotRefused(Exception):
+class SnapshotRefused(ReplicationError):
     """The leader does not have the snapshot, or cannot read it; the text says which."""
 
 

@@ -40,6 +40,7 @@ from ..core.messages import (
     VoteAnswer,
     VoteRequest,
 )
+from ..errors import ReplicationError
 
 MAX_U64 = 2**64 - 1
 MAX_U32 = 2**32 - 1
@@ -56,7 +57,7 @@ ANSWER, FRAMES = b"\0", b"\1"
 M = TypeVar("M")
 
 
-class BadMessage(Exception):
+class BadMessage(ReplicationError):
     """A peer sent bytes that are not a message of this protocol."""
 
 

@@ -16,3 +16,17 @@ def __getattr__(name: str) -> object:
     if name not in ("connect", "connect_sync"):
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(import_module("quire.cluster.client"), name)
+
+
+class QuireError(Exception):
+    """The base of each package's errors. A copy, also one by pickle, has the same type, text and fields."""
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return _restored, (type(self), self.args), self.__dict__ or None
+
+
+def _restored(kind: type[QuireError], arguments: tuple[object, ...]) -> QuireError:
+    """An error without its fields, as `Exception` makes it: those of its own constructor are not in `args`."""
+    error = kind.__new__(kind)
+    error.args = arguments
+    return error

@@ -12,9 +12,9 @@ from quire.cluster.client import (
     BadRequest,
     Client,
     ClientError,
+    CommandRefused,
     NotFound,
     OutcomeUnknown,
-    Refused,
     ServerFault,
     Unavailable,
     connect,
@@ -41,7 +41,7 @@ async def test_append_returns_the_index() -> None:
 async def test_a_record_that_check_refuses_raises_without_an_index() -> None:
     step = refusing(422, "commands-refused", refused=[[0, "DIVISION_BY_ZERO", "cannot divide by 0"]])
     async with scripted(step) as server, connect(server.address) as cluster:
-        with pytest.raises(Refused) as refused:
+        with pytest.raises(CommandRefused) as refused:
             await cluster.append(["div", 0])
         assert len(server.requests) == 1
 

@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 
 from quire.cluster.client import (
+    CommandRefused,
     Halted,
     OutcomeUnknown,
-    Refused,
     ReplyGone,
     ResultsCut,
     connect,
@@ -39,7 +39,7 @@ async def test_a_batch_that_was_answered_again_has_no_index_of_its_copy() -> Non
 async def test_a_refusal_that_was_answered_again_is_repeated_and_no_refusal_by_check() -> None:
     async with streaming([Fault.NOT_ANSWERED]) as server, connect(server.address) as cluster:
         for repeated in (True, False):
-            with pytest.raises(Refused) as refused:
+            with pytest.raises(CommandRefused) as refused:
                 await cluster.apply("over")
             assert (refused.value.index is None, refused.value.repeated) == (repeated, repeated)
 
@@ -88,7 +88,7 @@ async def test_a_message_in_doubt_that_a_later_server_refuses_is_unknown_and_wha
         assert [type(answer) for answer in answers[:3]] == [OutcomeUnknown] * 3
         assert str(problem["detail"]) in str(answers[0])
         assert answers[3] == 6
-        assert isinstance(answers[4], Refused)
+        assert isinstance(answers[4], CommandRefused)
         assert server.executed == ["first", "executed", "refused later", "in", "doubt", "later", "last"]
         # The old session executes nothing more: its name was taken over, or it was closed before the next one began.
         calls = [method for method, _ in server.calls if method != "GET"]

@@ -11,9 +11,9 @@ from quire.cluster.client import (
     BadRequest,
     Client,
     ClientError,
+    CommandRefused,
     Halted,
     OutcomeUnknown,
-    Refused,
     SessionExpired,
     SessionFenced,
     Unavailable,
@@ -48,7 +48,7 @@ async def test_refused_commands_fail_alone_and_the_rest_is_resent_without_them()
 
         answers = await answers_of(*futures, late)
 
-        assert [answer for answer in answers if not isinstance(answer, Refused)] == [2, 3, 4, 5]
+        assert [answer for answer in answers if not isinstance(answer, CommandRefused)] == [2, 3, 4, 5]
         assert [(answers[place].code, answers[place].place, answers[place].index) for place in (1, 3)] == [
             ("BAD", 0, None)
         ] * 2
@@ -104,7 +104,7 @@ async def test_with_halt_on_failure_nothing_is_sent_after_a_refusal() -> None:
         answers = await answers_of(*futures)
 
         assert answers[0].results == [2]
-        assert [type(answer) for answer in answers[1:]] == [Refused, Halted, Halted]
+        assert [type(answer) for answer in answers[1:]] == [CommandRefused, Halted, Halted]
         with pytest.raises(Halted):
             await cluster.submit("later")
         assert server.executed == ["first", "a"]
@@ -150,7 +150,7 @@ async def test_a_command_refused_in_a_message_that_was_not_taken_fails_alone() -
         answers = await answers_of(first, *futures)
 
         assert [answers[place] for place in (0, 1, 3)] == [2, 3, 4]
-        assert isinstance(answers[2], Refused)
+        assert isinstance(answers[2], CommandRefused)
         assert server.executed == ["first", "a", "b", "c"]
 
 
@@ -206,7 +206,7 @@ def check(calls: list[tuple[int, Call]], answers: list[Any], server: StreamServe
             assert doubts
             executed += commands if is_next else []
         elif "bad" in commands:
-            assert isinstance(answer, Refused)
+            assert isinstance(answer, CommandRefused)
             assert (answer.index, answer.repeated) == (None, False)
         elif "odd" in commands:
             assert isinstance(answer, BadRequest)
@@ -219,7 +219,7 @@ def check(calls: list[tuple[int, Call]], answers: list[Any], server: StreamServe
             if call[0] == "batch":
                 assert answer.results == numbers
             elif numbers == [None]:
-                assert isinstance(answer, Refused)
+                assert isinstance(answer, CommandRefused)
                 assert answer.code == "OVER"
             else:
                 assert [answer] == numbers

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
-from quire.cluster.client import Client, Refused, SessionFenced, connect, connect_sync
+from quire.cluster.client import Client, CommandRefused, SessionFenced, connect, connect_sync
 from tests.cluster.running import RunningCluster, running_cluster
 
 DEADLINE_S = 60
@@ -83,7 +83,7 @@ async def test_refused_commands_in_the_middle_take_nothing_with_them(cluster: Ru
     async with connect(cluster.address("n3")) as client:
         answers = await asyncio.gather(*[await client.submit(it) for it in commands], return_exceptions=True)
 
-    assert [type(answer) for answer in answers[:150:50]] == [str, Refused, str]
+    assert [type(answer) for answer in answers[:150:50]] == [str, CommandRefused, str]
     assert [int(answer) for answer in answers if isinstance(answer, str)] == list(range(1, 4951))
     assert await state(cluster) == 4950
 
@@ -106,7 +106,7 @@ async def test_the_blocking_client_pipelines_too(cluster: RunningCluster) -> Non
             answers = [client.submit(["add", 1]) for _ in range(500)]
             dropped = client.submit(["add", 1])
             dropped.cancel()
-            with pytest.raises(Refused):
+            with pytest.raises(CommandRefused):
                 client.submit(["div", 0]).result(DEADLINE_S)
             return [answer.result(DEADLINE_S) for answer in answers]
 

@@ -8,7 +8,7 @@ import orjson
 import pytest
 import pytest_asyncio
 
-from quire.cluster.client import Refused, ResultsCut, connect
+from quire.cluster.client import CommandRefused, ResultsCut, connect
 from quire.cluster.http.cut import places_within
 from quire.cluster.http.sizes import VALUES_LIMIT, size_up_to
 from quire.cluster.node.pending import WriteReply
@@ -62,7 +62,7 @@ async def test_a_client_is_told_which_of_its_commands_have_no_result_and_goes_on
         with pytest.raises(ResultsCut):
             await client.apply_batch([["get", "k"]] * 20)
         assert await client.apply(["get", "k"]) == VALUE
-        with pytest.raises(Refused):
+        with pytest.raises(CommandRefused):
             await client.apply(["incr", "n"])
 
 

@@ -9,7 +9,7 @@ import orjson
 import pytest
 import pytest_asyncio
 
-from quire.cluster.client import Refused, ServerFault, connect
+from quire.cluster.client import CommandRefused, ServerFault, connect
 from quire.cluster.config.serve import ServeConfig
 from quire.sm import load_machine
 from tests.cluster.running import RunningCluster, running_cluster
@@ -43,9 +43,9 @@ async def test_the_readme_s_machine_runs_on_a_cluster(tmp_path: Path, monkeypatc
     async with running_cluster(tmp_path, machine="stock:Stock") as running, connect(running.address("n3")) as cluster:
         assert await cluster.apply(["put", "nails", 100]) == 100
         assert await cluster.apply(["take", "nails", 3]) == 97
-        with pytest.raises(Refused, match="TOO_FEW") as by_apply:
+        with pytest.raises(CommandRefused, match="TOO_FEW") as by_apply:
             await cluster.apply(["take", "nails", 98])
-        with pytest.raises(Refused, match="UNKNOWN") as by_check:
+        with pytest.raises(CommandRefused, match="UNKNOWN") as by_check:
             await cluster.apply(["burn", "nails", 1])
         assert await cluster.query("nails") == 97
         assert (await cluster.state()).state == {"nails": 97}

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from quire.cluster.client import Refused, connect
+from quire.cluster.client import CommandRefused, connect
 from quire.cluster.config.serve import ServeConfig
 from quire.cluster.data_dir.genesis import make_genesis, read_genesis
 from quire.log import FEATURES, STATE_QUOTA, walk_frames
@@ -97,7 +97,7 @@ async def test_a_full_state_takes_no_put_and_any_delete_also_after_a_restart(tmp
         await cluster.ready()
 
         async with connect(cluster.address("n1")) as client:
-            with pytest.raises(Refused, match="STATE_FULL"):
+            with pytest.raises(CommandRefused, match="STATE_FULL"):
                 await client.apply(PUTS[1])
             assert await client.query(["get", "b"]) is None
             assert (await client.apply_batch([["delete", "a"], PUTS[1]])).results == [True, True]

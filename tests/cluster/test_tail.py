@@ -16,9 +16,9 @@ from quire.cluster.client import (
     BlockingClient,
     Client,
     ClientError,
+    CommandRefused,
     NotFound,
     Record,
-    Refused,
     ServerFault,
     Unavailable,
     connect,
@@ -144,7 +144,7 @@ async def test_a_query_is_answered_or_refused_or_raises_server_fault(three: Runn
 
         assert await cluster.query(["at", 0]) == "first"
         assert await cluster.query(["echo", b"\x00"], "local", server=three.address("n3")) == b"\x00"
-        with pytest.raises(Refused) as refused:
+        with pytest.raises(CommandRefused) as refused:
             await cluster.query("nonsense")
         with pytest.raises(ServerFault):
             await cluster.query("fail")
@@ -196,7 +196,7 @@ async def test_the_blocking_client_returns_what_the_async_client_returns(three: 
             assert cluster.ready(three.address("n2"))
             assert (answer.result(DEADLINE_S), batch.results) == (4, [5, 6])
             assert cluster.session().sequence == 0
-            with pytest.raises(Refused):
+            with pytest.raises(CommandRefused):
                 cluster.apply("nope")
 
     async with asyncio.timeout(DEADLINE_S):

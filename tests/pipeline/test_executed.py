@@ -14,7 +14,7 @@ from pyspark.sql import functions as F  # noqa: N812 - as everybody writes it
 
 from quire.log import SESSION_TTL, Frame, Kind, LogOptions, Run, encode_frame, encode_system, stored_records
 from quire.pipeline import mark_executed
-from quire.pipeline.errors import RowsRefused
+from quire.pipeline.errors import MarkingRefused
 from quire.pipeline.executed.runs import Marks, marks_of, runs_of
 from quire.sm import Applier, Sessions
 from tests.pipeline.logs import writing
@@ -174,7 +174,7 @@ def test_rows_that_are_missing_or_there_twice_are_refused(change: str) -> None:
     rows = History(1).rows
     wrong = [*rows[:40], *rows[41:]] if change == "missing" else [*rows[:40], *rows[39:]]
 
-    with pytest.raises(RowsRefused, match="the row after index 39 has index "):
+    with pytest.raises(MarkingRefused, match="the row after index 39 has index "):
         marks([wrong], random.Random(1))
 
 
@@ -201,9 +201,9 @@ def test_spark_marks_the_rows_of_a_log_and_counts_each_command_once(spark: Spark
     again = mark_executed(read.repartition(3))
     assert again.where(~F.col("executed")).count() == history.executed.count(False)
 
-    with pytest.raises(RowsRefused, match="the row after index 6 has index 8"):
+    with pytest.raises(MarkingRefused, match="the row after index 6 has index 8"):
         mark_executed(read.where("index != 7"))
-    with pytest.raises(RowsRefused, match="they lack kind, value"):
+    with pytest.raises(MarkingRefused, match="they lack kind, value"):
         mark_executed(read.drop("kind", "value"))
-    with pytest.raises(RowsRefused, match="they are a stream's"):
+    with pytest.raises(MarkingRefused, match="they are a stream's"):
         mark_executed(spark.readStream.format("quire").load(str(tmp_path)))

@@ -23,6 +23,8 @@ PACKAGES = frozenset({"log", "sm", "replication", "cluster", "pipeline"})
 CLIENT_ONLY = frozenset({"pipeline", "src"})
 READING = frozenset({"terminal", "values"})
 
+ROOT_ERROR = "quire.QuireError"  # Each package may derive its errors from it.
+
 CORE = PurePosixPath("replication/core")
 CLOCKS = ["datetime", "time"]
 CHANCE = ["random", "secrets", "uuid"]
@@ -75,6 +77,8 @@ def _absolute(source: Source, name: str) -> str:
     if parts[0] != "quire" or source.folder not in MAY_IMPORT:
         return ""
     target = parts[1] if len(parts) > 1 and parts[1] in PACKAGES else "quire"
+    if name == ROOT_ERROR:
+        return ""
     if target == source.folder:
         return f"imports its own package as quire.{target}: imports are relative inside a package"
     if target not in MAY_IMPORT[source.folder]:

@@ -12,10 +12,10 @@ from quire.cluster.client import (
     BlockingClient,
     Client,
     ClientError,
+    CommandRefused,
     Consistency,
     NotFound,
     Record,
-    Refused,
     Session,
     SessionError,
     SessionFenced,
@@ -120,7 +120,7 @@ def blocking(cluster: BlockingClient) -> None:
 def errors(error: ClientError) -> None:
     """What the errors tell; every error of a session is one class, and a missing record is a bad request."""
     match error:
-        case Refused():
+        case CommandRefused():
             assert_type(error.code, str)
             assert_type(error.place, int)
             assert_type(error.index, int | None)
