@@ -2,7 +2,7 @@
 # server in .cache and a Java for Spark. Install only Python 3.11 or newer, make and git beforehand.
 
 .DEFAULT_GOAL := help
-.PHONY: help demo compose-demo check test test-all test-rest tidy soak soak-log soak-retriers soak-lasting soak-overload soak-hostile soak-hellos soak-messages soak-pipeline soak-faults soak-histories lint lint-ruff lint-format lint-mypy lint-pyright clean distclean run-environment dev-environment toxiproxy java
+.PHONY: help demo compose-demo check test test-all test-rest tidy soak soak-log soak-processes soak-retriers soak-lasting soak-overload soak-hostile soak-hellos soak-messages soak-pipeline soak-faults soak-histories lint lint-ruff lint-format lint-mypy lint-pyright clean distclean run-environment dev-environment toxiproxy java
 
 BIN := .venv/bin
 
@@ -46,10 +46,13 @@ test-all: dev-environment toxiproxy java ## every test there is
 test-rest: dev-environment toxiproxy java ## what test-all runs and test does not
 	$(call run-tests,full)
 
-soak: soak-log soak-retriers soak-lasting soak-overload soak-hostile soak-hellos soak-messages soak-pipeline soak-faults soak-histories ## long runs of the tests; the last goes on until a rule breaks (FROM=seed, JOBS=processes)
+soak: soak-log soak-processes soak-retriers soak-lasting soak-overload soak-hostile soak-hellos soak-messages soak-pipeline soak-faults soak-histories ## long runs of the tests; the last goes on until a rule breaks (FROM=seed, JOBS=processes)
 
 soak-log: dev-environment
 	$(BIN)/python -m tests.log $(ARGS)
+
+soak-processes: dev-environment toxiproxy java
+	$(BIN)/python -m pytest -m soak $(ARGS)
 
 soak-retriers: dev-environment
 	$(BIN)/python -m tests.processes.retriers

@@ -4,9 +4,9 @@ Three rings, each a target of make, choose tests by their marks:
 
 - `make check` runs the side-by-side tests without `slow` or `full`;
 - `make test` runs all tests without `full`;
-- `make test-all` runs all tests.
+- `make test-all` runs all tests but those marked `soak`.
 
-`slow` and `full` are set where a test is defined. `alone` is set here.
+`slow`, `full` and `soak` are set where a test is defined. `alone` is set here.
 """
 
 import inspect
@@ -48,9 +48,11 @@ structlog.configure(processors=[*structlog.get_config()["processors"][:-1], PLAI
 
 
 @pytest.hookimpl(tryfirst=True)  # Before pytest chooses by marks.
-@pytest.hookimpl(tryfirst=True)  # Before pytest chooses by marks.
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Order the tests by folder (FIRST, the others, LAST), and mark those that run alone."""
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Order the tests by folder (FIRST, the others, LAST), mark those that run alone, leave out those of a soak."""
+    if config.option.markexpr and "soak" not in config.option.markexpr:
+        config.hook.pytest_deselected(items=[item for item in items if item.get_closest_marker("soak")])
+        items[:] = [item for item in items if not item.get_closest_marker("soak")]
     items.sort(key=lambda item: _turn(_folder(item.path)))
     modules: defaultdict[Path, list[pytest.Item]] = defaultdict(list)
     for item in items:

@@ -40,7 +40,7 @@ SEED = 38
 SOME = 0.002
 BROKEN = 40
 MESSAGES = 20_000
-SHARE = float(os.environ.get("CHANGED_MESSAGES", "0.25"))
+SHARE = float(os.environ.get("CHANGED_MESSAGES", "0.05"))
 """How many of all changes each part makes; `make soak-messages` makes all."""
 RULES = {
     "OpenAnswer": ("told to truncate to", "what was durable is gone", "the leader found no rot in its own"),

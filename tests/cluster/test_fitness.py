@@ -94,8 +94,8 @@ async def test_a_leader_without_room_is_not_ready_and_says_what_to_do_until_ther
         await logged(cluster, capsys, "fit to lead again")
 
 
+@pytest.mark.soak
 @pytest.mark.asyncio
-@pytest.mark.full
 async def test_three_full_nodes_keep_their_leader_and_each_says_that_it_is_full(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -51,7 +51,7 @@ def leader_of(cluster: RunningCluster) -> str | None:
     return next((node_id for node_id, running in cluster.nodes.items() if running.node.is_leader), None)
 
 
-@pytest.mark.full
+@pytest.mark.soak
 @pytest.mark.asyncio
 async def test_a_leader_whose_disk_stays_full_hands_over_and_writes_go_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -87,7 +87,7 @@ async def test_a_leader_whose_machine_alone_fails_hands_over_and_writes_go_on(
         assert "MemoryError: says the test" in cluster.nodes["n1"].node.not_ready_reasons()[0]
 
 
-@pytest.mark.full
+@pytest.mark.soak
 @pytest.mark.asyncio
 async def test_a_follower_that_cannot_append_says_so_and_the_leader_goes_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -17,7 +17,7 @@ from tests.cluster.running import RunningCluster, running_cluster
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 JSON, NDJSON, RAW_FRAMES = "application/json", "application/x-ndjson", "application/vnd.quire.frames"
-EVERYWHERE = pytest.mark.parametrize("at", ["n1", "n3"])
+EVERYWHERE = pytest.mark.parametrize("at", ["n3"])
 ENCODED = pytest.mark.parametrize("accept", [NDJSON, RAW_FRAMES])
 DEADLINE_S = 60.0
 LIMIT_BYTES = 20 << 20

@@ -339,8 +339,8 @@ async def test_a_child_that_is_busy_and_begins_no_piece_is_killed() -> None:
         await Child(works_for_ever).report(Patience(idle_s=60.0, piece_s=1.0, look_s=0.3))
 
 
+@pytest.mark.soak
 @pytest.mark.asyncio
-@pytest.mark.full
 async def test_a_child_that_begins_pieces_is_not_killed_however_long_all_take() -> None:
     def works_for_seconds(go_on: Callable[[], None]) -> bytes:
         while time.process_time() < began + 5.0:

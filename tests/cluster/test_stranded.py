@@ -34,7 +34,7 @@ async def until(cluster: RunningCluster, holds: Callable[[], bool]) -> None:
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("damage", DAMAGES)
+@pytest.mark.parametrize("damage", ["removed", "without its promise"])
 async def test_a_leader_whose_files_are_taken_away_acknowledges_nothing_and_others_go_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, damage: str
 ) -> None:

@@ -1,6 +1,6 @@
 """Scenarios on clusters of real processes whose every link goes through toxiproxy; one verdict judges them all.
 
-Scenarios of one shape share a cluster. `make test` runs ten, `make test-all` more than forty, `make soak-faults` all.
+Scenarios of one shape share a cluster. `make test` runs two, `make test-all` one of each kind, `make soak-faults` all.
 
 Run one by hand: `python -m tests.faults "the leader is cut off"`.
 """
@@ -18,10 +18,10 @@ from tests.faults.illness import ILLNESSES, OF_ITS_PROCESS
 from tests.faults.page import PAGE, kinds_on, names_on
 from tests.faults.running import Grounds
 from tests.faults.scenario import Scenario
-from tests.faults.scenarios import LEFT_TO_THE_SOAK, OF_EACH_TEST, OF_TEST_ALL, SCENARIOS, ill_leader
+from tests.faults.scenarios import OF_EACH_TEST, OF_TEST_ALL, SCENARIOS, ill_leader
 from tests.faults.slow import LEADER_GROWTH_BYTES, slow_follower
 
-AT_LEAST = 40
+AT_LEAST = 60
 
 
 @pytest.fixture(scope="module")
@@ -37,7 +37,8 @@ def grounds(tmp_path_factory: pytest.TempPathFactory) -> Generator[Grounds]:
     "scenario",
     [
         pytest.param(each, id=each.name, marks=[] if each.name in OF_EACH_TEST else [pytest.mark.full])
-        for each in OF_TEST_ALL
+        for each in SCENARIOS
+        if each.name in OF_TEST_ALL
     ],
 )
 def test_nothing_acknowledged_is_lost_or_executed_twice_and_all_agree_after(
@@ -52,9 +53,8 @@ def test_there_are_enough_scenarios_and_each_has_a_name_of_its_own() -> None:
     names = {scenario.name for scenario in SCENARIOS}
 
     assert len(names) == len(SCENARIOS)
-    assert names > LEFT_TO_THE_SOAK
-    assert len(OF_TEST_ALL) >= AT_LEAST
-    assert {scenario.name for scenario in OF_TEST_ALL} >= OF_EACH_TEST
+    assert names > OF_TEST_ALL > OF_EACH_TEST
+    assert len(names) >= AT_LEAST
 
 
 def test_the_page_has_the_scenarios_that_there_are() -> None:
@@ -69,7 +69,7 @@ def test_the_page_has_values_of_nearly_all_illnesses_and_of_no_others() -> None:
     assert len(kinds) - len(GROUPS) >= 0.9 * len(ILLNESSES), "make soak-faults"
 
 
-@pytest.mark.full
+@pytest.mark.soak
 def test_a_slow_follower_costs_the_others_nothing_and_catches_up(tmp_path: Path) -> None:
     slowed = slow_follower(tmp_path, minutes=0.1, before_s=3.0, kept_rate=0.4)  # Of seconds; other tests run beside.
 
@@ -84,7 +84,7 @@ def test_a_seed_draws_the_same_scenarios_again() -> None:
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("kind", ["its disk is full", "its connections fell silent", "it lost its identity"])
+@pytest.mark.parametrize("kind", ["its connections fell silent"])
 def test_a_majority_commits_while_its_leader_is_ill_for_good(kind: str, grounds: Grounds) -> None:
     outcome = grounds.run(ill_leader(kind))
 

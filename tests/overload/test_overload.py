@@ -28,7 +28,7 @@ def clusters(tmp_path: Path) -> Iterator[Clusters]:
         made.close()
 
 
-@pytest.mark.full
+@pytest.mark.soak
 def test_four_times_the_load_costs_the_leader_little_of_what_it_accepts(clusters: Clusters) -> None:
     load = overload.Load(
         peak_s=9,
@@ -46,7 +46,7 @@ def test_four_times_the_load_costs_the_leader_little_of_what_it_accepts(clusters
     assert all(verdict.holds for verdict in verdicts), (verdicts, figures)
 
 
-@pytest.mark.full
+@pytest.mark.soak
 def test_four_times_the_batches_cost_the_leader_little_and_depose_nobody(clusters: Clusters) -> None:
     load = overload.Load(
         peak_s=9,
@@ -65,7 +65,7 @@ def test_four_times_the_batches_cost_the_leader_little_and_depose_nobody(cluster
     assert all(verdict.holds for verdict in verdicts), (verdicts, figures)
 
 
-@pytest.mark.full
+@pytest.mark.soak
 def test_a_hostile_client_deposes_nobody_and_locks_nobody_out(clusters: Clusters) -> None:
     plan = hour.Plan(40, seed=1, kinds=("batches", "bodies", "sessions"), clients=50, peak_bytes=480 << 20)
 

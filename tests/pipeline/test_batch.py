@@ -49,6 +49,7 @@ def numbers(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
+@pytest.mark.full
 def test_a_read_equals_the_log_column_by_column(spark: SparkSession, history: Path) -> None:
     assert rows_of(load(spark, history, includeHeaders="true")) == expected_rows(history)
 

@@ -22,7 +22,7 @@ from tests.pipeline.sessions import TOP
 pytestmark = pytest.mark.full
 
 # By hand: PIPELINE_KILLS=20 pytest tests/pipeline/test_killing.py, which `make soak` does.
-KILLS = int(os.environ.get("PIPELINE_KILLS", "3"))
+KILLS = int(os.environ.get("PIPELINE_KILLS", "1"))
 SEED = int(os.environ.get("PIPELINE_SEED", "1"))
 BATCHES_A_KILL = 4
 RECORDS_A_BATCH = 500

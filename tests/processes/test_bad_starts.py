@@ -202,6 +202,7 @@ def test_a_damaged_identity_is_refused_and_left_as_it_is(stopped: Node) -> None:
     identity.write_bytes(whole)
 
 
+@pytest.mark.full
 def test_a_missing_promise_beside_an_identity_is_refused_and_left_as_it_is(stopped: Node) -> None:
     promise = stopped.data_dir / "promise"
     whole = promise.read_bytes()

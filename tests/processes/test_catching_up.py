@@ -28,7 +28,7 @@ def test_a_follower_killed_in_the_middle_of_a_load_receives_what_it_lacks_and_no
     check_received(cluster, follower, acknowledged)
 
 
-@pytest.mark.full
+@pytest.mark.soak
 def test_a_follower_killed_again_and_again_under_load_ends_equal(clusters: Clusters) -> None:
     cluster = clusters.formed()
     with running_load(cluster, clients=3) as load:
@@ -43,7 +43,7 @@ def test_a_follower_killed_again_and_again_under_load_ends_equal(clusters: Clust
     assert load.unknown == load.not_written == []
 
 
-@pytest.mark.full
+@pytest.mark.soak
 def test_a_node_first_started_after_the_load_that_is_no_initial_member_joins_as_an_observer_and_ends_equal(
     clusters: Clusters,
 ) -> None:
@@ -61,7 +61,7 @@ def test_a_node_first_started_after_the_load_that_is_no_initial_member_joins_as_
         assert [member["node_id"] for member in node.status()["members"]] == ["n1", "n2"]
 
 
-@pytest.mark.full
+@pytest.mark.soak
 def test_an_observer_counts_for_nothing_a_leader_with_it_alone_acknowledges_no_write(clusters: Clusters) -> None:
     cluster = clusters.make(initial=["n1", "n2"], flags=["--request-timeout-ms", "3000"])
     cluster.start("n1", "n2")

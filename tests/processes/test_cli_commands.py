@@ -89,6 +89,7 @@ def test_spaces_and_empty_items_in_the_list_of_servers_are_ignored() -> None:
     assert servers_of(" 127.0.0.1:7001, [::1]:65535,,n3.example:1 ") == "127.0.0.1:7001,[::1]:65535,n3.example:1"
 
 
+@pytest.mark.full
 def test_state_prints_the_state_the_applied_index_and_the_digest(cluster: Cluster) -> None:
     reset(cluster)
     status = cluster.wait_for_equal()["n1"]
@@ -100,6 +101,7 @@ def test_state_prints_the_state_the_applied_index_and_the_digest(cluster: Cluste
     assert local == {"state": "42", "applied_index": status["applied_index"], "digest": status["digest"]}
 
 
+@pytest.mark.full
 def test_read_prints_a_record_or_a_range(cluster: Cluster) -> None:
     index = cluster.leader.apply(["add", 1], ["add", "2"])["index"]
 
@@ -243,6 +245,7 @@ def test_an_unknown_command_is_a_usage_error() -> None:
     assert run_quire("aply", "add", "3").code == USAGE
 
 
+@pytest.mark.full
 def test_help_lists_every_command() -> None:
     shown = run_quire("--help").stdout
 

@@ -6,6 +6,8 @@ import signal
 import sys
 from pathlib import Path
 
+import pytest
+
 from quire import connect_sync
 from tests.processes import traced
 from tests.processes.cluster import Clusters, NeverCame, Node
@@ -50,6 +52,7 @@ class Traced:
         return frozenset((file, name) for file, name in json.loads(self._output.read_text()))
 
 
+@pytest.mark.full
 def test_a_command_visits_the_files_that_the_page_lists_and_no_others(clusters: Clusters, tmp_path: Path) -> None:
     """Of a file that is not listed, no function may run for a command that does not run without one, too."""
     cluster = clusters.make()

@@ -68,7 +68,7 @@ def test_a_leader_that_is_killed_is_followed_by_another(clusters: Clusters) -> N
         clients.check(cluster)
 
 
-@pytest.mark.full
+@pytest.mark.soak
 def test_a_candidate_that_is_killed_between_its_promise_and_its_leadership_holds_nobody_up(clusters: Clusters) -> None:
     cluster = formed(clusters)
     with recording(cluster) as clients:
@@ -99,7 +99,7 @@ def candidate_above(cluster: Cluster, epoch: int) -> Node:
     raise AssertionError(f"nobody promised itself an epoch above {epoch}")
 
 
-@pytest.mark.full
+@pytest.mark.soak
 def test_two_leaders_one_after_the_other_are_killed_before_the_first_is_back(clusters: Clusters) -> None:
     cluster = formed(clusters)
     with recording(cluster) as clients:
@@ -118,7 +118,7 @@ def test_two_leaders_one_after_the_other_are_killed_before_the_first_is_back(clu
         clients.check(cluster)
 
 
-@pytest.mark.full
+@pytest.mark.soak
 def test_a_leader_that_is_left_alone_acknowledges_nothing_that_is_lost_with_it(clusters: Clusters) -> None:
     cluster = formed(clusters)
     with recording(cluster) as clients:
@@ -181,7 +181,7 @@ def test_leadership_that_is_transferred_again_and_again_leaves_no_outcome_unknow
 # The control plane
 
 
-@pytest.mark.full
+@pytest.mark.soak
 def test_pysyncobj_forgets_everything_everywhere_and_no_leader_is_lost(clusters: Clusters, tmp_path: Path) -> None:
     cluster = running_as(unruly_control, clusters, tmp_path)
     with recording(cluster) as clients:
@@ -290,7 +290,7 @@ def answer_on(connection: socket.socket) -> tuple[int, dict[str, Any]]:
     return int(head.split()[1]), document
 
 
-@pytest.mark.full
+@pytest.mark.soak
 def test_followers_that_are_paused_one_after_the_other_cost_nobody_a_leader(clusters: Clusters) -> None:
     cluster = formed(clusters, CALM)
     with recording(cluster) as clients:
@@ -322,7 +322,7 @@ def hang(folder: Path) -> Callable[[], None]:
     return release
 
 
-@pytest.mark.full
+@pytest.mark.soak
 def test_a_leader_whose_disk_hangs_is_followed_by_another_and_comes_back_when_it_answers(
     clusters: Clusters, tmp_path: Path
 ) -> None:
@@ -343,7 +343,7 @@ def test_a_leader_whose_disk_hangs_is_followed_by_another_and_comes_back_when_it
         clients.check(cluster)
 
 
-@pytest.mark.full
+@pytest.mark.soak
 def test_a_leader_whose_disk_fails_ends_and_another_leads(clusters: Clusters, tmp_path: Path) -> None:
     cluster = running_as(faulty_disk, clusters, tmp_path)
     with recording(cluster) as clients:

@@ -35,7 +35,7 @@ def test_a_data_dir_of_another_cluster_is_refused_and_left_as_it_is(clusters: Cl
     cluster.wait_for_equal()
 
 
-@pytest.mark.full
+@pytest.mark.soak
 def test_a_log_of_another_cluster_below_this_one_s_identity_is_refused(clusters: Clusters) -> None:
     other = clusters.formed()
     other.stop()

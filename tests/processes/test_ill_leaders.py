@@ -73,7 +73,7 @@ def fill(ballast: Path) -> None:
             pass
 
 
-@pytest.mark.full
+@pytest.mark.soak
 def test_a_leader_on_a_full_volume_loses_the_lead_and_is_fit_again_when_there_is_room(
     clusters: Clusters, tmp_path: Path
 ) -> None:
@@ -95,7 +95,7 @@ def test_a_leader_on_a_full_volume_loses_the_lead_and_is_fit_again_when_there_is
             cluster.close()
 
 
-@pytest.mark.full
+@pytest.mark.soak
 def test_a_leader_whose_machine_alone_fails_loses_the_lead_and_a_restart_mends_it(
     clusters: Clusters, tmp_path: Path
 ) -> None:

@@ -71,7 +71,7 @@ def test_a_follower_that_is_killed_at_each_stage_of_an_install_ends_equal(cluste
         assert node.status()["lowest_index"] > 0
 
 
-@pytest.mark.full
+@pytest.mark.soak
 def test_a_follower_that_missed_twenty_expiries_catches_up_while_clients_write(clusters: Clusters) -> None:
     cluster = clusters.formed(flags=UNDER_LOAD)
     node = next(iter(cluster.followers))

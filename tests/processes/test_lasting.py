@@ -8,7 +8,7 @@ from tests.processes.cluster import Clusters
 from tests.processes.lasting import CI, run
 
 
-@pytest.mark.full
+@pytest.mark.soak
 def test_a_million_commands_leave_each_node_the_log_that_it_keeps_and_the_same_answer(
     clusters: Clusters, tmp_path: Path
 ) -> None:

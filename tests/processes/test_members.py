@@ -36,7 +36,7 @@ def disks(node: Node) -> list[str]:
     return [member["disk_id"] for member in node.status()["members"]]
 
 
-@pytest.mark.full
+@pytest.mark.soak
 def test_a_wiped_node_gets_a_snapshot_is_promoted_and_counts_when_another_is_killed(clusters: Clusters) -> None:
     cluster = clusters.formed(flags=[*FLAGS, *SNAPSHOTS])
     cluster.lead("n1")
@@ -63,7 +63,7 @@ def test_a_wiped_node_gets_a_snapshot_is_promoted_and_counts_when_another_is_kil
     assert [voters(node) for node in cluster] == [["n1", "n2", "n3"]] * 3
 
 
-@pytest.mark.full
+@pytest.mark.soak
 def test_the_leader_is_killed_while_the_members_change_and_saying_it_again_finishes(clusters: Clusters) -> None:
     cluster = clusters.formed(flags=FLAGS)
     cluster.lead("n1")

@@ -95,7 +95,7 @@ def test_a_new_node_with_another_secret_or_none_gets_no_genesis_and_says_why(
         cluster.stop("n3")
 
 
-@pytest.mark.full
+@pytest.mark.soak
 def test_the_secret_is_rotated_under_load_by_three_rolling_restarts(clusters: Clusters, tmp_path: Path) -> None:
     old, new = b"a sheet of paper", b"another sheet of paper"
     cluster = clusters.formed(flags=secret_flags(tmp_path, "secret", old))

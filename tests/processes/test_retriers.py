@@ -8,7 +8,7 @@ from tests.processes.retriers import CLIENTS, FAILOVERS, FLAGS, run, sequences_i
 from tests.sm.frames import Frames
 
 
-@pytest.mark.full
+@pytest.mark.soak
 def test_what_blind_retries_count_up_through_failovers_is_counted_once(clusters: Clusters) -> None:
     figures = run(clusters.formed(flags=FLAGS), CLIENTS, FAILOVERS, commands=100)
 

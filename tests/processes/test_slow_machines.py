@@ -9,7 +9,7 @@ COMMANDS = 20
 DEADLINE_S = 300.0
 
 
-@pytest.mark.full
+@pytest.mark.soak
 def test_a_machine_that_takes_200_ms_a_command_deposes_nobody(clusters: Clusters) -> None:
     cluster = clusters.formed(flags=("--machine", "tests.cluster.machines:Slow", "--request-timeout-ms", "120000"))
     leader = cluster.leader

@@ -97,6 +97,7 @@ def peak_mib(process: int) -> int:
     return next(int(line.split()[1]) >> 10 for line in lines if line.startswith("VmHWM:"))
 
 
+@pytest.mark.full
 def test_memory_is_flat_for_a_large_record_that_is_uploaded_and_read_back(tmp_path: Path) -> None:
     size = 256 * MIB
 

@@ -45,7 +45,7 @@ def test_a_node_that_runs_or_was_killed_is_not_marked_clean(clusters: Clusters) 
         assert not read_mark(node.data_dir).clean
 
 
-@pytest.mark.full
+@pytest.mark.soak
 def test_a_stop_in_the_middle_of_a_load_loses_nothing_acknowledged(clusters: Clusters) -> None:
     cluster = clusters.formed()
     with running_load(cluster, clients=2) as load:

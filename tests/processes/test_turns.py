@@ -30,7 +30,7 @@ def test_a_turn_that_took_too_long_is_in_the_journal_with_what_ran_and_is_found(
         cluster.close()
 
 
-@pytest.mark.full
+@pytest.mark.soak
 def test_millions_of_containers_are_not_visited_by_the_garbage_collector_all_at_once(tmp_path: Path) -> None:
     cluster = Cluster(tmp_path, flags=("--machine", "tests.cluster.machines:Hoard"))
     try:
