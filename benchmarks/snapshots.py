@@ -89,7 +89,6 @@ def config_of(directory: Path) -> ServeConfig:
         data_dir=directory,
         machine="benchmarks.snapshots:Keys",
         snapshot_records=0,
-        snapshot_log_bytes=0,
     )
 
 

@@ -44,7 +44,7 @@ class HostRefused(ClusterError):
 
     def __init__(self, host: str, name: str | None) -> None:
         self.host = _shown(host)
-        hint = f"if it should be, start it with --allow-host {name or 'NAME'}"
+        hint = f"if it should be, start it with --allow {name or 'NAME'}"
         super().__init__(f"this node is not known as {self.host}; {hint}")
 
 
@@ -54,7 +54,7 @@ class OriginRefused(ClusterError):
     def __init__(self, origin: str | None, reason: str, allow: str = "") -> None:
         self.origin = None if origin is None else _shown(origin)
         self.reason = reason
-        hint = f"; if it may use this node, start it with --allow-origin {allow}" if allow else ""
+        hint = f"; if it may use this node, start it with --allow {allow}" if allow else ""
         super().__init__(f"{reason}{'' if self.origin is None else f' ({self.origin})'}{hint}")
 
 

@@ -53,7 +53,7 @@ class Compaction:
         self.snapshotting = Snapshotting(
             store,
             applying,
-            SnapshotOptions(config.snapshot_records, config.snapshot_log_bytes, config.snapshot_interval_ms),
+            SnapshotOptions(config.snapshot_records, config.snapshot_log_bytes),
             lambda: min(replica.commit_index, disk.log.durable_index),
             lambda: [*_being_installed(replica), *self.server.served],
             failed,

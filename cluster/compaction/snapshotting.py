@@ -36,11 +36,10 @@ Failure = (ChildFailed, LogError, MachineError, OSError)
 
 @dataclass(frozen=True, slots=True)
 class SnapshotOptions:
-    """A snapshot is due at the first boundary past a multiple of `records`, or after this many bytes or ms; 0: off."""
+    """A snapshot is due at the first boundary past a multiple of `records`, or after this many bytes; 0: off."""
 
     records: int
     log_bytes: int
-    interval_ms: int
 
 
 class Snapshotting:
@@ -101,14 +100,12 @@ class Snapshotting:
                 self._on_broken(broken)
 
     def _is_due(self, header: FrameHeader) -> bool:
-        records, log_bytes, interval_ms = self._options.records, self._options.log_bytes, self._options.interval_ms
+        records, log_bytes = self._options.records, self._options.log_bytes
         if records and header.index // records != header.next_index // records:
             return True
         if (self.failure or self._lacks_one) and self._is_pause_over:
             return True
-        if log_bytes and self._log_bytes >= log_bytes:
-            return True
-        return bool(interval_ms) and (time.monotonic() - self._taken_at) * 1000 >= interval_ms
+        return bool(log_bytes) and self._log_bytes >= log_bytes
 
     @property
     def _lacks_one(self) -> bool:

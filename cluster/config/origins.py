@@ -1,4 +1,4 @@
-"""Host names and web origins: in the settings `allow_host` and `allow_origin`, and in the headers of a request."""
+"""Host names and web origins: in the setting `allow`, and in the headers of a request."""
 
 import re
 from functools import lru_cache
@@ -46,20 +46,21 @@ def origin_in(text: str) -> str | None:
     return match[0].removesuffix(_DEFAULT_PORTS.get(match[1], ":"))
 
 
-def _checked_name(text: str) -> str:
+def _checked(text: str) -> str:
+    """An origin, which has `://`, or a host name, both as a request has them."""
+    if "://" in text or text == "null":  # What a page that hides its origin sends.
+        origin = origin_in(text)
+        if origin is None:
+            raise ValueError(
+                f"{text!r} is not an origin; write it as in https://dashboard.example.org:8443, without a path"
+            )
+        return origin
     name = name_in(text) if ":" not in text else None
     if not name:
-        raise ValueError(f"{text!r} is not a host name; give the name alone, as in quire.example.org")
-    return name
-
-
-def _checked_origin(text: str) -> str:
-    origin = origin_in(text)
-    if origin is None:
         raise ValueError(
-            f"{text!r} is not an origin; write it as in https://dashboard.example.org:8443, without a path"
+            f"{text!r} is not a host name; give the name alone, as in quire.example.org, or an origin with its scheme"
         )
-    return origin
+    return name
 
 
 def _parse_list(value: Any) -> Any:
@@ -70,24 +71,14 @@ def _parse_list(value: Any) -> Any:
     return tuple(part.strip() for text in texts for part in text.split(","))
 
 
-AllowHost = Annotated[
-    tuple[Annotated[str, AfterValidator(_checked_name)], ...],
+Allow = Annotated[
+    tuple[Annotated[str, AfterValidator(_checked)], ...],
     BeforeValidator(_parse_list),
     NoDecode,
     Field(
         default_factory=tuple,
-        description="Further names by which clients may reach this node, such as a load balancer's, without a port: a "
-        "request whose Host is another name is refused, because a web page may have chosen it. IP addresses, localhost "
-        "and the names in the node's other settings are always accepted. May be repeated.",
-    ),
-]
-AllowOrigin = Annotated[
-    tuple[Annotated[str, AfterValidator(_checked_origin)], ...],
-    BeforeValidator(_parse_list),
-    NoDecode,
-    Field(
-        default_factory=tuple,
-        description="Origins whose web pages may use this node, as in https://quire.example.org: they may do all that "
-        "a client may. Requests of pages from other origins are refused. May be repeated.",
+        description="Host names and web origins that are accepted beside the node's own. A name, such as a load "
+        "balancer's, without a port: requests to any other name are refused, because a web page may have chosen it. An "
+        "origin, as in https://quire.example.org: its web pages may do all that a client may. May be repeated.",
     ),
 ]

@@ -25,7 +25,7 @@ Kubernetes or Docker set for a service named `quire` or `quire-...` are ignored,
     node = "n1"
     listen = "127.0.0.1:7001"
     data_dir = "./n1"
-    heartbeat_ms = 100
+    election_timeout_ms = 1000
 
     [members]
     n1 = "127.0.0.1:7001"

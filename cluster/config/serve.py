@@ -3,7 +3,7 @@
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, Self
+from typing import Annotated, Any, ClassVar, Self
 
 from pydantic import AfterValidator, BeforeValidator, Field, FilePath, model_validator
 from pydantic_settings import NoDecode
@@ -13,8 +13,8 @@ from quire.replication import NODE_ID
 from quire.replication.address import host_and_port, is_loopback
 from quire.sm import SESSION_TTL_S, STATE_BYTES
 
-from .origins import AllowHost, AllowOrigin
-from .settings import Address, LogFormat, LogLevel, Settings, load_settings
+from .origins import Allow
+from .settings import Address, LogFormat, Settings, load_settings
 
 MIB = 1 << 20
 FRAME_OVERHEAD_BYTES = 1024  # An upper bound for the frame header and the msgpack around a request's records.
@@ -63,7 +63,26 @@ Initial = Annotated[int | str | None, BeforeValidator(_parse_initial)]
 
 
 class ServeConfig(Settings):
-    """The configuration of one node."""
+    """The configuration of one node: its settings, and constants that tests give other values."""
+
+    max_request_bytes: ClassVar = MIB
+    """Of a batch in one request. A request is one frame, so this also bounds how long it blocks others."""
+    max_commands: ClassVar = 10_000
+    """In one request. They are decoded and checked in one go, so this also bounds how long that blocks others."""
+    request_timeout_ms: ClassVar = 10_000
+    """A request waits for its commit, or for a leader; then the outcome of a write is reported as unknown."""
+    stream_window_bytes: ClassVar = 8 * MIB
+    """In flight to a follower: the leader's memory for it."""
+    answer_bytes: ClassVar = 8 * MIB
+    """Of the results in one answer to commands. The rest is left out, and the answer says so."""
+    state_limit_bytes: ClassVar = 8 * MIB
+    """Of a state that GET /state returns."""
+    snapshot_log_bytes: ClassVar = 256 * MIB
+    """Of frames since the last snapshot: then another one is taken, for logs of few, large records."""
+    follower_bytes: ClassVar = 1024 * MIB
+    """Of log that a leader keeps for a node that lacks them, beyond its own limits."""
+    check_invariants: ClassVar = False
+    """Check the protocol's invariants after each step, as the simulator does; a node that breaks one halts."""
 
     node: NodeId = Field(description="This node's id, one of the members: 1 to 24 of a-z, 0-9 and -.")
     listen: Address = Field(
@@ -95,8 +114,7 @@ class ServeConfig(Settings):
         description="Where this node reaches a peer, if not at its address in members, for example through a proxy: "
         "n2=HOST:PORT. May be repeated.",
     )
-    allow_host: AllowHost = Field(default_factory=tuple)
-    allow_origin: AllowOrigin = Field(default_factory=tuple)
+    allow: Allow = Field(default_factory=tuple)
     peer_secret_file: FilePath | None = Field(
         default=None,
         description="File with the secret by which peers authenticate each other, as `quire secret new FILE` makes it; "
@@ -108,18 +126,13 @@ class ServeConfig(Settings):
         description="Without a peer secret, listen beyond this machine, and believe whoever claims to be a member, "
         "from any address: whoever reaches the port can end or empty the cluster. An alarm says so.",
     )
-    heartbeat_ms: int = Field(
-        default=100,
-        ge=10,
-        le=60_000,
-        description="How often the leader sends heartbeats. Several must fit into an election timeout.",
-    )
     election_timeout_ms: int = Field(
         default=1000,
-        ge=50,
+        ge=100,
         le=600_000,
         description="After this time without hearing the leader, a node may campaign; after this time without "
-        "hearing a majority, a leader steps down. Must be longer than the pauses of a busy host.",
+        "hearing a majority, a leader steps down. Must be longer than the pauses of a busy host. A leader sends "
+        "heartbeats ten times as often, and at least ten a second.",
     )
     segment_bytes: int = Field(
         default=64 * MIB,
@@ -127,52 +140,12 @@ class ServeConfig(Settings):
         lt=4096 * MIB,
         description="Size at which a segment of the log is sealed. Expiry removes whole segments.",
     )
-    max_request_bytes: int = Field(
-        default=MIB,
-        ge=1024,
-        le=64 * MIB,
-        description="Largest batch of commands or records in one request. A request is one frame, so this also "
-        "bounds how long it blocks others.",
-    )
-    max_commands: int = Field(
-        default=10_000,
-        ge=1,
-        le=1_000_000,
-        description="Most commands or records in one request. They are decoded and checked in one go, so this bounds "
-        "how long that blocks others.",
-    )
     max_frame_bytes: int = Field(
         default=8 * MIB,
         ge=64 * 1024,
         le=256 * MIB,
         description="Largest frame, and so the largest blob. Fixed when the cluster is formed: no node may have "
         "a smaller limit.",
-    )
-    stream_window_bytes: int = Field(
-        default=8 * MIB,
-        ge=64 * 1024,
-        le=1024 * MIB,
-        description="Most bytes in flight to a follower; bounds the leader's memory for it.",
-    )
-    answer_bytes: int = Field(
-        default=8 * MIB,
-        ge=1024,
-        le=256 * MIB,
-        description="Most bytes of the results in one answer to commands. What is beyond is left out, and the answer "
-        "says so; the commands have executed.",
-    )
-    state_limit_bytes: int = Field(
-        default=8 * MIB,
-        ge=1024,
-        le=256 * MIB,
-        description="Largest state that GET /state returns; a larger one is refused with 413.",
-    )
-    request_timeout_ms: int = Field(
-        default=10_000,
-        ge=100,
-        le=600_000,
-        description="How long a request waits for its commit or for a leader. After that the outcome of a write is "
-        "reported as unknown.",
     )
     session_ttl_s: int = Field(
         default=SESSION_TTL_S,
@@ -196,20 +169,6 @@ class ServeConfig(Settings):
         description="Take a snapshot at the first frame boundary past each multiple of this many records, which is "
         "the same boundary on every node. A restart replays at most about as many. 0: not by records.",
     )
-    snapshot_log_bytes: int = Field(
-        default=256 * MIB,
-        ge=0,
-        lt=1 << 63,
-        description="Take a snapshot after this many bytes of frames since the last one, for logs of few, large "
-        "records. 0: not by bytes.",
-    )
-    snapshot_interval_ms: int = Field(
-        default=0,
-        ge=0,
-        lt=1 << 53,
-        description="Take a snapshot at the first frame boundary after this time since the last one, for logs with "
-        "little traffic. 0: not by time.",
-    )
     retention_bytes: int = Field(
         default=0,
         ge=0,
@@ -224,18 +183,6 @@ class ServeConfig(Settings):
         description="Remove a segment of this node's log when its last record is older than this and nothing needs it. "
         "0: no limit.",
     )
-    retention_follower_bytes: int = Field(
-        default=1024 * MIB,
-        ge=0,
-        lt=1 << 63,
-        description="How many bytes of log the leader keeps for a node that lacks them, beyond its own limits; a node "
-        "that lacks more gets a snapshot.",
-    )
-    check_invariants: bool = Field(
-        default=False,
-        description="For tests: check the protocol's invariants after each step. A node that breaks one halts.",
-    )
-    log_level: LogLevel = "info"
     log_format: LogFormat = "console"
 
     @model_validator(mode="after")
@@ -265,15 +212,10 @@ class ServeConfig(Settings):
                 "it passes for a member; run `quire secret new peer-secret`, copy that file to every node, and start "
                 "each with `quire serve ... --peer-secret-file peer-secret` (or, where you trust everybody, --insecure)"
             )
-        if self.election_timeout_ms < 3 * self.heartbeat_ms:
-            raise ValueError(
-                f"election_timeout_ms {self.election_timeout_ms} is below three heartbeats of {self.heartbeat_ms} ms; "
-                "raise it, or lower heartbeat_ms"
-            )
         if self.max_request_bytes + FRAME_OVERHEAD_BYTES > self.max_frame_bytes:
             raise ValueError(
-                f"max_request_bytes {self.max_request_bytes} does not fit a frame of max_frame_bytes "
-                f"{self.max_frame_bytes}; lower the one or raise the other"
+                f"max_frame_bytes {self.max_frame_bytes} does not hold a request of {self.max_request_bytes} bytes; "
+                "raise it"
             )
         if self.segment_bytes + self.max_frame_bytes > LARGEST_STORE_BYTES:
             raise ValueError(
@@ -281,6 +223,16 @@ class ServeConfig(Settings):
                 f"than the {LARGEST_STORE_BYTES} bytes of the largest segment; lower one of them"
             )
         return self
+
+    @property
+    def heartbeat_ms(self) -> int:
+        """How often a leader sends heartbeats: at least ten fit into an election timeout."""
+        return min(100, self.election_timeout_ms // 10)
+
+    @property
+    def retention_follower_bytes(self) -> int:
+        """How many bytes of log a leader keeps for a node that lacks them; one that lacks more gets a snapshot."""
+        return min(self.follower_bytes, self.retention_bytes or self.follower_bytes)
 
     def address_of(self, node_id: str) -> str | None:
         """Where this node reaches a member: at its link, if there is one, or its address; None for an unknown id."""

@@ -58,10 +58,6 @@ def _checked_address(address: str) -> str:
 
 
 Address = Annotated[str, AfterValidator(_checked_address)]
-LogLevel = Annotated[
-    Literal["debug", "info", "warning", "error"],
-    Field(description="The lowest level of messages that are logged."),
-]
 LogFormat = Annotated[
     Literal["console", "json"],
     Field(description="Format of log messages on stderr: plain lines, or JSON objects."),

@@ -19,14 +19,13 @@ from .writers import differences_in
 
 KIB = 1 << 10
 RETENTION_KIB = dict(zip(NODE_IDS, (128, 192, 256), strict=True))
-FOLLOWER_KIB = 128
 SNAPSHOT_RECORDS = 5_000
 BATCH_COMMANDS = 50
 COMMANDS_AFTER = 5_000
 FLAGS = {
     node_id: (
         *("--segment-bytes", str(64 * KIB), "--snapshot-records", str(SNAPSHOT_RECORDS)),
-        *("--retention-bytes", str(size * KIB), "--retention-follower-bytes", str(FOLLOWER_KIB * KIB)),
+        *("--retention-bytes", str(size * KIB)),
     )
     for node_id, size in RETENTION_KIB.items()
 }
@@ -122,7 +121,7 @@ async def _stay_away(scenario: Scenario) -> StaleNode:
     if mark is None or not mark.clean:
         raise DemoFailed(f"{away} did not stop cleanly; the end of {nodes.log_file(away)} says why")
     end = mark.durable_index
-    report(f"{away} is stopped (SIGTERM); its log ends at {end:,}; the others keep {FOLLOWER_KIB} KiB for it")
+    report(f"{away} is stopped (SIGTERM); its log ends at {end:,}; the others keep as much for it as for themselves")
     began_at = await _watch_until_gone(scenario, away, end)
     report(f"  every log begins at {began_at:,} or above: the record that {away} needs next is gone")
     began = time.monotonic()

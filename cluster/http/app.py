@@ -150,7 +150,7 @@ def _browser_guard(node: "Node") -> BrowserGuard:
         return (member.address for member in members)
 
     configured = (config.listen, *config.members.values(), *config.link.values())
-    return BrowserGuard(configured, config.allow_host, config.allow_origin, in_the_log)
+    return BrowserGuard(configured, config.allow, in_the_log)
 
 
 def _gauges(admission: Admission, api: Callable[[], NodeApi]) -> list[Gauge]:

@@ -26,7 +26,7 @@ STANDALONE_EXAMPLE = """example:
 Each flag can also be given as a variable (QUIRE_DATA_DIR) or as a key of a TOML file (data_dir = "./log").
 Flags override variables, variables override the file."""
 
-REPEATED = frozenset({"link", "allow_host", "allow_origin"})
+REPEATED = frozenset({"link", "allow"})
 
 
 def serve_parser() -> argparse.ArgumentParser:

@@ -15,8 +15,6 @@ from structlog.typing import EventDict, ExcInfo, Processor
 from ..terminal import escaped
 from .standard_streams import OutputQueue, lines_were_dropped
 
-LEVELS = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARNING, "error": logging.ERROR}
-
 
 class _Lines:
     """A logger whose messages are lines of a queue. It has no lock: structlog's own would be held across a fork."""
@@ -50,7 +48,7 @@ def _write_traceback(out: TextIO, exc_info: ExcInfo) -> None:
     out.write(escaped(text.getvalue(), keep="\n").replace("\n", "\n  "))
 
 
-def configure_logging(level: str, form: str, node_id: str, output: OutputQueue) -> None:
+def configure_logging(form: str, node_id: str, output: OutputQueue) -> None:
     """Set up structlog, and route warnings of the standard library's logging (aiohttp, asyncio) through it.
 
     Every line goes to `output`, as does the notice that lines were dropped.
@@ -76,7 +74,7 @@ def configure_logging(level: str, form: str, node_id: str, output: OutputQueue) 
         renderer = structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty(), exception_formatter=_write_traceback)
     structlog.configure(
         processors=[*chain, renderer],
-        wrapper_class=structlog.make_filtering_bound_logger(LEVELS[level]),
+        wrapper_class=structlog.make_filtering_bound_logger(logging.INFO),
         logger_factory=lambda *_: _Lines(output),
         cache_logger_on_first_use=True,
     )
@@ -86,7 +84,7 @@ def configure_logging(level: str, form: str, node_id: str, output: OutputQueue) 
             processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, renderer], foreign_pre_chain=chain
         )
     )
-    logging.basicConfig(level=max(LEVELS[level], logging.WARNING), handlers=[handler], force=True)
+    logging.basicConfig(level=logging.WARNING, handlers=[handler], force=True)
     # It warns of each subprotocol that anybody asks for, with its name: a stranger would fill the journal.
     logging.getLogger("aiohttp.websocket").setLevel(logging.ERROR)
 

@@ -45,7 +45,7 @@ def serve(arguments: Sequence[str]) -> int:
     if ":" in config.machine:
         # A machine may be in the current directory. Last, so that nothing there shadows an installed module.
         sys.path.append(os.getcwd())
-    configure_logging(config.log_level, config.log_format, config.node, streams.stderr)
+    configure_logging(config.log_format, config.node, streams.stderr)
     sys.setswitchinterval(SWITCH_S)
     return run(lambda: _NodeService(config, lambda: streams.dropped), config.listen, config.data_dir)
 

@@ -45,7 +45,7 @@ def make_app(service: LogService, connections: ConnectionLimit | None = None) ->
     app = web.Application(middlewares=[errors_as_problems(HEADERS)])
     app[SERVICE] = service
     config = service.config
-    browsers = BrowserGuard((config.listen,), config.allow_host, config.allow_origin)
+    browsers = BrowserGuard((config.listen,), config.allow)
     app[ADMISSION] = Admission(ConnectionLimit() if connections is None else connections, browsers)
     app[WRITES], app[READS] = ConcurrencyLimit(WRITES_LIMIT), ConcurrencyLimit(READS_LIMIT)
     set_headers_of_all(app, browsers)

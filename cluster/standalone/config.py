@@ -1,7 +1,7 @@
 """The configuration of `quire serve --standalone`."""
 
 from pathlib import Path
-from typing import Literal, Self
+from typing import ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -11,18 +11,15 @@ from quire.log import (
     HEADER_BYTES,
     LARGEST_STORE_BYTES,
     FlushPolicy,
-    IndexCachePolicy,
     LogOptions,
     overflow_of,
 )
 
-from ..config.origins import AllowHost, AllowOrigin
+from ..config.origins import Allow
 from ..config.serve import FRAME_OVERHEAD_BYTES, MIB
-from ..config.settings import Address, LogFormat, LogLevel, Settings
+from ..config.settings import Address, LogFormat, Settings
 
 MAX_RECORD_BYTES = 64 * MIB
-MAX_REQUEST_BYTES = MIB
-REQUEST_TIMEOUT_MS = 10_000
 HEADERS_BYTES = 16 * 1024
 """Room for `Quire-Headers` in a frame; aiohttp accepts no header above 8,190 bytes."""
 
@@ -30,11 +27,24 @@ _SEGMENT_LIMIT_BYTES = 4096 * MIB  # Positions in a segment are u32.
 
 
 class StandaloneConfig(Settings):
-    """The configuration of a standalone log."""
+    """The configuration of a standalone log: its settings, and constants that tests give other values."""
+
+    max_request_bytes: ClassVar = MIB
+    """Of a batch of records in one request."""
+    max_commands: ClassVar = 10_000
+    """Records in one request. They are decoded in one go, so this bounds how long that blocks others."""
+    request_timeout_ms: ClassVar = 10_000
+    """A request waits for the next bytes of its body (then nothing was written), or for its flush (then the response
+    has the index, and the outcome is unknown)."""
+    flush_records: ClassVar = 1000
+    """If flush = batched: flush when this many records wait."""
+    flush_interval_ms: ClassVar = 1000
+    """If flush = batched: flush when the oldest record is this old."""
+    cached_indexes: ClassVar = 64
+    """Sealed segments that keep their index in memory, those used last: 256 KiB for one of 64 MiB."""
 
     listen: Address = Field(description="HOST:PORT to listen on. 0.0.0.0 is every IPv4 address, [::] every address.")
-    allow_host: AllowHost = Field(default_factory=tuple)
-    allow_origin: AllowOrigin = Field(default_factory=tuple)
+    allow: Allow = Field(default_factory=tuple)
     data_dir: Path = Field(description="Directory of the log; created if it does not exist.")
     initial_index: int = Field(
         default=0,
@@ -45,32 +55,14 @@ class StandaloneConfig(Settings):
     flush: Literal["always", "batched", "never"] = Field(
         default="always",
         description="When a record is acknowledged and readable. always: when it survives a power loss. batched: it is "
-        "acknowledged immediately, and flushed and readable after flush_records or flush_interval_ms. never: both "
+        "acknowledged immediately, and flushed and readable after 1,000 records or a second. never: both "
         "immediately; the operating system decides when it reaches the disk, so a power loss may lose it.",
-    )
-    flush_records: int = Field(default=1000, ge=1, description="If flush = batched: flush when this many records wait.")
-    flush_interval_ms: int = Field(
-        default=1000,
-        ge=1,
-        le=600_000,
-        description="If flush = batched: flush when the oldest record is this old.",
     )
     segment_bytes: int = Field(
         default=64 * MIB,
         ge=64 * 1024,
         lt=_SEGMENT_LIMIT_BYTES,
         description="Size at which a segment of the log is sealed. Expiry removes whole segments.",
-    )
-    cached_indexes: int = Field(
-        default=64,
-        ge=0,
-        description="How many sealed segments keep their index in memory: 256 KiB for one of 64 MiB. A read loads "
-        "the index that it needs. 0: none; each read searches the index file.",
-    )
-    index_cache_policy: Literal["lru", "lfu"] = Field(
-        default="lru",
-        description="Which indexes stay in memory when more segments are read than cached_indexes. lru: those used "
-        "last. lfu: those used most often.",
     )
     retention_bytes: int | None = Field(
         default=None,
@@ -88,30 +80,10 @@ class StandaloneConfig(Settings):
         lt=_SEGMENT_LIMIT_BYTES,
         description="Largest record of raw bytes. It is spooled while it arrives, and blocks no other request.",
     )
-    max_request_bytes: int = Field(
-        default=MAX_REQUEST_BYTES, ge=1024, le=64 * MIB, description="Largest batch of records in one request."
-    )
-    max_commands: int = Field(
-        default=10_000,
-        ge=1,
-        le=1_000_000,
-        description="Most commands or records in one request. They are decoded and checked in one go, so this bounds "
-        "how long that blocks others.",
-    )
-    request_timeout_ms: int = Field(
-        default=REQUEST_TIMEOUT_MS,
-        ge=100,
-        le=600_000,
-        description="How long a request waits for the next bytes of its body (after that nothing was written), or for "
-        "its flush (after that the response has the index, and the outcome is unknown).",
-    )
-    log_level: LogLevel = "info"
     log_format: LogFormat = "console"
 
     @model_validator(mode="after")
     def _fits_together(self) -> Self:
-        if self.flush != "batched" and self.model_fields_set & {"flush_records", "flush_interval_ms"}:
-            raise ValueError(f"flush is {self.flush}; flush_records and flush_interval_ms go with flush = batched")
         if self.segment_bytes + self._largest_frame > LARGEST_STORE_BYTES:
             raise ValueError(
                 f"segment_bytes {self.segment_bytes} and a record of max_record_bytes {self.max_record_bytes} are more "
@@ -137,6 +109,5 @@ class StandaloneConfig(Settings):
             segment_overflow_bytes=overflow_of(self.segment_bytes, largest),
             max_frame_bytes=largest,
             cached_indexes=self.cached_indexes,
-            index_cache_policy=IndexCachePolicy(self.index_cache_policy),
             flush_policy=policies[self.flush],
         )

@@ -24,6 +24,7 @@ from quire.log import DiskFull, FileDirectory, FileStorage, Log, ResourcesExhaus
 from tests.cluster.closing import close_server
 from tests.cluster.running import Reply
 from tests.ports import HOST, free_ports
+from tests.tuned import tuned
 
 
 class HeldDirectory(FileDirectory):
@@ -123,7 +124,7 @@ async def served(data_dir: Path, device: Device | None = None, **fields: Any) ->
     """A log in that directory, served while the block runs."""
     [port] = free_ports(1)
     address = f"{HOST}:{port}"
-    config = StandaloneConfig(listen=address, data_dir=data_dir, **fields)
+    config = tuned(StandaloneConfig, listen=address, data_dir=data_dir, **fields)
     service = LogService(config, HeldDirectory(data_dir, device))
     await service.start()
     connections = ConnectionLimit(reserve=0)

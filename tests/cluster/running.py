@@ -19,6 +19,7 @@ from quire.cluster.outgoing import sendable
 from quire.replication.address import host_and_port
 from tests.cluster.closing import close_server
 from tests.ports import HOST, free_ports
+from tests.tuned import tuned
 
 START_TIMEOUT_S = 20.0
 # All nodes share one event loop, which does not run between tests, and stalls on a busy machine. No leader should fence
@@ -153,7 +154,8 @@ async def running_cluster(
         cluster = RunningCluster(session)
         try:
             for node_id in node_ids:
-                config = ServeConfig(
+                config = tuned(
+                    ServeConfig,
                     node=node_id,
                     listen=members[node_id],
                     members=members,

@@ -17,6 +17,7 @@ from tests.cluster.running import RunningCluster, free_addresses, running_cluste
 from tests.replication.world import SimNode, World
 from tests.rules.scenes import led
 from tests.rules.scenes import started as world_of
+from tests.tuned import tuned
 
 DEADLINE_S = 30.0
 TIMEOUT_S = CoreOptions().election_timeout_us / 1_000_000
@@ -143,8 +144,8 @@ async def test_at_a_first_start_with_two_or_one_of_three_down_the_others_say_who
         with capture_logs() as journal:
             try:
                 for node_id in ("n1", "n2"):
-                    config = ServeConfig(
-                        node=node_id, listen=members[node_id], members=members, data_dir=tmp_path / node_id
+                    config = tuned(
+                        ServeConfig, node=node_id, listen=members[node_id], members=members, data_dir=tmp_path / node_id
                     )
                     cluster.nodes[node_id] = await started(config)
                     if node_id == "n1":

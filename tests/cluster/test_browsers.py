@@ -188,8 +188,7 @@ async def site(tmp_path_factory: pytest.TempPathFactory) -> AsyncGenerator[Site,
         initial_members=("n1",),
         machine="log",
         data_dir=tmp_path_factory.mktemp("browsers"),
-        allow_host=(BALANCER,),
-        allow_origin=(PAGE,),
+        allow=(BALANCER, PAGE),
     )
     async with ClientSession(cookie_jar=DummyCookieJar()) as session:
         cluster = RunningCluster(session, {"n1": await started(config)})
@@ -228,9 +227,9 @@ async def test_the_refusal_names_the_flag_to_set_with_what_was_sent(site: Site) 
     origin = await site.get("Origin: https://wiki.corp.example")
 
     assert (host.refusal, host.document["host"]) == ("host-refused", "'quire.corp.example:7001'")
-    assert "start it with --allow-host quire.corp.example" in host.document["detail"]
+    assert "start it with --allow quire.corp.example" in host.document["detail"]
     assert (origin.refusal, origin.document["origin"]) == ("origin-refused", "'https://wiki.corp.example'")
-    assert origin.document["detail"].endswith("start it with --allow-origin https://wiki.corp.example")
+    assert origin.document["detail"].endswith("start it with --allow https://wiki.corp.example")
 
 
 @pytest.mark.parametrize("value", ["a;$(b)\x9b[31m", "x" * 5000, "\xff", "a b", "[::1", "a/../b"])
@@ -244,7 +243,7 @@ async def test_what_is_no_name_is_shown_escaped_and_shortened_and_never_as_a_fla
         assert detail.isascii()
         assert detail.isprintable()
         assert len(detail) < 400
-        assert detail.endswith(("--allow-host NAME", "--allow-origin ORIGIN"))
+        assert detail.endswith(("--allow NAME", "--allow ORIGIN"))
 
 
 async def test_a_refused_request_learns_nothing_of_the_cluster(site: Site) -> None:
@@ -373,7 +372,7 @@ async def test_a_client_that_dials_an_unknown_name_is_told_the_flag(
     monkeypatch.setattr(loop, "getaddrinfo", resolves)
 
     async with connect(f"quire.corp.example:{port}") as client:
-        with pytest.raises(BadRequest, match=r"start it with --allow-host quire\.corp\.example$"):
+        with pytest.raises(BadRequest, match=r"start it with --allow quire\.corp\.example$"):
             await client.append(b"never written")
     async with connect(f"quire.corp.example:{port},{site.at}") as client:  # Another node may know the name, or has one.
         assert await client.append(b"written") == site.tail() - 1
@@ -437,7 +436,7 @@ async def test_a_page_that_asks_for_transfers_again_and_again_moves_no_leader_an
 
 
 async def test_a_standalone_log_has_the_same_guard(tmp_path: Path) -> None:
-    async with served(tmp_path, allow_host=(BALANCER,), allow_origin=(PAGE,)) as log:
+    async with served(tmp_path, allow=(BALANCER, PAGE)) as log:
         taken = [{"Host": BALANCER}, {"Origin": PAGE}, {"Origin": log.url}]
         refused = [{"Host": "stranger.example"}, {"Origin": "null"}, {"Sec-Fetch-Site": "cross-site"}]
         good = [await log.call("POST", "/records", data=b"x", headers=headers) for headers in taken]

@@ -32,9 +32,9 @@ def test_every_field_has_a_section_with_its_flag_and_variable(name: str) -> None
 
 
 def test_the_limits_and_units_of_a_field_are_shown() -> None:
-    section = config_page().split("\n## heartbeat_ms\n", 1)[1].split("\n## ")[0]
+    section = config_page().split("\n## election_timeout_ms\n", 1)[1].split("\n## ")[0]
 
-    assert "in ms, at least 10, at most 60,000, default `100`" in section
+    assert "in ms, at least 100, at most 600,000, default `1000`" in section
 
 
 def test_the_page_s_example_is_a_configuration(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,6 +16,7 @@ from quire.log import FEATURES
 from quire.replication import Member, Members, Role
 from tests.cluster.running import free_addresses
 from tests.replication.loopback import until
+from tests.tuned import tuned
 
 MEMBER = Member("n1", bytes(16), "h:1", Role.VOTER)
 GIVEN = {"max_frame_bytes": 16 * MIB, "session_ttl_s": 1000, "state_bytes": 2000}
@@ -24,7 +25,7 @@ GIVEN = {"max_frame_bytes": 16 * MIB, "session_ttl_s": 1000, "state_bytes": 2000
 def config_of(data_dir: Path, **settings: Any) -> ServeConfig:
     [address] = free_addresses(1)
     given: dict[str, Any] = {"node": "n1", "listen": address, "members": {"n1": address}, "data_dir": data_dir}
-    return ServeConfig(**(given | settings))
+    return tuned(ServeConfig, **(given | settings))
 
 
 def genesis_of(config: ServeConfig, features: frozenset[str] = FEATURES) -> Genesis:
@@ -62,15 +63,6 @@ def test_a_limit_that_nobody_gave_or_that_is_the_cluster_s_is_no_alarm() -> None
 
     assert ignored_settings(genesis, config_of(Path("n1"))) == []
     assert ignored_settings(genesis, config_of(Path("n1"), **GIVEN)) == []
-
-
-def test_a_genesis_of_an_old_cluster_has_the_limits_that_it_does_not_name() -> None:
-    genesis = genesis_of(config_of(Path("n1")), frozenset())
-
-    assert ignored_settings(genesis, config_of(Path("n1"), session_ttl_s=30 * 86_400, state_bytes=0)) == []
-    told = ignored_settings(genesis, config_of(Path("n1"), session_ttl_s=7, state_bytes=8))
-    assert [text.split(" of ")[0] for text in told] == ["session_ttl_s 7", "state_bytes 8"]
-    assert ["formed with 2592000" in told[0], "formed with 0;" in told[1]] == [True, True]
 
 
 async def test_a_node_tells_of_what_it_ignores_while_it_is_configured_so(tmp_path: Path) -> None:

@@ -3,12 +3,13 @@
 import re
 from importlib import import_module
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 
 from quire.cluster import http as api
 from quire.cluster.config.serve import FRAME_OVERHEAD_BYTES, ServeConfig
+from quire.cluster.standalone.config import StandaloneConfig
 from quire.sm.machines import kv
 
 PAGE = Path(__file__).parents[2] / "docs" / "limits.md"
@@ -17,7 +18,9 @@ VALUE = re.compile(r"([0-9][0-9,]*)(?: (bytes|characters|s|ms|us|KiB|MiB))?")
 IS_LIMIT = re.compile(
     r"LIMIT|_CHARACTERS$|_RESERVE$|AT_ONCE$|STALL_TIMEOUT_S$|HELD_BYTES|WINDOW_BYTES|RANGE_|BODY_BYTES"
 )
-LIMITING_FIELD = re.compile(r"max_|_limit_|window|request_timeout")
+LIMITING_FIELD = re.compile(r"max_|_limit_")
+CONFIGURATIONS: dict[str, Any] = {"ServeConfig": ServeConfig, "StandaloneConfig": StandaloneConfig}
+NO_LIMITS = {"check_invariants", "model_config"}
 
 
 class Row(NamedTuple):
@@ -35,9 +38,12 @@ def rows() -> list[Row]:
 
 
 def value_of(name: str) -> float:
-    """The value of a configuration key's default, of a constant, or of a field's default."""
+    """The value of a setting's default, of a constant of a configuration or a module, or of a field's default."""
     if name in ServeConfig.model_fields:
         return float(ServeConfig.model_fields[name].default)
+    owner, _, last = name.partition(".")
+    if owner in CONFIGURATIONS:
+        return float(getattr(CONFIGURATIONS[owner], last))
     path, _, last = name.rpartition(".")
     if path.rpartition(".")[2][0].isupper():
         path, _, owner = path.rpartition(".")
@@ -67,6 +73,9 @@ def test_every_limit_of_the_interface_is_on_the_page() -> None:
         if IS_LIMIT.search(name)
     ]
     fields = [name for name in ServeConfig.model_fields if LIMITING_FIELD.search(name)]
+    fields += [
+        f"{owner}.{name}" for owner, model in CONFIGURATIONS.items() for name in model.__class_vars__ - NO_LIMITS
+    ]
 
     assert len(constants) > 10
     assert [name for name in constants + fields if f"`{name}`" not in said] == []

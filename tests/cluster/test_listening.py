@@ -65,7 +65,7 @@ def test_every_ipv4_address_and_one_inside_an_ipv6_one_are_ipv4() -> None:
 async def telling_origins() -> AsyncGenerator[int]:
     """The port of a server, at `[::]` if there is IPv6, that answers with whom a request counts against."""
     connections, port = ConnectionLimit(), free_port()
-    admission = Admission(connections, BrowserGuard((), (), ()))
+    admission = Admission(connections, BrowserGuard((), ()))
 
     async def origin(request: web.Request) -> web.Response:
         return web.Response(text=admission.origin_of(request))

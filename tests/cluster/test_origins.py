@@ -59,12 +59,12 @@ def test_the_origin_in_a_header(text: str, origin: str | None) -> None:
 @pytest.mark.parametrize(
     ("given", "problem"),
     [
-        ({"allow_host": ["a:7001"]}, "flag --allow-host: 'a:7001' is not a host name; give the name alone"),
-        ({"allow_host": "*"}, "flag --allow-host: '*' is not a host name"),
-        ({"allow_host": "10.0.0.1"}, "flag --allow-host: '10.0.0.1' is not a host name"),
-        ({"allow_origin": "null"}, "flag --allow-origin: 'null' is not an origin; write it as in https://"),
-        ({"allow_origin": "*"}, "flag --allow-origin: '*' is not an origin"),
-        ({"allow_origin": ["http://a", "http://a/x"]}, "flag --allow-origin: 'http://a/x' is not an origin"),
+        ({"allow": ["a:7001"]}, "flag --allow: 'a:7001' is not a host name; give the name alone"),
+        ({"allow": "*"}, "flag --allow: '*' is not a host name"),
+        ({"allow": "10.0.0.1"}, "flag --allow: '10.0.0.1' is not a host name"),
+        ({"allow": "null"}, "flag --allow: 'null' is not an origin; write it as in https://"),
+        ({"allow": "http://*"}, "flag --allow: 'http://*' is not an origin"),
+        ({"allow": ["http://a", "http://a/x"]}, "flag --allow: 'http://a/x' is not an origin"),
     ],
 )
 def test_a_setting_that_is_no_name_or_origin_is_refused_with_a_sentence(given: dict[str, Any], problem: str) -> None:
@@ -77,8 +77,6 @@ def test_a_setting_that_is_no_name_or_origin_is_refused_with_a_sentence(given: d
 
 
 def test_names_and_origins_are_lists_or_separated_by_commas() -> None:
-    texts = {"allow_host": "A.example, b.example.", "allow_origin": ["HTTPS://a.example:443,http://b.example:8080"]}
-    config = StandaloneConfig(listen="127.0.0.1:7001", data_dir=Path("x"), **texts)  # type: ignore[arg-type]
-
-    assert config.allow_host == ("a.example", "b.example")
-    assert config.allow_origin == ("https://a.example", "http://b.example:8080")
+    for texts in ("A.example, HTTPS://a.example:443, b.example.", ["A.example", "HTTPS://a.example:443,b.example."]):
+        config = StandaloneConfig(listen="127.0.0.1:7001", data_dir=Path("x"), allow=texts)
+        assert config.allow == ("a.example", "https://a.example", "b.example")

@@ -179,7 +179,7 @@ async def test_clocks_ten_years_ahead_expire_nothing_young(
 
 @pytest.mark.asyncio
 async def test_what_a_follower_lacks_is_held_and_each_node_has_its_own_floor(tmp_path: Path) -> None:
-    settings: dict[str, Any] = SETTINGS | {"snapshot_log_bytes": 0}
+    settings: dict[str, Any] = SETTINGS | {"snapshot_log_bytes": 0, "retention_follower_bytes": 1 << 30}
     async with running_cluster(tmp_path, 3, retention_bytes=SEGMENT_BYTES, **settings) as cluster:
         await written(cluster, 1)
         await cluster.stop("n3")

@@ -15,7 +15,6 @@ from typing import Any
 import pytest
 
 from quire.cluster.data_dir.identity import DataDirRefused, read_identity
-from quire.cluster.serve.arguments import parse_standalone
 from quire.cluster.standalone import app, service
 from quire.cluster.standalone.config import StandaloneConfig
 from quire.cluster.standalone.service import LogService
@@ -476,33 +475,18 @@ async def test_a_log_without_identity_is_served_under_the_id_that_it_has(tmp_pat
     assert identity.cluster_id == b"x" * 16
 
 
-async def index_cache_of(tmp_path: Path, *flags: str) -> tuple[list[int], int]:
-    """Serve six segments with these flags, read some records, the last of them in a segment that was read before.
-
-    Return the places of the segments whose indexes are in memory then, and how often the last read read an index file.
-    """
-    fields, _ = parse_standalone(StandaloneConfig, ["--standalone", "--segment-bytes", "65536", *flags])
-    async with served(tmp_path, **fields) as log:
-        while len(log.log.segment_bases) < 6:
-            await log.append(bytes(20_000))
-    device = Device()
-    async with served(tmp_path, device, **fields) as log:
-        bases = log.log.segment_bases
-        for place in (0, 0, 0, 1, 2):
-            assert (await log.call("GET", f"/records/{bases[place]}")).status == 200
-        before = len(device.index_reads)
-        assert (await log.call("GET", f"/records/{bases[2] + 1}")).status == 200
-        return [bases.index(base) for base in log.log.cached_indexes], len(device.index_reads) - before
-
-
-async def test_the_flags_of_the_index_cache_change_which_reads_need_a_file(tmp_path: Path) -> None:
-    assert await index_cache_of(tmp_path / "default") == ([0, 1, 2], 0)
-    assert await index_cache_of(tmp_path / "two", "--cached-indexes", "2") == ([1, 2], 0)
-    assert await index_cache_of(tmp_path / "lru", "--cached-indexes", "2", "--index-cache-policy", "lru") == ([1, 2], 0)
-    assert await index_cache_of(tmp_path / "lfu", "--cached-indexes", "2", "--index-cache-policy", "lfu") == ([0, 2], 0)
-    cached, reads = await index_cache_of(tmp_path / "none", "--cached-indexes", "0")
-    assert cached == []
-    assert reads > 0
+async def test_a_log_that_caches_no_index_reads_it_for_each_read(tmp_path: Path) -> None:
+    for cached, reads in ((64, 0), (0, 1)):
+        device, folder = Device(), tmp_path / str(cached)
+        async with served(folder, segment_bytes=1 << 16) as log:
+            while len(log.log.segment_bases) < 3:
+                await log.append(bytes(20_000))
+        async with served(folder, device, segment_bytes=1 << 16, cached_indexes=cached) as log:
+            base = log.log.segment_bases[0]
+            assert (await log.call("GET", f"/records/{base}")).status == 200
+            before = len(device.index_reads)
+            assert (await log.call("GET", f"/records/{base + 1}")).status == 200
+            assert min(1, len(device.index_reads) - before) == reads
 
 
 async def test_a_directory_in_use_or_whose_log_is_gone_is_refused(tmp_path: Path) -> None:

@@ -187,7 +187,7 @@ def test_the_journal_and_the_standard_logging_write_to_the_queue_and_the_notice_
     monkeypatch.setattr(root, "handlers", [])
     monkeypatch.setattr(root, "level", root.level)
     try:
-        configure_logging("info", "json", "n1", pipe.queue)
+        configure_logging("json", "n1", pipe.queue)
         structlog.get_logger().info("first")
         logging.getLogger("asyncio").error("second")
         assert [json.loads(line)["event"] for line in pipe.read_until(b"\n").splitlines()][:1] == ["first"]

@@ -9,7 +9,7 @@ import pytest
 from quire.cluster.client import CommandRefused, connect
 from quire.cluster.config.serve import ServeConfig
 from quire.cluster.data_dir.genesis import make_genesis, read_genesis
-from quire.log import FEATURES, STATE_QUOTA, walk_frames
+from quire.log import FEATURES, walk_frames
 from quire.replication import Member, Members, Role
 from quire.sm import STATE_BYTES, Applier, ArithmeticMachine, KvMachine, restore_content, state_room
 from tests.cluster.running import RunningCluster, running_cluster, started
@@ -49,16 +49,6 @@ def test_a_cluster_has_the_limit_if_its_genesis_names_the_feature() -> None:
 
     assert codes(applier, frames, *PUTS) == ["STATE_FULL"]
     assert codes(applier, frames, ["delete", "a"], PUTS[1]) == []
-
-
-def test_a_cluster_of_an_older_version_has_no_limit_before_nor_after_it_uses_the_feature() -> None:
-    frame = genesis(FEATURES - {STATE_QUOTA}, state_bytes=LIMIT)
-    applier, frames = replica(frame)
-
-    assert "state_bytes" not in read_genesis(frame).limits
-    assert codes(applier, frames, *PUTS) == []
-    applier.apply(frames.system({"type": "features", "names": sorted(FEATURES)}))
-    assert codes(applier, frames, ["put", "c", VALUE]) == []
 
 
 def test_a_restored_replica_refuses_what_the_others_refuse() -> None:

@@ -42,6 +42,7 @@ from quire.replication.net.wire import MAX_U64, encode
 from tests.cluster.conditions import replica_of
 from tests.cluster.running import RunningCluster, RunningNode, free_addresses, running_cluster, started
 from tests.cluster.strangers import CLOSED, DEADLINE_S, NOTHING, Stranger, answer_on
+from tests.tuned import tuned
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.full]
 
@@ -323,7 +324,8 @@ async def snapshot(stranger: Stranger) -> str:
 async def capture(stranger: Stranger) -> str:
     """The node of another cluster, whose other member is down."""
     addresses: dict[str, str] = dict(zip(("w1", "w2"), free_addresses(2), strict=True))
-    config = ServeConfig(
+    config = tuned(
+        ServeConfig,
         node="w1",
         listen=addresses["w1"],
         members=addresses,

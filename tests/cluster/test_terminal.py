@@ -351,7 +351,7 @@ def test_a_line_of_the_journal_is_one_line_and_obeyed_by_no_terminal(
 ) -> None:
     monkeypatch.setattr(sys.stderr, "isatty", lambda: colours, raising=False)
     lines = Lines()
-    configure_logging("info", form, "n1", lines)
+    configure_logging(form, "n1", lines)
     log = structlog.get_logger()
     text = f"{HOSTILE}\n2026-01-01T00:00:00Z [info     ] running"
     log.info(text, peer=text, address=[text], reason=ValueError(text), **{HOSTILE: 1})
@@ -370,7 +370,7 @@ def test_a_line_of_the_journal_is_one_line_and_obeyed_by_no_terminal(
 @pytest.mark.parametrize("form", ["console", "json"])
 def test_a_traceback_in_the_journal_begins_no_line_of_its_own(form: str) -> None:
     lines = Lines()
-    configure_logging("info", form, "n1", lines)
+    configure_logging(form, "n1", lines)
     forged = "2026-01-01T00:00:00Z [info     ] running"
     try:
         raise ValueError(f"{HOSTILE}\n{forged}")
@@ -394,7 +394,7 @@ async def test_a_subprotocol_that_a_stranger_asks_for_is_not_in_the_journal() ->
         return await accept(request, 1024)
 
     lines = Lines()
-    configure_logging("info", "console", "n1", lines)
+    configure_logging("console", "n1", lines)
     async with (
         listening({"/peer": serve}) as address,
         opened(address, "/peer", "Sec-WebSocket-Protocol: x\r\n") as (_, _, head),

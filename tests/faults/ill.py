@@ -10,10 +10,10 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from quire.cluster.cli.main import main
 from quire.sm import Context
 from tests.faults.adder import Adder
 from tests.processes import faulty_disk, wrong_clock
+from tests.tuned import main
 
 
 class Ills:

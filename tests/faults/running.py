@@ -16,6 +16,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from tests import tuned
 from tests.faults import ill
 from tests.faults.acting import Actor
 from tests.faults.actions import AwaitInstall, LeaveBehind
@@ -42,17 +43,18 @@ from tests.faults.volume import Volume, volumes
 from tests.faults.wrong import Wrong
 from tests.processes.cluster import DEADLINE_S, Cluster, Node, Unreachable
 
-WINDOW = ("--stream-window-bytes", str(1 << 20))
+WINDOW = tuned.flags(stream_window_bytes=1 << 20)
 # A run of half an hour writes more than a disk is asked to keep; one scenario, never as much as this.
 PLAIN = ("--machine", "tests.faults.adder:Adder", "--initial", "0", "--retention-bytes", str(2 << 30), *WINDOW)
 EXPIRING = (
     *("--machine", "tests.faults.adder:LadenAdder", "--initial", "0", *WINDOW),
     *("--segment-bytes", str(4 << 20), "--snapshot-records", "1000"),
-    *("--retention-bytes", "1", "--retention-follower-bytes", str(2 << 20)),
+    *("--retention-bytes", "1"),
+    *tuned.flags(retention_follower_bytes=2 << 20),
 )
 # On volumes, which are full soon: within one scenario nothing expires all the same.
-SMALL = ("--segment-bytes", str(1 << 20), "--retention-bytes", str(96 << 20), "--snapshot-log-bytes", str(16 << 20))
-KEEPING = ("--snapshot-records", "0", "--snapshot-log-bytes", "0", "--retention-bytes", "0")
+SMALL = ("--segment-bytes", str(1 << 20), "--retention-bytes", str(96 << 20), *tuned.flags(snapshot_log_bytes=16 << 20))
+KEEPING = ("--snapshot-records", "0", "--retention-bytes", "0", *tuned.flags(snapshot_log_bytes=0))
 ARCHIVE = "archive"
 ELECTION_TIMEOUT_MS = 1000  # The default, which other process tests lengthen.
 LOOK_EVERY_S = 0.05
@@ -273,9 +275,11 @@ class Grounds:
         self, folder: Path, election_timeout_ms: int = ELECTION_TIMEOUT_MS, *, check_invariants: bool = True
     ) -> None:
         self._folder = folder
-        checked = "true" if check_invariants else "false"
         self._election_timeout_s = election_timeout_ms / 1_000
-        self._flags = ("--election-timeout-ms", str(election_timeout_ms), "--check-invariants", checked)
+        self._flags = (
+            *("--election-timeout-ms", str(election_timeout_ms)),
+            *tuned.flags(check_invariants=check_invariants),
+        )
         self._made = 0
         self._standing: tuple[Ground, Shape] | None = None
         self._closing: list[Generator[Ground]] = []

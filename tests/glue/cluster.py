@@ -17,6 +17,7 @@ from quire.log.simulated.faulty import Keep
 from tests.glue.host import GlueDisk
 from tests.glue.loop import Owner
 from tests.glue.network import GlueLoop, Network
+from tests.tuned import tuned
 
 ELECTION_TIMEOUT_MS = 500
 HEARTBEAT_MS = 100
@@ -88,7 +89,8 @@ class Cluster:
         node_ids = [f"n{number}" for number in range(1, count + 1)]
         members = {node_id: Network.address(number) for number, node_id in enumerate(node_ids, 1)}
         for number, node_id in enumerate(node_ids, 1):
-            config = ServeConfig(
+            config = tuned(
+                ServeConfig,
                 node=node_id,
                 listen=members[node_id],
                 members=members,

@@ -21,6 +21,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
+from tests import tuned
 from tests.ports import HOST, free_ports
 
 DEADLINE_S = 60.0
@@ -30,7 +31,7 @@ LAST_LINES = 40
 LEADER = "n1"
 THREE = ("n1", "n2", "n3")
 # Every node of these tests checks the protocol's invariants, and halts if one is broken.
-CHECKED = ("--check-invariants", "true")
+CHECKED = tuned.flags(check_invariants=True)
 # Where a test is not about elections, a busy machine's pauses shall cause none. A leader whose process ends is missed
 # at once all the same, since its connections end, too.
 CALM = ("--election-timeout-ms", "5000")
@@ -38,6 +39,7 @@ RAW_FRAMES = "application/vnd.quire.frames"
 RANGE_BYTES = 4 << 20
 
 QUIRE = (sys.executable, "-m", "quire.cluster.cli.main")
+TUNED = (sys.executable, "-m", tuned.__name__)
 # PR_SET_PDEATHSIG is 1: SIGKILL from the kernel when whoever started this is gone. It outlives the exec.
 LAUNCH = "import ctypes, os, sys; ctypes.CDLL(None).prctl(1, 9); os.execv(sys.argv[1], sys.argv[1:])"
 
@@ -84,9 +86,14 @@ def environment(extra: Mapping[str, str] | None = None) -> dict[str, str]:
     return kept | dict(extra or {})
 
 
-def run_quire(*arguments: str, extra: Mapping[str, str] | None = None, timeout_s: float = DEADLINE_S) -> Ended:
+def run_quire(
+    *arguments: str,
+    program: Sequence[str] = QUIRE,
+    extra: Mapping[str, str] | None = None,
+    timeout_s: float = DEADLINE_S,
+) -> Ended:
     """Run a `quire` command to its end; fail if it has none."""
-    command = [*QUIRE, *arguments]
+    command = [*program, *arguments]
     try:
         run = subprocess.run(
             command, capture_output=True, text=True, check=False, timeout=timeout_s, env=environment(extra)
@@ -109,7 +116,7 @@ class Node:
         self.data_dir = folder / node_id
         self.output = folder / f"{node_id}.log"
         self.flags = list(flags)
-        self.program: Sequence[str] = QUIRE
+        self.program: Sequence[str] = TUNED
         self.process: subprocess.Popen[bytes] | None = None
         self.may_end = False
         """Whether its process may end by itself while something else is waited for."""
@@ -176,7 +183,7 @@ class Node:
 
     def run_to_end(self, *flags: str, extra: Mapping[str, str] | None = None, timeout_s: float = DEADLINE_S) -> Ended:
         """Start it where it is expected to refuse, with further flags (the last of two counts); what it left."""
-        return run_quire(*self.arguments, *flags, extra=extra, timeout_s=timeout_s)
+        return run_quire(*self.arguments, *flags, program=TUNED, extra=extra, timeout_s=timeout_s)
 
     def last_words(self) -> str:
         """The last lines of what its processes wrote."""

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from quire.cluster.cli.main import main
 from quire.sm import ArithmeticMachine, Context
+from tests.tuned import main
 
 
 def install(file: Path) -> None:

@@ -12,8 +12,8 @@ import threading
 from contextlib import suppress
 from pathlib import Path
 
-from quire.cluster.cli.main import main
 from quire.log import files
+from tests.tuned import main
 
 
 def install(folder: Path) -> None:

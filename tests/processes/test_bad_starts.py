@@ -154,7 +154,7 @@ def test_an_unknown_variable_is_named(stopped: Node) -> None:
         (["--config", "no-such-file.toml"], ["no-such-file.toml"]),
         (["--peer-secret-file", "no-such-secret"], ["--peer-secret-file", "no-such-secret"]),
         (["--listen", "127.0.0.1"], ["--listen", "HOST:PORT"]),
-        (["--heartbeat-ms", "soon"], ["--heartbeat-ms", "soon"]),
+        (["--segment-bytes", "many"], ["--segment-bytes", "many"]),
     ],
     ids=["config", "secret", "listen", "number"],
 )

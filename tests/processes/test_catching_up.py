@@ -2,6 +2,7 @@
 
 import pytest
 
+from tests import tuned
 from tests.processes.cluster import Clusters
 from tests.processes.load import COMMANDS, running_load
 from tests.processes.verdict import check_cluster, check_received
@@ -63,7 +64,7 @@ def test_a_node_first_started_after_the_load_that_is_no_initial_member_joins_as_
 
 @pytest.mark.soak
 def test_an_observer_counts_for_nothing_a_leader_with_it_alone_acknowledges_no_write(clusters: Clusters) -> None:
-    cluster = clusters.make(initial=["n1", "n2"], flags=["--request-timeout-ms", "3000"])
+    cluster = clusters.make(initial=["n1", "n2"], flags=tuned.flags(request_timeout_ms=3000))
     cluster.start("n1", "n2")
     cluster.start("n3")
     before = cluster.leader.apply(["add", 1])

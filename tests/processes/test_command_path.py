@@ -35,7 +35,7 @@ class Traced:
     def __init__(self, node: Node, folder: Path) -> None:
         self.node = node
         self._output = folder / f"{node.node_id}.json"
-        node.program = (sys.executable, str(traced.__file__), str(self._output))
+        node.program = (sys.executable, "-m", traced.__name__, str(self._output))
 
     def begin(self) -> None:
         self._output.unlink(missing_ok=True)

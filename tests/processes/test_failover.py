@@ -40,7 +40,7 @@ def running_as(program: ModuleType, clusters: Clusters, folder: Path) -> Cluster
     cluster = clusters.make(flags=CALM)
     for node in cluster:
         faults_of(node, folder).mkdir()
-        node.program = (sys.executable, str(program.__file__), str(faults_of(node, folder)))
+        node.program = (sys.executable, "-m", program.__name__, str(faults_of(node, folder)))
     cluster.start()
     return cluster
 

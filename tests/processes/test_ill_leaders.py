@@ -53,7 +53,7 @@ def small_volume(folder: Path, ill: Node) -> Generator[Path]:
     command = ["mount", "-t", "tmpfs", "-o", f"size={VOLUME_BYTES}", "tmpfs", str(folder)]
     ill.data_dir = folder / ill.node_id
     if subprocess.run(command, capture_output=True, check=False).returncode:
-        ill.program = (sys.executable, str(faulty_disk.__file__), str(folder))
+        ill.program = (sys.executable, "-m", faulty_disk.__name__, str(folder))
         yield folder / "full"
         return
     try:
@@ -101,7 +101,7 @@ def test_a_leader_whose_machine_alone_fails_loses_the_lead_and_a_restart_mends_i
 ) -> None:
     cluster, failing = clusters.make(flags=FLAGS), tmp_path / "fails"
     ill = cluster.leader
-    ill.program = (sys.executable, str(failing_machine.__file__), str(failing))
+    ill.program = (sys.executable, "-m", failing_machine.__name__, str(failing))
     cluster.start()
     failing.touch()
     another_leads(cluster)

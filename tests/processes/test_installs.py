@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from tests import tuned
 from tests.processes.cluster import Cluster, Clusters, Node
 from tests.processes.load import Command, running_load, unique_commands
 
@@ -16,10 +17,15 @@ FLAGS = [
     "--segment-bytes=65536",
     "--snapshot-records=5",
     "--retention-bytes=1",
-    "--retention-follower-bytes=0",
+    *tuned.flags(follower_bytes=0),
 ]
 RECORD = b"x" * 50_000
-UNDER_LOAD = ["--segment-bytes=65536", "--snapshot-records=2000", "--retention-bytes=1", "--retention-follower-bytes=0"]
+UNDER_LOAD = [
+    "--segment-bytes=65536",
+    "--snapshot-records=2000",
+    "--retention-bytes=1",
+    *tuned.flags(follower_bytes=0),
+]
 MISSED = 20
 
 

@@ -6,11 +6,17 @@ import subprocess
 
 import pytest
 
+from tests import tuned
 from tests.processes.cluster import QUIRE, Cluster, Clusters, Node, environment, run_quire
 from tests.processes.retriers import FLAGS, Retriers, check, check_counted
 
 CLIENTS = 5
-SNAPSHOTS = ("--segment-bytes=65536", "--snapshot-records=200", "--retention-bytes=1", "--retention-follower-bytes=0")
+SNAPSHOTS = (
+    "--segment-bytes=65536",
+    "--snapshot-records=200",
+    "--retention-bytes=1",
+    *tuned.flags(follower_bytes=0),
+)
 
 
 def wiped(cluster: Cluster, node: Node) -> None:

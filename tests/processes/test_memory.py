@@ -13,6 +13,7 @@ from quire.cluster.http.admission.slow_callers import REQUESTS_HELD_BYTES, RESPO
 from quire.log import pack
 from quire.replication.address import host_and_port
 from quire.replication.core import CoreOptions
+from tests import tuned
 from tests.processes.cluster import RAW_FRAMES, Clusters, Node
 
 MIB = 1 << 20
@@ -57,7 +58,7 @@ async def all_posted(node: Node, body: bytes, count: int) -> Counter[tuple[int, 
 def test_excess_writes_are_refused_and_memory_stays_bounded(
     clusters: Clusters, asked: str, paused: tuple[str, ...]
 ) -> None:
-    cluster = clusters.formed(flags=[*PATIENT, "--request-timeout-ms", "2000"])
+    cluster = clusters.formed(flags=[*PATIENT, *tuned.flags(request_timeout_ms=2000)])
     node, body = cluster[asked], bytes(7 * MIB)
     assert asyncio.run(all_posted(node, body, 2)) == {(200, False): 2}
     before = peak_bytes(node)

@@ -2,6 +2,7 @@
 
 import pytest
 
+from tests import tuned
 from tests.processes.cluster import Clusters
 from tests.processes.load import running_load
 
@@ -11,7 +12,9 @@ DEADLINE_S = 300.0
 
 @pytest.mark.soak
 def test_a_machine_that_takes_200_ms_a_command_deposes_nobody(clusters: Clusters) -> None:
-    cluster = clusters.formed(flags=("--machine", "tests.cluster.machines:Slow", "--request-timeout-ms", "120000"))
+    cluster = clusters.formed(
+        flags=("--machine", "tests.cluster.machines:Slow", *tuned.flags(request_timeout_ms=120_000))
+    )
     leader = cluster.leader
     before = leader.status()["epoch"]
     with running_load(cluster, clients=4, commands_of=lambda _: iter([["count"]] * 1000), batch=1) as load:

@@ -124,7 +124,6 @@ def test_memory_is_flat_for_a_large_record_that_is_uploaded_and_read_back(tmp_pa
     [
         (["--node", "n1"], ["--node"]),
         (["--flush", "sometimes"], ["--flush", "always"]),
-        (["--flush-records", "5"], ["flush_records"]),
         (["--initial-index", "-1"], ["--initial-index"]),
     ],
 )

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.processes.cluster import QUIRE, Clusters
+from tests.processes.cluster import QUIRE, TUNED, Clusters
 
 
 def into(descriptor: int) -> str:
@@ -45,7 +45,7 @@ def test_a_standalone_log_serves_and_stops_though_nobody_reads_its_output(cluste
 def test_nodes_elect_serve_and_stop_though_nobody_reads_their_output(clusters: Clusters, full_pipe: int) -> None:
     cluster = clusters.make()
     for node in cluster:
-        node.program = ("/bin/sh", "-c", f'exec "$0" "$@" {into(full_pipe)}', *QUIRE)
+        node.program = ("/bin/sh", "-c", f'exec "$0" "$@" {into(full_pipe)}', *TUNED)
     cluster.start()
     cluster.leader.apply(["add", 3])
 

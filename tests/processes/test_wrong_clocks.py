@@ -18,7 +18,7 @@ def cluster_with_a_fast_clock(clusters: Clusters, folder: Path, fast: str) -> Cl
     clock = folder / "clock"
     clock.mkdir()
     wrong_clock.set_ahead(clock, AHEAD_S)
-    cluster[fast].program = (sys.executable, str(wrong_clock.__file__), str(clock))
+    cluster[fast].program = (sys.executable, "-m", wrong_clock.__name__, str(clock))
     cluster.start()
     return cluster
 

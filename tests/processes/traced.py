@@ -14,7 +14,7 @@ from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any
 
-from quire.cluster.cli.main import main
+from tests.tuned import main
 
 PACKAGE = "/quire/"
 

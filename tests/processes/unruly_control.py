@@ -8,8 +8,8 @@ for which it is made anew and knows nothing.
 import sys
 from pathlib import Path
 
-from quire.cluster.cli.main import main
 from quire.cluster.control import syncobj
+from tests.tuned import main
 
 
 def install(folder: Path) -> None:

@@ -9,7 +9,7 @@ import sys
 import time
 from pathlib import Path
 
-from quire.cluster.cli.main import main
+from tests.tuned import main
 
 LOOK_EVERY_S = 0.02
 

@@ -4,9 +4,9 @@ A browser sends what any page tells it to, also to a node that only its user can
 
 - `Host` is the name that the page dialled. A stranger's name may resolve to the address of a node, and then the browser
   takes the stranger's page for one of the node (DNS rebinding). So only names of members are accepted, those of
-  `allow_host`, and IP addresses, which nobody can rebind.
+  `allow`, and IP addresses, which nobody can rebind.
 - `Origin` is where the page came from. Each POST and each WebSocket has one. Accepted are the node's own and those of
-  `allow_origin`. `null` stands for any page that hides where it came from.
+  `allow`. `null` stands for any page that hides where it came from.
 - `Sec-Fetch-Site` says whether the page came from elsewhere, of requests without an `Origin` as well. But browsers send
   it only over HTTPS and to loopback addresses. To other addresses an image or a script of a stranger's page is a GET
   like any other: no GET may have an effect, and OWN_PAGES_ONLY has the browser throw the answer away. A link from
@@ -15,7 +15,7 @@ A browser sends what any page tells it to, also to a node that only its user can
 Other programs send only a `Host`. A missing one is accepted, because every browser sends it.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 
 from aiohttp import hdrs, web
 
@@ -43,17 +43,17 @@ class BrowserGuard:
     """Checks the page that sent a request, if one did.
 
     `addresses` are those in the configuration of this node, each HOST:PORT; `further` gives those that may change.
+    `allow` has further host names, and the origins whose pages may do all.
     """
 
     def __init__(
         self,
         addresses: Iterable[str],
-        allow_host: Iterable[str],
-        allow_origin: Iterable[str],
+        allow: Collection[str],
         further: Callable[[], Iterable[str]] = tuple,
     ) -> None:
-        self._names = {LOCALHOST, *map(name_in, addresses), *allow_host}
-        self.allowed_origins = frozenset(allow_origin)
+        self.allowed_origins = frozenset(each for each in allow if "://" in each)
+        self._names = {LOCALHOST, *map(name_in, addresses), *allow} - self.allowed_origins
         self._further = further
 
     def admit(self, request: web.Request, known_headers: Iterable[str]) -> web.Response | None:
