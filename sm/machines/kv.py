@@ -19,9 +19,11 @@ must not return megabytes. Read long values by `query`, which leaves no trace. T
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from itertools import islice
+from itertools import islice, takewhile
 from reprlib import repr as short_repr
 from typing import Any
+
+from sortedcontainers import SortedList
 
 from quire.log import PayloadInvalid, pack
 from quire.log.json_text import has_text_keys
@@ -29,7 +31,6 @@ from quire.log.json_text import has_text_keys
 from ..errors import InitialInvalid, PlaceFailed, reason_of
 from ..machine import Context, Refused
 from .arithmetic import INT_HIGHEST, INT_LOWEST
-from .key_order import KeyOrder
 from .kv_size import StateSize
 from .kv_snapshot import read_pairs, write_pairs
 
@@ -60,7 +61,7 @@ class KvMachine:
         if initial is not None:
             raise InitialInvalid(machine=self.name, initial=initial, reason="it begins empty; leave the value out")
         self._values: dict[str, Any] = {}
-        self._order = KeyOrder()
+        self._order = SortedList[str]()  # For scans; it follows from the keys alone, so it is no state.
         self._size = StateSize({})
         self._operations: dict[str, Callable[..., Any]] = {
             "put": self._put,
@@ -183,7 +184,7 @@ class KvMachine:
         """Restore the pairs of a snapshot. Raises SnapshotInvalid."""
         values = read_pairs(chunks, self._check_pair, self.keys_limit)
         size = StateSize(values, self._size.limit)
-        self._values, self._order, self._size = values, KeyOrder(values), size
+        self._values, self._order, self._size = values, SortedList(values), size
 
     def _check_pair(self, key: Any, value: Any) -> None:
         _check_key(key)
@@ -253,7 +254,7 @@ class KvMachine:
             raise Refused("QUERY_UNKNOWN", f'["scan", prefix, after, count], and count from 1 to {PAGE_KEYS}')
         page: list[list[Any]] = []
         size, more = 0, False
-        for key in islice(self._order.beginning_with(prefix, after), count + 1):
+        for key in islice(self._beginning_with(prefix, after), count + 1):
             if len(page) == count or size >= PAGE_BYTES:
                 more = True
                 break
@@ -261,6 +262,14 @@ class KvMachine:
             size += len(pack(pair))
             page.append(pair)
         return {"values": page, "next": page[-1][0] if more else None}
+
+    def _beginning_with(self, prefix: str, after: str | None) -> Iterator[str]:
+        """The keys that start with `prefix` and come after `after`, in order of code points, as in UTF-8."""
+        if after is None or after < prefix:
+            keys = self._order.irange(prefix)
+        else:
+            keys = self._order.irange(after, inclusive=(False, True))
+        return takewhile(lambda key: key.startswith(prefix), keys)
 
 
 def _same(one: Any, other: Any) -> bool:
