@@ -89,6 +89,8 @@ class GroupFlusher:
             except OSError as failed:
                 error = failed
             self._log.end_mark_sync(sync, error)
+            if self._log.failure is not None:
+                raise LogReadOnly(self._log.failure)
         await run(self._log.watch.look)
         self._log.watch.judge()
 

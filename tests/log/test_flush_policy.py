@@ -291,3 +291,35 @@ def test_a_mark_that_was_made_while_one_was_synced_is_written_and_synced_next() 
     sync.run()
     log.end_mark_sync(sync)
     assert log.begin_mark_sync() is not None
+
+
+async def test_a_mark_that_cannot_be_synced_turns_the_log_read_only_and_leaves_no_caller_waiting() -> None:
+    disk = Disk()
+    log = log_with(disk, FLUSH_ALWAYS)
+    flusher = GroupFlusher(log)
+    log.append(["a"])
+    await flusher.flushed(1)
+    await flusher.sync_mark()
+    synced = log.mark.synced
+    log.append(["b"])
+    await flusher.flushed(2)
+
+    disk.failing = lambda operation, name: operation == "sync" and name.endswith("mark")
+    log.append(["c"])
+    waiting = asyncio.create_task(flusher.flushed(3))
+    with pytest.raises(LogReadOnly):
+        await flusher.sync_mark()
+    async with asyncio.timeout(30):
+        [answer] = await asyncio.gather(waiting, return_exceptions=True)
+
+    assert answer is None or isinstance(answer, LogReadOnly)
+    assert "syncing the mark" in (log.failure or "")
+    assert log.mark.synced == synced, "what was not synced proves nothing"
+    with pytest.raises(LogReadOnly):
+        log.append(["d"])
+    with pytest.raises(LogReadOnly):
+        await flusher.sync_mark()
+    await flusher.close()
+    disk.failing = None
+    disk.lose_power(Keep.NOTHING)
+    assert open_log(disk, LogOptions()).bounds.highest_index >= 2

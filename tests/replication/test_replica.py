@@ -100,7 +100,7 @@ async def test_a_mark_that_cannot_be_written_ends_the_leadership() -> None:
         assert node.log.failure is not None
 
 
-@pytest.mark.full
+@pytest.mark.slow
 async def test_a_mark_that_cannot_be_synced_halts_the_node_and_it_still_stops() -> None:
     async with alone() as node:
         failing(node.device, "sync", "mark")
