@@ -169,7 +169,7 @@ async def test_at_a_first_start_with_two_or_one_of_three_down_the_others_say_who
     assert all(text.startswith(reason.partition(": ")[0]) for text in said)
 
 
-@pytest.mark.slow
+@pytest.mark.full
 @pytest.mark.asyncio
 async def test_a_node_in_a_minority_says_whom_it_reaches_in_readyz_as_in_the_journal(tmp_path: Path) -> None:
     settings: dict[str, Any] = {"election_timeout_ms": 1_000, "heartbeat_ms": 100}

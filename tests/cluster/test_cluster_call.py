@@ -84,6 +84,7 @@ async def asked(cluster: RunningCluster) -> dict[str, Any]:
     return nodes
 
 
+@pytest.mark.full
 async def test_asking_all_members_uses_few_connections_to_each(
     cluster: RunningCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:

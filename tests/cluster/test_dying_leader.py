@@ -113,6 +113,7 @@ async def test_a_write_that_went_out_has_an_unknown_outcome_and_is_sent_once(
     assert await state(reached) == before + (3 if executed else 0)
 
 
+@pytest.mark.full
 @AT_EACH_STEP
 async def test_a_session_whose_close_went_out_is_not_called_unknown(
     reached: Cluster, step: Step, executed: bool

@@ -230,6 +230,7 @@ async def test_a_value_that_has_no_exact_text_ends_the_export_with_its_index(
     assert b'"end"' not in out
 
 
+@pytest.mark.full
 async def test_an_export_whose_server_is_lost_has_no_last_line_and_fails(
     tmp_path: Path, capsysbinary: pytest.CaptureFixture[bytes]
 ) -> None:

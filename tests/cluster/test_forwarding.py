@@ -208,6 +208,7 @@ async def test_a_leader_without_a_majority_leaves_the_outcome_unknown(tmp_path: 
         assert reply.problem in ("outcome-unknown", "no-leader")
 
 
+@pytest.mark.full
 async def test_a_client_rides_over_a_restart_of_the_leader(tmp_path: Path) -> None:
     async with running_cluster(tmp_path) as cluster, connect(cluster.address("n2"), timeout_s=20) as client:
         assert await client.apply(["add", 3]) == "45"

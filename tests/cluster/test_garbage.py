@@ -104,6 +104,7 @@ async def test_a_refused_request_leaves_nothing_to_the_garbage_collector(cluster
     assert [each for each in found if isinstance(each, LASTING)] == []
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("path", sorted(PEER_PATHS))
 async def test_a_refused_hello_leaves_nothing_to_the_garbage_collector(cluster: RunningCluster, path: str) -> None:
     async def refused() -> None:

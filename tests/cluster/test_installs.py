@@ -197,6 +197,7 @@ async def test_a_chunk_that_changes_on_its_way_is_refused_and_fetched_again(
         assert given[0] in given[1:]
 
 
+@pytest.mark.full
 @pytest.mark.asyncio
 async def test_a_follower_that_lags_is_kept_its_log_up_to_its_bytes(tmp_path: Path) -> None:
     settings: dict[str, Any] = SETTINGS | {"retention_follower_bytes": 1 << 30}

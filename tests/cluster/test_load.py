@@ -186,6 +186,7 @@ async def test_a_load_whose_session_is_taken_over_says_which_lines_may_be_applie
     assert re.search(r"no line is acknowledged, lines 1 to \d+ may or may not be applied", capsys.readouterr().err)
 
 
+@pytest.mark.full
 async def test_a_load_under_a_name_continues_after_the_executed_lines(
     file: Path, short: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

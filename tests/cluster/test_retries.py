@@ -157,6 +157,7 @@ async def test_a_write_with_another_index_under_a_closed_session_is_refused_by_t
     assert len(reply.document["refused"]) == 2
 
 
+@pytest.mark.full
 async def test_a_retry_whose_original_is_not_committed_is_no_wrong_index(tmp_path: Path) -> None:
     """The original is in the leader's log, and its session does not know it yet."""
     async with running_cluster(tmp_path, election_timeout_ms=120_000, request_timeout_ms=600) as cluster:

@@ -101,6 +101,7 @@ async def test_a_caller_that_takes_no_answers_holds_bounded_memory_and_is_cut_of
     assert taken <= WINDOW_BYTES + WINDOW_RESULTS_BYTES + SOCKET_BUFFERS_BYTES
 
 
+@pytest.mark.full
 async def test_a_follower_that_cuts_a_silent_caller_off_has_the_leader_answer_nothing_more(
     cluster: RunningCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -325,8 +325,8 @@ async def test_a_snapshot_that_failed_is_due_again_after_a_while(
         await until(cluster, lambda: len(snapshots(cluster, "n1")["kept"]) > 0)
 
 
+@pytest.mark.full
 @pytest.mark.asyncio
-@pytest.mark.slow
 async def test_a_child_that_is_busy_and_begins_no_piece_is_killed() -> None:
     def works_for_ever(go_on: Callable[[], None]) -> bytes:
         go_on()

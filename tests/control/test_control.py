@@ -58,6 +58,7 @@ async def test_a_node_that_hears_no_majority_is_suggested_no_longer() -> None:
         assert plane.levels[first][-1] is False
 
 
+@pytest.mark.full
 async def test_a_node_that_is_not_fit_to_lead_is_suggested_no_longer_and_another_is() -> None:
     async with planes("n1", "n2", "n3") as plane:
         await until(lambda: len(plane.candidates) == 1)
@@ -95,6 +96,7 @@ async def test_a_plane_that_forgot_everything_everywhere_suggests_somebody_again
         await until(lambda: len(plane.candidates) == 1)
 
 
+@pytest.mark.full
 async def test_of_other_voters_it_is_made_anew_and_counts_a_majority_of_them() -> None:
     async with planes("n1", "n2", "n3", "n4") as plane:
         await until(lambda: len(plane.candidates) == 1)

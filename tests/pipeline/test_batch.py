@@ -54,6 +54,7 @@ def test_a_read_equals_the_log_column_by_column(spark: SparkSession, history: Pa
     assert rows_of(load(spark, history, includeHeaders="true")) == expected_rows(history)
 
 
+@pytest.mark.full
 def test_spark_finds_the_source_without_being_told(spark: SparkSession, numbers: Path) -> None:
     assert load(spark, numbers).count() == 300
 
@@ -80,6 +81,7 @@ def test_a_schema_that_does_not_fit_is_refused(spark: SparkSession, history: Pat
         spark.read.format("quire").schema(schema).load(str(history)).collect()
 
 
+@pytest.mark.full
 def test_a_partition_is_a_segment_and_is_split_where_more_are_asked_for(spark: SparkSession, numbers: Path) -> None:
     segments = len({row["segment"] for row in expected_rows(numbers)})
 
@@ -153,6 +155,7 @@ def test_a_folder_without_a_log_is_refused(spark: SparkSession, tmp_path: Path) 
         load(spark, tmp_path).collect()
 
 
+@pytest.mark.full
 def test_a_corrupt_frame_is_an_error_with_segment_and_position(spark: SparkSession, tmp_path: Path) -> None:
     with writing(tmp_path / "log", SMALL) as log:
         append_and_flush(log, *[[number] for number in range(100)])

@@ -100,6 +100,7 @@ def test_archive_and_log_are_one_gapless_history_after_expiry_twice(
     assert summed(history(spark, path=log, archive=path)) == expected_sum(values)
 
 
+@pytest.mark.full
 def test_scrub_finds_a_flipped_bit_at_its_exact_place_in_a_long_log(
     spark: SparkSession, long_log: Path, tmp_path: Path
 ) -> None:
@@ -247,6 +248,7 @@ def test_a_job_refuses_a_url_and_makes_no_folder_of_that_name(
     assert os.listdir(tmp_path) == ["log"]
 
 
+@pytest.mark.full
 @pytest.mark.usefixtures("spark")
 def test_the_command_line_archives_and_scrubs(tmp_path: Path) -> None:
     log, path = tmp_path / "log", tmp_path / "archive"

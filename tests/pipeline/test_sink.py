@@ -100,6 +100,7 @@ def test_a_batch_is_written_once_in_order_and_its_repetition_is_skipped(
     assert sorted(os.listdir(tmp_path))[1:3] == ["holder", "identity"]
 
 
+@pytest.mark.full
 def test_rows_that_are_no_commands_are_named_and_nothing_of_their_batch_is_written(
     cluster: Cluster, spark: SparkSession, tmp_path: Path
 ) -> None:

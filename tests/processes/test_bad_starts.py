@@ -93,6 +93,7 @@ def test_the_data_dir_of_another_node_is_refused_and_left_as_it_is(cluster: Clus
     assert contents(stopped.data_dir) == before
 
 
+@pytest.mark.full
 def test_another_machine_than_the_genesis_is_refused_by_both_names(stopped: Node) -> None:
     before = contents(stopped.data_dir / "log")
 
@@ -126,6 +127,7 @@ def test_a_smaller_frame_limit_than_the_genesis_is_refused_by_both_numbers(stopp
     check_refused(ended, FAILED, str(8 << 20), str(4 << 20))
 
 
+@pytest.mark.full
 def test_an_unknown_configuration_key_is_named_with_its_file(stopped: Node, tmp_path: Path) -> None:
     before = contents(stopped.data_dir)
     config = tmp_path / "quire.toml"

@@ -126,6 +126,7 @@ def test_a_missing_record_is_one_sentence_and_exit_1(cluster: Cluster) -> None:
     check_one_sentence(quire(cluster, "read", "99999999"), FAILED, "99999999")
 
 
+@pytest.mark.full
 def test_status_shows_every_node_whichever_is_asked(cluster: Cluster) -> None:
     cluster.wait_for_equal()
 
@@ -144,6 +145,7 @@ def test_status_shows_every_node_whichever_is_asked(cluster: Cluster) -> None:
     assert {row["answer"] for row in rows.values()} == {cluster["n1"].local_state()["state"]}
 
 
+@pytest.mark.full
 def test_load_sends_a_file_in_order_and_records_what_is_acknowledged(cluster: Cluster, tmp_path: Path) -> None:
     reset(cluster)
     file, acknowledged = tmp_path / "commands.ndjson", tmp_path / "acknowledged.ndjson"

@@ -32,6 +32,7 @@ def test_a_cluster_of_one_works(clusters: Clusters) -> None:
     cluster.stop()
 
 
+@pytest.mark.full
 def test_every_configuration_error_is_a_sentence_of_its_own(tmp_path: Path) -> None:
     file = tmp_path / "quire.toml"
     file.write_text("heartbeat = 100\nelection_timeout_ms = 1\n")
@@ -43,6 +44,7 @@ def test_every_configuration_error_is_a_sentence_of_its_own(tmp_path: Path) -> N
     assert sorted(line.split()[3] for line in ended.stderr.splitlines()) == ["election_timeout_ms", "heartbeat"]
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("mode", [["--standalone"], ["--node", "n1", "--members", "n1=127.0.0.1:7001"]])
 def test_one_line_of_the_journal_names_the_variables_of_a_service_named_quire(tmp_path: Path, mode: list[str]) -> None:
     given = {"QUIRE_SERVICE_HOST": "10.0.0.1", "QUIRE_PORT": "tcp://10.0.0.1:7001"}

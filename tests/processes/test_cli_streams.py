@@ -58,6 +58,7 @@ def highest_index(cluster: Cluster) -> int:
     return int(cluster.leader.get("/index_bounds")["highest_index"])
 
 
+@pytest.mark.full
 def test_append_appends_a_json_value_and_prints_its_index(log_cluster: Cluster) -> None:
     index = highest_index(log_cluster)
 
@@ -163,6 +164,7 @@ def test_tail_without_a_server_is_unavailable() -> None:
     assert ended.code == Exit.UNAVAILABLE
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("flags", [["--json"], []])
 def test_status_watch_repeats_until_ctrl_c(cluster: Cluster, flags: list[str]) -> None:
     with running(cluster, "status", "--watch", "--interval", "0.1", *flags) as process:
@@ -179,6 +181,7 @@ def test_status_watch_repeats_until_ctrl_c(cluster: Cluster, flags: list[str]) -
     assert (process.returncode, errors) == (Exit.DONE, "")
 
 
+@pytest.mark.full
 def test_load_reads_commands_from_stdin(cluster: Cluster) -> None:
     ended = subprocess.run(
         [*QUIRE, "load", "-", "--batch", "3", "--json", "--server", cluster.servers],
@@ -209,6 +212,7 @@ def test_load_from_a_pipe_sends_a_full_batch_at_once_and_ends_at_ctrl_c(cluster:
     assert code == Exit.INTERRUPTED
 
 
+@pytest.mark.full
 def test_every_exit_code_is_documented() -> None:
     rows = re.findall(r"^\| (\d+) \|", (DOCS / "command-line.md").read_text(), re.MULTILINE)
 

@@ -229,6 +229,7 @@ def test_a_first_answer_that_repeats_an_earlier_one_has_no_index_to_show() -> No
     assert "sent again" in first_answer(first._replace(index=None))
 
 
+@pytest.mark.full
 def test_kill_requires_the_word_leader() -> None:
     assert run_quire("demo", "kill").code == 2
     assert run_quire("demo", "kill", "n1").code == 2

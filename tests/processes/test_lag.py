@@ -38,6 +38,7 @@ def lag_by_the_glossary(cluster: Cluster, status: dict[str, Any], node_id: str) 
     return {"records": ours - theirs, "bytes": len(lacking), "seconds": late / MICROSECONDS}
 
 
+@pytest.mark.full
 def test_the_lag_of_a_paused_follower_is_the_glossary_s_formula_number_for_number(cluster: Cluster) -> None:
     with running_load(cluster) as load:
         load.wait_for_more(cluster, COMMANDS // 20)

@@ -113,6 +113,7 @@ def in_the_write_segment_s_last_frame_below_the_mark(data_dir: Path) -> Damage:
     return header_of(store, frame)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("end", "spoilt"),
     [

@@ -135,6 +135,7 @@ def test_a_wrong_flag_is_a_sentence_and_exit_code_2(tmp_path: Path, flags: list[
     assert not (tmp_path / "log").exists()
 
 
+@pytest.mark.full
 def test_the_help_names_every_flag_and_the_node_s_help_names_the_mode() -> None:
     said = run_quire("serve", "--standalone", "--help").stdout
     assert "--retention-bytes" in said

@@ -29,6 +29,7 @@ def full_pipe() -> Iterator[int]:
     os.close(writing)
 
 
+@pytest.mark.full
 def test_a_standalone_log_serves_and_stops_though_nobody_reads_its_output(clusters: Clusters, full_pipe: int) -> None:
     cluster = clusters.make(("n1",))
     node = cluster["n1"]
