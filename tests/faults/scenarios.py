@@ -355,7 +355,6 @@ OF_EACH_TEST = frozenset(
 
 # One of each kind: the others differ by a place, a number or a channel, and `make soak-faults` runs them.
 OF_TEST_ALL = OF_EACH_TEST | {
-    "the leader of five is cut off",
     "two, two and one",
     "the leader is heard and hears nobody",
     "a follower's links flap",

@@ -151,6 +151,7 @@ def _tasks_done(spark: SparkSession) -> Callable[[], bool]:
     return done
 
 
+@pytest.mark.soak
 def test_a_stream_equals_the_log_though_the_leader_is_killed_and_so_do_the_files_of_a_node_that_runs(
     cluster: Cluster, spark: SparkSession, tmp_path: Path
 ) -> None:

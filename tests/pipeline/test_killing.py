@@ -19,7 +19,7 @@ from tests.pipeline import driver
 from tests.pipeline.logs import append_and_flush, expected_rows, writing
 from tests.pipeline.sessions import TOP
 
-pytestmark = pytest.mark.full
+pytestmark = pytest.mark.soak
 
 # By hand: PIPELINE_KILLS=20 pytest tests/pipeline/test_killing.py, which `make soak` does.
 KILLS = int(os.environ.get("PIPELINE_KILLS", "1"))

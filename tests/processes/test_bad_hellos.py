@@ -14,7 +14,7 @@ GROWTH_BYTES = 1 << 20
 """Of all kinds together. A connection that leaves what its task and its traceback hold, some 11 KiB, is twice that."""
 
 
-@pytest.mark.full
+@pytest.mark.soak
 def test_bad_hellos_leave_a_node_its_memory_its_turns_and_its_leadership(clusters: Clusters, tmp_path: Path) -> None:
     """The fixture asserts that no turn of a loop was long."""
     cluster = formed(clusters, tmp_path)

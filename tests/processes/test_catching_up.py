@@ -10,7 +10,7 @@ from tests.processes.verdict import check_cluster, check_received
 PART = COMMANDS // 4
 
 
-@pytest.mark.full
+@pytest.mark.soak
 def test_a_follower_killed_in_the_middle_of_a_load_receives_what_it_lacks_and_no_more(clusters: Clusters) -> None:
     cluster = clusters.formed()
     follower = cluster["n3"]
@@ -83,7 +83,7 @@ def test_an_observer_counts_for_nothing_a_leader_with_it_alone_acknowledges_no_w
     cluster.wait_for_equal()
 
 
-@pytest.mark.full
+@pytest.mark.soak
 def test_a_voter_that_was_present_only_at_the_formation_catches_up_and_counts(clusters: Clusters) -> None:
     cluster = clusters.formed()
     cluster["n3"].kill()

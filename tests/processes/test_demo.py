@@ -146,7 +146,7 @@ def test_a_node_that_cannot_start_is_named_with_its_reason(tmp_path: Path) -> No
     assert node_pids(tmp_path) == []
 
 
-@pytest.mark.full
+@pytest.mark.soak
 def test_a_killed_leader_is_followed_by_another_and_nothing_acknowledged_is_lost() -> None:
     ended = run_quire("demo", "kill", "leader", "--json", timeout_s=TIMEOUT_S)
 

@@ -151,7 +151,7 @@ def test_all_nodes_are_killed_with_all_that_the_control_plane_knew(clusters: Clu
         clients.check(cluster)
 
 
-@pytest.mark.full
+@pytest.mark.soak
 def test_a_rolling_restart_leaves_no_outcome_unknown(clusters: Clusters) -> None:
     cluster = formed(clusters, CALM)
     with recording(cluster) as clients:
@@ -203,7 +203,7 @@ def test_pysyncobj_forgets_everything_everywhere_and_no_leader_is_lost(clusters:
         assert clients.not_executed == 0
 
 
-@pytest.mark.full
+@pytest.mark.soak
 def test_two_that_pysyncobj_calls_leaders_depose_nobody_and_one_of_them_leads_when_it_may(
     clusters: Clusters, tmp_path: Path
 ) -> None:

@@ -11,7 +11,7 @@ from tests.processes.refusals import FAILED, check_refused, last_sentence
 ENDS_WITHIN_S = 20.0  # Only its peers can tell it, once it has reached one.
 
 
-@pytest.mark.full
+@pytest.mark.soak
 def test_a_data_dir_of_another_cluster_is_refused_and_left_as_it_is(clusters: Clusters) -> None:
     other = clusters.formed()
     other.leader.apply(["add", 100])

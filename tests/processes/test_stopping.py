@@ -89,7 +89,7 @@ def local_state_if_any(node: Node) -> dict[str, object]:
         return {}
 
 
-@pytest.mark.full
+@pytest.mark.soak
 def test_a_leader_takes_a_new_epoch_at_each_start_however_it_ended(clusters: Clusters) -> None:
     cluster = clusters.formed()
     epochs = [cluster.leader.status()["epoch"]]
