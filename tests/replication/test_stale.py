@@ -10,7 +10,6 @@ from quire.replication.core.following import Step
 from quire.replication.core.messages import (
     Ack,
     CoreMessage,
-    HeartbeatEcho,
     Last,
     Open,
     OpenAnswer,
@@ -314,37 +313,6 @@ def test_an_opening_that_parts_at_no_boundary_of_the_leaders_log_is_refused() ->
         assert verbs == [OpenVerb.REFUSE], theirs
         assert 780 + place not in leader.leading.downstreams.streams
     assert leader.leads
-
-
-def test_an_echo_of_another_epoch_is_no_sign_of_life_and_answers_no_read() -> None:
-    world = serving()
-    leader = world["n1"]
-    epoch = leader.state.promise.epoch
-    world.isolate("n1")
-    leader.step(events.Nominated(False))
-    leader.step(events.ReadRequested(7))
-
-    for _ in range(30):
-        world.run_for(0.05)
-        for node in ("n2", "n3"):
-            leader.step(events.Received(node, disk_id(node), HeartbeatEcho(epoch - 1, 10**6, epoch)))
-
-    assert leader.reads == {7: None}
-    assert not leader.leads
-
-
-def test_an_echo_of_a_voter_with_another_disk_is_no_sign_of_life() -> None:
-    world = serving()
-    leader = world["n1"]
-    epoch = leader.state.promise.epoch
-    world.isolate("n1")
-    leader.step(events.Nominated(False))
-
-    for _ in range(30):
-        world.run_for(0.05)
-        leader.step(events.Received("n2", b"another disk id.", HeartbeatEcho(epoch, 10**6, epoch)))
-
-    assert not leader.leads
 
 
 def test_positions_that_come_on_another_stream_commit_nothing() -> None:
