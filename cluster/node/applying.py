@@ -186,6 +186,7 @@ class Applying:
         self._unexecuted = Unexecuted(applier.applied_index)
         self._frames, self._execution, self._ended, self._is_reading = iter(()), None, None, False
         self._pace = Pace()
+        self._forget_commits(applier.applied_index)
         if self._thread is not None:  # It may be busy with the old machine, for good.
             self._thread.end()
             self._thread = None
@@ -362,10 +363,13 @@ class Applying:
         self._execution = None
         if applied.answered:
             self._unexecuted.add(applied.index, applied.answered)
-        while self._commits and self._commits[0][0] <= applied.next_index:
-            self._commits.popleft()
+        self._forget_commits(applied.next_index)
         self._node.applied(applied)
         self._node.at_boundary(execution.frame.header)
+
+    def _forget_commits(self, applied_index: int) -> None:
+        while self._commits and self._commits[0][0] <= applied_index:
+            self._commits.popleft()
 
     def _start_thread(self) -> bool:
         """Whether the machine has its thread; if not, there will be another attempt."""

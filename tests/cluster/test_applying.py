@@ -290,6 +290,128 @@ async def test_an_installed_machine_goes_on_while_the_old_one_hangs_and_what_tha
     assert (node.results, node.failures) == ([3, 6], [])
 
 
+class Asked(Sum):
+    """Its answers wait for the test as well."""
+
+    def __init__(self, initial: Any = None) -> None:
+        super().__init__()
+        self.go = threading.Semaphore(100)
+        self.answers = threading.Semaphore(0)
+
+    def query(self, request: Any) -> Any:
+        self.threads.add(threading.get_ident())
+        self.answers.acquire()
+        return self.total
+
+
+def installed_at(index: int, log: Any, machine: Sum) -> Applier:
+    """What a fetched snapshot gives: the machine, with everything below the index applied."""
+    machine.go.release(index)
+    applier = Applier(machine)
+    for frame in log.stream(0, index):
+        applier.apply(frame)
+    machine.threads.clear()
+    return applier
+
+
+@pytest.mark.asyncio
+async def test_a_read_in_the_old_machine_s_thread_ends_after_an_install_and_holds_nothing_of_the_new_one() -> None:
+    log, node, old, new = a_log([1], [2]), Told(), Asked(), Asked()
+    applying = Applying(log, Applier(old), node)
+    of_old = asyncio.create_task(applying.at_boundary(total))
+    await until(lambda: old.threads)
+    of_new = asyncio.create_task(applying.at_boundary(total))
+    await asyncio.sleep(0)
+
+    applying.continue_from(installed_at(1, log, new))
+    await until(lambda: new.threads)
+    old.answers.release()
+    async with asyncio.timeout(DEADLINE_S):
+        assert await of_old == (0, 0)
+        forked = asyncio.create_task(applying.at_boundary(lambda applier: applier.applied_index, on_loop=True))
+        for _ in range(10):
+            await asyncio.sleep(0)
+        assert not forked.done()  # The new machine's own read is not over.
+        new.answers.release()
+        assert await of_new == (1, 1)
+        assert await forked == 1
+        applying.apply_to(2)
+        await applying.reached(2)
+    assert (node.results, node.failures) == ([3], [])
+
+
+@pytest.mark.asyncio
+async def test_an_installed_machine_goes_on_from_its_own_boundary_whatever_was_read_of_the_log_before() -> None:
+    log, node, old, new = a_log([1], [2], [3], [4]), Told(), Sum(), Sum()
+    applying = Applying(log, Applier(old), node)
+    applying.apply_to(4)
+    await until(lambda: old.threads)
+
+    applying.continue_from(installed_at(3, log, new))
+    new.go.release()
+    async with asyncio.timeout(DEADLINE_S):
+        await applying.reached(4)
+    assert (node.results, node.failures) == ([10], [])
+    old.go.release(100)
+
+
+@pytest.mark.asyncio
+async def test_an_installed_machine_has_failed_at_nothing_and_is_behind_nothing_that_its_snapshot_holds() -> None:
+    log, node, failed, new = a_log(["fail"], [2], [3]), Told(), Sum(), Sum()
+    applying = Applying(log, Applier(failed), node)
+    applying.apply_to(1)
+    failed.go.release()
+    with pytest.raises(ApplyFailed):
+        await applying.reached(1)
+    assert applying.behind_s > 0
+
+    applier = Applier(new, boundary=applying.applier.boundary._replace(tail=log.durable_tail))
+    applying.continue_from(applier)
+    applying.apply_to(3)  # An install commits what the snapshot holds.
+    assert (applying.unapplied, applying.behind_s) == (0, 0)
+    await applying.reached(3)
+    assert await applying.at_boundary(total) == (0, 3)
+
+
+class Leaping:
+    """Time that leaps over a slice at each look, for a while."""
+
+    def __init__(self) -> None:
+        self.now, self.leap, self.looks = 1.0, 0.0, 0
+
+    def monotonic(self) -> float:
+        self.looks += bool(self.leap)
+        self.now += self.leap
+        return self.now
+
+
+@pytest.mark.asyncio
+async def test_the_end_of_the_old_machine_s_frame_that_waits_for_a_turn_ends_no_frame_of_the_new_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    log, node, old, new, clock = a_log([1], [2]), Told(), Sum(), Sum(), Leaping()
+    applying = Applying(log, Applier(old), node)
+    applying.apply_to(1)
+    await until(lambda: old.threads)
+    monkeypatch.setattr(module, "time", clock)
+    clock.leap = 2 * module.SLICE_S
+    old.go.release()
+    await until(lambda: clock.looks > 3)  # The thread has ended its frame, and the loop did not come to it.
+    assert node.frames == 0
+
+    applying.continue_from(installed_at(1, log, new))
+    clock.leap = 0.0
+    applying.apply_to(2)
+    await until(lambda: new.threads)
+    for _ in range(10):
+        await asyncio.sleep(0)
+    assert (node.frames, node.failures) == (0, [])
+    new.go.release()
+    async with asyncio.timeout(DEADLINE_S):
+        await applying.reached(2)
+    assert (node.results, node.failures) == ([3], [])
+
+
 @pytest.mark.asyncio
 async def test_what_executed_is_known_of_what_was_applied_since_the_start_or_the_last_install() -> None:
     log = open_log(Disk())
