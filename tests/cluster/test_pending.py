@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from quire.cluster.errors import OutcomeUnknown
+from quire.cluster.errors import ClusterError, OutcomeUnknown
 from quire.cluster.node.pending import FutureWaiter, Pending, WriteReply
 from quire.replication import Durations, Placed, Write
 from quire.replication.coalesce import Share
@@ -110,6 +110,38 @@ async def test_a_lost_leadership_leaves_what_is_committed_to_be_applied_and_the_
     pending.applied(committed.applied(["a"], []))
     assert committed.answers == [WriteReply(10, EPOCH, 1, ["a"], [])]
     assert len(pending) == 0
+
+
+class Counting:
+    """The waiter of a write that is not applied: how often it was answered, and how often it failed."""
+
+    applied = False
+
+    def __init__(self) -> None:
+        self.answers = self.failures = 0
+
+    def answer(self, reply: WriteReply) -> None:
+        self.answers += 1
+
+    def fail(self, error: ClusterError) -> None:
+        self.failures += 1
+
+
+@pytest.mark.asyncio
+async def test_a_frame_that_ends_at_commit_index_is_committed_and_each_of_its_writes_is_answered_once() -> None:
+    pending, waiter, after = Pending(Durations()), Counting(), Frame(13, (1, True))
+    pending.placed(Placed(10, 12, EPOCH, [Share(Write(b"", 2, owner=waiter), 0)]))
+    applied = Frame(12, (1, True))
+    pending.placed(applied.placed)
+    pending.committed(12)
+    pending.placed(after.placed)
+    pending.committed(13)
+
+    pending.lost(13, "it leads no longer")
+
+    assert (waiter.answers, waiter.failures) == (1, 0)
+    assert applied.answers == [None]
+    assert after.answers == [unknown("it leads no longer")]
 
 
 @pytest.mark.asyncio

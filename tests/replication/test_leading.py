@@ -255,6 +255,26 @@ def test_bytes_too_many_are_refused_as_overload() -> None:
     assert leader.rejected == [(writes[3], "overloaded")]
 
 
+def test_after_a_write_refused_for_its_bytes_a_small_one_is_refused_in_the_same_turn_and_taken_in_the_next() -> None:
+    large, small = (Write(encode_records(["x" * size]), 1, owner=None) for size in (300, 10))
+    world = serving("n1", options=CoreOptions(waiting_bytes=large.size + small.size - 1))
+    leader = world["n1"]
+    leader.hold_flush = True
+    leader.write("in the flush")
+    world.run_for(0)
+    first = leader.write("x" * 10)
+
+    leader.step(events.Proposed((large, small)))
+    assert leader.rejected == [(large, "overloaded"), (small, "overloaded")]
+    leader.step(events.Proposed((small,)))
+    leader.release()
+    world.run_until(lambda: leader.state.commit_index == leader.log.tail.index)
+
+    assert leader.rejected == [(large, "overloaded"), (small, "overloaded")]
+    assert leader.log.read_frame(leader.log.tail.index - 1).header.count == first.count + small.count
+    assert leader.leading.status().queues.waiting_bytes == 0
+
+
 def test_a_write_larger_than_the_bytes_that_may_wait_is_taken_where_none_waits_and_refused_behind_one() -> None:
     write = Write(encode_records(["x" * 100]), 1, owner=None)
     world = serving("n1", options=CoreOptions(waiting_bytes=write.size - 1))
