@@ -10,7 +10,7 @@ leader that has the same snapshot, the fetch resumes.
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
 import structlog
 from aiohttp import ClientSession
@@ -39,6 +39,9 @@ from .forked import in_thread
 
 journal = structlog.get_logger(__name__)
 
+P = ParamSpec("P")
+T = TypeVar("T")
+
 AGAIN_AFTER_S = 1.0
 """The pause after a failed fetch: its cause may last."""
 
@@ -54,13 +57,23 @@ async def put_all(
     try:
         async for number, data in chunks:
             if putting is not None:
-                await putting
+                await asyncio.shield(putting)  # If this is cancelled, the thread still ends first: see below.
                 was_put()
             putting = asyncio.create_task(in_thread(part.put, number, data), name=f"put chunk {number}")
     finally:
         if putting is not None:
             await putting
             was_put()
+
+
+async def _to_its_end(block: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+    """As `in_thread`, for what writes: if this is cancelled, it ends when the thread has."""
+    running = asyncio.create_task(in_thread(block, *args, **kwargs), name="write a part")
+    try:
+        return await asyncio.shield(running)
+    except asyncio.CancelledError:
+        await asyncio.gather(running, return_exceptions=True)
+        raise
 
 
 def check_usable(manifest: Manifest) -> None:
@@ -125,6 +138,7 @@ class Installing:
         self._address_of = address_of
         self._failed = failed
         self._task: asyncio.Task[None] | None = None
+        self._writing = asyncio.Lock()  # A part has one user at a time.
         self._part: SnapshotPart | None = None
         self._applier: Applier | None = None
         self._chunks = 0
@@ -132,7 +146,7 @@ class Installing:
         """Why the last fetch failed; empty once a snapshot was installed."""
 
     def fetch(self, action: actions.FetchSnapshot) -> None:
-        """Begin a fetch; an earlier one ends."""
+        """Begin a fetch; an earlier one ends before this one uses what it has fetched."""
         if self._task is not None:
             self._task.cancel()
         name = f"fetch {action.index} for stream {action.stream_id}"
@@ -140,7 +154,8 @@ class Installing:
 
     async def _run(self, action: actions.FetchSnapshot) -> None:
         try:
-            snapshot = await self._fetch(action)
+            async with self._writing:
+                snapshot = await self._fetch(action)
         except (*LINK_FAILURES, SnapshotRefused, MachineError, LogError) as error:
             reason = str(error) or type(error).__name__
             was, self.failure = self.failure, f"the snapshot at {action.index} of {action.leader_id}: {reason}"
@@ -158,17 +173,17 @@ class Installing:
             raise SnapshotRefused(f"the address of {action.leader_id} is not known")
         leader = (action.leader_id, address)
         async with SnapshotFetch.dialled(self._session, self._me, leader, action.index, self._secret) as fetch:
-            part = await in_thread(SnapshotPart.begin, self._store, await fetch.manifest())
+            part = await _to_its_end(SnapshotPart.begin, self._store, await fetch.manifest())
             if part.manifest.index != action.index:
                 raise SnapshotRefused(f"{action.leader_id} gave the one at {part.manifest.index}")
             check_usable(part.manifest)
-            missing = await in_thread(part.missing)
+            missing = await _to_its_end(part.missing)
             self._part, self._chunks = part, len(part.manifest.chunks) - len(missing)
             await put_all(part, fetch.chunks(missing), self._count)
         try:
             self._applier = await in_thread(part.restore, self._new_machine, self._new_sessions)
         except SnapshotDamaged:
-            await in_thread(SnapshotPart.forget, self._store)
+            await _to_its_end(SnapshotPart.forget, self._store)
             raise
         boundary = part.manifest.boundary
         return Snapshot(*boundary.tail, boundary.members_index, boundary.epochs)
@@ -192,10 +207,12 @@ class Installing:
         return applier
 
     async def stop(self) -> None:
-        """Stop fetching; keep what was fetched."""
+        """Stop fetching; return when nothing is written any more. What was fetched is kept."""
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
+        async with self._writing:  # The one before may not have ended.
+            pass
 
     def document(self) -> dict[str, Any]:
         """For `/status`."""
