@@ -56,13 +56,14 @@ class Outbox:
     def __init__(self, socket: Sink) -> None:
         self._socket = socket
         self._begun: tuple[Coroutine[Any, Any, None], Any] | None = None
+        self._carried = False  # A queued message is on its way, and waits for room.
         self._waiting: deque[bytes | Then] = deque()
         self._wake = asyncio.Event()
         self.waiting_bytes = 0
 
     def send(self, data: bytes) -> None:
         """Send a message now, or queue it. A broken connection loses it; whoever reads the socket notices that."""
-        if self._begun is not None or self._waiting:
+        if self._begun is not None or self._carried or self._waiting:
             self._waiting.append(data)
             self.waiting_bytes += len(data)
             return
@@ -79,7 +80,7 @@ class Outbox:
 
     def when_taken(self, then: Then) -> None:
         """Call `then` once the transport has taken everything sent so far."""
-        if self._begun is not None or self._waiting:
+        if self._begun is not None or self._carried or self._waiting:
             self._waiting.append(then)
         else:
             then()
@@ -106,7 +107,11 @@ class Outbox:
                 waiting = self._waiting.popleft()
                 if isinstance(waiting, bytes):
                     self.waiting_bytes -= len(waiting)
-                    await self._socket.send_bytes(waiting)
+                    self._carried = True
+                    try:
+                        await self._socket.send_bytes(waiting)
+                    finally:
+                        self._carried = False
                 else:
                     waiting()
 

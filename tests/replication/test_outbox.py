@@ -156,3 +156,69 @@ async def test_a_connection_that_breaks_while_it_is_full_ends_carry() -> None:
         with pytest.raises(ConnectionError):
             async with asyncio.timeout(DEADLINE_S):
                 await it.carrying
+
+
+class Narrow:
+    """A socket that takes a message only when it is given room for it."""
+
+    def __init__(self) -> None:
+        self.taken: list[bytes] = []
+        self._room: list[asyncio.Future[None]] = []
+
+    async def send_bytes(self, data: bytes) -> None:
+        room: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._room.append(room)
+        await room
+        self.taken.append(data)
+
+    async def give_room(self) -> None:
+        """Let the oldest message that waits pass, once there is one."""
+        for _ in range(10):
+            await asyncio.sleep(0)
+        self._room.pop(0).set_result(None)
+        for _ in range(5):
+            await asyncio.sleep(0)
+
+
+@asynccontextmanager
+async def narrow() -> AsyncGenerator[tuple[Narrow, Outbox]]:
+    socket = Narrow()
+    outbox = Outbox(socket)
+    carrying = asyncio.create_task(outbox.carry())
+    yield socket, outbox
+    carrying.cancel()
+    await asyncio.gather(carrying, return_exceptions=True)
+
+
+async def test_a_message_sent_while_a_queued_one_waits_for_room_comes_after_it() -> None:
+    async with narrow() as (socket, outbox):
+        for message in (b"first", b"queued"):
+            outbox.send(message)
+        await socket.give_room()  # Now the queued one waits for room, and the queue is empty.
+        outbox.send(b"last")
+        for _ in range(2):
+            await socket.give_room()
+
+        assert socket.taken == [b"first", b"queued", b"last"]
+
+
+async def test_nothing_is_said_to_be_taken_while_a_queued_message_waits_for_room() -> None:
+    told = list[str]()
+    async with narrow() as (socket, outbox):
+        for message in (b"first", b"queued"):
+            outbox.send(message)
+        await socket.give_room()
+        outbox.when_taken(lambda: told.append("taken"))
+
+        assert (socket.taken, told) == ([b"first"], [])
+        await socket.give_room()
+        assert (socket.taken, told) == ([b"first", b"queued"], ["taken"])
+
+
+async def test_an_outbox_that_was_drained_wakes_for_the_next_message_that_finds_no_room() -> None:
+    async with narrow() as (socket, outbox):
+        for round_of in (b"one", b"two", b"three"):
+            outbox.send(round_of)
+            await socket.give_room()
+
+        assert socket.taken == [b"one", b"two", b"three"]

@@ -1,0 +1,120 @@
+"""The client's pipeline by itself: messages in doubt after a refused head, and what is requeued, in which order."""
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from quire.cluster.client.errors import OutcomeUnknown
+from quire.cluster.client.message import Message
+from quire.cluster.client.pipeline import Pipeline
+from quire.log import pack
+
+TIMEOUT_S = 60.0
+REFUSED: dict[str, Any] = {"status": 400, "detail": "no", "refused": [[0, "NO", "no"]]}
+
+
+async def sent(pipeline: Pipeline, count: int) -> tuple[list[Message], list["asyncio.Future[Any]"]]:
+    """Messages of one command each, in flight, with the future of each."""
+    messages, answers = [], []
+    for number in range(count):
+        answer = pipeline.submit(pack(["add", number]), 1, batch=False)
+        assert answer is not None
+        answers.append(answer)
+        messages.append(await pipeline.next_message())
+    return messages, answers
+
+
+def opened() -> Pipeline:
+    pipeline = Pipeline(TIMEOUT_S, halt_on_failure=False)
+    pipeline.open(1, 100, 1 << 20)
+    return pipeline
+
+
+async def test_everything_in_flight_is_in_doubt_when_a_stream_ends() -> None:
+    pipeline = opened()
+    messages, _ = await sent(pipeline, 3)
+
+    pipeline.interrupted()
+
+    assert [message.in_doubt for message in messages] == [True, True, True]
+    assert pipeline.unanswered() == messages
+
+
+async def test_when_a_head_in_doubt_is_refused_all_in_doubt_is_unknown_and_the_rest_waits_for_a_session() -> None:
+    pipeline = opened()
+    doubtful, unknown = await sent(pipeline, 2)
+    pipeline.interrupted()
+    [later], [waiting] = await sent(pipeline, 1)
+    queued = pipeline.submit(pack(["add", 9]), 1, batch=False)
+
+    assert not pipeline.refused(doubtful[0].sequence, REFUSED)
+
+    assert [type(answer.exception()) for answer in unknown] == [OutcomeUnknown] * 2
+    assert not waiting.done()
+    assert pipeline.unanswered() == []
+    # The window is shut: nothing more is submitted before the next session says how wide its own is.
+    assert pipeline.submit(pack(["add", 10]), 1, batch=False) is None
+
+    pipeline.open(1, 100, 1 << 20)
+    again, after = await pipeline.next_message(), await pipeline.next_message()
+    assert again is later
+    assert (again.sequence, again.in_doubt, after.sequence) == (1, False, 2)
+    pipeline.answered(1, 50, 1, ["fifty"], [])
+    pipeline.answered(2, 51, 1, ["fifty-one"], [])
+    assert queued is not None
+    assert (await waiting, await queued) == ("fifty", "fifty-one")
+
+
+async def test_what_a_server_did_not_take_goes_back_in_order_and_what_is_in_doubt_stays_in_flight() -> None:
+    pipeline = opened()
+    doubtful, _ = await sent(pipeline, 2)
+    pipeline.interrupted()
+    fresh, _ = await sent(pipeline, 2)
+
+    pipeline.returned(doubtful[0].sequence)
+
+    assert pipeline.unanswered() == doubtful
+    assert [await pipeline.next_message(), await pipeline.next_message()] == fresh
+    assert [message.sequence for message in fresh] == [3, 4]
+    assert [message.in_doubt for message in (*doubtful, *fresh)] == [True, True, False, False]
+
+
+async def test_a_message_that_was_in_doubt_and_then_provably_not_taken_is_in_doubt_no_more() -> None:
+    """It is refused for its content on a later stream: what was behind it is sent anew, and may be refused in turn."""
+    pipeline = opened()
+    messages, answers = await sent(pipeline, 3)
+
+    assert pipeline.refused(messages[0].sequence, REFUSED)
+
+    with pytest.raises(Exception, match="was refused, NO"):
+        await answers[0]
+    resent = [await pipeline.next_message(), await pipeline.next_message()]
+    assert resent == messages[1:]
+    assert [(message.sequence, message.in_doubt) for message in resent] == [(1, False), (2, False)]
+
+
+async def test_the_window_is_free_again_after_what_was_unknown() -> None:
+    pipeline = Pipeline(TIMEOUT_S, halt_on_failure=False)
+    pipeline.open(1, 2, 1 << 20)
+    messages, _ = await sent(pipeline, 2)
+    assert pipeline.submit(pack(1), 1, batch=False) is None
+    pipeline.interrupted()
+
+    assert not pipeline.refused(messages[0].sequence, REFUSED)
+    pipeline.open(1, 2, 1 << 20)
+
+    assert len((await sent(pipeline, 2))[0]) == 2
+
+
+@pytest.mark.parametrize("sequence", [2, 99])
+async def test_a_problem_with_another_sequence_than_the_head_s_changes_nothing(sequence: int) -> None:
+    pipeline = opened()
+    messages, answers = await sent(pipeline, 2)
+
+    for attempt in (lambda: pipeline.refused(sequence, REFUSED), lambda: pipeline.returned(sequence)):
+        with pytest.raises(Exception, match="was not next"):
+            attempt()
+
+    assert pipeline.unanswered() == messages
+    assert not any(answer.done() for answer in answers)
