@@ -107,6 +107,20 @@ async def test_the_window_is_free_again_after_what_was_unknown() -> None:
     assert len((await sent(pipeline, 2))[0]) == 2
 
 
+@pytest.mark.parametrize("results", [[], ["one"], ["one", "two", "three"]])
+async def test_an_answer_with_a_result_fewer_or_more_than_commands_answers_nobody(results: list[str]) -> None:
+    pipeline = opened()
+    answer = pipeline.submit(pack(["add", 1]) + pack(["add", 2]), 2, batch=True)
+    message = await pipeline.next_message()
+
+    with pytest.raises(Exception, match="was not next"):
+        pipeline.answered(message.sequence, 5, 1, results, [])
+
+    assert answer is not None
+    assert not answer.done()
+    assert pipeline.unanswered() == [message]
+
+
 @pytest.mark.parametrize("sequence", [2, 99])
 async def test_a_problem_with_another_sequence_than_the_head_s_changes_nothing(sequence: int) -> None:
     pipeline = opened()

@@ -50,6 +50,10 @@ class FakeCluster:
         self.messages = 0
         self.answer_results: int | None = None
         """The most results in one answer; what is beyond is cut off."""
+        self.late = False
+        """Answers come only when the caller waits for one."""
+        self.most_unanswered = 0
+        """The most commands that one client had unanswered."""
         self.cut_before: int | None = None
         self.cut_after: int | None = None
         self._frames = Frames()
@@ -94,6 +98,7 @@ class SessionClient(AbstractAsyncContextManager["SessionClient"]):
         self._cluster = cluster
         self._session: Session | None = None
         self._next = 0
+        self._unanswered = 0
         self.opening: Callable[[], Awaitable[None]] = _nothing
         self.opened: Callable[[], Awaitable[None]] = _nothing
         self.sending: Callable[[], Awaitable[None]] = _nothing
@@ -122,8 +127,20 @@ class SessionClient(AbstractAsyncContextManager["SessionClient"]):
         session = await self.session()
         await self.sending()
         future: asyncio.Future[BatchReply] = asyncio.get_running_loop().create_future()
+        self._unanswered += len(commands)
+        self._cluster.most_unanswered = max(self._cluster.most_unanswered, self._unanswered)
         applied = self._cluster.send(session.id, self._next, commands)
         self._next += len(commands)
+        if self._cluster.late:
+            asyncio.get_running_loop().call_soon(self._answer, future, commands, applied)
+        else:
+            self._answer(future, commands, applied)
+        return future
+
+    def _answer(self, future: asyncio.Future[BatchReply], commands: Sequence[Any], applied: Applied) -> None:
+        self._unanswered -= len(commands)
+        if future.done():
+            return
         refused = applied.refused
         most = self._cluster.answer_results
         if most is not None and len(commands) > most:
@@ -132,7 +149,6 @@ class SessionClient(AbstractAsyncContextManager["SessionClient"]):
             future.set_exception(error(*refused[0][1:]))
         else:
             future.set_result(BatchReply(applied.index, applied.epoch, applied.results, refused))
-        return future
 
     async def session_status(self, session: int, /) -> dict[str, Any]:
         found = self._cluster.applier.sessions.find(session)
