@@ -34,7 +34,19 @@ from .errors import (
 from .features import FEATURES, FITNESS, MAX_FEATURE_LENGTH, MAX_FEATURES, SESSION_TTL, STATE_QUOTA
 from .files import FileDirectory, FileStorage, ReadOnlyDirectory, is_exhaustion
 from .flusher import GroupFlusher
-from .frames import HEADER_BYTES, Frame, FrameHeader, Kind, Tail, cut_frames, decode_header, encode_frame, walk_frames
+from .frames import (
+    HEADER_BYTES,
+    Frame,
+    FrameHeader,
+    Kind,
+    Tail,
+    cut_frames,
+    decode_header,
+    encode_frame,
+    follow,
+    walk_frames,
+    walk_headers,
+)
 from .log import Log
 from .memory import MemoryDirectory, MemoryStorage
 from .offline.inspection import (
@@ -48,6 +60,7 @@ from .offline.inspection import (
     stored_mark,
 )
 from .offline.repair import NothingToKeep, Plan, Repaired, Side, plan_repair, repair
+from .offline.segment_file import SegmentFile
 from .offline.verification import CheckedSegment, Fault, Verdict, verify
 from .options import (
     FLUSH_ALWAYS,
@@ -80,9 +93,10 @@ from .payload import (
     frame_values,
     stored_records,
 )
-from .segment.mark import Mark
+from .segment.mark import MARK_NAME, Mark
 from .segment.removal import Expiry
 from .segment.slots import SLOT_BYTES, SLOT_POSITIONS, SlotFile
+from .segment.store import SEGMENTS_FOLDER
 from .segment.survey import Torn
 from .segment.value_stream import ValueStream
 from .segment.write_segment import Flush
@@ -96,8 +110,10 @@ __all__ = [
     "FLUSH_NEVER",
     "HEADER_BYTES",
     "LARGEST_STORE_BYTES",
+    "MARK_NAME",
     "MAX_FEATURES",
     "MAX_FEATURE_LENGTH",
+    "SEGMENTS_FOLDER",
     "SESSION_TTL",
     "SLOT_BYTES",
     "SLOT_POSITIONS",
@@ -151,6 +167,7 @@ __all__ = [
     "ResourcesExhausted",
     "Run",
     "SegmentFacts",
+    "SegmentFile",
     "Side",
     "SlotFile",
     "Spool",
@@ -179,6 +196,7 @@ __all__ = [
     "encode_records",
     "encode_runs",
     "encode_system",
+    "follow",
     "frame_values",
     "frames_of",
     "is_exhaustion",
@@ -199,5 +217,6 @@ __all__ = [
     "unpack",
     "verify",
     "walk_frames",
+    "walk_headers",
     "wall_clock",
 ]

@@ -68,6 +68,11 @@ class FrameHeader(NamedTuple):
         """Index of the first record after this frame."""
         return self.index + self.count
 
+    @property
+    def tail(self) -> Tail:
+        """The end of the chain whose last frame this is."""
+        return Tail(self.index + self.count, self.epoch, self.timestamp, self.crc32c)
+
 
 class Frame(NamedTuple):
     """A header and its payload, both verified by checksum."""

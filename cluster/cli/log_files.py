@@ -16,8 +16,8 @@ from quire.log import (
     Fault,
     FileDirectory,
     Frame,
+    FrameCorrupt,
     FrameHeader,
-    FrameInvalid,
     Kind,
     LogError,
     LogLocked,
@@ -101,7 +101,7 @@ def dump(
                 for header, payload in frames_of(directory, base):
                     if header.next_index > from_index and header.index < end:
                         _dump_frame(header, payload, from_index, end, frames=frames)
-            except FrameInvalid as error:
+            except FrameCorrupt as error:
                 corrupt = True
                 complain(f"segment {base} ends at byte {error.position}: {error.reason}; see `quire log verify`")
     if corrupt:

@@ -12,7 +12,6 @@ from quire.log import (
     Expiry,
     FileDirectory,
     FrameCorrupt,
-    FrameInvalid,
     GroupFlusher,
     IndexExpired,
     IndexOutOfBounds,
@@ -277,7 +276,7 @@ def open_log(config: StandaloneConfig, directory: Directory) -> Log:
         raise DataDirRefused(path, "its log is missing; restore a backup, or start with an empty directory")
     try:
         cluster_id = (identity.cluster_id if identity else stored_cluster_id(directory)) or os.urandom(CLUSTER_ID_BYTES)
-    except FrameInvalid as error:
+    except FrameCorrupt as error:
         raise DataDirRefused(path, f"{error}; check the log with `quire log verify`") from error
     log = Log.open(
         directory,

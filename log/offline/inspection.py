@@ -9,21 +9,20 @@ from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import dataclass
 
-from ..errors import FrameInvalid
+from ..errors import FrameCorrupt
 from ..frames import FrameHeader
-from ..options import STORE_HEADER_BYTES
 from ..segment.mark import MARK_NAME, Mark, MarkFile
 from ..segment.store import (
     SEGMENTS_FOLDER,
     STORE_SUFFIX,
     StoreHeader,
     base_of_name,
-    decode_store_header,
     index_name,
     store_name,
 )
-from ..segment.survey import CHUNK_BYTES, walk_store
+from ..segment.survey import CHUNK_BYTES
 from ..storage import Directory, Storage
+from .segment_file import SegmentFile
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +72,7 @@ def stored_cluster_id(directory: Directory) -> bytes | None:
     """Return the id of the cluster whose log a data directory holds; None if it holds none.
 
     Raises:
-        FrameInvalid, UnknownVersion: the header of its first store cannot be read.
+        FrameCorrupt, UnknownVersion: the header of its first store cannot be read.
     """
     files = directory.child(SEGMENTS_FOLDER)
     bases = store_bases(files)
@@ -84,7 +83,7 @@ def list_segments(directory: Directory) -> list[SegmentFacts]:
     """Return the facts of each segment, ascending.
 
     Raises:
-        FrameInvalid, UnknownVersion: a store header cannot be read; `verify` tells more.
+        FrameCorrupt, UnknownVersion: a store header cannot be read; `verify` tells more.
     """
     files = directory.child(SEGMENTS_FOLDER)
     bases = store_bases(files)
@@ -109,29 +108,21 @@ def frames_of(directory: Directory, base_index: int) -> Iterator[tuple[FrameHead
     The payload of a frame above 1 MiB is None.
 
     Raises:
-        FrameInvalid: what follows is neither a frame nor zeros.
+        FrameCorrupt: what follows is neither a frame nor zeros.
         UnknownVersion: a later program wrote it.
     """
-    file = store_name(base_index)
-    with closing(directory.child(SEGMENTS_FOLDER).open(file)) as store:
-        position = STORE_HEADER_BYTES
-        decode_store_header(store.read_at(0, STORE_HEADER_BYTES), file)
+    with closing(SegmentFile(directory.child(SEGMENTS_FOLDER), base_index)) as segment:
+        segment.header()
         try:
-            for header, payload in walk_store(store, position, store.size, file):
-                position += header.size
-                yield header, payload
-        except FrameInvalid:
-            if not is_zero(store, position):
+            yield from segment.frames()
+        except FrameCorrupt as error:
+            if not is_zero(segment.store, error.position):
                 raise
 
 
 def _read_header(files: Directory, base: int) -> StoreHeader:
-    file = store_name(base)
-    with closing(files.open(file)) as store:
-        try:
-            return decode_store_header(store.read_at(0, STORE_HEADER_BYTES), file)
-        except FrameInvalid as error:
-            raise FrameInvalid(f"{file}: {error.reason}", error.position) from error
+    with closing(SegmentFile(files, base)) as segment:
+        return segment.header()
 
 
 def _size(files: Directory, name: str) -> int | None:

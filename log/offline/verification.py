@@ -13,17 +13,16 @@ The kinds of faults:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import closing
 from dataclasses import dataclass, field
 from typing import Literal
 
 from ..change.rewrite import REWRITE_SUFFIX
 from ..change.spool import SPOOL_SUFFIX
-from ..errors import FrameInvalid
-from ..frames import HEADER_BYTES, FrameHeader, Tail
+from ..errors import FrameCorrupt
+from ..frames import FrameHeader, Tail
 from ..options import MAX_SEGMENT_BYTES, STORE_HEADER_BYTES
-from ..segment.index import IndexEntry, StoredIndex
 from ..segment.mark import MARK_NAME, Mark
 from ..segment.store import (
     INDEX_SUFFIX,
@@ -32,13 +31,12 @@ from ..segment.store import (
     UNFINISHED_SUFFIX,
     StoreHeader,
     base_of_name,
-    decode_store_header,
-    index_name,
     store_name,
 )
 from ..segment.survey import Survey, torn_after
 from ..storage import Directory, Storage
 from .inspection import is_zero, store_bases, stored_mark
+from .segment_file import IndexCheck, SegmentFile
 
 FaultKind = Literal["rot", "torn", "index", "leftover"]
 Progress = Callable[[int], None]
@@ -130,25 +128,23 @@ class _SegmentCheck:
 
     def run(self) -> CheckedSegment:
         segment = self._segment
-        with closing(self._files.open(self._file)) as store:
+        with closing(SegmentFile(self._files, self._base)) as file:
             try:
-                segment.header = decode_store_header(store.read_at(0, STORE_HEADER_BYTES), self._file)
-            except FrameInvalid as error:
-                self._rotten(0, error.reason)
-                self._progress(store.size)
+                segment.header = file.header()
+            except FrameCorrupt as error:
+                self._rotten(error.position, error.reason)
+                self._progress(file.end)
                 return segment
             segment.tail, segment.end = segment.header.origin, STORE_HEADER_BYTES
             if not self._follows(segment.header):
-                self._progress(store.size)
+                self._progress(file.end)
                 return segment
-            self._walk(segment.header, store)
+            self._walk(segment.header, file)
         return segment
 
     def _follows(self, header: StoreHeader) -> bool:
         before = self._verdict.segments[-1] if self._verdict.segments else None
-        if header.base_index != self._base:
-            self._rotten(8, f"its header names base index {header.base_index}")
-        elif before is not None and before.header is not None and before.header.cluster_id != header.cluster_id:
+        if before is not None and before.header is not None and before.header.cluster_id != header.cluster_id:
             self._rotten(48, f"it belongs to cluster {header.cluster_id.hex()}")
         elif self._is_dropped():
             self._verdict.faults.append(Fault("leftover", self._file, 0, "a truncation was interrupted"))
@@ -165,9 +161,11 @@ class _SegmentCheck:
         mark, before = self._verdict.mark, self._verdict.segments[-1]
         return mark is not None and mark.segment_base <= before.base_index and self._base > before.tail.index
 
-    def _walk(self, header: StoreHeader, store: Storage) -> None:
-        segment, size = self._segment, store.size
-        survey = _CountingSurvey(header, self._progress, self._entries())
+    def _walk(self, header: StoreHeader, file: SegmentFile) -> None:
+        segment, store, size = self._segment, file.store, file.end
+        # The last segment's index is in memory only.
+        index = None if self._following is None else file.index_check()
+        survey = _CountingSurvey(header, self._progress, index)
         mark = self._verdict.mark
         if mark is not None and mark.segment_base == self._base:
             survey.verify(store, min(mark.position, size), self._file)
@@ -178,8 +176,8 @@ class _SegmentCheck:
         segment.frames, segment.records = survey.frames, survey.tail.index - self._base
         if segment.rot is None and survey.invalid is not None:
             self._judge_end(survey, store)
-        if segment.rot is None and (index_fault := survey.judge_index()) is not None:
-            self._verdict.faults.append(Fault("index", index_name(self._base), 0, index_fault))
+        if segment.rot is None and index is not None and (fault := index.fault()) is not None:
+            self._verdict.faults.append(Fault("index", file.index_file, 0, fault))
 
     def _compare_with_mark(self, survey: _CountingSurvey, mark: Mark) -> None:
         tail = survey.tail
@@ -209,52 +207,23 @@ class _SegmentCheck:
         self._segment.rot = fault
         self._verdict.faults.append(fault)
 
-    def _entries(self) -> Iterator[IndexEntry] | None:
-        """Return the entries of the index file; None if there is none. (The last segment's index is in memory only.)"""
-        name = index_name(self._base)
-        if self._following is None or name not in self._files.list():
-            return None
-        return _index_entries(self._files, name, self._base)
-
 
 class _CountingSurvey(Survey):
     """A survey that counts frames, reports progress, and compares each frame with the index file."""
 
-    def __init__(self, header: StoreHeader, progress: Progress, entries: Iterator[IndexEntry] | None) -> None:
+    def __init__(self, header: StoreHeader, progress: Progress, index: IndexCheck | None) -> None:
         super().__init__(header, MAX_SEGMENT_BYTES, None)
         self.frames = 0
-        self._index_fault: str | None = None
-        self._base = header.base_index
         self._progress = progress
-        self._entries = entries
-        self._next = None if entries is None else next(entries, None)
-        if entries is not None and (self._next is None or self._next.position != STORE_HEADER_BYTES):
-            self._index_fault = "it does not begin with the first frame"
+        self._index = index
 
     def add(self, header: FrameHeader, payload: memoryview | None) -> None:
         """Add one verified frame."""
-        entry = self._next
-        if entry is not None and self._entries is not None and entry.position <= self.end:
-            found = IndexEntry(header.crc32c, header.index - self._base, header.length, self.end)
-            if entry != found:
-                self._index_fault = f"the entry for byte {entry.position} does not match the frame there"
-            self._next = next(self._entries, None)
+        if self._index is not None:
+            self._index.take(self.end, header)
         super().add(header, payload)
         self.frames += 1
-        self._progress(HEADER_BYTES + header.length)
-
-    def judge_index(self) -> str | None:
-        """Return what is wrong with the index file, at the end of the walk; None if nothing is."""
-        if self._index_fault is None and self._next is not None:
-            return f"it has an entry for byte {self._next.position}, where no frame begins"
-        return self._index_fault
-
-
-def _index_entries(files: Directory, name: str, base: int) -> Iterator[IndexEntry]:
-    with closing(StoredIndex(files.open(name))) as index:
-        if index.marker_fits(base):
-            for place in range(index.count):
-                yield index.entry(place)
+        self._progress(header.size)
 
 
 def _leftovers(files: Directory) -> list[Fault]:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import struct
 from array import array
 from bisect import bisect_left, bisect_right
+from collections.abc import Iterator
 from contextlib import suppress
 from typing import NamedTuple, Protocol
 
@@ -132,10 +133,6 @@ class LoadedIndex:
         crc, relative, length, position = self._words[4 * place - 4 : 4 * place]
         return crc, relative, length, position
 
-    def places(self) -> list[tuple[int, int, int]]:
-        """Return (crc32c, relative index, position) of each entry, in order."""
-        return list(zip(self._words[0::4], self._relatives, self._words[3::4], strict=True))
-
 
 class StoredIndex:
     """The index of one read segment, as an open file: a search reads a few blocks of it."""
@@ -188,6 +185,13 @@ class StoredIndex:
         relatives, words = self._block(low, high)
         place = bisect_right(relatives, relative)
         return None if place == 0 else _entry_of(words, place - 1)
+
+    def entries(self) -> Iterator[IndexEntry]:
+        """Return all entries, in order, of the file as it is now."""
+        raw = self._storage.read_at(INDEX_MARKER_BYTES, self.count * INDEX_ENTRY_BYTES)
+        # A file that was cut gives less than was asked for: take whole entries only.
+        whole = len(raw) // INDEX_ENTRY_BYTES * INDEX_ENTRY_BYTES
+        return map(IndexEntry._make, _ENTRY.iter_unpack(memoryview(raw)[:whole]))
 
     def load(self) -> LoadedIndex:
         """Return all entries in memory."""

@@ -103,7 +103,7 @@ class ReadSegmentCheck:
             position += header.size
         if header is None or position != self.end:
             return None
-        return Tail(header.next_index, header.epoch, header.timestamp, header.crc32c)
+        return header.tail
 
     def _find_epochs(self, store: Storage, index: StoredIndex) -> None:
         """Find where the segment's epochs begin by binary search, since epochs never decrease."""

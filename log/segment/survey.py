@@ -10,7 +10,7 @@ from typing import NamedTuple
 from crc32c import crc32c
 
 from ..errors import ChainBroken, FrameInvalid, PayloadInvalid, UnknownVersion
-from ..frames import FRAME_VERSION, HEADER_BYTES, FrameHeader, Kind, Tail, decode_header, follow, walk_headers
+from ..frames import FRAME_VERSION, HEADER_BYTES, FrameHeader, Kind, decode_header, follow, walk_headers
 from ..options import STORE_HEADER_BYTES
 from ..payload import decode_system
 from ..storage import Storage
@@ -103,7 +103,7 @@ class Survey:
         self.end = until
         if last >= 0:
             header = _header_at(store.read_at(last, HEADER_BYTES), 0, last)
-            self.tail = Tail(header.next_index, header.epoch, header.timestamp, header.crc32c)
+            self.tail = header.tail
 
 
 def _header_at(raw: bytes, offset: int, position: int) -> FrameHeader:

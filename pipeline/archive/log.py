@@ -15,8 +15,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from quire.log import ChainBroken, FrameHeader, FrameInvalid, PayloadInvalid, Tail, UnknownVersion
-from quire.log.frames import follow, walk_headers
+from quire.log import ChainBroken, FrameHeader, FrameInvalid, PayloadInvalid, Tail, UnknownVersion, follow, walk_headers
 from quire.log.packing import Skimmer
 
 from ..errors import ArchiveDamaged, ArchiveDiverges, ArchiveGap, ForeignLog, RecordsLost

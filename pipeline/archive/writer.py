@@ -148,7 +148,7 @@ class _File:
         for header, _ in rows.frames:
             if first <= header.index <= last:
                 self._before = self._before or Tail(header.index, header.epoch, header.timestamp, header.prev_crc32c)
-                self._tail = Tail(header.next_index, header.epoch, header.timestamp, header.crc32c)
+                self._tail = header.tail
                 self._frames += 1
                 self._group_bytes += header.size
         self._group.append(table)

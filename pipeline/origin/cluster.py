@@ -12,8 +12,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 from urllib.parse import urlencode
 
-from quire.log import ChainBroken, FrameHeader, FrameInvalid, PayloadInvalid, Tail, UnknownVersion
-from quire.log.frames import follow, walk_headers
+from quire.log import ChainBroken, FrameHeader, FrameInvalid, PayloadInvalid, Tail, UnknownVersion, follow, walk_headers
 from quire.log.packing import Skimmer
 
 from ..errors import ClusterUnavailable, ForeignLog, RecordsLost

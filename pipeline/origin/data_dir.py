@@ -10,16 +10,27 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Iterator
 from contextlib import closing
 
-from quire.log import ChainBroken, FrameInvalid, PayloadInvalid, ReadOnlyDirectory, Tail, store_bases, stored_mark
-from quire.log.frames import HEADER_BYTES, decode_header, follow, walk_headers
+from quire.log import (
+    HEADER_BYTES,
+    MARK_NAME,
+    SEGMENTS_FOLDER,
+    ChainBroken,
+    FrameInvalid,
+    PayloadInvalid,
+    ReadOnlyDirectory,
+    SegmentFile,
+    Tail,
+    decode_header,
+    follow,
+    store_bases,
+    stored_mark,
+    walk_headers,
+)
 from quire.log.packing import Skimmer
-from quire.log.segment.mark import MARK_NAME
-from quire.log.segment.store import SEGMENTS_FOLDER
 
 from ..errors import NoLog, RecordsLost
 from .origin import Bounds, Stretch
 from .rows import RowBuilder, Rows
-from .segment import SegmentFile
 
 CHUNK_BYTES = 1 << 20
 """How much is read and decoded at a time: small enough for the processor's cache."""

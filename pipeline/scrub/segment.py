@@ -17,14 +17,18 @@ from typing import NamedTuple
 
 from crc32c import crc32c
 
-from quire.log import HEADER_BYTES, FrameCorrupt, FrameHeader, FrameInvalid, ReadOnlyDirectory
-from quire.log.frames import decode_header
-from quire.log.options import STORE_HEADER_BYTES
-from quire.log.segment.index import StoredIndex
-from quire.log.segment.store import SEGMENTS_FOLDER, index_name
-from quire.log.segment.survey import walk_store
+from quire.log import (
+    HEADER_BYTES,
+    SEGMENTS_FOLDER,
+    STORE_HEADER_BYTES,
+    FrameCorrupt,
+    FrameHeader,
+    FrameInvalid,
+    ReadOnlyDirectory,
+    SegmentFile,
+    decode_header,
+)
 
-from ..origin.segment import SegmentFile
 from .walk import Finding, WalkedPiece
 
 POLYNOMIAL = 0x82F63B78
@@ -65,32 +69,19 @@ def scrub_segment(path: str, base: int, to_index: int, ends: tuple[int, ...] = (
         FileNotFoundError: the segment has expired.
         UnknownVersion: a later version of the program wrote it.
     """
-    files = ReadOnlyDirectory(path).child(SEGMENTS_FOLDER)
-    with closing(SegmentFile(files, base)) as segment:
-        places, fault = _index_places(files, base)
-        walk = _SegmentWalk(segment, to_index, places, WalkedPiece(path, ends))
+    with closing(SegmentFile(ReadOnlyDirectory(path).child(SEGMENTS_FOLDER), base)) as segment:
+        walk = _SegmentWalk(segment, to_index, WalkedPiece(path, ends))
         walk.run()
-        if not walk.walked.findings:
-            left = [position for position, (_, relative) in walk.named.items() if base + relative < to_index]
-            if left:
-                fault = f"{len(left)} of its {len(places)} entries name no frame, the first is for byte {left[0]}"
-            if fault is not None:
-                file = f"{SEGMENTS_FOLDER}/{index_name(base)}"
-                walk.walked.findings.append(Finding(path, "index", fault, file, base))
         return walk.walked
 
 
 class _SegmentWalk:
     """Goes from frame to frame, past corruption where possible."""
 
-    def __init__(
-        self, segment: SegmentFile, to_index: int, places: list[tuple[int, int, int]], walked: WalkedPiece
-    ) -> None:
-        """`places`: from `_index_places`."""
+    def __init__(self, segment: SegmentFile, to_index: int, walked: WalkedPiece) -> None:
         self.walked = walked
         self.segment = segment
-        self.named = {position: (crc, relative) for crc, relative, position in places}
-        """The entries of the index file whose frames have not been met yet."""
+        self._index_check = segment.index_check()
         self._to_index = to_index
         self._file = f"{SEGMENTS_FOLDER}/{segment.file}"
         self._position = STORE_HEADER_BYTES
@@ -106,6 +97,11 @@ class _SegmentWalk:
         while self._index < self._to_index and self._walk_to_corruption():
             pass
         self.walked.is_cut = self._index < self._to_index
+        if self._index_check is not None and not self.walked.findings:
+            fault = self._index_check.fault(self._to_index)
+            if fault is not None:
+                file = f"{SEGMENTS_FOLDER}/{self.segment.index_file}"
+                self.walked.findings.append(Finding(self.walked.node, "index", fault, file, self.segment.base))
 
     @property
     def _index(self) -> int:
@@ -113,13 +109,12 @@ class _SegmentWalk:
 
     def _walk_to_corruption(self) -> bool:
         """Walk to the end or to corruption; return whether the walk can continue after it."""
-        store = self.segment.store
         try:
-            for header, _ in walk_store(store, self._position, store.size, self._file):
+            for header, _ in self.segment.frames(self._position):
                 self._take(header)
                 if self._index >= self._to_index:
                     return False
-        except FrameInvalid as error:
+        except FrameCorrupt as error:
             return self._pass_corruption(error.reason)
         self._find(self._position, "the store ends here", self._index, self._to_index)
         return False
@@ -132,8 +127,8 @@ class _SegmentWalk:
                 header.index, header.next_index,
             )  # fmt: skip
             self.walked.findings.append(finding)
-        if self.named.get(self._position) == (header.crc32c, header.index - self.segment.base):
-            del self.named[self._position]
+        if self._index_check is not None:
+            self._index_check.take(self._position, header)
         self._position += header.size
 
     def _pass_corruption(self, reason: str) -> bool:
@@ -142,7 +137,7 @@ class _SegmentWalk:
             header = decode_header(raw)
         except FrameInvalid:
             return self._pass_header(raw, reason)
-        if self._position + header.size > self.segment.store.size:
+        if self._position + header.size > self.segment.end:
             self._find(self._position, reason, header.index, self._to_index)
             return False
         # A payload too long to search is reported at the frame's position.
@@ -186,19 +181,3 @@ class _SegmentWalk:
         base, node = self.segment.base, self.walked.node
         found = Finding(node, "corrupt", reason, self._file, base, position, from_index, to_index)
         self.walked.findings.append(found)
-
-
-def _index_places(files: ReadOnlyDirectory, base: int) -> tuple[list[tuple[int, int, int]], str | None]:
-    """(crc32c, relative index, position) of each entry of the index file, and what is wrong with the file.
-
-    The write segment has no index file.
-    """
-    name = index_name(base)
-    try:
-        storage = files.open(name)
-    except FileNotFoundError:
-        return [], None
-    with closing(StoredIndex(storage)) as stored:
-        if not stored.marker_fits(base):
-            return [], "it is not this segment's index, or of another version"
-        return stored.load().places(), None

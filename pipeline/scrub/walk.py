@@ -11,8 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
-from quire.log import ChainBroken, FrameHeader, Tail
-from quire.log.frames import follow
+from quire.log import ChainBroken, FrameHeader, Tail, follow
 
 BOUNDARY_RECORDS = 10_000
 
@@ -85,7 +84,7 @@ class WalkedPiece:
                 follow(self.tail, header)
             except ChainBroken as error:
                 broken = str(error)
-        self.tail = Tail(header.next_index, header.epoch, header.timestamp, header.crc32c)
+        self.tail = header.tail
         self.frames += 1
         self.records += header.count
         self.log_bytes += header.size

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from quire.log import (
-    FrameInvalid,
+    FrameCorrupt,
     MemoryDirectory,
     frames_of,
     list_segments,
@@ -169,14 +169,14 @@ def test_frames_of_a_segment_end_at_preallocated_space_and_raise_at_rot() -> Non
     assert found == [frame.header for frame in history.frames[: len(found)]]
     assert len(found) >= 40
     history.disk.flip_bit(names(history)[0], 200)
-    with pytest.raises(FrameInvalid):
+    with pytest.raises(FrameCorrupt):
         list(frames_of(directory, 0))
 
 
 def test_a_spoiled_store_header_is_at_the_beginning_of_its_file() -> None:
     history = written()
     history.disk.flip_bit(names(history)[0], 20)
-    with pytest.raises(FrameInvalid) as caught:
+    with pytest.raises(FrameCorrupt) as caught:
         list(frames_of(history.disk.directory(), 0))
     assert caught.value.position == 0
 
@@ -185,5 +185,5 @@ def test_a_list_of_segments_names_the_file_whose_header_is_spoiled() -> None:
     history = written()
     spoiled = names(history)[1]
     history.disk.flip_bit(spoiled, 20)
-    with pytest.raises(FrameInvalid, match=spoiled.removeprefix("log/")):
+    with pytest.raises(FrameCorrupt, match=spoiled.removeprefix("log/")):
         list_segments(history.disk.directory())

@@ -14,7 +14,7 @@ from quire.log.frames import walk_headers
 from quire.log.options import STORE_HEADER_BYTES
 from quire.pipeline.errors import ForeignLog, NoLog
 from quire.pipeline.jobs import Finding, ScrubSummary, archive, scrub
-from quire.pipeline.scrub.segment import MAX_BYTES, FlippedBit, flipped_bit
+from quire.pipeline.scrub.segment import MAX_BYTES, FlippedBit, flipped_bit, scrub_segment
 from quire.pipeline.scrub.walk import BOUNDARY_RECORDS
 from quire.pipeline.source.options import SourceOptions
 from tests.pipeline.logs import append_and_flush, every_kind, writing
@@ -158,14 +158,25 @@ def test_a_store_s_header_is_looked_at(node: Path) -> None:
     assert (finding.kind, finding.position, finding.segment) == ("corrupt", 0, int(stores(node)[1].stem))
 
 
-def test_an_index_file_that_does_not_fit_is_found_and_is_no_rot(node: Path) -> None:
+@pytest.mark.parametrize("byte", [8, 12, 28, 32, 36, 40, 44])
+def test_an_index_file_that_does_not_fit_is_found_and_is_no_rot(node: Path, byte: int) -> None:
     store = stores(node)[1]
-    flip(store.with_suffix(".index"), 16 + 12, 2)
+    flip(store.with_suffix(".index"), byte, 2)
 
     summary = scrubbed(node)
 
     assert [(each.kind, each.file) for each in summary.findings] == [("index", f"log/{store.stem}.index")]
     assert summary.is_whole
+
+
+def test_an_index_entry_of_a_record_that_is_not_committed_is_not_judged(log: Path) -> None:
+    store = stores(log)[1]
+    _, first_uncommitted, _ = frames(store)[2]
+
+    walked = scrub_segment(str(log), int(store.stem), first_uncommitted)
+
+    assert walked.findings == []
+    assert walked.records == first_uncommitted - int(store.stem)
 
 
 def test_equal_nodes_are_equal_whatever_their_segments_are(log: Path, tmp_path: Path) -> None:

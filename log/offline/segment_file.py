@@ -1,4 +1,5 @@
-"""The files of one segment, opened read-only, and how to find an index, a time or a byte in them.
+"""The files of one segment, opened read-only, while a log may write them: its frames, and where an index, a time or a
+byte is among them.
 
 The index file is only a hint, as it is to the log: an entry is used if the frame at its position has its crc32c and
 index; otherwise the walk starts at the segment's first frame. The write segment has no index file.
@@ -10,13 +11,48 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Iterator
 from contextlib import closing, suppress
 
-from quire.log import Directory, FrameCorrupt, FrameHeader, FrameInvalid, Storage, Tail, decode_header
-from quire.log.frames import HEADER_BYTES
-from quire.log.options import STORE_HEADER_BYTES
-from quire.log.segment.index import StoredIndex
-from quire.log.segment.store import StoreHeader, decode_store_header, index_name, store_name
+from ..errors import FrameCorrupt, FrameInvalid
+from ..frames import HEADER_BYTES, FrameHeader, Tail, decode_header
+from ..options import STORE_HEADER_BYTES
+from ..segment.index import IndexEntry, StoredIndex
+from ..segment.store import StoreHeader, decode_store_header, index_name, store_name
+from ..segment.survey import walk_store
+from ..storage import Directory
 
 _WALK_BYTES = 1 << 16
+
+
+class IndexCheck:
+    """Compares an index file with the frames of its store, in their order."""
+
+    def __init__(self, base: int, entries: Iterator[IndexEntry] | None) -> None:
+        """`entries`: of the segment at `base`; None: the file is not its index."""
+        self._base = base
+        self._entries = entries or iter(())
+        self._next = next(self._entries, None)
+        self._fault: str | None = None
+        if entries is None:
+            self._fault = "it is not this segment's index, or of another version"
+        elif self._next is None or self._next.position != STORE_HEADER_BYTES:
+            self._fault = "it does not begin with the first frame"
+
+    def take(self, position: int, header: FrameHeader) -> None:
+        """Compare the next frame, which begins at `position`."""
+        entry = self._next
+        if entry is not None and entry.position <= position:
+            if entry != (header.crc32c, header.index - self._base, header.length, position):
+                self._fault = self._fault or f"the entry for byte {entry.position} does not match the frame there"
+            self._next = next(self._entries, None)
+
+    def fault(self, to_index: int | None = None) -> str | None:
+        """What is wrong with the index file, after the last frame; None if nothing is.
+
+        `to_index`: the walk ended there, and entries of later records are not judged.
+        """
+        entry = self._next
+        if self._fault is None and entry is not None and (to_index is None or self._base + entry.relative < to_index):
+            return f"it has an entry for byte {entry.position}, where no frame begins"
+        return self._fault
 
 
 class SegmentFile:
@@ -25,19 +61,24 @@ class SegmentFile:
     def __init__(self, files: Directory, base: int) -> None:
         """Raises FileNotFoundError: the segment has expired."""
         self.base = base
-        self.file = store_name(base)
+        self.file, self.index_file = store_name(base), index_name(base)
         self._files = files
-        self.store: Storage = files.open(self.file)
+        self.store = files.open(self.file)
         self.end = self.store.size
         """The size of the file; in the write segment, preallocated space follows the frames."""
-        self._listed: list[tuple[int, int, int]] | None = None
+        self._listed: list[IndexEntry] | None = None
 
     def close(self) -> None:
         """Close the store."""
         self.store.close()
 
     def header(self) -> StoreHeader:
-        """The store's header. Raises FrameCorrupt."""
+        """The store's header.
+
+        Raises:
+            FrameCorrupt: it is not the header of this segment.
+            UnknownVersion: a later program wrote it.
+        """
         try:
             header = decode_store_header(self.store.read_at(0, STORE_HEADER_BYTES), self.file)
         except FrameInvalid as error:
@@ -54,7 +95,7 @@ class SegmentFile:
         """
         if index == self.base:
             return self.header().origin, STORE_HEADER_BYTES
-        place = bisect_left(self._places(), index - self.base, key=lambda named: named[1])
+        place = bisect_left(self._places(), index - self.base, key=lambda entry: entry.relative)
         # The last entry before the index may be of the very frame that holds it: then use the previous entry.
         for before in (place - 1, place - 2):
             if (position := self._named(before)) is not None:
@@ -71,7 +112,7 @@ class SegmentFile:
         for start, header in self.headers(position, index + 1):
             if header.next_index > index:
                 return None if tail is None else (tail, start)
-            tail = Tail(header.next_index, header.epoch, header.timestamp, header.crc32c)
+            tail = header.tail
         return None
 
     def index_at(self, timestamp: int, to_index: int) -> int:
@@ -92,9 +133,9 @@ class SegmentFile:
         at least the index after the first of them.
         """
         places = self._places()
-        place = bisect_right(places, end - HEADER_BYTES, key=lambda named: named[2]) - 1
-        if place >= 0 and self.base + places[place][1] <= from_index:
-            place = bisect_right(places, from_index - self.base, key=lambda named: named[1]) - 1
+        place = bisect_right(places, end - HEADER_BYTES, key=lambda entry: entry.position) - 1
+        if place >= 0 and self.base + places[place].relative <= from_index:
+            place = bisect_right(places, from_index - self.base, key=lambda entry: entry.relative) - 1
         reached = from_index
         for start, header in self.headers(self._named(place) or STORE_HEADER_BYTES, to_index):
             reached = max(reached, min(header.index, to_index))
@@ -103,6 +144,20 @@ class SegmentFile:
                 break
             reached = max(reached, min(header.next_index, to_index))
         return reached
+
+    def frames(self, position: int = STORE_HEADER_BYTES) -> Iterator[tuple[FrameHeader, memoryview | None]]:
+        """Header and payload of the frames from a boundary to the end of the file, verified by checksum.
+
+        The payload of a frame above 1 MiB is None.
+
+        Raises:
+            FrameCorrupt: what follows is not a frame; in the write segment, it may be preallocated space.
+            UnknownVersion: a frame is valid, in a version that this program does not know.
+        """
+        try:
+            yield from walk_store(self.store, position, self.end, self.file)
+        except FrameInvalid as error:
+            raise self.corrupt(error.position, error.reason) from error
 
     def headers(self, position: int, to_index: int) -> Iterator[tuple[int, FrameHeader]]:
         """The positions and verified headers of the frames from a boundary on, up to the one that holds `to_index - 1`.
@@ -133,32 +188,34 @@ class SegmentFile:
         places = self._places()
         if not 0 <= place < len(places):
             return None
-        crc, relative, position = places[place]
-        header = None
-        if position >= STORE_HEADER_BYTES:
+        entry, header = places[place], None
+        if entry.position >= STORE_HEADER_BYTES:
             with suppress(FrameInvalid):
-                header = decode_header(self.store.read_at(position, HEADER_BYTES))
-        if header is None or header.crc32c != crc or header.index != self.base + relative:
+                header = decode_header(self.store.read_at(entry.position, HEADER_BYTES))
+        if header is None or header.crc32c != entry.crc32c or header.index != self.base + entry.relative:
             self._listed = []  # The index file is wrong: ignore it and walk the store.
             return None
-        return position
+        return entry.position
 
-    def _places(self) -> list[tuple[int, int, int]]:
-        """(crc32c, relative index, position) of each entry of the index file; empty if it is missing or wrong."""
+    def _places(self) -> list[IndexEntry]:
+        """The entries of the index file; empty if it is missing or wrong."""
         if self._listed is None:
-            self._listed = self._read_places()
+            self._listed = []
+            with suppress(FileNotFoundError):
+                self._listed.extend(self._entries() or ())
         return self._listed
 
-    def _read_places(self) -> list[tuple[int, int, int]]:
-        name = index_name(self.base)
+    def index_check(self) -> IndexCheck | None:
+        """A comparison of the index file with the frames; None if there is no such file."""
         try:
-            storage = self._files.open(name)
+            return IndexCheck(self.base, self._entries())
         except FileNotFoundError:
-            return []
-        with closing(StoredIndex(storage)) as stored:
-            if not stored.marker_fits(self.base):
-                return []
-            return stored.load().places()
+            return None
+
+    def _entries(self) -> Iterator[IndexEntry] | None:
+        """The entries of the index file; None if it is not this segment's. Raises FileNotFoundError."""
+        with closing(StoredIndex(self._files.open(self.index_file))) as stored:
+            return stored.entries() if stored.marker_fits(self.base) else None
 
     def corrupt(self, position: int, reason: str) -> FrameCorrupt:
         """The error for corrupt bytes in this file."""
