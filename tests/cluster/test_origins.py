@@ -77,6 +77,10 @@ def test_a_setting_that_is_no_name_or_origin_is_refused_with_a_sentence(given: d
 
 
 def test_names_and_origins_are_lists_or_separated_by_commas() -> None:
-    for texts in ("A.example, HTTPS://a.example:443, b.example.", ["A.example", "HTTPS://a.example:443,b.example."]):
+    separated: tuple[Any, Any] = (
+        "A.example, HTTPS://a.example:443, b.example.",
+        ["A.example", "HTTPS://a.example:443,b.example."],
+    )
+    for texts in separated:
         config = StandaloneConfig(listen="127.0.0.1:7001", data_dir=Path("x"), allow=texts)
         assert config.allow == ("a.example", "https://a.example", "b.example")

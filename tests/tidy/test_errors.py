@@ -63,12 +63,12 @@ EXCEPTIONS = sorted(
 
 def a_value(kind: Any) -> Any:
     """A value of an annotated type."""
-    origin, arguments = get_origin(kind), get_args(kind)
+    origin, arguments = get_origin(kind), list(get_args(kind))
     if type(None) in arguments and len(arguments) > 1:
         return a_value(next(each for each in arguments if each is not type(None)))
     if origin is tuple:
         return tuple(a_value(each) for each in arguments if each is not Ellipsis)
-    if arguments in ((Any,), (object,)):
+    if arguments in ([Any], [object]):
         return [0, "CODE", "words"]  # Of a refusal: position, code, text.
     if origin in (list, Sequence):
         return [a_value(arguments[0])]
