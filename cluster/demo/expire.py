@@ -9,9 +9,8 @@ from typing import Any, NamedTuple
 
 from quire.log import ReadOnlyDirectory, stored_mark
 
-from ..cli.console import EscapingConsole
-from ..cli.output import Exit, complain
-from ..cli.status import Rows, node_table
+from ..cli.output import Exit
+from ..cli.status import Rows
 from ..client import NotFound
 from .nodes import NODE_IDS, DemoFailed
 from .scenario import CLIENTS, OBSERVATIONS, OBSERVE_EVERY_S, Demo, Scenario, run_scenario, under_load
@@ -64,7 +63,7 @@ class Outcome(NamedTuple):
 
 def run_expire(*, as_json: bool) -> Exit:
     """Run the scenario on new nodes; return the exit code: 0 if nothing was lost and all nodes agree."""
-    return run_scenario(_expire, _show, _document, as_json=as_json, flags=FLAGS)
+    return run_scenario(_expire, _conclusion, _document, as_json=as_json, flags=FLAGS)
 
 
 async def _expire(demo: Demo) -> Outcome:
@@ -201,17 +200,12 @@ async def _read_the_first(scenario: Scenario) -> str:
     raise DemoFailed("record 0 was read, although every log has expired")
 
 
-def _show(outcome: Outcome, console: EscapingConsole) -> None:
-    console.print(node_table(outcome.rows))
-    for difference in outcome.differences:
-        complain(difference)
-    if not outcome.differences:
-        removed = ", ".join(f"{node_id} {count}" for node_id, count in outcome.expired.items())
-        console.print(
-            f"acknowledged commands lost: 0 (of {outcome.acknowledged:,}), by the state; all three nodes agree.\n"
-            f"Segments deleted: {removed}.\n{CONCLUSION}",
-            highlight=False,
-        )
+def _conclusion(outcome: Outcome) -> str:
+    removed = ", ".join(f"{node_id} {count}" for node_id, count in outcome.expired.items())
+    return (
+        f"acknowledged commands lost: 0 (of {outcome.acknowledged:,}), by the state; all three nodes agree.\n"
+        f"Segments deleted: {removed}.\n{CONCLUSION}"
+    )
 
 
 def _document(outcome: Outcome) -> dict[str, Any]:

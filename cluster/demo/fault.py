@@ -10,9 +10,8 @@ from enum import StrEnum
 from functools import partial
 from typing import Any, NamedTuple
 
-from ..cli.console import EscapingConsole
-from ..cli.output import Exit, complain
-from ..cli.status import Rows, node_table
+from ..cli.output import Exit
+from ..cli.status import Rows
 from ..client import Client, ClientError, connect
 from .nodes import DemoFailed
 from .scenario import (
@@ -77,7 +76,7 @@ class Outcome(NamedTuple):
 def run_fault(fault: Fault, *, as_json: bool) -> Exit:
     """Run the scenario on new nodes; return the exit code: 0 if nothing was lost and all nodes agree."""
     return run_scenario(
-        partial(_inject, fault), partial(_show, fault), partial(_document, fault), as_json=as_json, proxied=True
+        partial(_inject, fault), partial(_conclusion, fault), partial(_document, fault), as_json=as_json, proxied=True
     )
 
 
@@ -218,16 +217,8 @@ async def _write_to(isolated: Client) -> str:
     raise DemoFailed("a leader that is cut off acknowledged a command")
 
 
-def _show(fault: Fault, outcome: Outcome, console: EscapingConsole) -> None:
-    console.print(node_table(outcome.rows))
-    for difference in outcome.differences:
-        complain(difference)
-    if not outcome.differences:
-        console.print(
-            f"acknowledged commands lost: 0 (of {outcome.acknowledged:,}); all three nodes agree.\n"
-            f"{CONCLUSIONS[fault]}",
-            highlight=False,
-        )
+def _conclusion(fault: Fault, outcome: Outcome) -> str:
+    return f"acknowledged commands lost: 0 (of {outcome.acknowledged:,}); all three nodes agree.\n{CONCLUSIONS[fault]}"
 
 
 def _document(fault: Fault, outcome: Outcome) -> dict[str, Any]:

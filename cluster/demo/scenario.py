@@ -14,7 +14,7 @@ import uvloop
 
 from ..cli.console import EscapingConsole
 from ..cli.output import Exit, complain, say, to_json
-from ..cli.status import Rows, ask_nodes
+from ..cli.status import Rows, ask_nodes, node_table
 from ..client import Client, ClientError, Unavailable, connect
 from .nodes import DemoFailed, DemoNodes
 from .writers import BATCH_COMMANDS, Writers
@@ -37,6 +37,11 @@ class Result(Protocol):
     @property
     def differences(self) -> list[str]:
         """What is wrong, in sentences; empty if nothing is."""
+        ...
+
+    @property
+    def rows(self) -> Rows:
+        """The nodes at the end."""
         ...
 
 
@@ -163,7 +168,7 @@ async def find_leader(client: Client) -> Leader:
 
 def run_scenario(
     work: Callable[[Demo], Awaitable[Outcome]],
-    show: Callable[[Outcome, EscapingConsole], None],
+    conclusion: Callable[[Outcome], str],
     document: Callable[[Outcome], dict[str, Any]],
     *,
     as_json: bool,
@@ -172,7 +177,7 @@ def run_scenario(
 ) -> Exit:
     """Run a scenario on new nodes and show its outcome, also as JSON if asked; return the exit code.
 
-    It is 0 if there are no differences. `proxied` and `flags` are those of `DemoNodes`.
+    It is 0 if there are no differences; then `conclusion` is printed. `proxied` and `flags` are those of `DemoNodes`.
     """
 
     async def run(demo: Demo) -> Exit:
@@ -181,7 +186,11 @@ def run_scenario(
             return Exit.INTERRUPTED
         if as_json:
             say(to_json(document(outcome)))
-        show(outcome, demo.console)
+        demo.console.print(node_table(outcome.rows))
+        for difference in outcome.differences:
+            complain(difference)
+        if not outcome.differences:
+            demo.console.print(conclusion(outcome), highlight=False)
         return Exit.FAILED if outcome.differences else Exit.DONE
 
     return run_on_nodes(run, data_dir=None, as_json=as_json, proxied=proxied, flags=flags)
