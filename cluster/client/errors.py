@@ -30,7 +30,7 @@ class ClientError(ClusterError):
 class ForkedClient(QuireError, RuntimeError):
     """A client that the parent process opened was used in a forked child. Nothing was sent; the parent's goes on."""
 
-    def __init__(self, opened_in: int | None) -> None:
+    def __init__(self, opened_in: int) -> None:
         super().__init__(
             f"the client was opened in process {opened_in}, and this is a fork of it: open another client in the child,"
             " after the fork"

@@ -64,7 +64,7 @@ def leave_to_parent(holders: Iterable[HoldsDescriptor]) -> None:
 
 def refuse_fork(opened_in: int | None) -> None:
     """Raise ForkedClient if the client was opened in another process; None: it is not open."""
-    if opened_in not in (None, os.getpid()):
+    if opened_in is not None and opened_in != os.getpid():
         raise ForkedClient(opened_in)
 
 

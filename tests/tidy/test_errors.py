@@ -92,22 +92,24 @@ def a_value(kind: Any) -> Any:
     return given[kind] if kind in given else kind()
 
 
-def built(kind: type[Exception]) -> Exception:
-    """The exception, with a value for each argument that has no default."""
+def built(kind: type[Exception], *, bare: bool = False) -> Exception:
+    """The exception, with a value for each argument; with `bare`, with None for each that may be None."""
     constructor = vars(kind).get("__init__") or next(
         (vars(base)["__init__"] for base in kind.__mro__ if inspect.isfunction(vars(base).get("__init__"))), None
     )
     if constructor is None:
         return kind("words")
     hints = get_type_hints(constructor)
-    positional, named = [], {}
+    positional: list[Any] = []
+    named: dict[str, Any] = {}
     for name, parameter in list(inspect.signature(constructor).parameters.items())[1:]:
+        value = None if bare and type(None) in get_args(hints[name]) else a_value(hints[name])
         if parameter.kind is parameter.VAR_POSITIONAL:
             positional.append("words")
         elif parameter.kind is parameter.KEYWORD_ONLY:
-            named[name] = a_value(hints[name])
+            named[name] = value
         else:
-            positional.append(a_value(hints[name]))
+            positional.append(value)
     return kind(*positional, **named)
 
 
@@ -120,6 +122,7 @@ def test_an_exception_has_its_parents_fields_reads_as_text_and_can_be_copied(kin
             assert not missing, f"{kind.__name__} is a {parent.__name__} without {sorted(missing)}"
 
     assert str(error).strip()
+    assert "None" not in str(built(kind, bare=True)), "the text has an argument that is not there"
     for other in (pickle.loads(pickle.dumps(error)), copy.copy(error)):
         assert (type(other), str(other), vars(other)) == (kind, str(error), vars(error))
 
