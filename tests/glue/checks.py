@@ -1,5 +1,6 @@
 """What must hold: of the logs, of every answer that a caller got, and of what a node keeps for others."""
 
+from bisect import bisect_left
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -114,6 +115,18 @@ def check_answers(calls: list[Call], archive: Archive) -> None:
             raise Violation("what was refused is not in the log", call.number, call.node_id, call.answer)
         if call.answer is not None and call.answer.status == 200:
             _check_written(call, call.answer.document, records, counted)
+
+
+def check_reads(reads: list[tuple[int, int]], archive: Archive) -> None:
+    """Judge every answer of a machine, (applied_index, count), by the committed log, once it ends.
+
+    Raises:
+        Violation: it was not the state at that index.
+    """
+    counted = sorted(index for index, (value, _) in archive.records().items() if value == ["incr", COUNTER])
+    for applied_index, count in reads:
+        if count != (expected := bisect_left(counted, applied_index)):
+            raise Violation("a read is of the state at its index", applied_index, count, expected)
 
 
 def _check_written(

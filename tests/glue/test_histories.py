@@ -7,7 +7,7 @@ import pytest
 
 from tests.glue.history import run
 
-AT_ONCE = 1
+AT_ONCE = 6
 SEEDS = 24
 
 
