@@ -16,7 +16,7 @@ import pytest
 from aiohttp import ClientWebSocketResponse, WSServerHandshakeError
 from structlog.testing import capture_logs
 
-from quire.cluster.compaction.installing import check_usable
+from quire.cluster.compaction.installing import Installing, check_usable
 from quire.cluster.node.applying import Applying
 from quire.log import FEATURES, Tail
 from quire.replication.net.hello import dial
@@ -117,6 +117,26 @@ async def test_a_node_whose_disk_was_wiped_gets_a_snapshot_and_follows_as_an_obs
         await writing
         await until(cluster, caught_up(cluster, "n3"))
         assert cluster.nodes["n3"].node.role.role == "observer"
+
+
+@pytest.mark.asyncio
+async def test_a_snapshot_that_was_offered_is_kept_before_its_fetch_begins(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    offered: list[int] = []
+    monkeypatch.setattr(Installing, "fetch", lambda _, action: offered.append(action.index))
+    async with running_cluster(tmp_path, 3, **SETTINGS) as cluster:
+        config = cluster.nodes["n3"].config
+        await cluster.stop("n3")
+        await gone_on(cluster)
+        cluster.nodes["n3"] = await started(config)
+        await until(cluster, lambda: bool(offered))
+        for _ in range(3):
+            await cluster.commands("n1", "more")
+            await cluster.ask("n1", "POST", "/admin/snapshot")
+        kept = [kept["index"] for kept in cluster.nodes["n1"].node.status()["snapshots"]["kept"]]
+        assert kept[0] == offered[-1]
+        assert len(kept) == 3
 
 
 def cluster_without(cluster: RunningCluster, node_id: str) -> RunningCluster:
