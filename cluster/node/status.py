@@ -93,8 +93,8 @@ def node_status(node: "Node") -> dict[str, Any]:
     if status.leader is not None:
         document["nodes"] = _nodes(replica, node.digests, clock)
         document["clock_offsets_us"] = dict(status.leader.clock_offsets_us)
-    elif (upstream := replica.network.reports.upstream) is not None:
-        document["stream"] = {"from_index": upstream.from_index, "received_bytes": upstream.received_bytes}
+    elif (stream := replica.network.reports.stream) is not None:
+        document["stream"] = {"from_index": stream.from_index, "received_bytes": stream.received_bytes}
     return document
 
 

@@ -256,7 +256,7 @@ class Downstreams:
     def tick(self) -> None:
         """Close what does not move: a stream that owes an ack, an install whose follower is not heard.
 
-        A connection can go silent without an error at either end. What an install holds (rule 16) is held for a
+        A stream can go silent without an error at either end. What an install holds (rule 16) is held for a
         follower that is alive.
         """
         oldest = self.state.now - STALLED_TIMEOUTS * self.state.options.election_timeout_us

@@ -1,8 +1,8 @@
 """Rule 10: which process speaks for a disk.
 
-A second connection with the same disk id and another incarnation is one of two things: the same node, restarted, whose
-old connection nobody has noticed to be dead; or a duplicate, a copy of the data_dir that runs beside the original and
-would promise and acknowledge a second time with one disk. The first connection decides:
+A second link with the same disk id and another incarnation is one of two things: the same node, restarted, whose
+old link nobody has noticed to be dead; or a duplicate, a copy of the data_dir that runs beside the original and
+would promise and acknowledge a second time with one disk. The first link decides:
 
     a caller comes -> the links of other incarnations are probed, each with this round's nonce
     one of them answers with that nonce   -> the caller is refused, with an alarm

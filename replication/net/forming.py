@@ -82,7 +82,7 @@ class Forming:
             await self._server.close()
 
     async def serve(self, request: web.Request) -> web.StreamResponse:
-        """Handle a `/peer` connection."""
+        """Handle a `/peer` socket."""
         return await self._server.serve(request)
 
     def awaited(self) -> str:

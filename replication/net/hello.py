@@ -1,4 +1,4 @@
-"""The handshake of every peer connection (rule 10): who is this, of which cluster, and does it know the secret?
+"""The handshake of every socket between nodes (rule 10): who is this, of which cluster, and does it know the secret?
 
     dialled -> dialler   Challenge {protocols, nonce}
     dialler -> dialled   Hello {protocol, purpose, info, nonce, mac}
@@ -46,7 +46,7 @@ PEER_PATH = "/peer"
 STREAM_PATH = "/peer/stream"
 SNAPSHOT_PATH = "/peer/snapshot"
 PATHS = {"peer": PEER_PATH, "stream": STREAM_PATH, "snapshot": SNAPSHOT_PATH}
-"""The path of each purpose of a connection. Every connection begins with a hello."""
+"""The path of each purpose of a socket. Every socket begins with a hello."""
 PEER_PATHS = frozenset(PATHS.values())
 NONCE_BYTES = 16
 ID_BYTES = 16
@@ -65,7 +65,7 @@ MAX_HELLO_CONTAINERS = 64
 MAX_UNPROVED_BYTES = 2 * MAX_HELLO_BYTES + 1024
 """What either end takes in a hello, the WebSocket's frames included. A dialler gets two messages."""
 UNPROVED_LIMIT = 64
-"""Connections of one server in their hello; a newer one ends the oldest. A member's hello takes a round trip or two."""
+"""Sockets of one server in their hello; a newer one ends the oldest. A member's hello takes a round trip or two."""
 ENDS = frozenset({WSMsgType.CLOSE, WSMsgType.CLOSING, WSMsgType.CLOSED})
 WS_TIMEOUT = ClientWSTimeout(ws_close=1.0)  # pyright: ignore[reportCallIssue]  # it does not read attr.ib
 
@@ -119,7 +119,7 @@ class ForeignCluster(PeerRefused):
 
 
 LINK_FAILURES = (ClientError, OSError, asyncio.TimeoutError, BadMessage, PeerRefused)
-"""What ends a peer connection without a fault of this program."""
+"""What ends a socket between nodes without a fault of this program."""
 
 
 def _row(info: PeerInfo) -> list[Any]:
@@ -379,9 +379,9 @@ async def answer_hello(
 
 
 class HelloServer:
-    """Answers the hellos of one kind of connection. Those that are not proved yet are bounded, in number and in time.
+    """Answers the hellos of one kind of socket. Those that are not proved yet are bounded, in number and in time.
 
-    A stranger who leaves connections in their hello keeps no member out: beyond the limit the oldest of them ends.
+    A stranger who leaves sockets in their hello keeps no member out: beyond the limit the oldest of them ends.
     """
 
     def __init__(
@@ -455,6 +455,6 @@ class HelloServer:
             transport.abort()  # No closing handshake with somebody who says nothing.
 
     def close(self) -> None:
-        """End the connections that are not proved yet."""
+        """End the sockets that are not proved yet."""
         for socket in list(self._unproved):
             self._end(socket)

@@ -142,7 +142,7 @@ class Link:
         self._dialled_by_peer.set()
 
     def hang_up(self) -> None:
-        """End the connection; the peer is dialled again."""
+        """End the link; the peer is dialled again."""
         if self._socket is not None:
             self._closing.add(
                 task := asyncio.create_task(close_socket(self._socket), name=f"end of link to {self.node_id}")
@@ -189,7 +189,7 @@ class Link:
         self._waiting.clear()
         self._socket = socket
         self._events.link_up(peer)
-        pinger, reason = Pinger(socket, self._election_timeout_s), "the connection ended"
+        pinger, reason = Pinger(socket, self._election_timeout_s), "the socket closed"
         try:
             await together(self._answer_probes(socket, pinger), self._send_waiting(socket), pinger.run())
         except ConnectionResetError as error:
@@ -235,7 +235,7 @@ class LinkServer:
         self._closed = False
 
     async def serve(self, request: web.Request) -> web.WebSocketResponse:
-        """Handle one `/peer` connection until it ends."""
+        """Handle one `/peer` socket until it ends."""
         if self._closed:
             raise web.HTTPServiceUnavailable
         socket = await accept(request, MAX_MESSAGE_BYTES, SERVER_PING_S)

@@ -29,7 +29,7 @@ from ..owner import Owner
 from .hello import FOREIGN_CLUSTER, ForeignCluster, PeerInfo, PeerRefused, is_address
 from .links import Link, LinkServer, failure_of
 from .sockets import end_all
-from .streams import DownstreamSocket, StreamServer, UpstreamSocket
+from .streams import FollowerStream, LeaderStream, StreamServer
 from .trust import Trust
 from .wire import Assembled, Positions, Shipment
 
@@ -40,7 +40,7 @@ DOUBT_S = 60.0
 
 
 @dataclass(slots=True)
-class UpstreamProgress:
+class StreamProgress:
     """The stream that this node follows, for status: where it began, what has arrived since."""
 
     stream_id: int
@@ -60,7 +60,7 @@ class PeerReports:
     alarms: dict[str, str] = field(default_factory=dict)
     codes: dict[str, bytes] = field(default_factory=dict)
     """The fingerprint of each peer's machine, by node id, since it was linked last; see `PeerInfo.code`."""
-    upstream: UpstreamProgress | None = None
+    stream: StreamProgress | None = None
 
 
 class Network:
@@ -101,9 +101,9 @@ class Network:
         self._links: dict[str, Link] = {}
         self._down_since: dict[str, float] = {}
         self._doubted_at: dict[str, float] = {}
-        self._upstreams: dict[int, UpstreamSocket] = {}
+        self._dialled: dict[int, FollowerStream] = {}
         self._ending: set[asyncio.Task[None]] = set()
-        self._downstreams: dict[int, DownstreamSocket] = {}
+        self._served: dict[int, LeaderStream] = {}
         self.link_server = LinkServer(self, trust, election_timeout_s)
         self.stream_server = StreamServer(self, trust, self.link_server.admit, election_timeout_s=election_timeout_s)
         self.reports = PeerReports()
@@ -118,8 +118,8 @@ class Network:
 
     async def close(self) -> None:
         """Hang up everywhere."""
-        for upstream in self._upstreams.values():
-            self._hang_up(upstream)
+        for stream in self._dialled.values():
+            self._hang_up(stream)
         await end_all(self._ending)
         for link in list(self._links.values()):
             await link.close()
@@ -179,9 +179,9 @@ class Network:
         for link in self._links.values():
             if link.peer is not None and not requires <= link.peer.features:
                 link.hang_up()
-        for stream_id, upstream in list(self._upstreams.items()):
-            if upstream.peer is not None and not requires <= upstream.peer.features:
-                self._hang_up(upstream)
+        for stream_id, stream in list(self._dialled.items()):
+            if stream.peer is not None and not requires <= stream.peer.features:
+                self._hang_up(stream)
                 self.stream_closed(stream_id, "the leader lacks a feature that this cluster uses")
         self.link_server.hang_up_without(requires)
         self.stream_server.hang_up_without(requires)
@@ -200,7 +200,7 @@ class Network:
         if url is None or self._session is None:
             self._handle(events.StreamClosed(action.stream_id))
             return
-        self._upstreams[action.stream_id] = UpstreamSocket(
+        self._dialled[action.stream_id] = FollowerStream(
             self,
             self._session,
             action.stream_id,
@@ -212,23 +212,23 @@ class Network:
 
     def send_up(self, stream_id: int, message: Open | Ack | CrcMismatch) -> None:
         """Send to the leader on a stream."""
-        if (upstream := self._upstreams.get(stream_id)) is not None:
-            upstream.send(message)
+        if (stream := self._dialled.get(stream_id)) is not None:
+            stream.send(message)
 
     def send_down(self, stream_id: int, message: OpenAnswer | Shipment) -> None:
         """Send to a follower on a stream."""
-        if (downstream := self._downstreams.get(stream_id)) is not None:
-            downstream.send(message)
+        if (stream := self._served.get(stream_id)) is not None:
+            stream.send(message)
 
     def close_stream(self, stream_id: int) -> None:
         """Hang up a stream, at either end."""
-        if (upstream := self._upstreams.pop(stream_id, None)) is not None:
-            self._hang_up(upstream)
-        if (downstream := self._downstreams.pop(stream_id, None)) is not None:
-            downstream.hang_up()
+        if (stream := self._dialled.pop(stream_id, None)) is not None:
+            self._hang_up(stream)
+        if (served := self._served.pop(stream_id, None)) is not None:
+            served.hang_up()
 
-    def _hang_up(self, upstream: UpstreamSocket) -> None:
-        self._ending.add(task := upstream.close())
+    def _hang_up(self, stream: FollowerStream) -> None:
+        self._ending.add(task := stream.close())
         task.add_done_callback(self._ending.discard)
 
     def unformatted(self) -> list[str]:
@@ -348,45 +348,45 @@ class Network:
 
     def stream_connected(self, stream_id: int) -> None:
         """The stream that this node dialled is open."""
-        self.reports.upstream = UpstreamProgress(stream_id)
-        self.reports.failures.pop(f"stream with {self._upstreams[stream_id].peer_id}", None)
+        self.reports.stream = StreamProgress(stream_id)
+        self.reports.failures.pop(f"stream with {self._dialled[stream_id].peer_id}", None)
         self._handle(events.StreamConnected(stream_id))
 
     def open_answered(self, stream_id: int, answer: OpenAnswer) -> None:
         """The leader answered the opening."""
-        if self.reports.upstream is not None and self.reports.upstream.stream_id == stream_id:
-            self.reports.upstream.from_index = answer.index
+        if self.reports.stream is not None and self.reports.stream.stream_id == stream_id:
+            self.reports.stream.from_index = answer.index
         self._handle(events.OpenAnswered(stream_id, answer))
 
     def frames_arrived(self, stream_id: int, frames: Assembled, positions: Positions, received_bytes: int) -> None:
         """A shipment arrived."""
-        if self.reports.upstream is not None and self.reports.upstream.stream_id == stream_id:
-            self.reports.upstream.received_bytes += received_bytes
+        if self.reports.stream is not None and self.reports.stream.stream_id == stream_id:
+            self.reports.stream.received_bytes += received_bytes
         self._handle(
             events.FramesArrived(
                 stream_id, frames.raw, frames.last_epoch, positions.commit_index, positions.durable_index
             )
         )
 
-    def stream_opened(self, downstream: DownstreamSocket, opening: Open) -> None:
+    def stream_opened(self, stream: LeaderStream, opening: Open) -> None:
         """A follower opened a stream."""
         stream_id = self._next_stream_id()
-        downstream.stream_id = stream_id
-        self._downstreams[stream_id] = downstream
-        peer = downstream.peer
+        stream.stream_id = stream_id
+        self._served[stream_id] = stream
+        peer = stream.peer
         self.reports.failures.pop(f"stream with {peer.node_id}", None)
         self._handle(events.StreamOpened(stream_id, peer.node_id, peer.disk_id, opening))
 
     def ack_arrived(self, stream_id: int, ack: Ack) -> None:
         """A follower acknowledged."""
-        downstream = self._downstreams.get(stream_id)
-        if downstream is not None:
-            self._on_report(downstream.peer, PositionReport(ack.plain_durable_index, ack.applied_index, ack.digest))
+        stream = self._served.get(stream_id)
+        if stream is not None:
+            self._on_report(stream.peer, PositionReport(ack.plain_durable_index, ack.applied_index, ack.digest))
             self._handle(events.AckArrived(stream_id, ack))
 
     def crc_mismatch_arrived(self, stream_id: int, differs: CrcMismatch) -> None:
         """A follower's frame differs from this leader's."""
-        if stream_id in self._downstreams:
+        if stream_id in self._served:
             self._handle(events.CrcMismatchArrived(stream_id, differs))
 
     def shipped(self, stream_id: int, next_index: int, size: int) -> None:
@@ -395,7 +395,7 @@ class Network:
 
     def stream_closed(self, stream_id: int, reason: str) -> None:
         """A stream ended."""
-        known = self._upstreams.pop(stream_id, None) or self._downstreams.pop(stream_id, None)
+        known = self._dialled.pop(stream_id, None) or self._served.pop(stream_id, None)
         if known is not None:
             if self.trust.is_member(known.peer_id) or known.peer_id in self._links:
                 self.reports.failures[f"stream with {known.peer_id}"] = reason

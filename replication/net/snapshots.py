@@ -3,8 +3,8 @@
     follower -> leader   [index, number]; number null: the manifest
     leader -> follower   [length], then the bytes in messages of at most 1 MiB; or ["refused", reason], and the end
 
-It has a connection of its own, so that gigabytes of snapshot delay neither frames nor heartbeats. The follower requests
-the next chunk before the last one has arrived, so the connection is never idle. The caller verifies what arrives.
+It has a socket of its own, so that gigabytes of snapshot delay neither frames nor heartbeats. The follower requests
+the next chunk before the last one has arrived, so the socket is never idle. The caller verifies what arrives.
 """
 
 import asyncio
@@ -38,7 +38,7 @@ PART_LIMIT_BYTES = 64 << 20
 ASKED_AHEAD = 2
 ANSWER_TIMEOUT_S = 30.0
 TAKE_TIMEOUT_S = 30.0
-"""A follower takes a piece within this, or the connection ends; it redials, and has what it fetched."""
+"""A follower takes a piece within this, or the socket closes; it redials, and has what it fetched."""
 PING_S = 30.0
 FETCHES_LIMIT = 4
 """Fetches served at once; excess ones are refused, and the followers retry."""
@@ -81,7 +81,7 @@ class SnapshotServer:
         return list(self._serving.values())
 
     async def serve(self, request: web.Request) -> web.WebSocketResponse:
-        """Handle one connection until it ends."""
+        """Handle one socket until it closes."""
         if self._closed or len(self._open) >= FETCHES_LIMIT:
             raise web.HTTPServiceUnavailable
         socket = await accept(request, MAX_HELLO_BYTES)
@@ -151,7 +151,7 @@ def _row(data: bytes) -> Any:
 
 
 class SnapshotFetch:
-    """A connection on which a snapshot is fetched."""
+    """A socket on which a snapshot is fetched."""
 
     def __init__(self, socket: Socket, index: int) -> None:
         self._socket = socket
@@ -167,7 +167,7 @@ class SnapshotFetch:
         index: int,
         secret: bytes | None,
     ) -> AsyncGenerator["SnapshotFetch"]:
-        """A connection to a leader, (node id, HOST:PORT), open while the block runs.
+        """A socket to a leader, (node id, HOST:PORT), open while the block runs.
 
         Raises:
             One of LINK_FAILURES: the leader cannot be reached, or refuses this node.
@@ -184,7 +184,7 @@ class SnapshotFetch:
 
         Raises:
             SnapshotRefused: the leader has no such snapshot.
-            One of LINK_FAILURES: the connection ended.
+            One of LINK_FAILURES: the socket closed.
         """
         await self._ask(None)
         return await self._part()

@@ -1,4 +1,4 @@
-"""What connections between nodes share: two coroutines on one, how silence is noticed, what a stranger may send."""
+"""What sockets between nodes share: two coroutines on one, how silence is noticed, what a stranger may send."""
 
 import asyncio
 import math
@@ -68,23 +68,23 @@ async def end_all(tasks: Iterable["asyncio.Task[Any]"]) -> None:
 
 
 def give_up_when_silent(socket: ClientWebSocketResponse | web.Request, election_timeout_s: float) -> None:
-    """Have the kernel end a connection on which nothing is acknowledged, or answered while it is idle.
+    """Have the kernel end a socket on which nothing is acknowledged, or answered while it is idle.
 
     No rule depends on it: pings and the core's own rule for streams do the same, later.
     """
     if isinstance(socket, web.Request):
-        connection = None if socket.transport is None else socket.transport.get_extra_info("socket")
+        tcp_socket = None if socket.transport is None else socket.transport.get_extra_info("socket")
     else:
-        connection = socket.get_extra_info("socket")
-    if connection is None:
+        tcp_socket = socket.get_extra_info("socket")
+    if tcp_socket is None:
         return
     silence_s = TCP_SILENCE_TIMEOUTS * election_timeout_s
-    with suppress(OSError):  # The connection is closed already, or a limit of the kernel is exceeded.
-        connection.setsockopt(SOL_SOCKET, SO_KEEPALIVE, 1)
-        connection.setsockopt(IPPROTO_TCP, TCP_KEEPIDLE, math.ceil(silence_s))
-        connection.setsockopt(IPPROTO_TCP, TCP_KEEPINTVL, math.ceil(election_timeout_s))
-        connection.setsockopt(IPPROTO_TCP, TCP_KEEPCNT, TCP_SILENCE_TIMEOUTS)
-        connection.setsockopt(IPPROTO_TCP, TCP_USER_TIMEOUT, math.ceil(silence_s * 1000))
+    with suppress(OSError):  # The socket is closed already, or a limit of the kernel is exceeded.
+        tcp_socket.setsockopt(SOL_SOCKET, SO_KEEPALIVE, 1)
+        tcp_socket.setsockopt(IPPROTO_TCP, TCP_KEEPIDLE, math.ceil(silence_s))
+        tcp_socket.setsockopt(IPPROTO_TCP, TCP_KEEPINTVL, math.ceil(election_timeout_s))
+        tcp_socket.setsockopt(IPPROTO_TCP, TCP_KEEPCNT, TCP_SILENCE_TIMEOUTS)
+        tcp_socket.setsockopt(IPPROTO_TCP, TCP_USER_TIMEOUT, math.ceil(silence_s * 1000))
 
 
 async def read_in_turns(
@@ -135,8 +135,8 @@ async def accept(request: web.Request, max_msg_size: int, heartbeat_s: float | N
     """
     # A client must wait for the answer (RFC 6455, 4.1), and `of_a_stranger` counts from then on. What has come already
     # is in aiohttp's hands.
-    connection: Any = request.protocol
-    if connection._message_tail:  # noqa: SLF001
+    protocol: Any = request.protocol
+    if protocol._message_tail:  # noqa: SLF001
         raise web.HTTPBadRequest(text="a WebSocket's client sends nothing before it has the answer")
     socket = web.WebSocketResponse(max_msg_size=max_msg_size, timeout=CLOSE_S, heartbeat=heartbeat_s, compress=False)
     await socket.prepare(request)
@@ -146,7 +146,7 @@ async def accept(request: web.Request, max_msg_size: int, heartbeat_s: float | N
 async def close_socket(socket: Socket) -> None:
     """Close it in order, if it is open, and leave nothing of it: no timer, and no cycle of references."""
     opened: Any = socket
-    # Of aiohttp: what arrives would start the timer of its pings again; and the connection would refer to the socket.
+    # Of aiohttp: what arrives would start the timer of its pings again; and the protocol would refer to the socket.
     opened._writer.protocol._data_received_cb = None  # noqa: SLF001
     try:
         await socket.close()
@@ -179,7 +179,7 @@ def of_a_stranger(socket: Socket, most_bytes: int) -> Generator[None]:
     """While the block runs, the other end of an open socket may send so many bytes in all; a ping gets no answer.
 
     What came with the answer to a dialler is not counted, at most two reads from the kernel. `receive` returns pings
-    and pongs, too. If the block fails, the connection is closed: there is no closing
+    and pongs, too. If the block fails, the socket is closed: there is no closing
     handshake with a stranger, who need not take part, or may send a thousand pings first. What was sent to it still
     goes out.
 
@@ -260,7 +260,7 @@ class Pinger:
         """Ping, until cancelled.
 
         Raises:
-            ConnectionResetError: there was no pong for two election timeouts, or the connection is gone.
+            ConnectionResetError: there was no pong for two election timeouts, or the socket is gone.
         """
         while self._unanswered < PINGS:
             self._unanswered += 1

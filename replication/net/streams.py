@@ -1,7 +1,7 @@
 """`/peer/stream` (rule 8): frames one way, acks the other. The follower dials.
 
-    UpstreamSocket    the follower's end: hello, Open, OpenAnswer, then shipments in and Acks out
-    DownstreamSocket  the leader's end: the driver's `Ship` and `AnswerOpen` go out, Acks come in
+    FollowerStream  the follower's end: hello, Open, OpenAnswer, then shipments in and Acks out
+    LeaderStream    the leader's end: the driver's `Ship` and `AnswerOpen` go out, Acks come in
 
 Both only carry messages; their meaning is the core's. A message holds at most 256 KiB of frame bytes after its head; a
 larger frame spans messages.
@@ -62,7 +62,7 @@ class Outbox:
         self.waiting_bytes = 0
 
     def send(self, data: bytes) -> None:
-        """Send a message now, or queue it. A broken connection loses it; whoever reads the socket notices that."""
+        """Send a message now, or queue it. A broken socket loses it; whoever reads the socket notices that."""
         if self._begun is not None or self._carried or self._waiting:
             self._waiting.append(data)
             self.waiting_bytes += len(data)
@@ -94,7 +94,7 @@ class Outbox:
         """Send what is queued, until cancelled.
 
         Raises:
-            ConnectionError: the connection is gone.
+            ConnectionError: the socket is gone.
         """
         while True:
             await self._wake.wait()
@@ -145,7 +145,7 @@ class StreamEvents(Protocol):
         """A shipment arrived."""
         ...
 
-    def stream_opened(self, downstream: "DownstreamSocket", opening: Open) -> None:
+    def stream_opened(self, stream: "LeaderStream", opening: Open) -> None:
         """A follower opened a stream to this node: give it a stream id."""
         ...
 
@@ -166,7 +166,7 @@ class StreamEvents(Protocol):
         ...
 
 
-class UpstreamSocket:
+class FollowerStream:
     """The follower's end of one stream; a new object each time it dials."""
 
     def __init__(
@@ -245,7 +245,7 @@ class UpstreamSocket:
             self._events.frames_arrived(self.stream_id, frames, said.positions, len(said.raw))
 
 
-class DownstreamSocket:
+class LeaderStream:
     """The leader's end of one stream: one shipment in flight to the transport at a time, so that nothing piles up."""
 
     def __init__(
@@ -341,47 +341,47 @@ class StreamServer:
         self._hellos = HelloServer(events.me, "stream", trust, admit)
         self._opening_timeout_s = opening_timeout_s
         self._election_timeout_s = election_timeout_s
-        self._open: dict[DownstreamSocket, None] = {}
+        self._open: dict[LeaderStream, None] = {}
         self._closed = False
 
     async def serve(self, request: web.Request) -> web.WebSocketResponse:
-        """Handle one `/peer/stream` connection until it ends."""
+        """Handle one `/peer/stream` socket until it ends."""
         if self._closed:
             raise web.HTTPServiceUnavailable
         socket = await accept(request, MAX_MESSAGE_BYTES)
         give_up_when_silent(request, self._election_timeout_s)
-        downstream: DownstreamSocket | None = None
+        stream: LeaderStream | None = None
         reason = "the follower closed it"
         try:
             peer = await self._hellos.answer(request, socket)
             if self._closed:  # During the hello.
                 raise ConnectionResetError("this node hung up")
-            downstream = DownstreamSocket(self._events, socket, peer, self._opening_timeout_s)
-            self._open[downstream] = None
-            await downstream.run()
+            stream = LeaderStream(self._events, socket, peer, self._opening_timeout_s)
+            self._open[stream] = None
+            await stream.run()
         except LINK_FAILURES as error:
             reason = str(error) or type(error).__name__
         finally:
-            if downstream is not None:
-                del self._open[downstream]
-                self._events.stream_closed(downstream.stream_id, reason)
+            if stream is not None:
+                del self._open[stream]
+                self._events.stream_closed(stream.stream_id, reason)
             await close_socket(socket)
         return socket
 
     def hang_up(self, peer: PeerInfo) -> None:
         """End the streams of one incarnation of a disk."""
-        for downstream in list(self._open):
-            if (downstream.peer.disk_id, downstream.peer.incarnation) == (peer.disk_id, peer.incarnation):
-                downstream.hang_up()
+        for stream in list(self._open):
+            if (stream.peer.disk_id, stream.peer.incarnation) == (peer.disk_id, peer.incarnation):
+                stream.hang_up()
 
     def hang_up_without(self, features: frozenset[str]) -> None:
         """End the streams of peers that do not offer all of these."""
-        for downstream in list(self._open):
-            if not features <= downstream.peer.features:
-                downstream.hang_up()
+        for stream in list(self._open):
+            if not features <= stream.peer.features:
+                stream.hang_up()
 
     async def close(self) -> None:
         """Hang up on all followers, and refuse new ones."""
         self._closed = True
         self._hellos.close()
-        await end_all([downstream.carrying for downstream in self._open if downstream.carrying is not None])
+        await end_all([stream.carrying for stream in self._open if stream.carrying is not None])

@@ -218,7 +218,7 @@ def check_bounds(cluster: Cluster) -> None:
             continue
         network: Any = node.formed.replica.network
         most = host.config.stream_window_bytes + OUTBOX_SLACK_BYTES
-        for stream in network._downstreams.values():
+        for stream in network._served.values():
             held = stream._outbox.waiting_bytes
             if held > most:
                 raise Violation("an outbox holds a window at most", host.node_id, stream.peer_id, held)
@@ -239,7 +239,7 @@ def check_released(node: Node, others: set[str]) -> None:
     network: Any = formed.replica.network
     leader = formed.replica.status().leader
     followers = {stream.node_id for stream in leader.streams} if leader else set()
-    served = [stream.peer_id for stream in network._downstreams.values()]
+    served = [stream.peer_id for stream in network._served.values()]
     opened = [stream.peer_id for stream in network.stream_server._open]
     expected = sorted(others) if leader else []
     if not sorted(followers) == sorted(served) == sorted(opened) == expected:

@@ -15,7 +15,7 @@ from quire.replication.core.messages import (
     PeerMessage,
 )
 from quire.replication.net.hello import PeerInfo
-from quire.replication.net.streams import DownstreamSocket
+from quire.replication.net.streams import LeaderStream
 from quire.replication.net.wire import Assembled, Positions
 from tests.replication.loopback import DEADLINE_S
 
@@ -42,7 +42,7 @@ class Recorder:
     connected: list[int] = field(default_factory=list)
     answers: list[OpenAnswer] = field(default_factory=list)
     shipments: list[tuple[bytes, Positions]] = field(default_factory=list)
-    opened: list[DownstreamSocket] = field(default_factory=list)
+    opened: list[LeaderStream] = field(default_factory=list)
     acks: list[Ack] = field(default_factory=list)
     differs: list[CrcMismatch] = field(default_factory=list)
     sent: list[tuple[int, int]] = field(default_factory=list)
@@ -87,9 +87,9 @@ class Recorder:
     def frames_arrived(self, stream_id: int, frames: Assembled, positions: Positions, received_bytes: int) -> None:
         self.shipments.append((frames.raw, positions))
 
-    def stream_opened(self, downstream: DownstreamSocket, opening: Open) -> None:
-        downstream.stream_id = len(self.opened) + 1
-        self.opened.append(downstream)
+    def stream_opened(self, stream: LeaderStream, opening: Open) -> None:
+        stream.stream_id = len(self.opened) + 1
+        self.opened.append(stream)
 
     def ack_arrived(self, stream_id: int, ack: Ack) -> None:
         self.acks.append(ack)

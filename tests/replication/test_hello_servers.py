@@ -23,7 +23,7 @@ from quire.replication.net.hello import (
 )
 from quire.replication.net.links import Link, LinkServer
 from quire.replication.net.snapshots import FETCHES_LIMIT, SnapshotFetch, SnapshotServer
-from quire.replication.net.streams import StreamServer, UpstreamSocket
+from quire.replication.net.streams import FollowerStream, StreamServer
 from quire.replication.net.wire import encode
 from tests.replication.loopback import ANYBODY, DEADLINE_S, Handler, calling, listening, until, who
 from tests.replication.recorder import MAX_FRAME_BYTES, NONCE, OPENING, Recorder, ended
@@ -153,7 +153,7 @@ async def _left_link(told: Recorder, session: ClientSession, address: str) -> st
 
 
 async def _left_stream(told: Recorder, session: ClientSession, address: str) -> str:
-    stream = UpstreamSocket(told, session, 4, ("n2", address), None, MAX_FRAME_BYTES)
+    stream = FollowerStream(told, session, 4, ("n2", address), None, MAX_FRAME_BYTES)
     await until(lambda: told.closed or told.connected)
     await asyncio.gather(stream.close(), return_exceptions=True)
     return "".join(reason for _, reason in told.closed)

@@ -160,7 +160,7 @@ async def test_no_task_is_left_of_links_and_streams_that_were_being_closed_when_
             stream, _ = await dial(session, its_address, lambda: who("n3"), "n2", "stream", None, None)
             await stream.send_bytes(encode(OPENING))
             network.message_received(who("n1"), Heartbeat(Promise(3, "n1", 1), 1, 0))
-            await until(lambda: "/peer" in dialled and network.reports.upstream is not None)
+            await until(lambda: "/peer" in dialled and network.reports.stream is not None)
             node.owner.features = frozenset({"fitness"})
             network.enforce_features()
             await node.replica.stop()

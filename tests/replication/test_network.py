@@ -18,7 +18,7 @@ from quire.replication.core.messages import (
 )
 from quire.replication.net.hello import PeerInfo, answer_hello, dial_hello
 from quire.replication.net.links import LinkServer
-from quire.replication.net.streams import Outbox, StreamServer, UpstreamSocket
+from quire.replication.net.streams import FollowerStream, Outbox, StreamServer
 from quire.replication.net.wire import ANSWER, FRAMES, SHIPMENT, Positions, Shipment, decode_stream, encode
 from tests.replication.loopback import ANYBODY, DEADLINE_S, calling, listening, turns, until, who
 from tests.replication.recorder import HEARTBEAT, MAX_FRAME_BYTES, NONCE, OPENING, Recorder, ended, failing
@@ -64,13 +64,13 @@ def shipment(raw: bytes, *, commit_index: int = 5) -> bytes:
 
 
 @asynccontextmanager
-async def following(leader: Leader, told: Recorder, *, leader_id: str = "n1") -> AsyncGenerator[UpstreamSocket]:
+async def following(leader: Leader, told: Recorder, *, leader_id: str = "n1") -> AsyncGenerator[FollowerStream]:
     async with listening({"/peer/stream": leader.serve}) as address, calling() as session:
-        upstream = UpstreamSocket(told, session, 4, (leader_id, address), None, MAX_FRAME_BYTES)
+        stream = FollowerStream(told, session, 4, (leader_id, address), None, MAX_FRAME_BYTES)
         try:
-            yield upstream
+            yield stream
         finally:
-            upstream.close()
+            stream.close()
             await until(lambda: not _tasks("stream 4"))
 
 
@@ -88,9 +88,9 @@ async def test_a_followers_socket_passes_on_answers_and_whole_frames_with_the_le
         for cut in (raw[:100], raw[100:-1], raw[-1:], b""):
             await socket.send_bytes(shipment(cut))
 
-    async with following(Leader(lead), told) as upstream:
+    async with following(Leader(lead), told) as stream:
         await until(lambda: told.connected)
-        upstream.send(OPENING)
+        stream.send(OPENING)
         await until(lambda: len(told.shipments) == 4)
 
     assert told.answers == [answer]
@@ -154,10 +154,10 @@ async def test_a_stream_closed_during_its_hello_leaves_no_connection_behind() ->
 
     arrived = asyncio.Event()
     async with listening({"/peer/stream": say_nothing}) as address, calling() as session:
-        upstream = UpstreamSocket(told, session, 4, ("n1", address), None, MAX_FRAME_BYTES)
+        stream = FollowerStream(told, session, 4, ("n1", address), None, MAX_FRAME_BYTES)
         await asyncio.wait_for(arrived.wait(), DEADLINE_S)
         await turns(20)
-        upstream.close()
+        stream.close()
         await until(lambda: ends)
 
     assert told.closed == []
@@ -298,11 +298,11 @@ async def test_an_ack_replaces_those_that_wait_for_room(monkeypatch: pytest.Monk
             assert isinstance(ack, Ack)
             came.append(ack.durable_index)
 
-    async with following(Leader(lead), told) as upstream:
+    async with following(Leader(lead), told) as stream:
         await until(lambda: told.connected)
         monkeypatch.setattr(ClientWebSocketResponse, "send_bytes", send_when_there_is_room)
         for index in range(1, 5):
-            upstream.send(Ack(index, index, 0, bytes(16)))
+            stream.send(Ack(index, index, 0, bytes(16)))
         room.set_result(None)
         await until(lambda: 4 in came)
 

@@ -12,7 +12,7 @@ from aiohttp import ClientSession, TCPConnector, WSMsgType, web
 from quire.replication.net.hello import answer_hello
 from quire.replication.net.links import Link, LinkServer
 from quire.replication.net.sockets import PINGS, TURN_S, read_in_turns, together
-from quire.replication.net.streams import StreamServer, UpstreamSocket
+from quire.replication.net.streams import FollowerStream, StreamServer
 from tests.replication.loopback import ANYBODY, DEADLINE_S, calling, listening, until, who
 from tests.replication.recorder import MAX_FRAME_BYTES, NONCE, Recorder
 
@@ -121,7 +121,7 @@ async def test_the_kernel_ends_silent_links_and_streams_at_both_ends() -> None:
     ):
         mine = Recorder(who("n1"))
         link = Link(mine, session, "n2", address, None, 2.0)
-        stream = UpstreamSocket(mine, session, 4, ("n2", address), None, MAX_FRAME_BYTES, 2.0)
+        stream = FollowerStream(mine, session, 4, ("n2", address), None, MAX_FRAME_BYTES, 2.0)
         await until(lambda: mine.up and mine.connected)
         assert [one.getsockopt(IPPROTO_TCP, TCP_USER_TIMEOUT) for one in sockets] == [6_000] * 4
         assert all(one.getsockopt(SOL_SOCKET, SO_KEEPALIVE) for one in sockets)
