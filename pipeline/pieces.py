@@ -71,7 +71,7 @@ def whole_frames(origin: Origin, options: SourceOptions, from_index: int, to_ind
     cluster_id, servers = origin.cluster_id(), origin.servers
     if servers:
         stretches = _at_boundaries(stretches, servers, cluster_id, options.fetchTimeoutMs / 1000)
-    return [LogPartition(stretch, cluster_id, servers, turn) for turn, stretch in enumerate(stretches)]
+    return [LogPartition(stretch, cluster_id, servers, number) for number, stretch in enumerate(stretches)]
 
 
 def _at_boundaries(

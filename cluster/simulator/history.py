@@ -175,15 +175,15 @@ class History:
         while self.schedule.now < time:
             self.schedule.run_next()
 
-    def _nominate(self, turn: int) -> None:
+    def _nominate(self, count: int) -> None:
         """The control plane after the faults: nominate one voter after the other until one serves."""
         voters = [node for node in self.nodes if node.counts]
         if self.is_nominating and not any(node.process and node.process.role.serving for node in voters):
-            candidate = voters[turn % len(voters)]
+            candidate = voters[count % len(voters)]
             for node in voters:
                 node.nominated = node is candidate
                 node.run(node.life, node.step, events.Nominated(node.nominated))
-        self.schedule.later(3 * ELECTION_US, self._nominate, turn + 1)
+        self.schedule.later(3 * ELECTION_US, self._nominate, count + 1)
 
     def _settle(self) -> None:
         """Liveness: without faults, a leader is elected and all nodes converge."""

@@ -97,14 +97,14 @@ def archive(
 def _in_order(
     options: SourceOptions, path: str, pieces: list[LogPartition], spark: SparkSession | None
 ) -> Iterator[Written]:
-    """The files of all pieces in the order of the log. Files that are written early wait for their turn."""
+    """The files of all pieces in the order of the log. Files that are written early wait for the earlier ones."""
     waiting: dict[int, list[Written]] = {}
-    turn = 0
+    next_place = 0
     for outcome in spread(spark, partial(_write, options, path), pieces):
         waiting[outcome.place] = outcome.result
-        while turn in waiting:
-            yield from waiting.pop(turn)
-            turn += 1
+        while next_place in waiting:
+            yield from waiting.pop(next_place)
+            next_place += 1
 
 
 def _write(options: SourceOptions, path: str, piece: LogPartition) -> list[Written]:

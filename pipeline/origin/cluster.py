@@ -38,15 +38,15 @@ class ClusterLog:
         timeout_s: float,
         *,
         known: str | None = None,
-        turn: int = 0,
+        task_number: int = 0,
         page_bytes: int = PAGE_BYTES,
     ) -> None:
         """`known`: the id of the cluster, if the servers are all of its members; None: ask them for id and members.
 
-        `turn`: the number of the task; each asks another follower first. The leader is last in `servers`.
+        `task_number`: each asks another follower first. The leader is last in `servers`.
         """
         *followers, last = servers
-        shift = turn % max(1, len(followers))
+        shift = task_number % max(1, len(followers))
         self.name = ",".join(servers)
         self._nodes = Nodes([*followers[shift:], *followers[:shift], last], timeout_s)
         self._timeout_s = timeout_s

@@ -54,7 +54,7 @@ class LogReader(DataSourceReader):
             raise OptionRefused("endingOffsets", f"index {end} is past the end of the log, {bounds.highest_index}")
         stretches = split(origin.stretches(start, end), options.minPartitions)
         servers = origin.servers
-        return [LogPartition(stretch, cluster_id, servers, turn) for turn, stretch in enumerate(stretches)]
+        return [LogPartition(stretch, cluster_id, servers, number) for number, stretch in enumerate(stretches)]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """The rows of one partition. Spark replaces an empty list of partitions with one None, which has no rows."""
@@ -131,7 +131,7 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         from_index = held_index(self._options, origin, self._bounds_past(origin, to_index), offset.index, to_index)
         stretches = split(origin.stretches(from_index, to_index), self._options.minPartitions)
         servers = origin.servers
-        return [LogPartition(stretch, offset.cluster, servers, turn) for turn, stretch in enumerate(stretches)]
+        return [LogPartition(stretch, offset.cluster, servers, number) for number, stretch in enumerate(stretches)]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """The rows of one partition."""

@@ -32,13 +32,13 @@ _journal = logging.getLogger(__name__)
 class LogPartition(InputPartition):
     """What one task of Spark reads: a stretch of the log of one cluster, and the nodes to ask for it."""
 
-    def __init__(self, stretch: Stretch, cluster_id: str, servers: tuple[str, ...], turn: int) -> None:
-        super().__init__((tuple(stretch), cluster_id, servers, turn))
+    def __init__(self, stretch: Stretch, cluster_id: str, servers: tuple[str, ...], task_number: int) -> None:
+        super().__init__((tuple(stretch), cluster_id, servers, task_number))
         self.stretch = stretch
         self.cluster_id = cluster_id
         self.servers = servers
-        self.turn = turn
-        """The partition's number: tasks with different turns ask different nodes first."""
+        self.task_number = task_number
+        """The partition's number: tasks with different numbers ask different nodes first."""
 
 
 def open_origin(options: SourceOptions) -> Origin:
@@ -75,7 +75,7 @@ def origin_of(options: SourceOptions, partition: LogPartition) -> Origin:
     """
     if options.path is None:
         timeout_s = options.fetchTimeoutMs / 1000
-        live = ClusterLog(partition.servers, timeout_s, known=partition.cluster_id, turn=partition.turn)
+        live = ClusterLog(partition.servers, timeout_s, known=partition.cluster_id, task_number=partition.task_number)
         return _with_archive(options, live)
     origin = _with_archive(options, log_at(options.path))
     found = origin.cluster_id()

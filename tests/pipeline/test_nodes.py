@@ -62,11 +62,11 @@ def test_a_read_goes_on_at_another_node_behind_the_last_row_that_it_has(tmp_path
 
 def test_each_task_begins_with_another_follower_and_the_leader_stands_last_for_all() -> None:
     servers = ["127.0.0.1:1", "127.0.0.1:2", "127.0.0.1:3"]
-    orders = [ClusterLog(servers, 1.0, known=CLUSTER.hex(), turn=turn).servers for turn in range(4)]
+    orders = [ClusterLog(servers, 1.0, known=CLUSTER.hex(), task_number=number).servers for number in range(4)]
 
     assert [order[0] for order in orders] == [servers[0], servers[1], servers[0], servers[1]]
     assert {order[-1] for order in orders} == {servers[2]}
-    assert ClusterLog(servers[:1], 1.0, known=CLUSTER.hex(), turn=5).servers == tuple(servers[:1])
+    assert ClusterLog(servers[:1], 1.0, known=CLUSTER.hex(), task_number=5).servers == tuple(servers[:1])
 
 
 def test_where_records_expired_before_a_task_came_to_them_it_fails_or_goes_on_behind_them(tmp_path: Path) -> None:

@@ -34,7 +34,7 @@ class PermanentFaults:
     concurrent: str
     """What is under way as they begin: `transfer` to a faulty node, `promote` an observer, or nothing."""
     nominated: str
-    """Whom the control plane nominates: `nobody`, a `faulty` node, a `healthy` one, or all voters in `turns`."""
+    """Whom the control plane nominates: `nobody`, a `faulty` node, a `healthy` one, or `all` voters in sequence."""
     heals: bool
 
     def has(self, kind: str) -> bool:
@@ -66,7 +66,7 @@ def permanent_faults_of(seed: int, voters: int, *, expires: bool) -> PermanentFa
         ),
         hits_leader=random.random() < 0.5,
         concurrent=random.choice(("", "", "", "transfer", "promote")),
-        nominated=random.choice(("nobody", "faulty", "faulty", "healthy", "turns")),
+        nominated=random.choice(("nobody", "faulty", "faulty", "healthy", "all")),
         heals=random.random() < 0.5,
     )
 

@@ -22,7 +22,7 @@ MOST_LEADERS = 5
 
 A node that crashes again and again may cost more: if the control plane nominates it, it leads each time it is back.
 """
-TURN_US = 3 * ELECTION_US
+NOMINATION_US = 3 * ELECTION_US
 
 
 class PermanentPhase:
@@ -100,7 +100,7 @@ class PermanentPhase:
         order = [leader, *followers] if self.faults.hits_leader else followers
         return dict(zip(order[: max(0, most)], self.faults.faulty, strict=False))
 
-    def _nominate(self, faulty: list[Node], turn: int) -> None:
+    def _nominate(self, faulty: list[Node], count: int) -> None:
         """The control plane, which knows nothing of faults."""
         if self._ends_at and self._schedule.now >= self._ends_at:
             return
@@ -109,13 +109,13 @@ class PermanentPhase:
             "nobody": None,
             "faulty": faulty[0],
             "healthy": self._prober.healthy[0],
-            "turns": voters[turn % len(voters)],
+            "all": voters[count % len(voters)],
         }[self.faults.nominated]
         for node in self._nodes:
             if node.nominated != (node is chosen):
                 node.nominated = node is chosen
                 node.run(node.life, node.step, events.Nominated(node.nominated))
-        self._schedule.later(TURN_US, self._nominate, faulty, turn + 1)
+        self._schedule.later(NOMINATION_US, self._nominate, faulty, count + 1)
 
     def _start_concurrent(self, faulty: Node) -> None:
         """Begin a transfer or a change of members."""
