@@ -445,12 +445,12 @@ class Log:
         if index == state.tail.index:
             return
         try:
-            self.cut(index, walk)
+            self.truncate_at_boundary(index, walk)
         except NotFrameBoundary as inside:
             if not state.standalone:
                 raise
             # A restart may have to replace the frame: everything before it must be durable.
-            self.cut(inside.next_index)
+            self.truncate_at_boundary(inside.next_index)
             try:
                 frame = self._reader.frame(inside.frame_index)
                 split_last_frame(self, state, frame, inside.index - inside.frame_index)
@@ -459,7 +459,7 @@ class Log:
                 raise
         self.on_truncated(index)
 
-    def cut(self, boundary: int, walk: Walk | None = None) -> None:
+    def truncate_at_boundary(self, boundary: int, walk: Walk | None = None) -> None:
         """Truncate at a frame boundary, as a step of a longer change: without a word to `on_truncated`."""
         if boundary != self._state.tail.index:
             self._lookup.refuse_outside(boundary)

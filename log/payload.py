@@ -120,20 +120,20 @@ def decode_runs(payload: bytes | memoryview, count: int) -> tuple[list[Run], lis
     return _decode_runs(payload, count, _value_of_ext)
 
 
-def cut_runs(payload: bytes | memoryview, count: int, kept: int) -> bytes:
+def truncate_runs(payload: bytes | memoryview, count: int, kept: int) -> bytes:
     """Return a payload of kind `runs` with the first `kept` of the `count` records.
 
     Raises:
         PayloadInvalid: it breaks the format, or does not hold `count` records.
     """
     runs, values = _decode_runs(payload, count, _record_of_ext)
-    cut: list[Run] = []
+    kept_runs: list[Run] = []
     left = kept
     for run in runs:
         if left > 0:
-            cut.append(run._replace(count=min(run.count, left)))
+            kept_runs.append(run._replace(count=min(run.count, left)))
             left -= run.count
-    return encode_runs(cut, _records(values)[:kept])
+    return encode_runs(kept_runs, _records(values)[:kept])
 
 
 def _decode_runs(

@@ -25,7 +25,7 @@ class Storage(Protocol):
         ...
 
     def truncate(self, length: int) -> None:
-        """Cut the file to `length` bytes."""
+        """Truncate the file to `length` bytes."""
         ...
 
     def allocate(self, length: int) -> None:

@@ -319,7 +319,7 @@ class _Recovery:
             store.close()
 
     def _make_durable(self, marked: int) -> None:
-        """Cut the torn tail, write again what is kept above the mark, and sync files and folders."""
+        """Remove the torn tail, write again what is kept above the mark, and sync files and folders."""
         for base in reversed(self._dropped):
             remove_segment(self._files, base)
         if self._dropped:

@@ -16,7 +16,7 @@ from typing import Protocol
 
 from ..errors import FrameInvalid, LogError, LogReadOnly, NoRoom, RecordTooLarge, UnknownVersion
 from ..frames import Frame, Kind, encode_frame, walk_frames
-from ..payload import cut_runs, decode_records, encode_records
+from ..payload import decode_records, encode_records, truncate_runs
 from ..segment.store import base_of_name, create_fresh
 from ..state import LogState
 from ..storage import Directory
@@ -31,7 +31,7 @@ class Rewritable(Protocol):
         """Return the frame that holds `index`."""
         ...
 
-    def cut(self, boundary: int) -> None:
+    def truncate_at_boundary(self, boundary: int) -> None:
         """Truncate at a frame boundary."""
         ...
 
@@ -52,7 +52,7 @@ def cut_frame(frame: Frame, count: int) -> bytes:
     """
     header, payload = frame
     if header.kind == Kind.RUNS:
-        kept = cut_runs(payload, header.count, count)
+        kept = truncate_runs(payload, header.count, count)
     else:
         kept = encode_records(decode_records(payload, header.count)[:count])
     return encode_frame(
@@ -112,7 +112,7 @@ def split_last_frame(log: Rewritable, state: LogState, frame: Frame, count: int)
 
 
 def _replace(log: Rewritable, files: Directory, raw: bytes, index: int) -> None:
-    log.cut(index)
+    log.truncate_at_boundary(index)
     log.append_frames(raw)
     log.flush()
     files.remove(_name(index))

@@ -7,7 +7,7 @@ Then the steps, in this order:
 1. Lower the mark and sync it: from here on, what lies above it may be missing without being rot.
 2. Remove whole segments, last to first, the index before the store, so that what is left is always a log.
 3. Sync the folder. A segment that a power loss restored later would follow frames that were never before it.
-4. Cut the store that is left, sync it, and preallocate it again; only then append. If a power loss undid the cut, old
+4. Truncate the store that is left, sync it, and preallocate it again; only then append. If a power loss undid that, old
    frames would come back after new ones.
 """
 
@@ -65,12 +65,12 @@ class Walk:
         survey = Survey(header, self._interval_bytes, self._epoch_before)
         survey.glance(self._store, self._position)
         if survey.tail != self._tail:
-            reason = f"ends in {survey.tail} where the log is cut, not in {self._tail}"
+            reason = f"ends in {survey.tail} where the log is truncated, not in {self._tail}"
             raise FrameCorrupt(self._file, self._position, reason)
         return header, survey
 
     def is_of(self, state: LogState, tail: Tail, segment: Segment, position: int) -> bool:
-        """Whether this is what a truncation there needs, and the log was not cut, reset or expired since."""
+        """Whether this is what a truncation there needs, and the log was not truncated, reset or expired since."""
         return (self._tail, self._position, self._found_in) == (tail, position, self._place(state, segment))
 
     def found(self) -> tuple[StoreHeader, Survey]:
@@ -86,7 +86,7 @@ def begin_walk(state: LogState, tail: Tail, segment: Segment, position: int) -> 
 
 
 def truncate_at(state: LogState, tail: Tail, segment: Segment, position: int, walk: Walk | None = None) -> None:
-    """Cut everything after `position` of `segment`, a frame boundary where the chain ends in `tail`. Blocks.
+    """Remove everything after `position` of `segment`, a frame boundary where the chain ends in `tail`. Blocks.
 
     `walk` has run; without one that fits, a walk that is needed is made here.
 
@@ -189,7 +189,7 @@ def room_of(end: int, options: LogOptions) -> tuple[int, int]:
 
 def _cut_write_segment(state: LogState, tail: Tail) -> None:
     old = state.writer
-    old.index.cut(tail.index - old.segment.base_index)
+    old.index.truncate(tail.index - old.segment.base_index)
     state.writer = WriteSegment(old.segment, old.header, old.store, old.index, state.options)
     del state.epochs[bisect_left(state.epochs, tail.index, key=lambda start: start[1]) :]
     state.members = [index for index in state.members if index < tail.index]

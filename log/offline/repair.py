@@ -53,8 +53,8 @@ class Plan:
     """Records that the log will not hold, as far as is known. The whole ones among them can be read in quarantine."""
     segments: tuple[int, ...]
     """Base indices of the segments that go as a whole."""
-    cut: tuple[int, int] | None
-    """(base index, position) of the segment that is cut; None if none is."""
+    truncated: tuple[int, int] | None
+    """(base index, position) of the segment that is truncated; None if none is."""
     mark: Mark
 
 
@@ -133,8 +133,8 @@ def repair(directory: Directory, plan: Plan, progress: Progress = lambda _: None
     for base in order:
         remove_segment(files, base)
         files.sync()
-    if plan.cut is not None:
-        base, position = plan.cut
+    if plan.truncated is not None:
+        base, position = plan.truncated
         with closing(files.open(store_name(base))) as store:
             store.truncate(position)
             store.sync()
@@ -152,8 +152,8 @@ def _set_aside(directory: Directory, plan: Plan, stray: list[str], progress: Pro
     names = set(files.list())
     parts = [(name, name, 0) for base in plan.segments for name in (store_name(base), index_name(base))]
     parts += [(name, name, 0) for name in stray]
-    if plan.cut is not None:
-        base, position = plan.cut
+    if plan.truncated is not None:
+        base, position = plan.truncated
         parts.append((store_name(base), f"{store_name(base)}.from-{position}", position))
     quarantine = directory.child(QUARANTINE_FOLDER)
     directory.sync()

@@ -230,7 +230,7 @@ def _leftovers(files: Directory) -> list[Fault]:
     meanings = {
         STORE_SUFFIX + UNFINISHED_SUFFIX: "a rotation was interrupted",
         SPOOL_SUFFIX: "an append of a stream was interrupted",
-        REWRITE_SUFFIX: "a cut inside a frame was interrupted",
+        REWRITE_SUFFIX: "a truncation inside a frame was interrupted",
     }
     names = set(files.list())
     found = [

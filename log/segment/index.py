@@ -72,7 +72,7 @@ class FrameIndex:
             self._relatives.append(relative)
             self.next_position = position + self._interval_bytes
 
-    def cut(self, relative: int) -> None:
+    def truncate(self, relative: int) -> None:
         """Drop the entries of all frames from this relative index on."""
         kept = bisect_left(self._relatives, relative)
         del self._relatives[kept:], self._entries[INDEX_MARKER_BYTES + kept * INDEX_ENTRY_BYTES :]
@@ -208,7 +208,7 @@ class StoredIndex:
 
 
 def _words(raw: bytes) -> memoryview:
-    # A file that was cut gives less than was asked for: take whole entries only.
+    # A truncated file gives less than was asked for: take whole entries only.
     return memoryview(raw)[: len(raw) // INDEX_ENTRY_BYTES * INDEX_ENTRY_BYTES].cast("I")
 
 

@@ -197,7 +197,7 @@ class Lookup:
             del boundaries[next(iter(boundaries))]
 
     def forget_boundaries(self) -> None:
-        """Forget where range reads ended, because segments were removed or cut."""
+        """Forget where range reads ended, because segments were removed or truncated."""
         self._boundaries.clear()
 
     def store(self, segment: Segment) -> Storage:

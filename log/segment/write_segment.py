@@ -182,7 +182,7 @@ class WriteSegment:
             self.unwritten_index = None
 
     def trim(self) -> None:
-        """Cut the preallocated space after the last frame."""
+        """Remove the preallocated space after the last frame."""
         self.store.truncate(self.segment.end)
         self.allocated = self.segment.end
 

@@ -225,7 +225,7 @@ class Disk:
         return bytes(self._file(path).durable)
 
     def unsynced_from(self, path: str) -> int | None:
-        """Return the lowest position of a file that was written or cut since its last sync; None if there is none."""
+        """Return the lowest position of a file that was written or truncated since its last sync, or None."""
         pending = self._file(path).pending
         return min((change if isinstance(change, int) else change[0] for change in pending), default=None)
 

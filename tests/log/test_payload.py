@@ -7,13 +7,13 @@ from quire.log.packing import array_head
 from quire.log.payload import (
     Record,
     Run,
-    cut_runs,
     decode_runs,
     encode_blob,
     encode_records,
     encode_runs,
     encode_system,
     stored_record,
+    truncate_runs,
 )
 
 VALUES = ["a", Record("b", {"key": "text"}), 3, None, b"\x00"]
@@ -69,6 +69,6 @@ def test_runs_that_are_cut_keep_whole_runs_before_the_cut_and_none_behind_it(
     kept: int, runs: list[tuple[int, int, int]]
 ) -> None:
     payload, count = FRAMES[Kind.RUNS]
-    found, values = decode_runs(cut_runs(payload, count, kept), kept)
+    found, values = decode_runs(truncate_runs(payload, count, kept), kept)
     assert found == [Run(*run) for run in runs]
     assert len(values) == kept

@@ -124,7 +124,7 @@ def test_a_segment_whose_header_is_rotten_goes_whole() -> None:
     disk.flip_bit(f"log/{bases[1]:020d}.store", 20)
     directory = disk.directory()
     plan = plan_repair(verify(directory), "before")
-    assert (plan.cut, plan.segments, plan.kept_to) == (None, tuple(bases[1:]), bases[1])
+    assert (plan.truncated, plan.segments, plan.kept_to) == (None, tuple(bases[1:]), bases[1])
     repair(directory, plan)
     assert open_log(disk).bounds == (0, bases[1])
 
