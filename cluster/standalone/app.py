@@ -15,7 +15,7 @@ from quire.log import Kind, Log, Record, Spool, StoredRecord, ValueStream, blob_
 from ..errors import BodyTimeout, LimitExceeded, Malformed, WrongIndex
 from ..http.admission.browsers import BrowserGuard
 from ..http.admission.concurrency import ConcurrencyLimit
-from ..http.admission.connections import ConnectionLimit, cut
+from ..http.admission.connections import ConnectionLimit, abort
 from ..http.admission.slow_callers import STALL_TIMEOUT_S, BodyPace
 from ..http.api import ADMISSION, Admission
 from ..http.app import errors_as_problems, set_headers_of_all
@@ -108,7 +108,7 @@ async def _streamed(request: web.Request, stream: ValueStream) -> web.StreamResp
                 await response.write(chunk)
         except TimeoutError:
             # A stuck reader would keep its place. Abort, so that the client does not take this for the end.
-            cut(request)
+            abort(request)
             break
     return response
 

@@ -9,7 +9,7 @@ import pytest
 import pytest_asyncio
 
 from quire.cluster.client import CommandRefused, ResultsCut, connect
-from quire.cluster.http.cut import places_within
+from quire.cluster.http.partial_answer import places_within
 from quire.cluster.http.sizes import VALUES_LIMIT, size_up_to
 from quire.cluster.node.pending import WriteReply
 from quire.log import pack, unpack

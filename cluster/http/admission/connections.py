@@ -259,7 +259,7 @@ def _is_answerable(request: web.BaseRequest) -> bool:
     return request.content.is_eof() and not waits_on_purpose(request)
 
 
-def cut(request: web.BaseRequest) -> None:
+def abort(request: web.BaseRequest) -> None:
     """Abort the caller's connection, if it is still open, so that it cannot take what it got for the whole response."""
     if request.transport is not None:
         request.transport.abort()

@@ -19,7 +19,7 @@ from quire.replication.net.sockets import close_socket
 
 from ...errors import BodyTimeout, LimitExceeded, Overloaded
 from .addresses import LEAST_SHARE_BYTES, share_of
-from .connections import cut
+from .connections import abort
 
 REQUESTS_HELD_BYTES = 128 << 20
 RESPONSES_HELD_BYTES = 64 << 20
@@ -90,7 +90,7 @@ class _HeldBytes:
             oldest = min(others, key=lambda other: other.moved_at, default=None)
             if oldest is None or time.monotonic() - oldest.moved_at < self._idle_s:
                 return False
-            cut(oldest.request)
+            abort(oldest.request)
             self._forget(oldest)
 
     def _grow(self, transfer: _Transfer, size: int) -> None:
@@ -220,7 +220,7 @@ class ResponseBodyLimit(_HeldBytes):
             async with asyncio.timeout(self._stall_timeout_s):
                 await sent.write_eof()
         except TimeoutError:
-            cut(request)
+            abort(request)
             raise ConnectionResetError(f"the caller took nothing for {self._stall_timeout_s:g} s") from None
         return sent
 
@@ -240,7 +240,7 @@ async def done_or_stalled(
             return True
         before, unsent = unsent, unsent_bytes(request)
         checks = checks + 1 if unsent and unsent == before else 0
-    cut(request)
+    abort(request)
     return False
 
 
@@ -250,7 +250,7 @@ async def close(request: web.Request, socket: web.WebSocketResponse) -> None:
         async with asyncio.timeout(CLOSE_TIMEOUT_S):
             await close_socket(socket)
     except TimeoutError:
-        cut(request)
+        abort(request)
 
 
 def unsent_bytes(request: web.Request) -> int:

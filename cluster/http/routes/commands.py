@@ -28,7 +28,7 @@ from ..bodies import (
     pack_records,
     read_body,
 )
-from ..cut import cut_to, places_within
+from ..partial_answer import first_places, places_within
 from ..request import NO_SESSION, WriteId, parameters_of, write_id_of
 
 if TYPE_CHECKING:
@@ -80,7 +80,7 @@ def _within_answer(request: web.Request, reply: WriteReply) -> tuple[WriteReply,
     """The part of a reply that fits into one answer, and {"cut": place} if that is not all of it."""
     encode = to_json if answer_type_of(request) == JSON else pack
     places = places_within(reply, request.app[API].node.config.answer_bytes, encode)
-    return (cut_to(reply, places), {"cut": places}) if places < len(reply.results) else (reply, {})
+    return (first_places(reply, places), {"cut": places}) if places < len(reply.results) else (reply, {})
 
 
 async def write_values(

@@ -41,8 +41,8 @@ from ..admission.decoding import LARGE_BYTES
 from ..admission.slow_callers import close, done_or_stalled
 from ..admission.streams import OpenStream
 from ..api import ADMISSION, API
-from ..cut import cut_to, places_within
 from ..forwarding import MESSAGES
+from ..partial_answer import first_places, places_within
 from ..problems import problem_of
 from ..request import REQUEST_ID_KEY, parameters_of, parse_integer
 
@@ -180,8 +180,8 @@ class CommandStream:
         fields: list[Any] = [waiter.sequence, index, reply.epoch, reply.results, reply.refused]
         places = places_within(reply, self._node.config.answer_bytes, pack)
         if places < len(reply.results):
-            cut = cut_to(reply, places)
-            fields[3:] = [cut.results, cut.refused, places]
+            part = first_places(reply, places)
+            fields[3:] = [part.results, part.refused, places]
         answer = pack(fields)
         self._outbox.send(answer)
         self._outbox.when_taken(self._room.set)

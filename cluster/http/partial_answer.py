@@ -1,4 +1,4 @@
-"""Cuts the results of commands to what one answer may hold. The commands have executed all the same."""
+"""The part of the results of commands that one answer may hold. The commands have executed all the same."""
 
 from collections.abc import Callable
 from typing import Any
@@ -33,7 +33,7 @@ def places_within(reply: WriteReply, limit: int, encode: Callable[[Any], bytes])
     return len(reply.results)
 
 
-def cut_to(reply: WriteReply, places: int) -> WriteReply:
+def first_places(reply: WriteReply, places: int) -> WriteReply:
     """The reply's first places."""
     return reply._replace(
         results=reply.results[:places], refused=[refusal for refusal in reply.refused if refusal[0] < places]
