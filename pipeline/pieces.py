@@ -1,4 +1,4 @@
-"""What every job shares: the log cut into pieces at frame boundaries, and the pieces run by Spark or in this process.
+"""What every job shares: the log split into pieces at frame boundaries, and the pieces run by Spark or in this process.
 
 With a Spark session, each piece is a Spark job of one task, and about as many run at a time as Spark has cores. So a
 result is available as soon as its piece is done, which progress and partial results need, and the first piece that

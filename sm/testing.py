@@ -161,16 +161,16 @@ def check_snapshots(spec: str, commands: Sequence[Any], *, initial: Any = None) 
     used = _made(spec, initial)
     for place, command in enumerate(logged):
         _apply(used, command, place)
-    for cut in sorted({0, len(logged) // 2, len(logged)}):
+    for split in sorted({0, len(logged) // 2, len(logged)}):
         original, restored = _made(spec, initial), _made(spec, initial)
-        for place, command in enumerate(logged[:cut]):
+        for place, command in enumerate(logged[:split]):
             _apply(original, command, place)
-        snapshot, where = _snapshot(original), f"a machine restored after {cut} commands"
+        snapshot, where = _snapshot(original), f"a machine restored after {split} commands"
         for machine, size in ((restored, 7), (used, max(1, len(snapshot)))):
             machine.restore(snapshot[start : start + size] for start in range(0, len(snapshot), size))
             if _snapshot(machine) != snapshot:
                 raise MachineFaulty(f"{where} gives another snapshot; is the whole state in it, in a fixed order?")
-        for place, command in enumerate(logged[cut:], cut):
+        for place, command in enumerate(logged[split:], split):
             one, other = (_reply(_apply(machine, command, place)) for machine in (restored, original))
             if one != other:
                 said = f"{_shown(one)}, and the original {_shown(other)}"
@@ -180,7 +180,7 @@ def check_snapshots(spec: str, commands: Sequence[Any], *, initial: Any = None) 
 def check_limits(spec: str, commands: Sequence[Any], *, initial: Any = None) -> None:
     """A machine with `limit_state` refuses before any change, and the same once it is restored."""
     logged = _as_logged(commands)
-    cut = len(logged) // 2
+    split = len(logged) // 2
     if getattr(_made(spec, initial), "limit_state", None) is None:
         return
     for limit_bytes in LIMITS_BYTES:
@@ -188,15 +188,15 @@ def check_limits(spec: str, commands: Sequence[Any], *, initial: Any = None) -> 
         where = f"with {limit_bytes} bytes for its state"
         for place, command in enumerate(logged):
             before = _snapshot(original)
-            if place == cut:
+            if place == split:
                 restored.restore([before])
             reply = _apply(original, command, place)
             if isinstance(reply, Refused) and _snapshot(original) != before:
                 raise MachineFaulty(f"{where}, apply refused a command after a change: {_at(place, logged)}")
-            if place >= cut and (other := _reply(_apply(restored, command, place))) != _reply(reply):
+            if place >= split and (other := _reply(_apply(restored, command, place))) != _reply(reply):
                 said = f"{_shown(other)}, and the original {_shown(_reply(reply))}"
                 raise MachineFaulty(
-                    f"{where}, a machine restored after {cut} commands answered {_at(place, logged)} with {said}"
+                    f"{where}, a machine restored after {split} commands answered {_at(place, logged)} with {said}"
                 )
 
 

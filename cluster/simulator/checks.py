@@ -82,13 +82,12 @@ class Seen:
     answered_epoch: int = 0
     promised_epoch: int = 0
     """The epoch of the promise that an earlier step queued to disk."""
-    has_cut: bool = False
+    has_truncated: bool = False
     """Whether a truncation is complete, and no other has begun since."""
     applied_place: int = -1
     snapshot_index: int = 0
     """The index of the newest complete snapshot."""
     leading: Promise | None = None
-    cuts: int = 0
     runs: bool = False
     operations: int = -1
 
@@ -131,7 +130,7 @@ class Checks:
         """Check a node that recovered: it has what was durable, and the promise that it gave."""
         seen, shadow, log = self.of(node), node.shadow, node.running.log
         shadow.read_all()
-        shadow.cut = None
+        shadow.truncated = None
         if shadow.end != log.tail.index or log.durable_index != shadow.end:
             raise Violation("a recovered log is what its files hold, and durable", node.node_id, shadow.end, log.tail)
         place = shadow.place_of_end(seen.durable_index)
@@ -140,9 +139,9 @@ class Checks:
         came_back = shadow.frames[max(len(seen.frames), shadow.base_place) :] or [
             a for a, b in zip(shadow.frames, seen.frames, strict=False) if a != b
         ]
-        if seen.has_cut and came_back:
-            raise Violation("what was cut does not come back", node.node_id, came_back[0], seen.frames[-1:])
-        seen.has_cut = False
+        if seen.has_truncated and came_back:
+            raise Violation("what was truncated does not come back", node.node_id, came_back[0], seen.frames[-1:])
+        seen.has_truncated = False
         if shadow.end < seen.tail:
             self.counts.lost_tails += 1
         self._survived(node, seen)
@@ -159,7 +158,7 @@ class Checks:
         seen.mark = mark_in(node.disk.content("mark"))
         seen.told_commit_index = seen.commit_index = 0
         seen.commit_place, seen.applied_place, seen.leading = -1, -1, None
-        seen.runs, seen.cuts = True, 0
+        seen.runs = True
         self._note_frames(node, 0)
         self._durable(node, seen)
         self.commits(node)
@@ -296,7 +295,7 @@ class Checks:
         self.commits(node)
         self._stamped(node, event)
         if isinstance(event, events.Truncated):
-            seen.has_cut = True
+            seen.has_truncated = True
         if isinstance(event, events.Tick | events.Truncated | events.Installed):
             self._members(node)
         seen.promised_epoch = core.promise.epoch
@@ -332,10 +331,10 @@ class Checks:
         written = {name for operation, name in disk.journal if operation == "write" and name in ("mark", "promise")}
         before = len(shadow.frames)
         if shadow.look() and seen.runs:
-            if shadow.cut is not None:
-                before = min(before, shadow.cut[0])
-                self._cut(node, seen, *shadow.cut)
-                shadow.cut = None
+            if shadow.truncated is not None:
+                before = min(before, shadow.truncated[0])
+                self._truncated(node, seen, *shadow.truncated)
+                shadow.truncated = None
             self._note_frames(node, before)
         if "mark" in written:
             self._mark(node, seen)
@@ -364,20 +363,20 @@ class Checks:
             raise Violation("rule 15: after epoch_start is committed", node.node_id, named)
 
     def _members(self, node: "Node") -> None:
-        """Rule 15: the last record of members in the log counts, from its append until it is cut."""
+        """Rule 15: the last record of members in the log counts, from its append until it is truncated."""
         members = node.running.core.members
         known = frozenset((voter.node_id, voter.disk_id) for voter in members.voters())
         named = node.shadow.members_below(node.shadow.end)
         if known != named.voters:
             raise Violation("rule 15: who counts is who the log names", node.node_id, sorted(known), named)
 
-    def _cut(self, node: "Node", seen: Seen, place: int, held: Held) -> None:
-        """Rule 9: what is cut was never committed."""
-        seen.has_cut = False
+    def _truncated(self, node: "Node", seen: Seen, place: int, held: Held) -> None:
+        """Rule 9: what is truncated was never committed."""
+        seen.has_truncated = False
         self.counts.truncations += 1
         is_committed = place < len(self.committed) and held == self.committed[place]
         if is_committed and held.end > self._snapshot_on(node):
-            raise Violation("rule 9: a committed frame was cut", node.node_id, held)
+            raise Violation("rule 9: a committed frame was truncated", node.node_id, held)
         if seen.durable_index > node.shadow.end or node.running.log.durable_index < seen.durable_index:
             seen.durable_index = node.running.log.durable_index
             seen.durable_crc = self._crc_before(node, seen.durable_index)

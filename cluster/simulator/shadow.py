@@ -80,7 +80,7 @@ class Shadow:
         """The records of members on any disk of this history, by their crc32c."""
         self.frames: list[Held] = []
         self.ends: list[int] = []
-        self.cut: tuple[int, Held] | None = None
+        self.truncated: tuple[int, Held] | None = None
         """The lowest place where a frame was removed or replaced, and that frame. The checks reset it."""
         self.base_place = 0
         """The place of the log's first frame; frames below are in a snapshot, or have expired."""
@@ -128,7 +128,7 @@ class Shadow:
             self._add(name)
         same = next((at for at, (a, b) in enumerate(zip(kept, self.frames, strict=False)) if a != b), len(self.frames))
         if same < len(kept):
-            self._note_cut(same, kept[same])
+            self._note_truncated(same, kept[same])
 
     def unsynced_below(self, index: int) -> str | None:
         """Which of the frames below `index` a power loss would take; None: none."""
@@ -155,7 +155,7 @@ class Shadow:
     def _read_again(self, changed: set[str]) -> None:
         names = self._names()
         while len(names) > 0 and self._segments and self._segments[0].name < names[0]:
-            # The oldest segment expired: its frames are remembered, and were not cut.
+            # The oldest segment expired: its frames are remembered, and were not truncated.
             gone = self._segments.pop(0)
             self.base_place = gone.first_place + gone.count
         keep = 0
@@ -176,7 +176,7 @@ class Shadow:
         after = self.frames[first_place:]
         same = next((at for at, (a, b) in enumerate(zip(before, after, strict=False)) if a != b), len(after))
         if same < len(before):
-            self._note_cut(first_place + same, before[same])
+            self._note_truncated(first_place + same, before[same])
 
     def _begin(self) -> None:
         """A log that does not begin at 0 begins after frames that are known from elsewhere."""
@@ -189,9 +189,9 @@ class Shadow:
             self.ends = [held.end for held in self.frames]
             self.base_place = len(self.frames)
 
-    def _note_cut(self, place: int, held: Held) -> None:
-        if self.cut is None or place < self.cut[0]:
-            self.cut = place, held
+    def _note_truncated(self, place: int, held: Held) -> None:
+        if self.truncated is None or place < self.truncated[0]:
+            self.truncated = place, held
 
     def _add(self, name: str) -> None:
         if int(name.removesuffix(".store")) != self.end:

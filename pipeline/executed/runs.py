@@ -1,4 +1,4 @@
-"""Which rows executed, in three steps: tasks cut rows into runs, the driver judges the runs, tasks mark the rows.
+"""Which rows executed, in three steps: tasks group rows into runs, the driver judges the runs, tasks mark the rows.
 
 Whether a record executed depends on all earlier ones of its session, so it cannot be decided row by row. But a run,
 rows of a session whose sequences rise by one, is judged as a whole: those below the session's next sequence are retries
@@ -90,14 +90,14 @@ class _Cutter:
         index, timestamp, session, sequence = map(_integers, batch.columns[:4])
         values = batch.column(4)
         is_system = values.is_valid().to_numpy(zero_copy_only=False)
-        cuts = is_system.copy()  # The rows that begin with new runs.
-        cuts[self._add_stretches(index)] = True
+        begins = is_system.copy()  # The rows that begin with new runs.
+        begins[self._add_stretches(index)] = True
         for row in np.flatnonzero(is_system).tolist():
             at = int(index[row])
             self.done.append(Run(at, at, int(timestamp[row]), 0, 0, 1, values[row].as_py()))
 
         rows = np.flatnonzero((session != 0) & ~is_system)
-        part = np.cumsum(cuts)[rows]
+        part = np.cumsum(begins)[rows]
         order = np.lexsort((rows, session[rows], part))
         rows, part = rows[order], part[order]
         of, number = session[rows], sequence[rows]
@@ -109,20 +109,20 @@ class _Cutter:
         for start, end in pairwise(bounds):
             first, last = rows[start], rows[end - 1]
             if part[start] != present:
-                self._cut()
+                self._end_runs()
                 present = part[start]
             begin, at, when = int(index[first]), int(index[last]), int(timestamp[last])
             self._add_run(Run(begin, at, when, int(of[start]), int(number[start]), end - start))
-        if cuts.sum() != present:
-            self._cut()
+        if begins.sum() != present:
+            self._end_runs()
 
     def end(self) -> None:
         """There are no more rows."""
-        self._cut()
+        self._end_runs()
         if self._stretch is not None:
             self.done.append(Run(*self._stretch, 0, 0, 0, 0))
 
-    def _cut(self) -> None:
+    def _end_runs(self) -> None:
         self.done += self._open.values()
         self._open.clear()
 

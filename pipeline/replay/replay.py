@@ -76,7 +76,7 @@ class ReplaySummary:
         return "NOT proven: there is nothing to compare with, no snapshot and no node's answer"
 
 
-class _Cut(NamedTuple):
+class _Span(NamedTuple):
     """A stretch between two snapshots, or the ends of the log."""
 
     from_index: int
@@ -126,8 +126,8 @@ def replay(
             raise OptionRefused("key_parts", f"machine {genesis.machine[0]} does not have independent keys")
         live = [ask(server, cluster_id) for server in servers]
         snapshots, left_out = _snapshots(sorted({path, options.path}), cluster_id, genesis.machine)
-        cuts = _cuts(origin.name, bounds, snapshots)
-        pieces = [_piece(options, origin, cut, genesis, machine, live) for cut in cuts]
+        spans = _spans(origin.name, bounds, snapshots)
+        pieces = [_piece(options, origin, span, genesis, machine, live) for span in spans]
     summary = ReplaySummary(
         cluster_id, " version ".join(map(str, genesis.machine)), *_range(pieces, bounds), left_out=left_out
     )
@@ -239,7 +239,7 @@ def _snapshots(paths: list[str], cluster_id: str, machine: tuple[str, int]) -> t
     return [found[index] for index in sorted(found)], left_out
 
 
-def _cuts(name: str, bounds: Bounds, snapshots: list[StoredSnapshot]) -> list[_Cut]:
+def _spans(name: str, bounds: Bounds, snapshots: list[StoredSnapshot]) -> list[_Span]:
     """The stretches, in order. Raises GroundMissing."""
     low, high = bounds
     held = [each for each in snapshots if low <= each.manifest.index <= high and each.manifest.index > 0]
@@ -247,33 +247,33 @@ def _cuts(name: str, bounds: Bounds, snapshots: list[StoredSnapshot]) -> list[_C
     if not starts:
         raise GroundMissing(name, low, high, [each.manifest.index for each in snapshots])
     ends: list[StoredSnapshot | None] = [*starts[1:], None]
-    cuts = [
-        _Cut(start.manifest.index if start else 0, end.manifest.index if end else high, start, end)
+    spans = [
+        _Span(start.manifest.index if start else 0, end.manifest.index if end else high, start, end)
         for start, end in zip(starts, ends, strict=True)
     ]
-    return [cut for cut in cuts if cut.from_index < cut.to_index]
+    return [span for span in spans if span.from_index < span.to_index]
 
 
 def _piece(
-    options: SourceOptions, origin: Origin, cut: _Cut, genesis: Genesis, machine: str | None, live: list[NodeAnswer]
+    options: SourceOptions, origin: Origin, span: _Span, genesis: Genesis, machine: str | None, live: list[NodeAnswer]
 ) -> ReplayPiece:
     digests = [
         RecordedDigest(node.index, node.digest, node.server, state=node.state)
         for node in live
-        if cut.from_index < node.index <= cut.to_index
+        if span.from_index < node.index <= span.to_index
     ]
-    if cut.end is not None:
-        end, path = cut.end.manifest, cut.end.path
+    if span.end is not None:
+        end, path = span.end.manifest, span.end.path
         source = f"the snapshot {end.index} of {path}"
         digests.append(RecordedDigest(end.index, end.boundary.digest.hex(), source, end.sha256.hex()))
     return ReplayPiece(
         options=options,
-        partitions=whole_frames(origin, options, cut.from_index, cut.to_index),
-        from_index=cut.from_index,
-        to_index=cut.to_index,
+        partitions=whole_frames(origin, options, span.from_index, span.to_index),
+        from_index=span.from_index,
+        to_index=span.to_index,
         genesis=genesis,
         machine_spec=machine,
-        start=cut.start,
-        end=cut.end,
+        start=span.start,
+        end=span.end,
         digests=sorted(digests, key=lambda expected: expected.index),
     )

@@ -61,7 +61,7 @@ def check_point(core: Core) -> Point:
     if leading and following:
         raise _broken("a node does not lead and follow at once", state.me.node_id)
     if committed > highest:
-        raise _broken("rule 9: nothing committed was cut", committed, highest)
+        raise _broken("rule 9: nothing committed was truncated", committed, highest)
     _check_promise(core)
     if state.reported_apply > committed or state.reported_apply > durable:
         raise _broken("rule 7: only what is committed and durable is applied", state.reported_apply, committed, durable)

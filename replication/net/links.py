@@ -138,7 +138,7 @@ class Link:
             self._wake.set()
 
     def redial_now(self) -> None:
-        """Cut a pause between two dials short: the peer has dialled this node, so it runs and can be reached."""
+        """End a pause between two dials early: the peer has dialled this node, so it runs and can be reached."""
         self._dialled_by_peer.set()
 
     def hang_up(self) -> None:

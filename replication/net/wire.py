@@ -5,7 +5,7 @@ one byte more, since a shipment is raw frame bytes and not msgpack:
 
     0 u8, an OpenAnswer | 1 u8, commit_index u64, durable_index u64, clock u64, frame bytes
 
-A shipment larger than a message is cut anywhere. `FrameAssembler` joins the messages: only whole frames count (rule 8).
+A larger shipment is split anywhere. `FrameAssembler` joins the messages: only whole frames count (rule 8).
 """
 
 import struct

@@ -15,8 +15,8 @@ The steps, and why they are in this order:
 
 A crash leaves `.new` and `.gone` folders, which `open` removes.
 
-Somebody else may remove or cut files while the program runs. So before anything is deleted because a snapshot replaces
-it, segments of the log or an older snapshot, `check_newest` looks at the files of the two newest.
+Somebody else may remove or truncate files while the program runs. So before anything is deleted because a snapshot
+replaces it, segments of the log or an older snapshot, `check_newest` looks at the files of the two newest.
 """
 
 import errno
@@ -389,7 +389,7 @@ def write_snapshot(
         OSError: the device failed.
     """
     check, chunks = sha256(), list[Chunk]()
-    for data in _cut(content, chunk_bytes):
+    for data in _in_chunks(content, chunk_bytes):
         before_chunk()
         check.update(data)
         write_file(folder, chunk_name(len(chunks)), data)
@@ -420,7 +420,7 @@ def write_file(folder: Directory, name: str, data: bytes) -> None:
             raise
 
 
-def _cut(pieces: Iterable[bytes], size: int) -> Iterator[bytes]:
+def _in_chunks(pieces: Iterable[bytes], size: int) -> Iterator[bytes]:
     """The same bytes in chunks of `size`, the last one shorter; no chunk if there are no bytes."""
     buffer = bytearray()
     for piece in pieces:
