@@ -77,8 +77,9 @@ Allow = Annotated[
     NoDecode,
     Field(
         default_factory=tuple,
-        description="Host names and web origins that are accepted beside the node's own. A name, such as a load "
-        "balancer's, without a port: requests to any other name are refused, because a web page may have chosen it. An "
-        "origin, as in https://quire.example.org: its web pages may do all that a client may. May be repeated.",
+        description="Host names and web origins to accept in addition to the node's own. Give a host name, such as a "
+        "load balancer's, without a port: requests to any other name are refused, because a web page may have chosen "
+        "it. Give an origin with its scheme, as in https://quire.example.org: its web pages may do everything that a "
+        "client may. May be repeated.",
     ),
 ]

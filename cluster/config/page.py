@@ -16,10 +16,10 @@ a test checks that it is up to date.
 
 Each setting can be given as a flag (`--data-dir ./n1`), as a variable (`QUIRE_DATA_DIR=./n1`) or as a key of the TOML
 file (`data_dir = "./n1"`) that `--config FILE` or `QUIRE_CONFIG` names. Flags override variables, and variables
-override the file. An unknown key, an unknown `QUIRE_` variable and a missing file are errors. Only variables that
-Kubernetes or Docker set for a service named `quire` or `quire-...` are ignored, such as `QUIRE_SERVICE_HOST`, and a
-`QUIRE_PORT` with a value such as `tcp://10.0.0.1:7001`; the journal names them. (The variable
-`QUIRE_SERVER` is for the other commands: it tells them where the cluster is.)
+override the file. An unknown key, an unknown `QUIRE_` variable and a missing file are errors. Variables that Kubernetes
+or Docker set for a service named `quire` or `quire-...` are ignored and logged, such as `QUIRE_SERVICE_HOST`, or
+`QUIRE_PORT` with a value such as `tcp://10.0.0.1:7001`. The other commands read `QUIRE_SERVER`, the addresses of the
+cluster. Limits that are not settings are in [limits.md](limits.md).
 
     # n1.toml
     node = "n1"

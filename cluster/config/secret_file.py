@@ -1,4 +1,4 @@
-"""The file of the peer secrets: one a line. The first is spoken, all are accepted, so that they can be rotated."""
+"""The file of the peer secrets, one a line. A node uses the first and accepts all, so that they can be rotated."""
 
 import os
 import secrets
@@ -25,7 +25,7 @@ class SecretFile:
 
     secrets: tuple[bytes, ...] = ()
     alarm: str | None = None
-    """Who else may read the file, and what to do; None if nobody else may."""
+    """Says that every user of the machine may read the file, and what to do; None if they may not."""
 
 
 def read_secrets(path: Path) -> SecretFile:
@@ -40,7 +40,7 @@ def read_secrets(path: Path) -> SecretFile:
             data = file.read(MAX_FILE_BYTES + 1)
     except OSError as error:
         why = (error.strerror or str(error)).lower()
-        advice = "let the node's user, or a group that it is in, read it"
+        advice = "make it readable to the node's user or to a group of that user"
         raise SecretRefused(f"peer_secret_file {path} cannot be read: {why}; {advice}") from None
     found = tuple(line.strip() for line in data.splitlines() if line.strip())
     if not found:
@@ -50,7 +50,7 @@ def read_secrets(path: Path) -> SecretFile:
         raise SecretRefused(f"peer_secret_file {path} has more than {limits}; keep the secrets that are in use")
     for number, secret in enumerate(found, 1):
         if len(secret) < LEAST_SECRET_BYTES:
-            size = f"secret {number} has {len(secret)} bytes, and {LEAST_SECRET_BYTES} are the least"
+            size = f"secret {number} has {len(secret)} bytes, fewer than {LEAST_SECRET_BYTES}"
             raise SecretRefused(f"peer_secret_file {path}: {size}; make another with `{NEW}`")
     return SecretFile(found, _alarm_of(path, mode))
 
@@ -60,7 +60,7 @@ def _alarm_of(path: Path, mode: int) -> str | None:
         return None
     return (
         f"peer_secret_file {path} has mode {stat.S_IMODE(mode):04o}: every user of this machine may read or change it; "
-        f"`chmod o= {path}`, and if it was readable for long, rotate the secret (deploy/runbook.md)"
+        f"run `chmod o= {path}`, and if it was readable for long, rotate the secret (deploy/runbook.md)"
     )
 
 

@@ -66,35 +66,36 @@ class ServeConfig(Settings):
     """The configuration of one node: its settings, and constants that tests give other values."""
 
     max_request_bytes: ClassVar = MIB
-    """Of a batch in one request. A request is one frame, so this also bounds how long it blocks others."""
+    """Size of a batch in one request. A request is one frame, so this also bounds how long it blocks others."""
     max_commands: ClassVar = 10_000
-    """In one request. They are decoded and checked in one go, so this also bounds how long that blocks others."""
+    """Commands in one request. They are decoded and checked together, so this bounds how long that blocks others."""
     request_timeout_ms: ClassVar = 10_000
     """A request waits for its commit, or for a leader; then the outcome of a write is reported as unknown."""
     stream_window_bytes: ClassVar = 8 * MIB
-    """In flight to a follower: the leader's memory for it."""
+    """Bytes in flight to a follower: the leader's memory for it."""
     answer_bytes: ClassVar = 8 * MIB
-    """Of the results in one answer to commands. The rest is left out, and the answer says so."""
+    """Size of the results in one answer to commands. The rest is left out, and the answer says so."""
     state_limit_bytes: ClassVar = 8 * MIB
-    """Of a state that GET /state returns."""
+    """Size of the answer of GET /state or POST /query."""
     snapshot_log_bytes: ClassVar = 256 * MIB
-    """Of frames since the last snapshot: then another one is taken, for logs of few, large records."""
+    """Bytes of frames since the last snapshot after which another is taken, for logs of few, large records."""
     follower_bytes: ClassVar = 1024 * MIB
-    """Of log that a leader keeps for a node that lacks them, beyond its own limits."""
+    """Bytes of log that a leader keeps for a node that lacks them, beyond its own limits."""
     check_invariants: ClassVar = False
     """Check the protocol's invariants after each step, as the simulator does; a node that breaks one halts."""
 
-    node: NodeId = Field(description="This node's id, one of the members: 1 to 24 of a-z, 0-9 and -.")
+    node: NodeId = Field(description="This node's id, one of the members: 1 to 24 characters of a-z, 0-9 and -.")
     listen: Address = Field(
         description="HOST:PORT to listen on, for both clients and peers. 0.0.0.0 is every IPv4 address, [::] every "
-        "address. An alarm tells if members has another port, or another IP address, for this node."
+        "address. An alarm is raised if members gives this node another port or another IP address."
     )
     members: Addresses = Field(
-        description="All nodes of the cluster, and where they reach each other: n1=HOST:PORT,n2=HOST:PORT,..."
+        description="All nodes of the cluster, and the addresses by which they reach each other: "
+        "n1=HOST:PORT,n2=HOST:PORT,..."
     )
     initial_members: NodeIds = Field(
         default_factory=lambda data: tuple(data.get("members", ())),
-        description="Ids of the members that form a new cluster, as n1,n2,n3; the others join it as observers. "
+        description="Ids of the members that form a new cluster, as in n1,n2,n3; the others join it as observers. "
         "Ignored once the cluster is formed. Default: all members.",
     )
     data_dir: Path = Field(description="Directory of the node's log and other files; created if it does not exist.")
@@ -111,28 +112,29 @@ class ServeConfig(Settings):
     )
     link: Addresses = Field(
         default_factory=dict,
-        description="Where this node reaches a peer, if not at its address in members, for example through a proxy: "
-        "n2=HOST:PORT. May be repeated.",
+        description="Address at which this node reaches a peer, instead of the one in members, for example that of a "
+        "proxy: n2=HOST:PORT. May be repeated.",
     )
     allow: Allow = Field(default_factory=tuple)
     peer_secret_file: FilePath | None = Field(
         default=None,
-        description="File with the secret by which peers authenticate each other, as `quire secret new FILE` makes it; "
-        "the same on all nodes. Of several lines the first is spoken and all are accepted (deploy/runbook.md, on "
-        "rotation). Without it, peers are believed from this machine alone, and listen must be a loopback address.",
+        description="File with the secret by which peers authenticate each other, the same on all nodes; `quire secret "
+        "new FILE` makes one. If it has several lines, the node uses the first and accepts all of them "
+        "(deploy/runbook.md, on rotation). Without a secret, the node accepts peers from this machine only, and listen "
+        "must be a loopback address.",
     )
     insecure: bool = Field(
         default=False,
-        description="Without a peer secret, listen beyond this machine, and believe whoever claims to be a member, "
-        "from any address: whoever reaches the port can end or empty the cluster. An alarm says so.",
+        description="Listen beyond this machine without a peer secret, and trust every caller that claims to be a "
+        "member, from any address: anyone who reaches the port can stop or empty the cluster. An alarm is raised.",
     )
     election_timeout_ms: int = Field(
         default=1000,
         ge=100,
         le=600_000,
-        description="After this time without hearing the leader, a node may campaign; after this time without "
-        "hearing a majority, a leader steps down. Must be longer than the pauses of a busy host. A leader sends "
-        "heartbeats ten times as often, and at least ten a second.",
+        description="A node that has not heard from the leader for this long may campaign; a leader that has not heard "
+        "from a majority for this long steps down. Must be longer than the pauses of a busy host. The heartbeat "
+        "interval is a tenth of it, at most 100 ms.",
     )
     segment_bytes: int = Field(
         default=64 * MIB,
@@ -144,37 +146,39 @@ class ServeConfig(Settings):
         default=8 * MIB,
         ge=64 * 1024,
         le=256 * MIB,
-        description="Largest frame, and so the largest blob. Fixed when the cluster is formed: no node may have "
-        "a smaller limit.",
+        description="Largest frame, and so the largest blob. "
+        f"At least {max_request_bytes + FRAME_OVERHEAD_BYTES:,}, to hold a request. "
+        "Fixed when the cluster is formed, because no node may have a smaller limit.",
     )
     session_ttl_s: int = Field(
         default=SESSION_TTL_S,
         ge=0,
         le=10 * 365 * 86_400,
-        description="A session that was not used for so long is forgotten, named or not: a client that retries after a "
-        "longer absence may execute a command twice. 0: never. Fixed when the cluster is formed.",
+        description="A session expires, named or not, when it has been unused for this long: a client that retries "
+        "after a longer absence may execute a command twice. 0: never. Fixed when the cluster is formed.",
     )
     state_bytes: int = Field(
         default=STATE_BYTES,
         ge=0,
         lt=1 << 63,
-        description="Most bytes that the state may count. A command that would make it larger is refused; the process "
-        "takes more memory than that. Only machine kv, and your own with limit_state, have a use for it. 0: no limit. "
-        "Fixed when the cluster is formed.",
+        description="Largest size of the state, as the machine counts it. A command that would exceed it is refused. "
+        "The process needs more memory than that. Only the kv machine, and your own if it has limit_state, apply the "
+        "limit. 0: no limit. Fixed when the cluster is formed.",
     )
     snapshot_records: int = Field(
         default=500_000,
         ge=0,
         lt=1 << 63,
         description="Take a snapshot at the first frame boundary past each multiple of this many records, which is "
-        "the same boundary on every node. A restart replays at most about as many. 0: not by records.",
+        "the same boundary on every node. A restart replays about this many records at most. A snapshot is also "
+        f"taken after {snapshot_log_bytes // MIB} MiB of frames. 0: only then.",
     )
     retention_bytes: int = Field(
         default=0,
         ge=0,
         lt=1 << 63,
-        description="Remove this node's oldest segments while its log is larger and nothing needs them. Nodes may have "
-        "different limits. 0: no limit.",
+        description="Remove this node's oldest segments while its log is larger than this and nothing needs them. "
+        "Nodes may have different limits. 0: no limit.",
     )
     retention_ms: int = Field(
         default=0,
@@ -208,9 +212,9 @@ class ServeConfig(Settings):
             raise ValueError("insecure and peer_secret_file contradict each other; remove one of them")
         if not (self.peer_secret_file or self.insecure or is_loopback(host_and_port(self.listen)[0])):
             raise ValueError(
-                f"listen {self.listen} may be reached from other machines, and without a peer secret whoever reaches "
-                "it passes for a member; run `quire secret new peer-secret`, copy that file to every node, and start "
-                "each with `quire serve ... --peer-secret-file peer-secret` (or, where you trust everybody, --insecure)"
+                f"other machines can reach listen {self.listen}, and without a peer secret anyone who does can act as "
+                "a member; run `quire secret new peer-secret`, copy that file to every node, and start each with "
+                "`quire serve ... --peer-secret-file peer-secret` (or with --insecure, if you trust the whole network)"
             )
         if self.max_request_bytes + FRAME_OVERHEAD_BYTES > self.max_frame_bytes:
             raise ValueError(

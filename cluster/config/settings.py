@@ -1,12 +1,12 @@
 """The settings of a process: a frozen model, filled from flags, the environment and a TOML file.
 
-Flags override `QUIRE_...` variables, which override the file. Nothing is guessed or ignored: an unknown key in the
-file, an unknown `QUIRE_...` variable, a missing file and an invalid value are errors. (pydantic-settings by itself
+Flags override `QUIRE_...` variables, which override the file. An unknown key in the file, an unknown `QUIRE_...`
+variable, a missing file and an invalid value are errors. (pydantic-settings by itself
 ignores unknown variables and missing files.)
 
 Only the variables that Kubernetes and Docker set in a container for a service named `quire` or `quire-...` are ignored:
-nobody gave them to quire. They look like `QUIRE_SERVICE_HOST` and `QUIRE_PORT_7001_TCP_ADDR`. `QUIRE_PORT` is one of
-them only with a value such as `tcp://10.0.0.1:7001`: whoever sets `QUIRE_PORT=7001` expects it to do something.
+they are not meant for quire. They look like `QUIRE_SERVICE_HOST` and `QUIRE_PORT_7001_TCP_ADDR`. `QUIRE_PORT` is one of
+them only with a value such as `tcp://10.0.0.1:7001`: a user who sets `QUIRE_PORT=7001` expects it to have an effect.
 """
 
 import os

@@ -30,9 +30,9 @@ class StandaloneConfig(Settings):
     """The configuration of a standalone log: its settings, and constants that tests give other values."""
 
     max_request_bytes: ClassVar = MIB
-    """Of a batch of records in one request."""
+    """Size of a batch of records in one request."""
     max_commands: ClassVar = 10_000
-    """Records in one request. They are decoded in one go, so this bounds how long that blocks others."""
+    """Records in one request. They are decoded together, so this bounds how long that blocks others."""
     request_timeout_ms: ClassVar = 10_000
     """A request waits for the next bytes of its body (then nothing was written), or for its flush (then the response
     has the index, and the outcome is unknown)."""
@@ -41,7 +41,7 @@ class StandaloneConfig(Settings):
     flush_interval_ms: ClassVar = 1000
     """If flush = batched: flush when the oldest record is this old."""
     cached_indexes: ClassVar = 64
-    """Sealed segments that keep their index in memory, those used last: 256 KiB for one of 64 MiB."""
+    """Sealed segments whose index stays in memory, the most recently used: 256 KiB for one of 64 MiB."""
 
     listen: Address = Field(description="HOST:PORT to listen on. 0.0.0.0 is every IPv4 address, [::] every address.")
     allow: Allow = Field(default_factory=tuple)
@@ -54,9 +54,10 @@ class StandaloneConfig(Settings):
     )
     flush: Literal["always", "batched", "never"] = Field(
         default="always",
-        description="When a record is acknowledged and readable. always: when it survives a power loss. batched: it is "
-        "acknowledged immediately, and flushed and readable after 1,000 records or a second. never: both "
-        "immediately; the operating system decides when it reaches the disk, so a power loss may lose it.",
+        description="When a record is acknowledged and readable. always: once it survives a power loss. batched: it is "
+        f"acknowledged immediately, and flushed and then readable after {flush_records:,} records or "
+        f"{flush_interval_ms:,} ms. never: both immediately; the "
+        "operating system decides when it reaches the disk, so a power loss may lose it.",
     )
     segment_bytes: int = Field(
         default=64 * MIB,
@@ -67,18 +68,18 @@ class StandaloneConfig(Settings):
     retention_bytes: int | None = Field(
         default=None,
         ge=0,
-        description="Remove the oldest segments while the log is larger. None: no limit.",
+        description="Remove the oldest segments while the log is larger than this. Default: no limit.",
     )
     retention_ms: int | None = Field(
         default=None,
         ge=1,
-        description="Remove a segment when its last record is older. None: no limit.",
+        description="Remove a segment when its last record is older than this. Default: no limit.",
     )
     max_record_bytes: int = Field(
         default=MAX_RECORD_BYTES,
         ge=1024,
         lt=_SEGMENT_LIMIT_BYTES,
-        description="Largest record of raw bytes. It is spooled while it arrives, and blocks no other request.",
+        description="Largest record of raw bytes. It is spooled while it arrives, so that it blocks no other request.",
     )
     log_format: LogFormat = "console"
 

@@ -45,9 +45,9 @@ in the other. `quire log` inspects its files while the process is stopped ([comm
 
 Each setting can be given as a flag (`--data-dir ./log`), as a variable (`QUIRE_DATA_DIR=./log`) or as a key of the TOML
 file (`data_dir = "./log"`) that `--config FILE` or `QUIRE_CONFIG` names. Flags override variables, and variables
-override the file. An unknown key, an unknown `QUIRE_` variable and a missing file are errors. Only variables that
-Kubernetes or Docker set for a service named `quire` or `quire-...` are ignored, such as `QUIRE_SERVICE_HOST`, and a
-`QUIRE_PORT` with a value such as `tcp://10.0.0.1:7001`; the journal names them.
+override the file. An unknown key, an unknown `QUIRE_` variable and a missing file are errors. Variables that Kubernetes
+or Docker set for a service named `quire` or `quire-...` are ignored and logged, such as `QUIRE_SERVICE_HOST`, or
+`QUIRE_PORT` with a value such as `tcp://10.0.0.1:7001`. Limits that are not settings are in [limits.md](limits.md).
 """
 
 

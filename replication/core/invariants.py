@@ -1,7 +1,7 @@
 """Invariants as code: what holds after every step, and what holds between one step and the next (as in LogCabin).
 
-The simulator and the tests check them after each step; a node does if it is told to (`--check-invariants`). A violation
-is an error in this program. It names the rule and the values, and is never caught: the node stops.
+The simulator and the tests check them after each step (`ReplicaOptions.check_invariants`); a node in service does not.
+A violation is an error in this program. It names the rule and the values, and is never caught: the node stops.
 """
 
 from typing import NamedTuple

@@ -111,7 +111,7 @@ def test_each_line_of_a_file_is_a_secret(tmp_path: Path, data: bytes, secrets: t
     [
         (b"", "is empty"),
         (b" \n\n", "is empty"),
-        (LEAST[1:], "secret 1 has 15 bytes, and 16 are the least"),
+        (LEAST[1:], "secret 1 has 15 bytes, fewer than 16"),
         (LEAST[1:] + b"  \n", "secret 1 has 15 bytes"),
         (LONG + b"\nshort\n", "secret 2 has 5 bytes"),
         (b"\n".join([LONG] * (MAX_SECRETS + 1)), f"more than {MAX_SECRETS} lines"),
@@ -131,7 +131,7 @@ async def test_a_node_with_a_file_that_holds_no_good_secret_does_not_start(
 
 
 def test_a_file_that_cannot_be_read_is_named_as_what_it_is(tmp_path: Path) -> None:
-    with pytest.raises(SecretRefused, match=r"^peer_secret_file .* cannot be read: is a directory; let the node"):
+    with pytest.raises(SecretRefused, match=r"^peer_secret_file .* cannot be read: is a directory; make it readable"):
         read_secrets(tmp_path)
 
 
