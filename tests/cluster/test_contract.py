@@ -13,7 +13,8 @@ from quire.cluster.http.problems import ANSWERS
 from quire.cluster.node.node import Node
 from quire.log import unpack
 from quire.replication.net.hello import PEER_PATHS
-from tests.cluster.contract import CALLS, NOWHERE_YET, ROWS, Ask, Call, Row, filled
+from tests.cluster.contract import ANSWERED, CALLS, NOWHERE_YET, ROWS, Call, Row, filled
+from tests.cluster.malformed.case import Ask
 from tests.cluster.running import RunningCluster
 from tests.cluster.worlds import Worlds
 
@@ -119,7 +120,7 @@ def test_every_route_has_its_rows(tmp_path: Path) -> None:
 
 def test_every_problem_has_a_row_or_a_reason_to_have_none() -> None:
     problems = {answer.name for answer in ANSWERS.values()} | {"http", "internal"}
-    shown = {row.problem for _, row, _ in ROWS} - {""}
+    shown = {problem for _, problem in ANSWERED} - {""}
 
     assert shown | set(NOWHERE_YET) == problems
     assert not shown & set(NOWHERE_YET)
@@ -127,8 +128,8 @@ def test_every_problem_has_a_row_or_a_reason_to_have_none() -> None:
 
 def test_a_problem_has_one_status() -> None:
     statuses: dict[str, set[int]] = {}
-    for _, row, _ in ROWS:
-        statuses.setdefault(row.problem, set()).add(row.status)
+    for status, problem in ANSWERED:
+        statuses.setdefault(problem, set()).add(status)
 
     assert {problem for problem, found in statuses.items() if len(found) > 1} == {"http"}
     for answer in ANSWERS.values():

@@ -13,13 +13,14 @@ OCTETS = "application/octet-stream"
 
 
 class Ask(NamedTuple):
-    """A request as an HTTP client sends it."""
+    """A request as an HTTP client sends it. `message` is sent on the stream that it opens."""
 
     method: str
     path: str
     content_type: str | None = None
     body: bytes | None = None
     headers: Mapping[str, str] = MappingProxyType({})
+    message: bytes | None = None
 
 
 class Case(NamedTuple):
