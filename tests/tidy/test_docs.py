@@ -1,4 +1,4 @@
-"""What the documents name is there: tests, and pages that are linked."""
+"""What the documents name is there: tests, and pages that are linked; and the map has every folder of tests."""
 
 import re
 from pathlib import Path
@@ -29,3 +29,10 @@ def test_every_page_that_a_document_links_exists() -> None:
     links = [(page, target) for page in _pages() for target in LINK.findall(page.read_text())]
 
     assert [f"{page.name}: {target}" for page, target in links if not (page.parent / target).exists()] == []
+
+
+def test_the_map_has_every_folder_of_tests() -> None:
+    paths = [path for path in Tree.of_checkout(TOP).paths if path.parts[0] == "tests" and len(path.parts) > 2]
+    table = (TOP / "CONTRIBUTING.md").read_text()
+
+    assert set(re.findall(r"`tests/([a-z_]+)`", table)) == {path.parts[1] for path in paths}
