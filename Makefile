@@ -7,7 +7,7 @@
 BIN := .venv/bin
 
 # The folders that hold tests for `make check`: to collect the others as well would take seconds.
-QUICK := $(addprefix tests/,tidy log sm sim glue rules golden linear replication cluster control)
+QUICK := $(addprefix tests/,tidy log sm sim glue rules golden verdict replication cluster control)
 
 # Run the tests whose marks fit $(1), side by side first, then those that run alone. A selection without a test fails.
 define run-tests

@@ -16,15 +16,14 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from tests.faults.distribution import Value, table_of
 from tests.faults.drawing import drawn, drawn_for_good
-from tests.faults.judging import COMMITS_WITHIN_TIMEOUTS, HEALED_WITHIN_S
-from tests.faults.page import PAGE, Row, page_of, page_with_values
+from tests.faults.page import PAGE, Row, Value, page_of, page_with_values, table_of
 from tests.faults.running import ELECTION_TIMEOUT_MS, Grounds, Outcome
 from tests.faults.scenario import Scenario
 from tests.faults.scenarios import SCENARIOS, named
 from tests.faults.slow import slow_follower
 from tests.processes.cluster import Unreachable
+from tests.verdict.bounds import COMMITS_WITHIN_TIMEOUTS, HEALED_WITHIN_S
 
 BEFORE_S = 20.0
 KEPT_RATE = 0.8

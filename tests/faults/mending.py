@@ -11,8 +11,8 @@ from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
-from tests.faults.wrong import Wrong
 from tests.processes.cluster import DEADLINE_S, Cluster, Node, Unreachable
+from tests.verdict.verdict import Wrong
 
 
 class Held(NamedTuple):

@@ -1,5 +1,6 @@
-"""The table of the scenarios in docs/reliability.md."""
+"""The tables of the scenarios in docs/reliability.md, and for how long a majority committed nothing meanwhile."""
 
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -66,3 +67,45 @@ def kinds_on(page: str) -> list[str]:
 def _first_column(page: str, begin: str, end: str) -> list[str]:
     table = page.partition(begin)[2].partition(end)[0]
     return [line.split("|")[1].strip() for line in table.splitlines() if line.startswith("| ")][1:]
+
+
+# For how long a healthy majority committed nothing while a minority was ill
+
+VALUES_HEAD = (
+    "| what stays wrong with a minority | scenarios | median | 90th | 99th | worst | longest wait of a command |\n"
+    "|---|---|---|---|---|---|---|\n"
+)
+
+
+class Value(NamedTuple):
+    """A scenario in which a minority was ill, and two times of it in election timeouts."""
+
+    scenario: Scenario
+    without_commit: float
+    waited: float
+
+
+GROUPS = ("anything", "one thing", "two things at once", "two nodes of five")
+
+
+def percentile(values: Sequence[float], share: float) -> float:
+    """The least of the values that at least this share of them does not exceed."""
+    return sorted(values)[max(0, math.ceil(len(values) * share) - 1)]
+
+
+def table_of(values: Sequence[Value], seed: int, minutes: float) -> str:
+    """The distribution over all, over single and double illnesses, and over the scenarios of each illness."""
+    alone = [value for value in values if len(value.scenario.ill) == 1]
+    two = [value for value in values if len(value.scenario.ill) > 1 and value.scenario.shape.size == 3]
+    of_five = [value for value in values if value.scenario.shape.size == 5]
+    groups = list(zip(GROUPS, (values, alone, two, of_five), strict=True))
+    kinds = sorted({kind for value in values for kind in value.scenario.ill})
+    groups += [(kind, [value for value in values if kind in value.scenario.ill]) for kind in kinds]
+    said = f"Seed {seed}, {minutes:g} minutes; times in election timeouts.\n\n"
+    return said + VALUES_HEAD + "".join(_line_of(name, group) for name, group in groups if group)
+
+
+def _line_of(name: str, group: Sequence[Value]) -> str:
+    without = [value.without_commit for value in group]
+    shares = " | ".join(f"{percentile(without, share):.2f}" for share in (0.5, 0.9, 0.99, 1.0))
+    return f"| {name} | {len(group)} | {shares} | {max(value.waited for value in group):.2f} |\n"

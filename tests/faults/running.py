@@ -20,28 +20,25 @@ from tests import tuned
 from tests.faults import ill
 from tests.faults.acting import Actor
 from tests.faults.actions import AwaitInstall, LeaveBehind
+from tests.faults.adder import BALLAST
 from tests.faults.ill import Ills
-from tests.faults.judging import (
-    COMMITS_WITHIN_TIMEOUTS,
-    HEALED_WITHIN_S,
-    INSTALL_GROWTH_BYTES,
-    MEMORY_GROWTH_BYTES,
-    Seen,
-    judge_commits,
-    judge_history,
-    judge_logs,
-    judge_memory,
-    judge_progress,
-    judge_recovery,
-    longest_without,
-)
 from tests.faults.mesh import Mesh, meshed
 from tests.faults.scenario import Scenario, Shape
 from tests.faults.toxiproxy import ToxiproxyError
 from tests.faults.traffic import BULK, NO_BULK, Traffic
 from tests.faults.volume import Volume, volumes
-from tests.faults.wrong import Wrong
 from tests.processes.cluster import DEADLINE_S, Cluster, Node, Unreachable
+from tests.processes.meter import resident_bytes
+from tests.verdict.bounds import (
+    COMMITS_WITHIN_TIMEOUTS,
+    HEALED_WITHIN_S,
+    check_commits,
+    check_memory,
+    check_recovery,
+    longest_without,
+)
+from tests.verdict.linearizable import check_linearizable, step_sum
+from tests.verdict.verdict import Command, Seen, Sum, Wrong, check_logs, check_progress
 
 WINDOW = tuned.flags(stream_window_bytes=1 << 20)
 # A run of half an hour writes more than a disk is asked to keep; one scenario, never as much as this.
@@ -59,6 +56,9 @@ ARCHIVE = "archive"
 ELECTION_TIMEOUT_MS = 1000  # The default, which other process tests lengthen.
 LOOK_EVERY_S = 0.05
 HELD_FOR_TIMEOUTS = 2 * COMMITS_WITHIN_TIMEOUTS  # Longer than this nobody waits for a commit before all is healed.
+MEMORY_GROWTH_BYTES = 24 << 20  # A window of 1 MiB for each follower, and what waits for the writer.
+# Besides: two states, and the chunks of one as it is read.
+INSTALL_GROWTH_BYTES = MEMORY_GROWTH_BYTES + 3 * len(BALLAST)
 SETTLED_S = 0.3  # How long the clients go on after all of them were answered again.
 
 
@@ -131,8 +131,7 @@ class Watch:
                 continue
             with suppress(Unreachable, OSError, KeyError, AssertionError):
                 status = node.status()
-                pages = int(Path(f"/proc/{process.pid}/statm").read_text().split()[1])
-                self.memory.setdefault((node.node_id, process.pid), []).append(pages * 4096)
+                self.memory.setdefault((node.node_id, process.pid), []).append(resident_bytes(process.pid))
                 names = ("epoch", "serving", "commit_index", "applied_index")
                 self.seen.append(Seen(node.node_id, process.pid, *(status[name] for name in names)))
 
@@ -153,6 +152,8 @@ class Ground:
         self._ills = ills
         self._volumes = its_volumes
         self._election_timeout_s = election_timeout_s
+        self._late: list[list[Command]] = []
+        """What earlier scenarios sent and nobody knows the outcome of."""
 
     def run(self, scenario: Scenario) -> Outcome:
         """Run it to its verdict, but for how soon it recovered. Raises Wrong, NotLinearizable, NeverCame."""
@@ -171,19 +172,21 @@ class Ground:
             traffic.end()
             # Of here all is judged, although another leader may begin its epoch while the logs are read.
             end = int(cluster.wait_for_equal()[cluster.leader.node_id]["highest_index"])
-        judge_progress(watch.seen)
+        check_progress(watch.seen)
         expiring = scenario.shape.expiring
-        judge_memory(watch.growth, INSTALL_GROWTH_BYTES if expiring else MEMORY_GROWTH_BYTES)
+        check_memory(watch.growth, INSTALL_GROWTH_BYTES if expiring else MEMORY_GROWTH_BYTES)
         states = {node.node_id: str(node.local_state()["state"]) for node in cluster}
         touched = {node.node_id for node in actor.mending.touched}
         may_lack = set(cluster.nodes) - {ARCHIVE} if expiring else touched
-        replay = judge_logs(self._logs(start, end, touched), traffic, before, states, may_lack=may_lack)
-        judge_history(traffic, before)
+        logs, history = self._logs(start, end, touched), traffic.history
+        replay = check_logs(logs, history, Sum(before), states, late=self._late, may_lack=may_lack)
+        check_linearizable(history.operations, before, step_sum)
+        self._late += history.unknown
         self._judge_time(end)
         self._judge_nodes(actor.left_behind)
         return Outcome(
-            acknowledged=traffic.acknowledged,
-            operations=len(traffic.history),
+            acknowledged=history.acknowledged,
+            operations=len(history.operations),
             retries=replay.retries,
             changes=cluster.elected().status()["epoch"] - epoch,
             recovery_s=held.recovery_s,
@@ -251,7 +254,7 @@ class Ground:
         traffic.wait_until_all_were_answered(cluster, time.monotonic())
         self._wait_until(time.monotonic() + SETTLED_S)
         cluster.wait_until_ready()
-        ends = [each.ended for each in traffic.told]
+        ends = [each.ended for each in traffic.history.answered]
         return Held(first - healed, longest_without(ends, disturbed, healed), traffic.longest_wait_s(disturbed, healed))
 
     def _await_commit(self, traffic: Traffic, since: float) -> None:
@@ -290,8 +293,8 @@ class Grounds:
         if outcome.recovery_s > HEALED_WITHIN_S or outcome.without_commit > COMMITS_WITHIN_TIMEOUTS:
             outcome = self.run_once(scenario)  # A machine's disk or processors may stand still for once; not for twice.
             with self._telling():
-                judge_recovery(outcome.recovery_s)
-                judge_commits(outcome.without_commit)
+                check_recovery(outcome.recovery_s)
+                check_commits(outcome.without_commit)
         return outcome
 
     def run_once(self, scenario: Scenario) -> Outcome:

@@ -1,4 +1,4 @@
-"""The scenarios, by name. `tests/faults/running.py` runs them, `tests/faults/judging.py` judges them."""
+"""The scenarios, by name. `tests/faults/running.py` runs them, `tests/verdict` judges them."""
 
 from tests.faults.actions import (
     CONTROL,

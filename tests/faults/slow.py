@@ -17,12 +17,13 @@ from typing import Any
 from quire.cluster.config.serve import MIB
 from tests.faults.acting import Actor
 from tests.faults.actions import FOLLOWER, LEADER, OTHER, STREAM, narrow, of
-from tests.faults.judging import judge_history, judge_memory, judge_progress
 from tests.faults.mesh import Mesh, meshed
 from tests.faults.running import Watch
 from tests.faults.traffic import Traffic
-from tests.faults.wrong import Wrong
 from tests.processes.cluster import Cluster, Node
+from tests.verdict.bounds import check_memory
+from tests.verdict.linearizable import check_linearizable, step_sum
+from tests.verdict.verdict import Wrong, check_progress, check_states
 
 LINK_KB_A_SECOND = 1_000
 FLAGS = ("--machine", "tests.faults.adder:Adder", "--initial", "0")
@@ -106,7 +107,7 @@ class _Slow:
         caught_up = time.monotonic() - began
         grown = watch.growth[self._places[LEADER].node_id]
         slowed = Slowed(
-            *(before, during, minutes, behind, other_behind, watch.peak, grown, caught_up), traffic.acknowledged
+            *(before, during, minutes, behind, other_behind, watch.peak, grown, caught_up), traffic.history.acknowledged
         )
         self._judge(traffic, watch, slowed)
         if during < kept_rate * before:
@@ -121,7 +122,8 @@ class _Slow:
         began = time.monotonic()
         self._pass(seconds)
         ended = time.monotonic()
-        batches = sum(began <= batch.ended < ended for batch in list(traffic.bulk))
+        ends = [batch.ended for batch in list(traffic.history.answered) if batch.commands is LOAD]
+        batches = sum(began <= end < ended for end in ends)
         return batches * len(LOAD) / (ended - began)
 
     def _lag_bytes(self, node: Node) -> int:
@@ -134,10 +136,8 @@ class _Slow:
             raise Wrong(f"the leader of epoch {epoch} lost it: {status['leaders']}")
 
     def _judge(self, traffic: Traffic, watch: Watch, slowed: Slowed) -> None:
-        judge_progress(watch.seen)
-        judge_memory({self._places[LEADER].node_id: slowed.leader_growth_bytes}, LEADER_GROWTH_BYTES)
-        judge_history(traffic, before=0)
-        expected = sum(command[1] for written in traffic.written for command in written.commands)
-        for node in self._cluster:
-            if (state := int(node.local_state()["state"])) != expected:
-                raise Wrong(f"{node.node_id} answers {state}, and what was acknowledged comes to {expected}")
+        check_progress(watch.seen)
+        check_memory({self._places[LEADER].node_id: slowed.leader_growth_bytes}, LEADER_GROWTH_BYTES)
+        check_linearizable(traffic.history.operations, 0, step_sum)
+        expected = sum(command[1] for answered in traffic.history.answered for command in answered.commands)
+        check_states({node.node_id: node.local_state()["state"] for node in self._cluster}, str(expected))

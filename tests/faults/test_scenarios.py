@@ -12,10 +12,9 @@ from pathlib import Path
 import pytest
 
 from quire.cluster.config.serve import MIB
-from tests.faults.distribution import GROUPS
 from tests.faults.drawing import drawn, drawn_for_good
 from tests.faults.illness import ILLNESSES, OF_ITS_PROCESS
-from tests.faults.page import PAGE, kinds_on, names_on
+from tests.faults.page import GROUPS, PAGE, kinds_on, names_on, percentile
 from tests.faults.running import Grounds
 from tests.faults.scenario import Scenario
 from tests.faults.scenarios import OF_EACH_TEST, OF_TEST_ALL, SCENARIOS, ill_leader
@@ -101,3 +100,10 @@ def test_a_seed_draws_the_same_illnesses_again_and_a_minority_has_them() -> None
     for each in scenarios:
         assert len(each.ill) <= 2
         assert each.shape.size == 5 or len(OF_ITS_PROCESS.intersection(each.ill)) <= 1
+
+
+def test_a_percentile_is_a_value_that_was_measured() -> None:
+    values = [float(number) for number in range(200, 0, -1)]
+
+    assert [percentile(values, share) for share in (0.5, 0.9, 0.99, 1.0)] == [100.0, 180.0, 198.0, 200.0]
+    assert percentile([3.0], 0.5) == 3.0

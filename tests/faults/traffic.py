@@ -17,7 +17,6 @@ import json
 import time
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from http import HTTPStatus
 from itertools import count
 from typing import Any
@@ -25,10 +24,10 @@ from typing import Any
 import aiohttp
 
 from quire.cluster.client import Client, ClientError, OutcomeUnknown, Unavailable, connect
-from tests.faults.wrong import Wrong
-from tests.linear.checker import NEVER, UNKNOWN, Operation
 from tests.processes.cluster import Cluster
 from tests.processes.crowd import Crowd
+from tests.verdict.linearizable import NEVER, UNKNOWN, Operation
+from tests.verdict.verdict import Answered, Wrong
 
 WRITERS = 3
 PATIENCE_S = 30.0
@@ -42,29 +41,14 @@ STEADY_PATIENCE_S = 1.0
 STEADY_PAUSE_S = 0.03
 
 
-@dataclass(frozen=True, slots=True)
-class Written:
-    """Commands that a client was told stand from `index` on, with their results; None: that they were executed."""
-
-    index: int | None
-    epoch: int
-    commands: list[Any]
-    results: list[Any]
-    ended: float
-
-
 class Traffic(Crowd):
     """Clients on all these addresses. `bulk` is a batch that is added again and again, or NO_BULK."""
 
     def __init__(self, addresses: Sequence[str], *, bulk: list[Any], steady: bool = False) -> None:
         super().__init__()
         self._addresses = list(addresses)
-        self._bulk = bulk
+        self.bulk = bulk
         self._is_steady = steady
-        self.history: list[Operation] = []
-        self.written: list[Written] = []
-        self.bulk: list[Written] = []
-        self.steady: list[Written] = []
         self.answered: dict[int, float] = {}  # When each client was answered last.
 
     @property
@@ -72,20 +56,10 @@ class Traffic(Crowd):
         """How many writers and readers there are."""
         return WRITERS + len(self._addresses)
 
-    @property
-    def acknowledged(self) -> int:
-        """How many commands were."""
-        return sum(len(each.commands) for each in self.told)
-
-    @property
-    def told(self) -> list[Written]:
-        """All that any client was told."""
-        return [*self.written, *self.bulk, *self.steady]
-
     def longest_wait_s(self, began: float, ended: float) -> float:
         """The longest time for which one command of a writer waited between these times, its retries included."""
-        waits = (min(each.ended, ended) - max(each.began, began) for each in self.history if each.asked is not None)
-        return max(0.0, *waits)
+        writes = [each for each in self.history.operations if each.asked is not None]
+        return max(0.0, *(min(each.ended, ended) - max(each.began, began) for each in writes))
 
     def wait_until_all_were_answered(self, cluster: Cluster, since: float) -> None:
         """Return when every writer and reader was answered what it asked since then. Raises what one died of."""
@@ -99,18 +73,17 @@ class Traffic(Crowd):
     def first_acknowledged(self, since: float) -> float | None:
         """When the first acknowledgement came since then; None if none has. Raises what a client died of."""
         self.raise_failure()
-        return min((each.ended for each in self.told if each.ended >= since), default=None)
+        return min((each.ended for each in list(self.history.answered) if each.ended >= since), default=None)
 
     async def _all(self) -> None:
         async with asyncio.TaskGroup() as clients:
             for writer in range(WRITERS):
                 clients.create_task(self._write(writer))
-            for place, address in enumerate(self._addresses):
-                clients.create_task(self._read(WRITERS + place, address))
-            if self._is_steady:
-                for address in self._addresses:
-                    clients.create_task(self._write_steadily(address))
-            if self._bulk:
+            for number, address in enumerate(self._addresses, WRITERS):
+                clients.create_task(self._read(number, address))
+                if self._is_steady:
+                    clients.create_task(self._write_steadily(number, address))
+            if self.bulk:
                 clients.create_task(self._write_bulk())
 
     async def _write(self, number: int) -> None:
@@ -129,13 +102,14 @@ class Traffic(Crowd):
         except Unavailable:
             return  # Provably not executed.
         except OutcomeUnknown:
-            self.history.append(Operation(number, command, UNKNOWN, began, NEVER))
+            self.history.operations.append(Operation(number, command, UNKNOWN, began, NEVER))
+            self.history.unknown.append([command])
             return
         except ClientError as error:
             raise Wrong(f"the session of client {number} was told, at {command}: {error}") from error
         ended = time.monotonic()
-        self.history.append(Operation(number, command, reply.results[0], began, ended))
-        self.written.append(Written(reply.index, reply.epoch, [command], reply.results, ended))
+        self.history.operations.append(Operation(number, command, reply.results[0], began, ended))
+        self.history.answered.append(Answered([command], reply.results, reply.index, reply.epoch, number, ended=ended))
         self.answered[number] = began
 
     async def _read(self, number: int, address: str) -> None:
@@ -147,21 +121,25 @@ class Traffic(Crowd):
                 except ClientError:
                     await asyncio.sleep(0)
                     continue  # A read that was not answered says nothing.
-                self.history.append(Operation(number, None, state.state, began, time.monotonic()))
+                self.history.operations.append(Operation(number, None, state.state, began, time.monotonic()))
                 self.answered[number] = began
 
-    async def _write_steadily(self, address: str) -> None:
+    async def _write_steadily(self, number: int, address: str) -> None:
         body, headers = json.dumps({"commands": [STEADY]}), {"Content-Type": "application/json"}
         patience = aiohttp.ClientTimeout(total=STEADY_PATIENCE_S)
         async with aiohttp.ClientSession(timeout=patience) as http:
             while not self.is_ending:
+                answered: Answered | None = None
                 with suppress(aiohttp.ClientError, TimeoutError):
                     async with http.post(f"http://{address}/commands", data=body, headers=headers) as reply:
                         if reply.status == HTTPStatus.OK:
                             told = await reply.json()
-                            self.steady.append(
-                                Written(told["index"], told["epoch"], [STEADY], told["results"], time.monotonic())
-                            )
+                            where = (told["index"], told["epoch"], number)
+                            answered = Answered([STEADY], told["results"], *where, ended=time.monotonic())
+                if answered is not None:
+                    self.history.answered.append(answered)
+                else:
+                    self.history.unknown.append([STEADY])
                 await asyncio.wait([asyncio.get_running_loop().create_future()], timeout=STEADY_PAUSE_S)
 
     async def _write_bulk(self) -> None:
@@ -172,7 +150,11 @@ class Traffic(Crowd):
     async def _write_padded(self, client: Client) -> None:
         while not self.is_ending:
             try:
-                reply = await client.apply_batch(self._bulk)
-            except (Unavailable, OutcomeUnknown):
-                continue  # It changes nothing, whatever became of it.
-            self.bulk.append(Written(reply.index, reply.epoch, self._bulk, [], time.monotonic()))
+                reply = await client.apply_batch(self.bulk)
+            except Unavailable:
+                continue  # Provably not executed.
+            except OutcomeUnknown:
+                self.history.unknown.append(self.bulk)
+                continue
+            ended = time.monotonic()
+            self.history.answered.append(Answered(self.bulk, [], reply.index, reply.epoch, ended=ended))

@@ -1,51 +1,36 @@
-"""What must hold: of the logs, of every answer that a caller got, and of what a node keeps for others."""
+"""What must hold beside the verdict (`tests/verdict`): of committed logs, of operators' calls, of what a node keeps."""
 
 from bisect import bisect_left
 from dataclasses import dataclass, field
 from typing import Any
 
 from quire.cluster.node.node import Node
-from quire.log import IndexExpired, frame_values, walk_frames
-from tests.glue.cluster import Answer, Cluster, Host
+from quire.log import Frame, IndexExpired, frame_values, walk_frames
+from tests.glue.cluster import Cluster, Host
+from tests.verdict.verdict import Wrong
 
 READ_BYTES = 1 << 18
 OUTBOX_SLACK_BYTES = 1 << 20
 """What a stream may hold beyond its window: one frame, cut into messages."""
-COUNTER = "n"
 
 
-class Violation(Exception):
+class Violation(Wrong):
     """A rule was broken."""
 
     def __init__(self, rule: str, *values: object) -> None:
         super().__init__(f"{rule}: {', '.join(map(str, values))}")
-        self.rule = rule
 
 
-@dataclass
-class Call:
-    """A write, and what its caller was told; no answer: the outcome is unknown."""
-
-    number: int
-    node_id: str
-    commands: list[Any]
-    answer: Answer | None = None
-
-    @property
-    def is_refused(self) -> bool:
-        """Whether the caller may take it that nothing was written."""
-        if self.answer is None or self.answer.status == 200:
-            return False
-        return self.answer.status not in (500, 504) or self.answer.problem == "check-failed"
+COUNTER = "n"
+"""The key that every write counts up."""
 
 
 @dataclass
 class Archive:
     """Every committed record of the history, as the first node had it that knew it committed."""
 
-    frames: dict[int, tuple[int, list[Any], int]] = field(default_factory=dict)
-    """By the index of a frame: its crc, its values, its epoch."""
-    next_index: int = 0
+    frames: dict[int, Frame] = field(default_factory=dict)
+    """By index."""
     _read: dict[tuple[str, int], int] = field(default_factory=dict)
 
     def look(self, host: Host) -> None:
@@ -72,49 +57,24 @@ class Archive:
             from_index = next_index
         self._read[key] = from_index
 
-    def _note(self, host: Host, frame: Any) -> None:
+    def _note(self, host: Host, frame: Frame) -> None:
         header = frame.header
-        known = self.frames.get(header.index)
-        if known is None:
-            self.frames[header.index] = (header.crc32c, frame_values(frame), header.epoch)
-            self.next_index = max(self.next_index, header.next_index)
-        elif known[0] != header.crc32c:
+        known = self.frames.setdefault(header.index, frame)
+        if known.header.crc32c != header.crc32c:
             raise Violation("committed records are the same on every node", host.node_id, header)
+
+    @property
+    def in_order(self) -> list[Frame]:
+        """All of them."""
+        return [self.frames[index] for index in sorted(self.frames)]
 
     def records(self) -> dict[int, tuple[Any, int]]:
         """(value, epoch) by index."""
         return {
-            index + place: (value, epoch)
-            for index, (_, values, epoch) in self.frames.items()
-            for place, value in enumerate(values)
+            index: (value, frame.header.epoch)
+            for first, frame in self.frames.items()
+            for index, value in enumerate(frame_values(frame), first)
         }
-
-
-def check_answers(calls: list[Call], archive: Archive) -> None:
-    """Judge every answer to a write by the committed log, once it ends.
-
-    Raises:
-        Violation: a caller was told what is not so.
-    """
-    records = archive.records()
-    written: dict[Any, int] = {}
-    count = 0
-    counted: dict[int, int] = {}
-    for index in sorted(records):
-        value = records[index][0]
-        if isinstance(value, list) and value[0] == "put":
-            number = value[2][0]
-            if number in written:
-                raise Violation("a write is in the log once", number, written[number], index)
-            written[number] = index
-        if value == ["incr", COUNTER]:
-            count += 1
-            counted[index] = count
-    for call in calls:
-        if call.is_refused and call.number in written:
-            raise Violation("what was refused is not in the log", call.number, call.node_id, call.answer)
-        if call.answer is not None and call.answer.status == 200:
-            _check_written(call, call.answer.document, records, counted)
 
 
 def check_reads(reads: list[tuple[int, int]], archive: Archive) -> None:
@@ -127,20 +87,6 @@ def check_reads(reads: list[tuple[int, int]], archive: Archive) -> None:
     for applied_index, count in reads:
         if count != (expected := bisect_left(counted, applied_index)):
             raise Violation("a read is of the state at its index", applied_index, count, expected)
-
-
-def _check_written(
-    call: Call, document: dict[str, Any], records: dict[int, tuple[Any, int]], counted: dict[int, int]
-) -> None:
-    first: int = document["index"] if "index" in document else document["write_index"]
-    last = first + len(call.commands) - 1
-    for index, command in enumerate(call.commands, first):
-        value, epoch = records.get(index, (None, None))
-        if value != command or document.get("epoch", epoch) != epoch:
-            found = str(value)[:80], epoch
-            raise Violation("the record at an answer's index is the command", call.number, document, found)
-    if "results" in document and document["results"][-1] != counted[last]:
-        raise Violation("a result is that of its command", call.number, document, counted[last])
 
 
 @dataclass
@@ -183,27 +129,6 @@ def check_asked(asked: list[Asked], archive: Archive) -> None:
                     raise Violation("who was promoted votes", call)
             case _:
                 pass
-
-
-@dataclass
-class Tally:
-    """What a session's caller knows: its commands count up by one each."""
-
-    answered: int = 0
-    unknown: int = 0
-    last: int = 0
-
-    def note(self, result: int) -> None:
-        """An answer. Raises Violation."""
-        self.answered += 1
-        if not self.last < result <= self.answered + self.unknown:
-            raise Violation("a session's command executes once, in order", result, self)
-        self.last = result
-
-    def check(self, counted: int) -> None:
-        """The sum at the end. Raises Violation."""
-        if not self.answered <= counted <= self.answered + self.unknown:
-            raise Violation("a session's command executes once", counted, self)
 
 
 def check_bounds(cluster: Cluster) -> None:

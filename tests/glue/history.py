@@ -19,10 +19,7 @@ from tests.glue.checks import (
     COUNTER,
     Archive,
     Asked,
-    Call,
-    Tally,
     Violation,
-    check_answers,
     check_asked,
     check_bounds,
     check_reads,
@@ -32,9 +29,14 @@ from tests.glue.cluster import Cluster, Host
 from tests.glue.host import GlueDisk, below
 from tests.glue.loop import run_until_end
 from tests.glue.network import GlueLoop, Mood, Network
+from tests.verdict.verdict import Answered, Replay, Values, Wrong, check_history
+from tests.verdict.verdict import History as Told
 
 CALLERS = 4
+
 SESSION_COUNTER = "s"
+SESSION = CALLERS
+"""The number of the caller with a session."""
 TROUBLE_S = 12.0
 HISTORY_S = 300.0
 LOOK_S = 0.05
@@ -60,7 +62,6 @@ class Outcome:
 
     seed: int
     failure: str = ""
-    rule: str = ""
     trace: list[str] = field(default_factory=list)
     counts: Counter[str] = field(default_factory=Counter)
 
@@ -75,10 +76,10 @@ class History:
         self.random = Random(f"{seed}/history")
         self.outcome = outcome
         self.archive = Archive()
-        self.calls: list[Call] = []
+        self.told = Told()
+        self.writes = 0
         self.asked: list[Asked] = []
         self.reads: list[tuple[int, int]] = []
-        self.tally = Tally()
         self.acknowledged = 0
         self.is_over = False
         self.stage = ""
@@ -138,17 +139,24 @@ class History:
     async def _check(self) -> None:
         for host in self.hosts:
             self.archive.look(host)
-        check_answers(self.calls, self.archive)
         check_reads(self.reads, self.archive)
+        values = Values()
+        check_history(Replay(values).take(self.archive.in_order), self.told)
         check_asked(self.asked, self.archive)
-        query = self.cluster.ask("n1", "/query", {"request": ["get", SESSION_COUNTER]}, CALL_S)
-        self.tally.check((await query).document["answer"] or 0)
+        for host in self.hosts:
+            await self._check_counts(host.node_id, values)
         for host in self.hosts:
             if host.node is not None:
                 check_released(host.node, self.cluster.hosts.keys() - {host.node_id})
         digests = {host.node.digest for host in self.hosts if host.node is not None}
         if len(digests) != 1:
             raise Violation("digests are equal", *(digest.hex() for digest in digests))
+
+    async def _check_counts(self, node_id: str, values: Values) -> None:
+        for counter in (COUNTER, SESSION_COUNTER):
+            answer = await self.cluster.ask(node_id, "/query", {"request": ["get", counter]}, CALL_S)
+            if answer.document["answer"] != values.state.get(counter):
+                raise Violation("a node answers what its log comes to", node_id, answer.document, counter)
 
     async def _stopped(self, node_id: str) -> None:
         process = self.cluster.hosts[node_id].process
@@ -208,24 +216,27 @@ class History:
         raise Violation("a whole cluster takes a write of any node", node_id, told)
 
     async def _write(self, node_id: str) -> str:
-        number = len(self.calls)
+        number = self.writes
+        self.writes += 1
         size = self.random.randint(0, self.values)
         commands = [["put", f"k{number % 20}", [number, "x" * size]], ["incr", COUNTER]]
         path = self.random.choice(("/commands", "/commands", "/records"))
         document: Any = {"commands": commands} if path == "/commands" else commands
-        call = Call(number, node_id, commands)
-        self.calls.append(call)
         try:
-            call.answer = await self.cluster.ask(node_id, path, document, CALL_S)
+            answer = await self.cluster.ask(node_id, path, document, CALL_S)
         except (aiohttp.ClientError, OSError) as error:
             told = type(error).__name__
+            self.told.unknown.append(commands)
         else:
-            told = f"{call.answer.status} {call.answer.problem}".strip()
-            if call.answer.status == 200:
-                answered = call.answer.document
+            told = f"{answer.status} {answer.problem}".strip()
+            if answer.status == 200:
+                answered = answer.document
                 index = answered["index"] if path == "/commands" else answered["write_index"]
                 told += f" at {index}"
                 self.acknowledged = max(self.acknowledged, index + len(commands))
+                self.told.answered.append(Answered(commands, answered.get("results", []), index, answered.get("epoch")))
+            elif answer.status in (500, 504) and answer.problem != "check-failed":
+                self.told.unknown.append(commands)
         self.note(f"{path} {number} by {node_id}: {told}")
         self.outcome.counts[f"write {told.partition(' at ')[0]}"] += 1
         return told
@@ -235,16 +246,17 @@ class History:
         servers = [Network.address(host.number) for host in self.hosts]
         async with quire.connect(servers, timeout_s=CALL_S) as client:
             while not self.is_over:
+                commands = [["incr", SESSION_COUNTER]]
                 try:
-                    result = await client.apply(["incr", SESSION_COUNTER])
+                    reply = await client.apply_batch(commands)
                 except OutcomeUnknown:
-                    self.tally.unknown += 1
+                    self.told.unknown.append(commands)
                     told = "unknown"
                 except ClientError as error:
                     told = type(error).__name__
                 else:
-                    self.tally.note(result)
-                    told = str(result)
+                    self.told.answered.append(Answered(commands, reply.results, reply.index, reply.epoch, SESSION))
+                    told = str(reply.results[0])
                 self.note(f"session: {told}")
                 self.outcome.counts[f"session {'answered' if told.isdigit() else told}"] += 1
                 await self.loop.after(0.05)
@@ -418,12 +430,12 @@ def _run(seed: int, trouble_s: float) -> Outcome:
     with below(loop, disks, str(seed)), structlog.testing.capture_logs() as journal:
         try:
             run_until_end(loop, history.run())
-        except Violation as violation:
-            outcome.rule, outcome.failure = violation.rule, str(violation)
+        except Wrong as wrong:
+            outcome.failure = str(wrong)
     outcome.counts.update(str(line["event"]) for line in journal if line["log_level"] == "info")
     faults = [f"{line['event']} {line.get('exc_info')!r}" for line in journal if line.get("exc_info")]
     # What a crashed process left open is found later, whoever's turn it is then.
     unexpected = [fault for fault in loop.faults if "Unclosed" not in fault]
     if not outcome.failure and (faults or unexpected):
-        outcome.rule, outcome.failure = "no code raises what nobody expects", str([*faults, *unexpected])
+        outcome.failure = f"no code raises what nobody expects: {[*faults, *unexpected]}"
     return outcome

@@ -7,12 +7,14 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
-from tests.overload.judging import Verdict, flat_memory, kept_goodput, leader_changes, quick_answers
-from tests.overload.meter import peak_bytes
-from tests.overload.pressing import COMMANDS
+from tests.overload.pressing import COMMANDS, KEY
 from tests.processes.cluster import DEADLINE_S, Cluster, Node, environment
+from tests.processes.meter import peak_bytes
+from tests.verdict.bounds import check_goodput, check_leaders, check_level_memory, check_waits, failures
+from tests.verdict.verdict import Wrong
 
 FACTOR = 4
 
@@ -32,14 +34,15 @@ class Load:
     commands: int = COMMANDS
 
 
-def run(cluster: Cluster, load: Load) -> tuple[dict[str, Any], list[Verdict]]:
-    """Find the peak, then press the leader with four times as many requests a second; the figures, and the verdicts."""
+def run(cluster: Cluster, load: Load) -> tuple[dict[str, Any], list[str]]:
+    """Find the peak, then press the leader with four times as many requests a second; the figures, what is wrong."""
     before = {node.node_id: node.status()["leaders"] for node in cluster}
     found = _press(cluster.leader, load.commands, load.peak_connections, load.peak_s, load.slice_s)
     rate = FACTOR * max(each["accepted"] / each["seconds"] for each in found)
     # The connections are open, and the buffers as large as they will be, after the first slice.
     pressed_s = load.pressed_s + load.slice_s
-    pressed = _press(cluster.leader, load.commands, load.connections, pressed_s, load.slice_s, rate)[1:]
+    all_pressed = _press(cluster.leader, load.commands, load.connections, pressed_s, load.slice_s, rate)
+    pressed = all_pressed[1:]
     after = {node.node_id: node.status()["leaders"] for node in cluster}
     figures = {
         "commands_in_a_request": load.commands,
@@ -48,13 +51,23 @@ def run(cluster: Cluster, load: Load) -> tuple[dict[str, Any], list[Verdict]]:
         "pressed": pressed,
         "peak_mib": {node.node_id: peak_bytes(node.running.pid) >> 20 for node in cluster},
     }
-    verdicts = [
-        kept_goodput(_goodput(found), _goodput(pressed), load.kept_share),
-        quick_answers([each["p99_s"] for each in pressed], load.p99_s),
-        flat_memory([int(each["resident_bytes"]) for each in pressed], load.growth_bytes),
-        leader_changes(before, after),
-    ]
-    return figures, verdicts
+    accepted = load.commands * int(sum(each["accepted"] for each in [*found, *all_pressed]))
+    wrong = failures(
+        partial(check_goodput, _goodput(found), _goodput(pressed), load.kept_share),
+        partial(check_waits, [each["p99_s"] for each in pressed], load.p99_s),
+        partial(check_level_memory, [int(each["resident_bytes"]) for each in pressed], load.growth_bytes),
+        partial(check_leaders, before, after),
+        partial(_check_kept, cluster, accepted),
+    )
+    return figures, wrong
+
+
+def _check_kept(cluster: Cluster, accepted: int) -> None:
+    """All nodes agree, and have counted all that was acknowledged. Raises Wrong."""
+    cluster.wait_for_equal()
+    counts = {key: count for key, count in cluster.leader.local_state()["state"].items() if key.startswith(KEY)}
+    if sum(counts.values()) < accepted:
+        raise Wrong(f"{accepted} commands were acknowledged, and {sum(counts.values())} were counted")
 
 
 def _goodput(slices: Sequence[dict[str, float]]) -> float:

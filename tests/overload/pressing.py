@@ -19,10 +19,11 @@ from dataclasses import asdict, dataclass, field
 
 from quire.log import pack
 from quire.replication.address import host_and_port
-from tests.overload.meter import processor_s, rank, resident_bytes
+from tests.processes.meter import processor_s, rank, resident_bytes
 
 PATIENCE_S = 10.0
 TICK_S = 0.005
+KEY = "pressed-"
 COMMANDS = 10
 """In each request, unless told otherwise."""
 
@@ -55,7 +56,7 @@ class Slice:
 
 def request_bytes(number: int, commands: int) -> bytes:
     """A POST /commands that counts up some keys."""
-    body = pack({"commands": [["incr", f"pressed-{(number + place) % 1000}"] for place in range(commands)]})
+    body = pack({"commands": [["incr", f"{KEY}{(number + place) % 1000}"] for place in range(commands)]})
     head = "POST /commands HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/msgpack\r\n"
     return f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body
 

@@ -15,8 +15,8 @@ from typing import NamedTuple
 import uvloop
 
 from quire.replication.net.hello import PATHS
-from tests.overload.meter import resident_bytes
 from tests.processes.cluster import Cluster, Clusters, Node, ending_clusters
+from tests.processes.meter import resident_bytes
 from tests.replication.strangers import BAD_HELLOS, opened, rest
 
 AT_ONCE = 32

@@ -23,6 +23,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from tests import tuned
 from tests.ports import HOST, free_ports
+from tests.verdict.verdict import History, Model, Replay, check_logs
 
 DEADLINE_S = 60.0
 CALL_TIMEOUT_S = 10.0
@@ -237,6 +238,13 @@ class Node:
         assert reply.status == 200, f"{self.node_id}: POST /commands: {reply.status} {reply.body!r}"
         return reply.document
 
+    def query(self, request: Any) -> Any:
+        """What the machine answers to a linearizable query. Raises Unreachable."""
+        body = json.dumps({"request": request}).encode()
+        reply = self.call("POST", "/query", body, {"Content-Type": "application/json"})
+        assert reply.status == 200, f"{self.node_id}: POST /query: {reply.status} {reply.body!r}"
+        return reply.document["answer"]
+
     def local_state(self) -> dict[str, Any]:
         """What this node itself has applied: {"state", "applied_index", "digest"}. Raises Unreachable."""
         return self.get("/state?consistency=local")
@@ -406,9 +414,16 @@ class Cluster:
                 os.close(descriptor)
 
     def wait_for_equal(self, *node_ids: str, deadline_s: float = DEADLINE_S) -> dict[str, dict[str, Any]]:
+        """What `wait_for_equal_digests` does; and what they answer must be equal, too."""
+        statuses = self.wait_for_equal_digests(*node_ids, deadline_s=deadline_s)
+        states = [self.nodes[node_id].local_state() for node_id in node_ids or self.nodes]
+        assert all(state == states[0] for state in states), f"answers differ: {states}"
+        return statuses
+
+    def wait_for_equal_digests(self, *node_ids: str, deadline_s: float = DEADLINE_S) -> dict[str, dict[str, Any]]:
         """The statuses of these nodes (all, if none is named) once each holds and has applied all that the leader has.
 
-        Their digests must be equal then, and so must be what they answer.
+        Their digests must be equal then.
         """
         nodes = [self.nodes[node_id] for node_id in node_ids or self.nodes]
         indices = ("highest_index", "durable_index", "commit_index", "applied_index")
@@ -426,9 +441,22 @@ class Cluster:
         )
         digests = {node_id: status["digest"] for node_id, status in statuses.items()}
         assert len(set(digests.values())) == 1, f"equal logs, but digests differ: {digests}"
-        states = {node.node_id: node.local_state() for node in nodes}
-        assert all(state == states[nodes[0].node_id] for state in states.values()), f"answers differ: {states}"
         return statuses
+
+    def check(self, history: History, model: Model, *node_ids: str) -> Replay:
+        """The verdict on these nodes (all, if none is named), whose logs must be whole. Raises Wrong."""
+        self.wait_for_equal(*node_ids)
+        nodes = [self.nodes[node_id] for node_id in node_ids or self.nodes]
+        logs = {node.node_id: node.raw_frames() for node in nodes}
+        return check_logs(logs, history, model, {node.node_id: node.local_state()["state"] for node in nodes})
+
+    def check_received(self, node: Node, durable_before: int) -> None:
+        """It received, since it connected, what the leader has after its match_index: not a byte more or less."""
+        stream = node.status()["stream"]
+        match_index = stream["from_index"]
+        end = self.leader.status()["durable_index"]
+        assert durable_before <= match_index < end, "it kept what it had acknowledged, and lacked something"
+        assert stream["received_bytes"] == len(self.leader.raw_frames(match_index, end))
 
     def describe(self) -> str:
         """What every node says now, in short."""

@@ -9,18 +9,21 @@ from types import TracebackType
 from typing import Self
 
 from tests.processes.cluster import DEADLINE_S
+from tests.verdict.verdict import History
 
 
 class Crowd(ABC):
     """Clients of one event loop. Used in a `with`, they are told to end whatever happens inside.
 
-    What one of them dies of ends all, and is raised where the test asks for anything of them.
+    What one of them dies of ends all, and is raised where the test asks for anything of them. What they are told is in
+    `history`.
     """
 
     longest_s = DEADLINE_S
     """What a client may need to end what it does."""
 
     def __init__(self) -> None:
+        self.history = History()
         self._ending = threading.Event()
         self._failure: BaseException | None = None
         self._thread = threading.Thread(target=self._run, name=type(self).__name__, daemon=True)

@@ -15,6 +15,7 @@ from tempfile import TemporaryDirectory
 
 from tests.processes.cluster import QUIRE, Cluster, Clusters, Node, ending_clusters, environment
 from tests.sm.commands import example
+from tests.verdict.verdict import check_states
 
 MB = 1_000_000
 MIB = 1 << 20
@@ -92,8 +93,7 @@ def run(clusters: Clusters, size: Size, folder: Path) -> dict[str, object]:
     cluster.wait_for_equal()
 
     expected = classroom_check.answer(line for _ in range(size.loads) for line in lines)
-    answers = {node.node_id: node.local_state()["state"] for node in cluster}
-    assert set(answers.values()) == {expected}, f"{answers}, and the classroom's check says {expected}"
+    check_states({node.node_id: node.local_state()["state"] for node in cluster}, expected)
     for node in cluster:
         within(cluster, node, size)
     return {

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import decimal
 import os
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from itertools import count, islice
 from typing import Any
 
@@ -15,6 +15,7 @@ from quire.log import pack
 from tests.processes.cluster import Cluster
 from tests.processes.crowd import Crowd
 from tests.sm.commands import example
+from tests.verdict.verdict import Answered
 
 # The size of everything here: how many commands a load has. By hand: PROCESS_COMMANDS=1000000 pytest tests/processes
 COMMANDS = int(os.environ.get("PROCESS_COMMANDS", "100000"))
@@ -27,15 +28,22 @@ classroom_check = example("classroom_check")
 Command = list[Any]
 
 
-@dataclass(frozen=True, slots=True)
-class Acknowledged:
-    """A batch that a client was told stands at [index, index + len(commands)), with its results."""
+class Classroom:
+    """The arithmetic machine by the classroom's script, which shares no code with quire."""
 
-    client: int
-    commands: list[Command]
-    index: int
-    epoch: int
-    results: list[Any]
+    def __init__(self) -> None:
+        self._context = decimal.Context(prec=34, Emin=-6143, Emax=6144, clamp=1, capitals=1)
+        self._value = decimal.Decimal(42)
+
+    @property
+    def state(self) -> str:
+        """The value."""
+        return self._context.to_sci_string(self._value)
+
+    def apply(self, command: Command) -> str:
+        """The new value."""
+        self._value = classroom_check.step(self._value, command, self._context)
+        return self.state
 
 
 def classroom_commands(client: int) -> Iterator[Command]:
@@ -63,15 +71,17 @@ class Load(Crowd):
         self._servers = servers
         self._commands = [commands_of(client) for client in range(clients)]
         self._batch = batch
-        self.acknowledged: list[Acknowledged] = []
-        self.unknown: list[list[Command]] = []
-        self.not_written: list[list[Command]] = []
+        self.not_written = 0
 
     @property
     def count(self) -> int:
         """How many commands are acknowledged. Raises what the clients died of."""
         self.raise_failure()
-        return sum(len(batch.commands) for batch in self.acknowledged)
+        return self.history.acknowledged
+
+    def check(self, cluster: Cluster, *node_ids: str) -> None:
+        """The verdict on these nodes (all, if none is named), of the arithmetic machine. Raises Wrong."""
+        cluster.check(self.history, Classroom(), *node_ids)
 
     def wait_for_more(self, cluster: Cluster, commands: int) -> None:
         """Return when so many more commands are acknowledged than now."""
@@ -92,12 +102,12 @@ class Load(Crowd):
             try:
                 reply = document_of(await transport.call("POST", "/commands", writes=True, body=body, headers=headers))
             except OutcomeUnknown:
-                self.unknown.append(commands)
+                self.history.unknown.append(commands)
             except Unavailable:
-                self.not_written.append(commands)
+                self.not_written += 1
             else:
-                self.acknowledged.append(
-                    Acknowledged(client, commands, reply["index"], reply["epoch"], reply["results"])
+                self.history.answered.append(
+                    Answered(commands, reply["results"], reply["index"], reply["epoch"], client)
                 )
 
 

@@ -13,36 +13,25 @@ import json
 import random
 import sys
 import time
-from collections.abc import Iterable
-from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
 import aiohttp
 
-from quire.log import Frame, Kind, Run, decode_runs, walk_frames
 from tests.processes.cluster import DEADLINE_S, Cluster, ending_clusters
 from tests.processes.crowd import Crowd
+from tests.verdict.verdict import Answered, Values, Wrong, check_counted
 
 CLIENTS, FAILOVERS = 20, 3
 MANY_CLIENTS, MANY_FAILOVERS = 200, 10
 COUNTER = "counter"
+COUNT = ["incr", COUNTER]
 PATIENCE_S = 2.0  # For one answer; then the next node is asked.
 GIVEN_UP_S = 60.0  # For all attempts together; the outcome is unknown then, and its session is left.
 ANSWERED_S = 300.0  # For as many as are waited for; a busy machine answers 200 clients a hundred commands a second.
 AGAIN_EVERY = 5  # Every so many answered commands are sent again, with the one before.
 FLAGS = ("--machine", "kv", "--election-timeout-ms", "1000")
-
-
-@dataclass
-class Tried:
-    """What became of all commands; `answers` are what the counter was said to be, by (session, sequence)."""
-
-    answers: dict[tuple[int, int], int]
-    attempts: int = 0
-    again: int = 0
-    unknown: int = 0
 
 
 class Retriers(Crowd):
@@ -54,16 +43,17 @@ class Retriers(Crowd):
         super().__init__()
         self._servers = servers
         self._clients = clients
-        self.tried = Tried({})
+        self.attempts = 0
+        self.again = 0
 
     def wait_for_more(self, cluster: Cluster, commands: int) -> None:
         """Return when so many more were answered, and a command of every client among all."""
-        goal = len(self.tried.answers) + commands
+        answered = self.history.answered
+        goal = len(answered) + commands
 
         def went_on() -> bool:
             self.raise_failure()
-            answers = self.tried.answers
-            return len(answers) >= goal and len({session for session, _ in list(answers)}) >= self._clients
+            return len(answered) >= goal and len({each.session for each in list(answered)}) >= self._clients
 
         cluster.wait_until(f"{goal} commands are answered", went_on, ANSWERED_S)
 
@@ -81,26 +71,27 @@ class Retriers(Crowd):
 
     async def _count(self, http: aiohttp.ClientSession, chance: random.Random, session: int) -> None:
         """Count up under a session, until the end or until an outcome is unknown."""
-        sequence, tried = 0, self.tried
+        sequence, results = 0, list[int]()
         while not self.is_ending:
             sequence += 1
             answered = await self._send(http, chance, session, sequence, 1)
             if answered is None:
-                tried.unknown += 1
+                self.history.unknown.append([COUNT])
                 return
-            assert (session, sequence) not in tried.answers
-            tried.answers[session, sequence] = answered[0]
+            results += answered
+            told = Answered([COUNT], answered, session=session, sequence=sequence)
+            self.history.answered.append(told)
             if sequence % AGAIN_EVERY == 0:
                 again = await self._send(http, chance, session, sequence - 1, 2)
-                known = [tried.answers[session, sequence - 1], tried.answers[session, sequence]]
-                assert again in (None, known), f"session {session}, sequence {sequence}: {known}, and again {again}"
-                tried.again += 1
+                if again not in (None, results[-2:]):
+                    raise Wrong(f"session {session}, sequence {sequence}: {results[-2:]}, and again {again}")
+                self.again += 1
 
     async def _send(
         self, http: aiohttp.ClientSession, chance: random.Random, session: int, sequence: int, count: int
     ) -> list[int] | None:
         headers = {"Quire-Session": str(session), "Quire-Sequence": str(sequence)}
-        body = {"commands": [["incr", COUNTER]] * count}
+        body = {"commands": [COUNT] * count}
         document = await self._until_answered(http, chance, "/commands", body, headers)
         return None if document is None else document["results"]
 
@@ -110,7 +101,7 @@ class Retriers(Crowd):
         """The document of a 200, however often that takes; None where there was none for too long."""
         until = time.monotonic() + GIVEN_UP_S
         while time.monotonic() < until:
-            self.tried.attempts += 1
+            self.attempts += 1
             try:
                 async with http.post(
                     f"http://{chance.choice(self._servers)}{path}", json=body, headers=headers
@@ -124,47 +115,26 @@ class Retriers(Crowd):
         return None
 
 
-def sequences_in(frames: Iterable[Frame]) -> list[tuple[int, int]]:
-    """(session, sequence) of every record of a session, as they stand in the log."""
-    found: list[tuple[int, int]] = []
-    for frame in frames:
-        header = frame.header
-        runs = [Run(header.session, header.sequence, header.count)]
-        if header.kind == Kind.RUNS:
-            runs = decode_runs(frame.payload, header.count)[0]
-        found += [(session, first + at) for session, first, count in runs if session for at in range(count)]
-    return found
-
-
-def check_counted(cluster: Cluster, tried: Tried) -> int:
-    """What was answered and what every node has counted agree. Returns the count."""
+def check_count(cluster: Cluster, retriers: Retriers) -> int:
+    """What was answered and what every node has counted agree. Returns the count. Raises Wrong."""
     cluster.wait_for_equal()
     [counted] = {node.local_state()["state"][COUNTER] for node in cluster}
-    acknowledged, answers = len(tried.answers), sorted(tried.answers.values())
-
-    known = f"{acknowledged} acknowledged, {tried.unknown} unknown"
-    assert acknowledged <= counted <= acknowledged + tried.unknown, f"{known}, and {counted} were counted"
-    assert len(set(answers)) == acknowledged, "two commands were given one place in the count"
+    answers = [each.results[0] for each in retriers.history.answered]
+    check_counted(answers, len(retriers.history.unknown), counted)
     return int(counted)
 
 
-def check(cluster: Cluster, tried: Tried) -> dict[str, int]:
+def check(cluster: Cluster, retriers: Retriers) -> dict[str, int]:
     """What was answered, what every node has counted, and what the log holds agree. Returns the figures."""
-    counted = check_counted(cluster, tried)
-    logs = [sequences_in(walk_frames(node.raw_frames())) for node in cluster]
-    assert logs[0] == logs[1] == logs[2], "the logs differ"
-    distinct = set(logs[0])
-    assert set(tried.answers) <= distinct, "what was acknowledged stands in no log"
-    # Each execution counts up by one: were one (session, sequence) executed twice, there would be more than they are.
-    assert counted == len(distinct), f"{len(distinct)} different commands stand in the log and {counted} were executed"
+    replay = cluster.check(retriers.history, Values())
     return {
-        "acknowledged": len(tried.answers),
-        "unknown": tried.unknown,
-        "counted": counted,
-        "attempts": tried.attempts,
-        "sent_again_on_purpose": tried.again,
-        "records_in_the_log": len(logs[0]),
-        "of_them_retries": len(logs[0]) - len(distinct),
+        "acknowledged": retriers.history.acknowledged,
+        "unknown": len(retriers.history.unknown),
+        "counted": check_count(cluster, retriers),
+        "attempts": retriers.attempts,
+        "sent_again_on_purpose": retriers.again,
+        "records_in_the_log": len(replay.records),
+        "of_them_retries": replay.retries,
     }
 
 
@@ -179,7 +149,7 @@ def run(cluster: Cluster, clients: int, failovers: int, commands: int) -> dict[s
             cluster.start_again(killed)
         retriers.wait_for_more(cluster, commands)
         retriers.end()
-        return check(cluster, retriers.tried)
+        return check(cluster, retriers)
 
 
 def main() -> int:

@@ -5,11 +5,16 @@ from pathlib import Path
 
 import pytest
 
-from tests.processes.cluster import Clusters, run_quire
-from tests.processes.load import COMMANDS, classroom, classroom_check
-from tests.processes.verdict import commands_in
+from quire.log import walk_frames
+from tests.processes.cluster import Clusters, Node, run_quire
+from tests.processes.load import COMMANDS, Classroom, classroom, classroom_check
+from tests.verdict.verdict import Executed, Replay
 
 LOAD_TIMEOUT_S = 300.0
+
+
+def executed(node: Node) -> list[Executed]:
+    return [*Replay(Classroom()).take(walk_frames(node.raw_frames())).records.values()]
 
 
 def test_42_add_3_div_5_gives_9_on_every_node_through_leader_and_follower_alike(clusters: Clusters) -> None:
@@ -22,9 +27,9 @@ def test_42_add_3_div_5_gives_9_on_every_node_through_leader_and_follower_alike(
     cluster.wait_for_equal()
     for node in cluster:
         assert node.get("/state")["state"] == node.local_state()["state"] == "9"
-        held = commands_in(node.raw_frames())
-        assert [record.command for record in held] == [["add", 3], ["div", 5]]
-        assert [record.index for record in held] == [through_leader["index"], through_follower["index"]]
+        records = executed(node)
+        assert [record.command for record in records] == [["add", 3], ["div", 5]]
+        assert [record.index for record in records] == [through_leader["index"], through_follower["index"]]
 
 
 @pytest.mark.full
@@ -48,5 +53,5 @@ def test_a_classroom_loaded_through_a_follower_is_answered_alike_everywhere_and_
     assert {status["applied_index"] for status in statuses.values()} == {session_closed}
     assert {node.local_state()["state"] for node in cluster} == {expected}
     for node in cluster:
-        commands = [record.command for record in commands_in(node.raw_frames())]
+        commands = [record.command for record in executed(node)]
         assert commands == list(classroom.instructions(COMMANDS, classroom.DEFAULT_SEED))

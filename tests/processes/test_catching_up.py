@@ -5,7 +5,6 @@ import pytest
 from tests import tuned
 from tests.processes.cluster import Clusters
 from tests.processes.load import COMMANDS, running_load
-from tests.processes.verdict import check_cluster, check_received
 
 PART = COMMANDS // 4
 
@@ -23,10 +22,10 @@ def test_a_follower_killed_in_the_middle_of_a_load_receives_what_it_lacks_and_no
         load.wait_for_more(cluster, PART)
         load.end()
 
-    check_cluster(cluster, load)
-    assert load.unknown == load.not_written == []
+    load.check(cluster)
+    assert (load.history.unknown, load.not_written) == ([], 0)
     assert acknowledged > PART / 2, "it was killed in the middle, not at the beginning"
-    check_received(cluster, follower, acknowledged)
+    cluster.check_received(follower, acknowledged)
 
 
 @pytest.mark.soak
@@ -40,8 +39,8 @@ def test_a_follower_killed_again_and_again_under_load_ends_equal(clusters: Clust
             cluster.start(node_id)
         load.end()
 
-    check_cluster(cluster, load)
-    assert load.unknown == load.not_written == []
+    load.check(cluster)
+    assert (load.history.unknown, load.not_written) == ([], 0)
 
 
 @pytest.mark.soak
@@ -56,8 +55,8 @@ def test_a_node_first_started_after_the_load_that_is_no_initial_member_joins_as_
 
     cluster.start("n3")
 
-    check_cluster(cluster, load)
-    check_received(cluster, cluster["n3"], 1)
+    load.check(cluster)
+    cluster.check_received(cluster["n3"], 1)
     for node in cluster:
         assert [member["node_id"] for member in node.status()["members"]] == ["n1", "n2"]
 
@@ -93,8 +92,8 @@ def test_a_voter_that_was_present_only_at_the_formation_catches_up_and_counts(cl
 
     cluster.start("n3")
 
-    check_cluster(cluster, load)
-    check_received(cluster, cluster["n3"], 1)
+    load.check(cluster)
+    cluster.check_received(cluster["n3"], 1)
     roles = {member["node_id"]: member["role"] for member in cluster["n3"].status()["members"]}
     assert roles == {"n1": "voter", "n2": "voter", "n3": "voter"}
     cluster["n2"].kill()

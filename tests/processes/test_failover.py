@@ -1,6 +1,6 @@
 """Leaders are killed, paused, restarted, or lose their disks, while the history of their clients stays linearizable.
 
-Every test ends with the verdict of a checker that knows nothing of logs (`tests/linear`). A client that is told that
+Every test ends with the verdict (`tests/verdict`). A client that is told that
 the outcome is unknown may be so; it rides through nearly all of this without.
 """
 
@@ -19,7 +19,8 @@ import pytest
 from tests.processes import faulty_disk, unruly_control
 from tests.processes.cluster import DEADLINE_S, Cluster, Clusters, Node
 from tests.processes.data_files import promise_of
-from tests.processes.history import recording, rounds
+from tests.processes.recording import recording, rounds
+from tests.verdict.verdict import Answered
 
 ELECTION_TIMEOUT_S = 1.0  # The default, which other process tests lengthen.
 DEFAULTS = ("--election-timeout-ms", "1000")
@@ -243,11 +244,15 @@ def test_a_leader_that_was_paused_past_its_timeout_fences_itself_before_it_answe
             epoch = epoch_of(paused)
             paused.pause()
             successor = cluster.elected(but=paused)
-            answer = successor.apply(["add", 1], ["sub", 1])  # From here on nothing older than this may be shown.
+            commands, unanswered = [["add", 1], ["sub", 1]], [["add", 0]]
+            answer = successor.apply(*commands)  # From here on nothing older than this may be shown.
+            told = Answered(commands, answer["results"], answer["index"], answer["epoch"])
+            clients.history.answered.append(told)
+            clients.history.unknown.append(unanswered)
             asked = [
                 sent(paused, "GET", "/state?consistency=leader"),
                 sent(paused, "GET", "/state"),
-                sent(paused, "POST", "/commands", {"commands": [["add", 0]]}),
+                sent(paused, "POST", "/commands", {"commands": unanswered}),
                 sent(paused, "GET", "/state?consistency=leader"),
             ]
 

@@ -91,11 +91,11 @@ def test_a_follower_that_missed_twenty_expiries_catches_up_while_clients_write(c
         load.end()
     cluster.wait_for_equal()
     assert node.status()["lowest_index"] > end, "it had no need of a snapshot"
-    acknowledged = 42 + sum(total(batch.commands) for batch in load.acknowledged)
+    acknowledged = 42 + sum(total(batch.commands) for batch in load.history.answered)
     possible = [
         acknowledged + sum(map(total, executed))
-        for count in range(len(load.unknown) + 1)
-        for executed in combinations(load.unknown, count)
+        for count in range(len(load.history.unknown) + 1)
+        for executed in combinations(load.history.unknown, count)
     ]
     assert int(node.local_state()["state"]) in possible
 

@@ -4,7 +4,7 @@ import pytest
 
 from tests.processes.cluster import Clusters
 from tests.processes.load import COMMANDS, running_load, unique_commands
-from tests.processes.verdict import check_cluster, check_logs, check_results, system_records
+from tests.verdict.verdict import system_records
 
 ROUNDS = 2
 CLIENTS = 4
@@ -22,7 +22,7 @@ def test_every_acknowledged_command_survives_a_kill_of_all_nodes_in_order(cluste
         load.wait_for_more(cluster, COMMANDS // 20)
         load.end()
 
-    check_cluster(cluster, load)
+    load.check(cluster)
     epochs = [epoch for epoch, _ in system_records(cluster.leader.raw_frames(), "epoch_start")]
     assert len(epochs) >= ROUNDS + 1, "each start of the leader began an epoch"
     assert epochs == sorted(set(epochs))
@@ -37,6 +37,4 @@ def test_what_was_acknowledged_is_there_when_only_a_majority_comes_back(clusters
         cluster.start("n1", "n3")
         load.end()
 
-    cluster.wait_for_equal("n1", "n3")
-    held = check_logs({node_id: cluster[node_id].raw_frames() for node_id in ("n1", "n3")}, load)
-    check_results(held, load)
+    load.check(cluster, "n1", "n3")

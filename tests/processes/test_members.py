@@ -8,7 +8,7 @@ import pytest
 
 from tests import tuned
 from tests.processes.cluster import QUIRE, Cluster, Clusters, Node, environment, run_quire
-from tests.processes.retriers import FLAGS, Retriers, check, check_counted
+from tests.processes.retriers import FLAGS, Retriers, check, check_count
 
 CLIENTS = 5
 SNAPSHOTS = (
@@ -65,7 +65,7 @@ def test_a_wiped_node_gets_a_snapshot_is_promoted_and_counts_when_another_is_kil
         cluster.start_again(killed)
         retriers.wait_for_more(cluster, 50)
         retriers.end()
-        check_counted(cluster, retriers.tried)
+        check_count(cluster, retriers)
     assert [voters(node) for node in cluster] == [["n1", "n2", "n3"]] * 3
 
 
@@ -90,5 +90,5 @@ def test_the_leader_is_killed_while_the_members_change_and_saying_it_again_finis
         assert promote(cluster, "n3") == []
         retriers.wait_for_more(cluster, 50)
         retriers.end()
-        check(cluster, retriers.tried)
+        check(cluster, retriers)
     assert [voters(node) for node in cluster] == [["n1", "n2", "n3"]] * 3

@@ -7,7 +7,6 @@ import pytest
 
 from tests.processes.cluster import Cluster, Clusters, Node
 from tests.processes.load import COMMANDS, running_load
-from tests.processes.verdict import check_cluster
 
 ELECTION_TIMEOUT_US = 1_000_000
 SOON_S = 20.0
@@ -110,7 +109,7 @@ def test_the_secret_is_rotated_under_load_by_three_rolling_restarts(clusters: Cl
         load.wait_for_more(cluster, COMMANDS // 100)
         load.end()
 
-    check_cluster(cluster, load)
+    load.check(cluster)
     for node in cluster:
         assert "peer_secret" not in node.output.read_text(), "no peer was refused at any step"
         assert node.status()["alarms"] == []

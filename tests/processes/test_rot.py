@@ -23,7 +23,6 @@ from tests.processes.data_files import (
 )
 from tests.processes.load import running_load
 from tests.processes.refusals import FAILED, last_sentence
-from tests.processes.verdict import check_cluster, check_received
 
 SEGMENT_BYTES = 65_536
 SEGMENTS = 4
@@ -59,7 +58,7 @@ def stopped(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stopped]:
         with running_load(cluster, batch=BATCH) as load:
             cluster.wait_until("some segments are sealed", lambda: len(stores(node.data_dir)) > SEGMENTS)
             load.end()
-        check_cluster(cluster, load)
+        load.check(cluster)
         durable_index = node.status()["durable_index"]
         cluster.wait_until("the mark names all", lambda: read_mark(node.data_dir).durable_index == durable_index)
         node.kill()
@@ -159,7 +158,7 @@ def test_a_torn_tail_above_the_mark_is_cut_and_what_stands_there_is_shipped(stop
     cluster.start("n3")
 
     cluster.wait_for_equal()
-    check_received(cluster, node, mark.durable_index)
+    cluster.check_received(node, mark.durable_index)
     assert node.status()["stream"]["from_index"] == mark.durable_index
     assert node.raw_frames() == cluster.leader.raw_frames()
     cluster.stop("n3")

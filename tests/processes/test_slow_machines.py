@@ -22,4 +22,4 @@ def test_a_machine_that_takes_200_ms_a_command_deposes_nobody(clusters: Clusters
     cluster.wait_for_equal(deadline_s=DEADLINE_S)
     assert [node.status()["epoch"] for node in cluster] == [before] * 3
     assert leader.status()["role"] == "leader"
-    assert load.unknown == []
+    assert load.history.unknown == []

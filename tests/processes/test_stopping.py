@@ -7,7 +7,7 @@ import pytest
 from tests.processes.cluster import Clusters, Node, Unreachable
 from tests.processes.data_files import read_mark
 from tests.processes.load import COMMANDS, running_load
-from tests.processes.verdict import check_cluster, system_records
+from tests.verdict.verdict import system_records
 
 
 @pytest.mark.parametrize(
@@ -56,7 +56,7 @@ def test_a_stop_in_the_middle_of_a_load_loses_nothing_acknowledged(clusters: Clu
         load.wait_for_more(cluster, COMMANDS // 50)
         load.end()
 
-    check_cluster(cluster, load)
+    load.check(cluster)
 
 
 @pytest.mark.full

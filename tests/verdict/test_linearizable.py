@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.linear.checker import (
+from tests.verdict.linearizable import (
     NEVER,
     UNKNOWN,
     NotLinearizable,

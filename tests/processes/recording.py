@@ -1,4 +1,4 @@
-"""Clients that write and read until they are stopped, and record the history for the linearizability checker."""
+"""Clients that write and read until they are stopped; what they were told is judged then."""
 
 from __future__ import annotations
 
@@ -10,9 +10,11 @@ from itertools import count
 from typing import Any
 
 from quire.cluster.client import Client, OutcomeUnknown, Unavailable, connect
-from tests.linear.checker import NEVER, UNKNOWN, Operation, check_linearizable, step_sum
 from tests.processes.cluster import Cluster, Node
 from tests.processes.crowd import Crowd
+from tests.processes.load import Classroom
+from tests.verdict.linearizable import NEVER, UNKNOWN, Operation, check_linearizable, step_sum
+from tests.verdict.verdict import Answered
 
 CLIENTS = 4
 PATIENCE_S = 30.0
@@ -28,41 +30,40 @@ class Recording(Crowd):
         super().__init__()
         self._servers = servers
         self._clients = clients
-        self.history: list[Operation] = []
         self.not_executed = 0
 
     @property
     def count(self) -> int:
         """How many operations were answered. Raises what a client died of."""
         self.raise_failure()
-        return len(self.history)
+        return len(self.history.operations)
 
     @property
     def unknown(self) -> int:
         """How many ended without anybody knowing whether they were executed."""
-        return sum(operation.answer is UNKNOWN for operation in self.history)
+        return sum(operation.answer is UNKNOWN for operation in self.history.operations)
 
     def wait_for_more(self, cluster: Cluster, operations: int = 100) -> None:
         """Return when every client was answered again, and all of them together so often."""
-        goal, before = self.count + operations, len(self.history)
+        goal, before = self.count + operations, len(self.history.operations)
 
         def went_on() -> bool:
-            clients = {operation.client for operation in self.history[before:]}
+            clients = {operation.client for operation in self.history.operations[before:]}
             return self.count >= goal and len(clients) == self._clients
 
         cluster.wait_until(f"every client goes on, to {goal} operations", went_on)
 
     def check(self, cluster: Cluster) -> None:
-        """End; what every node answers then, and all that was answered before, is linearizable."""
+        """End; all that was answered is in every log once, and linearizable with what every node answers then."""
         self.end()
-        cluster.wait_for_equal()
+        cluster.check(self.history, Classroom())
         for node in cluster:
             began = time.monotonic()
             state = node.local_state()["state"]  # All that was committed is applied: it can be no older.
-            self.history.append(Operation(-1, None, state, began, time.monotonic()))
+            self.history.operations.append(Operation(-1, None, state, began, time.monotonic()))
         for node in cluster:  # A disk that was slow for a moment is told of for a few election timeouts.
             cluster.wait_until(f"{node.node_id} has no alarm", partial(_has_no_alarm, node))
-        check_linearizable(self.history, INITIAL, step_sum)
+        check_linearizable(self.history.operations, INITIAL, step_sum)
 
     async def _all(self) -> None:
         await asyncio.gather(*map(self._one, range(self._clients)))
@@ -78,14 +79,21 @@ class Recording(Crowd):
 
     async def _ask(self, connection: Client, client: int, asked: Any) -> None:
         began = time.monotonic()
+        told = self.history
         try:
-            answer = (await connection.state()).state if asked is None else await connection.apply(asked)
+            if asked is None:
+                answer = (await connection.state()).state
+            else:
+                reply = await connection.apply_batch([asked])
+                answer = reply.results[0]
+                told.answered.append(Answered([asked], reply.results, reply.index, reply.epoch, client))
         except Unavailable:
             self.not_executed += 1
         except OutcomeUnknown:
-            self.history.append(Operation(client, asked, UNKNOWN, began, NEVER))
+            told.operations.append(Operation(client, asked, UNKNOWN, began, NEVER))
+            told.unknown += [] if asked is None else [[asked]]
         else:
-            self.history.append(Operation(client, asked, answer, began, time.monotonic()))
+            told.operations.append(Operation(client, asked, answer, began, time.monotonic()))
 
 
 def _has_no_alarm(node: Node) -> bool:
