@@ -9,11 +9,11 @@ from contextlib import suppress
 from typing import assert_never
 
 from tests.faults import actions
-from tests.faults.ill import Ills
 from tests.faults.mending import Mending
 from tests.faults.mesh import Dialled, Mesh
 from tests.faults.volume import Volume
 from tests.processes.cluster import Cluster, Node, Unreachable
+from tests.processes.ill import Ills
 
 
 class Actor:
@@ -108,7 +108,7 @@ class Actor:
             case actions.HangDisk():
                 ills.hang_disk()
             case actions.FailMachine():
-                ills.fail_machine()
+                ills.begin("fails")
                 self.mending.failed.append(node)
             case _:
                 assert_never(action)

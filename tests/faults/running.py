@@ -8,7 +8,6 @@ made.
 from __future__ import annotations
 
 import json
-import sys
 import threading
 import time
 from collections.abc import Collection, Generator, Mapping, Sequence
@@ -17,17 +16,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from tests import tuned
-from tests.faults import ill
 from tests.faults.acting import Actor
 from tests.faults.actions import AwaitInstall, LeaveBehind
-from tests.faults.adder import BALLAST
-from tests.faults.ill import Ills
 from tests.faults.mesh import Mesh, meshed
 from tests.faults.scenario import Scenario, Shape
 from tests.faults.toxiproxy import ToxiproxyError
 from tests.faults.traffic import BULK, NO_BULK, Traffic
 from tests.faults.volume import Volume, volumes
+from tests.processes.adder import BALLAST
 from tests.processes.cluster import DEADLINE_S, Cluster, Node, Unreachable
+from tests.processes.ill import Ills
 from tests.processes.meter import resident_bytes
 from tests.verdict.bounds import (
     COMMITS_WITHIN_TIMEOUTS,
@@ -42,9 +40,9 @@ from tests.verdict.verdict import Command, Seen, Sum, Wrong, check_logs, check_p
 
 WINDOW = tuned.flags(stream_window_bytes=1 << 20)
 # A run of half an hour writes more than a disk is asked to keep; one scenario, never as much as this.
-PLAIN = ("--machine", "tests.faults.adder:Adder", "--initial", "0", "--retention-bytes", str(2 << 30), *WINDOW)
+PLAIN = ("--machine", "tests.processes.adder:Adder", "--initial", "0", "--retention-bytes", str(2 << 30), *WINDOW)
 EXPIRING = (
-    *("--machine", "tests.faults.adder:LadenAdder", "--initial", "0", *WINDOW),
+    *("--machine", "tests.processes.adder:LadenAdder", "--initial", "0", *WINDOW),
     *("--segment-bytes", str(4 << 20), "--snapshot-records", "1000"),
     *("--retention-bytes", "1"),
     *tuned.flags(retention_follower_bytes=2 << 20),
@@ -351,20 +349,10 @@ def cluster_of(folder: Path, shape: Shape, flags: Sequence[str]) -> Cluster:
     return Cluster(folder, voters, flags=[*PLAIN, *(SMALL if shape.volumes else ()), *flags])
 
 
-def illnesses_of(cluster: Cluster, folder: Path) -> dict[str, Ills]:
-    """Let each node be made ill, by a folder of its own."""
-    ills = {node.node_id: Ills(folder / f"ills-{node.node_id}") for node in cluster}
-    for node in cluster:
-        its = ills[node.node_id].folder
-        its.mkdir(parents=True)
-        node.program = (sys.executable, "-m", ill.__name__, str(its))
-    return ills
-
-
 def standing(folder: Path, shape: Shape, flags: Sequence[str], election_timeout_s: float) -> Generator[Ground]:
     """A cluster of this shape that runs in its mesh; all of it is gone afterwards."""
     cluster = cluster_of(folder, shape, flags)
-    ills = illnesses_of(cluster, folder)
+    ills = {node.node_id: Ills(folder / f"ills-{node.node_id}").of(node) for node in cluster}
     with ExitStack() as stack:
         its_volumes = stack.enter_context(volumes(folder, ills)) if shape.volumes else {}
         for node_id, volume in its_volumes.items():

@@ -26,7 +26,7 @@ from tests.verdict.linearizable import check_linearizable, step_sum
 from tests.verdict.verdict import Wrong, check_progress, check_states
 
 LINK_KB_A_SECOND = 1_000
-FLAGS = ("--machine", "tests.faults.adder:Adder", "--initial", "0")
+FLAGS = ("--machine", "tests.processes.adder:Adder", "--initial", "0")
 WINDOW_BYTES = 8 * MIB  # The default of stream_window_bytes, which this runs with.
 # What docs/reliability.md promises: a window that is full, once in the socket's queue and once more as it is handed to
 # it; and what other users of the allocator take between two looks.

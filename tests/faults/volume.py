@@ -9,7 +9,7 @@ from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
 
-from tests.faults.ill import Ills
+from tests.processes.ill import Ills
 
 VOLUME_BYTES = 512 << 20
 TRIES = 50
@@ -27,7 +27,7 @@ class Volume:
     def fill(self) -> None:
         """It has no more room than what it holds takes. Raises OSError."""
         if not self._is_mounted:
-            self._ills.fill_disk()
+            self._ills.begin("full")
             return
         for _ in range(TRIES):  # A file that grows meanwhile makes it too small a size.
             sizes = os.statvfs(self.folder)

@@ -5,20 +5,17 @@ the outcome is unknown may be so; it rides through nearly all of this without.
 """
 
 import json
-import os
 import socket
-import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
 
-from tests.processes import faulty_disk, unruly_control
 from tests.processes.cluster import DEADLINE_S, Cluster, Clusters, Node
 from tests.processes.data_files import promise_of
+from tests.processes.ill import Ills
 from tests.processes.recording import recording, rounds
 from tests.verdict.verdict import Answered
 
@@ -36,18 +33,12 @@ def epoch_of(node: Node) -> int:
     return int(node.status()["epoch"])
 
 
-def running_as(program: ModuleType, clusters: Clusters, folder: Path) -> Cluster:
-    """A cluster whose nodes are run by a program of ours, which looks for faults in the directories `faults_of`."""
+def running_ill(clusters: Clusters, folder: Path) -> tuple[Cluster, dict[str, Ills]]:
+    """A cluster whose nodes a test can make ill."""
     cluster = clusters.make(flags=CALM)
-    for node in cluster:
-        faults_of(node, folder).mkdir()
-        node.program = (sys.executable, "-m", program.__name__, str(faults_of(node, folder)))
+    ills = {node.node_id: Ills(folder / f"ills-{node.node_id}").of(node) for node in cluster}
     cluster.start()
-    return cluster
-
-
-def faults_of(node: Node, folder: Path) -> Path:
-    return folder / f"faults-{node.node_id}"
+    return cluster, ills
 
 
 # Ends
@@ -184,16 +175,17 @@ def test_leadership_that_is_transferred_again_and_again_leaves_no_outcome_unknow
 
 @pytest.mark.soak
 def test_pysyncobj_forgets_everything_everywhere_and_no_leader_is_lost(clusters: Clusters, tmp_path: Path) -> None:
-    cluster = running_as(unruly_control, clusters, tmp_path)
+    cluster, ills = running_ill(clusters, tmp_path)
     with recording(cluster) as clients:
         clients.wait_for_more(cluster)
         leader = cluster.elected()
         epoch = epoch_of(leader)
         for _ in range(rounds(2)):
-            notes = [faults_of(node, tmp_path) / "forget" for node in cluster]
-            for note in notes:
-                note.touch()
-            cluster.wait_until("every PySyncObj has failed", lambda: not any(note.exists() for note in notes))  # noqa: B023
+            for each in ills.values():
+                each.begin("forget")
+            cluster.wait_until(
+                "every PySyncObj has failed", lambda: not any(each.has("forget") for each in ills.values())
+            )
             clients.wait_for_more(cluster, 200)
         assert epoch_of(leader) == epoch_of(cluster.elected()) == epoch
 
@@ -208,7 +200,7 @@ def test_pysyncobj_forgets_everything_everywhere_and_no_leader_is_lost(clusters:
 def test_two_that_pysyncobj_calls_leaders_depose_nobody_and_one_of_them_leads_when_it_may(
     clusters: Clusters, tmp_path: Path
 ) -> None:
-    cluster = running_as(unruly_control, clusters, tmp_path)
+    cluster, ills = running_ill(clusters, tmp_path)
     with recording(cluster) as clients:
         for _ in range(rounds(2)):
             clients.wait_for_more(cluster)
@@ -216,7 +208,7 @@ def test_two_that_pysyncobj_calls_leaders_depose_nobody_and_one_of_them_leads_wh
             epoch = epoch_of(leader)
             others = [node for node in cluster if node is not leader]
             for node in others:
-                (faults_of(node, tmp_path) / "leads").touch()
+                ills[node.node_id].begin("leads")
             cluster.wait_until("both are nominated", lambda: all(node.status()["nominated"] for node in others))  # noqa: B023
             clients.wait_for_more(cluster, 200)
             assert epoch_of(leader) == epoch_of(cluster.elected()) == epoch
@@ -226,7 +218,7 @@ def test_two_that_pysyncobj_calls_leaders_depose_nobody_and_one_of_them_leads_wh
             assert cluster.elected() in others
             cluster.start_again(leader)
             for node in others:
-                (faults_of(node, tmp_path) / "leads").unlink()
+                ills[node.node_id].end("leads")
         clients.check(cluster)
         assert clients.not_executed == 0
 
@@ -313,36 +305,22 @@ def test_followers_that_are_paused_one_after_the_other_cost_nobody_a_leader(clus
 # Disks
 
 
-def hang(folder: Path) -> Callable[[], None]:
-    """Hang every sync from now on; the call that it returns lets them go on."""
-    os.mkfifo(folder / "hang")
-
-    def release() -> None:
-        held = (folder / "hang").open("r+b", buffering=0)  # Read and write: it waits for no other end.
-        (folder / "hang").unlink()
-        with held:
-            os.set_blocking(held.fileno(), False)
-            held.write(b"\0")
-
-    return release
-
-
 @pytest.mark.soak
 def test_a_leader_whose_disk_hangs_is_followed_by_another_and_comes_back_when_it_answers(
     clusters: Clusters, tmp_path: Path
 ) -> None:
-    cluster = running_as(faulty_disk, clusters, tmp_path)
+    cluster, ills = running_ill(clusters, tmp_path)
     with recording(cluster) as clients:
         clients.wait_for_more(cluster)
         leader = cluster.elected()
-        release = hang(faults_of(leader, tmp_path))
+        ills[leader.node_id].hang_disk()
         try:
             clients.wait_for_more(cluster)
             assert cluster.elected() is not leader
             changes = [row for row in leader.status()["leaders"] if row["role"] != "leader"]
             assert any("disk has not answered" in row["reason"] for row in changes), changes
         finally:
-            release()
+            ills[leader.node_id].release_disk()
         clients.wait_for_more(cluster)
         cluster.wait_until_ready(leader)
         clients.check(cluster)
@@ -350,18 +328,18 @@ def test_a_leader_whose_disk_hangs_is_followed_by_another_and_comes_back_when_it
 
 @pytest.mark.soak
 def test_a_leader_whose_disk_fails_ends_and_another_leads(clusters: Clusters, tmp_path: Path) -> None:
-    cluster = running_as(faulty_disk, clusters, tmp_path)
+    cluster, ills = running_ill(clusters, tmp_path)
     with recording(cluster) as clients:
         clients.wait_for_more(cluster)
         leader = cluster.elected()
-        (faults_of(leader, tmp_path) / "fail").touch()
+        ills[leader.node_id].begin("fail")
 
         code = leader.ended()
 
         assert code == 1
         assert "Input/output error" in leader.last_words()
         clients.wait_for_more(cluster)
-        (faults_of(leader, tmp_path) / "fail").unlink()
+        ills[leader.node_id].end("fail")
         cluster.start_again(leader)
         clients.check(cluster)
 
@@ -371,22 +349,22 @@ def test_a_leader_whose_disk_fails_ends_and_another_leads(clusters: Clusters, tm
 def test_a_follower_whose_disk_does_not_do_its_work_costs_nobody_a_leader(
     clusters: Clusters, tmp_path: Path, fault: str
 ) -> None:
-    cluster = running_as(faulty_disk, clusters, tmp_path)
+    cluster, ills = running_ill(clusters, tmp_path)
     with recording(cluster) as clients:
         leader = cluster.elected()
         epoch = epoch_of(leader)
         follower = next(node for node in cluster if node is not leader)
-        faults = faults_of(follower, tmp_path)
+        faults = ills[follower.node_id]
         if fault == "hang":
-            release = hang(faults)
+            faults.hang_disk()
             try:
                 clients.wait_for_more(cluster, 200)
             finally:
-                release()
+                faults.release_disk()
         else:
-            (faults / "fail").touch()
+            faults.begin("fail")
             assert follower.ended() == 1
-            (faults / "fail").unlink()
+            faults.end("fail")
             clients.wait_for_more(cluster, 200)
             cluster.start_again(follower)
         assert epoch_of(leader) == epoch

@@ -1,7 +1,6 @@
 """Real leaders that are ill for good: another leads soon, writes go on, and the ill node says what ails it."""
 
 import subprocess
-import sys
 from collections.abc import Generator
 from contextlib import contextmanager
 from functools import partial
@@ -9,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.processes import failing_machine, faulty_disk
+from tests.processes import ill as ill_program
 from tests.processes.cluster import Cluster, Clusters, Node, Unreachable, run_quire
+from tests.processes.ill import Ills
 
 FLAGS = ("--election-timeout-ms", "3000", "--segment-bytes", str(1 << 20))
 VOLUME_BYTES = 12 << 20
@@ -53,8 +53,7 @@ def small_volume(folder: Path, ill: Node) -> Generator[Path]:
     command = ["mount", "-t", "tmpfs", "-o", f"size={VOLUME_BYTES}", "tmpfs", str(folder)]
     ill.data_dir = folder / ill.node_id
     if subprocess.run(command, capture_output=True, check=False).returncode:
-        ill.program = (sys.executable, "-m", faulty_disk.__name__, str(folder))
-        yield folder / "full"
+        yield Ills(folder).of(ill).folder / "full"
         return
     try:
         yield folder / "ballast"
@@ -99,22 +98,22 @@ def test_a_leader_on_a_full_volume_loses_the_lead_and_is_fit_again_when_there_is
 def test_a_leader_whose_machine_alone_fails_loses_the_lead_and_a_restart_mends_it(
     clusters: Clusters, tmp_path: Path
 ) -> None:
-    cluster, failing = clusters.make(flags=FLAGS), tmp_path / "fails"
+    cluster = clusters.make(flags=FLAGS)
     ill = cluster.leader
-    ill.program = (sys.executable, "-m", failing_machine.__name__, str(failing))
+    ills = Ills(tmp_path / "ills").of(ill)
     cluster.start()
-    failing.touch()
+    ills.begin("fails")
     another_leads(cluster)
     cluster.wait_until("n1 says what ails it", lambda: ill.status()["fitness"]["name"] == "machine_failed")
     status = ill.status()
     assert status["ready"] is False
     [sentence] = [reason for reason in status["reasons"] if "MemoryError: says the test" in reason]
     assert sentence.startswith("applying stopped at index")
-    assert str(failing_machine.__file__) in sentence
+    assert str(ill_program.__file__) in sentence
     shown = run_quire("status", "--server", ill.address, extra={"COLUMNS": "2000"})
     assert (shown.stdout + shown.stderr).count(sentence) == 1
     assert ill.output.read_text().count("applying stopped at index") == 1
-    failing.unlink()
+    ills.end("fails")
     ill.kill()
     cluster.start_again(ill)
     end = cluster.elected().status()["commit_index"]

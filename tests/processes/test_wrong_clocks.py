@@ -1,24 +1,20 @@
 """One wrong clock of three: some node leads, the log's time is right, and an operator is told which clock it is."""
 
-import sys
 import time
 from pathlib import Path
 
 import pytest
 
 from quire.log import walk_frames
-from tests.processes import wrong_clock
 from tests.processes.cluster import Cluster, Clusters, Node
+from tests.processes.ill import Ills
 
 AHEAD_S = 11
 
 
 def cluster_with_a_fast_clock(clusters: Clusters, folder: Path, fast: str) -> Cluster:
     cluster = clusters.make(flags=("--election-timeout-ms", "1000"))
-    clock = folder / "clock"
-    clock.mkdir()
-    wrong_clock.set_ahead(clock, AHEAD_S)
-    cluster[fast].program = (sys.executable, "-m", wrong_clock.__name__, str(clock))
+    Ills(folder / "ills").of(cluster[fast]).set_clock(AHEAD_S)
     cluster.start()
     return cluster
 
