@@ -396,51 +396,6 @@ def test_replies_that_the_session_has_forgotten_are_counted() -> None:
     assert [command for _, command in cluster.executed] == rows[0]
 
 
-@pytest.mark.parametrize(("window", "messages"), [(2, 2), (3, 3), (4, 4), (8, 5), (9, 5)])
-def test_a_driver_that_dies_with_a_window_unanswered_leaves_every_reply_to_the_next(window: int, messages: int) -> None:
-    """Each command is refused, so a reply that nobody asks for is missing in the count."""
-    cluster = FakeCluster(machine=RefusingMachine(42), window=window)
-    cluster.late = True
-    spark, rows = Spark(SinkDisk(), cluster), [[["add", 13]] * (window - 1), [["add", 13]], [["add", 13]] * window]
-    cluster.cut_after = messages
-    with pytest.raises(Cut):
-        asyncio.run(spark.commit(0, spark.tasks(0, rows)))
-    assert (cluster.most_unanswered, len(cluster.executed)) == (window, window), "exactly a window"
-
-    with pytest.raises(CommandsRefused, match=f"refused {2 * window} of its commands"):
-        asyncio.run(spark.commit(0, []))
-    assert len(cluster.executed) == 2 * window
-    assert cluster.most_unanswered == window
-
-
-@pytest.mark.parametrize("window", [2, 3, 5, 8])
-@pytest.mark.parametrize("sizes", [(1, 2, 2, 1, 2), (2, 1, 1, 2, 1, 2), (5, 1, 4)])
-def test_blocks_of_mixed_sizes_never_exceed_the_window_and_fill_it(window: int, sizes: tuple[int, ...]) -> None:
-    cluster = FakeCluster(window=window)
-    cluster.late = True
-    spark = Spark(SinkDisk(), cluster)
-    rows = [[["add", size]] * size for size in sizes]
-
-    spark.write(0, rows)
-
-    assert [command for _, command in cluster.executed] == [command for part in rows for command in part]
-    block = max(1, window // 4)
-    assert window - block < cluster.most_unanswered <= window
-
-
-def test_replies_that_no_answer_could_hold_are_counted_though_the_driver_dies_and_the_window_passes() -> None:
-    cluster = FakeCluster(window=2)
-    cluster.answer_results = 0
-    spark, rows = Spark(SinkDisk(), cluster), [[["add", 1]] * 6]
-    cluster.cut_after = 5
-    with pytest.raises(Cut):
-        asyncio.run(spark.commit(0, spark.tasks(0, rows)))
-
-    with pytest.raises(CommandsRefused, match=r"refused 0 of its .* the replies to 6 more are gone"):
-        asyncio.run(spark.commit(0, []))
-    assert [command for _, command in cluster.executed] == rows[0]
-
-
 def test_what_one_driver_could_not_ask_for_the_next_does_not_count_again() -> None:
     disk, cluster = SinkDisk(), FakeCluster(machine=RefusingMachine(42), window=2)
     spark = Spark(disk, cluster)
@@ -456,21 +411,6 @@ def test_what_one_driver_could_not_ask_for_the_next_does_not_count_again() -> No
     with pytest.raises(CommandsRefused, match=r"refused 1 of its .* the replies to 1 more are gone"):
         asyncio.run(spark.commit(0, []))
     assert [command for _, command in cluster.executed] == rows[0]
-
-
-def test_one_command_of_another_writer_after_the_plan_s_last_is_told_and_nothing_is_sent() -> None:
-    cluster = FakeCluster()
-    spark, rows = Spark(SinkDisk(), cluster), [[["add", 1], ["add", 2]]]
-    cluster.cut_after = 1
-    with pytest.raises(Cut):
-        asyncio.run(spark.commit(0, spark.tasks(0, rows)))
-    session = SinkState(spark.disk.directory_of_life()).holder()
-    assert session is not None
-    cluster.send(session, 3, [["add", 3]])
-
-    with pytest.raises(SessionMoved):
-        asyncio.run(spark.commit(0, []))
-    assert len(cluster.executed) == 3
 
 
 @pytest.mark.parametrize("batch", [0, 1])

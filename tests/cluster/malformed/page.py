@@ -77,12 +77,12 @@ def _table(title: str, lines: Iterator[tuple[str, str, str]]) -> list[str]:
     for call, given, answer in lines:
         bodies.setdefault((call, answer), []).append(given.replace("|", "&#124;"))
     inputs: dict[tuple[str, str], list[str]] = {}
-    for (call, answer), given in bodies.items():
-        if call and len(given) > 1:
-            inputs[f"{call}:<br>", answer] = given
+    for (call, answer), several in bodies.items():
+        if call and len(several) > 1:
+            inputs[f"{call}:<br>", answer] = several
         else:
-            inputs.setdefault(("", answer), []).extend(f"{call}, {body}" if call else body for body in given)
-    rows = [f"| {call}{'<br>'.join(given)} | {answer} |" for (call, answer), given in inputs.items()]
+            inputs.setdefault(("", answer), []).extend(f"{call}, {body}" if call else body for body in several)
+    rows = [f"| {call}{'<br>'.join(several)} | {answer} |" for (call, answer), several in inputs.items()]
     return ["\n".join([f"## {title}\n", "| input | answer |", "|---|---|", *rows]) + "\n"]
 
 
