@@ -1,4 +1,4 @@
-"""The table of damaged data directories: each part alone, and with each other part. `page` writes it."""
+"""Damaged data directories: each part alone, of which docs/reliability.md has a table, and with each other part."""
 
 import re
 from collections import defaultdict
@@ -61,20 +61,17 @@ def is_bad(cell: Cell) -> bool:
     return cell.verdict.kind is Kind.BAD
 
 
-LETTERS = {Kind.REFUSES: "R", Kind.WHOLE: "S", Kind.TOLD_LATER: "L", Kind.NEW: "N", Kind.BAD: "**LOST**"}
-
-
 def alone_table(cells: Iterable[Cell]) -> str:
-    """The rows of the parts alone."""
+    """A row for the parts with which a node does the same."""
     found: defaultdict[str, defaultdict[Damage, list[Verdict]]] = defaultdict(lambda: defaultdict(list))
     for one in cells:
         (its,) = one.damages
         found[its.part.name][its.damage].append(one.verdict)
     head = "| part | " + " | ".join(damage.value for damage in Damage) + " |\n" + "|---" * (len(Damage) + 1) + "|\n"
-    rows = (
-        f"| `{name}` | " + " | ".join(_words(by[damage]) for damage in Damage) + " |\n" for name, by in found.items()
-    )
-    return head + "".join(rows)
+    rows: defaultdict[str, list[str]] = defaultdict(list)
+    for name, by in found.items():
+        rows[" | ".join(_words(by[damage]) for damage in Damage)].append(f"`{name}`")
+    return head + "".join(f"| {', '.join(names)} | {row} |\n" for row, names in rows.items())
 
 
 def _words(verdicts: Sequence[Verdict]) -> str:
@@ -95,23 +92,3 @@ def _brief(text: str) -> str:
     """Without numbers, and without what exactly is wrong with a segment."""
     text = re.sub(r"\b\d+\b", "…", re.sub(r" at byte .*| \(.*", "", text) if ".store" in text or "(" in text else text)
     return text.replace("….store is rotten", "a segment is rotten").replace("….store is corrupt", "")
-
-
-def pairs_table(cells: Iterable[Cell]) -> str:
-    """The matrix of the pairs: the kinds of what was done, as letters."""
-    kinds: defaultdict[tuple[str, str], set[Kind]] = defaultdict(set)
-    names: list[str] = []
-    for one in cells:
-        first, second = (its.part.name for its in one.damages)
-        kinds[first, second].add(one.verdict.kind)
-        names += [name for name in (first, second) if name not in names]
-    head = "| | " + " | ".join(f"`{name}`" for name in names[1:]) + " |\n" + "|---" * len(names) + "|\n"
-    rows = (
-        f"| `{row}` | " + " | ".join(_letters(kinds.get((row, column), set())) for column in names[1:]) + " |\n"
-        for row in names[:-1]
-    )
-    return head + "".join(rows)
-
-
-def _letters(kinds: set[Kind]) -> str:
-    return " ".join(letter for kind, letter in LETTERS.items() if kind in kinds)

@@ -4,8 +4,8 @@ import pytest
 
 from .damage import damages_of, disk_of, parts_of
 from .history import LIVES, Life, history
-from .page import PAGE, part_of
-from .table import alone, alone_table, damaged, is_bad, pairs, pairs_table
+from .page import PAGE, table_of
+from .table import alone, alone_table, damaged, is_bad, pairs
 from .verdict import Kind, verdict
 from .voters import content
 
@@ -22,7 +22,7 @@ def test_no_damage_of_one_part_of_a_directory_loses_in_silence_and_the_page_says
 
     bad = [cell for cell in cells if is_bad(cell)]
     assert not bad, "\n".join(map(str, bad))
-    assert part_of(PAGE.read_text(), "alone") == alone_table(cells), "run python -m tests.data_dir --page"
+    assert table_of(PAGE.read_text()) == alone_table(cells), "run python -m tests.data_dir --page"
 
 
 @pytest.mark.parametrize("life", LIVES, ids=str)
@@ -38,12 +38,12 @@ def test_a_refused_start_changes_nothing_that_a_repair_needs(life: Life) -> None
 
 
 @pytest.mark.full
-def test_no_damage_of_two_parts_loses_in_silence_and_the_page_says_what_happens() -> None:
+def test_no_damage_of_two_parts_loses_in_silence_and_the_page_says_how_many_were_tried() -> None:
     cells = list(pairs())
 
     bad = [cell for cell in cells if is_bad(cell)]
     assert not bad, "\n".join(map(str, bad))
-    assert part_of(PAGE.read_text(), "in pairs") == pairs_table(cells), "run python -m tests.data_dir --page"
+    assert f"({len(cells):,} directories)" in PAGE.read_text()
 
 
 @pytest.mark.full

@@ -24,7 +24,7 @@ class Kind(Enum):
     """What a node did, the worst last."""
 
     WHOLE = "starts, whole"
-    TOLD_LATER = "starts; told when it is read"
+    TOLD_LATER = "starts; reports it when read"
     NEW = "starts as a new member"
     REFUSES = "refuses"
     BAD = "loses in silence"
