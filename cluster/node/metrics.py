@@ -61,7 +61,7 @@ class _NodeCollector(Collector):
         """Every metric, with its value now."""
         yield from self._counters()
         yield from self._write_path()
-        text = "Processor time of the event loop's turns, less 10 ms; a hundred looks a second"
+        text = "Processor time of the event loop's turns, less 10 ms; sampled a hundred times a second"
         yield _histogram("quire_loop_turn_seconds", text, self._turns.durations)
         longest = GaugeMetricFamily(
             "quire_loop_turn_longest_seconds", "The longest of them since the node was ready", labels=["what"]
