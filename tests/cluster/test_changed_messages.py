@@ -40,7 +40,7 @@ SEED = 38
 SOME = 0.002
 BROKEN = 40
 MESSAGES = 20_000
-SHARE = float(os.environ.get("CHANGED_MESSAGES", "0.05"))
+SHARE = float(os.environ.get("CHANGED_MESSAGES", "0.12"))
 """How many of all changes each part makes; `make soak-messages` makes all."""
 RULES = {
     "OpenAnswer": ("told to truncate to", "what was durable is gone", "the leader found no rot in its own"),
@@ -192,7 +192,7 @@ async def test_changes_of_every_field_of_every_message_end_no_node_and_leave_not
     only_rules(trial)
     assert trial.counted.total() >= 0.9 * SHARE * least
     fields = {(kind.__name__, name) for kind in kinds for name in field_names(kind)}
-    assert fields - trial.counted.keys() == set()
+    assert fields - (trial.counted + warm.counted).keys() == set()
 
 
 def test_the_parts_are_every_message_and_twenty_thousand() -> None:
