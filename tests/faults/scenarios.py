@@ -343,7 +343,17 @@ INSTALLS = (
     ),
 )
 
-SCENARIOS: tuple[Scenario, ...] = (*LINKS, *PARTITIONS, *CHANNELS, *CLIENTS, *LEADERSHIP, *CLOCKS, *OF_FIVE, *INSTALLS)
+KINDS: dict[str, tuple[Scenario, ...]] = {
+    "slow, narrow and broken links": LINKS,
+    "partitions": PARTITIONS,
+    "control links or streams alone": CHANNELS,
+    "clients' connections": CLIENTS,
+    "transfers, stops and kills over bad links": LEADERSHIP,
+    "wrong clocks": CLOCKS,
+    "links of five nodes": OF_FIVE,
+    "faults during an install": INSTALLS,
+}
+SCENARIOS: tuple[Scenario, ...] = tuple(each for kind in KINDS.values() for each in kind)
 
 # `make test` runs these, all of one shape, so that they share a cluster.
 OF_EACH_TEST = frozenset(
