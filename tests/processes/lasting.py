@@ -46,7 +46,6 @@ class Size:
         return max(self.kept[node_id], needed) + 2 * self.segment_bytes
 
 
-CI = Size(10, 100_000, {"n1": 8 * MB, "n2": 8 * MB, "n3": 20 * MB}, MIB, 50_000)
 FULL = Size(50, 1_000_000, {"n1": 200 * MB, "n2": 200 * MB, "n3": 500 * MB}, 64 * MIB, 500_000)
 
 
@@ -93,6 +92,9 @@ def run(clusters: Clusters, size: Size, folder: Path) -> dict[str, object]:
     cluster.wait_for_equal()
 
     expected = classroom_check.answer(line for _ in range(size.loads) for line in lines)
+    lowest = {node_id: int(status["lowest_index"]) for node_id, status in statuses.items()}
+    assert lowest["n1"] > 0, "nothing has expired"
+    assert lowest["n3"] < min(lowest["n1"], lowest["n2"]), "the node that keeps more has kept no more"
     check_states({node.node_id: node.local_state()["state"] for node in cluster}, expected)
     for node in cluster:
         within(cluster, node, size)
@@ -102,7 +104,7 @@ def run(clusters: Clusters, size: Size, folder: Path) -> dict[str, object]:
         "kept_bytes": size.kept,
         "peak_bytes": peaks,
         "log_bytes": {node.node_id: log_bytes(node) for node in cluster},
-        "lowest_index": {node_id: status["lowest_index"] for node_id, status in statuses.items()},
+        "lowest_index": lowest,
         "restart_s": restarts,
         "answer": expected,
     }

@@ -23,8 +23,7 @@ from tests.processes.cluster import DEADLINE_S, Cluster, ending_clusters
 from tests.processes.crowd import Crowd
 from tests.verdict.verdict import Answered, Values, Wrong, check_counted
 
-CLIENTS, FAILOVERS = 20, 3
-MANY_CLIENTS, MANY_FAILOVERS = 200, 10
+CLIENTS, FAILOVERS = 200, 10
 COUNTER = "counter"
 COUNT = ["incr", COUNTER]
 PATIENCE_S = 2.0  # For one answer; then the next node is asked.
@@ -127,6 +126,7 @@ def check_count(cluster: Cluster, retriers: Retriers) -> int:
 def check(cluster: Cluster, retriers: Retriers) -> dict[str, int]:
     """What was answered, what every node has counted, and what the log holds agree. Returns the figures."""
     replay = cluster.check(retriers.history, Values())
+    assert replay.retries, "nothing was sent again"
     return {
         "acknowledged": retriers.history.acknowledged,
         "unknown": len(retriers.history.unknown),
@@ -155,8 +155,8 @@ def run(cluster: Cluster, clients: int, failovers: int, commands: int) -> dict[s
 def main() -> int:
     """`python -m tests.processes.retriers`: the full size."""
     parser = argparse.ArgumentParser(prog="python -m tests.processes.retriers", description=__doc__)
-    parser.add_argument("--clients", type=int, default=MANY_CLIENTS)
-    parser.add_argument("--failovers", type=int, default=MANY_FAILOVERS)
+    parser.add_argument("--clients", type=int, default=CLIENTS)
+    parser.add_argument("--failovers", type=int, default=FAILOVERS)
     parser.add_argument("--commands", type=int, default=1_000, help="answered before and after each failover")
     arguments = parser.parse_args()
     began = time.monotonic()

@@ -1,14 +1,18 @@
-"""The rule on all tests with real nodes: a turn of the loop that took too long is found, and named."""
+"""Long turns of a node's loop are found and named; a slow machine makes none, and nobody is deposed for it."""
 
 import time
 from pathlib import Path
 
 import pytest
 
-from tests.processes.cluster import Cluster
+from tests import tuned
+from tests.processes.cluster import Cluster, Clusters
+from tests.processes.load import running_load
 
 TURN = "long turn  "
 JSON = {"Content-Type": "application/json"}
+SLOW_COMMANDS = 20
+DEADLINE_S = 300.0
 
 
 @pytest.mark.full
@@ -42,3 +46,18 @@ def test_millions_of_containers_are_not_visited_by_the_garbage_collector_all_at_
         cluster.refuse_long_turns()
     finally:
         cluster.close()
+
+
+@pytest.mark.soak
+def test_a_machine_that_takes_200_ms_a_command_deposes_nobody(clusters: Clusters) -> None:
+    cluster = clusters.formed(
+        flags=("--machine", "tests.cluster.machines:Slow", *tuned.flags(request_timeout_ms=120_000))
+    )
+    leader = cluster.leader
+    before = leader.status()["epoch"]
+    with running_load(cluster, clients=4, commands_of=lambda _: iter([["count"]] * 1000), batch=1) as load:
+        load.wait_for_more(cluster, SLOW_COMMANDS)
+    cluster.wait_for_equal(deadline_s=DEADLINE_S)
+    assert [node.status()["epoch"] for node in cluster] == [before] * 3
+    assert leader.status()["role"] == "leader"
+    assert load.history.unknown == []

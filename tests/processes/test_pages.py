@@ -1,7 +1,9 @@
-"""The README's cluster by hand: its commands, as they stand there, at other ports."""
+"""Commands of pages, as they are printed there: the README's cluster by hand, and docs/kv.md."""
 
+import doctest
 import os
 import re
+import shlex
 import signal
 import stat
 import subprocess
@@ -10,11 +12,14 @@ from pathlib import Path
 
 import pytest
 
+import quire
 from tests.ports import free_ports
-from tests.processes.cluster import environment
+from tests.processes.cluster import Clusters, environment, run_quire
 
 README = Path(__file__).resolve().parents[2] / "README.md"
 TIMEOUT_S = 120.0
+KV_PAGE = Path(__file__).parents[2] / "docs" / "kv.md"
+SHOWN = re.compile(r"^    \$ quire (.*)\n((?:    (?!\$).*\n)*)", re.MULTILINE)
 
 
 def by_hand() -> str:
@@ -55,3 +60,22 @@ def test_the_readme_s_cluster_by_hand_has_a_secret_and_gives_the_answers_that_it
     assert re.findall(r"^\d+$", said.read_text(), re.MULTILINE)[:2] == named == ["45", "9"]
     assert stat.S_IMODE((tmp_path / "data" / "peer-secret").stat().st_mode) == 0o600
     assert "alarm" not in errors.read_text() + said.read_text()
+
+
+@pytest.mark.full
+def test_the_kv_page_shows_what_the_commands_print(clusters: Clusters) -> None:
+    cluster = clusters.formed(flags=["--machine", "kv"])
+    shown = SHOWN.findall(KV_PAGE.read_text())
+
+    printed = [run_quire(*shlex.split(line), extra={"QUIRE_SERVER": cluster.servers}).stdout for line, _ in shown]
+
+    said = [re.sub("^    ", "", answer, flags=re.MULTILINE) for _, answer in shown]
+    assert len(shown) > 4
+    assert [re.sub('"index": [0-9]+', "", answer) for answer in printed] == [
+        re.sub('"index": [0-9]+', "", answer) for answer in said
+    ]
+    results = doctest.testfile(
+        str(KV_PAGE), module_relative=False, globs={"quire": quire, "servers": cluster.servers}, raise_on_error=False
+    )
+    assert results.attempted > 1
+    assert results.failed == 0
