@@ -9,13 +9,8 @@ BIN := .venv/bin
 # The folders that hold tests for `make check`: to collect the others as well would take seconds.
 QUICK := $(addprefix tests/,tidy log sm sim glue rules golden verdict replication cluster control)
 
-# Run the tests whose marks fit $(1), side by side first, then those that run alone. A selection without a test fails.
-define run-tests
-	@status=0; \
-	$(BIN)/python -m pytest -n 2 -m "not alone and $(1)" || status=$$?; \
-	$(BIN)/python -m pytest -m "alone and $(1)" || status=$$?; \
-	exit $$status
-endef
+# With marks behind it. The tests that start nodes or Spark are a group: one worker runs it, the other one the rest.
+RUN_TESTS := $(BIN)/python -m pytest -n 2 --dist loadgroup
 
 help: ## show this list
 	@sed -n 's/^\([a-z-]*\):[^#]*## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 21
@@ -37,14 +32,14 @@ test: dev-environment toxiproxy java ## before a commit is pushed: every package
 ifdef ARGS
 	$(BIN)/python -m pytest $(ARGS)
 else
-	$(call run-tests,not full)
+	$(RUN_TESTS) -m "not full"
 endif
 
 test-all: dev-environment toxiproxy java ## every test there is
-	$(call run-tests,(full or not full))
+	$(RUN_TESTS) -m "full or not full"
 
 test-rest: dev-environment toxiproxy java ## what test-all runs and test does not
-	$(call run-tests,full)
+	$(RUN_TESTS) -m full
 
 soak: soak-log soak-processes soak-retriers soak-lasting soak-overload soak-hostile soak-hellos soak-messages soak-pipeline soak-faults soak-histories ## long runs of the tests; the last goes on until a rule breaks (FROM=seed, JOBS=processes)
 

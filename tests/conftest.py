@@ -6,7 +6,8 @@ Three rings, each a target of make, choose tests by their marks:
 - `make test` runs all tests without `full`;
 - `make test-all` runs all tests but those marked `soak`.
 
-`slow`, `full` and `soak` are set where a test is defined. `alone` is set here.
+`slow`, `full` and `soak` are set where a test is defined. `alone` is set here: all of those run in one worker, one
+after the other, while the other worker runs the rest.
 """
 
 import inspect
@@ -49,7 +50,7 @@ structlog.configure(processors=[*structlog.get_config()["processors"][:-1], PLAI
 
 @pytest.hookimpl(tryfirst=True)  # Before pytest chooses by marks.
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Order the tests by folder (FIRST, the others, LAST), mark those that run alone, leave out those of a soak."""
+    """Order the tests by folder (FIRST, the others, LAST), mark and group those that run alone, leave out a soak's."""
     if config.option.markexpr and "soak" not in config.option.markexpr:
         config.hook.pytest_deselected(items=[item for item in items if item.get_closest_marker("soak")])
         items[:] = [item for item in items if not item.get_closest_marker("soak")]
@@ -59,12 +60,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         modules[item.path].append(item)
     for path, its_items in modules.items():
         folder = _folder(path)
-        if folder in ALONE or (folder in ALONE_IF_ASYNC and any(map(_is_coroutine, its_items))):
-            for item in its_items:
-                item.add_marker(pytest.mark.alone)
+        starts_nodes = folder in ALONE or (folder in ALONE_IF_ASYNC and any(map(_is_coroutine, its_items)))
         for item in its_items:
-            if not ALONE_IF_FIXTURE.get(folder, frozenset()).isdisjoint(getattr(item, "fixturenames", ())):
+            fixtures = ALONE_IF_FIXTURE.get(folder, frozenset())
+            if starts_nodes or not fixtures.isdisjoint(getattr(item, "fixturenames", ())):
                 item.add_marker(pytest.mark.alone)
+                item.add_marker(pytest.mark.xdist_group("alone"))
 
 
 def _folder(path: Path) -> str:
