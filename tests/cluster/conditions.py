@@ -28,7 +28,7 @@ def core_limits(cluster: RunningCluster, **limits: int) -> Generator[None, None,
         state.options = before
 
 
-def forget_illness(cluster: RunningCluster) -> None:
+def forget_fault(cluster: RunningCluster) -> None:
     """The leader is fit as if it had been for long; by itself it waits for two election timeouts and more."""
     replica_of(cluster).core.state.fitness = Fitness()
 

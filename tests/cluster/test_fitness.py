@@ -1,4 +1,4 @@
-"""What ails a node is told everywhere, with what to do: readiness, status, alarms, metrics, the table, the journal."""
+"""A node reports each fault, with what to do, in readiness, status, alarms, metrics, the table and the journal."""
 
 import asyncio
 import errno
@@ -208,7 +208,7 @@ def test_every_level_has_its_advice_and_its_entry_in_the_runbook() -> None:
 
 
 class Moody:
-    """A replica that is ill, then fit again, and says so at each look; then the looks are over."""
+    """A replica that is faulty, then fit again, one state a look; then the looks are over."""
 
     def __init__(self) -> None:
         self._looks = iter([Level.FIT, Level.SLOW_DISK, Level.SLOW_DISK, Level.FIT])

@@ -230,7 +230,7 @@ async def full_disk(cluster: RunningCluster, at: str) -> AsyncGenerator[Values, 
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(os, "posix_fallocate", full)
             yield values
-        conditions.forget_illness(cluster)
+        conditions.forget_fault(cluster)
 
 
 @asynccontextmanager

@@ -2,7 +2,7 @@
 
 python -m tests.faults                             all, one after the other
 python -m tests.faults "the leader is cut off"     one
-python -m tests.faults "its disk is full"          the leader has this illness, until the verdict
+python -m tests.faults "its disk is full"          the leader has this fault until the verdict
 python -m tests.faults --page                      all, and their table into the page
 python -m tests.faults --seed 7 --minutes 30       what a seed draws; with --page, how long nothing was committed
 python -m tests.faults --slow-follower 5           one follower behind 1 MB/s for five minutes, under full load
@@ -60,7 +60,7 @@ def run_those(grounds: Grounds, scenarios: list[Scenario], tries: int, *, page: 
 def run_drawn(grounds: Grounds, seed: int, minutes: float, for_good: float, *, page: bool) -> bool:
     """Whether what a seed draws went well for so long; says what it came to.
 
-    So large a share of the scenarios leaves a minority ill until the verdict. The seed goes on after a failure.
+    So large a share of the scenarios leaves a minority faulty until the verdict. The seed goes on after a failure.
     """
     chance = random.Random(seed)
     end = time.monotonic() + minutes * 60
@@ -70,15 +70,15 @@ def run_drawn(grounds: Grounds, seed: int, minutes: float, for_good: float, *, p
     while time.monotonic() < end:
         name = f"seed {seed}, number {len(outcomes) + len(failed)}"
         scenario = drawn_for_good(chance, name) if chance.random() < for_good else drawn(chance, name)
-        if scenario.ill:
-            print(f"{name}: {', '.join(scenario.ill)}", flush=True)
+        if scenario.permanent:
+            print(f"{name}: {', '.join(scenario.permanent)}", flush=True)
         outcome = judged(grounds.run_once, scenario)
         if outcome is None:
             print(f"it was {scenario}", flush=True)
             failed.append(scenario)
             continue
         outcomes.append(outcome)
-        if scenario.ill:
+        if scenario.permanent:
             values.append(Value(scenario, outcome.without_commit, outcome.waited))
     if not outcomes:
         return False
@@ -120,7 +120,7 @@ def main() -> int:
     parser.add_argument("--page", action="store_true")
     parser.add_argument("--seed", type=int)
     parser.add_argument("--minutes", type=float, default=30.0)
-    parser.add_argument("--for-good", type=float, default=0.6, help="the share drawn in which a minority stays ill")
+    parser.add_argument("--for-good", type=float, default=0.6, help="the share drawn in which a minority stays faulty")
     parser.add_argument("--slow-follower", type=float, metavar="MINUTES")
     given = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="faults-") as folder:

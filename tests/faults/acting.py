@@ -13,19 +13,24 @@ from tests.faults.mending import Mending
 from tests.faults.mesh import Dialled, Mesh
 from tests.faults.volume import Volume
 from tests.processes.cluster import Cluster, Node, Unreachable
-from tests.processes.ill import Ills
+from tests.processes.faulty import Faults
 
 
 class Actor:
     """Acts on a cluster whose nodes have these places."""
 
     def __init__(
-        self, cluster: Cluster, mesh: Mesh, places: list[Node], ills: Mapping[str, Ills], volumes: Mapping[str, Volume]
+        self,
+        cluster: Cluster,
+        mesh: Mesh,
+        places: list[Node],
+        faults: Mapping[str, Faults],
+        volumes: Mapping[str, Volume],
     ) -> None:
         self._cluster = cluster
         self._mesh = mesh
         self._places = places
-        self._ills = ills
+        self._faults = faults
         self._volumes = volumes
         self.mending = Mending(cluster)
         """The nodes whose processes or disks were touched, and are to be made whole again."""
@@ -97,18 +102,18 @@ class Actor:
         action: actions.SetClock | actions.FillDisk | actions.SlowDisk | actions.HangDisk | actions.FailMachine,
     ) -> None:
         node = self._places[action.place]
-        ills = self._ills[node.node_id]
+        faults = self._faults[node.node_id]
         match action:
             case actions.SetClock(_, ahead_s):
-                ills.set_clock(ahead_s)
+                faults.set_clock(ahead_s)
             case actions.FillDisk():
                 self._volumes[node.node_id].fill()
             case actions.SlowDisk(_, seconds):
-                ills.slow_disk(seconds)
+                faults.slow_disk(seconds)
             case actions.HangDisk():
-                ills.hang_disk()
+                faults.hang_disk()
             case actions.FailMachine():
-                ills.begin("fails")
+                faults.begin("fails")
                 self.mending.failed.append(node)
             case _:
                 assert_never(action)
@@ -116,8 +121,8 @@ class Actor:
     def heal(self) -> None:
         """Links, clocks and disks are whole again, machines fail no more, and who was paused goes on."""
         self._mesh.heal()
-        for ills in self._ills.values():
-            ills.heal()
+        for faults in self._faults.values():
+            faults.heal()
         for volume in self._volumes.values():
             volume.empty()
         self.mending.resume()

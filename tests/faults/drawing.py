@@ -3,19 +3,17 @@
 import random
 
 from tests.faults import actions
-from tests.faults.illness import ILLNESSES, OF_ITS_PROCESS, TEN_YEARS_S
 from tests.faults.mesh import BOTH
+from tests.faults.permanent import OF_ITS_PROCESS, PERMANENT_FAULTS, TEN_YEARS_S
 from tests.faults.scenario import Scenario, Shape, Step
 
 SIZE = 3
 MOST_STEPS = 5
 LONGEST_S = 4.0
 BULK = 0.2
-SHORTEST_ILL_S, LONGEST_ILL_S = 6.0, 9.0
+SHORTEST_PERMANENT_S, LONGEST_PERMANENT_S = 6.0, 9.0
 APART_S = 2.0  # Between what goes wrong first and second.
-OF_FIVE = (
-    0.25  # So many scenarios with a minority that stays ill have two patients of five nodes; the others, one of three.
-)
+OF_FIVE = 0.25  # Of the scenarios with a faulty minority: two faulty nodes of five. The others: one of three.
 
 
 def drawn(chance: random.Random, name: str) -> Scenario:
@@ -38,28 +36,26 @@ def drawn(chance: random.Random, name: str) -> Scenario:
 
 
 def drawn_for_good(chance: random.Random, name: str) -> Scenario:
-    """A minority falls ill and stays so: one of three nodes of one thing or two, or two of five nodes of one each."""
+    """A minority has permanent faults: one of three nodes has one or two, or two of five nodes have one each."""
     size = 5 if chance.random() < OF_FIVE else SIZE
-    places = range(size)
-    patients = chance.sample(places, 2) if size == 5 else [chance.choice(places)] * chance.choice((1, 2))
+    nodes = range(size)
+    faulty = chance.sample(nodes, 2) if size == 5 else [chance.choice(nodes)] * chance.choice((1, 2))
     steps: list[Step] = []
-    ill: list[str] = []
+    kinds: list[str] = []
     at_s = 0.0
-    for patient in patients:
-        if size == SIZE and ill and ill[0] in OF_ITS_PROCESS:
-            kinds = [kind for kind in ILLNESSES if kind not in OF_ITS_PROCESS]
+    for node in faulty:
+        if size == SIZE and kinds and kinds[0] in OF_ITS_PROCESS:
+            left = [kind for kind in PERMANENT_FAULTS if kind not in OF_ITS_PROCESS]
         else:
-            kinds = [kind for kind in ILLNESSES if kind not in ill]
-        kind = chance.choice(kinds)
-        # What a node's illness takes from another, it takes from one that is well.
-        others = [place for place in places if place not in patients] + [
-            place for place in patients if place != patient
-        ]
-        steps.append(Step(at_s, ILLNESSES[kind](patient, others)))
-        ill.append(kind)
+            left = [kind for kind in PERMANENT_FAULTS if kind not in kinds]
+        kind = chance.choice(left)
+        # A fault that copies files of another node copies those of a healthy one.
+        others = [each for each in nodes if each not in faulty] + [each for each in faulty if each != node]
+        steps.append(Step(at_s, PERMANENT_FAULTS[kind](node, others)))
+        kinds.append(kind)
         at_s = round(chance.uniform(0.0, APART_S), 2)
-    lasting_s = round(chance.uniform(SHORTEST_ILL_S, LONGEST_ILL_S), 2)
-    return Scenario(name, tuple(steps), lasting_s, Shape(size, volumes=True), ill=tuple(ill))
+    lasting_s = round(chance.uniform(SHORTEST_PERMANENT_S, LONGEST_PERMANENT_S), 2)
+    return Scenario(name, tuple(steps), lasting_s, Shape(size, volumes=True), permanent=tuple(kinds))
 
 
 def _action(chance: random.Random) -> actions.Action:

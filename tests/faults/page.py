@@ -22,8 +22,8 @@ HEAD = (
 )
 
 
-VALUES_BEGIN = "<!-- a minority that stays ill: made by `make soak-faults` -->\n"
-VALUES_END = "<!-- end of a minority that stays ill -->\n"
+VALUES_BEGIN = "<!-- a minority with permanent faults: made by `make soak-faults` -->\n"
+VALUES_END = "<!-- end of a minority with permanent faults -->\n"
 
 
 class Row(NamedTuple):
@@ -68,13 +68,13 @@ def kinds_on(page: str) -> dict[str, int]:
     return {cell[1].strip(): int(cell[2]) for cell in cells}
 
 
-def illnesses_on(page: str) -> set[str]:
-    """The illnesses that the page has values of."""
+def permanent_faults_on(page: str) -> set[str]:
+    """The permanent faults that the page has values of."""
     values = " ".join(page.partition(VALUES_BEGIN)[2].partition(VALUES_END)[0].split())
     return set(re.findall(r"([^;:()]+) \(\d+, ", values.partition(OF_EACH + ": ")[2].replace("; ", ";")))
 
 
-# For how long a healthy majority committed nothing while a minority was ill
+# For how long a healthy majority committed nothing while a minority was faulty
 
 VALUES_HEAD = (
     "| what stays wrong with a minority | scenarios | median | 90th | worst | longest wait of a command |\n"
@@ -83,14 +83,14 @@ VALUES_HEAD = (
 
 
 class Value(NamedTuple):
-    """A scenario in which a minority was ill, and two times of it in election timeouts."""
+    """A scenario in which a minority was faulty, and two times of it in election timeouts."""
 
     scenario: Scenario
     without_commit: float
     waited: float
 
 
-OF_EACH = "The number of scenarios with each illness, and their worst time"
+OF_EACH = "The number of scenarios with each fault, and their worst time"
 GROUPS = ("anything", "one thing", "two things at once", "two nodes of five")
 
 
@@ -100,17 +100,17 @@ def percentile(values: Sequence[float], share: float) -> float:
 
 
 def table_of(values: Sequence[Value], seed: int, minutes: float) -> str:
-    """The distribution over all, over single and double illnesses; then the worst time with each illness."""
-    alone = [value for value in values if len(value.scenario.ill) == 1]
-    two = [value for value in values if len(value.scenario.ill) > 1 and value.scenario.shape.size == 3]
+    """The distribution over all, over single and double faults; then the worst time with each fault."""
+    alone = [value for value in values if len(value.scenario.permanent) == 1]
+    two = [value for value in values if len(value.scenario.permanent) > 1 and value.scenario.shape.size == 3]
     of_five = [value for value in values if value.scenario.shape.size == 5]
     groups = zip(GROUPS, (values, alone, two, of_five), strict=True)
     said = f"Seed {seed}, {minutes:g} minutes; times in election timeouts.\n\n"
     table = said + VALUES_HEAD + "".join(_line_of(name, group) for name, group in groups if group)
     times: defaultdict[str, list[float]] = defaultdict(list)
     for value in values:
-        for illness in value.scenario.ill:
-            times[illness].append(value.without_commit)
+        for fault in value.scenario.permanent:
+            times[fault].append(value.without_commit)
     worst = "; ".join(f"{name} ({len(times[name])}, {max(times[name]):.2f})" for name in sorted(times))
     each = textwrap.fill(f"{OF_EACH}: {worst}.", 128, break_on_hyphens=False)
     return f"{table}\n{each}\n"

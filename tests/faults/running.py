@@ -25,7 +25,7 @@ from tests.faults.traffic import BULK, NO_BULK, Traffic
 from tests.faults.volume import Volume, volumes
 from tests.processes.adder import BALLAST
 from tests.processes.cluster import DEADLINE_S, Cluster, Node, Unreachable
-from tests.processes.ill import Ills
+from tests.processes.faulty import Faults
 from tests.processes.meter import resident_bytes
 from tests.verdict.bounds import (
     COMMITS_WITHIN_TIMEOUTS,
@@ -73,7 +73,7 @@ class Outcome:
     peak_bytes: dict[str, int]
     seconds: float
     without_commit: float = 0.0
-    """The longest time without a commit while a minority was ill, in election timeouts."""
+    """The longest time without a commit while a minority was faulty, in election timeouts."""
     waited: float = 0.0
     """The longest time for which a client's command waited meanwhile, its retries included, in election timeouts."""
 
@@ -141,13 +141,13 @@ class Ground:
         self,
         cluster: Cluster,
         mesh: Mesh,
-        ills: Mapping[str, Ills],
+        faults: Mapping[str, Faults],
         its_volumes: Mapping[str, Volume],
         election_timeout_s: float,
     ) -> None:
         self.cluster = cluster
         self.mesh = mesh
-        self._ills = ills
+        self._faults = faults
         self._volumes = its_volumes
         self._election_timeout_s = election_timeout_s
         self._late: list[list[Command]] = []
@@ -162,7 +162,7 @@ class Ground:
         places = [leader, *(node for node in cluster if node is not leader and node.node_id != ARCHIVE)]
         start, before = self._end_of_log(), int(leader.local_state()["state"])
         epoch = leader.status()["epoch"]
-        watch, actor = Watch(cluster), Actor(cluster, self.mesh, places, self._ills, self._volumes)
+        watch, actor = Watch(cluster), Actor(cluster, self.mesh, places, self._faults, self._volumes)
         addresses = [self.mesh.client_address(node.node_id) for node in places]
         with watch.watching(), self._traffic(scenario, addresses) as traffic:
             traffic.wait_until_all_were_answered(cluster, began)
@@ -196,7 +196,7 @@ class Ground:
         )
 
     def _traffic(self, scenario: Scenario, addresses: Sequence[str]) -> Traffic:
-        return Traffic(addresses, bulk=BULK if scenario.bulk else NO_BULK, steady=bool(scenario.ill))
+        return Traffic(addresses, bulk=BULK if scenario.bulk else NO_BULK, steady=bool(scenario.permanent))
 
     def _end_of_log(self) -> int:
         return int(self.cluster.leader.get("/index_bounds")["highest_index"])
@@ -242,7 +242,7 @@ class Ground:
                 if isinstance(step.action, LeaveBehind | AwaitInstall):
                     began += time.monotonic() - before
             self._wait_until(began + scenario.lasting_s)
-            if scenario.ill:
+            if scenario.permanent:
                 self._await_commit(traffic, time.monotonic())
         finally:
             actor.heal()
@@ -352,12 +352,12 @@ def cluster_of(folder: Path, shape: Shape, flags: Sequence[str]) -> Cluster:
 def standing(folder: Path, shape: Shape, flags: Sequence[str], election_timeout_s: float) -> Generator[Ground]:
     """A cluster of this shape that runs in its mesh; all of it is gone afterwards."""
     cluster = cluster_of(folder, shape, flags)
-    ills = {node.node_id: Ills(folder / f"ills-{node.node_id}").of(node) for node in cluster}
+    faults = {node.node_id: Faults(folder / f"faults-{node.node_id}").of(node) for node in cluster}
     with ExitStack() as stack:
-        its_volumes = stack.enter_context(volumes(folder, ills)) if shape.volumes else {}
+        its_volumes = stack.enter_context(volumes(folder, faults)) if shape.volumes else {}
         for node_id, volume in its_volumes.items():
             cluster[node_id].data_dir = volume.folder / node_id
         mesh = stack.enter_context(meshed(cluster))
         stack.callback(cluster.close)
         cluster.start()
-        yield Ground(cluster, mesh, ills, its_volumes, election_timeout_s)
+        yield Ground(cluster, mesh, faults, its_volumes, election_timeout_s)

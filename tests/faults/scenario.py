@@ -36,8 +36,8 @@ class Scenario:
     shape: Shape = Shape()
     bulk: bool = False
     """Whether a writer of megabytes works beside the clients."""
-    ill: tuple[str, ...] = ()
-    """What ails a minority until all is healed. The others are well, and a majority: they must go on meanwhile."""
+    permanent: tuple[str, ...] = ()
+    """The permanent faults of a minority. The healthy majority must make progress until all are healed."""
 
 
 def scenario(

@@ -28,7 +28,7 @@ from tests.faults.actions import (
     slow,
     to,
 )
-from tests.faults.illness import ILLNESSES, TEN_YEARS_S
+from tests.faults.permanent import PERMANENT_FAULTS, TEN_YEARS_S
 from tests.faults.scenario import Scenario, Shape, Step, scenario
 
 THREE = (LEADER, FOLLOWER, OTHER)
@@ -380,12 +380,12 @@ OF_TEST_ALL = OF_EACH_TEST | {
 }
 
 
-def ill_leader(kind: str) -> Scenario:
-    """The leader of three falls ill of that kind, and stays so until all is healed."""
-    steps = (Step(0.0, ILLNESSES[kind](LEADER, FOLLOWERS)),)
-    return Scenario(kind, steps, lasting_s=4.0, shape=Shape(volumes=True), ill=(kind,))
+def faulty_leader(kind: str) -> Scenario:
+    """The leader of three has that fault until all faults are healed."""
+    steps = (Step(0.0, PERMANENT_FAULTS[kind](LEADER, FOLLOWERS)),)
+    return Scenario(kind, steps, lasting_s=4.0, shape=Shape(volumes=True), permanent=(kind,))
 
 
 def named(name: str) -> Scenario:
-    """The scenario of that name, or that in which the leader has the illness of that name."""
-    return ill_leader(name) if name in ILLNESSES else next(each for each in SCENARIOS if each.name == name)
+    """The scenario of that name, or that in which the leader has the permanent fault of that name."""
+    return faulty_leader(name) if name in PERMANENT_FAULTS else next(each for each in SCENARIOS if each.name == name)

@@ -13,11 +13,11 @@ import pytest
 
 from quire.cluster.config.serve import MIB
 from tests.faults.drawing import drawn, drawn_for_good
-from tests.faults.illness import ILLNESSES, OF_ITS_PROCESS
-from tests.faults.page import PAGE, illnesses_on, kinds_on, percentile
+from tests.faults.page import PAGE, kinds_on, percentile, permanent_faults_on
+from tests.faults.permanent import OF_ITS_PROCESS, PERMANENT_FAULTS
 from tests.faults.running import Grounds
 from tests.faults.scenario import Scenario
-from tests.faults.scenarios import KINDS, OF_EACH_TEST, OF_TEST_ALL, SCENARIOS, ill_leader
+from tests.faults.scenarios import KINDS, OF_EACH_TEST, OF_TEST_ALL, SCENARIOS, faulty_leader
 from tests.faults.slow import LEADER_GROWTH_BYTES, slow_follower
 
 AT_LEAST = 60
@@ -60,11 +60,11 @@ def test_the_page_has_the_kinds_of_scenarios_that_there_are() -> None:
     assert kinds_on(PAGE.read_text()) == {kind: len(those) for kind, those in KINDS.items()}, "make soak-faults"
 
 
-def test_the_page_has_values_of_nearly_all_illnesses_and_of_no_others() -> None:
-    illnesses = illnesses_on(PAGE.read_text())
+def test_the_page_has_values_of_nearly_all_permanent_faults_and_of_no_others() -> None:
+    faults = permanent_faults_on(PAGE.read_text())
 
-    assert illnesses <= set(ILLNESSES)
-    assert len(illnesses) >= 0.9 * len(ILLNESSES), "make soak-faults"
+    assert faults <= set(PERMANENT_FAULTS)
+    assert len(faults) >= 0.9 * len(PERMANENT_FAULTS), "make soak-faults"
 
 
 @pytest.mark.soak
@@ -84,21 +84,21 @@ def test_a_seed_draws_the_same_scenarios_again() -> None:
 @pytest.mark.full
 @pytest.mark.parametrize("kind", ["its connections fell silent"])
 def test_a_majority_commits_while_its_leader_is_ill_for_good(kind: str, grounds: Grounds) -> None:
-    outcome = grounds.run(ill_leader(kind))
+    outcome = grounds.run(faulty_leader(kind))
 
     assert outcome.acknowledged > 0
 
 
-def test_a_seed_draws_the_same_illnesses_again_and_a_minority_has_them() -> None:
+def test_a_seed_draws_the_same_permanent_faults_again_and_a_minority_has_them() -> None:
     chance = random.Random(7)
     scenarios = [drawn_for_good(chance, "drawn") for _ in range(400)]
     again = random.Random(7)
 
     assert scenarios == [drawn_for_good(again, "drawn") for _ in range(400)]
-    assert {kind for each in scenarios for kind in each.ill} == set(ILLNESSES)
+    assert {kind for each in scenarios for kind in each.permanent} == set(PERMANENT_FAULTS)
     for each in scenarios:
-        assert len(each.ill) <= 2
-        assert each.shape.size == 5 or len(OF_ITS_PROCESS.intersection(each.ill)) <= 1
+        assert len(each.permanent) <= 2
+        assert each.shape.size == 5 or len(OF_ITS_PROCESS.intersection(each.permanent)) <= 1
 
 
 def test_a_percentile_is_a_value_that_was_measured() -> None:

@@ -9,7 +9,7 @@ from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
 
-from tests.processes.ill import Ills
+from tests.processes.faulty import Faults
 
 VOLUME_BYTES = 512 << 20
 TRIES = 50
@@ -18,16 +18,16 @@ TRIES = 50
 class Volume:
     """Where a node has its data_dir."""
 
-    def __init__(self, folder: Path, ills: Ills) -> None:
+    def __init__(self, folder: Path, faults: Faults) -> None:
         self.folder = folder
-        self._ills = ills
+        self._faults = faults
         folder.mkdir(parents=True)
         self._is_mounted = _mount(folder, f"size={VOLUME_BYTES}")
 
     def fill(self) -> None:
         """It has no more room than what it holds takes. Raises OSError."""
         if not self._is_mounted:
-            self._ills.begin("full")
+            self._faults.begin("full")
             return
         for _ in range(TRIES):  # A file that grows meanwhile makes it too small a size.
             sizes = os.statvfs(self.folder)
@@ -52,11 +52,11 @@ def _mount(folder: Path, options: str) -> bool:
 
 
 @contextmanager
-def volumes(folder: Path, ills: dict[str, Ills]) -> Generator[dict[str, Volume]]:
+def volumes(folder: Path, faults: dict[str, Faults]) -> Generator[dict[str, Volume]]:
     """A volume for each node, below this folder."""
     made: dict[str, Volume] = {}
     try:
-        for node_id, its in ills.items():
+        for node_id, its in faults.items():
             made[node_id] = Volume(folder / f"volume-{node_id}", its)
         yield made
     finally:

@@ -299,8 +299,8 @@ def test_a_device_that_fails_is_no_file_that_was_taken_away(
     with closing(opened(tmp_path / "d")) as log:
         write(log, 20)
         for name in "stat", "fstat":
-            with monkeypatch.context() as ill:
-                ill.setattr(os, name, failing)
+            with monkeypatch.context() as broken:
+                broken.setattr(os, name, failing)
                 for _ in range(2):
                     log.watch.look()
                     log.watch.judge()

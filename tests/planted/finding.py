@@ -35,7 +35,7 @@ def _run(copy: Copy, *arguments: str) -> "subprocess.CompletedProcess[str]":
 
 
 def _by_simulator(mistake: Mistake, copy: Copy, seeds: int) -> str:
-    ran = _run(copy, "-m", "tests.planted.seek", str(seeds), mistake.illness)
+    ran = _run(copy, "-m", "tests.planted.seek", str(seeds), mistake.fault)
     if ran.returncode:
         raise NotFound(f"{mistake.name}: the simulator did not run: {ran.stderr[-500:]}")
     found = json.loads(ran.stdout)

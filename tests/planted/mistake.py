@@ -2,7 +2,7 @@
 
 A patch begins with three lines: `Bug:` what goes wrong, `Rule:` the rule that it breaks (those of `docs/protocol.md` by
 number, others by a word or the page that states them), and `Finder:` `sim`, or `sim --permanent KIND` (histories in
-which a minority has that illness for good), or the test that fails. It is applied to a
+which a minority has that permanent fault), or the test that fails. It is applied to a
 copy of the tree by git, exactly. One that no longer applies is an error: plant the same mistake in the present code.
 """
 
@@ -53,15 +53,15 @@ class Mistake:
         return self.finder == BY_SIMULATOR or self.finder.startswith(PERMANENT)
 
     @property
-    def illness(self) -> str:
-        """The kind of illness whose histories find it; "" if any histories do."""
+    def fault(self) -> str:
+        """The permanent fault whose histories find it; "" if any histories do."""
         return self.finder.removeprefix(PERMANENT) if self.finder.startswith(PERMANENT) else ""
 
     @property
     def told_finder(self) -> str:
         """What finds it, for the page."""
         if self.is_for_simulator:
-            return f"the simulator, with `{self.illness}` for good" if self.illness else "the simulator"
+            return f"the simulator, with `{self.fault}` for good" if self.fault else "the simulator"
         return f"`{self.finder.rpartition('::')[2].partition('[')[0]}`"
 
     @property

@@ -15,7 +15,7 @@ import pytest
 
 from tests.processes.cluster import DEADLINE_S, Cluster, Clusters, Node
 from tests.processes.data_files import promise_of
-from tests.processes.ill import Ills
+from tests.processes.faulty import Faults
 from tests.processes.recording import recording, rounds
 from tests.verdict.verdict import Answered
 
@@ -33,12 +33,12 @@ def epoch_of(node: Node) -> int:
     return int(node.status()["epoch"])
 
 
-def running_ill(clusters: Clusters, folder: Path) -> tuple[Cluster, dict[str, Ills]]:
-    """A cluster whose nodes a test can make ill."""
+def running_faulty(clusters: Clusters, folder: Path) -> tuple[Cluster, dict[str, Faults]]:
+    """A cluster into whose nodes a test can inject faults."""
     cluster = clusters.make(flags=CALM)
-    ills = {node.node_id: Ills(folder / f"ills-{node.node_id}").of(node) for node in cluster}
+    faults = {node.node_id: Faults(folder / f"faults-{node.node_id}").of(node) for node in cluster}
     cluster.start()
-    return cluster, ills
+    return cluster, faults
 
 
 # Ends
@@ -175,16 +175,16 @@ def test_leadership_that_is_transferred_again_and_again_leaves_no_outcome_unknow
 
 @pytest.mark.soak
 def test_pysyncobj_forgets_everything_everywhere_and_no_leader_is_lost(clusters: Clusters, tmp_path: Path) -> None:
-    cluster, ills = running_ill(clusters, tmp_path)
+    cluster, faults = running_faulty(clusters, tmp_path)
     with recording(cluster) as clients:
         clients.wait_for_more(cluster)
         leader = cluster.elected()
         epoch = epoch_of(leader)
         for _ in range(rounds(2)):
-            for each in ills.values():
+            for each in faults.values():
                 each.begin("forget")
             cluster.wait_until(
-                "every PySyncObj has failed", lambda: not any(each.has("forget") for each in ills.values())
+                "every PySyncObj has failed", lambda: not any(each.has("forget") for each in faults.values())
             )
             clients.wait_for_more(cluster, 200)
         assert epoch_of(leader) == epoch_of(cluster.elected()) == epoch
@@ -200,7 +200,7 @@ def test_pysyncobj_forgets_everything_everywhere_and_no_leader_is_lost(clusters:
 def test_two_that_pysyncobj_calls_leaders_depose_nobody_and_one_of_them_leads_when_it_may(
     clusters: Clusters, tmp_path: Path
 ) -> None:
-    cluster, ills = running_ill(clusters, tmp_path)
+    cluster, faults = running_faulty(clusters, tmp_path)
     with recording(cluster) as clients:
         for _ in range(rounds(2)):
             clients.wait_for_more(cluster)
@@ -208,7 +208,7 @@ def test_two_that_pysyncobj_calls_leaders_depose_nobody_and_one_of_them_leads_wh
             epoch = epoch_of(leader)
             others = [node for node in cluster if node is not leader]
             for node in others:
-                ills[node.node_id].begin("leads")
+                faults[node.node_id].begin("leads")
             cluster.wait_until("both are nominated", lambda: all(node.status()["nominated"] for node in others))  # noqa: B023
             clients.wait_for_more(cluster, 200)
             assert epoch_of(leader) == epoch_of(cluster.elected()) == epoch
@@ -218,7 +218,7 @@ def test_two_that_pysyncobj_calls_leaders_depose_nobody_and_one_of_them_leads_wh
             assert cluster.elected() in others
             cluster.start_again(leader)
             for node in others:
-                ills[node.node_id].end("leads")
+                faults[node.node_id].end("leads")
         clients.check(cluster)
         assert clients.not_executed == 0
 
@@ -309,18 +309,18 @@ def test_followers_that_are_paused_one_after_the_other_cost_nobody_a_leader(clus
 def test_a_leader_whose_disk_hangs_is_followed_by_another_and_comes_back_when_it_answers(
     clusters: Clusters, tmp_path: Path
 ) -> None:
-    cluster, ills = running_ill(clusters, tmp_path)
+    cluster, faults = running_faulty(clusters, tmp_path)
     with recording(cluster) as clients:
         clients.wait_for_more(cluster)
         leader = cluster.elected()
-        ills[leader.node_id].hang_disk()
+        faults[leader.node_id].hang_disk()
         try:
             clients.wait_for_more(cluster)
             assert cluster.elected() is not leader
             changes = [row for row in leader.status()["leaders"] if row["role"] != "leader"]
             assert any("disk has not answered" in row["reason"] for row in changes), changes
         finally:
-            ills[leader.node_id].release_disk()
+            faults[leader.node_id].release_disk()
         clients.wait_for_more(cluster)
         cluster.wait_until_ready(leader)
         clients.check(cluster)
@@ -328,18 +328,18 @@ def test_a_leader_whose_disk_hangs_is_followed_by_another_and_comes_back_when_it
 
 @pytest.mark.soak
 def test_a_leader_whose_disk_fails_ends_and_another_leads(clusters: Clusters, tmp_path: Path) -> None:
-    cluster, ills = running_ill(clusters, tmp_path)
+    cluster, faults = running_faulty(clusters, tmp_path)
     with recording(cluster) as clients:
         clients.wait_for_more(cluster)
         leader = cluster.elected()
-        ills[leader.node_id].begin("fail")
+        faults[leader.node_id].begin("fail")
 
         code = leader.ended()
 
         assert code == 1
         assert "Input/output error" in leader.last_words()
         clients.wait_for_more(cluster)
-        ills[leader.node_id].end("fail")
+        faults[leader.node_id].end("fail")
         cluster.start_again(leader)
         clients.check(cluster)
 
@@ -349,22 +349,22 @@ def test_a_leader_whose_disk_fails_ends_and_another_leads(clusters: Clusters, tm
 def test_a_follower_whose_disk_does_not_do_its_work_costs_nobody_a_leader(
     clusters: Clusters, tmp_path: Path, fault: str
 ) -> None:
-    cluster, ills = running_ill(clusters, tmp_path)
+    cluster, faults = running_faulty(clusters, tmp_path)
     with recording(cluster) as clients:
         leader = cluster.elected()
         epoch = epoch_of(leader)
         follower = next(node for node in cluster if node is not leader)
-        faults = ills[follower.node_id]
+        its = faults[follower.node_id]
         if fault == "hang":
-            faults.hang_disk()
+            its.hang_disk()
             try:
                 clients.wait_for_more(cluster, 200)
             finally:
-                faults.release_disk()
+                its.release_disk()
         else:
-            faults.begin("fail")
+            its.begin("fail")
             assert follower.ended() == 1
-            faults.end("fail")
+            its.end("fail")
             clients.wait_for_more(cluster, 200)
             cluster.start_again(follower)
         assert epoch_of(leader) == epoch

@@ -7,14 +7,14 @@ import pytest
 
 from quire.log import walk_frames
 from tests.processes.cluster import Cluster, Clusters, Node
-from tests.processes.ill import Ills
+from tests.processes.faulty import Faults
 
 AHEAD_S = 11
 
 
 def cluster_with_a_fast_clock(clusters: Clusters, folder: Path, fast: str) -> Cluster:
     cluster = clusters.make(flags=("--election-timeout-ms", "1000"))
-    Ills(folder / "ills").of(cluster[fast]).set_clock(AHEAD_S)
+    Faults(folder / "faults").of(cluster[fast]).set_clock(AHEAD_S)
     cluster.start()
     return cluster
 

@@ -25,10 +25,10 @@ def settled() -> World:
     return world
 
 
-def commits_elsewhere(world: World, ill: SimNode, *, within_s: float = LAW_S) -> SimNode:
+def commits_elsewhere(world: World, faulty: SimNode, *, within_s: float = LAW_S) -> SimNode:
     """Wait until another node leads and commits a write; return it."""
     began = world.now
-    world.run_until(lambda: world.leader() not in (None, ill), within_s=within_s)
+    world.run_until(lambda: world.leader() not in (None, faulty), within_s=within_s)
     leader = world.leader()
     assert leader is not None
     leader.write("after")
@@ -61,17 +61,17 @@ def fail(node: SimNode) -> None:
     node.machine_failed = True
 
 
-ILLNESSES = [be_full, be_full_without_reserve, be_slow, hang, fail]
+PERMANENT_FAULTS = [be_full, be_full_without_reserve, be_slow, hang, fail]
 
 
-@pytest.mark.parametrize("fall_ill", ILLNESSES)
-def test_the_others_go_on_within_ten_election_timeouts_of_a_leader_s(fall_ill: Callable[[SimNode], None]) -> None:
+@pytest.mark.parametrize("inject", PERMANENT_FAULTS)
+def test_the_others_go_on_within_ten_election_timeouts_of_a_leader_s(inject: Callable[[SimNode], None]) -> None:
     world = settled()
-    ill = world["n1"]
-    epoch = ill.state.promise.epoch
+    faulty = world["n1"]
+    epoch = faulty.state.promise.epoch
 
-    fall_ill(ill)
-    leader = commits_elsewhere(world, ill)
+    inject(faulty)
+    leader = commits_elsewhere(world, faulty)
     world.run_for(30 * TIMEOUT_S)
 
     assert world.leader() is leader
@@ -102,31 +102,31 @@ def test_an_unfit_leader_without_a_fitter_voter_goes_on() -> None:
 
 def test_an_unfit_leader_whose_target_does_not_take_over_steps_down() -> None:
     world = settled()
-    ill, target = world["n1"], world["n3"]
+    faulty, target = world["n1"], world["n3"]
     target.hold_flush = True  # It acknowledges nothing, and is heard.
-    ill.write("before")
-    fail(ill)
-    world.run_until(lambda: ill.leading.handover.target == "n3" if ill.leads else True, within_s=TIMEOUT_S)
+    faulty.write("before")
+    fail(faulty)
+    world.run_until(lambda: faulty.leading.handover.target == "n3" if faulty.leads else True, within_s=TIMEOUT_S)
 
-    leader = commits_elsewhere(world, ill)
+    leader = commits_elsewhere(world, faulty)
 
     assert leader is world["n2"]
 
 
 def test_an_unfit_leader_goes_on_after_a_transfer_that_failed_if_nobody_is_fitter_by_then() -> None:
     world = settled()
-    ill = world["n1"]
+    faulty = world["n1"]
     world["n2"].crash()
     world.stream_cut.add(("n3", "n1"))  # n3 is heard, and acknowledges nothing.
-    ill.write("before")
-    be_slow(ill)
-    world.run_until(lambda: ill.leading.handover.target == "n3", within_s=2 * TIMEOUT_S)
+    faulty.write("before")
+    be_slow(faulty)
+    world.run_until(lambda: faulty.leading.handover.target == "n3", within_s=2 * TIMEOUT_S)
 
     fail(world["n3"])
-    world.run_until(lambda: ill.leading.handover.target is None, within_s=3 * TIMEOUT_S)
+    world.run_until(lambda: faulty.leading.handover.target is None, within_s=3 * TIMEOUT_S)
     world.run_for(5 * TIMEOUT_S)
 
-    assert ill.leads
+    assert faulty.leads
 
 
 def test_a_voter_that_has_been_fit_for_less_than_two_election_timeouts_is_no_target_yet() -> None:
@@ -236,17 +236,17 @@ def test_a_leader_that_is_stuck_and_full_hands_over_to_nobody_without_room() -> 
 
 def test_a_leader_that_is_stuck_and_whose_machine_failed_hands_over_for_that() -> None:
     world = settled()
-    ill = world["n1"]
+    faulty = world["n1"]
     world["n3"].crash()
     world.stream_cut.add(("n1", "n2"))
-    ill.write("lost")
-    world.run_until(lambda: not ill.leads, within_s=LAW_S)
-    world.run_until(lambda: ill.leads, within_s=2 * LAW_S)
-    world.run_until(lambda: ill.state.fitness.is_stuck, within_s=LAW_S)
+    faulty.write("lost")
+    world.run_until(lambda: not faulty.leads, within_s=LAW_S)
+    world.run_until(lambda: faulty.leads, within_s=2 * LAW_S)
+    world.run_until(lambda: faulty.state.fitness.is_stuck, within_s=LAW_S)
 
-    fail_machine(ill)
+    fail_machine(faulty)
 
-    world.run_until(lambda: not ill.leads or ill.leading.handover.target == "n2", within_s=8 * TIMEOUT_S)
+    world.run_until(lambda: not faulty.leads or faulty.leading.handover.target == "n2", within_s=8 * TIMEOUT_S)
 
 
 def test_a_leader_whose_only_follower_has_just_installed_a_snapshot_is_stuck_no_more() -> None:
@@ -281,12 +281,12 @@ def test_nodes_that_hold_back_do_so_no_longer_when_nobody_else_leads() -> None:
 
 def test_a_leader_elected_without_room_for_its_first_record_holds_back_and_epochs_do_not_climb() -> None:
     world = started("n1", "n2", "n3")
-    ill = world["n1"]
-    ill.disk_full, ill.reserve = True, False
-    suggested(ill, by_control_plane=True)
-    world.run_until(lambda: level(ill) is Level.NO_ROOM)
+    faulty = world["n1"]
+    faulty.disk_full, faulty.reserve = True, False
+    suggested(faulty, by_control_plane=True)
+    world.run_until(lambda: level(faulty) is Level.NO_ROOM)
 
-    leader = commits_elsewhere(world, ill)
+    leader = commits_elsewhere(world, faulty)
     world.run_for(60 * TIMEOUT_S)
 
     assert leader.state.promise.epoch <= 3

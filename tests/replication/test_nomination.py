@@ -374,15 +374,15 @@ def test_an_attempt_that_ended_while_its_own_promise_waited_for_the_disk_raises_
 @pytest.mark.parametrize("runs_s", [0.06, 0.3])
 def test_a_nominated_node_that_crashes_again_and_again_does_not_keep_the_others_from_leading(runs_s: float) -> None:
     world = serving("n1", "n2", "n3")
-    patient = world["n1"]
-    suggest(patient, nominated=True)
-    patient.write("before")
+    faulty = world["n1"]
+    suggest(faulty, nominated=True)
+    faulty.write("before")
     world.run_for(0.3)
     world.delay_us = lambda source, target: 15 * MILLISECOND  # In 0.06 s it is promised an epoch, and no more.
     began, waited_since, longest_us, commit = world.now, world.now, 0, 0
 
     while world.now - began < 15 * TIMEOUT_S * 1_000_000:
-        patient.crash()
+        faulty.crash()
         for running_s in (0.05, runs_s):
             ends_at = world.now + running_s * 1_000_000
             while world.now < ends_at:
@@ -393,8 +393,8 @@ def test_a_nominated_node_that_crashes_again_and_again_does_not_keep_the_others_
                 if reached > commit:
                     commit, waited_since = reached, world.now
                 longest_us = max(longest_us, world.now - waited_since)
-            if patient.core is None:
-                patient.start()
+            if faulty.core is None:
+                faulty.start()
 
     assert longest_us <= 10 * TIMEOUT_S * 1_000_000
 

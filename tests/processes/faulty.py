@@ -1,6 +1,6 @@
-"""`quire` whose clock, disk, machine and PySyncObj a test can make ill. Run as a program in its place.
+"""`quire` with faults that a test injects into its clock, disk, machine and PySyncObj. Run as a program in its place.
 
-The first argument names a folder, in which a test says through `Ills` what ails the node.
+The first argument names a folder, in which a test names the node's faults through `Faults`.
 """
 
 import errno
@@ -23,14 +23,14 @@ from tests.tuned import main
 LOOK_EVERY_S = 0.02  # At the clock's file.
 
 
-class Ills:
-    """What ails one node, by the files in its folder."""
+class Faults:
+    """The faults of one node, as files in its folder."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
 
-    def of(self, node: Node) -> "Ills":
-        """Let this node be run so that it can be made ill; the folder is made."""
+    def of(self, node: Node) -> "Faults":
+        """Run this node so that faults can be injected. The folder is created."""
         self.folder.mkdir(parents=True, exist_ok=True)
         node.program = (sys.executable, "-m", __name__, str(self.folder))
         return self
@@ -44,7 +44,7 @@ class Ills:
         self._write("slow", seconds)
 
     def hang_disk(self) -> None:
-        """No sync ends before the disk is well."""
+        """No sync ends before `release_disk`."""
         os.mkfifo(self.folder / "hang")
 
     def release_disk(self) -> None:
@@ -74,7 +74,7 @@ class Ills:
         return (self.folder / what).exists()
 
     def heal(self) -> None:
-        """Nothing ails its clock, disk and machine any more."""
+        """End the faults of its clock, disk and machine."""
         self.set_clock(0)
         for what in ("slow", "full", "fails"):
             self.end(what)
@@ -85,21 +85,21 @@ class Ills:
         os.replace(self.folder / f"new-{name}", self.folder / name)  # A node that reads it reads one or the other.
 
 
-def install(ills: Ills) -> None:
-    """Let this process be as ill as its folder says."""
-    _install_clock(ills)
-    _install_disk(ills)
-    _install_machines(ills)
-    _install_control(ills)
+def install(faults: Faults) -> None:
+    """Let this process have the faults that its folder names."""
+    _install_clock(faults)
+    _install_disk(faults)
+    _install_machines(faults)
+    _install_control(faults)
 
 
-def _install_clock(ills: Ills) -> None:
+def _install_clock(faults: Faults) -> None:
     right, known = time.time_ns, (0.0, 0)
 
     def wrong() -> int:
         nonlocal known
         if time.monotonic() >= known[0]:
-            file = ills.folder / "ahead_s"
+            file = faults.folder / "ahead_s"
             ahead_s = float(file.read_text()) if file.exists() else 0.0
             known = (time.monotonic() + LOOK_EVERY_S, int(ahead_s * 1e9))
         return right() + known[1]
@@ -107,21 +107,21 @@ def _install_clock(ills: Ills) -> None:
     time.time_ns = wrong
 
 
-def _install_disk(ills: Ills) -> None:
+def _install_disk(faults: Faults) -> None:
     sync, allocate = files.FileStorage.sync, os.posix_fallocate
 
     def full(descriptor: int, begin: int, length: int) -> None:
-        if ills.has("full"):
+        if faults.has("full"):
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         allocate(descriptor, begin, length)
 
     def faulty(storage: files.FileStorage) -> None:
         with suppress(FileNotFoundError):  # It answers again.
-            if ills.has("hang"):
-                (ills.folder / "hang").read_bytes()
+            if faults.has("hang"):
+                (faults.folder / "hang").read_bytes()
         with suppress(FileNotFoundError):
-            threading.Event().wait(float((ills.folder / "slow").read_text()))
-        if ills.has("fail"):
+            threading.Event().wait(float((faults.folder / "slow").read_text()))
+        if faults.has("fail"):
             raise OSError(errno.EIO, os.strerror(errno.EIO))
         sync(storage)
 
@@ -129,16 +129,16 @@ def _install_disk(ills: Ills) -> None:
     files.FileStorage.sync = faulty  # type: ignore[assignment, method-assign]
 
 
-def _install_machines(ills: Ills) -> None:
+def _install_machines(faults: Faults) -> None:
     add, apply_batch = Adder.apply, ArithmeticMachine.apply_batch
 
     def failing(machine: Adder, command: Any, context: Context) -> str:
-        if ills.has("fails"):
+        if faults.has("fails"):
             raise MemoryError("says the test")
         return add(machine, command, context)
 
     def failing_batch(machine: ArithmeticMachine, commands: Sequence[Any], contexts: Sequence[Context]) -> list[Any]:
-        if ills.has("fails"):
+        if faults.has("fails"):
             raise MemoryError("says the test")
         return apply_batch(machine, commands, contexts)
 
@@ -146,24 +146,24 @@ def _install_machines(ills: Ills) -> None:
     setattr(ArithmeticMachine, apply_batch.__name__, failing_batch)
 
 
-def _install_control(ills: Ills) -> None:
+def _install_control(faults: Faults) -> None:
     """PySyncObj may break every promise: no rule depends on one."""
     tick, status = syncobj.Raft.tick, syncobj.Raft.status
 
     def forgetful(raft: syncobj.Raft) -> None:
-        if ills.has("forget"):
-            ills.end("forget")
+        if faults.has("forget"):
+            faults.end("forget")
             raise RuntimeError("made to forget by a test")
         tick(raft)
 
     def overbearing(raft: syncobj.Raft) -> syncobj.RaftStatus:
         found = status(raft)
-        return found._replace(leads=True, has_quorum=True) if ills.has("leads") else found
+        return found._replace(leads=True, has_quorum=True) if faults.has("leads") else found
 
     syncobj.Raft.tick = forgetful  # type: ignore[assignment, method-assign]
     syncobj.Raft.status = overbearing  # type: ignore[assignment, method-assign]
 
 
 if __name__ == "__main__":
-    install(Ills(Path(sys.argv.pop(1))))
+    install(Faults(Path(sys.argv.pop(1))))
     main()

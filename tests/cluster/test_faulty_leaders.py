@@ -1,4 +1,4 @@
-"""A leader that is ill for good loses the lead, and the healthy majority goes on; an ill follower says what ails it."""
+"""A leader with a permanent fault loses the lead, and the healthy majority serves; a faulty follower reports it."""
 
 import asyncio
 import errno

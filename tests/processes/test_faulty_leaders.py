@@ -1,4 +1,4 @@
-"""Real leaders that are ill for good: another leads soon, writes go on, and the ill node says what ails it."""
+"""Real leaders with permanent faults: another leads soon, writes are served, and the faulty node reports the fault."""
 
 import subprocess
 from collections.abc import Generator
@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.processes import ill as ill_program
+from tests.processes import faulty as faulty_program
 from tests.processes.cluster import Cluster, Clusters, Node, Unreachable, run_quire
-from tests.processes.ill import Ills
+from tests.processes.faulty import Faults
 
 FLAGS = ("--election-timeout-ms", "3000", "--segment-bytes", str(1 << 20))
 VOLUME_BYTES = 12 << 20
@@ -44,16 +44,16 @@ def another_leads(cluster: Cluster) -> Node:
 
 
 @contextmanager
-def small_volume(folder: Path, ill: Node) -> Generator[Path]:
+def small_volume(folder: Path, faulty: Node) -> Generator[Path]:
     """Put a node on a file system of its own, in memory, of VOLUME_BYTES; yield the file that fills it.
 
     Without the right to mount one (CAP_SYS_ADMIN) the node runs on a disk that is full while that file exists.
     """
     folder.mkdir()
     command = ["mount", "-t", "tmpfs", "-o", f"size={VOLUME_BYTES}", "tmpfs", str(folder)]
-    ill.data_dir = folder / ill.node_id
+    faulty.data_dir = folder / faulty.node_id
     if subprocess.run(command, capture_output=True, check=False).returncode:
-        yield Ills(folder).of(ill).folder / "full"
+        yield Faults(folder).of(faulty).folder / "full"
         return
     try:
         yield folder / "ballast"
@@ -77,19 +77,19 @@ def test_a_leader_on_a_full_volume_loses_the_lead_and_is_fit_again_when_there_is
     clusters: Clusters, tmp_path: Path
 ) -> None:
     cluster = clusters.make(flags=FLAGS)
-    ill = cluster.leader
-    with small_volume(tmp_path / "volume", ill) as ballast:
+    faulty = cluster.leader
+    with small_volume(tmp_path / "volume", faulty) as ballast:
         try:
             cluster.start()
             fill(ballast)
             another_leads(cluster)
-            cluster.wait_until("n1 says what ails it", lambda: ill.status()["fitness"]["name"] == "no_room")
-            status = ill.status()
-            assert any(f"free space on the volume of {ill.data_dir}" in alarm for alarm in status["alarms"])
+            cluster.wait_until("n1 reports its fault", lambda: faulty.status()["fitness"]["name"] == "no_room")
+            status = faulty.status()
+            assert any(f"free space on the volume of {faulty.data_dir}" in alarm for alarm in status["alarms"])
             ballast.unlink()
-            cluster.wait_until("n1 is fit again", lambda: ill.status()["fitness"]["level"] == 0)
+            cluster.wait_until("n1 is fit again", lambda: faulty.status()["fitness"]["level"] == 0)
             end = cluster.elected().status()["commit_index"]
-            cluster.wait_until("n1 has caught up", lambda: ill.status()["applied_index"] >= end)
+            cluster.wait_until("n1 has caught up", lambda: faulty.status()["applied_index"] >= end)
         finally:
             cluster.close()
 
@@ -99,22 +99,22 @@ def test_a_leader_whose_machine_alone_fails_loses_the_lead_and_a_restart_mends_i
     clusters: Clusters, tmp_path: Path
 ) -> None:
     cluster = clusters.make(flags=FLAGS)
-    ill = cluster.leader
-    ills = Ills(tmp_path / "ills").of(ill)
+    faulty = cluster.leader
+    faults = Faults(tmp_path / "faults").of(faulty)
     cluster.start()
-    ills.begin("fails")
+    faults.begin("fails")
     another_leads(cluster)
-    cluster.wait_until("n1 says what ails it", lambda: ill.status()["fitness"]["name"] == "machine_failed")
-    status = ill.status()
+    cluster.wait_until("n1 reports its fault", lambda: faulty.status()["fitness"]["name"] == "machine_failed")
+    status = faulty.status()
     assert status["ready"] is False
     [sentence] = [reason for reason in status["reasons"] if "MemoryError: says the test" in reason]
     assert sentence.startswith("applying stopped at index")
-    assert str(ill_program.__file__) in sentence
-    shown = run_quire("status", "--server", ill.address, extra={"COLUMNS": "2000"})
+    assert str(faulty_program.__file__) in sentence
+    shown = run_quire("status", "--server", faulty.address, extra={"COLUMNS": "2000"})
     assert (shown.stdout + shown.stderr).count(sentence) == 1
-    assert ill.output.read_text().count("applying stopped at index") == 1
-    ills.end("fails")
-    ill.kill()
-    cluster.start_again(ill)
+    assert faulty.output.read_text().count("applying stopped at index") == 1
+    faults.end("fails")
+    faulty.kill()
+    cluster.start_again(faulty)
     end = cluster.elected().status()["commit_index"]
-    cluster.wait_until("n1 has applied on", lambda: ill.status()["applied_index"] >= end)
+    cluster.wait_until("n1 has applied on", lambda: faulty.status()["applied_index"] >= end)
