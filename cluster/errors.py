@@ -59,12 +59,12 @@ class OriginRefused(ClusterError):
 
 
 class CommandsRefused(ClusterError):
-    """The machine's check refused the request; nothing was written. `refused` is [[place, code, text], ...]."""
+    """The machine's check refused the request; nothing was written. `refused` is [[position, code, text], ...]."""
 
     def __init__(self, refused: list[list[Any]]) -> None:
-        place, code, text = refused[0]
+        position, code, text = refused[0]
         more = f" (and {len(refused) - 1} more)" if len(refused) > 1 else ""
-        super().__init__(f"command {place} was refused, {code}: {text}{more}; nothing was written")
+        super().__init__(f"command {position} was refused, {code}: {text}{more}; nothing was written")
         self.refused = refused
 
 

@@ -28,8 +28,8 @@ from .errors import (
     REPORT,
     RESTART,
     ApplyFailed,
+    CommandFailed,
     FrameOutOfPlace,
-    PlaceFailed,
     defined_at,
     in_one_line,
     raised_at,
@@ -54,7 +54,7 @@ UPGRADE = "upgrade this node; until then it replicates and votes, and applies no
 class Applied(NamedTuple):
     """An applied frame: its range [index, next_index), and the result of each record.
 
-    The result of a refused record is None, and `refused` holds its [place, code, text]. A system frame that opens or
+    The result of a refused record is None, and `refused` holds its [position, code, text]. A system frame that opens or
     closes a session has the result {"session": id, "sequence": last answered one}; other system frames have none.
     """
 
@@ -66,7 +66,7 @@ class Applied(NamedTuple):
     size: int = 0
     """Bytes of both as msgpack; 0 for a system frame."""
     answered: Sequence[int] = ()
-    """The places that their session answered, ascending: retries and what it refused. The machine executed the rest."""
+    """Ascending positions that their session answered: retries and what it refused. The machine executed the rest."""
 
 
 class _Reply(NamedTuple):
@@ -300,7 +300,7 @@ class Applier:
             return None
         runs, commands = self._runs_and_commands(frame)
         verdicts = Verdicts(self.sessions, commands, header.timestamp) if runs else None
-        places = None
+        positions = None
         if verdicts is not None:
             try:
                 verdicts.judge(runs)
@@ -309,14 +309,14 @@ class Applier:
             except Exception as error:
                 text = f"a session's replies cannot be read back ({reason_of(error)})"
                 raise _failed(header, text, MEND) from error
-            places = verdicts.places()
-        executing = len(commands) if places is None else len(places)
-        executed: list[Any] = self._execute(header, commands, places, 0, most) if executing else []
+            positions = verdicts.positions()
+        executing = len(commands) if positions is None else len(positions)
+        executed: list[Any] = self._execute(header, commands, positions, 0, most) if executing else []
         if len(executed) < executing:
             executed = executed.copy()  # The first one is the machine's own.
         while len(executed) < executing:
             most = yield
-            executed += self._execute(header, commands, places, len(executed), most)
+            executed += self._execute(header, commands, positions, len(executed), most)
         if len(commands) > SHORT_REPLY:
             yield
         replies = executed if verdicts is None else verdicts.replies(executed)
@@ -350,42 +350,42 @@ class Applier:
             raise _failed(header, f"the payload cannot be read ({reason_of(error)})", REPORT) from error
 
     def _execute(
-        self, header: FrameHeader, commands: list[Any], places: list[int] | None, first: int, most: int
+        self, header: FrameHeader, commands: list[Any], positions: list[int] | None, first: int, most: int
     ) -> list[Any]:
-        """The result or Refused of the `most` commands from the `first` on of those at `places` of the frame.
+        """The result or Refused of the `most` commands from the `first` on of those at `positions` of the frame.
 
-        `places` None means all of the frame. Raises ApplyFailed.
+        `positions` None means all of the frame. Raises ApplyFailed.
         """
         contexts: Sequence[Context] = Contexts(header.index, header.count, header.epoch, header.timestamp)
-        if places is not None:
-            places = places[first : first + most]
-            commands, contexts = [commands[place] for place in places], [contexts[place] for place in places]
+        if positions is not None:
+            positions = positions[first : first + most]
+            commands, contexts = [commands[at] for at in positions], [contexts[at] for at in positions]
         elif first or most < header.count:
             commands = commands[first : first + most]
-            places = list(range(first, first + len(commands)))
+            positions = list(range(first, first + len(commands)))
             contexts = Contexts(header.index + first, len(commands), header.epoch, header.timestamp)
         try:
             results = self._apply_batch(commands, contexts)
-        except PlaceFailed as failure:
+        except CommandFailed as failure:
             cause = failure.__cause__ or failure
-            at = failure.place if 0 <= failure.place < len(commands) else 0
+            at = failure.position if 0 <= failure.position < len(commands) else 0
             what = f"apply of {short_command(commands[at])} raised {in_one_line(failure.reason)}"
-            raise self._machine_failed(header, what, cause, at if places is None else places[at]) from cause
+            raise self._machine_failed(header, what, cause, at if positions is None else positions[at]) from cause
         except (Exception, SystemExit) as error:  # A machine that would end the process would end each in turn.
             what = f"apply_batch of {_shown(commands)} raised {reason_of(error)}"
-            raise self._machine_failed(header, what, error, 0 if places is None else places[0]) from error
+            raise self._machine_failed(header, what, error, 0 if positions is None else positions[0]) from error
         if type(results) is list and len(results) == len(commands):
             return results
         if isinstance(results, list | tuple) and len(results) == len(commands):
             return list(results)
         gave = f"{len(results)} results" if isinstance(results, list | tuple) else type(results).__name__
         text = f"apply_batch at {defined_at(type(self.machine), 'apply_batch')} gave {gave} for {_shown(commands)}"
-        raise _failed(header, text, MEND, place=0 if places is None else places[0])
+        raise _failed(header, text, MEND, position=0 if positions is None else positions[0])
 
-    def _machine_failed(self, header: FrameHeader, what: str, error: BaseException, place: int) -> ApplyFailed:
+    def _machine_failed(self, header: FrameHeader, what: str, error: BaseException, position: int) -> ApplyFailed:
         """What the machine raised, and where in its code."""
         do = RESTART if isinstance(error, MemoryError) else MEND
-        return _failed(header, f"{what} at {raised_at(error, type(self.machine))}", do, place=place)
+        return _failed(header, f"{what} at {raised_at(error, type(self.machine))}", do, position=position)
 
     def _packed(
         self, header: FrameHeader, commands: list[Any], results: list[Any]
@@ -395,15 +395,15 @@ class Applier:
             # Usually nothing is refused, and packing, which fails on a Refused, is the fastest way to find out.
             return results, [], pack([results, []])
         except PayloadInvalid:
-            refused = [[place, it.code, it.text] for place, it in enumerate(results) if isinstance(it, Refused)]
+            refused = [[position, it.code, it.text] for position, it in enumerate(results) if isinstance(it, Refused)]
         kept = [None if isinstance(result, Refused) else result for result in results]
         try:
             return kept, refused, pack([kept, refused])
         except PayloadInvalid as error:
-            place = _first_unpackable(kept, refused)
-            text = f"the result of {short_command(commands[place])} is no msgpack value ({reason_of(error)})"
+            position = _first_unpackable(kept, refused)
+            text = f"the result of {short_command(commands[position])} is no msgpack value ({reason_of(error)})"
             text = f"{text}; apply is at {defined_at(type(self.machine), 'apply')}"
-            raise _failed(header, text, MEND, place=place) from error
+            raise _failed(header, text, MEND, position=position) from error
 
     def _apply_one_by_one(self, commands: Sequence[Any], contexts: Sequence[Context]) -> list[Any]:
         """`apply_batch` for a machine that has none."""
@@ -415,7 +415,7 @@ class Applier:
             except Refused as refusal:
                 results.append(refusal)
             except (Exception, SystemExit) as error:
-                raise PlaceFailed(place=len(results), reason=reason_of(error)) from error
+                raise CommandFailed(position=len(results), reason=reason_of(error)) from error
         return results
 
 
@@ -428,11 +428,11 @@ def _name(fields: dict[str, Any]) -> str | None:
 
 
 def _first_unpackable(results: list[Any], refused: list[list[Any]]) -> int:
-    for place, result in enumerate(results):
+    for position, result in enumerate(results):
         try:
             pack(result)
         except PayloadInvalid:
-            return place
+            return position
     for refusal in refused:
         try:
             pack(refusal)
@@ -446,5 +446,5 @@ def _shown(commands: Sequence[Any]) -> str:
     return f"{len(commands)} commands, the first {short_command(commands[0])}"
 
 
-def _failed(header: FrameHeader, text: str, do: str, *, place: int = 0) -> ApplyFailed:
-    return ApplyFailed(index=header.index + place, text=text, do=do)
+def _failed(header: FrameHeader, text: str, do: str, *, position: int = 0) -> ApplyFailed:
+    return ApplyFailed(index=header.index + position, text=text, do=do)

@@ -86,19 +86,19 @@ class SnapshotTooEarly(MachineError):
 class CheckFailed(MachineError):
     """A machine's `check` raised something other than Refused: the machine's fault, not the caller's."""
 
-    def __init__(self, *, place: int | None, reason: str) -> None:
-        where = "" if place is None else f" on command {place}"
+    def __init__(self, *, position: int | None, reason: str) -> None:
+        where = "" if position is None else f" on command {position}"
         super().__init__(f"the machine's check failed{where}: {reason}")
-        self.place = place
+        self.position = position
         self.reason = reason
 
 
-class PlaceFailed(MachineError):
-    """Raised by an `apply_batch` to say at which place of the batch an exception occurred (its `__cause__`)."""
+class CommandFailed(MachineError):
+    """Raised by an `apply_batch` to name the command of the batch that raised an exception (the `__cause__`)."""
 
-    def __init__(self, *, place: int, reason: str) -> None:
-        super().__init__(f"command {place} of the batch: {reason}")
-        self.place = place
+    def __init__(self, *, position: int, reason: str) -> None:
+        super().__init__(f"command {position} of the batch: {reason}")
+        self.position = position
         self.reason = reason
 
 

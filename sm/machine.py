@@ -41,19 +41,19 @@ class Contexts(Sequence[Context]):
         return self._count
 
     @overload
-    def __getitem__(self, place: int) -> Context: ...
+    def __getitem__(self, position: int) -> Context: ...
     @overload
-    def __getitem__(self, place: slice) -> list[Context]: ...
-    def __getitem__(self, place: int | slice) -> Context | list[Context]:
-        if isinstance(place, slice):
-            return [self._at(at) for at in range(self._count)[place]]
-        return self._at(range(self._count)[place])
+    def __getitem__(self, position: slice) -> list[Context]: ...
+    def __getitem__(self, position: int | slice) -> Context | list[Context]:
+        if isinstance(position, slice):
+            return [self._at(at) for at in range(self._count)[position]]
+        return self._at(range(self._count)[position])
 
     def __iter__(self) -> Iterator[Context]:
         return map(self._at, range(self._count))
 
-    def _at(self, place: int) -> Context:
-        return Context(self._first + place, self._epoch, self._timestamp)
+    def _at(self, position: int) -> Context:
+        return Context(self._first + position, self._epoch, self._timestamp)
 
 
 class Refused(QuireError):
@@ -82,7 +82,7 @@ class StateMachine(Protocol):
 
     Two methods are optional, for speed. They must do what `apply` and `check` do, command by command:
     `apply_batch(commands, contexts: Sequence[Context]) -> list[Any]` returns the result or the Refused of each
-    command; `check_batch(commands) -> list[[place, code, text]]` returns the refused ones.
+    command; `check_batch(commands) -> list[[position, code, text]]` returns the refused ones.
 
     A third is optional, for a machine that can bound its state: `limit_state(limit_bytes: int) -> None` is called on a
     new machine, before its first command and before `restore`, if the cluster's genesis has the limit `state_bytes`.
@@ -155,7 +155,7 @@ def is_quick(machine: StateMachine) -> bool:
 
 
 def check_batch(machine: StateMachine, commands: Sequence[Any]) -> list[list[Any]]:
-    """The refused commands as [[place, code, text], ...], places counted from 0; [] if all pass.
+    """The refused commands as [[position, code, text], ...], positions counted from 0; [] if all pass.
 
     Raises:
         CheckFailed: the machine's check raised something other than Refused.
@@ -165,7 +165,7 @@ def check_batch(machine: StateMachine, commands: Sequence[Any]) -> list[list[Any
         try:
             refused: list[list[Any]] = faster(commands)
         except Exception as error:
-            raise CheckFailed(place=None, reason=reason_of(error)) from error
+            raise CheckFailed(position=None, reason=reason_of(error)) from error
         return refused
     return check_one_by_one(machine, commands)
 
@@ -173,11 +173,11 @@ def check_batch(machine: StateMachine, commands: Sequence[Any]) -> list[list[Any
 def check_one_by_one(machine: StateMachine, commands: Sequence[Any]) -> list[list[Any]]:
     """`check_batch` by the machine's `check` alone."""
     refused: list[list[Any]] = []
-    for place, command in enumerate(commands):
+    for position, command in enumerate(commands):
         try:
             machine.check(command)
         except Refused as refusal:
-            refused.append([place, refusal.code, refusal.text])
+            refused.append([position, refusal.code, refusal.text])
         except Exception as error:
-            raise CheckFailed(place=place, reason=reason_of(error)) from error
+            raise CheckFailed(position=position, reason=reason_of(error)) from error
     return refused

@@ -74,21 +74,21 @@ def check_commands(spec: str, commands: Sequence[Any], *, refused: Sequence[Any]
     verdicts = check_one_by_one(machine, every)
     if _snapshot(machine) != before:
         raise MachineFaulty("check changed the state; it may only read the command")
-    known = {place: (code, text) for place, code, text in verdicts}
-    for place, (code, text) in known.items():
-        if place < len(commands):
-            raise MachineFaulty(f"check refused {_at(place, every)}: {code}: {text}; but it is one of the commands")
+    known = {position: (code, text) for position, code, text in verdicts}
+    for position, (code, text) in known.items():
+        if position < len(commands):
+            raise MachineFaulty(f"check refused {_at(position, every)}: {code}: {text}; but it is one of the commands")
         if not (isinstance(code, str) and code and isinstance(text, str)):
             raise MachineFaulty(
-                f"check refused {_at(place, every)} with {code!r}, {text!r}; code and text must be strings"
+                f"check refused {_at(position, every)} with {code!r}, {text!r}; code and text must be strings"
             )
-    for place in range(len(commands), len(every)):
-        if place not in known:
-            raise MachineFaulty(f"check passed {_shown(every[place])}, which it should refuse")
+    for position in range(len(commands), len(every)):
+        if position not in known:
+            raise MachineFaulty(f"check passed {_shown(every[position])}, which it should refuse")
     if [list(verdict) for verdict in check_batch(machine, every)] != verdicts:
         raise MachineFaulty("check_batch does not refuse what check refuses, command by command")
-    for place, command in enumerate(every[: len(commands)]):
-        _apply(machine, command, place)
+    for position, command in enumerate(every[: len(commands)]):
+        _apply(machine, command, position)
     if check_one_by_one(machine, every) != verdicts:
         raise MachineFaulty("check depends on the state; a command that the state forbids must be refused by apply")
 
@@ -97,25 +97,25 @@ def check_results(spec: str, commands: Sequence[Any], *, initial: Any = None, re
     """Results are bounded msgpack values that no later command changes; a refusal by `apply` changes nothing."""
     machine, logged = _made(spec, initial), _as_logged(commands)
     results: list[tuple[Any, bytes]] = []
-    for place, command in enumerate(logged):
+    for position, command in enumerate(logged):
         before, given = _snapshot(machine), pack(command)
-        result = _apply(machine, command, place)
+        result = _apply(machine, command, position)
         if pack(command) != given:
-            raise MachineFaulty(f"apply changed the command it was given: {_at(place, logged)}")
+            raise MachineFaulty(f"apply changed the command it was given: {_at(position, logged)}")
         if isinstance(result, Refused):
             if _snapshot(machine) != before:
                 text = "refused a command after it changed the state; raise Refused before any change"
-                raise MachineFaulty(f"apply {text}: {_at(place, logged)}")
+                raise MachineFaulty(f"apply {text}: {_at(position, logged)}")
             result = [result.code, result.text]
-        packed = _packed(result, f"the result of {_at(place, logged)}")
+        packed = _packed(result, f"the result of {_at(position, logged)}")
         if len(packed) > result_bytes:
             size = f"{len(packed)} bytes as msgpack, above {result_bytes}"
-            raise MachineFaulty(f"the result of {_at(place, logged)} has {size}; sessions keep results: return less")
+            raise MachineFaulty(f"the result of {_at(position, logged)} has {size}; sessions keep results: return less")
         results.append((result, packed))
-    for place, (result, packed) in enumerate(results):
+    for position, (result, packed) in enumerate(results):
         if pack(result) != packed:
             raise MachineFaulty(
-                f"the result of {_at(place, logged)} was changed by a later command; return a copy of the state"
+                f"the result of {_at(position, logged)} was changed by a later command; return a copy of the state"
             )
 
 
@@ -146,8 +146,8 @@ def check_batches(spec: str, commands: Sequence[Any], *, initial: Any = None) ->
 def check_queries(spec: str, commands: Sequence[Any], queries: Sequence[Any], *, initial: Any = None) -> None:
     """`query` answers None and `queries` with msgpack values, and changes nothing."""
     machine = _made(spec, initial)
-    for place, command in enumerate(_as_logged(commands)):
-        _apply(machine, command, place)
+    for position, command in enumerate(_as_logged(commands)):
+        _apply(machine, command, position)
     before = _snapshot(machine)
     for request in (None, *_as_logged(queries)):
         _packed(machine.query(request), f"the answer to the query {_shown(request)}")
@@ -159,22 +159,22 @@ def check_snapshots(spec: str, commands: Sequence[Any], *, initial: Any = None) 
     """A machine restored from a snapshot, whatever the chunk sizes, continues like the original."""
     logged = _as_logged(commands)
     used = _made(spec, initial)
-    for place, command in enumerate(logged):
-        _apply(used, command, place)
+    for position, command in enumerate(logged):
+        _apply(used, command, position)
     for split in sorted({0, len(logged) // 2, len(logged)}):
         original, restored = _made(spec, initial), _made(spec, initial)
-        for place, command in enumerate(logged[:split]):
-            _apply(original, command, place)
+        for position, command in enumerate(logged[:split]):
+            _apply(original, command, position)
         snapshot, where = _snapshot(original), f"a machine restored after {split} commands"
         for machine, size in ((restored, 7), (used, max(1, len(snapshot)))):
             machine.restore(snapshot[start : start + size] for start in range(0, len(snapshot), size))
             if _snapshot(machine) != snapshot:
                 raise MachineFaulty(f"{where} gives another snapshot; is the whole state in it, in a fixed order?")
-        for place, command in enumerate(logged[split:], split):
-            one, other = (_reply(_apply(machine, command, place)) for machine in (restored, original))
+        for position, command in enumerate(logged[split:], split):
+            one, other = (_reply(_apply(machine, command, position)) for machine in (restored, original))
             if one != other:
                 said = f"{_shown(one)}, and the original {_shown(other)}"
-                raise MachineFaulty(f"{where} answered {_at(place, logged)} with {said}")
+                raise MachineFaulty(f"{where} answered {_at(position, logged)} with {said}")
 
 
 def check_limits(spec: str, commands: Sequence[Any], *, initial: Any = None) -> None:
@@ -186,17 +186,17 @@ def check_limits(spec: str, commands: Sequence[Any], *, initial: Any = None) -> 
     for limit_bytes in LIMITS_BYTES:
         original, restored = _limited(spec, initial, limit_bytes), _limited(spec, initial, limit_bytes)
         where = f"with {limit_bytes} bytes for its state"
-        for place, command in enumerate(logged):
+        for position, command in enumerate(logged):
             before = _snapshot(original)
-            if place == split:
+            if position == split:
                 restored.restore([before])
-            reply = _apply(original, command, place)
+            reply = _apply(original, command, position)
             if isinstance(reply, Refused) and _snapshot(original) != before:
-                raise MachineFaulty(f"{where}, apply refused a command after a change: {_at(place, logged)}")
-            if place >= split and (other := _reply(_apply(restored, command, place))) != _reply(reply):
+                raise MachineFaulty(f"{where}, apply refused a command after a change: {_at(position, logged)}")
+            if position >= split and (other := _reply(_apply(restored, command, position))) != _reply(reply):
                 said = f"{_shown(other)}, and the original {_shown(_reply(reply))}"
                 raise MachineFaulty(
-                    f"{where}, a machine restored after {split} commands answered {_at(place, logged)} with {said}"
+                    f"{where}, a machine restored after {split} commands answered {_at(position, logged)} with {said}"
                 )
 
 
@@ -205,11 +205,11 @@ def check_determinism(spec: str, commands: Sequence[Any], *, initial: Any = None
     logged = _as_logged(commands)
     runs = [_run_child(spec, logged, initial, *surroundings) for surroundings in SURROUNDINGS]
     for other in runs[1:]:
-        for place, (one, another) in enumerate(zip(runs[0]["replies"], other["replies"], strict=True)):
+        for position, (one, another) in enumerate(zip(runs[0]["replies"], other["replies"], strict=True)):
             if one != another:
                 first, second = (_shown(unpack(bytes.fromhex(packed), ext=True)) for packed in (one, another))
                 said = f"{first} in one process and {second} in another"
-                raise MachineFaulty(f"{_at(place, logged)} was answered {said}; {_REASONS}")
+                raise MachineFaulty(f"{_at(position, logged)} was answered {said}; {_REASONS}")
         if runs[0]["digests"] != other["digests"]:
             raise MachineFaulty(f"equal results gave unequal digests; {_REASONS}")
         if runs[0]["snapshot"] != other["snapshot"]:
@@ -250,8 +250,8 @@ def run_child() -> None:
     for raw in _frames(commands):
         for frame in walk_frames(raw):
             applied = applier.apply(frame)
-            refused = {place: [code, text] for place, code, text in applied.refused}
-            replies += [pack(refused.get(place, result)).hex() for place, result in enumerate(applied.results)]
+            refused = {position: [code, text] for position, code, text in applied.refused}
+            replies += [pack(refused.get(position, result)).hex() for position, result in enumerate(applied.results)]
             digests.append(applier.digest.hex())
     document = {"replies": replies, "digests": digests, "snapshot": sha256(_snapshot(machine)).hexdigest()}
     sys.stdout.write("\n" + json.dumps(document) + "\n")
@@ -289,26 +289,28 @@ def _limited(spec: str, initial: Any, limit_bytes: int) -> StateMachine:
 def _as_logged(commands: Sequence[Any]) -> list[Any]:
     """The commands as a node reads them from its log: tuples become lists, and nothing is shared."""
     logged: list[Any] = []
-    for place, command in enumerate(commands):
+    for position, command in enumerate(commands):
         try:
             logged.append(unpack(pack(command), ext=True))
         except PayloadInvalid as error:
-            raise MachineFaulty(f"command {place} cannot be in a log, it {error.reason}: {_shown(command)}") from error
+            raise MachineFaulty(
+                f"command {position} cannot be in a log, it {error.reason}: {_shown(command)}"
+            ) from error
     return logged
 
 
-def _context(place: int) -> Context:
-    return Context(place, 1, TIMESTAMP)
+def _context(position: int) -> Context:
+    return Context(position, 1, TIMESTAMP)
 
 
-def _apply(machine: StateMachine, command: Any, place: int) -> Any:
+def _apply(machine: StateMachine, command: Any, position: int) -> Any:
     """The result or the Refused. Raises MachineFaulty."""
     try:
-        return machine.apply(command, _context(place))
+        return machine.apply(command, _context(position))
     except Refused as refusal:
         return refusal
     except Exception as error:
-        what = f"apply raised {type(error).__name__}: {error} at command {place}, {_shown(command)}"
+        what = f"apply raised {type(error).__name__}: {error} at command {position}, {_shown(command)}"
         raise MachineFaulty(
             f"{what}; a replica would stop here permanently: refuse the command, in check if possible"
         ) from error
@@ -339,8 +341,8 @@ def _packed(value: Any, what: str) -> bytes:
     return packed
 
 
-def _at(place: int, commands: Sequence[Any]) -> str:
-    return f"command {place}, {_shown(commands[place])}"
+def _at(position: int, commands: Sequence[Any]) -> str:
+    return f"command {position}, {_shown(commands[position])}"
 
 
 def _shown(value: Any) -> str:

@@ -314,7 +314,7 @@ def _report_failure(error: ClientError, loaded: Loaded) -> Exit:
             complain(f"{error}; {done}, {rest}")
             return Exit.UNAVAILABLE
         case CommandRefused():
-            line = loaded.next_line + error.place
+            line = loaded.next_line + error.position
             complain(f"line {line} was refused, {error.code}: {error.text}; {done}, no other line was applied")
         case BadLine() | ExportInvalid() | ServerFault():
             complain(f"{error}; {done}, no other line was applied")

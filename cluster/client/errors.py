@@ -41,17 +41,17 @@ class ForkedClient(QuireError, RuntimeError):
 class CommandRefused(ClientError):
     """The state machine refused a command, with a code and a text.
 
-    `index` is the command's place in the log if `apply` refused it, and None if `check` refused the request before
+    `index` is the command's position in the log if `apply` refused it, and None if `check` refused the request before
     anything was written. It is None, too, if the refusal is `repeated`: `apply` refused the command, and the session
-    repeated that to a later copy; the index of the command itself is not known. `place` is the position of the first
-    refused command in the request. `refused` lists all refused commands of the request as [place, code, text].
+    repeated that to a later copy; the index of the command itself is not known. `position` is the position of the first
+    refused command in the request. `refused` lists all refused commands of the request as [position, code, text].
     """
 
     def __init__(self, refused: list[list[Any]], index: int | None = None, *, repeated: bool = False) -> None:
-        place, code, text = refused[0]
-        which = f"command {place}, the first of {len(refused)} refused," if len(refused) > 1 else "the command"
+        position, code, text = refused[0]
+        which = f"command {position}, the first of {len(refused)} refused," if len(refused) > 1 else "the command"
         super().__init__(f"{which} was refused, {code}: {text}")
-        self.place: int = place
+        self.position: int = position
         self.code: str = code
         self.text: str = text
         self.refused = refused
@@ -150,7 +150,7 @@ SESSION_ERRORS: dict[str, type[SessionError]] = {
 
 
 def session_error_of(refused: list[list[Any]]) -> SessionError | None:
-    """The error of the first of these [place, code, text]; None if the machine, not the session, gave one of them."""
+    """The error of the first of these [position, code, text]; None if the machine gave one of them."""
     if not refused or any(code not in SESSION_ERRORS for _, code, _ in refused):
         return None
     _, code, text = refused[0]

@@ -23,7 +23,7 @@ MakeError = Callable[[], ClientError]
 class BatchReply:
     """The results of a batch of commands, whose records are [index, index + len(results)) in the log.
 
-    `results` holds None in place of each refused command; `refused` lists those as [place, code, text]. `epoch` is that
+    `results` holds None for each refused command; `refused` lists those as [position, code, text]. `epoch` is that
     of the leader that answered. `index` is None if the answer is `repeated`.
     """
 
@@ -76,7 +76,7 @@ class Message:
         self.closes_at = closes_at  # Later submissions go to the next message, which has a later deadline.
         self.pieces: list[bytes] = []
         self.answers: list[Answer] = []
-        self._batches: dict[int, int] = {}  # The number of commands of each batch, by its place in the lists.
+        self._batches: dict[int, int] = {}  # The number of commands of each batch, by its position in the lists.
         self.commands = 0
         self.size = 0
         self.sequence = 0  # 0: not numbered, since it was never sent or provably had no effect.
@@ -122,18 +122,18 @@ class Message:
         `index` is None if the session answered commands of the message again.
         """
         if self._batches or refused or cut is not None:
-            self._answer_each(index, epoch, results, {place: [code, text] for place, code, text in refused})
+            self._answer_each(index, epoch, results, {position: [code, text] for position, code, text in refused})
             return
         for answer, result in zip(self.answers, results, strict=True):
             if not answer.done():
                 answer.set_result(result)
 
     def _answer_each(self, index: int | None, epoch: int, results: list[Any], refusals: dict[int, list[str]]) -> None:
-        place = 0
+        position = 0
         for _, commands, batch, answer in self.submissions():
-            end = place + commands
-            own_index = None if index is None else index + place
-            refused = _refused_between(refusals, place, end)
+            end = position + commands
+            own_index = None if index is None else index + position
+            refused = _refused_between(refusals, position, end)
             if answer.done():
                 pass  # The caller cancelled it. The command was executed all the same.
             elif end > len(results):
@@ -141,12 +141,12 @@ class Message:
             elif not batch and (error := session_error_of(refused)):
                 answer.set_exception(error)
             elif batch:
-                answer.set_result(BatchReply(own_index, epoch, results[place:end], refused))
+                answer.set_result(BatchReply(own_index, epoch, results[position:end], refused))
             elif refused:
                 answer.set_exception(CommandRefused(refused, own_index, repeated=index is None))
             else:
-                answer.set_result(results[place])
-            place = end
+                answer.set_result(results[position])
+            position = end
 
     def fail(self, error: MakeError) -> None:
         """Fail every future, each with an error object of its own."""
@@ -165,12 +165,12 @@ class Message:
                 return [Message.of([each], self.deadline) for each in self.submissions()], False, []
             self.fail(lambda: error_of(problem))
             return [], True, []
-        refusals = {place: [code, text] for place, code, text in problem["refused"]}
+        refusals = {position: [code, text] for position, code, text in problem["refused"]}
         sides: tuple[list[Submission], list[Submission]] = [], []
-        place, found = 0, False
+        position, found = 0, False
         for submission in self.submissions():
-            refused = _refused_between(refusals, place, place + submission.commands)
-            place += submission.commands
+            refused = _refused_between(refusals, position, position + submission.commands)
+            position += submission.commands
             if refused:
                 found = True
                 fail(submission.answer, partial(CommandRefused, refused))
@@ -195,8 +195,8 @@ def fail(answer: Answer, error: MakeError) -> None:
         answer.set_exception(error())
 
 
-def _refused_between(refusals: dict[int, list[str]], place: int, end: int) -> list[list[Any]]:
-    """The refusals at [place, end), their places relative to `place`."""
+def _refused_between(refusals: dict[int, list[str]], position: int, end: int) -> list[list[Any]]:
+    """The refusals at [position, end), their positions relative to `position`."""
     if not refusals:
         return []
-    return [[at - place, *refusals[at]] for at in range(place, end) if at in refusals]
+    return [[at - position, *refusals[at]] for at in range(position, end) if at in refusals]

@@ -225,7 +225,7 @@ class Pipeline:
         refused: list[list[Any]],
         cut: int | None = None,
     ) -> None:
-        """Resolve the first message in flight. `cut`: the results from this place on were left out.
+        """Resolve the first message in flight. `cut`: the results from this position on were left out.
 
         `index` is None if the session answered commands of the message again.
 

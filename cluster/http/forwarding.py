@@ -150,7 +150,7 @@ class LeaderHop:
             finally:
                 del self._calls[call]
 
-    async def carry(self, request: web.Request, socket: web.WebSocketResponse, place: OpenStream) -> web.StreamResponse:
+    async def carry(self, request: web.Request, socket: web.WebSocketResponse, slot: OpenStream) -> web.StreamResponse:
         """Carry a stream between a client and the leader; when either end closes, so does the other.
 
         If the leader does not open it, its refusal is returned.
@@ -183,11 +183,11 @@ class LeaderHop:
             async with upstream:
                 await socket.prepare(request)
                 ways: list[asyncio.Task[object]] = [
-                    asyncio.create_task(_pump(socket, upstream, place.sent)),
-                    asyncio.create_task(_pump(upstream, socket, place.answered)),
-                    asyncio.create_task(place.ended.wait()),
+                    asyncio.create_task(_pump(socket, upstream, slot.sent)),
+                    asyncio.create_task(_pump(upstream, socket, slot.answered)),
+                    asyncio.create_task(slot.ended.wait()),
                 ]
-                in_order = await done_or_stalled(request, ways, lambda: streams.is_over(place))
+                in_order = await done_or_stalled(request, ways, lambda: streams.is_over(slot))
                 for way in ways:
                     way.cancel()
                 await asyncio.gather(*ways, return_exceptions=True)

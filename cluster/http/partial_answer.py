@@ -10,31 +10,31 @@ JSON_GROWTH = 6
 PIECE = 64
 
 
-def places_within(reply: WriteReply, limit: int, encode: Callable[[Any], bytes]) -> int:
-    """How many places of a reply, results and refusals, fit into `limit` bytes as `encode` writes them.
+def positions_within(reply: WriteReply, limit: int, encode: Callable[[Any], bytes]) -> int:
+    """How many positions of a reply, results and refusals, fit into `limit` bytes as `encode` writes them.
 
     No more than that, and one piece, is encoded to find out.
     """
     if reply.size * JSON_GROWTH <= limit:
         return len(reply.results)
-    refusals = {place: [place, code, text] for place, code, text in reply.refused}
+    refusals = {position: [position, code, text] for position, code, text in reply.refused}
     size = 0
     for first in range(0, len(reply.results), PIECE):
-        places = range(first, min(first + PIECE, len(reply.results)))
-        parts = [[reply.results[place], refusals.get(place)] for place in places]
+        positions = range(first, min(first + PIECE, len(reply.results)))
+        parts = [[reply.results[position], refusals.get(position)] for position in positions]
         piece = len(encode(parts))
         if size + piece <= limit:
             size += piece
             continue
-        for place, part in zip(places, parts, strict=True):
+        for position, part in zip(positions, parts, strict=True):
             size += len(encode(part))
             if size > limit:
-                return place
+                return position
     return len(reply.results)
 
 
-def first_places(reply: WriteReply, places: int) -> WriteReply:
-    """The reply's first places."""
+def first_positions(reply: WriteReply, positions: int) -> WriteReply:
+    """The reply's first positions."""
     return reply._replace(
-        results=reply.results[:places], refused=[refusal for refusal in reply.refused if refusal[0] < places]
+        results=reply.results[:positions], refused=[refusal for refusal in reply.refused if refusal[0] < positions]
     )

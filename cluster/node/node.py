@@ -210,7 +210,7 @@ class Node:
     # The write path
 
     async def check(self, commands: list[Any]) -> list[list[Any]]:
-        """[place, code, text] of each command that the machine refuses before anything is appended.
+        """[position, code, text] of each command that the machine refuses before anything is appended.
 
         The loop gets its turns in between, unless the machine is quick.
 
@@ -227,9 +227,9 @@ class Node:
             try:
                 found = check_batch(self._checker, commands[first : first + most])
             except CheckFailed as error:
-                where = "" if error.place is None else f" on command {first + error.place}"
+                where = "" if error.position is None else f" on command {first + error.position}"
                 raise CheckFailedError(f"check{where}", error.reason) from error
-            refused += ([first + place, code, text] for place, code, text in found)
+            refused += ([first + position, code, text] for position, code, text in found)
         return refused
 
     async def write(self, write: Write[FutureWaiter]) -> WriteReply:

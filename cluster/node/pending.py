@@ -16,7 +16,7 @@ from ..errors import ClusterError, OutcomeUnknown
 class WriteReply(NamedTuple):
     """A write's outcome: its first index, its epoch, and, if it waited to be applied, each record's result.
 
-    A refused record's result is None, and `refused` holds its [place, code, text]. If it is `repeated`, the session
+    A refused record's result is None, and `refused` holds its [position, code, text]. If it is `repeated`, the session
     gave the recorded replies of some of its records: these have executed earlier, and not at this index.
     """
 
@@ -135,13 +135,13 @@ def _answer_applied(placed: Placed[Waiter], applied: Applied) -> None:
             outcome = applied.results, applied.refused, applied.size, bool(repeats)
             waiter.answer(WriteReply(placed.index, applied.epoch, write.count, *outcome))
         return
-    refusals = deque(applied.refused)  # in the order of their places, as the shares are
+    refusals = deque(applied.refused)  # in the order of their positions, as the shares are
     for write, offset in placed.shares:
         end = offset + write.count
         refused: list[list[Any]] = []
         while refusals and refusals[0][0] < end:
-            place, code, text = refusals.popleft()
-            refused.append([place - offset, code, text])
+            position, code, text = refusals.popleft()
+            refused.append([position - offset, code, text])
         if (waiter := write.owner).applied:
             repeated = bool(repeats) and _has_between(repeats, offset, end)
             outcome = applied.results[offset:end], refused, applied.size, repeated
@@ -149,14 +149,14 @@ def _answer_applied(placed: Placed[Waiter], applied: Applied) -> None:
 
 
 def _repeats(applied: Applied) -> Sequence[int]:
-    """The places that a session answered with the recorded reply, ascending."""
-    refused = {place for place, code, _ in applied.refused if code in SESSION_CODES}
-    return [place for place in applied.answered if place not in refused]
+    """The positions that a session answered with the recorded reply, ascending."""
+    refused = {position for position, code, _ in applied.refused if code in SESSION_CODES}
+    return [position for position in applied.answered if position not in refused]
 
 
-def _has_between(places: Sequence[int], start: int, end: int) -> bool:
-    at = bisect_left(places, start)
-    return at < len(places) and places[at] < end
+def _has_between(positions: Sequence[int], start: int, end: int) -> bool:
+    at = bisect_left(positions, start)
+    return at < len(positions) and positions[at] < end
 
 
 class WriteCounts:

@@ -311,7 +311,7 @@ class Client:
     def answered(self, operation: Operation, reply: WriteReply) -> None:
         """Check a write's answer: it is in the log, and the results are what the log gives."""
         checks, model = self.checks, self.checks.model
-        refused = {place: code for place, code, _ in reply.refused}
+        refused = {position: code for position, code, _ in reply.refused}
         if not checks.ends or reply.index + reply.count > checks.ends[-1]:
             raise Violation("what is acknowledged is committed", reply, checks.ends[-1:])
         if "SEQUENCE_GAP" in refused.values():
@@ -319,20 +319,20 @@ class Client:
             return
         if operation.expected_index not in (None, reply.index):
             raise Violation("a write stands where it was expected", operation, reply)
-        for place, command in enumerate(operation.commands):
-            logged, recorded = model.at[reply.index + place]
-            if logged != command or recorded != (reply.results[place], refused.get(place)):
+        for position, command in enumerate(operation.commands):
+            logged, recorded = model.at[reply.index + position]
+            if logged != command or recorded != (reply.results[position], refused.get(position)):
                 raise Violation("a write is answered what the log says", command, reply, logged, recorded)
             index = reply.index if operation.kind == "open" and not refused else model.executed_at.get(command)
             if index is None:
-                if refused.get(place) not in GONE and operation.kind != "open":
+                if refused.get(position) not in GONE and operation.kind != "open":
                     raise Violation("an acknowledged command was executed", command, reply)
             else:
                 self._wrote(operation, index)
         again = [
             command
-            for place, command in enumerate(operation.commands)
-            if refused.get(place) not in SESSION_CODES and model.executed_at.get(command) != reply.index + place
+            for position, command in enumerate(operation.commands)
+            if refused.get(position) not in SESSION_CODES and model.executed_at.get(command) != reply.index + position
         ]
         if reply.repeated != (operation.kind != "open" and bool(again)):
             raise Violation("an answer says whether its session repeated a reply", operation, reply, again)

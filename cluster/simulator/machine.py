@@ -150,9 +150,9 @@ class Model:
         replies: list[Reply] = []
         for session, sequence, count in runs:
             for offset in range(count):
-                place = len(replies)
-                reply = self._command(header.index + place, session, sequence + offset, commands[place])
-                self.at[header.index + place] = (commands[place], reply)
+                position = len(replies)
+                reply = self._command(header.index + position, session, sequence + offset, commands[position])
+                self.at[header.index + position] = (commands[position], reply)
                 replies.append(reply)
         return replies
 

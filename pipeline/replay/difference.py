@@ -123,12 +123,12 @@ def _numbered(frames: Iterable[Frame]) -> Iterator[tuple[int, int, int]]:
         if header.kind == Kind.RUNS:
             index = header.index
             for session, sequence, count in decode_runs(payload, header.count)[0]:
-                for place in range(count):
-                    yield index + place, session, sequence + place
+                for position in range(count):
+                    yield index + position, session, sequence + position
                 index += count
         elif header.kind != Kind.SYSTEM:
-            for place in range(header.count):
-                yield header.index + place, header.session, header.sequence + place
+            for position in range(header.count):
+                yield header.index + position, header.session, header.sequence + position
 
 
 def _shown(reply: Any) -> str:

@@ -107,9 +107,9 @@ class _KeyPartMachine:
     def apply_batch(self, commands: Sequence[Any], contexts: Sequence[Context]) -> list[Any]:
         """Execute the commands on this part's keys, as the applier calls it."""
         results: list[Any] = [None] * len(commands)
-        for place, (command, context) in enumerate(zip(commands, contexts, strict=True)):
+        for position, (command, context) in enumerate(zip(commands, contexts, strict=True)):
             if self.has(command[1]):
-                results[place] = self.apply(command, context)
+                results[position] = self.apply(command, context)
         return results
 
     def apply(self, command: Any, context: Context) -> Any:

@@ -119,10 +119,12 @@ class CommandChecker:
             commands.append(command)
         self._row += len(values)
         refused = check_batch(self._machine, commands) if commands else []
-        for place, code, text in refused:
-            self._refuse(rows[place], code, text)
-        bad = {place for place, _, _ in refused}
-        return [(row, each) for place, (row, each) in enumerate(zip(rows, packed, strict=True)) if place not in bad]
+        for position, code, text in refused:
+            self._refuse(rows[position], code, text)
+        bad = {position for position, _, _ in refused}
+        return [
+            (row, each) for position, (row, each) in enumerate(zip(rows, packed, strict=True)) if position not in bad
+        ]
 
     def _refuse(self, row: int, code: str, text: str) -> None:
         self.refused += 1

@@ -294,8 +294,8 @@ class _Sender:
         is_small = session.message_bytes < 2 * BLOCK_BYTES
         longest = 1 if is_small or self._one_by_one else max(1, session.window // 4)
         for commands in commands_of(self._state.directory, self._plan.spools, skip):
-            for place in range(0, len(commands), longest):
-                yield commands[place : place + longest]
+            for position in range(0, len(commands), longest):
+                yield commands[position : position + longest]
 
     async def _settle(self) -> None:
         """Wait for the oldest answer. Refusals in it are durable on return."""
@@ -308,17 +308,17 @@ class _Sender:
             if count > 1:
                 raise
             refused, unanswered = [], 1  # A longer text than an answer may have may be a refusal's.
-        for place, code, text in refused:
+        for position, code, text in refused:
             if code == _REUSED:
                 raise SpoolDamaged(
-                    self._state.directory.path, f"sequence {sequence + place} was another command: {text}"
+                    self._state.directory.path, f"sequence {sequence + position} was another command: {text}"
                 )
             if code == _GONE:
                 unanswered += 1
             elif code.startswith(("SESSION_", "SEQUENCE_")):
                 raise SessionError(code, text)
             else:
-                new.append((sequence + place, code, text))
+                new.append((sequence + position, code, text))
         self._refusals = Refusals(
             through, known.count + len(new), known.unanswered + unanswered, (*known.first, *new)[:FIRST_REFUSALS]
         )

@@ -21,7 +21,7 @@ from decimal import Context as DecimalContext
 from reprlib import repr as short_repr
 from typing import Any
 
-from ..errors import InitialInvalid, PlaceFailed, SnapshotInvalid, reason_of
+from ..errors import CommandFailed, InitialInvalid, SnapshotInvalid, reason_of
 from ..machine import Context, Refused
 
 INT_LOWEST = -(2**63)
@@ -95,10 +95,10 @@ class ArithmeticMachine:
             raise Refused("DIVISION_BY_ZERO", f"cannot divide by {short_repr(operand)}")
 
     def check_batch(self, commands: Sequence[Any]) -> list[list[Any]]:
-        """The refused as [[place, code, text], ...]. Obviously valid commands pass here; the rest goes to `check`."""
+        """The refused as [[position, code, text], ...]. Obviously valid commands pass here; `check` judges the rest."""
         refused: list[list[Any]] = []
         known, operations = self.known, OPERATIONS
-        for place, command in enumerate(commands):
+        for position, command in enumerate(commands):
             if type(command) is list and len(command) == 2:
                 operation, operand = command
                 if type(operation) is str and operation in operations:
@@ -110,7 +110,7 @@ class ArithmeticMachine:
             try:
                 self.check(command)
             except Refused as refusal:
-                refused.append([place, refusal.code, refusal.text])
+                refused.append([position, refusal.code, refusal.text])
         return refused
 
     def apply(self, command: Any, context: Context) -> str:
@@ -126,7 +126,7 @@ class ArithmeticMachine:
         The contexts are not used. This loop bounds a node's apply rate: it allocates only numbers and results.
 
         Raises:
-            PlaceFailed: at a command that `check` would have refused.
+            CommandFailed: at a command that `check` would have refused.
         """
         value, known, operations, write = self._value, self.known, self._operations, self._write
         number: Decimal | int | None
@@ -149,7 +149,7 @@ class ArithmeticMachine:
                 else:
                     append(write(value))
         except Exception as error:
-            raise PlaceFailed(place=len(results), reason=reason_of(error)) from error
+            raise CommandFailed(position=len(results), reason=reason_of(error)) from error
         self._value = value
         return results
 

@@ -28,7 +28,7 @@ from sortedcontainers import SortedList
 from quire.log import PayloadInvalid, pack
 from quire.log.json_text import has_text_keys
 
-from ..errors import InitialInvalid, PlaceFailed, reason_of
+from ..errors import CommandFailed, InitialInvalid, reason_of
 from ..machine import Context, Refused
 from .arithmetic import INT_HIGHEST, INT_LOWEST
 from .kv_size import StateSize
@@ -111,10 +111,10 @@ class KvMachine:
                 pass
 
     def check_batch(self, commands: Sequence[Any]) -> list[list[Any]]:
-        """The refused as [[place, code, text], ...]. Obviously valid commands pass here; the rest goes to `check`."""
+        """The refused as [[position, code, text], ...]. Obviously valid commands pass here; `check` judges the rest."""
         refused: list[list[Any]] = []
         lengths, short = _LENGTHS, VALUE_BYTES - _HEAD_BYTES
-        for place, command in enumerate(commands):
+        for position, command in enumerate(commands):
             if type(command) is list and 1 < len(command) <= 3:
                 operation, key, operand = command[0], command[1], command[-1]
                 if (
@@ -131,7 +131,7 @@ class KvMachine:
             try:
                 self.check(command)
             except Refused as refusal:
-                refused.append([place, refusal.code, refusal.text])
+                refused.append([position, refusal.code, refusal.text])
         return refused
 
     def apply(self, command: Any, context: Context) -> Any:
@@ -142,7 +142,7 @@ class KvMachine:
         """The result or the Refused of each command. The contexts are not used.
 
         Raises:
-            PlaceFailed: at a command that `check` would have refused; the commands before it are applied.
+            CommandFailed: at a command that `check` would have refused; the commands before it are applied.
         """
         operations = self._operations
         results: list[Any] = []
@@ -154,7 +154,7 @@ class KvMachine:
                 except Refused as refusal:
                     append(refusal)
         except Exception as error:
-            raise PlaceFailed(place=len(results), reason=reason_of(error)) from error
+            raise CommandFailed(position=len(results), reason=reason_of(error)) from error
         return results
 
     def query(self, request: Any) -> Any:

@@ -31,7 +31,7 @@ class LogMachine:
             raise Refused("VALUE_INVALID", "the value has a map with a key that is no text; make its keys text")
 
     def check_batch(self, commands: Sequence[Any]) -> list[list[Any]]:
-        """The refused as [[place, code, text], ...]."""
+        """The refused as [[position, code, text], ...]."""
         return [] if has_text_keys(commands) else check_one_by_one(self, commands)
 
     def apply(self, command: Any, context: Context) -> None:

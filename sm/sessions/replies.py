@@ -10,7 +10,7 @@ there are two kinds of sheet:
     of a frame       msgpack [payload, [results, refused]]     shared by the sessions with many commands in the frame
     of a session     msgpack [commands, [results, refused]]    a former tail
 
-refused: [[place in the sheet, code, text], ...]. A frame's sheet consists of its payload and its reply, both packed
+refused: [[position in the sheet, code, text], ...]. A frame's sheet consists of its payload and its reply, both packed
 already, so no command is packed again. A long command is kept as ext type 0 with a digest of its msgpack bytes, because
 it is only compared. (No client's command has an ext type of 0 to 15.)
 
@@ -59,10 +59,10 @@ class Recorded(NamedTuple):
 
 
 class Block(NamedTuple):
-    """The part of a sheet that starts at `place`."""
+    """The part of a sheet that starts at `position`."""
 
     sheet: bytes
-    place: int
+    position: int
     of_runs: bool  # The sheet is of a frame of kind `runs`.
     size: int  # The session's share of the sheet, in bytes.
 
@@ -94,7 +94,7 @@ class Replies:
 
     def __init__(self) -> None:
         self.next_sequence = 1  # After the pending ones.
-        self.pending: list[tuple[int, int]] = []  # (place, count) in the frame being applied; no results yet.
+        self.pending: list[tuple[int, int]] = []  # (position, count) in the frame being applied; no results yet.
         self.pending_count = 0
         self.block_starts: list[int] = []  # Each block's first sequence.
         self.blocks: list[Block] = []
@@ -116,18 +116,18 @@ class Replies:
         """The sequence after the last recorded reply."""
         return self.next_sequence - self.pending_count
 
-    def reserve(self, place: int, count: int) -> None:
-        """Give the next `count` sequences to the commands from `place` on; `record` adds their replies."""
-        self.pending.append((place, count))
+    def reserve(self, position: int, count: int) -> None:
+        """Give the next `count` sequences to the commands from `position` on; `record` adds their replies."""
+        self.pending.append((position, count))
         self.pending_count += count
         self.next_sequence += count
 
-    def pending_place(self, sequence: int) -> int:
-        """The place of a pending command in the frame being applied."""
+    def pending_position(self, sequence: int) -> int:
+        """The position of a pending command in the frame being applied."""
         at = sequence - self.recorded_end
-        for place, count in self.pending:
+        for position, count in self.pending:
             if at < count:
-                return place + at
+                return position + at
             at -= count
         raise IndexError(sequence)
 
@@ -141,19 +141,19 @@ class Replies:
     ) -> None:
         """Keep the replies of the pending commands.
 
-        `commands` and `results` are those of the whole frame, `refused` is by place in it. `size_of(start, end)` gives
-        the msgpack bytes of the places [start, end).
+        `commands` and `results` are those of the whole frame, `refused` is by position in it. `size_of(start, end)` is
+        the msgpack bytes of the positions [start, end).
         """
-        for place, count in self.pending:
+        for position, count in self.pending:
             if count == 1:
-                if refused and place in refused:
-                    self.refused.append([len(self.commands), *refused[place]])
-                self.commands.append(commands[place])
-                self.results.append(results[place])
-                self._count_tail(size_of(place, place + 1))
+                if refused and position in refused:
+                    self.refused.append([len(self.commands), *refused[position]])
+                self.commands.append(commands[position])
+                self.results.append(results[position])
+                self._count_tail(size_of(position, position + 1))
             else:
-                for start in range(place, place + count, STRETCH_COMMANDS):
-                    end = min(start + STRETCH_COMMANDS, place + count)
+                for start in range(position, position + count, STRETCH_COMMANDS):
+                    end = min(start + STRETCH_COMMANDS, position + count)
                     self._extend_tail(start, end, commands, results, refused)
                     self._count_tail(size_of(start, end))
                     self._shorten_tail(bounds)
@@ -164,9 +164,9 @@ class Replies:
     def record_sheet(self, sheet: bytes, bounds: Bounds, *, of_runs: bool, commands: int) -> None:
         """Keep the replies of the pending commands as blocks of their frame's sheet; it has `commands` commands."""
         self._pack_tail(bounds)
-        for place, count in self.pending:
+        for position, count in self.pending:
             share = -(-len(sheet) * count // commands)
-            self._append_block(Block(sheet, place, of_runs, share), count, bounds)
+            self._append_block(Block(sheet, position, of_runs, share), count, bounds)
         self.pending.clear()
         self.pending_count = 0
 
@@ -182,23 +182,23 @@ class Replies:
         """The recorded replies of [sequence, end), none of which may be dropped."""
         while sequence < end:
             if sequence >= self.tail_start:
-                place, stop = sequence - self.tail_start, end
+                position, stop = sequence - self.tail_start, end
                 commands, results, refused = self.commands, self.results, self.refused
             else:
                 number = bisect_right(self.block_starts, sequence) - 1
                 block = self.blocks[number]
-                place = block.place + sequence - self.block_starts[number]
+                position = block.position + sequence - self.block_starts[number]
                 starts = self.block_starts
                 stop = min(end, starts[number + 1] if number + 1 < len(starts) else self.tail_start)
                 commands, results, refused = _sheet_of(block.sheet, block.of_runs)
             refusals = {at: Refused(code, text) for at, code, text in refused}
-            for at in range(place, place + stop - sequence):
+            for at in range(position, position + stop - sequence):
                 yield Recorded(commands[at], refusals.get(at, results[at]))
             sequence = stop
 
     def to_row(self, number_of: Callable[[bytes], int]) -> list[Any]:
         """Everything as plain data, with a number for each sheet. Nothing may be pending."""
-        blocks = [[number_of(block.sheet), block.place, block.of_runs, block.size] for block in self.blocks]
+        blocks = [[number_of(block.sheet), block.position, block.of_runs, block.size] for block in self.blocks]
         tail = pack([self.commands, self.results, self.refused])
         return [self.next_sequence, self.tail_start, self.block_starts, blocks, self.tail_size, tail]
 
@@ -212,7 +212,7 @@ class Replies:
         replies = cls()
         replies.next_sequence, replies.tail_start, starts, blocks, replies.tail_size, tail = row
         replies.block_starts = list(starts)
-        replies.blocks = [Block(sheets[number], place, of_runs, size) for number, place, of_runs, size in blocks]
+        replies.blocks = [Block(sheets[number], position, of_runs, size) for number, position, of_runs, size in blocks]
         replies.size = replies.tail_size + sum(block.size for block in replies.blocks)
         try:
             replies.commands, replies.results, replies.refused = unpack_trusted(tail, ExtType)
@@ -226,7 +226,9 @@ class Replies:
     ) -> None:
         if refused:
             shift = len(self.commands) - start
-            self.refused += [[place + shift, *refused[place]] for place in range(start, end) if place in refused]
+            self.refused += [
+                [position + shift, *refused[position]] for position in range(start, end) if position in refused
+            ]
         self.commands += commands[start:end]
         self.results += results[start:end]
 

@@ -6,7 +6,7 @@ four parts, in this order; a run that starts above the next sequence is a SEQUEN
 
     gone       below the window, or dropped            REPLY_GONE
     recorded   answered in an earlier frame            the recorded reply, or SEQUENCE_REUSED
-    pending    executes at an earlier place here       the reply of that place, or SEQUENCE_REUSED
+    pending    executes at an earlier position here       the reply of that position, or SEQUENCE_REUSED
     new                                                executes
 
 A refusal uses up no sequence.
@@ -44,38 +44,38 @@ class Verdicts:
         self._sessions = sessions
         self._timestamp = timestamp
         self._commands = commands
-        self._answered: dict[int, Any] = {}  # The result or Refused of places that a session answers.
-        self._copied: dict[int, int] = {}  # Places that get the reply of an earlier place of this frame.
+        self._answered: dict[int, Any] = {}  # The result or Refused of positions that a session answers.
+        self._copied: dict[int, int] = {}  # Positions that get the reply of an earlier position of this frame.
         self._executing: list[Replies] = []  # Of the sessions with pending commands.
 
     def judge(self, runs: Sequence[tuple[int, int, int]]) -> None:
         """Judge each run (session, sequence, count), and advance the sequences of what will execute."""
         table, executing = self._sessions.replies, self._executing
-        place = 0
+        position = 0
         for session, sequence, count in runs:
             if session:
                 replies = table.get(session)
                 if replies is not None and replies.next_sequence == sequence:  # The normal case: all new.
                     if not replies.pending_count:
                         executing.append(replies)
-                    replies.reserve(place, count)
+                    replies.reserve(position, count)
                     self._sessions.used(session, self._timestamp)
                 elif replies is None:
                     refusal = self._sessions.refusal(session)
-                    self._answered.update(dict.fromkeys(range(place, place + count), refusal))
+                    self._answered.update(dict.fromkeys(range(position, position + count), refusal))
                 else:
                     self._sessions.used(session, self._timestamp)
-                    self._judge_run(replies, session, sequence, range(place, place + count))
-            place += count
+                    self._judge_run(replies, session, sequence, range(position, position + count))
+            position += count
 
-    def places(self) -> list[int] | None:
-        """The places that execute, in order; None if all do."""
+    def positions(self) -> list[int] | None:
+        """The positions that execute, in order; None if all do."""
         if self._all_execute:
             return None
         return [at for at in range(len(self._commands)) if at not in self._answered and at not in self._copied]
 
     def answered(self) -> Sequence[int]:
-        """The places that a session answers, ascending; the others execute."""
+        """The positions that a session answers, ascending; the others execute."""
         return () if self._all_execute else sorted((*self._answered, *self._copied))
 
     def replies(self, executed: list[Any]) -> list[Any]:
@@ -84,11 +84,11 @@ class Verdicts:
             return executed
         answered, executed_next = self._answered, iter(executed)
         replies: list[Any] = []
-        for place in range(len(self._commands)):
-            if place in answered:
-                replies.append(answered[place])
-            elif place in self._copied:
-                replies.append(replies[self._copied[place]])
+        for position in range(len(self._commands)):
+            if position in answered:
+                replies.append(answered[position])
+            elif position in self._copied:
+                replies.append(replies[self._copied[position]])
             else:
                 replies.append(next(executed_next))
         return replies
@@ -106,7 +106,7 @@ class Verdicts:
         else:
             others = self._share(frame, packed_reply, bounds)
         if others:
-            refused_at = {place: [code, text] for place, code, text in refused}
+            refused_at = {position: [code, text] for position, code, text in refused}
             size_of = _sizes(frame, results, refused_at, packed_reply)
             for replies in others:
                 replies.record(commands, results, refused_at, bounds, size_of)
@@ -133,57 +133,57 @@ class Verdicts:
     def _all_execute(self) -> bool:
         return not self._answered and not self._copied
 
-    def _judge_run(self, replies: Replies, session: int, sequence: int, places: range) -> None:
+    def _judge_run(self, replies: Replies, session: int, sequence: int, positions: range) -> None:
         """Judge the records of a run that is not all new."""
         window = self._sessions.session_window
         next_sequence, recorded_end = replies.next_sequence, replies.recorded_end
-        run = range(sequence, sequence + len(places))
+        run = range(sequence, sequence + len(positions))
         if sequence > next_sequence:
-            for at, place in zip(run, places, strict=True):
+            for at, position in zip(run, positions, strict=True):
                 text = f"session {session} goes on with sequence {next_sequence}, not {at}"
-                self._answered[place] = Refused("SEQUENCE_GAP", text)
+                self._answered[position] = Refused("SEQUENCE_GAP", text)
             return
         lowest = max(1, next_sequence - window, replies.kept_from)
         first = max(sequence, lowest)
         for at in range(sequence, min(run.stop, lowest)):
             text = f"session {session} keeps replies from sequence {lowest} on, the last {window} at most; {at} is gone"
-            self._answered[places[at - sequence]] = Refused("REPLY_GONE", text)
+            self._answered[positions[at - sequence]] = Refused("REPLY_GONE", text)
         for at, recorded in enumerate(replies.read(first, min(run.stop, recorded_end)), first):
-            place = places[at - sequence]
-            same = recorded.is_of(self._commands[place])
-            self._answered[place] = recorded.reply if same else _reused(session, at)
+            position = positions[at - sequence]
+            same = recorded.is_of(self._commands[position])
+            self._answered[position] = recorded.reply if same else _reused(session, at)
         for at in range(max(first, recorded_end), min(run.stop, next_sequence)):
-            place, original = places[at - sequence], replies.pending_place(at)
-            if same_command(self._commands[original], self._commands[place]):
-                self._copied[place] = original
+            position, original = positions[at - sequence], replies.pending_position(at)
+            if same_command(self._commands[original], self._commands[position]):
+                self._copied[position] = original
             else:
-                self._answered[place] = _reused(session, at)
+                self._answered[position] = _reused(session, at)
         if run.stop > next_sequence:
             if not replies.pending_count:
                 self._executing.append(replies)
-            replies.reserve(places[next_sequence - sequence], run.stop - next_sequence)
+            replies.reserve(positions[next_sequence - sequence], run.stop - next_sequence)
 
     def _shortened(self) -> list[Any]:
         """The commands, with those that execute under a session replaced by their digests."""
         commands = list(self._commands)
         for replies in self._executing:
             for first, count in replies.pending:
-                for place in range(first, first + count):
-                    commands[place] = command_digest(commands[place])
+                for position in range(first, first + count):
+                    commands[position] = command_digest(commands[position])
         return commands
 
 
 def _sizes(
     frame: Frame, results: list[Any], refused: dict[int, list[str]], packed_reply: bytes
 ) -> Callable[[int, int], int]:
-    """A function that gives the bytes of the commands and replies of places [start, end)."""
+    """A function that gives the bytes of the commands and replies of positions [start, end)."""
     command = min(LONG_COMMAND_BYTES, len(frame.payload))
     if len(packed_reply) <= SHORT_REPLY_BYTES:
         each = command + len(packed_reply) // len(results) + 1
         return lambda start, end: each * (end - start)
 
     def measured(start: int, end: int) -> int:
-        texts = [refused[place] for place in range(start, end) if place in refused] if refused else ()
+        texts = [refused[position] for position in range(start, end) if position in refused] if refused else ()
         return command * (end - start) + len(pack([results[start:end], texts]))
 
     return measured

@@ -21,11 +21,13 @@ class Unexecuted:
         self._starts: list[int] = []
         self._ends: list[int] = []
 
-    def add(self, index: int, places: Sequence[int]) -> None:
-        """A frame at `index` was applied, and its sessions answered these places of it, ascending and at least one."""
+    def add(self, index: int, positions: Sequence[int]) -> None:
+        """A frame at `index` was applied; its sessions answered these positions of it, ascending and at least one."""
         starts, ends = self._starts, self._ends
-        first, last = places[0], places[-1]
-        stretches = [range(first, last + 1)] if len(places) == last + 1 - first else ([place] for place in places)
+        first, last = positions[0], positions[-1]
+        stretches = (
+            [range(first, last + 1)] if len(positions) == last + 1 - first else ([position] for position in positions)
+        )
         for stretch in stretches:
             at, end = index + stretch[0], index + stretch[-1] + 1
             if ends and ends[-1] == at:
@@ -41,5 +43,5 @@ class Unexecuted:
         """Whether a record that was applied, of any kind but system, executed; None: unknown, it is too old."""
         if index < self.known_from:
             return None
-        place = bisect_right(self._starts, index) - 1
-        return place < 0 or index >= self._ends[place]
+        position = bisect_right(self._starts, index) - 1
+        return position < 0 or index >= self._ends[position]

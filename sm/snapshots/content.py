@@ -5,7 +5,7 @@
     [1, sheet]                                           a sheet of replies; sheets are numbered from 0
     [2, id, name or nil, next_sequence, tail_start, block_starts, blocks, tail_size, tail]
             an open session, the least recently used first
-            blocks: [[sheet, place, of_runs, size], ...]    tail: msgpack [commands, results, refused], packed as bytes
+            blocks: [[sheet, position, of_runs, size], ...]  tail: msgpack [commands, results, refused], packed as bytes
     [4, id, name or nil, last use, next_sequence, ...]   the same once sessions expire: last use is a timestamp
     [3, [[old id, id that took over], ...]]              fenced ids, oldest first
 

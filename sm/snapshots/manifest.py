@@ -1,4 +1,4 @@
-"""A snapshot's manifest: its cluster and machine, its place in the log, and its chunks.
+"""A snapshot's manifest: its cluster and machine, its position in the log, and its chunks.
 
     manifest    0 4 crc32c of the rest    4 .. one msgpack map, keys in this order:
 
@@ -122,7 +122,7 @@ def _manifest(fields: Mapping[str, Any]) -> Manifest:
         _octets(fields["digest"], DIGEST_BYTES),
         _features(fields["features"]) if fields["version"] == MANIFEST_VERSION_FEATURES else (),
     )
-    _check_place(boundary)
+    _check_position(boundary)
     chunks = tuple(Chunk(size, crc) for size, crc in _pairs(fields["chunks"]))
     cluster_id = _octets(fields["cluster_id"], CLUSTER_ID_BYTES)
     sha256 = _octets(fields["sha256"], SHA256_BYTES)
@@ -137,7 +137,7 @@ def _features(names: Any) -> tuple[str, ...]:
     return tuple(names)
 
 
-def _check_place(boundary: Boundary) -> None:
+def _check_position(boundary: Boundary) -> None:
     """Raises ValueError: a log could not continue from there."""
     tail, epochs = boundary.tail, boundary.epochs
     if tail.crc32c > MAX_U32 or max(tail) > MAX_U64 or not (boundary.members_index or 0) < tail.index:

@@ -93,8 +93,8 @@ async def test_a_command_that_apply_refuses_has_its_place_in_the_answer(cluster:
     answer = await cluster.commands(at, ["add", 1], ["mul", "9e6144"], ["sub", 1])
 
     assert answer["results"] == ["43", None, "42"]
-    [[place, code, text]] = answer["refused"]
-    assert (place, code) == (1, "OVERFLOW")
+    [[position, code, text]] = answer["refused"]
+    assert (position, code) == (1, "OVERFLOW")
     assert text
 
 
@@ -207,7 +207,7 @@ async def test_a_map_with_a_key_that_is_no_text_is_refused_and_not_written(
     reply = await log_cluster.ask(at, "POST", "/records", pack([{}, {1: "a", "1": "b"}]), MSGPACK)
 
     assert (reply.status, reply.problem) == (422, "commands-refused")
-    assert [(place, code) for place, code, _ in reply.document["refused"]] == [(1, "VALUE_INVALID")]
+    assert [(position, code) for position, code, _ in reply.document["refused"]] == [(1, "VALUE_INVALID")]
     assert (await log_cluster.ask("n1", "GET", "/index_bounds")).document == before
 
 

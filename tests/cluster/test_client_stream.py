@@ -49,9 +49,9 @@ async def test_refused_commands_fail_alone_and_the_rest_is_resent_without_them()
         answers = await answers_of(*futures, late)
 
         assert [answer for answer in answers if not isinstance(answer, CommandRefused)] == [2, 3, 4, 5]
-        assert [(answers[place].code, answers[place].place, answers[place].index) for place in (1, 3)] == [
-            ("BAD", 0, None)
-        ] * 2
+        assert [
+            (answers[position].code, answers[position].position, answers[position].index) for position in (1, 3)
+        ] == [("BAD", 0, None)] * 2
         assert server.executed == ["first", "a", "b", "c", "behind"]
         assert server.refusals == 1
 
@@ -66,7 +66,7 @@ async def test_a_batch_with_a_refused_command_fails_as_a_whole_and_names_the_pla
         answers = await answers_of(before, batch, behind)
 
         assert (answers[0], answers[2].results) == (2, [3])
-        assert [place for place, _, _ in answers[1].refused] == [1, 3]
+        assert [position for position, _, _ in answers[1].refused] == [1, 3]
         assert server.executed == ["first", "before", "z"]
 
 
@@ -114,9 +114,9 @@ async def test_with_halt_on_failure_nothing_is_sent_after_a_refusal() -> None:
 
 
 @pytest.mark.parametrize("fault", BREAKING)
-@pytest.mark.parametrize("place", range(4))
-async def test_a_stream_lost_at_any_step_loses_and_repeats_nothing(fault: Fault, place: int) -> None:
-    faults = [None] * place + [fault, fault]
+@pytest.mark.parametrize("position", range(4))
+async def test_a_stream_lost_at_any_step_loses_and_repeats_nothing(fault: Fault, position: int) -> None:
+    faults = [None] * position + [fault, fault]
     async with streaming(faults) as server, connect(server.address) as cluster:
         answers = [await cluster.apply(number) for number in range(3)]
         answers += await answers_of(*[await cluster.submit(number) for number in range(3, 50)])
@@ -149,7 +149,7 @@ async def test_a_command_refused_in_a_message_that_was_not_taken_fails_alone() -
 
         answers = await answers_of(first, *futures)
 
-        assert [answers[place] for place in (0, 1, 3)] == [2, 3, 4]
+        assert [answers[position] for position in (0, 1, 3)] == [2, 3, 4]
         assert isinstance(answers[2], CommandRefused)
         assert server.executed == ["first", "a", "b", "c"]
 

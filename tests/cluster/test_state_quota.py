@@ -78,8 +78,8 @@ def test_a_machine_without_the_hook_has_no_limit_and_a_limit_of_0_is_none() -> N
 async def test_a_full_state_takes_no_put_and_any_delete_also_after_a_restart(tmp_path: Path) -> None:
     async with running_cluster(tmp_path, 1, machine="kv", state_bytes=LIMIT) as cluster:
         assert (await cluster.commands("n1", PUTS[0]))["results"] == [True]
-        [[place, code, text]] = (await cluster.commands("n1", ["get", "none"], PUTS[1]))["refused"]
-        assert (place, code) == (1, "STATE_FULL")
+        [[position, code, text]] = (await cluster.commands("n1", ["get", "none"], PUTS[1]))["refused"]
+        assert (position, code) == (1, "STATE_FULL")
         assert str(LIMIT) in text
         assert (await cluster.ask("n1", "POST", "/admin/snapshot")).status == 200
 

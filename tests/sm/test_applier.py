@@ -16,11 +16,11 @@ from quire.sm import (
     Applier,
     ApplyFailed,
     ArithmeticMachine,
+    CommandFailed,
     Context,
     Contexts,
     FrameOutOfPlace,
     LogMachine,
-    PlaceFailed,
     Refused,
     next_digest,
 )
@@ -72,7 +72,7 @@ class GivingNothing(Moody):
 
 class Misplacing(Moody):
     def apply_batch(self, commands: Sequence[Any], contexts: Sequence[Context]) -> list[Any]:
-        raise PlaceFailed(place=7, reason="two\nlines")
+        raise CommandFailed(position=7, reason="two\nlines")
 
 
 class FailingInBatches(Moody):
@@ -99,8 +99,8 @@ def test_a_refused_command_has_no_result_and_stands_in_refused_by_its_place() ->
     applier = Applier(ArithmeticMachine())
     applied = applier.apply(Frames().records([["add", 3], ["mul", "1e9999"], ["div", 5]]))
     assert applied.results == ["45", None, "9"]
-    [[place, code, text]] = applied.refused
-    assert (place, code) == (1, "OVERFLOW")
+    [[position, code, text]] = applied.refused
+    assert (position, code) == (1, "OVERFLOW")
     assert "1E+6145" in text
 
 
@@ -174,7 +174,7 @@ def failing_frames() -> list[tuple[str, Any, Frame, int, str]]:
         ("exit", Moody(), after_one().records(["a", "exit"]), 2, "apply of 'exit' raised SystemExit: 3"),
         ("count", Miscounting(), after_one().records(["a", "b"]), 1, "1 results for 2 commands, the first 'a'"),
         ("nothing", GivingNothing(), after_one().records(["a", "b"]), 1, "gave NoneType for 2 commands"),
-        ("place", Misplacing(), after_one().records(["a", "b"]), 1, "apply of 'a' raised two lines"),
+        ("position", Misplacing(), after_one().records(["a", "b"]), 1, "apply of 'a' raised two lines"),
         ("batch", FailingInBatches(), after_one().records(["a", "b"]), 1, "RuntimeError: whole batch"),
         ("unchecked", ArithmeticMachine(), after_one().records([["add", 1], ["add", 1.5]]), 2, "TypeError"),
         ("blob", ArithmeticMachine(), after_one().blob(b"raw"), 1, "takes none"),
@@ -304,9 +304,9 @@ def test_contexts_are_a_sequence() -> None:
     expected = [Context(10, 2, 99), Context(11, 2, 99), Context(12, 2, 99)]
     assert len(contexts) == 3
     assert list(contexts) == expected
-    assert [contexts[place] for place in range(3)] == expected
+    assert [contexts[position] for position in range(3)] == expected
     assert contexts[-1] == expected[-1]
     assert contexts[1:] == expected[1:]
-    for place in (3, -4):
+    for position in (3, -4):
         with pytest.raises(IndexError):
-            contexts[place]
+            contexts[position]

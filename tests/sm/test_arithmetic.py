@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from quire.sm import ArithmeticMachine, Context, Contexts, InitialInvalid, PlaceFailed, Refused, SnapshotInvalid
+from quire.sm import ArithmeticMachine, CommandFailed, Context, Contexts, InitialInvalid, Refused, SnapshotInvalid
 from quire.sm.machine import check_one_by_one
 from quire.sm.machines.arithmetic import KNOWN_OPERANDS
 from tests.sm.commands import commands, ints, spelled_numbers
@@ -71,7 +71,7 @@ def test_operands_are_exact_and_only_results_are_rounded() -> None:
     assert run(ten_to_33, ["sub", long]) == "-0." + "5" * 34
     assert run("-" + ten_to_33, ["add", long]) == "0." + "5" * 34
     assert run(0, ["add", long], ["sub", ten_to_33]) == "1"
-    # In two steps, first to one place, 0.49... would become a half and more; in one it stays below.
+    # In two steps, first to one position, 0.49... would become a half and more; in one it stays below.
     assert run(ten_to_33, ["add", "0." + "4" + "9" * 33]) == ten_to_33
 
 
@@ -316,15 +316,15 @@ def test_nothing_depends_on_the_ambient_decimal_context() -> None:
 )
 def test_an_unchecked_command_fails_at_its_place_and_changes_nothing(command: Any) -> None:
     machine = ArithmeticMachine()
-    with pytest.raises(PlaceFailed) as failure:
+    with pytest.raises(CommandFailed) as failure:
         machine.apply_batch([["add", 1], command, ["add", 1]], Contexts(0, 3, 1, 0))
-    assert failure.value.place == 1
+    assert failure.value.position == 1
     assert machine.query(None) == "42"
 
 
 def test_the_operands_that_are_known_stay_below_their_limit() -> None:
     machine = ArithmeticMachine(0)
-    machine.check_batch([["add", f"{place}.5"] for place in range(KNOWN_OPERANDS)])
+    machine.check_batch([["add", f"{position}.5"] for position in range(KNOWN_OPERANDS)])
     assert len(machine.known) == KNOWN_OPERANDS
     machine.check(["add", "0.25"])
     assert list(machine.known) == ["0.25"]
@@ -333,7 +333,7 @@ def test_the_operands_that_are_known_stay_below_their_limit() -> None:
 def test_more_operands_than_the_cache_holds_change_no_answer() -> None:
     count = KNOWN_OPERANDS + 10
     machine = ArithmeticMachine(0)
-    batch = [["add", f"{place}.5"] for place in range(count)]
+    batch = [["add", f"{position}.5"] for position in range(count)]
     assert machine.check_batch(batch) == []
     results = machine.apply_batch(batch, Contexts(0, count, 1, 0))
     assert results[-1] == f"{count * (count - 1) // 2 + count // 2}.0"

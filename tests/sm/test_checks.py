@@ -36,7 +36,7 @@ class Even:
 
 class EvenInBatches(Even):
     def check_batch(self, commands: Sequence[Any]) -> list[list[Any]]:
-        return [[place, "ODD_BATCH", ""] for place, command in enumerate(commands) if command % 2]
+        return [[position, "ODD_BATCH", ""] for position, command in enumerate(commands) if command % 2]
 
 
 def test_a_batch_that_passes_gives_nothing() -> None:
@@ -48,7 +48,7 @@ def test_a_batch_that_passes_gives_nothing() -> None:
 def test_each_refused_command_is_named_by_its_place() -> None:
     assert check_batch(Even(), [1, 2, 3]) == [[0, "ODD", "1 is odd"], [2, "ODD", "3 is odd"]]
     refused = check_batch(ArithmeticMachine(), [["add", 3], ["div", 0], ["add", 1.5], ["add", 1]])
-    assert [[place, code] for place, code, _ in refused] == [[1, "DIVISION_BY_ZERO"], [2, "OPERAND_INVALID"]]
+    assert [[position, code] for position, code, _ in refused] == [[1, "DIVISION_BY_ZERO"], [2, "OPERAND_INVALID"]]
 
 
 def test_a_machine_may_check_whole_batches_itself() -> None:
@@ -58,8 +58,8 @@ def test_a_machine_may_check_whole_batches_itself() -> None:
 def test_a_check_that_fails_itself_is_told_apart_from_a_refusal() -> None:
     with pytest.raises(CheckFailed) as failure:
         check_batch(Even(), [2, None])
-    assert failure.value.place == 1
+    assert failure.value.position == 1
     assert "TypeError" in failure.value.reason
     with pytest.raises(CheckFailed) as failure:
         check_batch(EvenInBatches(), [2, None])
-    assert failure.value.place is None
+    assert failure.value.position is None

@@ -122,7 +122,7 @@ def errors(error: ClientError) -> None:
     match error:
         case CommandRefused():
             assert_type(error.code, str)
-            assert_type(error.place, int)
+            assert_type(error.position, int)
             assert_type(error.index, int | None)
             assert_type(error.refused, list[list[Any]])
         case BadRequest():

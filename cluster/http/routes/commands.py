@@ -28,7 +28,7 @@ from ..bodies import (
     pack_records,
     read_body,
 )
-from ..partial_answer import first_places, places_within
+from ..partial_answer import first_positions, positions_within
 from ..request import NO_SESSION, WriteId, parameters_of, write_id_of
 
 if TYPE_CHECKING:
@@ -40,9 +40,9 @@ BODIES = (JSON, MSGPACK, NDJSON)
 async def post_commands(request: web.Request) -> web.StreamResponse:
     """{"index", "epoch", "results"} of commands that are on a majority's disks and applied on this node.
 
-    Where some were refused, their results are null and `refused` lists [place, code, text]. If they are longer than
-    `answer_bytes`, `cut` is the place from which on they are left out: those commands were executed, too. If the
-    session gave the recorded replies of some, `repeated` is true, and there is no `index`: they executed at another.
+    If some were refused, their results are null and `refused` lists [position, code, text]. If the results are longer
+    than `answer_bytes`, those from position `cut` on are left out, although their commands were executed. If the
+    session gave recorded replies for some, `repeated` is true and there is no `index`: they executed at another.
     """
     api = request.app[API]
     parameters_of(request)
@@ -77,10 +77,10 @@ def records_written(request: web.Request, reply: WriteReply) -> web.Response:
 
 
 def _within_answer(request: web.Request, reply: WriteReply) -> tuple[WriteReply, dict[str, Any]]:
-    """The part of a reply that fits into one answer, and {"cut": place} if that is not all of it."""
+    """The part of a reply that fits into one answer, and {"cut": position} if that is not all of it."""
     encode = to_json if answer_type_of(request) == JSON else pack
-    places = places_within(reply, request.app[API].node.config.answer_bytes, encode)
-    return (first_places(reply, places), {"cut": places}) if places < len(reply.results) else (reply, {})
+    positions = positions_within(reply, request.app[API].node.config.answer_bytes, encode)
+    return (first_positions(reply, positions), {"cut": positions}) if positions < len(reply.results) else (reply, {})
 
 
 async def write_values(
@@ -171,7 +171,7 @@ async def _as_retry(node: "Node", write: Write[FutureWaiter], wrong_index: Wrong
         status = applier.sessions.find(write.session)
         if status is None:
             refusal = applier.sessions.refusal(write.session)
-            refused = [[place, refusal.code, refusal.text] for place in range(write.count)]
+            refused = [[position, refusal.code, refusal.text] for position in range(write.count)]
             raise SessionRefused(refusal.code, refusal.text, refused)
         if write.sequence + write.count - 1 > status.sequence:
             raise wrong_index

@@ -42,7 +42,7 @@ from ..admission.slow_callers import close, done_or_stalled
 from ..admission.streams import OpenStream
 from ..api import ADMISSION, API
 from ..forwarding import MESSAGES
-from ..partial_answer import first_places, places_within
+from ..partial_answer import first_positions, positions_within
 from ..problems import problem_of
 from ..request import REQUEST_ID_KEY, parameters_of, parse_integer
 
@@ -71,12 +71,12 @@ async def commands_stream(request: web.Request) -> web.StreamResponse:
         await socket.prepare(request)  # It raises what is wrong with the handshake.
     origin = request.app[ADMISSION].origin_of(request)
     if not node.is_leader:
-        with api.streams.slot(origin) as place:
-            return await api.leader.carry(request, socket, place)
+        with api.streams.slot(origin) as slot:
+            return await api.leader.carry(request, socket, slot)
     await node.require_session(session)
-    with api.streams.slot(origin) as place:
+    with api.streams.slot(origin) as slot:
         await socket.prepare(request)
-        await CommandStream(node, request, socket, session, place).run(partial(api.streams.is_over, place))
+        await CommandStream(node, request, socket, session, slot).run(partial(api.streams.is_over, slot))
     return socket
 
 
@@ -94,10 +94,10 @@ class CommandStream:
     """One session's stream on the leader."""
 
     def __init__(
-        self, node: "Node", request: web.Request, socket: web.WebSocketResponse, session: int, place: OpenStream
+        self, node: "Node", request: web.Request, socket: web.WebSocketResponse, session: int, slot: OpenStream
     ) -> None:
         self._node = node
-        self._place = place
+        self._slot = slot
         self._request = request
         self._socket = socket
         self._session = session
@@ -108,7 +108,7 @@ class CommandStream:
         self._in_flight_bytes = 0
         self._outbox = Outbox(socket)
         self._room = asyncio.Event()
-        self._ended = place.ended
+        self._ended = slot.ended
         self._failed = False
         self._problem: bytes | None = None
 
@@ -170,7 +170,7 @@ class CommandStream:
         self._node.propose(Write(payload, len(commands), session=self._session, sequence=sequence, owner=waiter))
         self._next_sequence = sequence + len(commands)
         self._in_flight_messages += 1
-        self._place.sent()
+        self._slot.sent()
         self._in_flight_commands += waiter.commands
         self._in_flight_bytes += waiter.size
 
@@ -178,10 +178,10 @@ class CommandStream:
         """A message was applied: send its answer, after those of the previous messages."""
         index = None if reply.repeated else reply.index
         fields: list[Any] = [waiter.sequence, index, reply.epoch, reply.results, reply.refused]
-        places = places_within(reply, self._node.config.answer_bytes, pack)
-        if places < len(reply.results):
-            part = first_places(reply, places)
-            fields[3:] = [part.results, part.refused, places]
+        positions = positions_within(reply, self._node.config.answer_bytes, pack)
+        if positions < len(reply.results):
+            part = first_positions(reply, positions)
+            fields[3:] = [part.results, part.refused, positions]
         answer = pack(fields)
         self._outbox.send(answer)
         self._outbox.when_taken(self._room.set)
@@ -208,7 +208,7 @@ class CommandStream:
 
     def _forget(self, waiter: "StreamWaiter") -> None:
         self._in_flight_messages -= 1
-        self._place.answered()
+        self._slot.answered()
         self._in_flight_commands -= waiter.commands
         self._in_flight_bytes -= waiter.size
         self._room.set()
