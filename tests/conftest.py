@@ -1,6 +1,6 @@
 """What all tests share: the order they run in, which of them run alone, and how hypothesis behaves.
 
-Three rings, each a target of make, choose tests by their marks:
+Three tiers, each a target of make, choose tests by their marks:
 
 - `make check` runs the side-by-side tests without `slow` or `full`;
 - `make test` runs all tests without `full`;

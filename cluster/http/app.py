@@ -157,14 +157,14 @@ def _gauges(admission: Admission, api: Callable[[], NodeApi]) -> list[Gauge]:
     """The gauges of the application; the node does not know these values."""
     bodies, responses, connections = admission.request_bodies, admission.response_bodies, admission.connections
     return [
-        Gauge("quire_http_waiting", "Requests that wait at the end of the log", lambda: len(api().long_polls)),
-        Gauge("quire_http_body_bytes", "Bytes of the bodies of unanswered requests", lambda: bodies.held_bytes),
+        Gauge("quire_http_waiting", "Requests waiting at the end of the log", lambda: len(api().long_polls)),
+        Gauge("quire_http_body_bytes", "Body bytes of unanswered requests", lambda: bodies.held_bytes),
         Gauge(
             "quire_http_held_bytes",
-            "Bytes of long responses that callers have not taken",
+            "Bytes of long responses that callers have not read",
             lambda: responses.held_bytes,
         ),
-        Gauge("quire_http_connections", "Open connections, those of peers included", lambda: len(connections)),
+        Gauge("quire_http_connections", "Open connections, including those of peers", lambda: len(connections)),
         Gauge("quire_http_streams", "Open streams of commands", lambda: len(api().streams)),
     ]
 

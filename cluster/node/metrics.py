@@ -61,14 +61,14 @@ class _NodeCollector(Collector):
         """Every metric, with its value now."""
         yield from self._counters()
         yield from self._write_path()
-        text = "Processor time of the event loop's turns, less 10 ms; sampled a hundred times a second"
+        text = "Processor time of the event loop's turns, less 10 ms; sampled 100 times per second"
         yield _histogram("quire_loop_turn_seconds", text, self._turns.durations)
         longest = GaugeMetricFamily(
-            "quire_loop_turn_longest_seconds", "The longest of them since the node was ready", labels=["what"]
+            "quire_loop_turn_longest_seconds", "The longest turn since the node was ready", labels=["what"]
         )
         longest.add_metric([self._turns.longest.what], self._turns.longest.cpu_s)
         yield longest
-        text = "Lines for stderr and stdout that were dropped, mostly because nobody read them"
+        text = "Lines for stderr and stdout that were dropped, mostly because nothing read them"
         yield CounterMetricFamily("quire_journal_dropped", text, value=self._dropped_lines())
         for gauge in self._gauges:
             yield GaugeMetricFamily(gauge.name, gauge.text, value=gauge.value())
@@ -79,13 +79,13 @@ class _NodeCollector(Collector):
         yield role
         yield GaugeMetricFamily("quire_epoch", "The node's epoch", value=status["epoch"])
         changes = self._node.leadership.changes
-        text = "Changes of leader that this node saw since its start"
+        text = "Leader changes seen by this node since its start"
         yield CounterMetricFamily("quire_leader_changes", text, value=changes)
         yield _refused_messages(status.get("refused_messages", {}))
         text = "1 if the control plane nominates this node"
         yield GaugeMetricFamily("quire_nominated", text, value=self._node.leadership.nominated)
         if "fitness" in status:
-            text = "0 if the node is fit to lead, else the level of what ails it (deploy/runbook.md)"
+            text = "0 if the node is fit to lead, else the level of its problem (deploy/runbook.md)"
             yield GaugeMetricFamily("quire_fitness_level", text, value=status["fitness"]["level"])
         yield GaugeMetricFamily("quire_serving", "1 if the node leads and serves", value=status["serving"])
         yield GaugeMetricFamily("quire_ready", "1 if /readyz answers 200", value=status["ready"])
@@ -93,16 +93,16 @@ class _NodeCollector(Collector):
             if name in status:
                 yield GaugeMetricFamily(f"quire_{name}", f"{name} of the node's log or machine", value=status[name])
         room = self._node.state_room
-        text = "Bytes that the machine's state counts towards its limit, 0 if it counts none"
+        text = "Bytes of the machine's state counted towards its limit, 0 if not counted"
         yield GaugeMetricFamily("quire_state_bytes", text, value=room.size)
-        yield GaugeMetricFamily("quire_state_limit_bytes", "Its limit, 0 for none", value=room.limit)
+        yield GaugeMetricFamily("quire_state_limit_bytes", "Limit of the machine's state, 0 for none", value=room.limit)
         if "log_bytes" in status:
             yield GaugeMetricFamily("quire_log_bytes", "Size of the log's files", value=status["log_bytes"])
             yield from _compaction(status["snapshots"], status["expiry"])
         for unit, value in status.get("lag", {}).items():
             yield GaugeMetricFamily(f"quire_lag_{unit}", f"How many {unit} the node is behind its leader", value=value)
         for unit, value in status.get("apply_lag", {}).items():
-            text = f"How many {unit} the node's machine is behind what is committed"
+            text = f"How many {unit} the node's machine is behind the commit index"
             yield GaugeMetricFamily(f"quire_apply_lag_{unit}", text, value=value)
         if "nodes" in status:
             yield from _lags_of_others(status["nodes"])
@@ -138,16 +138,14 @@ class _NodeCollector(Collector):
         if (components := self._node.formed) is None:
             return
         durations = components.replica.flush_durations
-        yield _histogram(
-            "quire_flush_seconds", "From the start of a flush until the node learned of its end", durations
-        )
+        yield _histogram("quire_flush_seconds", "From the start of a flush until the node processed its end", durations)
         queues = components.replica.queues
         for name, text, value in (
-            ("waiting_requests", "Writes that wait for this leader's writer", queues.waiting_requests),
-            ("waiting_bytes", "Bytes of the writes that wait for this leader's writer", queues.waiting_bytes),
+            ("waiting_requests", "Writes waiting for this leader's writer", queues.waiting_requests),
+            ("waiting_bytes", "Bytes of the writes waiting for this leader's writer", queues.waiting_bytes),
             (
                 "uncommitted_bytes",
-                "Bytes that this leader appended and that are not committed yet",
+                "Bytes that this leader appended and are not committed yet",
                 queues.uncommitted_bytes,
             ),
         ):
@@ -159,7 +157,7 @@ def _histogram(name: str, text: str, durations: Durations) -> Metric:
 
 
 def _refused_messages(counts: Mapping[str, int]) -> Metric:
-    text = "Messages of peers that were not believed (docs/protocol.md, rules 18 and 19)"
+    text = "Messages of peers that were rejected (docs/protocol.md, rules 18 and 19)"
     refused = CounterMetricFamily("quire_refused_messages", text, labels=["why"])
     for why, count in counts.items():
         refused.add_metric([why], count)
@@ -170,17 +168,17 @@ def _compaction(snapshots: dict[str, Any], expiry: dict[str, Any]) -> Iterator[M
     """Snapshots and the log's expiry."""
     newest = snapshots["kept"][-1] if snapshots["kept"] else {"index": 0, "bytes": 0}
     for name, text, value in (
-        ("snapshot_index", "Every record below it is in the newest snapshot, 0 without one", newest["index"]),
+        ("snapshot_index", "The newest snapshot has every record below this index; 0 without one", newest["index"]),
         ("snapshot_bytes", "Size of the newest snapshot", newest["bytes"]),
         ("snapshot_pause_seconds", "How long the last snapshot delayed commits", snapshots["pause_ms"] / 1000),
         ("snapshot_failed", "1 if the last attempt to take a snapshot failed", bool(snapshots["failure"])),
-        ("snapshot_overdue_seconds", "How long a snapshot has been due and not there", snapshots["overdue_seconds"]),
+        ("snapshot_overdue_seconds", "How long a snapshot has been overdue", snapshots["overdue_seconds"]),
         (
             "snapshots_damaged",
-            "Damaged snapshots that were quarantined since the node's start",
+            "Damaged snapshots quarantined since the node's start",
             len(snapshots["damaged"]),
         ),
-        ("expiry_floor_index", "Nothing at or above it may expire", expiry["floor"]),
+        ("expiry_floor_index", "Records at or above this index may not expire", expiry["floor"]),
     ):
         yield GaugeMetricFamily(f"quire_{name}", text, value=value)
     text = "Segments that expired since the node's start"
