@@ -226,7 +226,7 @@ def frame_values(frame: Frame) -> list[Any]:
             return [decode_system(payload)]
 
 
-def stored_records(frame: Frame, places: slice = slice(None)) -> list[StoredRecord]:
+def stored_records(frame: Frame, positions: slice = slice(None)) -> list[StoredRecord]:
     """Return the records of a frame, or some of them, with index, headers, session and sequence.
 
     The others are unpacked but not made into a `StoredRecord`.
@@ -236,14 +236,14 @@ def stored_records(frame: Frame, places: slice = slice(None)) -> list[StoredReco
     """
     header = frame.header
     runs, values = _runs_and_values(frame)
-    chosen = range(header.count)[places]
+    chosen = range(header.count)[positions]
     if len(runs) == 1:
-        return list(map(partial(_stored, header, runs[0], 0), chosen, values[places]))
+        return list(map(partial(_stored, header, runs[0], 0), chosen, values[positions]))
     stored: list[StoredRecord] = []
     ends = list(accumulate(run.count for run in runs))
-    for place, value in zip(chosen, values[places], strict=True):
-        at = bisect_right(ends, place)
-        stored.append(_stored(header, runs[at], ends[at] - runs[at].count, place, value))
+    for position, value in zip(chosen, values[positions], strict=True):
+        at = bisect_right(ends, position)
+        stored.append(_stored(header, runs[at], ends[at] - runs[at].count, position, value))
     return stored
 
 
@@ -254,16 +254,16 @@ def stored_record(frame: Frame, index: int) -> StoredRecord:
         PayloadInvalid: the payload breaks the format of its kind.
     """
     header, payload = frame
-    place = index - header.index
+    position = index - header.index
     if header.kind == Kind.RECORDS:
         # The common case: no `Record` is made for the other values.
-        value = _array(unpack_trusted(payload, _record_of_ext), header.count)[place]
-        return _stored(header, Run(header.session, header.sequence, header.count), 0, place, value)
+        value = _array(unpack_trusted(payload, _record_of_ext), header.count)[position]
+        return _stored(header, Run(header.session, header.sequence, header.count), 0, position, value)
     runs, values = _runs_and_values(frame)
     run_start = 0
     for run in runs:
-        if place < run_start + run.count:
-            return _stored(header, run, run_start, place, values[place])
+        if position < run_start + run.count:
+            return _stored(header, run, run_start, position, values[position])
         run_start += run.count
     raise PayloadInvalid(f"no run holds index {index}")
 
@@ -284,14 +284,14 @@ def _runs_and_values(frame: Frame) -> tuple[list[Run], list[Any]]:
             return [only_run], [decode_system(payload)]
 
 
-def _stored(header: FrameHeader, run: Run, run_start: int, place: int, value: Any) -> StoredRecord:
-    """The record at a place of a frame; its run begins at the place `run_start`."""
+def _stored(header: FrameHeader, run: Run, run_start: int, position: int, value: Any) -> StoredRecord:
+    """The record at a position of a frame; its run begins at the position `run_start`."""
     headers = None
     if type(value) is Record:
         value, headers = value
-    sequence = run.sequence + place - run_start if run.session else 0
+    sequence = run.sequence + position - run_start if run.session else 0
     return StoredRecord(
-        header.index + place, header.epoch, header.timestamp, header.kind, headers, value, run.session, sequence
+        header.index + position, header.epoch, header.timestamp, header.kind, headers, value, run.session, sequence
     )
 
 

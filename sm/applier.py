@@ -29,7 +29,7 @@ from .errors import (
     RESTART,
     ApplyFailed,
     CommandFailed,
-    FrameOutOfPlace,
+    FrameOutOfOrder,
     defined_at,
     in_one_line,
     raised_at,
@@ -66,7 +66,7 @@ class Applied(NamedTuple):
     size: int = 0
     """Bytes of both as msgpack; 0 for a system frame."""
     answered: Sequence[int] = ()
-    """Ascending positions that their session answered: retries and what it refused. The machine executed the rest."""
+    """The positions that their session answered, ascending: retries and refusals. The machine executed the rest."""
 
 
 class _Reply(NamedTuple):
@@ -174,7 +174,7 @@ class Applier:
             ApplyFailed: the machine raised something other than Refused, or the frame cannot be applied; every later
                 call raises it again.
             MemoryError: this process, beside the machine, lacks memory; every later call raises ApplyFailed.
-            FrameOutOfPlace: the frame does not start at applied_index; nothing was changed.
+            FrameOutOfOrder: the frame does not start at applied_index; nothing was changed.
         """
         execution = self.begin(frame)
         while not execution.step(frame.header.count):
@@ -185,12 +185,12 @@ class Applier:
         """Begin to apply the next frame; nothing is changed yet. End it before anything else is asked of the applier.
 
         Raises:
-            ApplyFailed, FrameOutOfPlace: as `apply`.
+            ApplyFailed, FrameOutOfOrder: as `apply`.
         """
         if self.failure is not None:
             raise self.failure.with_traceback(None)
         if frame.header.index != self.applied_index:
-            raise FrameOutOfPlace(index=frame.header.index, applied_index=self.applied_index)
+            raise FrameOutOfOrder(index=frame.header.index, applied_index=self.applied_index)
         if self._is_inside:
             raise RuntimeError(f"the frame at {self.applied_index} has begun already")
         self._is_inside = True

@@ -94,7 +94,7 @@ class CheckFailed(MachineError):
 
 
 class CommandFailed(MachineError):
-    """Raised by an `apply_batch` to name the command of the batch that raised an exception (the `__cause__`)."""
+    """Raised by an `apply_batch` to name the command of the batch that failed. `__cause__` is the exception."""
 
     def __init__(self, *, position: int, reason: str) -> None:
         super().__init__(f"command {position} of the batch: {reason}")
@@ -117,7 +117,7 @@ class ApplyFailed(MachineError):
         self.do = do
 
 
-class FrameOutOfPlace(MachineError):
+class FrameOutOfOrder(MachineError):
     """The frame given to the applier is not the next one: the caller broke that invariant."""
 
     def __init__(self, *, index: int, applied_index: int) -> None:

@@ -41,10 +41,10 @@ class ForkedClient(QuireError, RuntimeError):
 class CommandRefused(ClientError):
     """The state machine refused a command, with a code and a text.
 
-    `index` is the command's position in the log if `apply` refused it, and None if `check` refused the request before
-    anything was written. It is None, too, if the refusal is `repeated`: `apply` refused the command, and the session
-    repeated that to a later copy; the index of the command itself is not known. `position` is the position of the first
-    refused command in the request. `refused` lists all refused commands of the request as [position, code, text].
+    `index` is the command's index in the log if `apply` refused it, and None if `check` refused the request before
+    anything was written. It is also None if the refusal is `repeated`: `apply` refused an earlier copy of the command,
+    and the session repeated its reply; the index of that copy is not known. `position` is that of the first refused
+    command in the request, from 0. `refused` lists all refused commands of the request as [position, code, text].
     """
 
     def __init__(self, refused: list[list[Any]], index: int | None = None, *, repeated: bool = False) -> None:
@@ -150,7 +150,7 @@ SESSION_ERRORS: dict[str, type[SessionError]] = {
 
 
 def session_error_of(refused: list[list[Any]]) -> SessionError | None:
-    """The error of the first of these [position, code, text]; None if the machine gave one of them."""
+    """The error of the first of these [position, code, text]; None if any of them came from the machine."""
     if not refused or any(code not in SESSION_ERRORS for _, code, _ in refused):
         return None
     _, code, text = refused[0]

@@ -23,8 +23,8 @@ MakeError = Callable[[], ClientError]
 class BatchReply:
     """The results of a batch of commands, whose records are [index, index + len(results)) in the log.
 
-    `results` holds None for each refused command; `refused` lists those as [position, code, text]. `epoch` is that
-    of the leader that answered. `index` is None if the answer is `repeated`.
+    `results` holds None for each refused command; `refused` lists those as [position, code, text]. `epoch` is that of
+    the leader that answered. `index` is None if the answer is `repeated`.
     """
 
     index: int | None

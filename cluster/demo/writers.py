@@ -91,8 +91,8 @@ class Writers:
         lost = 0
         for batch in self.record:
             if batch.index is not None:
-                places = enumerate(batch.commands, batch.index)
-                lost += sum(values.get(index) != command for index, command in places if index >= from_index)
+                logged = enumerate(batch.commands, batch.index)
+                lost += sum(values.get(index) != command for index, command in logged if index >= from_index)
             elif from_index == 0:
                 lost += sum(tuple(command) not in somewhere for command in batch.commands)
         return lost

@@ -1,4 +1,4 @@
-"""The part of the results of commands that one answer may hold. The commands have executed all the same."""
+"""The part of a batch's results that fits into one answer. All its commands have executed, whatever is left out."""
 
 from collections.abc import Callable
 from typing import Any
@@ -6,14 +6,14 @@ from typing import Any
 from ..node.pending import WriteReply
 
 JSON_GROWTH = 6
-"""JSON is at most so many times as long as msgpack: a control character in a text becomes six."""
+"""JSON is at most 6 times as long as msgpack: a control character in a text becomes six characters."""
 PIECE = 64
 
 
-def positions_within(reply: WriteReply, limit: int, encode: Callable[[Any], bytes]) -> int:
-    """How many positions of a reply, results and refusals, fit into `limit` bytes as `encode` writes them.
+def results_within(reply: WriteReply, limit: int, encode: Callable[[Any], bytes]) -> int:
+    """How many commands' results and refusals fit into `limit` bytes when encoded with `encode`.
 
-    No more than that, and one piece, is encoded to find out.
+    Finding out encodes no more than those and one further piece.
     """
     if reply.size * JSON_GROWTH <= limit:
         return len(reply.results)
@@ -33,8 +33,8 @@ def positions_within(reply: WriteReply, limit: int, encode: Callable[[Any], byte
     return len(reply.results)
 
 
-def first_positions(reply: WriteReply, positions: int) -> WriteReply:
-    """The reply's first positions."""
+def first_results(reply: WriteReply, count: int) -> WriteReply:
+    """The reply cut to its first `count` commands."""
     return reply._replace(
-        results=reply.results[:positions], refused=[refusal for refusal in reply.refused if refusal[0] < positions]
+        results=reply.results[:count], refused=[refusal for refusal in reply.refused if refusal[0] < count]
     )

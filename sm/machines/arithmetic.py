@@ -95,7 +95,7 @@ class ArithmeticMachine:
             raise Refused("DIVISION_BY_ZERO", f"cannot divide by {short_repr(operand)}")
 
     def check_batch(self, commands: Sequence[Any]) -> list[list[Any]]:
-        """The refused as [[position, code, text], ...]. Obviously valid commands pass here; `check` judges the rest."""
+        """The refused ones as [[position, code, text], ...]. Common commands pass quickly; `check` decides the rest."""
         refused: list[list[Any]] = []
         known, operations = self.known, OPERATIONS
         for position, command in enumerate(commands):

@@ -111,7 +111,7 @@ class KvMachine:
                 pass
 
     def check_batch(self, commands: Sequence[Any]) -> list[list[Any]]:
-        """The refused as [[position, code, text], ...]. Obviously valid commands pass here; `check` judges the rest."""
+        """The refused ones as [[position, code, text], ...]. Common commands pass quickly; `check` decides the rest."""
         refused: list[list[Any]] = []
         lengths, short = _LENGTHS, VALUE_BYTES - _HEAD_BYTES
         for position, command in enumerate(commands):

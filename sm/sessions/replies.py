@@ -141,8 +141,8 @@ class Replies:
     ) -> None:
         """Keep the replies of the pending commands.
 
-        `commands` and `results` are those of the whole frame, `refused` is by position in it. `size_of(start, end)` is
-        the msgpack bytes of the positions [start, end).
+        `commands` and `results` are those of the whole frame, `refused` is keyed by the position in it.
+        `size_of(start, end)` gives the msgpack bytes of the positions [start, end).
         """
         for position, count in self.pending:
             if count == 1:

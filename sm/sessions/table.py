@@ -39,7 +39,7 @@ SESSION_CODES = frozenset(("SESSION_FENCED", "SESSION_EXPIRED", "SEQUENCE_GAP", 
 """With these a session refuses a record, which then executes nothing."""
 SESSION_WINDOW = 8192
 MAX_SESSIONS = 100_000
-RESERVED_PART = 10  # One in so many of a table's places is for sessions without a name.
+RESERVED_PART = 10  # A tenth of a table's slots is reserved for sessions without a name.
 MAX_NAMED_SESSIONS = MAX_SESSIONS - MAX_SESSIONS // RESERVED_PART
 SESSION_BYTES = 8 << 20  # A full window of commands with results of 1 KiB.
 SESSION_TTL_S = 30 * 86_400  # A client that retries after a longer absence may execute a command twice.
@@ -131,8 +131,8 @@ class Sessions:
         named session, or as many without a name as one opening can.
         """
         if name is None:
-            has_place = len(self.replies) < self.max_sessions or (self.max_sessions and self._unnamed)
-            if has_place or self._expired(timestamp):
+            has_slot = len(self.replies) < self.max_sessions or (self.max_sessions and self._unnamed)
+            if has_slot or self._expired(timestamp):
                 return None
             reason = f"{len(self.replies):,} sessions are open of at most {self.max_sessions:,}, all of them with names"
         else:

@@ -22,7 +22,7 @@ class Unexecuted:
         self._ends: list[int] = []
 
     def add(self, index: int, positions: Sequence[int]) -> None:
-        """A frame at `index` was applied; its sessions answered these positions of it, ascending and at least one."""
+        """Note the positions, ascending and at least one, that sessions answered in the applied frame at `index`."""
         starts, ends = self._starts, self._ends
         first, last = positions[0], positions[-1]
         stretches = (
@@ -43,5 +43,5 @@ class Unexecuted:
         """Whether a record that was applied, of any kind but system, executed; None: unknown, it is too old."""
         if index < self.known_from:
             return None
-        position = bisect_right(self._starts, index) - 1
-        return position < 0 or index >= self._ends[position]
+        at = bisect_right(self._starts, index) - 1
+        return at < 0 or index >= self._ends[at]

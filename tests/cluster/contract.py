@@ -197,7 +197,7 @@ CALLS = [
             Row(400, "http", _STREAM, given=worlds.a_session),  # Not a WebSocket request.
             Row(409, "session-refused", _STREAM, given=worlds.a_fenced_session),
             Row(409, "sequence-refused", said(pack([0, [["add", 0]]])), given=worlds.a_session),
-            Row(429, "overloaded", _STREAM, given=worlds.no_places),
+            Row(429, "overloaded", _STREAM, given=worlds.no_slots),
             Row(429, "overloaded", said(pack([2, [["add", 0]]])), given=worlds.overloaded),
             Row(500, "check-failed", said(pack([1, ["check fails"]])), "moody", in_the_mood("well")),
             Row(503, "disk-full", said(pack([2, [["add", "1" * 34]]])), given=worlds.full_disk),
@@ -257,7 +257,7 @@ CALLS = [
     Call(
         get("/records?from=0"),
         own=[
-            Row(429, "overloaded", get("/records?from=0&wait_ms=1"), given=worlds.no_places),
+            Row(429, "overloaded", get("/records?from=0&wait_ms=1"), given=worlds.no_slots),
             Row(503, "corrupt-here", get("/records?from={index}"), "rotten", worlds.a_record),
         ],
     ),

@@ -67,12 +67,12 @@ class Notes:
         return len(self._notes)
 
     def query(self, request: Any) -> Any:
-        """All notes; ["at", place] is one; "fail" and "unsendable" are what they say."""
+        """All notes; ["at", position] is one; "fail" and "unsendable" are what they say."""
         match request:
             case None:
                 return self._notes
-            case ["at", int(place)] if place < len(self._notes):
-                return self._notes[place]
+            case ["at", int(position)] if position < len(self._notes):
+                return self._notes[position]
             case ["echo", value]:
                 return value
             case "fail":

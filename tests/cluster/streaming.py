@@ -167,12 +167,12 @@ class StreamServer:
         if fault in (Fault.BUSY, Fault.STOPPING):
             self.stopping = fault is Fault.STOPPING
             return STOPPING
-        if changed := [place for place, command in enumerate(commands) if command in self.changed]:
-            refused = [[place, "NEW", "refused now"] for place in changed]
+        if changed := [position for position, command in enumerate(commands) if command in self.changed]:
+            refused = [[position, "NEW", "refused now"] for position in changed]
             return {**self.problem, **({"refused": refused} if self.problem["status"] == 422 else {})}
         if "odd" in commands:
             return {"type": TYPE_PREFIX + "malformed", "status": 400, "detail": "something is odd"}
-        refused = [[place, "BAD", "it is bad"] for place, command in enumerate(commands) if command == "bad"]
+        refused = [[position, "BAD", "it is bad"] for position, command in enumerate(commands) if command == "bad"]
         if refused:
             self.refusals += 1
             return {"type": TYPE_PREFIX + "commands-refused", "status": 422, "detail": "bad", "refused": refused}
@@ -182,14 +182,14 @@ class StreamServer:
         """Decide for each record, as a machine's sessions do; and whether the reply of one is repeated."""
         held = self.sessions.get(session)
         known = [] if held is None or held.fenced else held.replies[sequence - 1 : sequence - 1 + len(commands)]
-        repeated = any(command == commands[place] for place, (command, _) in enumerate(known))
+        repeated = any(command == commands[position] for position, (command, _) in enumerate(known))
         results: list[Any] = []
         refused: list[Any] = []
-        for place, command in enumerate(commands):
-            reply = self._reply(held, sequence + place, command)
+        for position, command in enumerate(commands):
+            reply = self._reply(held, sequence + position, command)
             results.append(None if isinstance(reply, list) else reply)
             if isinstance(reply, list):
-                refused.append([place, *reply])
+                refused.append([position, *reply])
         return results, refused, repeated
 
     def _reply(self, held: Held | None, sequence: int, command: Any) -> Any:

@@ -87,7 +87,9 @@ async def test_commands_are_answered_in_msgpack_if_that_is_accepted(cluster: Run
 
 
 @EVERYWHERE
-async def test_a_command_that_apply_refuses_has_its_place_in_the_answer(cluster: RunningCluster, at: str) -> None:
+async def test_a_command_that_apply_refuses_is_named_by_its_position_in_the_answer(
+    cluster: RunningCluster, at: str
+) -> None:
     await reset(cluster)
 
     answer = await cluster.commands(at, ["add", 1], ["mul", "9e6144"], ["sub", 1])

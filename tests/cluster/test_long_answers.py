@@ -9,7 +9,7 @@ import pytest
 import pytest_asyncio
 
 from quire.cluster.client import CommandRefused, ResultsCut, connect
-from quire.cluster.http.partial_answer import positions_within
+from quire.cluster.http.partial_answer import results_within
 from quire.cluster.http.sizes import VALUES_LIMIT, size_up_to
 from quire.cluster.node.pending import WriteReply
 from quire.log import pack, unpack
@@ -40,7 +40,7 @@ async def test_results_are_cut_to_the_limit_and_the_answer_says_where(
     reply = await cluster.ask(at, "POST", "/commands", body, JSON, {"Accept": content_type})
     document: dict[str, Any] = orjson.loads(reply.body) if content_type == JSON else unpack(reply.body)
     assert document["results"] == [None, *[VALUE] * (document["cut"] - 1)]
-    assert [place for place, _, _ in document["refused"]] == [0]
+    assert [position for position, _, _ in document["refused"]] == [0]
     assert LIMIT - 2 * len(VALUE) < len(reply.body) < LIMIT + 200
     found = await cluster.ask(at, "POST", "/query", orjson.dumps({"request": ["get", f"{at}{content_type}"]}), JSON)
     assert found.document["answer"] == 1  # All were executed.
@@ -93,11 +93,11 @@ async def test_no_more_than_the_limit_is_encoded_to_find_the_cut() -> None:
         return packed
 
     results: list[Any] = [VALUE] * 10_000
-    assert 100 <= positions_within(WriteReply(0, 1, 10_000, results, [], 9_000_000), 100_000, encode) < 111
+    assert 100 <= results_within(WriteReply(0, 1, 10_000, results, [], 9_000_000), 100_000, encode) < 111
     assert encoded < 400_000
-    refused = [[place, "NO", VALUE] for place in range(10_000)]
+    refused = [[position, "NO", VALUE] for position in range(10_000)]
     refusals = WriteReply(0, 1, 10_000, [None] * 10_000, refused, 9_000_000)
-    assert 100 <= positions_within(refusals, 100_000, encode) < 111
+    assert 100 <= results_within(refusals, 100_000, encode) < 111
 
 
 async def test_the_size_of_a_value_is_counted_up_to_the_limit_and_no_further() -> None:

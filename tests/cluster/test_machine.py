@@ -73,7 +73,7 @@ def test_the_help_of_the_flag_says_where_a_machine_is_looked_for() -> None:
 
 
 @EVERYWHERE
-async def test_what_check_refuses_is_named_by_its_places_and_nothing_is_appended(
+async def test_what_check_refuses_is_named_by_its_positions_and_nothing_is_appended(
     notes: RunningCluster, at: str
 ) -> None:
     before = (await notes.ask("n1", "GET", "/index_bounds")).document

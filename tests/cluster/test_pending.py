@@ -84,7 +84,7 @@ async def test_a_write_is_repeated_if_its_session_gave_a_recorded_reply_and_not_
     pending.placed(frame.placed)
     refused = [[2, "NO", "by the machine"], [3, "SEQUENCE_GAP", ""], [4, "REPLY_GONE", ""]]
     pending.applied(frame.applied(["a", "b", None, None, None, "f"], refused, answered))
-    assert [place for place, reply in enumerate(frame.answers) if getattr(reply, "repeated", None)] == repeated
+    assert [position for position, reply in enumerate(frame.answers) if getattr(reply, "repeated", None)] == repeated
 
 
 @pytest.mark.asyncio

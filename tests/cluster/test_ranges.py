@@ -299,7 +299,7 @@ async def test_as_many_readers_as_the_limit_wait_and_one_more_is_overloaded(
     assert len(waiting_of(cluster, "n3")) == 0
 
 
-async def test_a_reader_that_hung_up_gives_its_place_to_the_next(
+async def test_a_reader_that_hung_up_gives_its_slot_to_the_next(
     cluster: RunningCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(waiting_of(cluster, "n3"), "_limit", 2)

@@ -88,7 +88,7 @@ async def test_a_write_that_its_session_refuses_is_refused_whatever_its_body_is(
         reply = await write(log_cluster, at, "/records", session, sequence, body, content_type)
 
         assert (reply.status, reply.problem) == (409, "session-refused")
-        assert [refusal[:2] for refusal in reply.document["refused"]] == [[place, code] for place in range(count)]
+        assert [refusal[:2] for refusal in reply.document["refused"]] == [[position, code] for position in range(count)]
 
 
 @EVERYWHERE
@@ -244,7 +244,7 @@ async def test_a_repeated_command_says_so_and_has_no_index_of_its_copy(cluster: 
     assert set(first.document) == {"index", "epoch", "results"}
     assert again.document == {"repeated": True, "epoch": epoch, "results": first.document["results"]}
     assert partly.document == {"repeated": True, "epoch": epoch, "results": ["6", "8"]}
-    # Nothing of the last one is a recorded reply: its first place is refused, the other one executes at its own index.
+    # The last one has no recorded reply: its first command is refused, the other one executes at its own index.
     assert [refusal[:2] for refusal in others.document["refused"]] == [[0, "SEQUENCE_REUSED"]]
     assert others.document["results"] == [None, "12"]
     record = await cluster.ask("n1", "GET", f"/records/{others.document['index'] + 1}")

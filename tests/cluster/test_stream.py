@@ -293,8 +293,8 @@ async def test_many_streams_share_frames_and_each_gets_its_own_answers(cluster: 
 
     assert all([answer[0] for answer in mine] == list(range(1, 41, 2)) for mine in answers)
     assert all(answer[4] == [] for mine in answers for answer in mine)
-    places = [answer[1] for mine in answers for answer in mine]
-    assert len(set(places)) == len(places) == 800
+    indices = [answer[1] for mine in answers for answer in mine]
+    assert len(set(indices)) == len(indices) == 800
     assert (await cluster.ask("n1", "GET", "/status")).document["highest_index"] - frames_before >= 1600
     assert await state(cluster) == before
 

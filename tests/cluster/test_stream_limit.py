@@ -62,7 +62,7 @@ def test_the_stream_that_was_idle_for_longest_makes_room_and_one_that_was_just_o
     assert len(limited) == 0
 
 
-def test_one_address_gets_half_of_the_places_and_the_idlest_of_its_own_makes_room() -> None:
+def test_one_address_gets_half_of_the_slots_and_the_idlest_of_its_own_makes_room() -> None:
     clock = Clock()
     limited = StreamLimit(4 * LEAST_SHARE, clock)
     with ExitStack() as opened:
@@ -81,7 +81,7 @@ def test_one_address_gets_half_of_the_places_and_the_idlest_of_its_own_makes_roo
         assert (own[0].ended.is_set(), stranger.ended.is_set(), len(limited)) == (True, False, 2 * LEAST_SHARE + 2)
 
 
-def test_half_of_the_default_places_are_enough_for_the_clients_of_one_machine() -> None:
+def test_half_of_the_default_slots_are_enough_for_the_clients_of_one_machine() -> None:
     assert share_of(STREAMS_LIMIT) == 512
     assert [share_of(limit) for limit in (0, 1, LEAST_SHARE, LEAST_SHARE + 1, 10_000)] == [
         0,

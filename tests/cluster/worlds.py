@@ -243,7 +243,7 @@ async def no_room_for_sessions(cluster: RunningCluster, at: str) -> AsyncGenerat
 
 
 @asynccontextmanager
-async def no_places(cluster: RunningCluster, at: str) -> AsyncGenerator[Values, None]:
+async def no_slots(cluster: RunningCluster, at: str) -> AsyncGenerator[Values, None]:
     """As many long polls and streams as the limits are open."""
     app = cluster.nodes[at].runner.app
     assert app is not None

@@ -35,15 +35,15 @@ def frame(kind: Kind) -> Frame:
 
 @pytest.mark.parametrize("kind", FRAMES)
 @pytest.mark.parametrize(
-    "places",
+    "positions",
     [slice(None), slice(0, 0), slice(1, 3), slice(2, 99), slice(0, 5, 2), slice(1, 5, 3), slice(0, 1)],
     ids=str,
 )
-def test_some_records_of_a_frame_are_those_that_stand_there(kind: Kind, places: slice) -> None:
+def test_some_records_of_a_frame_are_those_that_stand_there(kind: Kind, positions: slice) -> None:
     held = frame(kind)
     whole = [stored_record(held, index) for index in range(40, 40 + held.header.count)]
 
-    assert stored_records(held, places) == whole[places]
+    assert stored_records(held, positions) == whole[positions]
 
 
 @pytest.mark.parametrize("count", [0, 1, 15, 16, 65_535, 65_536, 1 << 20])

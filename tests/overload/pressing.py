@@ -56,7 +56,7 @@ class Slice:
 
 def request_bytes(number: int, commands: int) -> bytes:
     """A POST /commands that counts up some keys."""
-    body = pack({"commands": [["incr", f"{KEY}{(number + place) % 1000}"] for place in range(commands)]})
+    body = pack({"commands": [["incr", f"{KEY}{(number + position) % 1000}"] for position in range(commands)]})
     head = "POST /commands HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/msgpack\r\n"
     return f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body
 

@@ -57,10 +57,10 @@ class History:
         self.log.append(frame)
         applied = self.applier.apply(frame)
         is_system = frame.header.kind == Kind.SYSTEM
-        for place, record in enumerate(stored_records(frame)):
+        for position, record in enumerate(stored_records(frame)):
             value = encode_system(record.value) if is_system else None
             self.rows.append((record.index, record.timestamp, record.session, record.sequence, value))
-            self.executed.append(None if is_system else place not in applied.answered)
+            self.executed.append(None if is_system else position not in applied.answered)
         return applied.results
 
     def step(self) -> None:
@@ -165,7 +165,7 @@ def test_rows_that_came_since_are_unknown() -> None:
     found = marks([history.rows[10:60]], random.Random(1))
 
     told = marked(found, history.rows)
-    assert {told[place] for place in (*range(10), *range(60, len(told)))} == {None}
+    assert {told[position] for position in (*range(10), *range(60, len(told)))} == {None}
     assert None not in {each for each, row in zip(told[10:60], history.rows[10:60], strict=True) if row[4] is None}
 
 

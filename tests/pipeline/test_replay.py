@@ -52,9 +52,9 @@ class Nearly(ArithmeticMachine):
 
     def apply_batch(self, commands: Sequence[Any], contexts: Sequence[Context]) -> list[Any]:
         results = super().apply_batch(commands, contexts)
-        for place, context in enumerate(contexts):
+        for position, context in enumerate(contexts):
             if context.index == self.wrong_at:
-                results[place] = "wrong"
+                results[position] = "wrong"
         return results
 
 

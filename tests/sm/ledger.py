@@ -120,10 +120,10 @@ class Desk:
 def replies(applied: Applied) -> list[Any]:
     """For each record its result, or [code, text]."""
     given = list(applied.results)
-    for place, code, text in applied.refused:
-        if given[place] is not None:
-            raise ValueError(f"place {place} has a result and a refusal")
-        given[place] = [code, text]
+    for position, code, text in applied.refused:
+        if given[position] is not None:
+            raise ValueError(f"position {position} has a result and a refusal")
+        given[position] = [code, text]
     return given
 
 

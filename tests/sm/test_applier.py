@@ -19,7 +19,7 @@ from quire.sm import (
     CommandFailed,
     Context,
     Contexts,
-    FrameOutOfPlace,
+    FrameOutOfOrder,
     LogMachine,
     Refused,
     next_digest,
@@ -95,7 +95,7 @@ def test_a_frame_moves_applied_index_and_gives_each_result() -> None:
     assert applier.state() == "9"
 
 
-def test_a_refused_command_has_no_result_and_stands_in_refused_by_its_place() -> None:
+def test_a_refused_command_has_no_result_and_is_in_refused_with_its_position() -> None:
     applier = Applier(ArithmeticMachine())
     applied = applier.apply(Frames().records([["add", 3], ["mul", "1e9999"], ["div", 5]]))
     assert applied.results == ["45", None, "9"]
@@ -280,14 +280,14 @@ def test_nothing_behind_a_failing_command_is_applied() -> None:
 @pytest.mark.parametrize("index", [0, 4, 6])
 def test_a_frame_that_is_not_the_next_is_refused_and_changes_nothing(index: int) -> None:
     applier = Applier(ArithmeticMachine(), boundary=boundary_at(5))
-    with pytest.raises(FrameOutOfPlace) as error:
+    with pytest.raises(FrameOutOfOrder) as error:
         applier.apply(Frames(index=index).records([["add", 1]]))
     assert (error.value.index, error.value.applied_index) == (index, 5)
     assert applier.failure is None
     assert (applier.applied_index, applier.digest, applier.state()) == (5, EMPTY_DIGEST, "42")
 
 
-def test_an_applier_goes_on_from_another_s_place() -> None:
+def test_an_applier_continues_where_another_stopped() -> None:
     frames = Frames()
     first, second = frames.records([["add", "0.1"], ["div", 3]]), frames.records([["mul", "1e9999"], ["sub", 5]])
     whole = Applier(ArithmeticMachine())

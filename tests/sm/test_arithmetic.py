@@ -314,7 +314,7 @@ def test_nothing_depends_on_the_ambient_decimal_context() -> None:
 @pytest.mark.parametrize(
     "command", [["add", 1.5], ["add", True], ["add", None], ["add", "x"], ["pow", 2], ["add"], ["div", 0], ["div", "0"]]
 )
-def test_an_unchecked_command_fails_at_its_place_and_changes_nothing(command: Any) -> None:
+def test_an_unchecked_command_fails_at_its_position_and_changes_nothing(command: Any) -> None:
     machine = ArithmeticMachine()
     with pytest.raises(CommandFailed) as failure:
         machine.apply_batch([["add", 1], command, ["add", 1]], Contexts(0, 3, 1, 0))

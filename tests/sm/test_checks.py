@@ -45,7 +45,7 @@ def test_a_batch_that_passes_gives_nothing() -> None:
     assert check_batch(ArithmeticMachine(), [["add", 3], ["div", "5"]]) == []
 
 
-def test_each_refused_command_is_named_by_its_place() -> None:
+def test_each_refused_command_is_named_by_its_position() -> None:
     assert check_batch(Even(), [1, 2, 3]) == [[0, "ODD", "1 is odd"], [2, "ODD", "3 is odd"]]
     refused = check_batch(ArithmeticMachine(), [["add", 3], ["div", 0], ["add", 1.5], ["add", 1]])
     assert [[position, code] for position, code, _ in refused] == [[1, "DIVISION_BY_ZERO"], [2, "OPERAND_INVALID"]]

@@ -16,7 +16,7 @@ Told = Mapping[str, Any] | tuple[int, int]
 
 
 def told(*records: Told, sessions: Sessions | None = None, seconds: int = 1) -> tuple[list[int], int]:
-    """The places, from LOWEST on, of the (session, sequence) that executed; and how many were assumed to."""
+    """The positions, from LOWEST on, of the (session, sequence) that executed; and how many were assumed to."""
     reader = Executed(sessions or Sessions(), LOWEST)
     executed: list[int] = []
     for index, record in enumerate(records, LOWEST):

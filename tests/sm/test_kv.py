@@ -31,8 +31,8 @@ def codes(*commands: Any) -> list[str]:
     machine = KvMachine()
     refused = check_batch(machine, commands)
     assert refused == check_one_by_one(machine, commands)
-    by_place = {place: code for place, code, _ in refused}
-    return [by_place.get(place, "") for place in range(len(commands))]
+    by_position = {position: code for position, code, _ in refused}
+    return [by_position.get(position, "") for position in range(len(commands))]
 
 
 def filled(count: int) -> KvMachine:

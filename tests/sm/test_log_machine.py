@@ -25,7 +25,7 @@ def test_check_refuses_a_map_with_a_key_that_is_no_text_and_apply_takes_it(value
     machine = LogMachine()
     refused = check_batch(machine, [{"1": "b"}, value, b"raw"])
 
-    assert [(place, code) for place, code, _ in refused] == [(1, "VALUE_INVALID")]
+    assert [(position, code) for position, code, _ in refused] == [(1, "VALUE_INVALID")]
     assert refused == check_one_by_one(machine, [{"1": "b"}, value, b"raw"])
     assert machine.apply_batch([value], Contexts(0, 1, 1, 0)) == [None]
 

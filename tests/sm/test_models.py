@@ -122,10 +122,10 @@ def check_history(make: type[StateMachine], model: Any, batches: Sequence[list[A
         assert check_batch(appliers[0].machine, batch) == []
         frame, expected = frames.records(batch), [model.answer(command) for command in batch]
         for applied in [applier.apply(frame) for applier in appliers]:
-            refused = {place: Refusal(code) for place, code, _ in applied.refused}
+            refused = {position: Refusal(code) for position, code, _ in applied.refused}
             assert [
-                refused[place] if place in refused else model.seen(result)
-                for place, result in enumerate(applied.results)
+                refused[position] if position in refused else model.seen(result)
+                for position, result in enumerate(applied.results)
             ] == expected
     appliers.append(restored(make(initial), appliers[0]))
     for applier in appliers:
@@ -135,7 +135,7 @@ def check_history(make: type[StateMachine], model: Any, batches: Sequence[list[A
 
 
 def histories(commands: st.SearchStrategy[Any]) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Batches of commands, and the place of the snapshot among them."""
+    """Batches of commands, and the position of the snapshot among them."""
     return given(st.lists(st.lists(commands, min_size=1, max_size=12), min_size=1, max_size=8), st.integers(0, 7))
 
 

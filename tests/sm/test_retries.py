@@ -207,8 +207,8 @@ def test_sessions_that_share_a_frame_are_each_answered_what_they_were(share: int
 
     assert desk.send(one, 1, ones) == first_one
     assert desk.send(two, 1, ["before", *twos]) == first_two
-    for place in range(0, 2 * share, 9):
-        assert desk.send(one, 1 + place, ones[place : place + 2]) == first_one[place : place + 2]
+    for position in range(0, 2 * share, 9):
+        assert desk.send(one, 1 + position, ones[position : position + 2]) == first_one[position : position + 2]
     assert codes(desk.send(two, share, [["two", -1]])) == ["SEQUENCE_REUSED"]
     assert len(desk.ledger.executed) == 1 + 3 * share + others
 
@@ -252,7 +252,7 @@ def test_a_frame_is_one_batch_of_what_executes_in_record_order() -> None:
     assert desk.ledger.batches == [4, 3]  # Nothing executes, so the machine is not called.
 
 
-def test_a_frame_says_which_places_its_sessions_answered() -> None:
+def test_a_frame_says_which_positions_its_sessions_answered() -> None:
     desk = Desk()
     one, two = desk.open(), desk.open()
     new = desk.apply(desk.frames.records(["a", "no"], one, 1))

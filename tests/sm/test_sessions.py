@@ -19,7 +19,7 @@ def test_the_index_of_its_record_is_the_session_s_id() -> None:
 @pytest.mark.parametrize(
     ("most", "named"), [(0, 0), (1, 1), (9, 9), (10, 9), (20, 18), (MAX_SESSIONS, MAX_NAMED_SESSIONS)]
 )
-def test_one_place_in_ten_is_for_sessions_without_a_name(most: int, named: int) -> None:
+def test_one_slot_in_ten_is_for_sessions_without_a_name(most: int, named: int) -> None:
     assert Sessions(max_sessions=most).named_limit == named
 
 

@@ -1,7 +1,7 @@
 """The open streams of commands: how many there may be, and when an idle one ends.
 
 A client reopens its stream at its next message, so ending an idle one costs it nothing. One ends after `STREAM_IDLE_S`
-without a message; and when all places are taken, the one that was idle for longest makes room for a new one, or of one
+without a message; and when all slots are taken, the one that was idle for longest makes room for a new one, or of one
 origin if that has its share (`addresses.py`). A stream with an unanswered message is not idle.
 """
 
@@ -21,7 +21,7 @@ Clock = Callable[[], float]
 
 
 class OpenStream:
-    """One stream's place: when a message last passed, how many are unanswered, and the event that ends it."""
+    """One stream's slot: when a message last passed, how many are unanswered, and the event that ends it."""
 
     __slots__ = ("_clock", "_in_flight", "_moved_at", "ended", "origin")
 
@@ -70,10 +70,10 @@ class StreamLimit:
 
     @contextmanager
     def slot(self, origin: str) -> Generator[OpenStream, None, None]:
-        """A place for as long as the block runs, or until `ended` is set to make room for another.
+        """A slot for as long as the block runs, or until `ended` is set to make room for another.
 
         Raises:
-            Overloaded: all places, or the origin's share of them, are taken, and no stream of those is idle.
+            Overloaded: all slots, or the origin's share of them, are taken, and no stream of those is idle.
         """
         own = [stream for stream in self._streams if stream.origin == origin]
         if len(own) >= share_of(self._limit) and not self._end_the_idlest(own):

@@ -28,7 +28,7 @@ from ..bodies import (
     pack_records,
     read_body,
 )
-from ..partial_answer import first_positions, positions_within
+from ..partial_answer import first_results, results_within
 from ..request import NO_SESSION, WriteId, parameters_of, write_id_of
 
 if TYPE_CHECKING:
@@ -40,9 +40,9 @@ BODIES = (JSON, MSGPACK, NDJSON)
 async def post_commands(request: web.Request) -> web.StreamResponse:
     """{"index", "epoch", "results"} of commands that are on a majority's disks and applied on this node.
 
-    If some were refused, their results are null and `refused` lists [position, code, text]. If the results are longer
-    than `answer_bytes`, those from position `cut` on are left out, although their commands were executed. If the
-    session gave recorded replies for some, `repeated` is true and there is no `index`: they executed at another.
+    The result of a refused command is null, and `refused` lists its [position, code, text]. If the results are longer
+    than `answer_bytes`, those from position `cut` on are left out; their commands have executed, too. If the session
+    answered some with recorded replies, `repeated` is true and there is no `index`: they executed at an earlier one.
     """
     api = request.app[API]
     parameters_of(request)
@@ -79,8 +79,8 @@ def records_written(request: web.Request, reply: WriteReply) -> web.Response:
 def _within_answer(request: web.Request, reply: WriteReply) -> tuple[WriteReply, dict[str, Any]]:
     """The part of a reply that fits into one answer, and {"cut": position} if that is not all of it."""
     encode = to_json if answer_type_of(request) == JSON else pack
-    positions = positions_within(reply, request.app[API].node.config.answer_bytes, encode)
-    return (first_positions(reply, positions), {"cut": positions}) if positions < len(reply.results) else (reply, {})
+    count = results_within(reply, request.app[API].node.config.answer_bytes, encode)
+    return (first_results(reply, count), {"cut": count}) if count < len(reply.results) else (reply, {})
 
 
 async def write_values(

@@ -42,7 +42,7 @@ from ..admission.slow_callers import close, done_or_stalled
 from ..admission.streams import OpenStream
 from ..api import ADMISSION, API
 from ..forwarding import MESSAGES
-from ..partial_answer import first_positions, positions_within
+from ..partial_answer import first_results, results_within
 from ..problems import problem_of
 from ..request import REQUEST_ID_KEY, parameters_of, parse_integer
 
@@ -178,10 +178,10 @@ class CommandStream:
         """A message was applied: send its answer, after those of the previous messages."""
         index = None if reply.repeated else reply.index
         fields: list[Any] = [waiter.sequence, index, reply.epoch, reply.results, reply.refused]
-        positions = positions_within(reply, self._node.config.answer_bytes, pack)
-        if positions < len(reply.results):
-            part = first_positions(reply, positions)
-            fields[3:] = [part.results, part.refused, positions]
+        count = results_within(reply, self._node.config.answer_bytes, pack)
+        if count < len(reply.results):
+            part = first_results(reply, count)
+            fields[3:] = [part.results, part.refused, count]
         answer = pack(fields)
         self._outbox.send(answer)
         self._outbox.when_taken(self._room.set)
