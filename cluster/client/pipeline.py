@@ -320,7 +320,6 @@ class Pipeline:
         """
         self._next_sequence = sequence
         for message in reversed(messages):
-            message.in_doubt = False
             if message.pending:
                 self._queue.appendleft(message)
         self._withdraw([message for message in messages if not message.pending])
