@@ -14,6 +14,7 @@ from quire.cluster.client.pipeline import Pipeline
 from quire.log import pack
 
 TIMEOUT_S = 60.0
+SOON_S = 0.01
 REFUSED: dict[str, Any] = {"status": 400, "detail": "no", "refused": [[0, "NO", "no"]]}
 
 
@@ -28,10 +29,16 @@ async def sent(pipeline: Pipeline, count: int) -> tuple[list[Message], list["asy
     return messages, answers
 
 
-def opened(*, window: int = 100) -> Pipeline:
-    pipeline = Pipeline(TIMEOUT_S, halt_on_failure=False)
+def opened(*, window: int = 100, timeout_s: float = TIMEOUT_S) -> Pipeline:
+    pipeline = Pipeline(timeout_s, halt_on_failure=False)
     pipeline.open(1, window, 1 << 20)
     return pipeline
+
+
+async def together(pipeline: Pipeline, *commands: str) -> tuple[Message, list["asyncio.Future[Any]"]]:
+    """One message of these commands, in flight, with the future of each."""
+    answers = [pipeline.submit(pack(command), 1, batch=False) for command in commands]
+    return await pipeline.next_message(), [answer for answer in answers if answer is not None]
 
 
 async def test_everything_in_flight_is_in_doubt_when_a_stream_ends() -> None:
@@ -136,3 +143,32 @@ async def test_the_window_is_free_again_after_what_was_unknown() -> None:
     pipeline.open(1, 2, 1 << 20)
 
     assert len((await sent(pipeline, 2))[0]) == 2
+
+
+@pytest.mark.parametrize("counted", ["commands", "bytes"])
+async def test_after_a_refusal_the_window_holds_what_is_sent_again_and_nothing_else(
+    monkeypatch: pytest.MonkeyPatch, counted: str
+) -> None:
+    most = 4
+    if counted == "bytes":
+        monkeypatch.setattr("quire.cluster.client.pipeline.WINDOW_BYTES", most * len(pack("a")))
+    pipeline = opened(window=most if counted == "commands" else 100)
+    message, _ = await together(pipeline, "a", "b", "c")
+
+    assert pipeline.refused(message.sequence, REFUSED | {"refused": [[1, "NO", "no"]]})
+
+    assert [pipeline.submit(pack(command), 1, batch=False) is None for command in "def"] == [False, False, True]
+
+
+async def test_the_window_is_free_again_after_what_was_not_taken_and_is_not_sent_again() -> None:
+    """Its callers were told that it is unknown when its deadline passed."""
+    pipeline = opened(window=1, timeout_s=SOON_S)
+    [message], [late] = await sent(pipeline, 1)
+    with pytest.raises(OutcomeUnknown):
+        await late
+    assert pipeline.submit(pack("more"), 1, batch=False) is None
+
+    pipeline.returned(message.sequence)
+
+    assert len((await sent(pipeline, 1))[0]) == 1
+    assert message not in pipeline.unanswered()
