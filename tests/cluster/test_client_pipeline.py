@@ -172,3 +172,31 @@ async def test_the_window_is_free_again_after_what_was_not_taken_and_is_not_sent
 
     assert len((await sent(pipeline, 1))[0]) == 1
     assert message not in pipeline.unanswered()
+
+
+# Draining
+
+
+async def test_who_waits_for_the_answers_waits_no_longer_than_for_the_last_one() -> None:
+    pipeline = opened()
+    messages, _ = await sent(pipeline, 2)
+    draining = asyncio.create_task(pipeline.drained())
+
+    pipeline.answered(messages[0].sequence, 5, 1, ["five"], [])
+    await asyncio.sleep(0)
+    assert not draining.done()
+    pipeline.answered(messages[1].sequence, 6, 1, ["six"], [])
+
+    async with asyncio.timeout(TIMEOUT_S / 10):
+        await draining
+
+
+async def test_who_waits_for_the_answers_waits_no_longer_than_the_last_deadline() -> None:
+    pipeline = opened(timeout_s=SOON_S)
+    messages, [late] = await sent(pipeline, 1)
+
+    async with asyncio.timeout(TIMEOUT_S / 10):
+        await pipeline.drained()
+
+    assert type(late.exception()) is OutcomeUnknown
+    assert pipeline.unanswered() == messages
