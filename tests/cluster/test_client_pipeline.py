@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from quire.cluster.client.errors import CommandRefused, OutcomeUnknown
+from quire.cluster.client.errors import BadRequest, CommandRefused, Halted, OutcomeUnknown
 from quire.cluster.client.message import Message
 from quire.cluster.client.pipeline import Pipeline
 from quire.log import pack
@@ -16,6 +16,7 @@ from quire.log import pack
 TIMEOUT_S = 60.0
 SOON_S = 0.01
 REFUSED: dict[str, Any] = {"status": 400, "detail": "no", "refused": [[0, "NO", "no"]]}
+UNNAMED: dict[str, Any] = {"status": 400, "detail": "one of them, and nobody says which"}
 
 
 async def sent(pipeline: Pipeline, count: int) -> tuple[list[Message], list["asyncio.Future[Any]"]]:
@@ -29,8 +30,8 @@ async def sent(pipeline: Pipeline, count: int) -> tuple[list[Message], list["asy
     return messages, answers
 
 
-def opened(*, window: int = 100, timeout_s: float = TIMEOUT_S) -> Pipeline:
-    pipeline = Pipeline(timeout_s, halt_on_failure=False)
+def opened(*, halt_on_failure: bool = False, window: int = 100, timeout_s: float = TIMEOUT_S) -> Pipeline:
+    pipeline = Pipeline(timeout_s, halt_on_failure=halt_on_failure)
     pipeline.open(1, window, 1 << 20)
     return pipeline
 
@@ -200,3 +201,39 @@ async def test_who_waits_for_the_answers_waits_no_longer_than_the_last_deadline(
 
     assert type(late.exception()) is OutcomeUnknown
     assert pipeline.unanswered() == messages
+
+
+# Halting
+
+
+async def test_a_client_that_halts_on_failure_sends_each_command_alone_if_a_refusal_names_none_of_them() -> None:
+    """It halts when one of them fails, not before: the refusal of all of them is no command's failure."""
+    pipeline = opened(halt_on_failure=True)
+    message, (first, second, third) = await together(pipeline, "a", "b", "c")
+    after = pipeline.submit(pack("d"), 1, batch=False)
+    assert after is not None
+
+    assert pipeline.refused(message.sequence, UNNAMED)
+
+    assert not after.done()
+    await pipeline.next_message()
+    pipeline.answered(1, 5, 1, ["five"], [])
+    alone = await pipeline.next_message()
+    assert (await first, alone.sequence, alone.commands) == ("five", 2, 1)
+    assert pipeline.refused(alone.sequence, UNNAMED)
+    assert pipeline.halted
+    assert [type(answer.exception()) for answer in (second, third, after)] == [BadRequest, Halted, Halted]
+
+
+async def test_a_client_that_halts_on_failure_goes_on_under_another_session_if_nothing_was_in_doubt() -> None:
+    pipeline = opened(halt_on_failure=True)
+    messages, answers = await sent(pipeline, 2)
+
+    pipeline.left("the session is gone")
+
+    assert not pipeline.halted
+    pipeline.open(1, 100, 1 << 20)
+    assert [await pipeline.next_message(), await pipeline.next_message()] == messages
+    pipeline.answered(1, 5, 1, ["five"], [])
+    pipeline.answered(2, 6, 1, ["six"], [])
+    assert [await answer for answer in answers] == ["five", "six"]
