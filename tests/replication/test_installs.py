@@ -3,6 +3,7 @@
 import pytest
 
 from quire.replication.core import CoreOptions, Promise, actions, events
+from quire.replication.core.downstreams import STALLED_TIMEOUTS
 from quire.replication.core.events import Reason
 from quire.replication.core.fitness import Level
 from quire.replication.core.following import Step
@@ -277,6 +278,23 @@ def test_the_end_of_a_leadership_ends_its_installs() -> None:
     told = leader.core.handle(events.Stopped("says the test"), world.now, world.clock())
     assert stream_id in [action.stream_id for action in told if isinstance(action, actions.CloseStream)]
     assert not leading.downstreams.installs
+
+
+def test_an_install_holds_its_snapshot_while_its_follower_is_heard_and_three_election_timeouts_longer() -> None:
+    world = behind()
+    node, fetch = fetching(world)
+    leader = world["n1"]
+    timeout_s = leader.state.options.election_timeout_us / 1e6
+
+    world.run_for(3 * STALLED_TIMEOUTS * timeout_s)
+    assert [install.snapshot_index for install in leader.leading.downstreams.installs.values()] == [fetch.index]
+
+    world.silence_streams("n3")  # Its machine is gone, and no connection breaks.
+    node.crash()
+    world.run_for((STALLED_TIMEOUTS - 1) * timeout_s)
+    assert leader.leading.downstreams.installs
+    world.run_for(2 * timeout_s)
+    assert not leader.leading.downstreams.installs
 
 
 def test_a_newer_opening_of_the_same_follower_replaces_its_install() -> None:
