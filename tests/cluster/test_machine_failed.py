@@ -193,6 +193,33 @@ async def test_a_snapshot_that_this_version_cannot_continue_from_is_told_in_the_
 
 
 @pytest.mark.asyncio
+@pytest.mark.parametrize("installed_fails", [False, True])
+async def test_a_node_whose_machine_failed_answers_again_with_an_installed_one_unless_that_has_failed_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, installed_fails: bool
+) -> None:
+    failure = ApplyFailed(index=1, text="apply raised MemoryError", do="restart it")
+    async with running_cluster(tmp_path, 1, machine=MOODY) as cluster, asyncio.timeout(DEADLINE_S):
+        node = cluster.nodes["n1"].node
+        failed = node.components.applying.applier
+        installed = Applier(failed.machine, boundary=failed.boundary, sessions=failed.sessions)
+        monkeypatch.setattr(node.components.compaction.installing, "installed", lambda _: installed)
+        on_its_way = proposed(node, "well")  # It is appended in a later turn of the loop.
+        failed.failure = failure
+        node.apply_failed(failure)
+
+        installed.failure = failure if installed_fails else None
+        node.snapshot_installed(installed.applied_index)
+
+        if installed_fails:
+            with pytest.raises(OutcomeUnknown, match="apply raised MemoryError"):
+                await on_its_way.reply
+        else:
+            assert (await on_its_way.reply).refused == []
+            assert (await post(cluster, "well"))[0] == 200
+            assert node.not_ready_reasons() == []
+
+
+@pytest.mark.asyncio
 async def test_an_overdue_snapshot_is_no_alarm_beside_a_machine_that_failed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
