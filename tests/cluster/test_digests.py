@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncGenerator
 from io import StringIO
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ from rich.console import Console
 
 from quire.cluster.cli.status import Rows, all_nodes, node_table
 from quire.cluster.node.digests import REMEMBERED_FRAMES, Difference, Digests
+from quire.sm import Applier
 from tests.cluster.running import RunningCluster, running_cluster
 
 DEADLINE_S = 20
@@ -139,6 +141,29 @@ def test_a_doubted_replica_is_not_doubted_any_more_when_its_leader_s_state_was_i
 
     assert not told.digests.is_doubted("n3", "n1", THREE)
     assert told.changes[-1] == ("n1", None)
+
+
+@pytest.mark.asyncio
+async def test_the_digest_of_an_installed_state_takes_the_place_of_all_that_a_node_had_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with running_cluster(tmp_path, 1) as cluster:
+        node = cluster.nodes["n1"].node
+        await cluster.commands("n1", ["add", 1])
+        before, own = node.applied_index, node.digest
+        await cluster.commands("n1", ["add", 1])
+        replaced = node.components.applying.applier
+        boundary = replaced.boundary._replace(digest=A)
+        installed = Applier(replaced.machine, boundary=boundary, sessions=replaced.sessions)
+        monkeypatch.setattr(node.components.compaction.installing, "installed", lambda _: installed)
+
+        node.snapshot_installed(installed.applied_index)
+
+        node.position_reported("n2", before, B)
+        node.position_reported("n3", installed.applied_index, A)
+        assert (own not in (A, B), node.digests.differing) == (True, {})
+        node.position_reported("n3", installed.applied_index, B)
+        assert node.digests.differing == {"n3": Difference(installed.applied_index, B, A)}
 
 
 @pytest_asyncio.fixture
