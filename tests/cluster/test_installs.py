@@ -84,11 +84,13 @@ async def test_a_node_that_missed_expiries_gets_a_snapshot_and_follows_on(
         config = cluster.nodes["n3"].config
         await cluster.commands("n1", "first")
         await until(cluster, caught_up(cluster, "n3"))
+        assert (await cluster.ask("n3", "POST", "/admin/snapshot")).status == 200  # From which it never starts again.
         await cluster.stop("n3")
         lowest = await gone_on(cluster)
         cluster.nodes["n3"] = await started(config)
         await until(cluster, caught_up(cluster, "n3"))
         node = cluster.nodes["n3"].node
+        await until(cluster, lambda: len(node.components.compaction.store.indices) == 1)
         status = node.status()
         assert node.visible_bounds.lowest_index >= lowest
         assert [kept["index"] for kept in status["snapshots"]["kept"]] == [status["lowest_index"]]
@@ -215,6 +217,13 @@ async def test_a_chunk_that_changes_on_its_way_is_refused_and_fetched_again(
         cluster.nodes["n3"] = await started(config)
         await until(cluster, caught_up(cluster, "n3"))
         assert given[0] in given[1:]
+        # Neither the failure nor the fetch is told of any more.
+        assert cluster.nodes["n3"].node.status()["install"] == {
+            "index": None,
+            "chunks": 0,
+            "fetched_chunks": 0,
+            "failure": "",
+        }
 
 
 @pytest.mark.full
