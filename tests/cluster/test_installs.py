@@ -20,7 +20,7 @@ from quire.cluster.compaction.installing import Installing, check_usable
 from quire.cluster.node.applying import Applying
 from quire.log import FEATURES, Tail
 from quire.replication.net.hello import dial
-from quire.replication.net.snapshots import FETCHES_LIMIT, SnapshotRefused
+from quire.replication.net.snapshots import FETCHES_LIMIT, SnapshotFetch, SnapshotRefused
 from quire.sm import Applier, SnapshotDamaged, StateMachine, snapshot_name, write_snapshot
 from quire.sm.boundary import Boundary
 from quire.sm.snapshots.manifest import Manifest
@@ -122,7 +122,7 @@ async def test_a_node_whose_disk_was_wiped_gets_a_snapshot_and_follows_as_an_obs
 
 
 @pytest.mark.asyncio
-async def test_a_snapshot_that_was_offered_is_kept_before_its_fetch_begins(
+async def test_a_snapshot_that_was_offered_is_kept_with_the_log_after_it_before_its_fetch_begins(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     offered: list[int] = []
@@ -134,11 +134,56 @@ async def test_a_snapshot_that_was_offered_is_kept_before_its_fetch_begins(
         cluster.nodes["n3"] = await started(config)
         await until(cluster, lambda: bool(offered))
         for _ in range(3):
-            await cluster.commands("n1", "more")
+            await cluster.commands("n1", *["x" * 10_000] * 8)
             await cluster.ask("n1", "POST", "/admin/snapshot")
-        kept = [kept["index"] for kept in cluster.nodes["n1"].node.status()["snapshots"]["kept"]]
+            await cluster.ask("n1", "POST", "/admin/expire")
+        node = cluster.nodes["n1"].node
+        kept = [kept["index"] for kept in node.status()["snapshots"]["kept"]]
         assert kept[0] == offered[-1]
         assert len(kept) == 3
+        # And so is the log after it, by which the follower goes on from there.
+        assert ("install", offered[-1]) in {(hold["what"], hold["index"]) for hold in node.status()["expiry"]["holds"]}
+        assert node.visible_bounds.lowest_index <= offered[-1]
+
+
+@pytest.mark.asyncio
+async def test_a_snapshot_that_a_peer_still_fetches_is_kept_beside_the_two_newest(tmp_path: Path) -> None:
+    """Whatever this node leads by then: the peer may have dialled under an earlier leadership."""
+    secret = tmp_path / "peer-secret"
+    secret.write_bytes(SECRET)
+    async with running_cluster(tmp_path, 1, peer_secret_file=secret, **SETTINGS) as cluster:
+
+        async def kept_after_another() -> list[int]:
+            await cluster.commands("n1", "more")
+            assert (await cluster.ask("n1", "POST", "/admin/snapshot")).status == 200
+            return cluster.nodes["n1"].node.components.compaction.store.indices
+
+        [fetched] = await kept_after_another()
+        me = replace(unformatted("n9"), features=FEATURES)
+        dialled = SnapshotFetch.dialled(cluster.session, lambda: me, ("n1", cluster.address("n1")), fetched, SECRET)
+        async with dialled as fetch:
+            await fetch.manifest()
+            kept = [await kept_after_another() for _ in range(3)][-1]
+            assert (len(kept), kept[0]) == (3, fetched)
+        await until(cluster, lambda: not cluster.nodes["n1"].node.components.compaction.server.served)
+        kept = await kept_after_another()
+        assert (len(kept), fetched in kept) == (2, False)
+
+
+@pytest.mark.asyncio
+async def test_who_waits_for_more_to_read_looks_again_when_a_snapshot_was_installed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with running_cluster(tmp_path, 1, **SETTINGS) as cluster:
+        node = cluster.nodes["n1"].node
+        parts = node.components
+        monkeypatch.setattr(parts.compaction.installing, "installed", lambda _: parts.applying.applier)
+        waiting = asyncio.create_task(node.visibility.next_growth(DEADLINE_S / 10))
+        await asyncio.sleep(0)
+
+        node.snapshot_installed(node.applied_index)
+
+        assert await waiting
 
 
 def cluster_without(cluster: RunningCluster, node_id: str) -> RunningCluster:
